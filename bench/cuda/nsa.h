@@ -1,0 +1,261 @@
+// Host side of the standalone kernel harness: loads the cubins of one shape, owns the device buffers of
+// one batch and launches each kernel. Used by check.cu (correctness) and time.cu (speed).
+#pragma once
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#define CUDA(call)                                                                              \
+  do {                                                                                          \
+    cudaError_t e_ = (call);                                                                    \
+    if (e_ != cudaSuccess) {                                                                    \
+      fprintf(stderr, "%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_));     \
+      exit(3);                                                                                  \
+    }                                                                                           \
+  } while (0)
+
+struct Shape {
+  int H, G, Dk, Dv, l, d, ls, n, w;
+  int h() const { return H / G; }
+};
+
+inline uint16_t to_bf16(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+inline float from_bf16(uint16_t x) {
+  uint32_t u = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+template <class T> struct Buffer {
+  T* p = nullptr;
+  size_t n = 0;
+  void make(size_t count) {
+    n = count;
+    CUDA(cudaMalloc(&p, std::max<size_t>(1, count) * sizeof(T) + 256));
+    poison();
+  }
+  void drop() { if (p) CUDA(cudaFree(p)); p = nullptr; }
+  void poison() { CUDA(cudaMemset(p, 0xff, n * sizeof(T))); }
+  void zero() { CUDA(cudaMemsetAsync(p, 0, n * sizeof(T))); }
+  void put(const std::vector<T>& v) { CUDA(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice)); }
+  std::vector<T> get() const {
+    std::vector<T> v(n);
+    CUDA(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+};
+
+struct Kernels {
+  std::map<std::string, cudaLibrary_t> libraries;
+  std::map<std::string, cudaKernel_t> kernels;
+  void load(const std::string& dir) {
+    for (const char* op : {"compressed", "select", "selected", "window", "combine"})
+      CUDA(cudaLibraryLoadFromFile(&libraries[op], (dir + "/" + op + ".cubin").c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+  }
+  int number(const char* op, const char* name) {
+    void* p;
+    size_t bytes;
+    int value;
+    CUDA(cudaLibraryGetGlobal(&p, &bytes, libraries[op], name));
+    CUDA(cudaMemcpy(&value, p, 4, cudaMemcpyDeviceToHost));
+    return value;
+  }
+  cudaKernel_t get(const char* op, const char* name) {
+    auto it = kernels.find(name);
+    if (it != kernels.end()) return it->second;
+    cudaKernel_t k;
+    CUDA(cudaLibraryGetKernel(&k, libraries[op], name));
+    CUDA(cudaFuncSetAttribute((const void*)k, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 - 1024));
+    return kernels[name] = k;
+  }
+  template <class... A> void launch(const char* op, const char* name, dim3 grid, int threads, int shared, A... args) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    void* list[] = {(void*)&args...};
+    cudaError_t e = cudaLaunchKernel((const void*)get(op, name), grid, dim3(threads), list, shared, 0);
+    if (e != cudaSuccess) {
+      fprintf(stderr, "launch %s: %s (grid %u %u %u, %d threads, %d bytes)\n", name, cudaGetErrorString(e), grid.x, grid.y, grid.z, threads, shared);
+      exit(3);
+    }
+  }
+};
+
+// One batch: inputs, outputs and scratch on the device, and a launcher per kernel.
+struct Batch {
+  Shape s;
+  Kernels* k;
+  int B, T, Tc, NB, longest, blocks_longest;
+  std::vector<int> cu, cu_cmp, cu_blocks;
+  Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, offsets, ranks, fitems, bitems, unions;
+  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, dq16, dqc, dqw, dkc16, dvc16, dks16, dvs16, dkw, dvw;
+  Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs;
+  Buffer<uint32_t> lists;
+  std::map<std::string, int> numbers;
+  int forward_items_max, backward_items_max;
+
+  int number(const char* op, const char* name) {
+    auto it = numbers.find(name);
+    return it != numbers.end() ? it->second : numbers[name] = k->number(op, name);
+  }
+  void make(const Shape& shape, Kernels* kernels, const std::vector<int>& lengths) {
+    s = shape;
+    k = kernels;
+    B = (int)lengths.size();
+    cu = cu_cmp = cu_blocks = {0};
+    longest = 0;
+    for (int L : lengths) {
+      cu.push_back(cu.back() + L);
+      cu_cmp.push_back(cu_cmp.back() + (L < s.l ? 0 : (L - s.l) / s.d + 1));
+      cu_blocks.push_back(cu_blocks.back() + (L + s.ls - 1) / s.ls);
+      longest = std::max(longest, L);
+    }
+    T = cu.back();
+    Tc = cu_cmp.back();
+    NB = cu_blocks.back();
+    blocks_longest = (longest + s.ls - 1) / s.ls;
+    const size_t t = T, c = Tc;
+    d_cu.make(B + 1), d_cmp.make(B + 1), d_blocks.make(B + 1);
+    d_cu.put(cu), d_cmp.put(cu_cmp), d_blocks.put(cu_blocks);
+    selected.make(t * s.G * s.n), counts.make((size_t)NB * s.G), offsets.make(3 * ((size_t)NB * s.G + 1)), ranks.make(t * s.G * s.n);
+    forward_items_max = (int)(t * s.G * s.n / number("select", "select_forward_chunk")) + NB * s.G;
+    backward_items_max = (int)(t * s.G * s.n / number("select", "select_backward_chunk")) + NB * s.G;
+    fitems.make((size_t)forward_items_max * 2), bitems.make((size_t)backward_items_max * 2);
+    lists.make(t * s.G * s.n), unions.make(t * s.G);
+    q.make(t * s.H * s.Dk), kc.make(c * s.G * s.Dk), vc.make(c * s.G * s.Dv);
+    ks.make(t * s.G * s.Dk), vs.make(t * s.G * s.Dv), kw.make(t * s.G * s.Dk), vw.make(t * s.G * s.Dv);
+    for (auto* b : {&d_out, &oc, &os, &ow, &out}) b->make(t * s.H * s.Dv);
+    partial.make(t * s.H * s.n * std::max(s.Dk, s.Dv)), partial_lse.make(t * s.H * s.n);
+    gates.make(t * s.H * 3), d_gates.make(t * s.H * 3), delta.make(t * s.H * 3), shift.make(t * s.H * 3);
+    for (auto* b : {&lc, &ls, &lw}) b->make(t * s.H);
+    dqc.make(q.n), dqw.make(q.n), dkc.make(kc.n), dvc.make(vc.n), dks.make(ks.n), dvs.make(vs.n);
+    dq16.make(q.n), dkc16.make(kc.n), dvc16.make(vc.n), dks16.make(ks.n), dvs16.make(vs.n), dkw.make(kw.n), dvw.make(vw.n);
+  }
+  void drop() {
+    for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &offsets, &ranks, &fitems, &bitems, &unions}) b->drop();
+    for (auto* b : {&q, &kc, &vc, &ks, &vs, &kw, &vw, &d_out, &oc, &os, &ow, &out, &partial, &dq16, &dqc, &dqw, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw}) b->drop();
+    for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs}) b->drop();
+    lists.drop();
+  }
+  int tiles(int per) const {  // upper bound of tiles of `per` packed rows
+    int n = 0;
+    for (int b = 0; b < B; b++) n += ((cu[b + 1] - cu[b]) * s.h() + per - 1) / per;
+    return n;
+  }
+  int token_tiles(int per) const {
+    int n = 0;
+    for (int b = 0; b < B; b++) n += (cu[b + 1] - cu[b] + per - 1) / per;
+    return n;
+  }
+  int cmp_tiles() const {
+    int n = 0;
+    for (int b = 0; b < B; b++) n += (cu_cmp[b + 1] - cu_cmp[b] + 63) / 64;
+    return n;
+  }
+  int lanes() const { return s.Dv <= 32 ? 4 : s.Dv <= 64 ? 8 : s.Dv <= 128 ? 16 : 32; }
+  unsigned row_blocks() const { return (unsigned)(((size_t)T * s.H * lanes() + 255) / 256); }
+
+  void compressed() {
+    const int rows = number("compressed", "compressed_forward_rows");
+    k->launch("compressed", "compressed_forward", dim3(tiles(rows), s.G), rows * 2, number("compressed", "compressed_forward_shared"),
+              q.p, kc.p, vc.p, oc.p, lc.p, d_cu.p, d_cmp.p, B);
+  }
+  void select() {
+    counts.zero();
+    k->launch("select", "select_blocks", dim3(token_tiles(64), s.G), 128, number("select", "select_blocks_shared"),
+              q.p, kc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B);
+  }
+  void index() {
+    k->launch("select", "select_index", dim3(1), 1024, 0, counts.p, offsets.p, d_cu.p, d_blocks.p, B);
+    k->launch("select", "select_items", dim3((NB * s.G + 7) / 8), 256, 0, offsets.p, fitems.p, bitems.p, d_blocks.p, B);
+  }
+  void fill() {
+    k->launch("select", "select_lists", dim3((unsigned)(((size_t)T * s.G * s.n + 255) / 256)), 256, 0, selected.p, ranks.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B, T);
+  }
+  void sort() {
+    k->launch("select", "select_sort", dim3(NB, s.G), 256, (longest + 31) / 32 * 4, selected.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
+  }
+  void union_(bool sizes = false) {
+    const int words = (blocks_longest + 31) / 32, tokens = number("selected", "selected_union_tokens");
+    k->launch("selected", "selected_union", dim3(token_tiles(tokens), s.G), number("selected", "selected_union_threads"),
+              number("selected", "selected_union_shared") + words * 4, q.p, ks.p, vs.p, selected.p, os.p, ls.p,
+              sizes ? unions.p : (int*)nullptr, d_cu.p, B, words);
+  }
+  void forced() {
+    const int rows = number("selected", "selected_forced_rows");
+    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"),
+              q.p, ks.p, vs.p, os.p, ls.p, d_cu.p, B);
+  }
+  void outer() {
+    k->launch("selected", "selected_outer", dim3(forward_items_max), 128, number("selected", "selected_outer_shared"), q.p, ks.p, vs.p,
+              fitems.p, offsets.p, lists.p, partial.p, partial_lse.p, d_cu.p, d_blocks.p, B);
+  }
+  void merge() {
+    k->launch("selected", "selected_merge", dim3(row_blocks()), 256, 0, os.p, ls.p, partial.p, partial_lse.p, selected.p, d_cu.p, B, T);
+  }
+  void window() {
+    const int rows = number("window", "window_forward_rows");
+    k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, kw.p, vw.p, ow.p, lw.p, d_cu.p, B);
+  }
+  void combine() {
+    k->launch("combine", "combine_forward", dim3(row_blocks()), 256, 0, oc.p, os.p, ow.p, gates.p, out.p, T);
+  }
+  void prepare() {
+    k->launch("combine", "combine_backward", dim3(row_blocks()), 256, 0, d_out.p, oc.p, os.p, ow.p, gates.p, lc.p, ls.p, lw.p, d_gates.p, delta.p, shift.p, T);
+  }
+  void clear() { dkc.zero(), dvc.zero(), dks.zero(), dvs.zero(); }
+  size_t rows() const { return (size_t)T * s.H; }
+  void compressed_backward() {
+    const int chunk = number("compressed", "compressed_backward_chunk");
+    k->launch("compressed", "compressed_backward", dim3(cmp_tiles(), (longest + chunk - 1) / chunk, s.G), 128, number("compressed", "compressed_backward_shared"),
+              q.p, kc.p, vc.p, d_out.p, shift.p, delta.p, dkc.p, dvc.p, d_cu.p, d_cmp.p, B);
+  }
+  void selected_backward() {
+    k->launch("selected", "selected_backward", dim3(backward_items_max), 128, number("selected", "selected_backward_shared"), q.p, ks.p, vs.p, d_out.p,
+              shift.p + rows(), delta.p + rows(), partial.p, dks.p, dvs.p, bitems.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
+  }
+  void window_backward() {
+    k->launch("window", "window_backward", dim3(token_tiles(64), s.G), 128, number("window", "window_backward_shared"), q.p, kw.p, vw.p, d_out.p,
+              shift.p + 2 * rows(), delta.p + 2 * rows(), dkw.p, dvw.p, d_cu.p, B);
+  }
+  void compressed_query() {
+    const int rows_ = number("compressed", "compressed_query_gradient_rows");
+    k->launch("compressed", "compressed_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2, number("compressed", "compressed_query_gradient_shared"),
+              q.p, kc.p, vc.p, d_out.p, shift.p, delta.p, dqc.p, d_cu.p, d_cmp.p, B);
+  }
+  void window_query() {
+    const int rows_ = number("window", "window_query_gradient_rows");
+    k->launch("window", "window_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2, number("window", "window_query_gradient_shared"),
+              q.p, kw.p, vw.p, d_out.p, shift.p + 2 * rows(), delta.p + 2 * rows(), dqw.p, d_cu.p, B);
+  }
+  void selected_query() {
+    const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;
+    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dqc.p, dqw.p, partial.p, selected.p, dq16.p, T);
+  }
+  void round() {
+    auto one = [&](Buffer<float>& a, Buffer<uint16_t>& b) {
+      k->launch("combine", "round_to_bf16", dim3((unsigned)((a.n / 8 + 255) / 256)), 256, 0, a.p, b.p, (long long)a.n);
+    };
+    one(dkc, dkc16), one(dvc, dvc16), one(dks, dks16), one(dvs, dvs16);
+  }
+};
+
+inline std::vector<uint16_t> random_bf16(size_t n, std::mt19937& rng, float sigma) {
+  std::normal_distribution<float> normal(0.0f, sigma);
+  std::vector<uint16_t> v(n);
+  for (auto& x : v) x = to_bf16(normal(rng));
+  return v;
+}

@@ -1,0 +1,161 @@
+// Times every kernel alone and the whole forward and backward pass, 65,536 tokens.
+//   time <cubin dir> H G Dk Dv l d l' n w <label> [only: comma list of kernel names]
+#include <functional>
+
+#include "nsa.h"
+
+static double measure(const std::function<void()>& f) {
+  cudaEvent_t a, b;
+  CUDA(cudaEventCreate(&a));
+  CUDA(cudaEventCreate(&b));
+  for (int i = 0; i < 2; i++) f();
+  std::vector<float> times;
+  for (int i = 0; i < 9; i++) {
+    CUDA(cudaEventRecord(a));
+    f();
+    CUDA(cudaEventRecord(b));
+    CUDA(cudaEventSynchronize(b));
+    float ms;
+    CUDA(cudaEventElapsedTime(&ms, a, b));
+    times.push_back(ms);
+  }
+  CUDA(cudaGetLastError());
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// Selections with a given share of blocks renewed from token to token: 13 random ones, each token replaces
+// `renew` of them on average. renew >= 13 is a fresh random draw for every token.
+static std::vector<int> synthetic(const Batch& b, double renew, std::mt19937& rng) {
+  const Shape& s = b.s;
+  std::vector<int> out((size_t)b.T * s.G * s.n, -1);
+  std::uniform_real_distribution<double> chance(0, 1);
+  for (int q = 0; q < b.B; q++)
+    for (int g = 0; g < s.G; g++) {
+      std::vector<int> mine;
+      for (int t = 0; t < b.cu[q + 1] - b.cu[q]; t++) {
+        const int current = t / s.ls, pool = std::max(0, current - 2), want = std::min(s.n - 3, pool);
+        for (size_t i = 0; i < mine.size();)
+          if (chance(rng) < renew / (s.n - 3)) mine.erase(mine.begin() + i);
+          else i++;
+        while ((int)mine.size() < want) {
+          const int j = 1 + (int)(rng() % pool);
+          if (std::find(mine.begin(), mine.end(), j) == mine.end()) mine.push_back(j);
+        }
+        std::vector<int> all = mine;
+        all.push_back(0);
+        if (current >= 2) all.push_back(current - 1);
+        if (current >= 1) all.push_back(current);
+        std::sort(all.begin(), all.end());
+        std::copy(all.begin(), all.end(), out.begin() + ((size_t)(b.cu[q] + t) * s.G + g) * s.n);
+      }
+    }
+  return out;
+}
+
+static void put_selection(Batch& b, const std::vector<int>& sel) {
+  b.selected.put(sel);
+  std::vector<int> counts((size_t)b.NB * b.s.G, 0), ranks(sel.size(), 0);
+  for (int q = 0; q < b.B; q++)
+    for (int t = 0; t < b.cu[q + 1] - b.cu[q]; t++)
+      for (int g = 0; g < b.s.G; g++)
+        for (int i = 0; i < b.s.n; i++) {
+          const size_t at = ((size_t)(b.cu[q] + t) * b.s.G + g) * b.s.n + i;
+          const int j = sel[at];
+          if (j > 0 && j < t / b.s.ls - 1) ranks[at] = counts[(size_t)g * b.NB + b.cu_blocks[q] + j]++;
+        }
+  b.counts.put(counts);
+  b.ranks.put(ranks);
+}
+
+static void union_sizes(const Batch& b, const std::vector<int>& sel, const char* name) {
+  printf("union %s S=%d:", name, b.longest);
+  for (int tile : {1, 8, 10, 16, 21, 32, 64}) {
+    double sum = 0;
+    long n = 0;
+    std::vector<int> stamp(b.blocks_longest, -1);
+    for (int t = 0; t + tile <= b.longest; t += tile * 7) {
+      int count = 0;
+      for (int e = 0; e < tile; e++)
+        for (int i = 0; i < b.s.n; i++) {
+          const int j = sel[((size_t)(t + e) * b.s.G) * b.s.n + i];
+          if (j >= 0 && stamp[j] != t) stamp[j] = t, count++;
+        }
+      sum += count, n++;
+    }
+    printf(" %d:%.1f", tile, sum / n);
+  }
+  printf("\n");
+}
+
+int main(int argc, char** argv) {
+  if (argc < 12) return 2;
+  setvbuf(stdout, nullptr, _IONBF, 0);
+  Shape s;
+  int* fields[] = {&s.H, &s.G, &s.Dk, &s.Dv, &s.l, &s.d, &s.ls, &s.n, &s.w};
+  for (int i = 0; i < 9; i++) *fields[i] = atoi(argv[2 + i]);
+  const std::string label = argv[11], only = argc > 12 ? std::string(",") + argv[12] + "," : "";
+  Kernels kernels;
+  kernels.load(argv[1]);
+  std::mt19937 rng(5);
+  const int all_tokens = getenv("TOKENS") ? atoi(getenv("TOKENS")) : 65536;
+  for (int sequences : {1, 8}) {
+    Batch b;
+    b.make(s, &kernels, std::vector<int>(sequences, all_tokens / sequences));
+    for (auto* x : {&b.q, &b.kc, &b.vc, &b.ks, &b.vs, &b.kw, &b.vw, &b.d_out}) {
+      auto v = random_bf16(std::min<size_t>(x->n, 1 << 20), rng, 1);  // a random megabyte, tiled with a drifting sign
+      std::vector<uint16_t> full(x->n);
+      for (size_t i = 0; i < x->n; i++) full[i] = v[i % (v.size() - 7 < 1 ? 1 : v.size() - 7)] ^ ((i * 2654435761u >> 20 & 1) << 15);
+      x->put(full);
+    }
+    b.gates.put(std::vector<float>(b.gates.n, 1.0f / 3));
+    const auto show = [&](const char* name, const std::function<void()>& f) {
+      if (!only.empty() && only.find(std::string(",") + name + ",") == std::string::npos) return 0.0;
+      const double ms = measure(f);
+      printf("%-14s S=%-6d %-22s %8.3f ms\n", label.c_str(), b.longest, name, ms);
+      return ms;
+    };
+    b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.forced(), b.outer(), b.merge(), b.window(), b.combine(), b.prepare();
+    CUDA(cudaDeviceSynchronize());
+    if (getenv("PROFILE")) {  // each kernel once, for a profiler
+      b.union_(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
+      CUDA(cudaDeviceSynchronize());
+      return 0;
+    }
+    show("compressed", [&] { b.compressed(); });
+    show("select", [&] { b.select(); });
+    if (only.empty()) union_sizes(b, b.selected.get(), "from random q,k");
+    show("index", [&] { b.index(); });
+    show("lists", [&] { b.fill(); });
+    show("sort", [&] { b.sort(); });
+    show("forced", [&] { b.forced(); });
+    show("outer", [&] { b.outer(); });
+    show("merge", [&] { b.merge(); });
+    show("union", [&] { b.union_(); });
+    show("window", [&] { b.window(); });
+    show("combine", [&] { b.combine(); });
+    show("forward", [&] { b.compressed(), b.select(), b.index(), b.fill(), b.forced(), b.outer(), b.merge(), b.window(), b.combine(); });
+    show("prepare", [&] { b.prepare(); });
+    show("clear", [&] { b.clear(); });
+    show("cmp_backward", [&] { b.compressed_backward(); });
+    show("sel_backward", [&] { b.selected_backward(); });
+    show("win_backward", [&] { b.window_backward(); });
+    show("cmp_dq", [&] { b.compressed_query(); });
+    show("win_dq", [&] { b.window_query(); });
+    show("sel_dq", [&] { b.selected_query(); });
+    show("round", [&] { b.round(); });
+    show("backward", [&] { b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round(); });
+    if (only.empty() || only.find("local") != std::string::npos)
+      for (double renew : {13.0, 0.85, 0.2}) {
+        const auto sel = synthetic(b, renew, rng);
+        const std::string name = renew > 1 ? "random" : renew > 0.5 ? "local(0.9)" : "local(0.975)";
+        union_sizes(b, sel, name.c_str());
+        put_selection(b, sel);
+        b.index(), b.fill();
+        const double u = measure([&] { b.union_(); }), f = measure([&] { b.forced(); }), o = measure([&] { b.outer(); }), m = measure([&] { b.merge(); });
+        const double back = measure([&] { b.selected_backward(); });
+        printf("%-14s S=%-6d %-12s union %.3f  forced %.3f + outer %.3f + merge %.3f = %.3f  backward %.3f\n", label.c_str(), b.longest, name.c_str(), u, f, o, m, f + o + m, back);
+      }
+    b.drop();
+  }
+}

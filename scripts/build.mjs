@@ -1,0 +1,22 @@
+// Builds dist/: TypeScript to JavaScript, and the kernel sources beside it (they are compiled on the machine they run on).
+import { spawnSync } from 'node:child_process';
+import { chmodSync, cpSync, existsSync, readdirSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+const quiet = process.argv.includes('--quiet');
+const tsc = join(dirname(createRequire(import.meta.url).resolve('typescript/package.json')), 'bin', 'tsc');
+
+const KERNEL = /\.(cpp|h|cu|cuh)$/;
+for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
+  if (!entry.isFile() || !KERNEL.test(entry.name)) continue;
+  const from = join(entry.parentPath ?? entry.path, entry.name);
+  cpSync(from, join(root, 'dist', from.slice(join(root, 'src').length)));
+}
+const compiled = spawnSync(process.execPath, [tsc, '-p', 'tsconfig.build.json'], { cwd: root, stdio: 'inherit' });
+if (compiled.status !== 0) process.exit(compiled.status ?? 1);
+const main = join(root, 'dist', 'cli', 'main.js');
+if (existsSync(main)) chmodSync(main, 0o755);
+if (!quiet) console.log('built dist/');

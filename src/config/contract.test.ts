@@ -1,0 +1,281 @@
+/**
+ * The contract, name by name: each config key, flag and variable it lists changes the resolved config (or what the
+ * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
+ */
+import { describe, expect, it } from 'vitest';
+import { readRanks, readVariable } from './environment.js';
+import { parseTrainFlags } from './flags.js';
+import { configKeys } from './keys.js';
+import { loadConfig } from './load.js';
+import { configValue } from './print.js';
+
+const load = (argv: string[] = [], env: Record<string, string> = {}) => {
+  const line = parseTrainFlags(argv);
+  return loadConfig({ env, flags: line.layer, config: line.config });
+};
+
+/** Key, a value that is not its default, as written on a command line. */
+const KEYS: [string, string, unknown][] = [
+  ['model.dim', '512', 512],
+  ['model.n_layers', '3', 3],
+  ['model.n_heads', '8', 8],
+  ['model.n_kv_groups', '4', 4],
+  ['model.d_k', '32', 32],
+  ['model.d_v', '48', 48],
+  ['model.mlp', 'swiglu', 'swiglu'],
+  ['model.mlp_ratio', '2.5', 2.5],
+  ['model.tie_embeddings', 'true', true],
+  ['model.attention', 'dense', 'dense'],
+  ['model.rope_theta', '5e5', 5e5],
+  ['model.rope_scale', '2', 2],
+  ['model.vocab_size', '300', 300],
+  ['model.norm_eps', '1e-5', 1e-5],
+  ['nsa.l', '64', 64],
+  ['nsa.d', '8', 8],
+  ['nsa.l_sel', '128', 128],
+  ['nsa.n_sel', '8', 8],
+  ['nsa.w', '256', 256],
+  ['nsa.phi', 'conv', 'conv'],
+  ['nsa.phi_hidden', '64', 64],
+  ['nsa.cmp_rope', 'before', 'before'],
+  ['nsa.gate', 'sigmoid', 'sigmoid'],
+  ['nsa.gate_temp', '0.5', 0.5],
+  ['nsa.force_branch', 'sel', 'sel'],
+  ['nsa.force_uniform_gate', 'true', true],
+  ['nsa.stopgrad_gates', 'true', true],
+  ['data.source', 'fineweb_edu', 'fineweb_edu'],
+  ['data.path', 'some/file', 'some/file'],
+  ['data.tokenizer', 'path/tokenizer.json', 'path/tokenizer.json'],
+  ['data.val_fraction', '0.2', 0.2],
+  ['data.document_mask', 'false', false],
+  ['data.shuffle', 'false', false],
+  ['data.seed', '5', 5],
+  ['data.text_field', 'body', 'body'],
+  ['data.vocab_size', '1000', 1000],
+  ['data.fwe_doc_batch', '8', 8],
+  ['data.fwe_prefetch', 'false', false],
+  ['data.fwe_queue', '9', 9],
+  ['data.fwe_warmup_batches', '32', 32],
+  ['data.fwe_warmup_timeout', '5', 5],
+  ['data.loader_timeout', '120', 120],
+  ['data.report_docs', '500', 500],
+  ['data.synthetic_on_fail', 'true', true],
+  ['runtime.device', 'cpu', 'cpu'],
+  ['runtime.precision', 'bf16', 'bf16'],
+  ['runtime.gradient_checkpointing', 'true', true],
+  ['runtime.deterministic', 'true', true],
+  ['runtime.profile', 'cpu', 'cpu'],
+  ['runtime.threads', '2', 2],
+  ['runtime.selection_kernel', 'reference', 'reference'],
+  ['runtime.sel_v2_min_s', '4096', 4096],
+  ['runtime.prefill_batched', 'false', false],
+  ['runtime.prefill_tile', '2048', 2048],
+  ['runtime.use_sel_pack', 'false', false],
+  ['runtime.force_parity', 'true', true],
+  ['runtime.strict_asserts', 'true', true],
+  ['runtime.debug_compare', 'true', true],
+  ['runtime.debug_timing', 'true', true],
+  ['runtime.sdpa_audit', 'true', true],
+  ['runtime.use_fa2', 'false', false],
+  ['runtime.use_fa2_win', 'false', false],
+  ['runtime.use_fa2_cmp', 'false', false],
+  ['runtime.fa2_min_len_win', '-1', -1],
+  ['runtime.fa2_min_len_cmp', '16', 16],
+  ['runtime.tb', 'false', false],
+  ['runtime.csv_logs', 'false', false],
+  ['runtime.aux_stats', 'false', false],
+  ['train.steps', '50000', 50000],
+  ['train.seq_len', '512', 512],
+  ['train.batch_size', '2', 2],
+  ['train.accumulate_grad_batches', '4', 4],
+  ['train.lr', '1e-3', 1e-3],
+  ['train.lr_min_ratio', '0', 0],
+  ['train.lr_schedule', 'wsd', 'wsd'],
+  ['train.warmup_steps', '0', 0],
+  ['train.wsd_decay_fraction', '0.1', 0.1],
+  ['train.weight_decay', '0.1', 0.1],
+  ['train.betas', '[0.8, 0.99]', [0.8, 0.99]],
+  ['train.eps', '1e-6', 1e-6],
+  ['train.grad_clip', '0', 0],
+  ['train.log_every', '1', 1],
+  ['train.eval_every', '100', 100],
+  ['train.eval_batches', '2', 2],
+  ['train.save_every', '5000', 5000],
+  ['train.keep_last', '1', 1],
+  ['train.seed', '7', 7],
+  ['train.out_dir', 'artifacts/x', 'artifacts/x'],
+  ['train.spike_skip', 'true', true],
+  ['train.spike_z', '4', 4],
+  ['train.sample_every', '10', 10],
+  ['train.ddp', '1', 1],
+];
+
+describe('every config key', () => {
+  it('is in this list', () =>
+    expect(KEYS.map(([path]) => path).sort()).toEqual(configKeys.map((key) => key.path).sort()));
+
+  it.each(KEYS)('%s takes %s', (path, text, value) => {
+    expect(configValue(load().config, path)).not.toEqual(value);
+    const { config, origins } = load(['--set', `${path}=${text}`]);
+    expect(configValue(config, path)).toEqual(value);
+    expect(origins.get(path)).toBe('flag --set');
+  });
+
+  const nonsense = configKeys.filter((key) => key.kind !== 'text').map((key) => [key.path, key.allowed]);
+  it.each(nonsense)('%s refuses nonsense by name: %s', (path, allowed) => {
+    expect(() => load(['--set', `${path}={a: 1}`])).toThrow(`${path}: {"a":1} is not allowed; ${allowed}`);
+  });
+});
+
+/** Choices the contract spells out. */
+const CHOICES: [string, string][] = [
+  ['model.mlp', 'silu swiglu'],
+  ['model.attention', 'nsa dense'],
+  ['nsa.phi', 'avg conv mlp'],
+  ['nsa.cmp_rope', 'after before none'],
+  ['nsa.gate', 'softmax sigmoid'],
+  ['runtime.selection_kernel', 'adaptive v1 v2 reference'],
+  ['runtime.device', 'auto cpu cuda'],
+  ['runtime.precision', 'fp32 bf16'],
+  ['train.lr_schedule', 'cosine wsd linear constant'],
+  ['data.source', 'synthetic text jsonl fineweb_edu fineweb_edu_local tokens'],
+];
+it.each(CHOICES)('%s is one of %s', (path, words) => {
+  for (const word of words.split(' ')) {
+    const argv = ['--set', `${path}=${word}`, '--local-path', 'x'];
+    expect(configValue(load(argv).config, path)).toBe(word);
+  }
+});
+
+/** Flag, its value, the key it sets and to what; the flags without a key are below. */
+const FLAGS: [string[], string, unknown][] = [
+  [['--dataset', 'fineweb_edu'], 'data.source', 'fineweb_edu'],
+  [['--local-path', '/data/fineweb.jsonl'], 'data.path', '/data/fineweb.jsonl'],
+  [['--steps', '200'], 'train.steps', 200],
+  [['--seq-len', '512'], 'train.seq_len', 512],
+  [['--batch-size', '2'], 'train.batch_size', 2],
+  [['--accum-batches', '4'], 'train.accumulate_grad_batches', 4],
+  [['--precision', 'bf16'], 'runtime.precision', 'bf16'],
+  [['--device', 'cpu'], 'runtime.device', 'cpu'],
+  [['--out-dir', 'artifacts/y'], 'train.out_dir', 'artifacts/y'],
+  [['--loader-timeout', '120'], 'data.loader_timeout', 120],
+  [['--fwe-report-docs', '500'], 'data.report_docs', 500],
+  [['--synthetic-on-fail'], 'data.synthetic_on_fail', true],
+  [['--ddp', '0'], 'train.ddp', 0],
+];
+
+describe('every train flag', () => {
+  it.each(FLAGS)('%j sets %s', (argv, path, value) => {
+    expect(configValue(load().config, path)).not.toEqual(value);
+    const { config, origins } = load(argv);
+    expect(configValue(config, path)).toEqual(value);
+    expect(origins.get(path)).toBe(`flag ${argv[0]}`);
+  });
+
+  it('--no-gc turns off what the config turned on', () => {
+    const name = 'm7c_125m_1xa100_production';
+    expect(load(['--config', name]).config.runtime.gradient_checkpointing).toBe(true);
+    expect(load(['--config', name, '--no-gc']).config.runtime.gradient_checkpointing).toBe(false);
+  });
+
+  it('--config, --resume, --resume-from, --save and --print-config steer the command', () => {
+    expect(load(['--config', 'runbook_s512']).file).toBe('configs/runbook_s512.yaml');
+    expect(parseTrainFlags(['--resume', 'auto']).resume).toBe('auto');
+    expect(parseTrainFlags(['--resume-from', 'artifacts/c/latest']).resume).toBe('artifacts/c/latest');
+    expect(parseTrainFlags(['--save', 'model.safetensors']).save).toBe('model.safetensors');
+    expect(parseTrainFlags(['--print-config']).printConfig).toBe(true);
+  });
+});
+
+/** Variable, its text, the key it sets and to what. */
+const VARIABLES: [string, string, string, unknown][] = [
+  ['NSA_SEQ_LEN', '512', 'train.seq_len', 512],
+  ['NSA_BATCH_SIZE', '4', 'train.batch_size', 4],
+  ['NSA_ACCUM', '4', 'train.accumulate_grad_batches', 4],
+  ['NSA_LR', '1e-3', 'train.lr', 1e-3],
+  ['NSA_TOKENIZER', 'gpt2', 'data.tokenizer', 'gpt2'],
+  ['NSA_ROPE_SCALE', '4.0', 'model.rope_scale', 4],
+  ['NSA_PREFILL_BATCHED', '0', 'runtime.prefill_batched', false],
+  ['NSA_PREFILL_TILE', '2048', 'runtime.prefill_tile', 2048],
+  ['NSA_USE_SEL_PACK', '0', 'runtime.use_sel_pack', false],
+  ['NSA_FORCE_PARITY', '1', 'runtime.force_parity', true],
+  ['NSA_SEL_RANGES_V2', '0', 'runtime.selection_kernel', 'v1'],
+  ['NSA_SEL_RANGES_V2', '1', 'runtime.selection_kernel', 'v2'],
+  ['NSA_SEL_RANGES_V2_MIN_S', '512', 'runtime.sel_v2_min_s', 512],
+  ['NSA_FORCE_BRANCH', 'win', 'nsa.force_branch', 'win'],
+  ['NSA_FORCE_UNIFORM_GATE', '1', 'nsa.force_uniform_gate', true],
+  ['NSA_STOPGRAD_GATES', '1', 'nsa.stopgrad_gates', true],
+  ['NSA_STRICT_ASSERTS', '1', 'runtime.strict_asserts', true],
+  ['NSA_DEBUG_COMPARE', '1', 'runtime.debug_compare', true],
+  ['NSA_DEBUG_TIMING', '1', 'runtime.debug_timing', true],
+  ['NSA_SDPA_AUDIT', '1', 'runtime.sdpa_audit', true],
+  ['NSA_FWE_DOC_BATCH', '128', 'data.fwe_doc_batch', 128],
+  ['NSA_FWE_PREFETCH', '0', 'data.fwe_prefetch', false],
+  ['NSA_FWE_Q', '8', 'data.fwe_queue', 8],
+  ['NSA_FWE_WARMUP_BATCHES', '32', 'data.fwe_warmup_batches', 32],
+  ['NSA_FWE_WARMUP_TIMEOUT', '90', 'data.fwe_warmup_timeout', 90],
+  ['NSA_TB_DISABLE', '1', 'runtime.tb', false],
+  ['NSA_DISABLE_CSV_LOGS', '1', 'runtime.csv_logs', false],
+  ['NSA_DISABLE_AUX_STATS', '1', 'runtime.aux_stats', false],
+  ['NSA_USE_FA2', '0', 'runtime.use_fa2', false],
+  ['NSA_USE_FA2_WIN', '0', 'runtime.use_fa2_win', false],
+  ['NSA_USE_FA2_CMP', '0', 'runtime.use_fa2_cmp', false],
+  ['NSA_FA2_MIN_LEN_WIN', '-1', 'runtime.fa2_min_len_win', -1],
+  ['NSA_FA2_MIN_LEN_CMP', '-1', 'runtime.fa2_min_len_cmp', -1],
+];
+
+describe('every environment variable', () => {
+  it.each(VARIABLES)('%s=%s sets %s', (name, text, path, value) => {
+    expect(configValue(load().config, path)).not.toEqual(value);
+    const { config, origins, warnings } = load([], { [name]: text });
+    expect(configValue(config, path)).toEqual(value);
+    expect(origins.get(path)).toBe(`env ${name}`);
+    expect(warnings).toEqual([]);
+  });
+
+  it('NSA_NO_GC turns off what the config turned on', () => {
+    const argv = ['--config', 'm7c_125m_1xa100_production'];
+    expect(load(argv, { NSA_NO_GC: '1' }).config.runtime.gradient_checkpointing).toBe(false);
+    expect(load(argv, { NSA_NO_GC: '0' }).config.runtime.gradient_checkpointing).toBe(true);
+  });
+
+  it('CONFIG names the config', () => {
+    expect(load([], { CONFIG: 'configs/m7c_125m_fast_log.yaml' }).config.train.log_every).toBe(5);
+  });
+
+  it.each(['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'FLATLINE_N', 'GATE_COLLAPSE_N', 'GATE_ENTROPY_MIN'])(
+    'NSA_WATCH_%s is read by watch',
+    (name) => {
+      expect(readVariable({ [`NSA_WATCH_${name}`]: '1' }, `NSA_WATCH_${name}`)).toBeTruthy();
+      expect(load([], { [`NSA_WATCH_${name}`]: '1' }).warnings).toEqual([]);
+    },
+  );
+
+  it.each([
+    ['RANK', '1', 'rank', 1],
+    ['WORLD_SIZE', '2', 'worldSize', 2],
+    ['LOCAL_RANK', '1', 'localRank', 1],
+    ['MASTER_ADDR', 'node0', 'masterAddress', 'node0'],
+    ['MASTER_PORT', '4000', 'masterPort', 4000],
+    ['NSA_PG_TIMEOUT_MIN', '5', 'timeoutMinutes', 5],
+  ] as const)('%s is read by the ranks', (name, text, field, value) => {
+    expect(readRanks({ WORLD_SIZE: '2', [name]: text })[field]).toBe(value);
+  });
+});
+
+/** Names from the runbooks that are not in the contract's lists: second names, or refused with the way to go. */
+describe('names from the runbooks', () => {
+  it.each([
+    ['runtime.use_flash', 'runtime.use_fa2'],
+    ['runtime.fa2_enabled', 'runtime.use_fa2'],
+  ])('%s means %s', (name, path) => expect(configValue(load(['--set', `${name}=false`]).config, path)).toBe(false));
+
+  it('runtime.no_gc means no gradient checkpointing', () => {
+    const argv = ['--config', 'm7c_125m_1xa100_production', '--set', 'runtime.no_gc=true'];
+    expect(load(argv).config.runtime.gradient_checkpointing).toBe(false);
+  });
+
+  it.each(['NSA_USE_TRITON_SEL', 'NSA_USE_SEL_VARLEN', 'NSA_ENV_STATIC'])('%s is said to do nothing', (name) => {
+    expect(load([], { [name]: '1' }).warnings[0]).toContain(`${name}: no effect`);
+  });
+});

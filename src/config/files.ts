@@ -1,0 +1,87 @@
+/** Config files: shipped ones by name, any by path; YAML with the place of every key. */
+import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { basename, isAbsolute, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { LineCounter, parseDocument } from 'yaml';
+import { UsageError } from '../errors.js';
+import { type Layer, layerOfTree } from './layer.js';
+import { hint } from './suggest.js';
+
+/** Two folders up from src/config and from dist/config alike. */
+export const packageRoot: string = fileURLToPath(new URL('../../', import.meta.url));
+
+/** A config has a few dozen lines; something this large is another kind of file. */
+const MAX_BYTES = 1 << 20;
+
+export interface ConfigFile {
+  path: string;
+  /** How messages and the printed config call it. */
+  label: string;
+}
+
+/** `configs` for whole configs, `configs/profiles` for profiles. */
+type Shelf = 'configs' | 'configs/profiles';
+
+/** Names of the shipped configs or profiles, sorted. */
+export function shippedConfigs(shelf: Shelf = 'configs', root: string = packageRoot): string[] {
+  const files = readdirSync(join(root, shelf)).filter((file) => file.endsWith('.yaml'));
+  return files.map((file) => basename(file, '.yaml')).sort();
+}
+
+/**
+ * Finds a config by the name of a shipped one or by path. `configs/x.yaml` also means the shipped file when there is
+ * no such file here: runbook commands then work from any folder.
+ */
+export function findConfig(name: string, shelf: Shelf = 'configs', root: string = packageRoot): ConfigFile {
+  const names = shippedConfigs(shelf, root);
+  if (names.includes(name)) return { path: join(root, shelf, `${name}.yaml`), label: `${shelf}/${name}.yaml` };
+  if (existsSync(name)) return { path: name, label: name };
+  const relative = name.replace(/^\.\//, '');
+  if (!isAbsolute(name) && relative.startsWith('configs/') && existsSync(join(root, relative))) {
+    return { path: join(root, relative), label: relative };
+  }
+  const typed = basename(basename(name, '.yaml'), '.yml');
+  const kind = shelf === 'configs' ? 'config' : 'profile';
+  const shipped = hint(typed, names) || `; shipped: ${names.join(', ')}`;
+  throw new UsageError(`${name}: no such file and no shipped ${kind}${shipped}`);
+}
+
+function readText(file: ConfigFile): string {
+  try {
+    const stat = statSync(file.path);
+    if (stat.isDirectory()) throw new UsageError(`${file.label}: is a folder; give a YAML file`);
+    if (stat.size > MAX_BYTES) throw new UsageError(`${file.label}: ${stat.size} bytes is too large for a config`);
+    return readFileSync(file.path, 'utf8');
+  } catch (error) {
+    if (error instanceof UsageError) throw error;
+    const reason = (error as NodeJS.ErrnoException).code ?? String(error);
+    throw new UsageError(`${file.label}: cannot be read (${reason})`, { cause: error });
+  }
+}
+
+/** The layer of a YAML file; `origin` is what the printed config shows for its keys. */
+export function readLayer(file: ConfigFile, origin: string = file.label): Layer {
+  const lines = new LineCounter();
+  const document = parseDocument(readText(file), { lineCounter: lines, prettyErrors: false });
+  const place = (offset: number) => {
+    const { line, col } = lines.linePos(offset);
+    return `${file.label}:${line}:${col}`;
+  };
+  if (document.errors.length > 0) {
+    const found = document.errors.map((error) => `${place(error.pos[0])}: ${error.message.replace(/\s+/g, ' ')}`);
+    throw new UsageError(found.join('\n'));
+  }
+  return layerOfTree(treeOf(document, file), origin, (path) => {
+    const node = document.getIn(path, true) as { range?: readonly number[] } | undefined;
+    return node?.range === undefined ? file.label : place(node.range[0]);
+  });
+}
+
+function treeOf(document: ReturnType<typeof parseDocument>, file: ConfigFile): unknown {
+  try {
+    return document.toJS();
+  } catch (error) {
+    // Aliases that multiply ("billion laughs") or point nowhere.
+    throw new UsageError(`${file.label}: ${(error as Error).message}`, { cause: error });
+  }
+}

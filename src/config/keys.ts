@@ -1,0 +1,115 @@
+/** The schema as a flat table of keys (`train.lr`): what messages, environment, flags and the printed config look names up in. */
+import { z } from 'zod';
+import { configShape } from './schema.js';
+
+export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list';
+
+export interface ConfigKey {
+  path: string;
+  kind: KeyKind;
+  /** null is a value: "left open". */
+  nullable: boolean;
+  /** Values of a choice; empty for other kinds. */
+  choices: readonly string[];
+  /** What a value must be, in words. */
+  allowed: string;
+  default: unknown;
+  meaning: string;
+}
+
+/** The part of JSON Schema that zod writes for our keys. */
+interface JsonSchema {
+  type?: string | string[];
+  properties?: Record<string, JsonSchema>;
+  prefixItems?: JsonSchema[];
+  anyOf?: JsonSchema[];
+  enum?: (string | number)[];
+  minimum?: number;
+  maximum?: number;
+  exclusiveMinimum?: number;
+  exclusiveMaximum?: number;
+  default?: unknown;
+  description?: string;
+}
+
+function limits(schema: JsonSchema): string {
+  // zod writes the safe-integer range as a limit; it tells a reader nothing.
+  const minimum = schema.minimum === Number.MIN_SAFE_INTEGER ? undefined : schema.minimum;
+  const maximum = schema.maximum === Number.MAX_SAFE_INTEGER ? undefined : schema.maximum;
+  const bounds = [
+    ...(minimum === undefined ? [] : [`>= ${minimum}`]),
+    ...(schema.exclusiveMinimum === undefined ? [] : [`> ${schema.exclusiveMinimum}`]),
+    ...(maximum === undefined ? [] : [`<= ${maximum}`]),
+    ...(schema.exclusiveMaximum === undefined ? [] : [`< ${schema.exclusiveMaximum}`]),
+  ];
+  return bounds.length === 0 ? '' : ` ${bounds.join(' and ')}`;
+}
+
+function kindOf(schema: JsonSchema): KeyKind {
+  if (schema.enum !== undefined) return 'choice';
+  if (schema.type === 'array') return 'list';
+  if (schema.type === 'string') return 'text';
+  if (schema.type === 'integer' || schema.type === 'number' || schema.type === 'boolean') return schema.type;
+  throw new Error(`schema of an unknown kind: ${JSON.stringify(schema)}`);
+}
+
+function allowedBy(schema: JsonSchema): string {
+  switch (kindOf(schema)) {
+    case 'choice':
+      return `one of ${schema.enum!.join(', ')}`;
+    case 'list':
+      return `a list of ${schema.prefixItems!.length}, each ${allowedBy(schema.prefixItems![0])}`;
+    case 'boolean':
+      return 'true or false';
+    case 'text':
+      return 'a text that is not empty';
+    case 'integer':
+      return `an integer${limits(schema)}`;
+    case 'number':
+      return `a number${limits(schema)}`;
+  }
+}
+
+/** zod writes "or null" as a list of types where it can and as a choice of schemas where it cannot. */
+function withoutNull(schema: JsonSchema): { value: JsonSchema; nullable: boolean } {
+  if (Array.isArray(schema.type)) {
+    return { value: { ...schema, type: schema.type.find((type) => type !== 'null')! }, nullable: true };
+  }
+  const value = schema.anyOf?.find((option) => option.type !== 'null');
+  return { value: value ?? schema, nullable: value !== undefined };
+}
+
+function describeKey(path: string, schema: JsonSchema): ConfigKey {
+  const { value, nullable } = withoutNull(schema);
+  return {
+    path,
+    kind: kindOf(value),
+    nullable,
+    choices: value.enum?.map(String) ?? [],
+    allowed: allowedBy(value) + (nullable ? ', or null' : ''),
+    default: schema.default,
+    meaning: schema.description ?? '',
+  };
+}
+
+/** Every key, in the order of the schema. */
+export const configKeys: readonly ConfigKey[] = Object.entries(
+  (z.toJSONSchema(configShape, { io: 'input' }) as JsonSchema).properties!,
+).flatMap(([section, schema]) =>
+  Object.entries(schema.properties!).map(([name, key]) => describeKey(`${section}.${name}`, key)),
+);
+
+export const configSections: readonly string[] = Object.keys(configShape.shape);
+
+const byPath: ReadonlyMap<string, ConfigKey> = new Map(configKeys.map((key) => [key.path, key]));
+
+export function findKey(path: string): ConfigKey | undefined {
+  return byPath.get(path);
+}
+
+/** Names of the keys of one section. */
+export function keysOf(section: string): string[] {
+  return configKeys
+    .filter((key) => key.path.startsWith(`${section}.`))
+    .map((key) => key.path.slice(section.length + 1));
+}

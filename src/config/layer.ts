@@ -1,0 +1,75 @@
+/** A layer: the keys one source sets (flags, environment, a file, a profile), each with where it came from. */
+import { UsageError } from '../errors.js';
+import { applyAlias, retiredKey } from './aliases.js';
+import { configSections, findKey } from './keys.js';
+import { type ConfigProblem, problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
+
+export interface Setting {
+  value: unknown;
+  /** As the printed config shows it: `flag --steps`, `env NSA_LR`, `configs/x.yaml`, `profile h200`, `default`. */
+  origin: string;
+  /** As an error shows it: the origin, with line and column where there are any. */
+  where: string;
+}
+
+export type Layer = ReadonlyMap<string, Setting>;
+
+/** Collects settings; throws one error with a line per unknown name, so that a user fixes a file in one go. */
+export class LayerBuilder {
+  private readonly settings = new Map<string, Setting>();
+  private readonly lines: string[] = [];
+
+  /** A later setting of a key replaces an earlier one, as on a command line. */
+  set(path: string, value: unknown, origin: string, where: string = origin): void {
+    const alias = applyAlias(path, value);
+    if (alias !== undefined) {
+      if (alias.value !== undefined) this.settings.set(alias.path, { value: alias.value, origin, where });
+    } else if (findKey(path) === undefined) {
+      this.fail({ path, message: retiredKey(path) ?? unknownKeyProblem(path).message }, where);
+    } else {
+      this.settings.set(path, { value, origin, where });
+    }
+  }
+
+  fail(problem: ConfigProblem, where: string): void {
+    this.lines.push(problemLine(problem, where));
+  }
+
+  build(): Layer {
+    if (this.lines.length > 0) throw new UsageError(this.lines.join('\n'));
+    return this.settings;
+  }
+}
+
+function isMapping(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/** The layer of a parsed YAML tree. Values are checked later, against the whole config; names are checked here. */
+export function layerOfTree(tree: unknown, origin: string, whereOf: (path: readonly string[]) => string): Layer {
+  const layer = new LayerBuilder();
+  const seen = new Map<string, { path: string; value: unknown }>();
+  // An empty file or a section without keys sets nothing.
+  if (tree !== null && tree !== undefined && !isMapping(tree)) {
+    layer.fail({ path: '', message: `not a mapping; sections ${configSections.join(', ')}` }, origin);
+  }
+  for (const [section, keys] of Object.entries(isMapping(tree) ? tree : {})) {
+    if (!configSections.includes(section)) layer.fail(unknownKeyProblem(section), whereOf([section]));
+    else if (isMapping(keys)) {
+      for (const [name, value] of Object.entries(keys)) {
+        const path = `${section}.${name}`;
+        const alias = applyAlias(path, value);
+        const target = alias?.path ?? path;
+        const meant = alias === undefined ? value : alias.value;
+        const other = seen.get(target);
+        // Two names of one key in one file: no order between them that a reader could know.
+        if (other !== undefined && meant !== undefined && other.value !== meant) {
+          layer.fail({ path, message: `contradicts ${other.path}, which means the same` }, whereOf([section, name]));
+        }
+        if (meant !== undefined) seen.set(target, { path, value: meant });
+        layer.set(path, value, origin, whereOf([section, name]));
+      }
+    } else if (keys !== null) layer.fail(sectionProblem(section, keys), whereOf([section]));
+  }
+  return layer.build();
+}

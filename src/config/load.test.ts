@@ -1,0 +1,128 @@
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, describe, expect, it } from 'vitest';
+import { parseTrainFlags } from './flags.js';
+import { loadConfig, readSavedConfig } from './load.js';
+import { toYaml } from './print.js';
+
+const root = mkdtempSync(join(tmpdir(), 'trefoil-load-'));
+mkdirSync(join(root, 'configs/profiles'), { recursive: true });
+const write = (name: string, text: string) => writeFileSync(join(root, 'configs', `${name}.yaml`), text);
+write('mine', 'train:\n  lr: 0.002\n  steps: 20\nruntime:\n  profile: fast\n');
+write('other', 'train:\n  steps: 99\n');
+write('profiles/fast', 'train:\n  lr: 0.003\n  steps: 30\n  log_every: 3\n');
+write('profiles/slow', 'train:\n  log_every: 77\n');
+write('profiles/loop', 'runtime:\n  profile: fast\n');
+afterAll(() => rmSync(root, { recursive: true }));
+
+const load = (argv: string[], env: Record<string, string> = {}, otherwise: string | null = null) => {
+  const line = parseTrainFlags(argv);
+  return loadConfig({ env, flags: line.layer, config: line.config, otherwise, root });
+};
+
+describe('precedence', () => {
+  const layers: [string, string[], Record<string, string>, unknown, string][] = [
+    ['default', [], {}, 2e-4, 'default'],
+    ['profile over default', ['--config', 'other', '--set', 'runtime.profile=fast'], {}, 0.003, 'profile fast'],
+    ['file over profile', ['--config', 'mine'], {}, 0.002, 'configs/mine.yaml'],
+    ['environment over file', ['--config', 'mine'], { NSA_LR: '0.001' }, 0.001, 'env NSA_LR'],
+    ['flag over environment', ['--config', 'mine', '--set', 'train.lr=0.5'], { NSA_LR: '0.001' }, 0.5, 'flag --set'],
+  ];
+  it.each(layers)('%s', (_, argv, env, value, origin) => {
+    const resolved = load(argv, env);
+    expect(resolved.config.train.lr).toBe(value);
+    expect(resolved.origins.get('train.lr')).toBe(origin);
+  });
+
+  it('holds for each key on its own', () => {
+    const { config, origins } = load(['--config', 'mine', '--seq-len', '64'], { NSA_BATCH_SIZE: '3' });
+    expect(config.train).toMatchObject({ seq_len: 64, batch_size: 3, lr: 0.002, log_every: 3, grad_clip: 1 });
+    expect(
+      ['seq_len', 'batch_size', 'lr', 'log_every', 'grad_clip'].map((name) => origins.get(`train.${name}`)),
+    ).toEqual(['flag --seq-len', 'env NSA_BATCH_SIZE', 'configs/mine.yaml', 'profile fast', 'default']);
+  });
+
+  it('a flag chooses another profile than the file', () => {
+    expect(load(['--config', 'mine', '--set', 'runtime.profile=slow']).config.train.log_every).toBe(77);
+    expect(load(['--config', 'mine', '--set', 'runtime.profile=null']).config.train.log_every).toBe(20);
+  });
+
+  it('gives every key an origin', () => expect(new Set(load([]).origins.values())).toEqual(new Set(['default'])));
+});
+
+describe('which file', () => {
+  it('--config over CONFIG over the choice of the caller over none', () => {
+    expect(load(['--config', 'mine'], { CONFIG: 'other' }, 'other').file).toBe('configs/mine.yaml');
+    expect(load([], { CONFIG: 'configs/mine.yaml' }, 'other').file).toBe('configs/mine.yaml');
+    expect(load([], { CONFIG: '' }, 'other').file).toBe('configs/other.yaml');
+    expect(load([]).file).toBeNull();
+  });
+});
+
+describe('fused kernels: env over file, and within one of them the branch over the whole', () => {
+  const fused = (yaml: string, env: Record<string, string>) => {
+    write('fused', `runtime:\n  ${yaml}\n`);
+    const { use_fa2, use_fa2_win } = load(['--config', 'fused'], env).config.runtime;
+    return use_fa2_win ?? use_fa2;
+  };
+  it.each<[string, Record<string, string>, boolean]>([
+    ['use_fa2_win: true', { NSA_USE_FA2: '0' }, false],
+    ['use_fa2_win: true', { NSA_USE_FA2: '0', NSA_USE_FA2_WIN: '1' }, true],
+    ['use_fa2: false', { NSA_USE_FA2_WIN: '1' }, true],
+    ['use_flash: false', {}, false],
+    ['fa2_enabled: false', { NSA_USE_FA2: '1' }, true],
+    ['use_fa2_win: false', {}, false],
+  ])('%s with %j', (yaml, env, expected) => expect(fused(yaml, env)).toBe(expected));
+});
+
+describe('problems', () => {
+  it.each<[string[], Record<string, string>, string]>([
+    [['--steps', '0'], {}, 'train.steps: 0 is not allowed; an integer >= 1 [flag --steps]'],
+    [['--dataset', 'fineweb'], {}, 'data.source: "fineweb" is not allowed; one of synthetic, text, jsonl, fineweb_edu'],
+    [[], { NSA_LR: '-1' }, 'train.lr: -1 is not allowed; a number > 0 [env NSA_LR]'],
+    [[], { NSA_FORCE_BRANCH: 'wn' }, 'one of none, cmp, sel, win (did you mean win?) [env NSA_FORCE_BRANCH]'],
+    [['--set', 'nsa.d=12'], {}, 'nsa.d: 12 does not divide nsa.l 32'],
+    [
+      ['--set', 'runtime.profile=fsat'],
+      {},
+      'runtime.profile: fsat: no such file and no shipped profile (did you mean fast?)',
+    ],
+    [
+      ['--set', 'runtime.profile=loop'],
+      {},
+      'runtime.profile: a profile cannot name a profile [configs/profiles/loop.yaml:2:12]',
+    ],
+    [['--config', 'mien'], {}, 'mien: no such file and no shipped config (did you mean mine?)'],
+    [['--dataset', 'jsonl'], {}, 'data.path: missing; data.source jsonl needs a path (--local-path)'],
+  ])('%j %j', (argv, env, message) => expect(() => load(argv, env)).toThrow(message));
+
+  it('names the line of the file', () => {
+    write('bad', 'model:\n  dim: 8\ntrain:\n  lr_schedule: cosin\n');
+    expect(() => load(['--config', 'bad'])).toThrow(
+      /^train\.lr_schedule: "cosin" .*cosine\?\) \[configs\/bad\.yaml:4:16\]$/,
+    );
+  });
+
+  it('passes warnings on', () => expect(load([], { NSA_LRR: '1' }).warnings[0]).toContain('did you mean NSA_LR?'));
+});
+
+it('package: means the folder of Trefoil', () => {
+  const { config } = load(['--dataset', 'text', '--local-path', 'package:docs/*.md']);
+  expect(config.data.path).toBe(join(root, 'docs/*.md'));
+});
+
+describe('readSavedConfig', () => {
+  it('gives back what a run wrote, even when its profile is gone', () => {
+    const { config } = load(['--config', 'mine', '--set', 'runtime.profile=slow']);
+    const path = join(root, 'config.yaml');
+    writeFileSync(path, toYaml({ ...config, runtime: { ...config.runtime, profile: 'gone' } }));
+    expect(readSavedConfig(path)).toEqual({ ...config, runtime: { ...config.runtime, profile: 'gone' } });
+  });
+
+  it('names the file and line of a damaged one', () => {
+    const path = join(root, 'config.yaml');
+    writeFileSync(path, 'train:\n  lr: fast\n');
+    expect(() => readSavedConfig(path)).toThrow(`train.lr: "fast" is not allowed; a number > 0 [${path}:2:7]`);
+  });
+});

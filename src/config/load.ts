@@ -1,0 +1,116 @@
+/** Resolves a config: flag > environment > file > profile > default, every value with where it came from. */
+import { join } from 'node:path';
+import { UsageError } from '../errors.js';
+import { type Environment, environmentLayer, environmentWarnings } from './environment.js';
+import { findConfig, packageRoot, readLayer } from './files.js';
+import { configKeys } from './keys.js';
+import type { Layer, Setting } from './layer.js';
+import { checkConfig, problemLine } from './parse.js';
+import type { Config } from './schema.js';
+
+export interface LoadOptions {
+  env: Environment;
+  /** What flags set: `parseTrainFlags(argv).layer`. */
+  flags?: Layer;
+  /** The value of --config; env CONFIG stands in for it. */
+  config?: string | null;
+  /** Config to take when neither is given: the caller's choice, such as `pickConfigByGpuMemory`. */
+  otherwise?: string | null;
+  /** Folder that holds configs/; tests have their own. */
+  root?: string;
+}
+
+export interface ResolvedConfig {
+  config: Config;
+  /** Origin of every key: `flag --steps`, `env NSA_LR`, `configs/x.yaml`, `profile h200` or `default`. */
+  origins: ReadonlyMap<string, string>;
+  /** How the config file is called, or null when there was none. */
+  file: string | null;
+  /** Lines to show before a run: variables that do nothing. */
+  warnings: string[];
+}
+
+const EMPTY: Layer = new Map();
+
+/** `package:…` in data.path means a file that ships with Trefoil, wherever it is installed. */
+const PACKAGE_PREFIX = 'package:';
+
+function fileLayer(options: LoadOptions, root: string): { layer: Layer; label: string | null } {
+  const fromEnvironment = options.env['CONFIG']?.trim() || null;
+  const name = options.config ?? fromEnvironment ?? options.otherwise ?? null;
+  if (name === null) return { layer: EMPTY, label: null };
+  const file = findConfig(name, 'configs', root);
+  return { layer: readLayer(file), label: file.label };
+}
+
+/** The profile named by the highest layer that names one. */
+function profileLayer(layers: readonly Layer[], root: string): Layer {
+  const named = layers.map((layer) => layer.get('runtime.profile')).find((setting) => setting !== undefined);
+  if (named === undefined || named.value === null) return EMPTY;
+  // Of the wrong type: left to the schema, which names the key.
+  if (typeof named.value !== 'string' || named.value === '') return EMPTY;
+  const layer = readLayer(findProfile(named.value, named.where, root), `profile ${named.value}`);
+  if (layer.has('runtime.profile')) {
+    throw new UsageError(`runtime.profile: a profile cannot name a profile [${layer.get('runtime.profile')!.where}]`);
+  }
+  return layer;
+}
+
+function findProfile(name: string, where: string, root: string) {
+  try {
+    return findConfig(name, 'configs/profiles', root);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new UsageError(`runtime.profile: ${error.message} [${where}]`, { cause: error });
+  }
+}
+
+/** Lays the layers over each other, the lowest first. */
+function merge(lowestFirst: readonly Layer[]): Map<string, Setting> {
+  const merged = new Map<string, Setting>();
+  for (const layer of lowestFirst) {
+    // NSA_USE_FA2=0 must win over runtime.use_fa2_win: true of a file: within a layer the branch decides, between
+    // layers the higher one does, so a global switch clears the branch switches below it.
+    if (layer.has('runtime.use_fa2')) {
+      merged.delete('runtime.use_fa2_win');
+      merged.delete('runtime.use_fa2_cmp');
+    }
+    for (const [path, setting] of layer) merged.set(path, setting);
+  }
+  return merged;
+}
+
+function treeOf(settings: ReadonlyMap<string, Setting>, root: string): Record<string, Record<string, unknown>> {
+  const tree: Record<string, Record<string, unknown>> = {};
+  for (const [path, { value }] of settings) {
+    const [section, name] = path.split('.');
+    tree[section] ??= {};
+    const inPackage = path === 'data.path' && typeof value === 'string' && value.startsWith(PACKAGE_PREFIX);
+    tree[section][name] = inPackage ? join(root, value.slice(PACKAGE_PREFIX.length)) : value;
+  }
+  return tree;
+}
+
+function check(settings: ReadonlyMap<string, Setting>, root: string): Config {
+  const checked = checkConfig(treeOf(settings, root));
+  if ('config' in checked) return checked.config;
+  const lines = checked.problems.map((problem) => problemLine(problem, settings.get(problem.path)?.where));
+  throw new UsageError(lines.join('\n'));
+}
+
+export function loadConfig(options: LoadOptions): ResolvedConfig {
+  const root = options.root ?? packageRoot;
+  const flags = options.flags ?? EMPTY;
+  const environment = environmentLayer(options.env);
+  const file = fileLayer(options, root);
+  const profile = profileLayer([flags, environment, file.layer], root);
+  const settings = merge([profile, file.layer, environment, flags]);
+  const config = check(settings, root);
+  const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
+  return { config, origins, file: file.label, warnings: environmentWarnings(options.env) };
+}
+
+/** The config.yaml of a run as it was written: no environment and no profile, which may have changed since. */
+export function readSavedConfig(path: string): Config {
+  return check(readLayer({ path, label: path }), packageRoot);
+}

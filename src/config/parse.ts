@@ -1,0 +1,92 @@
+/** From a plain object to a config, or to one line per problem: `path: value is not allowed; what is`. */
+import type { z } from 'zod';
+import { UsageError } from '../errors.js';
+import { configSections, findKey, keysOf } from './keys.js';
+import { type Config, configSchema } from './schema.js';
+import { hint } from './suggest.js';
+
+export interface ConfigProblem {
+  /** The key the problem belongs to, `section.name`; empty for the config as a whole. */
+  path: string;
+  message: string;
+}
+
+/** A value in a message: short, and unmistakable about its type. */
+export function show(value: unknown): string {
+  if (value === undefined) return 'nothing';
+  // JSON would call infinity and "not a number" null.
+  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value) ?? String(value));
+  return text.length > 60 ? `${text.slice(0, 57)}…` : text;
+}
+
+/** What is wrong with a name that the schema does not know. */
+export function unknownKeyProblem(path: string): ConfigProblem {
+  const dot = path.indexOf('.');
+  const section = dot < 0 ? path : path.slice(0, dot);
+  if (dot < 0 || !configSections.includes(section)) {
+    const allowed = `one of ${configSections.join(', ')}`;
+    return { path, message: `unknown section; ${allowed}${hint(section, configSections)}` };
+  }
+  const names = keysOf(section);
+  const near = hint(path.slice(dot + 1), names);
+  return { path, message: `unknown key${near || `; ${section} has ${names.join(', ')}`}` };
+}
+
+/** A value that its key refuses. */
+export function valueProblem(path: string, value: unknown): ConfigProblem {
+  const key = findKey(path);
+  if (key === undefined) return unknownKeyProblem(path);
+  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, key.choices) : '';
+  return { path, message: `${show(value)} is not allowed; ${key.allowed}${near}` };
+}
+
+/** A section that is not a mapping. */
+export function sectionProblem(section: string, value: unknown): ConfigProblem {
+  return {
+    path: section,
+    message: `${show(value)} is not allowed; keys such as ${keysOf(section).slice(0, 3).join(', ')}`,
+  };
+}
+
+function valueAt(input: unknown, path: readonly PropertyKey[]): unknown {
+  let value = input;
+  for (const name of path) value = (value as Record<PropertyKey, unknown> | undefined)?.[name];
+  return value;
+}
+
+function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[] {
+  // Deeper than a key (an item of train.betas): the key as a whole is what a reader can look up.
+  const parts = issue.path.slice(0, 2);
+  const path = parts.join('.');
+  if (issue.code === 'custom') return [{ path, message: issue.message }];
+  if (issue.code === 'unrecognized_keys') {
+    return issue.keys.map((name) => unknownKeyProblem(path === '' ? name : `${path}.${name}`));
+  }
+  const value = valueAt(input, parts);
+  if (parts.length === 0)
+    return [{ path, message: `${show(value)} is not a config; sections ${configSections.join(', ')}` }];
+  return [parts.length === 1 ? sectionProblem(path, value) : valueProblem(path, value)];
+}
+
+/** The config, or every problem of it; a key is named once even when several of its items are wrong. */
+export function checkConfig(input: unknown): { config: Config } | { problems: ConfigProblem[] } {
+  const result = configSchema.safeParse(input);
+  if (result.success) return { config: result.data };
+  const problems = new Map<string, ConfigProblem>();
+  for (const problem of result.error.issues.flatMap((issue) => issueProblems(issue, input))) {
+    problems.set(`${problem.path}: ${problem.message}`, problem);
+  }
+  return { problems: [...problems.values()] };
+}
+
+export function problemLine(problem: ConfigProblem, where?: string): string {
+  const place = where === undefined ? '' : ` [${where}]`;
+  return `${problem.path === '' ? 'config' : problem.path}: ${problem.message}${place}`;
+}
+
+/** A config from a plain object (a run's config.yaml, a checkpoint's config.json); missing keys take their defaults. */
+export function parseConfig(input: unknown): Config {
+  const checked = checkConfig(input);
+  if ('config' in checked) return checked.config;
+  throw new UsageError(checked.problems.map((problem) => problemLine(problem)).join('\n'));
+}

@@ -1,0 +1,83 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { relationProblems } from './rules.js';
+import { type Config, configShape } from './schema.js';
+
+type Parts = { [Section in keyof Config]?: Partial<Config[Section]> };
+
+const problems = (parts: Parts) => relationProblems(configShape.parse(parts)).map((p) => `${p.path}: ${p.message}`);
+
+describe('relations between keys', () => {
+  it('accepts the defaults', () => expect(problems({})).toEqual([]));
+
+  it.each<[string, Parts, string[]]>([
+    [
+      'G divides H',
+      { model: { n_kv_groups: 5 } },
+      ['model.n_kv_groups: 5 does not divide model.n_heads 12; one of 1, 2, 3, 4, 6, 12'],
+    ],
+    [
+      'more groups than heads',
+      { model: { n_heads: 1, n_kv_groups: 2 } },
+      ['model.n_kv_groups: 2 does not divide model.n_heads 1; 1'],
+    ],
+    [
+      'at most 16 heads in a group',
+      { model: { n_heads: 34, n_kv_groups: 2 } },
+      ['model.n_kv_groups: 2 leaves 17 heads in a group, more than 16; one of 17, 34'],
+    ],
+    ['d_k even', { model: { d_k: 63 } }, ['model.d_k: 63 is odd; rotary positions need an even size such as 64']],
+    ['d divides l', { nsa: { l: 24 } }, ['nsa.d: 16 does not divide nsa.l 24; one of 1, 2, 4, 8']],
+    ['d divides l_sel', { nsa: { l_sel: 72 } }, ['nsa.d: 16 does not divide nsa.l_sel 72; one of 1, 2, 4, 8']],
+    [
+      'd divides both',
+      { nsa: { d: 7 } },
+      ['nsa.d: 7 does not divide nsa.l 32 and nsa.l_sel 64; one of 1, 2, 4, 8, 16, 32'],
+    ],
+    ['l is at most l_sel', { nsa: { l: 128 } }, ['nsa.l: 128 is greater than nsa.l_sel 64; at most nsa.l_sel']],
+    [
+      'one override of the gate',
+      { nsa: { force_branch: 'sel', force_uniform_gate: true } },
+      ['nsa.force_uniform_gate: true contradicts nsa.force_branch sel; set one of the two'],
+    ],
+    [
+      'a local source has a path',
+      { data: { source: 'jsonl' } },
+      ['data.path: missing; data.source jsonl needs a path (--local-path)'],
+    ],
+  ])('%s', (_, parts, expected) => expect(problems(parts)).toEqual(expected));
+
+  it.each(['text', 'fineweb_edu_local', 'tokens'] as const)('%s needs a path', (source) => {
+    expect(problems({ data: { source } })).toHaveLength(1);
+    expect(problems({ data: { source, path: 'x' } })).toEqual([]);
+  });
+
+  it.each([1, 5, 6, 16])('%i heads in a group are allowed', (perGroup) => {
+    expect(problems({ model: { n_heads: perGroup * 2, n_kv_groups: 2 } })).toEqual([]);
+  });
+
+  it('names only values that would be accepted', () => {
+    const size = fc.integer({ min: 1, max: 300 });
+    fc.assert(
+      fc.property(size, size, (n_heads, n_kv_groups) => {
+        const [found] = problems({ model: { n_heads, n_kv_groups } });
+        if (found === undefined) return;
+        const named = found
+          .slice(found.lastIndexOf(';') + 1)
+          .match(/\d+/g)!
+          .map(Number);
+        expect(named.length).toBeGreaterThan(0);
+        for (const groups of named) expect(problems({ model: { n_heads, n_kv_groups: groups } })).toEqual([]);
+      }),
+    );
+  });
+
+  it('answers at once for sizes that make no sense', () => {
+    const started = performance.now();
+    const n_heads = Number.MAX_SAFE_INTEGER;
+    expect(
+      problems({ model: { n_heads, n_kv_groups: 2 }, nsa: { l: n_heads, l_sel: n_heads } }).length,
+    ).toBeGreaterThan(0);
+    expect(performance.now() - started).toBeLessThan(500);
+  });
+});

@@ -1,0 +1,85 @@
+/** Relations between keys that no single key can check (attention.md): each problem names one key and what would be allowed. */
+import type { Config } from './schema.js';
+
+export interface RelationProblem {
+  path: string;
+  message: string;
+}
+
+/** More heads than this per group do not fit the tiles of any kernel. */
+const MAX_HEADS_PER_GROUP = 16;
+
+/** These read files; synthetic makes its tokens and fineweb_edu knows its address. */
+const SOURCES_WITH_PATH: readonly string[] = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'];
+
+/** Small enough to be tried one by one even when the config holds a nonsensical size. */
+const MAX_LISTED_DIVISOR = 1024;
+
+function divisors(value: number): number[] {
+  const found: number[] = [];
+  for (let candidate = 1; candidate <= Math.min(value, MAX_LISTED_DIVISOR); candidate++) {
+    if (value % candidate === 0) found.push(candidate);
+  }
+  return found;
+}
+
+/** Group counts that leave 1 to 16 heads in each. */
+function groupCounts(heads: number): number[] {
+  return divisors(heads)
+    .filter((perGroup) => perGroup <= MAX_HEADS_PER_GROUP)
+    .map((perGroup) => heads / perGroup)
+    .reverse();
+}
+
+const oneOf = (values: readonly number[]) => (values.length === 1 ? `${values[0]}` : `one of ${values.join(', ')}`);
+
+function greatestCommonDivisor(a: number, b: number): number {
+  return b === 0 ? a : greatestCommonDivisor(b, a % b);
+}
+
+function headProblems({ n_heads, n_kv_groups, d_k }: Config['model']): RelationProblem[] {
+  const problems: RelationProblem[] = [];
+  const perGroup = n_heads / n_kv_groups;
+  if (!Number.isInteger(perGroup) || perGroup > MAX_HEADS_PER_GROUP) {
+    const reason = Number.isInteger(perGroup)
+      ? `leaves ${perGroup} heads in a group, more than ${MAX_HEADS_PER_GROUP}`
+      : `does not divide model.n_heads ${n_heads}`;
+    const allowed = oneOf(groupCounts(n_heads));
+    problems.push({ path: 'model.n_kv_groups', message: `${n_kv_groups} ${reason}; ${allowed}` });
+  }
+  if (d_k % 2 !== 0) {
+    const message = `${d_k} is odd; rotary positions need an even size such as ${d_k + 1}`;
+    problems.push({ path: 'model.d_k', message });
+  }
+  return problems;
+}
+
+function blockProblems({ l, d, l_sel }: Config['nsa']): RelationProblem[] {
+  const problems: RelationProblem[] = [];
+  const missed = [
+    ...(l % d === 0 ? [] : [`nsa.l ${l}`]),
+    // The stride must tile both blocks: otherwise a compressed block straddles a selection block by a fraction of a stride.
+    ...(l_sel % d === 0 ? [] : [`nsa.l_sel ${l_sel}`]),
+  ];
+  if (missed.length > 0) {
+    const allowed = oneOf(divisors(greatestCommonDivisor(l, l_sel)));
+    problems.push({ path: 'nsa.d', message: `${d} does not divide ${missed.join(' and ')}; ${allowed}` });
+  }
+  if (l > l_sel) {
+    problems.push({ path: 'nsa.l', message: `${l} is greater than nsa.l_sel ${l_sel}; at most nsa.l_sel` });
+  }
+  return problems;
+}
+
+export function relationProblems(config: Config): RelationProblem[] {
+  const problems = [...headProblems(config.model), ...blockProblems(config.nsa)];
+  if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
+    const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
+    problems.push({ path: 'nsa.force_uniform_gate', message });
+  }
+  if (SOURCES_WITH_PATH.includes(config.data.source) && config.data.path === null) {
+    const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
+    problems.push({ path: 'data.path', message });
+  }
+  return problems;
+}

@@ -1,0 +1,122 @@
+/** Every file in configs/: it loads, and it holds the values the runbooks promise. */
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { parse } from 'yaml';
+import { packageRoot, shippedConfigs } from './files.js';
+import { configKeys } from './keys.js';
+import { loadConfig } from './load.js';
+import { parseConfig } from './parse.js';
+
+const CONFIGS = [
+  'base',
+  'train_showcase',
+  'm7c_125m_24g',
+  'm7c_125m_40g',
+  'm7c_125m_80g',
+  'm7c_125m_fast_log',
+  'm7c_125m_2xa100_production',
+  'm7c_125m_1xa100_production',
+  'm7c_125m_2k_test',
+  'm7c_small_smoke',
+  'runbook_s512',
+  'runbook_s1024',
+  'runbook_s2048',
+  'runbook_prod_2048',
+  'quickstart',
+];
+const PROFILES = ['a100', 'cpu', 'h200'];
+
+const load = (name: string, env: Record<string, string> = {}) => loadConfig({ env, config: name }).config;
+const text = (name: string) => readFileSync(join(packageRoot, 'configs', `${name}.yaml`), 'utf8');
+
+it('ships exactly the promised files', () => {
+  expect(shippedConfigs()).toEqual([...CONFIGS].sort());
+  expect(shippedConfigs('configs/profiles')).toEqual(PROFILES);
+});
+
+describe.each(CONFIGS)('%s', (name) => {
+  it('loads', () => expect(load(name).train.steps).toBeGreaterThan(0));
+  it('says at the top what it is for', () => expect(text(name)).toMatch(/^# .{20,}\n/));
+});
+
+describe.each(PROFILES)('profile %s', (name) => {
+  it('loads over the defaults and sets something', () => {
+    const env = {};
+    const flags = new Map([['runtime.profile', { value: name, origin: 'test', where: 'test' }]]);
+    const { origins } = loadConfig({ env, flags });
+    expect([...origins.values()]).toContain(`profile ${name}`);
+  });
+  it('says at the top what it is for', () => expect(text(`profiles/${name}`)).toMatch(/^# .{15,}\n/));
+});
+
+describe('base', () => {
+  it('is the defaults', () => expect(load('base')).toEqual(parseConfig({})));
+
+  it('shows every key with its default and meaning', () => {
+    // The keys behind a # are checked as if they were set: what the file says about them must be true too.
+    const open = text('base').replace(/^ {2}# (?=\w+: )/gm, '  ');
+    const tree = parse(open) as Record<string, Record<string, unknown>>;
+    for (const key of configKeys) {
+      const [section, name] = key.path.split('.');
+      expect(tree[section][name], key.path).toEqual(key.default);
+      const line = open.split('\n').find((row) => row.startsWith(`  ${name}: `) && row.endsWith(key.meaning));
+      expect(line, key.path).toBeDefined();
+    }
+    expect(Object.values(tree).flatMap(Object.keys)).toHaveLength(configKeys.length);
+  });
+});
+
+describe('the 125m configs', () => {
+  const names = CONFIGS.filter((name) => name.startsWith('m7c_125m') || name.startsWith('runbook'));
+  it.each(names)('%s has the 125m shape, bf16 and gradient checkpointing', (name) => {
+    const { model, nsa, runtime } = load(name);
+    expect(model).toMatchObject({ dim: 768, n_layers: 12, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64 });
+    expect(nsa).toMatchObject({ l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512 });
+    expect(runtime).toMatchObject({ precision: 'bf16', gradient_checkpointing: true, use_fa2: true });
+  });
+
+  it.each(['m7c_125m_24g', 'm7c_125m_40g', 'm7c_125m_80g'])('%s takes 16 sequences a step', (name) => {
+    const { batch_size, accumulate_grad_batches } = load(name).train;
+    expect(batch_size * accumulate_grad_batches).toBe(16);
+  });
+
+  it.each([
+    [
+      'm7c_125m_2xa100_production',
+      { batch_size: 2, accumulate_grad_batches: 1, out_dir: 'artifacts/m7c_125m_2xa100_prod' },
+    ],
+    ['m7c_125m_1xa100_production', { batch_size: 1, accumulate_grad_batches: 4 }],
+    ['runbook_prod_2048', { batch_size: 1, accumulate_grad_batches: 4 }],
+  ])('%s is the production run', (name, keys) => {
+    expect(load(name).train).toMatchObject({ seq_len: 2048, steps: 50000, save_every: 5000, ...keys });
+  });
+
+  it.each([512, 1024, 2048])('runbook_s%i is the production config at another length', (seq_len) => {
+    const production = load('m7c_125m_2xa100_production');
+    const out_dir = `artifacts/runbook_s${seq_len}`;
+    expect(load(`runbook_s${seq_len}`)).toEqual({ ...production, train: { ...production.train, seq_len, out_dir } });
+  });
+
+  it('the single-GPU runbook overrides the production config by environment', () => {
+    const { train } = load('configs/m7c_125m_2xa100_production.yaml', { NSA_BATCH_SIZE: '1', NSA_ACCUM: '4' });
+    expect(train).toMatchObject({ batch_size: 1, accumulate_grad_batches: 4 });
+  });
+});
+
+it('train_showcase is the toy of the runbooks', () => {
+  const { runtime, train } = load('train_showcase');
+  expect(runtime).toMatchObject({ precision: 'fp32', gradient_checkpointing: false, use_fa2: false });
+  expect(train).toMatchObject({ seq_len: 128, save_every: 0, out_dir: 'artifacts/train_showcase' });
+});
+
+it('quickstart needs neither GPU nor network', () => {
+  const { runtime, data } = load('quickstart');
+  expect(runtime.device).toBe('cpu');
+  expect(data).toMatchObject({ source: 'text', tokenizer: 'byte' });
+});
+
+it('profile a100 keeps the thresholds of the runbook', () => {
+  const profile = parse(text('profiles/a100')) as { runtime: Record<string, unknown> };
+  expect(profile.runtime).toMatchObject({ fa2_min_len_win: -1, fa2_min_len_cmp: -1 });
+});

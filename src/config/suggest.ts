@@ -1,0 +1,42 @@
+/** "Did you mean": the known name nearest to what was typed, or nothing when none is near. */
+
+/** Edits that turn a into b, a swap of neighbours counting as one: the usual typing errors all cost 1. */
+function editDistance(a: string, b: string): number {
+  let beforeLast: number[] = [];
+  let last = Array.from({ length: b.length + 1 }, (_, column) => column);
+  for (let row = 1; row <= a.length; row++) {
+    const current = [row];
+    for (let column = 1; column <= b.length; column++) {
+      const replace = last[column - 1] + (a[row - 1] === b[column - 1] ? 0 : 1);
+      let cost = Math.min(replace, last[column] + 1, current[column - 1] + 1);
+      if (row > 1 && column > 1 && a[row - 1] === b[column - 2] && a[row - 2] === b[column - 1]) {
+        cost = Math.min(cost, beforeLast[column - 2] + 1);
+      }
+      current.push(cost);
+    }
+    beforeLast = last;
+    last = current;
+  }
+  return last[b.length];
+}
+
+export function nearest(typed: string, known: Iterable<string>): string | undefined {
+  const wanted = typed.toLowerCase();
+  // A third of the letters wrong is still a typing error; more is another word.
+  let best = Math.max(1, Math.floor(wanted.length / 3)) + 1;
+  let found: string | undefined;
+  for (const name of known) {
+    const distance = editDistance(wanted, name.toLowerCase());
+    if (distance < best) {
+      best = distance;
+      found = name;
+    }
+  }
+  return found;
+}
+
+/** ` (did you mean x?)`, or an empty text. */
+export function hint(typed: string, known: Iterable<string>): string {
+  const found = nearest(typed, known);
+  return found === undefined ? '' : ` (did you mean ${found}?)`;
+}

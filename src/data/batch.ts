@@ -1,0 +1,69 @@
+/** Packs samples to the arrays a model takes. */
+
+import type { SampleAddress, Samples } from './stream.js';
+
+/** A target that takes no part in the loss. */
+export const IGNORED_TARGET = -100;
+
+export interface Batch {
+  /** [batch * sequence], row after row. */
+  readonly inputs: Int32Array;
+  /** The token after each input, or IGNORED_TARGET. */
+  readonly targets: Int32Array;
+  /** How many targets count: the weight of this batch in a mean over several. */
+  readonly targetCount: number;
+  /** Where attention begins anew: 0, S, 2S … and, with document masks, each document start between. */
+  readonly cuSeqlens: Int32Array;
+  /** Names the data of each row, for diagnosis. */
+  readonly sampleIds: number[];
+  /** Of the first row. */
+  readonly epoch: number;
+}
+
+export interface Packing {
+  readonly sequenceLength: number;
+  /** Documents in one row do not see each other, and none has to guess the first token of the next. */
+  readonly documentMask: boolean;
+}
+
+/**
+ * One row per address. Rows from `counted` on only fill the batch up: their targets are all ignored, so that every
+ * batch has the same shape and no sample counts twice.
+ */
+export function packBatch(
+  samples: Samples,
+  addresses: readonly SampleAddress[],
+  { sequenceLength, documentMask }: Packing,
+  counted = addresses.length,
+): Batch {
+  const rows = addresses.length;
+  const inputs = new Int32Array(rows * sequenceLength);
+  const targets = new Int32Array(rows * sequenceLength);
+  const window = new Int32Array(sequenceLength + 1);
+  const boundaries: number[] = [];
+  let ignored = (rows - counted) * sequenceLength;
+  for (const [row, address] of addresses.entries()) {
+    const start = row * sequenceLength;
+    samples.read(address, window);
+    inputs.set(window.subarray(0, sequenceLength), start);
+    targets.set(window.subarray(1), start);
+    boundaries.push(start);
+    if (!documentMask) continue;
+    for (const offset of samples.documentStarts(address)) {
+      if (offset === 0) continue;
+      if (offset < sequenceLength) boundaries.push(start + offset);
+      targets[start + offset - 1] = IGNORED_TARGET;
+      if (row < counted) ignored++;
+    }
+  }
+  targets.fill(IGNORED_TARGET, counted * sequenceLength);
+  boundaries.push(rows * sequenceLength);
+  return {
+    inputs,
+    targets,
+    targetCount: rows * sequenceLength - ignored,
+    cuSeqlens: Int32Array.from(boundaries),
+    sampleIds: addresses.map((address) => address.id),
+    epoch: addresses[0].epoch,
+  };
+}

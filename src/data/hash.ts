@@ -1,0 +1,22 @@
+/**
+ * Stateless hashing for everything random in the data path: split, shuffle, synthetic tokens.
+ * A value depends only on its inputs, so any position can be computed without those before it.
+ */
+
+/** Murmur3's 32-bit finaliser: a bijection in which every input bit reaches every output bit. */
+export function mix32(value: number): number {
+  let bits = value | 0;
+  bits = Math.imul(bits ^ (bits >>> 16), 0x85ebca6b);
+  bits = Math.imul(bits ^ (bits >>> 13), 0xc2b2ae35);
+  return (bits ^ (bits >>> 16)) >>> 0;
+}
+
+/** Folds a non-negative integer of up to 53 bits into a 32-bit hash state. The order of the calls matters. */
+export function absorb(state: number, value: number): number {
+  const high = Math.floor(value / 2 ** 32);
+  // The odd constant keeps (state 0, value 0) from being a fixed point of the finaliser.
+  return mix32(mix32((state + 0x9e3779b9) ^ (value >>> 0)) ^ high);
+}
+
+/** What a hash is for: two uses of one seed must not see related numbers. */
+export const Purpose = { split: 1, shuffle: 2, syntheticTrain: 3, syntheticValidation: 4 } as const;

@@ -1,0 +1,81 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { UsageError } from '../../errors.js';
+import { testFolder } from '../testing/folder.js';
+import { writeShards } from '../testing/shards.js';
+import { DamagedShards, readIndex, tokenTypeFor } from './format.js';
+
+const folder = testFolder();
+
+function written(): string {
+  const path = folder.fresh();
+  writeShards(path, [[1, 2, 3], [4]]);
+  return path;
+}
+
+describe('tokenTypeFor', () => {
+  it('takes the smallest type that holds the vocabulary', () => {
+    expect([256, 257, 65536, 65537, 2 ** 31].map(tokenTypeFor)).toEqual(['u8', 'u16', 'u16', 'u32', 'u32']);
+    expect(() => tokenTypeFor(2 ** 31 + 1)).toThrow('too large');
+  });
+});
+
+describe('readIndex', () => {
+  it('returns what was written', () => {
+    expect(readIndex(written())).toMatchObject({
+      version: 1,
+      tokenizer: { name: 'byte', identity: 'byte' },
+      vocabSize: 256,
+      dtype: 'u8',
+      separator: 0,
+      tokens: 6,
+      documents: 2,
+    });
+  });
+
+  it('gives equal content an equal checksum, in any folder', () => {
+    expect(readIndex(written()).checksum).toBe(readIndex(written()).checksum);
+    const other = folder.fresh();
+    writeShards(other, [[1, 2, 3], [5]]);
+    expect(readIndex(other).checksum).not.toBe(readIndex(written()).checksum);
+  });
+
+  it('notices any changed character', () => {
+    const path = join(written(), 'index.json');
+    const original = readFileSync(path, 'latin1');
+    for (let at = 0; at < original.length; at++) {
+      const character = original[at];
+      if (/\s/.test(character)) continue;
+      const changed = character === '7' ? '8' : '7';
+      writeFileSync(path, original.slice(0, at) + changed + original.slice(at + 1), 'latin1');
+      expect(() => readIndex(join(path, '..')), `changed "${character}" at ${at}`).toThrow(DamagedShards);
+    }
+  });
+
+  it.each([
+    ['', 'not valid JSON'],
+    ['null', 'not an index of prepared tokens'],
+    ['{"format":"other"}', 'not an index of prepared tokens'],
+    ['{"format":"trefoil-tokens","version":2,"checksum":""}', 'format version 2, but this program reads 1'],
+    ['{"format":"trefoil-tokens","version":1,"checksum":""}', 'tokenizer: '],
+  ])('refuses %j by name', (content, message) => {
+    const path = folder.fresh();
+    writeFileSync(join(path, 'index.json'), content);
+    expect(() => readIndex(path)).toThrow(UsageError);
+    expect(() => readIndex(path)).toThrow(
+      `${join(path, 'index.json')}: ${message.startsWith('not valid') ? 'damaged (' : ''}${message}`,
+    );
+  });
+
+  it('refuses a file name that leads out of the folder', () => {
+    const path = written();
+    const text = readFileSync(join(path, 'index.json'), 'utf8').replace('tokens-00000.bin', '../tokens-00000.bin');
+    writeFileSync(join(path, 'index.json'), text);
+    expect(() => readIndex(path)).toThrow('shards.0.tokens.file');
+  });
+
+  it('names a missing index', () => {
+    expect(() => readIndex(folder.path('none'))).toThrow(`cannot read ${folder.path('none', 'index.json')}: ENOENT`);
+  });
+});

@@ -1,0 +1,118 @@
+/**
+ * Prepared tokens on disk: a folder that is read by position and never parsed.
+ *
+ *   index.json          what follows, with sizes and hashes; itself protected by `checksum`
+ *   tokens-00000.bin    token ids, little-endian, 1, 2 or 4 bytes each; documents in order, each with its separator
+ *   docs-00000.bin      where the documents that begin in this shard begin: little-endian float64 (exact to 2^53),
+ *                       counted in tokens from the start of the first shard
+ *
+ * Shards are cuts of one long stream at any place, so a document may lie in two of them and none is cut away.
+ * Nothing in the index depends on paths or dates: equal text and tokenizer give an equal checksum, and that is the
+ * identity by which a resumed run knows its data.
+ */
+
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { z } from 'zod';
+import { UsageError } from '../../errors.js';
+
+export const INDEX_NAME = 'index.json';
+const FORMAT = 'trefoil-tokens';
+const VERSION = 1;
+
+/** Shards that cannot be trusted. A cache entry with this fault is built again; prepared shards are refused. */
+export class DamagedShards extends UsageError {}
+
+export type TokenType = 'u8' | 'u16' | 'u32';
+
+const Count = z.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
+// Only plain names: an index from elsewhere must not lead to a file outside its folder.
+const ShardFile = z.strictObject({
+  file: z.string().regex(/^(tokens|docs)-\d{5,8}\.bin$/),
+  bytes: Count,
+  sha256: z.string().regex(/^[0-9a-f]{64}$/),
+});
+const ShardIndexContent = z.strictObject({
+  format: z.literal(FORMAT),
+  version: z.literal(VERSION),
+  tokenizer: z.strictObject({ name: z.string(), identity: z.string() }),
+  vocabSize: Count,
+  dtype: z.enum(['u8', 'u16', 'u32']),
+  separator: Count,
+  tokens: Count,
+  documents: Count,
+  /** Source files that were not text: known on every later use, not only when the shards were made. */
+  skippedFiles: Count,
+  shards: z.array(z.strictObject({ tokens: ShardFile, documents: ShardFile })).min(1),
+});
+type ShardIndexContent = z.infer<typeof ShardIndexContent>;
+export type ShardFile = z.infer<typeof ShardFile>;
+export type ShardIndex = ShardIndexContent & { checksum: string };
+
+const TOKEN_ARRAYS = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array } as const;
+export type TokenArray = Uint8Array | Uint16Array | Uint32Array;
+
+export function bytesPerToken(type: TokenType): number {
+  return TOKEN_ARRAYS[type].BYTES_PER_ELEMENT;
+}
+
+/** A view of `count` tokens from the start of a buffer. All machines Node runs on today are little-endian. */
+export function tokenView(type: TokenType, buffer: ArrayBuffer, count: number): TokenArray {
+  return new TOKEN_ARRAYS[type](buffer, 0, count);
+}
+
+export function tokenTypeFor(vocabSize: number): TokenType {
+  if (vocabSize <= 2 ** 8) return 'u8';
+  if (vocabSize <= 2 ** 16) return 'u16';
+  if (vocabSize <= 2 ** 31) return 'u32';
+  throw new UsageError(`data.tokenizer: a vocabulary of ${vocabSize} tokens is too large; at most 2^31 are supported`);
+}
+
+export function encodeIndex(content: Omit<ShardIndexContent, 'format' | 'version'>): {
+  index: ShardIndex;
+  text: string;
+} {
+  // Parsed, so that the order of the keys under the checksum is always the schema's.
+  const full = ShardIndexContent.parse({ format: FORMAT, version: VERSION, ...content });
+  const index = { ...full, checksum: checksumOf(full) };
+  return { index, text: `${JSON.stringify(index, null, 1)}\n` };
+}
+
+/** The index of a folder of shards, checked in itself; the files it names are the reader's to check. */
+export function readIndex(folder: string): ShardIndex {
+  const path = join(folder, INDEX_NAME);
+  let value: unknown;
+  try {
+    value = JSON.parse(readFileSync(path, 'utf8'));
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) {
+      throw new DamagedShards(`cannot read ${path}: ${(error as Error).message}`, { cause: error });
+    }
+    throw new DamagedShards(`${path}: damaged (not valid JSON); prepare the shards again`, { cause: error });
+  }
+  const header = z
+    .looseObject({ format: z.literal(FORMAT), version: z.number(), checksum: z.string() })
+    .safeParse(value);
+  if (!header.success) throw new DamagedShards(`${path}: not an index of prepared tokens`);
+  if (header.data.version !== VERSION) {
+    const found = header.data.version;
+    throw new DamagedShards(
+      `${path}: format version ${found}, but this program reads ${VERSION}; prepare the shards again`,
+    );
+  }
+  const { checksum, ...rest } = header.data;
+  const content = ShardIndexContent.safeParse(rest);
+  if (!content.success) {
+    const issue = content.error.issues[0];
+    throw new DamagedShards(`${path}: ${issue.path.join('.')}: ${issue.message}; prepare the shards again`);
+  }
+  if (checksumOf(content.data) !== checksum) {
+    throw new DamagedShards(`${path}: damaged (its checksum does not match); prepare the shards again`);
+  }
+  return { ...content.data, checksum };
+}
+
+function checksumOf(content: ShardIndexContent): string {
+  return createHash('sha256').update(JSON.stringify(content)).digest('hex');
+}

@@ -1,0 +1,195 @@
+/** Reads token shards by position. Opening checks everything; reading is one system call or none. */
+
+import { createHash } from 'node:crypto';
+import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
+import { join } from 'node:path';
+import { TrefoilError } from '../../errors.js';
+import { bytesPerToken, DamagedShards, readIndex, type ShardFile, type ShardIndex, tokenView } from './format.js';
+
+/** Read at once when the last reads were neighbours. Larger gains nothing; smaller costs calls. */
+const READ_AHEAD_BYTES = 1 << 18;
+const HASHED_BYTES = 1 << 20;
+
+interface OpenShard {
+  readonly path: string;
+  readonly descriptor: number;
+  /** Position of its first token in the whole stream. */
+  readonly start: number;
+  readonly end: number;
+}
+
+export interface OpenOptions {
+  /** Read every file once and compare its SHA-256. Sizes and the index are always checked. Default true. */
+  verify?: boolean;
+}
+
+export class ShardReader {
+  readonly folder: string;
+  readonly index: ShardIndex;
+  /** Position of the first token of each document, ascending: 8 bytes per document. */
+  readonly documentStarts: Float64Array;
+  readonly #shards: readonly OpenShard[];
+  readonly #width: number;
+  #buffer: ArrayBuffer;
+  /** The tokens in the buffer: [#from, #to) of the stream. */
+  #from = 0;
+  #to = 0;
+  /** Where the last request ended: one that begins there is part of a run, and worth reading ahead for. */
+  #expected = -1;
+
+  private constructor(folder: string, index: ShardIndex, documentStarts: Float64Array, shards: readonly OpenShard[]) {
+    this.folder = folder;
+    this.index = index;
+    this.documentStarts = documentStarts;
+    this.#shards = shards;
+    this.#width = bytesPerToken(index.dtype);
+    this.#buffer = new ArrayBuffer(READ_AHEAD_BYTES);
+  }
+
+  static open(folder: string, options: OpenOptions = {}): ShardReader {
+    const index = readIndex(folder);
+    const verify = options.verify ?? true;
+    const documentStarts = readDocumentStarts(folder, index, verify);
+    const shards: OpenShard[] = [];
+    try {
+      let start = 0;
+      for (const { tokens } of index.shards) {
+        const end = start + tokens.bytes / bytesPerToken(index.dtype);
+        const path = join(folder, tokens.file);
+        const descriptor = openChecked(path, tokens);
+        shards.push({ path, descriptor, start, end });
+        if (verify) verifyHash(path, descriptor, tokens);
+        start = end;
+      }
+      if (start !== index.tokens || !shards.every((shard) => Number.isInteger(shard.end))) {
+        throw damaged(folder, `its files hold ${start} tokens, the index says ${index.tokens}`);
+      }
+      return new ShardReader(folder, index, documentStarts, shards);
+    } catch (error) {
+      for (const shard of shards) closeSync(shard.descriptor);
+      throw error;
+    }
+  }
+
+  close(): void {
+    for (const shard of this.#shards) closeSync(shard.descriptor);
+  }
+
+  readTokens(from: number, count: number): Int32Array {
+    const tokens = new Int32Array(count);
+    this.readInto(from, count, tokens, 0);
+    return tokens;
+  }
+
+  /** Copies tokens [from, from + count) of the stream to `target`. */
+  readInto(from: number, count: number, target: Int32Array, at: number): void {
+    if (!(from >= 0 && count >= 0 && from + count <= this.index.tokens)) {
+      throw new TrefoilError(`${this.folder}: tokens ${from} to ${from + count} are outside its ${this.index.tokens}`);
+    }
+    const sequential = from === this.#expected || (from >= this.#from && from <= this.#to);
+    const end = from + count;
+    for (let position = from; position < end; ) {
+      if (position < this.#from || position >= this.#to) this.#fill(position, end - position, sequential);
+      const taken = Math.min(end, this.#to) - position;
+      const view = tokenView(this.index.dtype, this.#buffer, this.#to - this.#from);
+      const first = position - this.#from;
+      target.set(view.subarray(first, first + taken), at + position - from);
+      position += taken;
+    }
+    this.#expected = end;
+    this.#checkRange(from, count, target, at);
+  }
+
+  /**
+   * Kernels take an id as an address: one outside the vocabulary would read foreign memory. Hashes only say that a file
+   * is what its writer wrote, and the writer may have been another program.
+   */
+  #checkRange(from: number, count: number, target: Int32Array, at: number): void {
+    const { vocabSize } = this.index;
+    for (let index = 0; index < count; index++) {
+      if (target[at + index] >>> 0 < vocabSize) continue;
+      const id = target[at + index] >>> 0;
+      throw damaged(this.folder, `token ${from + index} is ${id}, outside the vocabulary of ${vocabSize}`);
+    }
+  }
+
+  /** Fills the buffer from `position` on, with what is wanted or, in a run of reads, with as much as it holds. */
+  #fill(position: number, wanted: number, sequential: boolean): void {
+    const shard = this.#shards.find((candidate) => position < candidate.end)!;
+    const capacity = this.#buffer.byteLength / this.#width;
+    const count = Math.min(sequential ? capacity : Math.min(wanted, capacity), shard.end - position);
+    const bytes = new Uint8Array(this.#buffer, 0, count * this.#width);
+    // An interrupted fill must not leave a claim about what the buffer holds.
+    this.#from = this.#to = 0;
+    readFully(shard.path, shard.descriptor, bytes, (position - shard.start) * this.#width);
+    this.#from = position;
+    this.#to = position + count;
+  }
+}
+
+/** All document starts, in one array whose size is known from the files' sizes before it is made. */
+function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean): Float64Array {
+  const files = index.shards.map((shard) => shard.documents);
+  const bytes = files.reduce((sum, file) => sum + file.bytes, 0);
+  if (bytes !== index.documents * 8) {
+    throw damaged(folder, `its document files have ${bytes} bytes, not 8 for each of ${index.documents} documents`);
+  }
+  for (const file of files) closeSync(openChecked(join(folder, file.file), file));
+  const starts = new Float64Array(index.documents);
+  let offset = 0;
+  for (const file of files) {
+    const path = join(folder, file.file);
+    const descriptor = openChecked(path, file);
+    try {
+      if (verify) verifyHash(path, descriptor, file);
+      readFully(path, descriptor, new Uint8Array(starts.buffer, offset, file.bytes), 0);
+    } finally {
+      closeSync(descriptor);
+    }
+    offset += file.bytes;
+  }
+  for (let document = 0; document < starts.length; document++) {
+    const least = document === 0 ? 0 : starts[document - 1] + 1;
+    const valid = document === 0 ? starts[0] === 0 : Number.isInteger(starts[document]) && starts[document] >= least;
+    if (!valid || starts[document] >= index.tokens)
+      throw damaged(folder, `document ${document} begins at an impossible place`);
+  }
+  return starts;
+}
+
+function openChecked(path: string, expected: ShardFile): number {
+  let descriptor: number;
+  try {
+    descriptor = openSync(path, 'r');
+  } catch (error) {
+    throw new DamagedShards(`cannot read ${path}: ${(error as Error).message}`, { cause: error });
+  }
+  const { size } = fstatSync(descriptor);
+  if (size === expected.bytes) return descriptor;
+  closeSync(descriptor);
+  throw new DamagedShards(`${path}: damaged (${size} bytes, not ${expected.bytes}); prepare the shards again`);
+}
+
+function verifyHash(path: string, descriptor: number, expected: ShardFile): void {
+  const hash = createHash('sha256');
+  const buffer = new Uint8Array(HASHED_BYTES);
+  for (let offset = 0; offset < expected.bytes; offset += buffer.length) {
+    const part = buffer.subarray(0, Math.min(buffer.length, expected.bytes - offset));
+    readFully(path, descriptor, part, offset);
+    hash.update(part);
+  }
+  if (hash.digest('hex') === expected.sha256) return;
+  throw new DamagedShards(`${path}: damaged (its SHA-256 does not match the index); prepare the shards again`);
+}
+
+function readFully(path: string, descriptor: number, bytes: Uint8Array, offset: number): void {
+  for (let done = 0; done < bytes.length; ) {
+    const count = readSync(descriptor, bytes, done, bytes.length - done, offset + done);
+    if (count === 0) throw new DamagedShards(`${path}: ends early; it was cut short while in use`);
+    done += count;
+  }
+}
+
+function damaged(folder: string, reason: string): DamagedShards {
+  return new DamagedShards(`${folder}: damaged (${reason}); prepare the shards again`);
+}

@@ -1,0 +1,166 @@
+/** Writes token shards as a stream, in bounded memory. Nothing is visible under the final name before all is on disk. */
+
+import { createHash, type Hash } from 'node:crypto';
+import { closeSync, fsyncSync, openSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
+import { TrefoilError } from '../../errors.js';
+import type { Tokenizer } from '../tokenizer.js';
+import {
+  bytesPerToken,
+  encodeIndex,
+  INDEX_NAME,
+  type ShardFile,
+  type ShardIndex,
+  type TokenArray,
+  tokenTypeFor,
+  tokenView,
+} from './format.js';
+
+const BUFFERED_TOKENS = 1 << 18;
+const BUFFERED_DOCUMENTS = 1 << 13;
+const TOKENS_PER_SHARD = 2 ** 27;
+
+export class ShardWriter {
+  tokens = 0;
+  documents = 0;
+  readonly #folder: string;
+  readonly #tokenizer: Tokenizer;
+  readonly #tokensPerShard: number;
+  readonly #buffer: TokenArray;
+  readonly #starts = new Float64Array(BUFFERED_DOCUMENTS);
+  readonly #shards: { tokens: ShardFile; documents: ShardFile }[] = [];
+  #buffered = 0;
+  #bufferedStarts = 0;
+  #shardTokens = 0;
+  #insideDocument = false;
+  #tokenFile: HashedFile | undefined;
+  #documentFile: HashedFile | undefined;
+
+  /** `folder` exists and is this writer's alone: the caller renames it when finished. */
+  constructor(folder: string, tokenizer: Tokenizer, tokensPerShard = TOKENS_PER_SHARD) {
+    this.#folder = folder;
+    this.#tokenizer = tokenizer;
+    this.#tokensPerShard = tokensPerShard;
+    const type = tokenTypeFor(tokenizer.vocabSize);
+    this.#buffer = tokenView(type, new ArrayBuffer(BUFFERED_TOKENS * bytesPerToken(type)), BUFFERED_TOKENS);
+  }
+
+  /** Adds tokens to the document that is open, and opens one if none is. */
+  append(ids: ArrayLike<number>): void {
+    const { vocabSize, name } = this.#tokenizer;
+    for (let index = 0; index < ids.length; index++) {
+      const id = ids[index];
+      if (!(id >= 0 && id < vocabSize)) {
+        throw new TrefoilError(`tokenizer ${name} gave token ${id}, outside its vocabulary of ${vocabSize}`);
+      }
+      if (!this.#insideDocument) this.#beginDocument();
+      this.#put(id);
+    }
+  }
+
+  /** Closes the open document with the separator. A document without tokens leaves no trace. */
+  endDocument(): void {
+    if (!this.#insideDocument) return;
+    this.#put(this.#tokenizer.separator);
+    this.#insideDocument = false;
+  }
+
+  /** Writes what is left and the index, all of it forced to disk. */
+  finish(skippedFiles = 0): ShardIndex {
+    this.endDocument();
+    this.#endShard();
+    const { name, identity, vocabSize, separator } = this.#tokenizer;
+    const { index, text } = encodeIndex({
+      tokenizer: { name, identity },
+      vocabSize,
+      dtype: tokenTypeFor(vocabSize),
+      separator,
+      tokens: this.tokens,
+      documents: this.documents,
+      skippedFiles,
+      shards: this.#shards,
+    });
+    const file = new HashedFile(this.#folder, INDEX_NAME);
+    file.write(Buffer.from(text));
+    file.close();
+    return index;
+  }
+
+  /** Gives the files back without finishing; the caller removes the folder. */
+  abandon(): void {
+    this.#tokenFile?.abandon();
+    this.#documentFile?.abandon();
+  }
+
+  #beginDocument(): void {
+    // The shard must be the one that the document's first token goes to.
+    if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
+    if (this.#bufferedStarts === BUFFERED_DOCUMENTS) this.#flush();
+    this.#starts[this.#bufferedStarts++] = this.tokens;
+    this.documents++;
+    this.#insideDocument = true;
+  }
+
+  #put(id: number): void {
+    if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
+    if (this.#buffered === BUFFERED_TOKENS) this.#flush();
+    this.#buffer[this.#buffered++] = id;
+    this.#shardTokens++;
+    this.tokens++;
+  }
+
+  #flush(): void {
+    const number = String(this.#shards.length).padStart(5, '0');
+    this.#tokenFile ??= new HashedFile(this.#folder, `tokens-${number}.bin`);
+    this.#documentFile ??= new HashedFile(this.#folder, `docs-${number}.bin`);
+    this.#tokenFile.write(bytesOf(this.#buffer.subarray(0, this.#buffered)));
+    this.#documentFile.write(bytesOf(this.#starts.subarray(0, this.#bufferedStarts)));
+    this.#buffered = 0;
+    this.#bufferedStarts = 0;
+  }
+
+  #endShard(): void {
+    this.#flush();
+    this.#shards.push({ tokens: this.#tokenFile!.close(), documents: this.#documentFile!.close() });
+    this.#tokenFile = undefined;
+    this.#documentFile = undefined;
+    this.#shardTokens = 0;
+  }
+}
+
+/** A new file that knows the hash of what was written to it. */
+class HashedFile {
+  readonly #name: string;
+  readonly #descriptor: number;
+  readonly #hash: Hash = createHash('sha256');
+  #bytes = 0;
+  #open = true;
+
+  constructor(folder: string, name: string) {
+    this.#name = name;
+    this.#descriptor = openSync(join(folder, name), 'wx');
+  }
+
+  write(bytes: Uint8Array): void {
+    this.#hash.update(bytes);
+    this.#bytes += bytes.length;
+    // One call may write less than it was given.
+    for (let done = 0; done < bytes.length; ) done += writeSync(this.#descriptor, bytes, done);
+  }
+
+  close(): ShardFile {
+    fsyncSync(this.#descriptor);
+    this.abandon();
+    return { file: this.#name, bytes: this.#bytes, sha256: this.#hash.digest('hex') };
+  }
+
+  /** Closes without a promise about what is on disk. Harmless when closed already. */
+  abandon(): void {
+    if (this.#open) closeSync(this.#descriptor);
+    this.#open = false;
+  }
+}
+
+function bytesOf(array: TokenArray | Float64Array): Uint8Array {
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
+}

@@ -1,0 +1,136 @@
+/** Opens the data that a config names: the samples to train on, those to validate on, and their identity. */
+
+import { UsageError } from '../errors.js';
+import { RangeStream, rangesLength } from './ranges.js';
+import { openCached } from './shards/cache.js';
+import { listTextSource, type OnProgress } from './shards/prepare.js';
+import { ShardReader } from './shards/reader.js';
+import { splitCorpus } from './split.js';
+import { type Samples, StreamSamples } from './stream.js';
+import { SyntheticSamples } from './synthetic.js';
+import { createTokenizer, type Tokenizer } from './tokenizer.js';
+
+/** As in the config: `data` with the seed and shapes of `train`. */
+export interface SourceOptions {
+  source: 'synthetic' | 'text' | 'jsonl' | 'tokens';
+  /** Files, folders or patterns for text and jsonl; the folder of shards for tokens. */
+  path?: string | readonly string[] | undefined;
+  tokenizer: string;
+  val_fraction: number;
+  seed: number;
+  seq_len: number;
+  batch_size: number;
+  /** Default false. */
+  document_mask?: boolean | undefined;
+  /** Default true. */
+  shuffle?: boolean | undefined;
+  /** The model's vocabulary: the range of synthetic tokens, an upper bound for the tokenizer's otherwise. */
+  vocab_size?: number | undefined;
+  /** Default "text". */
+  text_field?: string | undefined;
+}
+
+export interface OpenSourceOptions {
+  cacheFolder?: string | undefined;
+  /** Compare hashes of all shards while opening. Default true. */
+  verify?: boolean | undefined;
+  onProgress?: OnProgress | undefined;
+  onWarning?: ((message: string) => void) | undefined;
+}
+
+export interface OpenSource {
+  readonly vocabSize: number;
+  /** Equal for equal tokens, wherever they lie. */
+  readonly identity: string;
+  readonly tokensPerEpoch: number;
+  readonly train: Samples;
+  readonly validation: Samples | undefined;
+  /** Whole samples in the validation part. */
+  readonly validationSamples: number;
+  close(): void;
+}
+
+export async function openSource(options: SourceOptions, open: OpenSourceOptions): Promise<OpenSource> {
+  if (options.source === 'synthetic') return openSynthetic(options);
+  const tokenizer = createTokenizer(options.tokenizer);
+  if (options.vocab_size !== undefined && tokenizer.vocabSize > options.vocab_size) {
+    throw new UsageError(
+      `data.tokenizer: ${options.tokenizer} has ${tokenizer.vocabSize} tokens, more than the vocabulary of ` +
+        `${options.vocab_size}; raise it to at least ${tokenizer.vocabSize} or choose another tokenizer`,
+    );
+  }
+  const reader = await openShards(options, tokenizer, open);
+  try {
+    return openCorpus(options, reader, tokenizer, open);
+  } catch (error) {
+    reader.close();
+    throw error;
+  }
+}
+
+function openSynthetic(options: SourceOptions): OpenSource {
+  const vocabSize = options.vocab_size;
+  if (vocabSize === undefined) throw new UsageError('data.source synthetic needs a vocabulary size; set vocab_size');
+  const valid = options.val_fraction > 0;
+  return {
+    vocabSize,
+    identity: `synthetic:${vocabSize}`,
+    tokensPerEpoch: Number.POSITIVE_INFINITY,
+    train: new SyntheticSamples(vocabSize, options.seed, 'train'),
+    validation: valid ? new SyntheticSamples(vocabSize, options.seed, 'validation') : undefined,
+    validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
+    close: () => {},
+  };
+}
+
+async function openShards(options: SourceOptions, tokenizer: Tokenizer, open: OpenSourceOptions): Promise<ShardReader> {
+  const { source, path } = options;
+  const verify = open.verify ?? true;
+  if (path === undefined || path.length === 0) throw new UsageError(`data.path: needed by data.source ${source}`);
+  if (source === 'text' || source === 'jsonl') {
+    return openCached(await listTextSource(source, path, options.text_field), tokenizer, {
+      verify,
+      ...(open.cacheFolder !== undefined && { folder: open.cacheFolder }),
+      ...(open.onProgress !== undefined && { onProgress: open.onProgress }),
+    });
+  }
+  if (typeof path !== 'string') throw new UsageError('data.path: data.source tokens takes one folder, not a list');
+  return ShardReader.open(path, { verify });
+}
+
+function openCorpus(
+  options: SourceOptions,
+  reader: ShardReader,
+  tokenizer: Tokenizer,
+  open: OpenSourceOptions,
+): OpenSource {
+  const { index, documentStarts } = reader;
+  if (index.tokenizer.identity !== tokenizer.identity) {
+    throw new UsageError(
+      `${reader.folder} was prepared with tokenizer ${index.tokenizer.name}, but data.tokenizer is ` +
+        `${options.tokenizer}; set data.tokenizer to the one used, or prepare the data again`,
+    );
+  }
+  if (index.skippedFiles > 0) open.onWarning?.(`${index.skippedFiles} files were skipped: not UTF-8 text`);
+  const split = splitCorpus({
+    name: [options.path ?? []].flat().join(', '),
+    tokens: index.tokens,
+    documentStarts,
+    valFraction: options.val_fraction,
+    seed: options.seed,
+    sequenceLength: options.seq_len,
+  });
+  const samplesOf = (ranges: typeof split.train, shuffle: boolean): StreamSamples =>
+    new StreamSamples(new RangeStream(reader, ranges), options.seq_len, options.seed, shuffle);
+  const validationTokens = split.validation === undefined ? 0 : rangesLength(split.validation);
+  return {
+    vocabSize: options.vocab_size ?? tokenizer.vocabSize,
+    identity: index.checksum,
+    tokensPerEpoch: rangesLength(split.train),
+    train: samplesOf(split.train, options.shuffle ?? true),
+    validation: split.validation && samplesOf(split.validation, false),
+    // Not the ring of training: a validation window never goes over the end.
+    validationSamples: Math.max(0, Math.floor((validationTokens - 1) / options.seq_len)),
+    close: () => reader.close(),
+  };
+}

@@ -1,0 +1,18 @@
+/** The tokenizer with nothing to learn: a token is one byte of UTF-8. Id 0 separates documents, as NUL is not text. */
+
+import type { Tokenizer } from '../tokenizer.js';
+import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
+
+const BYTES = Array.from({ length: 256 }, (_, value) => Uint8Array.of(value));
+
+export function createByteTokenizer(): Tokenizer {
+  return {
+    name: 'byte',
+    vocabSize: 256,
+    separator: 0,
+    identity: 'byte',
+    encode: (text) => new Int32Array(Buffer.from(text, 'utf8')),
+    decode: (ids) => decodeUtf8(Uint8Array.from(ids, (id) => checkedId(id, 256, 'byte'))),
+    createStreamDecoder: () => createByteStreamDecoder((id) => BYTES[checkedId(id, 256, 'byte')]),
+  };
+}

@@ -1,0 +1,66 @@
+/** GPT-2's byte-level BPE (r50k_base), with the ranks and the word pattern of gpt-tokenizer and our own merging. */
+
+import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
+import { R50K_TOKEN_SPLIT_REGEX } from 'gpt-tokenizer/encodingParams/constants';
+import type { Tokenizer } from '../tokenizer.js';
+import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
+import { mergeBytePairs } from './merge.js';
+
+const VOCAB_SIZE = 50257;
+const END_OF_TEXT = 50256;
+
+// Words repeat: nearly all lookups of natural text end in this cache. It is emptied when full, which costs less than
+// keeping an order of use; longer words hardly come twice.
+const CACHED_WORDS = 100_000;
+const CACHED_WORD_LENGTH = 40;
+
+export function createGpt2Tokenizer(): Tokenizer {
+  const bytesById = ranksById.map((value) => (typeof value === 'string' ? Buffer.from(value) : Buffer.from(value)));
+  bytesById[END_OF_TEXT] = Buffer.from('<|endoftext|>');
+  const ranks = new Map<string, number>();
+  for (let id = 0; id < END_OF_TEXT; id++) ranks.set(bytesById[id].toString('latin1'), id);
+
+  const words = new Map<string, number[]>();
+  const encodeWord = (word: string): number[] => {
+    const known = words.get(word);
+    if (known !== undefined) return known;
+    // A lone surrogate becomes U+FFFD here, as in every UTF-8 encoder.
+    const binary = Buffer.from(word, 'utf8').toString('latin1');
+    const whole = ranks.get(binary);
+    const ids = whole === undefined ? mergeBytePairs(binary, ranks) : [whole];
+    if (word.length <= CACHED_WORD_LENGTH) {
+      if (words.size >= CACHED_WORDS) words.clear();
+      words.set(word, ids);
+    }
+    return ids;
+  };
+
+  const encode = (text: string): Int32Array => {
+    // A token covers at least one byte of UTF-8; three bytes per UTF-16 unit is the most there can be. Most text needs
+    // a quarter of its length, so the buffer starts there and doubles.
+    let ids = new Int32Array((text.length >> 2) + 16);
+    let count = 0;
+    const pattern = new RegExp(R50K_TOKEN_SPLIT_REGEX.source, 'gu');
+    for (let match = pattern.exec(text); match !== null; match = pattern.exec(text)) {
+      const word = encodeWord(match[0]);
+      if (count + word.length > ids.length) {
+        const larger = new Int32Array(2 * (count + word.length));
+        larger.set(ids);
+        ids = larger;
+      }
+      for (let index = 0; index < word.length; index++) ids[count++] = word[index];
+    }
+    return ids.slice(0, count);
+  };
+
+  const bytesOf = (id: number): Uint8Array => bytesById[checkedId(id, VOCAB_SIZE, 'gpt2')];
+  return {
+    name: 'gpt2',
+    vocabSize: VOCAB_SIZE,
+    separator: END_OF_TEXT,
+    identity: 'gpt2',
+    encode,
+    decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
+    createStreamDecoder: () => createByteStreamDecoder(bytesOf),
+  };
+}

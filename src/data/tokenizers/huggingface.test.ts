@@ -1,0 +1,110 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, describe, expect, it } from 'vitest';
+import { UsageError } from '../../errors.js';
+import { DIFFICULT_TEXTS, LONE_SURROGATES, streamed } from '../testing/texts.js';
+import { byteLevelTokenizerJson, unigramTokenizerJson } from '../testing/tokenizer-json.js';
+import { createHuggingFaceTokenizer } from './huggingface.js';
+
+const root = mkdtempSync(join(tmpdir(), 'trefoil-tokenizer-'));
+afterAll(() => rmSync(root, { recursive: true }));
+
+function write(content: unknown, config?: unknown): string {
+  const folder = mkdtempSync(join(root, 'case-'));
+  const path = join(folder, 'tokenizer.json');
+  writeFileSync(path, typeof content === 'string' ? content : JSON.stringify(content));
+  if (config !== undefined) writeFileSync(join(folder, 'tokenizer_config.json'), JSON.stringify(config));
+  return path;
+}
+
+describe('byte-level tokenizer.json', () => {
+  const tokenizer = createHuggingFaceTokenizer(write(byteLevelTokenizerJson()));
+
+  it('finds vocabulary size and separator', () => {
+    expect(tokenizer.vocabSize).toBe(263);
+    expect(tokenizer.separator).toBe(262);
+    expect([...tokenizer.encode(' the')]).toEqual([258]);
+  });
+
+  it.each(Object.entries(DIFFICULT_TEXTS))('returns %s unchanged', (_, text) => {
+    const ids = tokenizer.encode(text);
+    expect(tokenizer.decode(ids)).toBe(text);
+    expect(streamed(tokenizer.createStreamDecoder(), ids).text).toBe(text);
+    expect([...ids]).not.toContain(tokenizer.separator);
+  });
+
+  it('takes lone surrogates and long documents', () => {
+    expect(tokenizer.decode(tokenizer.encode(LONE_SURROGATES.text))).toBe(LONE_SURROGATES.decoded);
+    const long = 'the other  thing, né '.repeat(20_000);
+    expect(tokenizer.decode(tokenizer.encode(long))).toBe(long);
+  });
+
+  it('holds back an unfinished character, but not invalid bytes without end', () => {
+    expect(streamed(tokenizer.createStreamDecoder(), tokenizer.encode('€')).parts).toEqual(['', '', '€', '']);
+    const invalid = tokenizer.encode('€')[0];
+    const { parts } = streamed(tokenizer.createStreamDecoder(), new Array<number>(20).fill(invalid));
+    expect(parts.slice(0, 10).join('')).not.toBe('');
+  });
+
+  it('decodes the separator, and names an id outside the vocabulary', () => {
+    expect(tokenizer.decode([tokenizer.separator])).toBe('<|endoftext|>');
+    expect(tokenizer.decode([])).toBe('');
+    expect(() => tokenizer.decode([263])).toThrow('token 263 is outside the vocabulary');
+  });
+});
+
+describe('unigram tokenizer.json', () => {
+  const tokenizer = createHuggingFaceTokenizer(write(unigramTokenizerJson()));
+
+  it('takes special strings in a text as text, though its vocabulary lists them with the best score', () => {
+    expect(tokenizer.separator).toBe(1);
+    const ids = tokenizer.encode('the</s>');
+    expect([...ids]).not.toContain(1);
+    expect(tokenizer.decode(ids)).toBe('the</s>');
+  });
+
+  it('streams with the leading space of later words', () => {
+    expect(streamed(tokenizer.createStreamDecoder(), tokenizer.encode('the the cat')).text).toBe('the the cat');
+  });
+});
+
+describe('identity', () => {
+  it('depends on the content and the separator, not on the place', () => {
+    const first = createHuggingFaceTokenizer(write(byteLevelTokenizerJson())).identity;
+    expect(createHuggingFaceTokenizer(write(byteLevelTokenizerJson())).identity).toBe(first);
+    expect(createHuggingFaceTokenizer(write(byteLevelTokenizerJson('</s>'))).identity).not.toBe(first);
+    const other = createHuggingFaceTokenizer(write(byteLevelTokenizerJson(), { eos_token: 'a' }));
+    expect(other.identity).not.toBe(first);
+  });
+});
+
+describe('errors name the file and the remedy', () => {
+  it('no end-of-text token, and how to name one', () => {
+    const content = byteLevelTokenizerJson('<|strange|>');
+    const path = write(content);
+    expect(() => createHuggingFaceTokenizer(path)).toThrow(
+      `${path}: no end-of-text token to put between documents; name one as "eos_token" in`,
+    );
+    expect(createHuggingFaceTokenizer(write(content, { eos_token: '<|strange|>' })).separator).toBe(262);
+    expect(createHuggingFaceTokenizer(write(content, { eos_token: { content: '<|strange|>' } })).separator).toBe(262);
+  });
+
+  it.each([
+    ['broken JSON', '{"model":', 'not valid JSON'],
+    ['another kind of file', '{"a": 1}', 'not a tokenizer file: model'],
+    [
+      'an unknown model',
+      { ...byteLevelTokenizerJson(), model: { type: 'Quantum', vocab: null } },
+      'not a tokenizer this library',
+    ],
+  ])('%s', (_, content, message) => {
+    const path = write(content);
+    expect(() => createHuggingFaceTokenizer(path)).toThrow(UsageError);
+    expect(() => createHuggingFaceTokenizer(path)).toThrow(`${path}: ${message}`);
+  });
+
+  it('a missing file', () => {
+    expect(() => createHuggingFaceTokenizer(join(root, 'none.json'))).toThrow('cannot read');
+  });
+});

@@ -1,0 +1,258 @@
+// What all attention kernels share: packed keys and values, the softmax over one block of keys, and its gradient.
+//
+// Rows are (token, head) pairs of one KV group: the heads of a group share keys, so they are multiplied together.
+// Scores live in the base-2 domain: queries are scaled by log2(e)/sqrt(dk), and exp2 is all the kernels need.
+//
+// A block that only some tokens see in full is worked through token by token over exactly the keys the token sees. A
+// masked product would multiply unseen values by zero, and zero times infinity is NaN: the future would leak.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "gemm.h"
+#include "runtime.h"
+
+namespace attention {
+
+constexpr int64_t kKeyBlock = 64;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+inline int64_t pad(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+struct Shape {
+  int64_t heads, groups, dk, dv;
+  int64_t per_group() const { return heads / groups; }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(dk)); }
+};
+
+// Scratch slots. The first are taken by the calling thread and read by all; the others belong to one task.
+enum Slot {
+  kKeysT, kValuesT, kKeysN, kValuesN, kDelta, kTasks, kIndex,
+  kQuery, kScores, kProducts, kAccumulator, kRows, kGradOut, kGradScores, kGradQuery, kGradKeys, kGradValues, kMembers
+};
+
+// [block][d][pad(size)]: keys of a block as columns, zero past the end, so that scores come out of one product.
+inline float* pack_transposed(int slot, const float* x, const int32_t* offsets, int64_t sequences, int64_t groups,
+                              int64_t d, int64_t size, const int64_t* first_block, int64_t blocks) {
+  const int64_t width = pad(size);
+  float* packed = scratch<float>(slot, blocks * groups * d * width);
+  parallel(sequences * groups, [&](int64_t index) {
+    const int64_t s = index / groups, g = index % groups;
+    const int64_t length = offsets[s + 1] - offsets[s];
+    for (int64_t start = 0, j = first_block[s]; start < length; start += size, ++j) {
+      float* out = packed + (j * groups + g) * d * width;
+      const int64_t count = std::min(size, length - start);
+      for (int64_t i = 0; i < count; ++i) {
+        const float* row = x + ((offsets[s] + start + i) * groups + g) * d;
+        for (int64_t c = 0; c < d; ++c) out[c * width + i] = row[c];
+      }
+      if (count < width)
+        for (int64_t c = 0; c < d; ++c) std::fill(out + c * width + count, out + (c + 1) * width, 0.0f);
+    }
+  });
+  return packed;
+}
+
+// [block][size][pad(d)]: rows of a block one after the other, padded to whole vectors with zeros.
+inline float* pack_rows(int slot, const float* x, const int32_t* offsets, int64_t sequences, int64_t groups, int64_t d,
+                        int64_t size, const int64_t* first_block, int64_t blocks) {
+  const int64_t width = pad(d);
+  float* packed = scratch<float>(slot, blocks * groups * size * width);
+  parallel(sequences * groups, [&](int64_t index) {
+    const int64_t s = index / groups, g = index % groups;
+    const int64_t length = offsets[s + 1] - offsets[s];
+    for (int64_t start = 0, j = first_block[s]; start < length; start += size, ++j) {
+      float* out = packed + (j * groups + g) * size * width;
+      const int64_t count = std::min(size, length - start);
+      for (int64_t i = 0; i < count; ++i, out += width) {
+        std::memcpy(out, x + ((offsets[s] + start + i) * groups + g) * d, sizeof(float) * d);
+        std::fill(out + d, out + width, 0.0f);
+      }
+    }
+  });
+  return packed;
+}
+
+// Numbers the key blocks of all sequences; first[s] is the first of sequence s, first[sequences] their number.
+inline int64_t number_blocks(const int32_t* offsets, int64_t sequences, int64_t size, int64_t* first) {
+  first[0] = 0;
+  for (int64_t s = 0; s < sequences; ++s) first[s + 1] = first[s] + (offsets[s + 1] - offsets[s] + size - 1) / size;
+  return first[sequences];
+}
+
+// Copies the group's rows of one token, scaled and padded to whole vectors.
+inline void gather_rows(const float* from, int64_t count, int64_t d, float factor, float* to) {
+  const int64_t width = pad(d);
+  for (int64_t i = 0; i < count; ++i, from += d, to += width) {
+    for (int64_t c = 0; c < d; ++c) to[c] = from[c] * factor;
+    std::fill(to + d, to + width, 0.0f);
+  }
+}
+
+// The state of a softmax that sees its keys block by block.
+struct Softmax {
+  float* maximum;      // [rows]
+  float* sum;          // [rows][kLanes], added up at the end: a lane sum per row and block would cost as much as exp2
+  float* accumulator;  // [rows][pad(dv)]
+};
+
+struct Buffers {
+  float* scores;    // [rows][pad(size)]
+  float* products;  // [rows][pad(dv)]
+};
+
+// Lanes of a row of scores outside [low, high) get `value`; the row starts at key `start`.
+inline void mask_row(float* scores, int64_t start, int64_t columns, int64_t low, int64_t high, float value) {
+  for (int64_t i = start; i < low; ++i) scores[i - start] = value;
+  for (int64_t i = high; i < start + columns; ++i) scores[i - start] = value;
+}
+
+// One block of keys, of which the rows see [low, high). `map` names each row's place in the state, null for the identity.
+inline void forward_block(const Shape& shape, int64_t rows, const float* query, const float* keys_t, int64_t key_width,
+                          const float* values, int64_t low, int64_t high, const int32_t* map, Softmax& state,
+                          const Buffers& buffers) {
+  const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
+  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start;
+  float* scores = buffers.scores;
+  multiply<Into::kOverwrite>(rows, query, dk_width, 1, keys_t + start, key_width, scores, columns, shape.dk, columns);
+  const bool partial = low != start || high != start + columns;
+  float shrink_of[kTileRows * 64];
+  for (int64_t first = 0; first < rows; first += kTileRows * 64) {
+    const int64_t count = std::min<int64_t>(rows - first, kTileRows * 64);
+    for (int64_t r = first; r < first + count; ++r) {
+      float* row = scores + r * columns;
+      if (partial) mask_row(row, start, columns, low, high, kNone);
+      const int64_t at = map ? map[r] : r;
+      vec most = load(row);
+      for (int64_t c = kLanes; c < columns; c += kLanes) most = max(most, load(row + c));
+      const float previous = state.maximum[at];
+      const float top = max_lane(most);
+      const float now = top > previous ? top : previous;
+      // All scores -inf: shift by 0, so that exp2 gives 0 and not NaN.
+      const vec shift = splat(now == kNone ? 0.0f : now);
+      vec total = {};
+      for (int64_t c = 0; c < columns; c += kLanes) {
+        const vec p = exp2(load(row + c) - shift);
+        store(row + c, p);
+        total += p;
+      }
+      const float shrink = previous == now ? 1.0f : previous == kNone ? 0.0f : std::exp2(previous - now);
+      state.maximum[at] = now;
+      store(state.sum + at * kLanes, load(state.sum + at * kLanes) * splat(shrink) + total);
+      shrink_of[r - first] = shrink;
+    }
+    multiply<Into::kOverwrite>(count, scores + first * columns + (low - start), columns, 1, values + low * dv_width,
+                               dv_width, buffers.products, dv_width, high - low, dv_width);
+    for (int64_t r = first; r < first + count; ++r) {
+      float* into = state.accumulator + (map ? map[r] : r) * dv_width;
+      const float* add = buffers.products + (r - first) * dv_width;
+      const vec shrink = splat(shrink_of[r - first]);
+      for (int64_t c = 0; c < dv_width; c += kLanes) store(into + c, load(into + c) * shrink + load(add + c));
+    }
+  }
+}
+
+inline void reset(Softmax& state, int64_t rows, int64_t dv_width) {
+  std::fill(state.maximum, state.maximum + rows, kNone);
+  std::fill(state.sum, state.sum + rows * kLanes, 0.0f);
+  std::memset(state.accumulator, 0, sizeof(float) * rows * dv_width);
+}
+
+// Writes the finished rows of a token: output and the logarithm of the softmax sum. No key seen: 0 and -inf.
+inline void finish_rows(const Shape& shape, const Softmax& state, int64_t row, int64_t count, float* out, float* lse) {
+  const int64_t dv_width = pad(shape.dv);
+  for (int64_t i = 0; i < count; ++i, ++row, out += shape.dv) {
+    const float total = sum(load(state.sum + row * kLanes));
+    const bool none = state.maximum[row] == kNone && total == 0.0f;
+    const float inverse = none ? 0.0f : 1.0f / total;
+    for (int64_t c = 0; c < shape.dv; ++c) out[c] = state.accumulator[row * dv_width + c] * inverse;
+    lse[i] = none ? kNone : (state.maximum[row] + std::log2(total)) * kLn2;
+  }
+}
+
+// What the backward needs of one block of keys, packed four ways.
+struct KeyBlock {
+  const float* keys_t;    // [dk][width]
+  const float* values_t;  // [dv][width]
+  const float* keys;      // [size][pad(dk)]
+  int64_t width;          // pad(size)
+  float* d_keys;          // [size][pad(dk)], in units of 1/(scale*log2 e): see store_key_gradient
+  float* d_values;        // [size][pad(dv)]
+};
+
+struct GradientRows {
+  const float* query;     // [rows][pad(dk)], scaled to base 2
+  const float* d_out;     // [rows][pad(dv)]
+  const float* lse;       // [rows], base 2
+  const float* delta;     // [rows], sum of d_out * out
+  float* d_query;         // [rows][pad(dk)], overwritten, still without the factor 1/sqrt(dk)
+  float* scores;          // [rows][width]
+  float* d_scores;        // [rows][width]
+
+  // The same from a later row on; results of the call go to the start of the buffers.
+  GradientRows from(int64_t row, int64_t dk_width, int64_t dv_width) const {
+    return {query + row * dk_width, d_out + row * dv_width, lse + row, delta + row, d_query, scores, d_scores};
+  }
+};
+
+// Gradient of one block of keys, of which the rows see [low, high): five products.
+inline void backward_block(const Shape& shape, int64_t rows, const GradientRows& g, const KeyBlock& block, int64_t low,
+                           int64_t high) {
+  const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
+  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start, seen = high - low;
+  multiply<Into::kOverwrite>(rows, g.query, dk_width, 1, block.keys_t + start, block.width, g.scores, columns, shape.dk, columns);
+  multiply<Into::kOverwrite>(rows, g.d_out, dv_width, 1, block.values_t + start, block.width, g.d_scores, columns, shape.dv, columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* p = g.scores + r * columns;
+    float* ds = g.d_scores + r * columns;
+    const vec lse = splat(g.lse[r]), delta = splat(g.delta[r]);
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const vec probability = exp2(load(p + c) - lse);
+      store(p + c, probability);
+      store(ds + c, probability * (load(ds + c) - delta));
+    }
+  }
+  const float* p = g.scores + (low - start);
+  const float* ds = g.d_scores + (low - start);
+  multiply<Into::kAdd>(seen, p, 1, columns, g.d_out, dv_width, block.d_values + low * dv_width, dv_width, rows, dv_width);
+  multiply<Into::kAdd>(seen, ds, 1, columns, g.query, dk_width, block.d_keys + low * dk_width, dk_width, rows, dk_width);
+  multiply<Into::kOverwrite>(rows, ds, columns, 1, block.keys + low * dk_width, dk_width, g.d_query, dk_width, seen, dk_width);
+}
+
+// Adds d_query rows of one token to the output, with the factor the scaled keys left out.
+inline void add_query_gradient(const Shape& shape, const float* from, int64_t count, float* dq) {
+  const int64_t width = pad(shape.dk);
+  const float scale = shape.scale();
+  for (int64_t i = 0; i < count; ++i, from += width, dq += shape.dk)
+    for (int64_t c = 0; c < shape.dk; ++c) dq[c] += from[c] * scale;
+}
+
+// Adds a block's key and value gradients to the outputs [tokens, groups, d]. Queries carried scale*log2(e); the
+// gradient wants scale alone, so ln 2 is taken out here.
+inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t count, int64_t group, float* dk, float* dv) {
+  const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
+  for (int64_t i = 0; i < count; ++i) {
+    float* k = dk + (i * shape.groups + group) * shape.dk;
+    float* v = dv + (i * shape.groups + group) * shape.dv;
+    for (int64_t c = 0; c < shape.dk; ++c) k[c] += block.d_keys[i * dk_width + c] * kLn2;
+    for (int64_t c = 0; c < shape.dv; ++c) v[c] += block.d_values[i * dv_width + c];
+  }
+}
+
+// delta[t][head] = sum over dv of d_out * out.
+inline float* row_deltas(const float* out, const float* d_out, int64_t rows, int64_t dv) {
+  float* delta = scratch<float>(kDelta, rows);
+  parallel_chunks(rows, 512, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      vec total = {};
+      int64_t c = 0;
+      for (; c + kLanes <= dv; c += kLanes) total += load(out + r * dv + c) * load(d_out + r * dv + c);
+      float result = sum(total);
+      for (; c < dv; ++c) result += out[r * dv + c] * d_out[r * dv + c];
+      delta[r] = result;
+    }
+  });
+  return delta;
+}
+
+}  // namespace attention

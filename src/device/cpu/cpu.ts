@@ -1,0 +1,132 @@
+/** The CPU as a device: native memory, and C++ kernels called through FFI. */
+import { availableParallelism, cpus } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import koffi from 'koffi';
+import { TrefoilError, UsageError } from '../../errors.js';
+import type { Addressable, ArgumentKind, Device, KernelModule, Kernels, Signature, Signatures } from '../device.js';
+import { MemoryPool } from '../pool.js';
+import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
+
+const FFI_TYPES: Record<ArgumentKind, string> = { ptr: 'void *', i64: 'int64_t', f32: 'float', f64: 'double' };
+
+export interface CpuOptions {
+  /** Threads that run kernels; all of the machine's cores by default. Results do not depend on it. */
+  readonly threads?: number;
+  readonly compiler?: CompilerOptions;
+}
+
+type NativeCall = (...values: unknown[]) => unknown;
+type Library = ReturnType<typeof koffi.load>;
+
+export class CpuDevice implements Device {
+  readonly kind = 'cpu';
+  readonly name: string;
+  readonly pool: MemoryPool;
+  readonly compiler: KernelCompiler;
+  readonly #modules = new Map<KernelModule, Kernels<Signatures>>();
+  readonly #runtime: Record<
+    'allocate' | 'free' | 'copy' | 'zero' | 'threads' | 'setThreads' | 'scratchBytes',
+    NativeCall
+  >;
+
+  constructor(options: CpuOptions = {}) {
+    const threads = options.threads ?? availableParallelism();
+    if (!Number.isInteger(threads) || threads < 1 || threads > 1024)
+      throw new UsageError(`threads must be a whole number from 1 to 1024, not ${threads}`);
+    this.name = cpus()[0]?.model.trim() ?? process.arch;
+    this.compiler = new KernelCompiler(options.compiler ?? defaultCompilerOptions(process.env));
+    const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
+    // Global: kernel libraries find the pool and the scratch memory of this one library.
+    const library = koffi.load(this.compiler.library(source), { global: true });
+    this.#runtime = {
+      allocate: library.func('trefoil_allocate', 'void *', ['size_t']),
+      free: library.func('trefoil_free', 'void', ['void *']),
+      copy: library.func('trefoil_copy', 'void', ['void *', 'void *', 'size_t']),
+      zero: library.func('trefoil_zero', 'void', ['void *', 'size_t']),
+      threads: library.func('trefoil_threads', 'int', []),
+      setThreads: library.func('trefoil_set_threads', 'void', ['int']),
+      scratchBytes: library.func('trefoil_scratch_bytes', 'int64_t', []),
+    };
+    this.pool = new MemoryPool({
+      allocate: (bytes) => this.#allocate(bytes),
+      free: (address) => void this.#runtime.free(address),
+    });
+    this.threads = threads;
+  }
+
+  get threads(): number {
+    return this.#runtime.threads() as number;
+  }
+  set threads(count: number) {
+    this.#runtime.setThreads(count);
+  }
+
+  /** Memory kernels hold for themselves, all threads together. */
+  get scratchBytes(): number {
+    return Number(this.#runtime.scratchBytes());
+  }
+
+  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+    let kernels = this.#modules.get(module);
+    if (!kernels) {
+      const library = koffi.load(this.compiler.library(join(module.folder, 'cpu.cpp'), module.flags));
+      kernels = Object.fromEntries(
+        Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
+      ) as Kernels<Signatures>;
+      this.#modules.set(module, kernels);
+    }
+    return kernels as Kernels<S>;
+  }
+
+  upload(address: bigint, bytes: Uint8Array): void {
+    if (bytes.byteLength > 0) this.#runtime.copy(address, bytes, bytes.byteLength);
+  }
+
+  download(address: bigint, into: Uint8Array): void {
+    // A view on the native memory for the length of one copy: koffi would copy an output argument twice.
+    if (into.byteLength > 0) into.set(new Uint8Array(koffi.view(address, into.byteLength)));
+  }
+
+  fillZero(address: bigint, bytes: number): void {
+    this.#runtime.zero(address, bytes);
+  }
+
+  copy(to: bigint, from: bigint, bytes: number): void {
+    this.#runtime.copy(to, from, bytes);
+  }
+
+  synchronize(): void {} // a kernel call returns when its work is done
+
+  #allocate(bytes: number): bigint {
+    const address = this.#runtime.allocate(bytes) as bigint | null;
+    if (!address)
+      throw new TrefoilError(
+        `out of memory: ${(bytes / 2 ** 20).toFixed(0)} MiB could not be had for a tensor beside ` +
+          `${(this.pool.bytesReserved / 2 ** 20).toFixed(0)} MiB already held; lower train.batch_size or train.seq_len, ` +
+          'or set runtime.gradient_checkpointing',
+      );
+    return address;
+  }
+}
+
+function bind(
+  library: Library,
+  name: string,
+  signature: Signature,
+): (...values: (Addressable | number | null)[]) => void {
+  const call: NativeCall = library.func(
+    name,
+    'void',
+    signature.map((kind) => FFI_TYPES[kind]),
+  );
+  const count = signature.length;
+  return (...values) => {
+    const native = new Array<bigint | number | null>(count);
+    for (let i = 0; i < count; i++) {
+      const value = values[i];
+      native[i] = typeof value === 'number' || value === null ? value : value.pointer;
+    }
+    call(...native);
+  };
+}

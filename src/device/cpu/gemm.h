@@ -1,0 +1,104 @@
+// Blocked matrix products on packed panels: the one inner loop that linear layers and attention share.
+//
+// A tile of C, kTileRows x kPanel, stays in registers while k runs. B comes in panels [k][kPanel] so that a row of the
+// tile is loaded once and multiplied with kTileRows broadcast values of A; A is read where it lies, by strides.
+#pragma once
+#include <type_traits>
+
+#include "simd.h"
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kPanelVectors = 4;  // 24 of 32 registers hold C
+#elif defined(__ARM_NEON)
+constexpr int kTileRows = 6, kPanelVectors = 4;
+#else
+constexpr int kTileRows = 6, kPanelVectors = 2;  // 12 of 16 registers hold C
+#endif
+constexpr int kPanel = kPanelVectors * kLanes;
+
+constexpr int64_t panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
+
+enum class Into { kOverwrite, kAdd };
+
+// C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows.
+template <int Rows, int V, Into into>
+inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row, int64_t col, const float* b,
+                                                     int64_t ldb, float* c, int64_t ldc, int64_t depth) {
+  vec acc[Rows][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[r][v] = into == Into::kAdd ? load(c + r * ldc + v * kLanes) : vec{};
+  for (int64_t k = 0; k < depth; ++k) {
+    vec bv[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const vec av = splat(a[r * row]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[r][v] += av * bv[v];
+    }
+    a += col;
+    b += ldb;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(c + r * ldc + v * kLanes, acc[r][v]);
+}
+
+// The same for any number of rows, in falling tile heights. A row's sum runs over k in order whatever tile it is in, so
+// a result never depends on how many rows were computed together.
+template <int V, Into into>
+inline void tile(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
+                 int64_t ldc, int64_t depth) {
+  constexpr int kTall = V == kPanelVectors ? kTileRows : (V * 8 <= kTileRows * kPanelVectors ? 8 : kTileRows);
+  const auto step = [&](auto height) {
+    constexpr int kRows = decltype(height)::value;
+    for (; rows >= kRows; rows -= kRows, a += kRows * row, c += kRows * ldc)
+      tile_rows<kRows, V, into>(a, row, col, b, ldb, c, ldc, depth);
+  };
+  step(std::integral_constant<int, kTall>{});
+  step(std::integral_constant<int, 4>{});
+  step(std::integral_constant<int, 2>{});
+  step(std::integral_constant<int, 1>{});
+}
+
+// C [rows, columns] (+)= A B with B row-major [depth, ldb]; columns is a multiple of kLanes.
+template <Into into>
+inline void multiply(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
+                     int64_t ldc, int64_t depth, int64_t columns) {
+  for (; columns >= kPanel; columns -= kPanel, b += kPanel, c += kPanel)
+    tile<kPanelVectors, into>(rows, a, row, col, b, ldb, c, ldc, depth);
+  if constexpr (kPanelVectors > 2) {
+    if (columns >= 3 * kLanes) return tile<3, into>(rows, a, row, col, b, ldb, c, ldc, depth);
+    if (columns >= 2 * kLanes) return tile<2, into>(rows, a, row, col, b, ldb, c, ldc, depth);
+  }
+  if (columns >= kLanes) tile<1, into>(rows, a, row, col, b, ldb, c, ldc, depth);
+}
+
+// Packs one panel of a row-major matrix read transposed: out[k][j] = source[j*ld + k], columns past n become zero.
+inline void pack_panel_transposed(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
+    const int64_t k1 = k0 + kBlock < depth ? k0 + kBlock : depth;
+    for (int64_t j = 0; j < kPanel; ++j) {
+      if (j < n)
+        for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = source[j * ld + k];
+      else
+        for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = 0;
+    }
+  }
+}
+
+// Packs one panel of a row-major matrix as it lies: out[k][j] = source[k*ld + j], columns past n become zero.
+inline void pack_panel(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
+  for (int64_t k = 0; k < depth; ++k, source += ld, out += kPanel) {
+    if (n >= kPanel) {
+      std::memcpy(out, source, sizeof(float) * kPanel);
+    } else {
+      for (int64_t j = 0; j < kPanel; ++j) out[j] = j < n ? source[j] : 0.0f;
+    }
+  }
+}

@@ -1,0 +1,146 @@
+// The CPU runtime: one thread pool and per-thread scratch memory, shared by all kernel libraries of the process.
+//
+// Our own pool instead of OpenMP: macOS's compiler has none, and an OpenMP pool that is alive when Node unloads
+// the library at exit crashes the process. These threads are never joined and the library is never unloaded.
+#include "runtime.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <thread>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using Body = void (*)(void*, int64_t);
+
+struct Pool {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<uint64_t> generation{0};
+  std::atomic<int> busy{0};
+  std::atomic<int64_t> next{0};
+  int64_t count = 0;
+  Body body = nullptr;
+  void* context = nullptr;
+  int started = 0;   // helper threads that exist
+  int threads = 1;   // threads that take part, the caller included
+};
+
+Pool& pool() {
+  static Pool* instance = new Pool();  // leaked on purpose: helper threads outlive static destruction
+  return *instance;
+}
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Short waits spin (a training step has hundreds of launches), long ones sleep.
+constexpr int kSpins = 4000;
+
+void drain(Pool& p) {
+  for (;;) {
+    const int64_t index = p.next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= p.count) return;
+    p.body(p.context, index);
+  }
+}
+
+void helper(int id, uint64_t seen) {
+  Pool& p = pool();
+  for (;;) {
+    int spins = 0;
+    while (p.generation.load(std::memory_order_acquire) == seen) {
+      if (++spins < kSpins) {
+        pause();
+      } else {
+        std::unique_lock<std::mutex> lock(p.mutex);
+        p.wake.wait(lock, [&] { return p.generation.load(std::memory_order_acquire) != seen; });
+      }
+    }
+    seen = p.generation.load(std::memory_order_acquire);
+    if (id < p.threads) drain(p);
+    p.busy.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+std::atomic<int64_t> scratch_total{0};
+
+struct Scratch {
+  void* memory[kScratchSlots] = {};
+  size_t bytes[kScratchSlots] = {};
+};
+thread_local Scratch thread_scratch;
+
+}  // namespace
+
+extern "C" {
+
+void trefoil_parallel(int64_t count, Body body, void* context) {
+  Pool& p = pool();
+  if (p.threads <= 1 || count <= 1) {
+    for (int64_t i = 0; i < count; ++i) body(context, i);
+    return;
+  }
+  p.count = count;
+  p.body = body;
+  p.context = context;
+  p.next.store(0, std::memory_order_relaxed);
+  p.busy.store(p.started, std::memory_order_relaxed);
+  {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    p.generation.fetch_add(1, std::memory_order_release);
+  }
+  p.wake.notify_all();
+  drain(p);
+  int spins = 0;
+  while (p.busy.load(std::memory_order_acquire) > 0) {
+    if (++spins < kSpins) pause();
+    else std::this_thread::yield();
+  }
+}
+
+void trefoil_set_threads(int threads) {
+  Pool& p = pool();
+  if (threads < 1) threads = 1;
+  while (p.started < threads - 1) {
+    const uint64_t seen = p.generation.load();
+    const int id = ++p.started;
+    std::thread(helper, id, seen).detach();
+  }
+  p.threads = threads;
+}
+
+int trefoil_threads() { return pool().threads; }
+
+void* trefoil_scratch(int slot, size_t bytes) {
+  Scratch& s = thread_scratch;
+  if (s.bytes[slot] < bytes) {
+    const size_t rounded = (bytes + bytes / 4 + 4095) & ~size_t(4095);
+    std::free(s.memory[slot]);
+    scratch_total.fetch_add(static_cast<int64_t>(rounded) - static_cast<int64_t>(s.bytes[slot]));
+    s.memory[slot] = std::aligned_alloc(4096, rounded);
+    if (s.memory[slot] == nullptr) std::abort();
+    s.bytes[slot] = rounded;
+  }
+  return s.memory[slot];
+}
+
+int64_t trefoil_scratch_bytes() { return scratch_total.load(); }
+
+void* trefoil_allocate(size_t bytes) { return std::aligned_alloc(4096, (bytes + 4095) & ~size_t(4095)); }
+void trefoil_free(void* memory) { std::free(memory); }
+void trefoil_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void trefoil_zero(void* memory, size_t bytes) { std::memset(memory, 0, bytes); }
+
+}  // extern "C"

@@ -1,0 +1,96 @@
+// One vector type for AVX-512, AVX2 and NEON by the compiler's vector extensions, and the maths kernels need on it.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t ivec __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+inline vec load(const float* p) {
+  vec v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof(v)); }
+inline vec splat(float x) { return x - vec{}; }
+inline vec max(vec a, vec b) { return a > b ? a : b; }
+
+inline float sum(vec v) {
+  // A fixed tree, so that the result does not depend on how the compiler would reduce.
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+// The largest lane, by halving: this runs once per row and block of every softmax.
+#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)  // older g++ has no __builtin_shufflevector
+typedef float half_vec __attribute__((vector_size(32)));
+typedef float quarter_vec __attribute__((vector_size(16)));
+inline float max_lane(vec v) {
+  const half_vec a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const half_vec b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const half_vec h = a > b ? a : b;
+  const quarter_vec c = __builtin_shufflevector(h, h, 0, 1, 2, 3);
+  const quarter_vec d = __builtin_shufflevector(h, h, 4, 5, 6, 7);
+  const quarter_vec q = c > d ? c : d;
+  const float x = q[0] > q[1] ? q[0] : q[1], y = q[2] > q[3] ? q[2] : q[3];
+  return x > y ? x : y;
+}
+#else
+inline float max_lane(vec v) {
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = most > v[i] ? most : v[i];
+  return most;
+}
+#endif
+
+// 2^x, relative error below 2e-7; 0 below -126 (denormals are flushed), inf above 128, NaN stays NaN.
+inline vec exp2(vec x) {
+  const vec clamped = x < splat(-126.0f) ? splat(-126.0f) : (x > splat(128.0f) ? splat(128.0f) : x);
+  const vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+  const vec shifted = clamped + magic;
+  const vec whole = shifted - magic;
+  const vec f = clamped - whole;  // in [-0.5, 0.5]
+  vec p = splat(1.5403530e-4f);
+  p = p * f + splat(1.3333558e-3f);
+  p = p * f + splat(9.6181291e-3f);
+  p = p * f + splat(5.5504109e-2f);
+  p = p * f + splat(2.4022651e-1f);
+  p = p * f + splat(6.9314718e-1f);
+  p = p * f + splat(1.0f);
+  ivec bits;
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  // Two factors, so that 2^128 overflows to inf instead of wrapping the exponent.
+  const ivec n = bits - 0x4B400000;
+  const ivec half = n >> 1;
+  const ivec a = (half + 127) << 23, b = (n - half + 127) << 23;
+  vec fa, fb;
+  std::memcpy(&fa, &a, sizeof(fa));
+  std::memcpy(&fb, &b, sizeof(fb));
+  const vec result = p * fa * fb;
+  return x < splat(-126.0f) ? vec{} : result;
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+inline vec exp(vec x) { return exp2(x * splat(kLog2E)); }
+
+// Loads or stores the first n lanes; the rest reads as zero and is not written.
+inline vec load_part(const float* p, int n) {
+  vec v = {};
+  std::memcpy(&v, p, static_cast<size_t>(n) * sizeof(float));
+  return v;
+}
+inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, static_cast<size_t>(n) * sizeof(float)); }

@@ -1,0 +1,189 @@
+// dK and dV of every branch: one block holds 64 keys and values and walks the queries that see them, 64
+// packed rows (token, head of the group) at a time. Four products a step: S = K*Q, dP = V*dO, and
+// dV += P*dO, dK += dS*Q in registers over the whole walk. The selected branch, whose queries are
+// scattered, also writes its share of dQ = dS*K, one row per (token, head, slot), to be summed later.
+//
+// Scores are kept transposed (keys are rows), so P and dS are A operands without leaving registers.
+// The gate is folded into lse (see combine_backward): P here is gate * softmax, and dS = P * (dP - delta).
+#pragma once
+#include "matrix.cuh"
+
+#define BACKWARD_BLOCKS (PK + PV <= 2 ? 3 : 1)
+
+constexpr int BACKWARD_SHARED = 3 * (PK + PV) * PANEL + 2 * 4 * 64 * 4 + 1024;
+constexpr int BACKWARD_SHARED_DQ = BACKWARD_SHARED + 2 * PANEL;
+
+// Queries that follow each other: tokens start, start + 1, ... of the sequence.
+struct ContiguousRows {
+  int first, group, start, tokens;
+  __device__ __forceinline__ int token(int i) const { return start + i; }
+  __device__ __forceinline__ int last(int i) const { return start + i; }
+};
+
+// A branch says which queries the block walks:
+//   tokens, token(i)      how many, and which position in the sequence the i-th is
+//   whole(from, to)       true when the tokens of a step (first and last given) all see all 64 keys
+//   range(t, lo, hi)      token t sees keys lo <= r < hi
+//   share(r)              where packed row r's share of dQ goes (when WITH_DQ)
+// DIRECT: no other block has these keys, dk and dv are stored as bf16; otherwise they are added in fp32.
+template <bool DIRECT, bool WITH_DQ, class Branch, class Out>
+__device__ __forceinline__ void backward(const Branch& branch, unsigned char* shared, const bf16* q, const bf16* d_out,
+                                         const float* lse, const float* delta, const bf16* k, const bf16* v,
+                                         int keys, Out* dk, Out* dv) {
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
+  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
+  const u32 key_panel = base, value_panel = base + PK * PANEL, ring = value_panel + PV * PANEL;
+  const u32 ds_panel = ring + 2 * (PK + PV) * PANEL;              // and a panel to write dQ through
+  const u32 side = ds_panel + (WITH_DQ ? 2 * PANEL : 0);          // per stage: lse[64], delta[64], low[64], high[64]
+  unsigned char* const generic = shared - origin;
+  const int rows = branch.tokens * HPG, steps = (rows + 63) / 64;
+
+  const auto packed = [&](int r) {  // index of (token, head) for packed row r
+    return (i64)(branch.first + branch.token(r / HPG)) * HEADS + branch.group * HPG + r % HPG;
+  };
+  const auto request = [&](int i) {
+    if (i < steps) {
+      const u32 stage = ring + (i & 1) * (PK + PV) * PANEL;
+      load_panel<DK, 128>(stage, thread, q, [&](int r) { return i * 64 + r < rows ? q + packed(i * 64 + r) * DK : nullptr; });
+      load_panel<DV, 128>(stage + PK * PANEL, thread, q, [&](int r) { return i * 64 + r < rows ? d_out + packed(i * 64 + r) * DV : nullptr; });
+      // absent rows: Q, dO, lse and delta are zero, and so is all they add
+      const int r = i * 64 + (thread & 63);
+      const i64 index = r < rows ? packed(r) : 0;
+      copy4(side + (i & 1) * 1024 + thread * 4, (thread < 64 ? lse : delta) + index, r < rows);
+    }
+    copies_commit();
+  };
+  load_panel<DK, 128>(key_panel, thread, q, [&](int r) { return r < keys ? k + (i64)r * GROUPS * DK : nullptr; });
+  load_panel<DV, 128>(value_panel, thread, q, [&](int r) { return r < keys ? v + (i64)r * GROUPS * DV : nullptr; });
+  request(0);
+
+  const float c = scale_log2();
+  float d_key[PK][32], d_value[PV][32];
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+#pragma unroll
+    for (int p = 0; p < PK; p++) d_key[p][i] = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PV; p++) d_value[p][i] = 0.0f;
+  }
+
+  for (int i = 0; i < steps; i++) {
+    const u32 queries = ring + (i & 1) * (PK + PV) * PANEL, gradients = queries + PK * PANEL;
+    const unsigned char* stage_side = generic + side + (i & 1) * 1024;
+    const bool whole = branch.whole(branch.token(i * 64 / HPG), branch.last(min(rows - 1, i * 64 + 63) / HPG));
+    if (!whole && thread < 64) {
+      int low = 0, high = 64;
+      if (i * 64 + thread < rows) branch.range(branch.token((i * 64 + thread) / HPG), low, high);
+      ((int*)(stage_side + 512))[thread] = low;
+      ((int*)(stage_side + 768))[thread] = high;
+    }
+    copies_wait<0>();
+    matrix_publish();
+    __syncthreads();
+    request(i + 1);
+
+    float score[32], d_score[32];
+    u32 operand[4][4];
+    matrix_begin();
+    product_rows<DK>(score, key_panel, queries);
+    matrix_commit();
+    product_rows<DV>(d_score, value_panel, gradients);
+    matrix_commit();
+    matrix_wait<1>();
+    hold(score);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+      const float2 shift = *(const float2*)(stage_side + (n * 8 + (lane & 3) * 2) * 4);
+      score[n * 4] = exp2_fast(fmaf(score[n * 4], c, -shift.x));
+      score[n * 4 + 1] = exp2_fast(fmaf(score[n * 4 + 1], c, -shift.y));
+      score[n * 4 + 2] = exp2_fast(fmaf(score[n * 4 + 2], c, -shift.x));
+      score[n * 4 + 3] = exp2_fast(fmaf(score[n * 4 + 3], c, -shift.y));
+    }
+    if (!whole) {
+      const int key = warp * 16 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        const int2 low = *(const int2*)(stage_side + 512 + (n * 8 + (lane & 3) * 2) * 4);
+        const int2 high = *(const int2*)(stage_side + 768 + (n * 8 + (lane & 3) * 2) * 4);
+        if (key < low.x || key >= high.x) score[n * 4] = 0.0f;
+        if (key < low.y || key >= high.y) score[n * 4 + 1] = 0.0f;
+        if (key + 8 < low.x || key + 8 >= high.x) score[n * 4 + 2] = 0.0f;
+        if (key + 8 < low.y || key + 8 >= high.y) score[n * 4 + 3] = 0.0f;
+      }
+    }
+    as_operand(operand, score);
+    matrix_begin();
+#pragma unroll
+    for (int p = 0; p < PV; p++)
+#pragma unroll
+      for (int s = 0; s < 4; s++) product<ACROSS>(d_value[p], operand[s], gradients + p * PANEL, s, true);
+    matrix_commit();
+    matrix_wait<1>();
+    hold(d_score);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+      const float2 d = *(const float2*)(stage_side + 256 + (n * 8 + (lane & 3) * 2) * 4);
+      const u32 upper = operand[n / 2][(n % 2) * 2], lower = operand[n / 2][(n % 2) * 2 + 1];
+      d_score[n * 4] = low_half(upper) * (d_score[n * 4] - d.x);
+      d_score[n * 4 + 1] = high_half(upper) * (d_score[n * 4 + 1] - d.y);
+      d_score[n * 4 + 2] = low_half(lower) * (d_score[n * 4 + 2] - d.x);
+      d_score[n * 4 + 3] = high_half(lower) * (d_score[n * 4 + 3] - d.y);
+    }
+    u32 d_operand[4][4];
+    as_operand(d_operand, d_score);
+    if constexpr (WITH_DQ) {
+#pragma unroll
+      for (int s = 0; s < 4; s++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          *(u32*)(generic + ds_panel + swizzle(warp * 16 + lane / 4 + (e & 1) * 8, s * 2 + e / 2) + (lane & 3) * 4) = d_operand[s][e];
+      matrix_publish();
+    }
+    matrix_begin();
+#pragma unroll
+    for (int p = 0; p < PK; p++)
+#pragma unroll
+      for (int s = 0; s < 4; s++) product<ACROSS>(d_key[p], d_operand[s], queries + p * PANEL, s, true);
+    matrix_commit();
+    if constexpr (WITH_DQ) {
+      __syncthreads();
+#pragma unroll
+      for (int p = 0; p < PK; p++) {
+        float d_query[32];
+        matrix_begin();
+#pragma unroll
+        for (int s = 0; s < 4; s++) product<ACROSS, ACROSS>(d_query, ds_panel, key_panel + p * PANEL, s, s > 0);
+        matrix_commit();
+        matrix_wait<0>();
+        hold(d_query);
+        store_rows(d_query, generic + ds_panel + PANEL, scale(), scale(), [&](int r, int chunk) {
+          return i * 64 + r < rows && p * 64 + chunk * 8 < DK ? branch.share(i * 64 + r) + p * 64 + chunk * 8 : nullptr;
+        });
+      }
+    }
+    matrix_wait<0>();
+#pragma unroll
+    for (int p = 0; p < PK; p++) hold(d_key[p]);
+#pragma unroll
+    for (int p = 0; p < PV; p++) hold(d_value[p]);
+  }
+
+  const auto store = [&](Out* to, float(&d)[32], int column, int size, float f) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+      const int at = column + n * 8 + (lane & 3) * 2, r = warp * 16 + lane / 4;
+      if (column + n * 8 >= size) continue;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (r + half * 8 >= keys) continue;
+        Out* const cell = to + (i64)(r + half * 8) * GROUPS * size + at;
+        if constexpr (DIRECT) *(u32*)cell = pack(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
+        else reduce2(cell, d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
+      }
+    }
+  };
+#pragma unroll
+  for (int p = 0; p < PK; p++) store(dk, d_key[p], p * 64, DK, scale());
+#pragma unroll
+  for (int p = 0; p < PV; p++) store(dv, d_value[p], p * 64, DV, 1.0f);
+}

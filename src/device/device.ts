@@ -1,0 +1,62 @@
+/**
+ * Where memory lives and kernels run, behind one small interface. An operation names its kernels once (`defineKernels`)
+ * and calls them with tensors and numbers; a device turns the source beside the operation into callable code.
+ */
+import { fileURLToPath } from 'node:url';
+import type { MemoryPool } from './pool.js';
+
+export type DeviceKind = 'cpu' | 'cuda';
+
+/** A piece of device memory. `address` is meaningful on its device only. */
+export interface Block {
+  readonly address: bigint;
+  readonly bytes: number;
+}
+
+/** What a kernel argument may be: a tensor's memory (or null), or a number passed as 64-bit integer or float. */
+export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64';
+
+/** Anything with an address on the device; tensors are the usual case. */
+export interface Addressable {
+  readonly pointer: bigint;
+}
+
+type Argument<K> = K extends 'ptr' ? Addressable | null : number;
+export type Signature = readonly ArgumentKind[];
+export type Signatures = Readonly<Record<string, Signature>>;
+type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };
+export type Kernels<S extends Signatures> = {
+  readonly [Name in keyof S]: (...values: Arguments<S[Name]>) => void;
+};
+
+/** The kernels of one operation: the folder that holds its sources, and its functions with their arguments. */
+export interface KernelModule<S extends Signatures = Signatures> {
+  readonly folder: string;
+  readonly functions: S;
+  /** Compiler flags this operation needs beyond the common ones. */
+  readonly flags: readonly string[];
+}
+
+/** `defineKernels(import.meta.url, {...})` in an operation's folder describes the functions of its `cpu.cpp`. */
+export function defineKernels<const S extends Signatures>(
+  moduleUrl: string,
+  functions: S,
+  flags: readonly string[] = [],
+): KernelModule<S> {
+  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, flags };
+}
+
+export interface Device {
+  readonly kind: DeviceKind;
+  /** What a person calls it: the processor's model name. */
+  readonly name: string;
+  readonly pool: MemoryPool;
+  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S>;
+  /** Copies host bytes to device memory and back; both return when the bytes have arrived. */
+  upload(address: bigint, bytes: Uint8Array): void;
+  download(address: bigint, into: Uint8Array): void;
+  fillZero(address: bigint, bytes: number): void;
+  copy(to: bigint, from: bigint, bytes: number): void;
+  /** Returns when everything launched so far is done. */
+  synchronize(): void;
+}

@@ -1,0 +1,189 @@
+/**
+ * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
+ * baseline), and the output projection.
+ */
+import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/compress/op.js';
+import { denseAttention } from '../ops/dense/op.js';
+import { gate } from '../ops/gate/op.js';
+import { linear } from '../ops/linear/op.js';
+import { nativeSparseAttention, type SparseLayout } from '../ops/nsa.js';
+import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
+import type { SelectedOptions } from '../ops/selected/op.js';
+import type { Parameter } from '../tensor/parameter.js';
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import type { ParameterStore } from './parameters.js';
+import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
+
+/** What a forward pass shows to whoever watches it; the tensors are valid during the call only. */
+export interface Observer {
+  gates?(layer: number, gates: Tensor): void;
+  selected?(layer: number, selected: Tensor): void;
+}
+
+export interface AttentionContext {
+  readonly layout: SparseLayout;
+  readonly kernels?: SelectedOptions;
+  readonly observer?: Observer | undefined;
+}
+
+export interface AttentionModule {
+  /** `x` [T, dim], normalised → [T, dim]. */
+  forward(tape: Tape, x: Tensor, context: AttentionContext): Tensor;
+}
+
+export function createAttention(
+  store: ParameterStore,
+  name: string,
+  layer: number,
+  shape: ModelShape,
+): AttentionModule {
+  return shape.attention === 'nsa'
+    ? new SparseAttention(store, name, layer, shape)
+    : new DenseAttention(store, name, shape);
+}
+
+class DenseAttention implements AttentionModule {
+  readonly #shape: ModelShape;
+  readonly #parts: HeadPart[];
+  readonly #projection: Parameter;
+  readonly #output: Parameter;
+
+  constructor(store: ParameterStore, name: string, shape: ModelShape) {
+    const { heads, groups, dk, dv } = headShapeOf(shape);
+    this.#shape = shape;
+    this.#parts = [
+      { heads, size: dk, rotate: true },
+      { heads: groups, size: dk, rotate: true },
+      { heads: groups, size: dv, rotate: false },
+    ];
+    this.#projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
+  }
+
+  forward(tape: Tape, x: Tensor, { layout }: AttentionContext): Tensor {
+    const { rope_theta: theta, rope_scale: scale } = this.#shape;
+    const fused = linear(tape, x, this.#projection.value);
+    const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
+    tape.drop(fused);
+    const attended = denseAttention(tape, { q, k, v }, layout.tokens);
+    for (const tensor of [q, k, v]) tape.drop(tensor);
+    const out = linear(tape, flat(attended), this.#output.value);
+    tape.drop(attended);
+    return out;
+  }
+}
+
+/** Parameters of phi for one of K and V; nothing for `avg`. */
+interface Phi {
+  readonly conv?: Parameter;
+  readonly mlp?: Record<keyof MlpParameters, Parameter>;
+}
+
+class SparseAttention implements AttentionModule {
+  readonly #shape: ModelShape;
+  readonly #layer: number;
+  readonly #parts: HeadPart[];
+  readonly #projection: Parameter;
+  readonly #output: Parameter;
+  readonly #gate: { readonly weight: Parameter; readonly bias: Parameter };
+  readonly #phiKeys: Phi;
+  readonly #phiValues: Phi;
+
+  constructor(store: ParameterStore, name: string, layer: number, shape: ModelShape) {
+    const { heads, groups, dk, dv } = headShapeOf(shape);
+    this.#shape = shape;
+    this.#layer = layer;
+    const key = { heads: groups, size: dk, rotate: true };
+    const value = { heads: groups, size: dv, rotate: false };
+    // Queries, then keys and values of the compressed, the selected and the window branch: docs/attention.md.
+    this.#parts = [
+      { heads, size: dk, rotate: true },
+      { ...key, rotate: shape.nsa.cmp_rope === 'before' },
+      value,
+      key,
+      value,
+      key,
+      value,
+    ];
+    this.#projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.#gate = {
+      weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
+      bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
+    };
+    this.#phiKeys = createPhi(store, `${name}.phi_k`, shape, dk);
+    this.#phiValues = createPhi(store, `${name}.phi_v`, shape, dv);
+    this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
+  }
+
+  forward(tape: Tape, x: Tensor, { layout, kernels, observer }: AttentionContext): Tensor {
+    const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
+    const fused = linear(tape, x, this.#projection.value);
+    const split = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
+    tape.drop(fused);
+    const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = split;
+    const compressedKeys = this.#compress(tape, this.#phiKeys, rawKeys, layout);
+    const vCmp = this.#compress(tape, this.#phiValues, rawValues, layout);
+    const kCmp =
+      nsa.cmp_rope === 'after'
+        ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d })
+        : compressedKeys;
+    const gates = this.#gates(tape, x);
+    observer?.gates?.(this.#layer, gates);
+    const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+    const attended = nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
+    observer?.selected?.(this.#layer, attended.selected);
+    const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
+    const done = new Set([...split, compressedKeys, vCmp, kCmp, gates, ...branches]);
+    for (const tensor of done) tape.drop(tensor);
+    const out = linear(tape, flat(attended.out), this.#output.value);
+    tape.drop(attended.out);
+    return out;
+  }
+
+  #gates(tape: Tape, x: Tensor): Tensor {
+    const { nsa } = this.#shape;
+    const logits = linear(tape, x, this.#gate.weight.value, this.#gate.bias.value);
+    const gates = gate(tape, logits, {
+      kind: nsa.gate,
+      temperature: nsa.gate_temp,
+      uniform: nsa.force_uniform_gate,
+      stopGradient: nsa.stopgrad_gates,
+      ...(nsa.force_branch === 'none' ? {} : { force: nsa.force_branch }),
+    });
+    tape.drop(logits);
+    return gates;
+  }
+
+  #compress(tape: Tape, phi: Phi, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {
+    const { l, d } = this.#shape.nsa;
+    const layout = { tokens, blocks, l, d };
+    if (phi.conv) return compressConv(tape, x, phi.conv.value, layout);
+    if (!phi.mlp) return compressAverage(tape, x, layout);
+    const { position, w1, w2 } = phi.mlp;
+    return compressMlp(tape, x, { position: position.value, w1: w1.value, w2: w2.value }, layout);
+  }
+}
+
+function createPhi(store: ParameterStore, name: string, shape: ModelShape, size: number): Phi {
+  const { phi, l } = shape.nsa;
+  if (phi === 'avg') return {};
+  if (phi === 'conv') return { conv: store.constant(`${name}.weight`, [l, shape.n_kv_groups, size], 1 / l) };
+  const hidden = phiHiddenSize(shape);
+  return {
+    mlp: {
+      position: store.matrix(`${name}.position`, [l, shape.n_kv_groups, size]),
+      w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size)),
+      w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden)),
+    },
+  };
+}
+
+function width(parts: readonly HeadPart[]): number {
+  return parts.reduce((total, { heads, size }) => total + heads * size, 0);
+}
+
+function flat(x: Tensor): Tensor {
+  const [tokens, heads, size] = x.shape;
+  return x.reshape([tokens, heads * size]);
+}

@@ -1,0 +1,137 @@
+import { describe, expect, it } from 'vitest';
+import { configSchema } from '../config/schema.js';
+import { sparseLayout } from '../ops/nsa.js';
+import { Sequences } from '../ops/sequences.js';
+import { Tape } from '../tensor/tape.js';
+import { Tensor } from '../tensor/tensor.js';
+import { cpu } from '../testing/devices.js';
+import { randomValues } from '../testing/numbers.js';
+import { LanguageModel } from './language-model.js';
+import { type ModelShape, modelShape } from './shape.js';
+
+type Overrides = { model?: Record<string, unknown>; nsa?: Record<string, unknown> };
+
+function shape({ model = {}, nsa = {} }: Overrides = {}, vocabulary = 31): ModelShape {
+  const config = configSchema.parse({
+    model: { dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8, mlp_ratio: 2, ...model },
+    nsa: { l: 4, d: 2, l_sel: 8, n_sel: 3, w: 6, ...nsa },
+  });
+  return modelShape(config, vocabulary);
+}
+
+function step(model: LanguageModel, lengths: number[], checkpointing = false) {
+  const device = cpu();
+  const sequences = new Sequences(device, lengths);
+  const ids = Tensor.from(
+    device,
+    randomValues(sequences.total, 5).map((v) => Math.floor((v + 1) * 15)),
+    [sequences.total],
+    'i32',
+  );
+  const tape = new Tape(device);
+  const layout = sparseLayout(sequences, { l: model.shape.nsa.l, d: model.shape.nsa.d });
+  device.pool.resetPeak();
+  const before = device.pool.bytesInUse;
+  const loss = model.loss(tape, ids, ids, { layout, checkpointing });
+  const value = loss.item();
+  tape.backward(loss);
+  tape.end();
+  const peak = device.pool.peakBytesInUse - before;
+  const gradients = model.parameters.map((parameter) => parameter.gradient!.read());
+  for (const parameter of model.parameters) parameter.clearGradient();
+  layout.blocks.free();
+  sequences.free();
+  ids.free();
+  return { value, gradients, peak };
+}
+
+describe('language model', () => {
+  it('has the parameters of the 125m shape', () => {
+    const count = (vocabulary: number) => {
+      const full = modelShape(configSchema.parse({}), vocabulary);
+      const model = new LanguageModel(cpu(), { ...full, n_layers: 1 }, 1);
+      const one = model.parameterCount;
+      model.free();
+      const outside = 2 * vocabulary * full.dim + full.dim;
+      return (one - outside) * full.n_layers + outside;
+    };
+    expect(count(256)).toBe(78_601_392);
+    expect(count(50_257)).toBe(155_402_928);
+  });
+
+  const variants: [string, Overrides][] = [
+    ['nsa', {}],
+    ['dense', { model: { attention: 'dense' } }],
+    ['swiglu and tied embeddings', { model: { mlp: 'swiglu', tie_embeddings: true } }],
+    ['phi conv, sigmoid gate', { nsa: { phi: 'conv', gate: 'sigmoid' } }],
+    ['phi mlp, rope before', { nsa: { phi: 'mlp', cmp_rope: 'before' } }],
+    ['no rope on compressed keys', { nsa: { cmp_rope: 'none' } }],
+  ];
+
+  it.each(variants)('%s: gradients agree with finite differences of the loss', (_, overrides) => {
+    const model = new LanguageModel(cpu(), shape(overrides), 3);
+    const lengths = [19, 12];
+    const { value, gradients } = step(model, lengths);
+    expect(Math.abs(value - Math.log(31))).toBeLessThan(0.6);
+    model.parameters.forEach((parameter, p) => {
+      // Along the gradient the loss changes by ‖g‖ per unit: a float32 loss resolves that, single entries it does not.
+      const gradient = gradients[p];
+      const norm = Math.hypot(...gradient);
+      if (norm < 1e-4) return;
+      const values = parameter.value.read();
+      const h = 2e-2;
+      const at = (sign: number) => {
+        parameter.value.write(values.map((v, i) => v + (sign * h * gradient[i]) / norm));
+        return step(model, lengths).value;
+      };
+      const slope = (at(1) - at(-1)) / (2 * h);
+      parameter.value.write(values);
+      expect(Math.abs(slope - norm) / norm, parameter.name).toBeLessThan(0.03);
+    });
+    model.free();
+  });
+
+  it('gives the same bits with gradient checkpointing, in less memory', () => {
+    const model = new LanguageModel(cpu(), shape({ model: { n_layers: 6 } }), 3);
+    const plain = step(model, [200]);
+    const checkpointed = step(model, [200], true);
+    expect(checkpointed.value).toBe(plain.value);
+    expect(checkpointed.gradients).toEqual(plain.gradients);
+    expect(checkpointed.peak).toBeLessThan(plain.peak * 0.6);
+    model.free();
+  });
+
+  it('allocates nothing in a step of steady state and frees all it took', () => {
+    const model = new LanguageModel(cpu(), shape(), 3);
+    step(model, [64]);
+    const { pool } = cpu();
+    const [allocations, inUse] = [pool.systemAllocations, pool.bytesInUse];
+    const scratch = cpu().scratchBytes;
+    for (let i = 0; i < 3; i++) step(model, [64]);
+    expect(pool.systemAllocations).toBe(allocations);
+    expect(pool.bytesInUse).toBe(inUse);
+    expect(cpu().scratchBytes).toBe(scratch);
+    model.free();
+  });
+
+  it('starts with a uniform gate and shows gates and selections to an observer', () => {
+    const model = new LanguageModel(cpu(), shape(), 3);
+    const sequences = new Sequences(cpu(), [20]);
+    const layout = sparseLayout(sequences, { l: 4, d: 2 });
+    const tape = new Tape(cpu(), { record: false });
+    const seen: number[] = [];
+    model.hidden(tape, tape.zeros([20], 'i32'), {
+      layout,
+      observer: {
+        gates: (layer, gates) => {
+          seen.push(layer);
+          expect(gates.read().every((g) => Math.abs(g - 1 / 3) < 1e-6)).toBe(true);
+        },
+        selected: (_, selected) => expect(selected.shape).toEqual([20, 2, 3]),
+      },
+    });
+    expect(seen).toEqual([0, 1]);
+    tape.end();
+    model.free();
+  });
+});

@@ -1,0 +1,144 @@
+/**
+ * A decoder-only language model: embedding, blocks of attention and feed-forward with RMSNorm before each and a
+ * residual around it, a last norm, and the head (its own matrix, or the embedding's when tied).
+ */
+import type { Device } from '../device/device.js';
+import { silu, swiglu } from '../ops/activation/op.js';
+import { add } from '../ops/add/op.js';
+import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
+import { embedding } from '../ops/embedding/op.js';
+import { linear } from '../ops/linear/op.js';
+import { rmsnorm } from '../ops/rmsnorm/op.js';
+import type { Parameter } from '../tensor/parameter.js';
+import { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { type AttentionContext, type AttentionModule, createAttention } from './attention.js';
+import { ParameterStore } from './parameters.js';
+import { hiddenSize, type ModelShape } from './shape.js';
+
+export interface ForwardOptions extends AttentionContext {
+  /** Keep only the input of every block and run the block again in the backward pass. */
+  readonly checkpointing?: boolean;
+}
+
+class Block {
+  readonly #shape: ModelShape;
+  readonly #attentionNorm: Parameter;
+  readonly #attention: AttentionModule;
+  readonly #feedForwardNorm: Parameter;
+  readonly #up: Parameter;
+  readonly #down: Parameter;
+
+  constructor(store: ParameterStore, layer: number, shape: ModelShape) {
+    const name = `blocks.${layer}`;
+    const hidden = hiddenSize(shape);
+    this.#shape = shape;
+    this.#attentionNorm = store.constant(`${name}.attention_norm`, [shape.dim], 1);
+    this.#attention = createAttention(store, `${name}.attention`, layer, shape);
+    this.#feedForwardNorm = store.constant(`${name}.mlp_norm`, [shape.dim], 1);
+    this.#up = store.matrix(`${name}.mlp.up`, [shape.mlp === 'swiglu' ? 2 * hidden : hidden, shape.dim]);
+    this.#down = store.residualMatrix(`${name}.mlp.down`, [shape.dim, hidden]);
+  }
+
+  forward(tape: Tape, x: Tensor, context: AttentionContext): Tensor {
+    const { norm_eps: epsilon, mlp } = this.#shape;
+    const attentionInput = rmsnorm(tape, x, this.#attentionNorm.value, epsilon);
+    const attended = this.#attention.forward(tape, attentionInput, context);
+    tape.drop(attentionInput);
+    const middle = add(tape, x, attended);
+    tape.drop(attended);
+    const input = rmsnorm(tape, middle, this.#feedForwardNorm.value, epsilon);
+    const up = linear(tape, input, this.#up.value);
+    tape.drop(input);
+    const active = mlp === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
+    tape.drop(up);
+    const down = linear(tape, active, this.#down.value);
+    tape.drop(active);
+    const out = add(tape, middle, down);
+    tape.drop(down);
+    tape.drop(middle);
+    return out;
+  }
+}
+
+export class LanguageModel {
+  readonly device: Device;
+  readonly shape: ModelShape;
+  readonly #store: ParameterStore;
+  readonly #embedding: Parameter;
+  readonly #blocks: Block[];
+  readonly #norm: Parameter;
+  readonly #head: Parameter;
+
+  /** Parameters are drawn from `seed`: the same numbers on every device. */
+  constructor(device: Device, shape: ModelShape, seed: number) {
+    this.device = device;
+    this.shape = shape;
+    this.#store = new ParameterStore(device, seed, shape.n_layers);
+    this.#embedding = this.#store.matrix('embedding', [shape.vocab_size, shape.dim]);
+    this.#blocks = Array.from({ length: shape.n_layers }, (_, layer) => new Block(this.#store, layer, shape));
+    this.#norm = this.#store.constant('norm', [shape.dim], 1);
+    this.#head = shape.tie_embeddings ? this.#embedding : this.#store.matrix('head', [shape.vocab_size, shape.dim]);
+  }
+
+  get parameters(): readonly Parameter[] {
+    return this.#store.parameters;
+  }
+
+  get parameterCount(): number {
+    return this.parameters.reduce((total, { value }) => total + value.size, 0);
+  }
+
+  /** The normalised last hidden state [T, dim] of the tokens `ids` i32 [T]. */
+  hidden(tape: Tape, ids: Tensor, options: ForwardOptions): Tensor {
+    let x = embedding(tape, this.#embedding.value, ids);
+    this.#blocks.forEach((block) => {
+      const input = x;
+      if (options.checkpointing) {
+        let context: AttentionContext = options;
+        x = tape.checkpoint([input], (inner) => {
+          const result = block.forward(inner, input, context);
+          context = { ...options, observer: undefined }; // the second run, in the backward pass, shows nothing new
+          return result;
+        });
+      } else {
+        x = block.forward(tape, input, options);
+      }
+      tape.drop(input);
+    });
+    const normed = rmsnorm(tape, x, this.#norm.value, this.shape.norm_eps);
+    tape.drop(x);
+    return normed;
+  }
+
+  /** Mean cross entropy [1] of predicting `targets` i32 [T]; -100 is ignored. */
+  loss(tape: Tape, ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor {
+    const x = this.hidden(tape, ids, options);
+    const loss = linearCrossEntropy(tape, x, this.#head.value, targets);
+    tape.drop(x);
+    return loss;
+  }
+
+  /** The loss of every token [T], without gradients; the caller frees it. */
+  losses(ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor {
+    const tape = new Tape(this.device, { record: false });
+    const losses = linearCrossEntropyLosses(this.device, this.hidden(tape, ids, options), this.#head.value, targets);
+    tape.end();
+    return losses;
+  }
+
+  /** Logits [rows, vocab] of the tokens `rows` names by index. */
+  logits(tape: Tape, ids: Tensor, rows: readonly number[], options: ForwardOptions): Tensor {
+    const x = this.hidden(tape, ids, options);
+    const chosen = tape.empty([rows.length, this.shape.dim]);
+    for (const [i, row] of rows.entries()) chosen.rows(i, i + 1).copyFrom(x.rows(row, row + 1));
+    tape.drop(x);
+    const logits = linear(tape, chosen, this.#head.value);
+    tape.drop(chosen);
+    return logits;
+  }
+
+  free(): void {
+    for (const parameter of this.parameters) parameter.free();
+  }
+}

@@ -1,0 +1,63 @@
+/**
+ * A model's parameters by name, and how each starts (docs/model.md):
+ * matrices normal(0, 0.02); matrices that write into the residual stream normal(0, 0.02 / sqrt(2 * layers)), so that the
+ * stream's variance does not grow with depth; norms 1; the gate 0, so that it starts uniform.
+ * Every parameter draws from a stream of its own: adding one does not change the numbers of the others.
+ */
+import type { Device } from '../device/device.js';
+import { Parameter } from '../tensor/parameter.js';
+import { fillNormal } from '../tensor/random/op.js';
+import type { Shape } from '../tensor/tensor.js';
+
+const STANDARD_DEVIATION = 0.02;
+
+export class ParameterStore {
+  readonly parameters: Parameter[] = [];
+  readonly #device: Device;
+  readonly #seed: number;
+  readonly #layers: number;
+
+  constructor(device: Device, seed: number, layers: number) {
+    this.#device = device;
+    this.#seed = seed;
+    this.#layers = layers;
+  }
+
+  matrix(name: string, shape: Shape): Parameter {
+    return this.normal(name, shape, STANDARD_DEVIATION);
+  }
+
+  /** A matrix whose product is added to the residual stream, twice per layer. */
+  residualMatrix(name: string, shape: Shape): Parameter {
+    return this.normal(name, shape, STANDARD_DEVIATION / Math.sqrt(2 * this.#layers));
+  }
+
+  normal(name: string, shape: Shape, standardDeviation: number): Parameter {
+    const parameter = this.#add(name, shape);
+    fillNormal(parameter.value, { seed: this.#seed, stream: streamOf(name) }, standardDeviation);
+    return parameter;
+  }
+
+  constant(name: string, shape: Shape, value: number): Parameter {
+    const parameter = this.#add(name, shape);
+    parameter.value.write(new Float32Array(parameter.value.size).fill(value));
+    return parameter;
+  }
+
+  zeros(name: string, shape: Shape): Parameter {
+    return this.constant(name, shape, 0);
+  }
+
+  #add(name: string, shape: Shape): Parameter {
+    const parameter = new Parameter(this.#device, name, shape);
+    this.parameters.push(parameter);
+    return parameter;
+  }
+}
+
+/** FNV-1a of the name: the stream of random numbers that belongs to it. */
+function streamOf(name: string): number {
+  let hash = 0x811c9dc5;
+  for (const character of name) hash = Math.imul(hash ^ character.charCodeAt(0), 0x01000193) >>> 0;
+  return hash;
+}

@@ -1,0 +1,33 @@
+/** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
+import type { Config } from '../config/schema.js';
+import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention.js';
+
+export interface ModelShape extends Omit<Config['model'], 'vocab_size'> {
+  readonly vocab_size: number;
+  readonly nsa: Config['nsa'];
+}
+
+/** `vocabulary` is the tokenizer's; model.vocab_size may ask for more rows, never for fewer. */
+export function modelShape(config: Pick<Config, 'model' | 'nsa'>, vocabulary: number): ModelShape {
+  const shape = { ...config.model, vocab_size: config.model.vocab_size ?? vocabulary, nsa: config.nsa };
+  validateShapes(headShapeOf(shape), sparseShapeOf(shape));
+  return shape;
+}
+
+export function headShapeOf({ n_heads, n_kv_groups, d_k, d_v }: ModelShape): HeadShape {
+  return { heads: n_heads, groups: n_kv_groups, dk: d_k, dv: d_v };
+}
+
+export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
+  return { l: nsa.l, d: nsa.d, lSel: nsa.l_sel, nSel: nsa.n_sel, w: nsa.w };
+}
+
+/** Width of the feed-forward layer. */
+export function hiddenSize({ dim, mlp_ratio }: ModelShape): number {
+  return Math.round(dim * mlp_ratio);
+}
+
+/** Width of phi's hidden layer (nsa.phi: mlp). */
+export function phiHiddenSize({ nsa, d_k }: ModelShape): number {
+  return nsa.phi_hidden ?? 2 * d_k;
+}

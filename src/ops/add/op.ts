@@ -1,0 +1,37 @@
+/** The residual sum y = x + r, whose gradient is passed on without a copy, and the two in-place helpers of its kind. */
+import { type Device, defineKernels } from '../../device/device.js';
+import type { Tape } from '../../tensor/tape.js';
+import type { Tensor } from '../../tensor/tensor.js';
+import { expectShape } from '../shapes.js';
+
+const kernels = defineKernels(import.meta.url, {
+  add_forward: ['ptr', 'ptr', 'ptr', 'i64'],
+  add_scale: ['ptr', 'f32', 'i64'],
+});
+
+/** `x` and `r` of one shape. */
+export function add(tape: Tape, x: Tensor, r: Tensor): Tensor {
+  expectShape('add: x', x, x.shape);
+  expectShape('add: r', r, x.shape);
+  const y = tape.empty(x.shape);
+  tape.device.kernels(kernels).add_forward(x, r, y, x.size);
+  tape.record([x, r], [y], [], () => {
+    const accumulate = (into: Tensor, value: Tensor) => addInto(tape.device, into, value);
+    tape.passGradient(y, x, accumulate);
+    tape.passGradient(y, r, accumulate);
+  });
+  return y;
+}
+
+/** into += value, number by number; the shapes may differ as long as the sizes agree. */
+export function addInto(device: Device, into: Tensor, value: Tensor): void {
+  expectShape('addInto: into', into, into.shape);
+  expectShape('addInto: value', value.reshape(into.shape), into.shape);
+  device.kernels(kernels).add_forward(into, value, into, into.size);
+}
+
+/** tensor *= factor. */
+export function scaleInPlace(device: Device, tensor: Tensor, factor: number): void {
+  expectShape('scaleInPlace: tensor', tensor, tensor.shape);
+  device.kernels(kernels).add_scale(tensor, factor, tensor.size);
+}

@@ -1,0 +1,57 @@
+// The gated sum of three branches. Rows are (token, head): three gates and `size` floats of each branch.
+#include "runtime.h"
+#include "simd.h"
+
+namespace {
+constexpr int64_t kRows = 128;  // rows of one task
+
+inline float dot(const float* a, const float* b, int64_t size) {
+  vec products = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) products += load(a + i) * load(b + i);
+  float total = sum(products);
+  for (; i < size; ++i) total += a[i] * b[i];
+  return total;
+}
+}  // namespace
+
+extern "C" {
+
+void combine_forward(const float* gates, const float* cmp, const float* sel, const float* win, float* __restrict out,
+                     int64_t rows, int64_t size) {
+  parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float a = gates[3 * r], b = gates[3 * r + 1], c = gates[3 * r + 2];
+      for (int64_t i = r * size; i < (r + 1) * size; ++i) out[i] = a * cmp[i] + b * sel[i] + c * win[i];
+    }
+  });
+}
+
+// d_gates[row][b] (+)= d_out[row] . branch_b[row]
+void combine_backward_gates(const float* d_out, const float* cmp, const float* sel, const float* win, float* d_gates,
+                            int64_t rows, int64_t size, int64_t accumulate) {
+  parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* branch[3] = {cmp + r * size, sel + r * size, win + r * size};
+      for (int b = 0; b < 3; ++b) {
+        const float value = dot(d_out + r * size, branch[b], size);
+        d_gates[3 * r + b] = accumulate ? d_gates[3 * r + b] + value : value;
+      }
+    }
+  });
+}
+
+// d_branch[row] (+)= gates[row][b] * d_out[row]
+void combine_backward_branch(const float* d_out, const float* gates, float* __restrict d_branch, int64_t b,
+                             int64_t rows, int64_t size, int64_t accumulate) {
+  parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float gate = gates[3 * r + b];
+      if (accumulate)
+        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] += gate * d_out[i];
+      else
+        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] = gate * d_out[i];
+    }
+  });
+}
+}

@@ -1,0 +1,107 @@
+// Compressed branch: softmax over the visible compressed keys, forward and backward.
+#include "../../device/cuda/gradient.cuh"
+#include "../../device/cuda/backward.cuh"
+
+#ifndef CMP_WARPGROUPS
+#define CMP_WARPGROUPS (PK + PV <= 2 ? 3 : 2)
+#endif
+#ifndef CMP_WIDE
+#define CMP_WIDE 1
+#endif
+#ifndef CMP_DQ_WARPGROUPS
+#define CMP_DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
+#endif
+#ifndef CMP_CHUNK
+#define CMP_CHUNK 512  // tokens one block of the backward pass walks
+#endif
+
+EXPORT(compressed_forward_shared, STREAM_SHARED<CMP_WARPGROUPS, CMP_WIDE, PK>)
+EXPORT(compressed_forward_rows, CMP_WARPGROUPS * 64)
+EXPORT(compressed_backward_shared, BACKWARD_SHARED)
+EXPORT(compressed_query_gradient_shared, STREAM_SHARED<CMP_DQ_WARPGROUPS, 1, PK + PV>)
+EXPORT(compressed_query_gradient_rows, CMP_DQ_WARPGROUPS * 64)
+EXPORT(compressed_backward_chunk, CMP_CHUNK)
+
+struct Compressed : PackedRows {
+  int cmp_first, tiles, visible_first, visible_last;
+  __device__ __forceinline__ int row(int tile, int r) const { return (cmp_first + min(tile * 64 + r, visible_last - 1)) * GROUPS + group; }
+  __device__ __forceinline__ bool whole(int tile) const { return (tile + 1) * 64 <= visible_first; }
+  __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
+    low = 0;
+    high = visible_cmp(t) - tile * 64;
+  }
+};
+
+// The tile of ROWS packed rows that this block works on, longest rows first; false past the last one.
+template <int ROWS>
+__device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q, const bf16* k_cmp, const bf16* v_cmp,
+                                                const int* cu_seqlens, const int* cu_cmp, int sequences) {
+  Place place;
+  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, place)) return false;
+  branch.q = q;
+  branch.k = k_cmp;
+  branch.v = v_cmp;
+  branch.first = place.first;
+  branch.group = blockIdx.y;
+  branch.start = place.tile * ROWS;
+  branch.rows = min(ROWS, place.length * HPG - branch.start);
+  branch.cmp_first = cu_cmp[place.sequence];
+  branch.visible_first = branch.rows == ROWS ? visible_cmp(branch.start / HPG) : 0;
+  branch.visible_last = visible_cmp((branch.start + branch.rows - 1) / HPG);
+  branch.tiles = (branch.visible_last + 63) / 64;
+  return true;
+}
+
+// grid (tiles of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(CMP_WARPGROUPS * 128, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
+compressed_forward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, bf16* out, float* lse,
+                   const int* cu_seqlens, const int* cu_cmp, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Compressed branch;
+  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, k_cmp, v_cmp, cu_seqlens, cu_cmp, sequences)) return;
+  branch.o = out;
+  branch.l = lse;
+  attend<CMP_WARPGROUPS, CMP_WIDE>(branch, shared);
+}
+
+// grid (tiles of all sequences, groups); writes this branch's dq
+extern "C" __global__ void __launch_bounds__(CMP_DQ_WARPGROUPS * 128, FORWARD_BLOCKS(CMP_DQ_WARPGROUPS, 1))
+compressed_query_gradient(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* shift,
+                          const float* delta, bf16* dq, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Compressed branch;
+  if (!compressed_tile<CMP_DQ_WARPGROUPS * 64>(branch, q, k_cmp, v_cmp, cu_seqlens, cu_cmp, sequences)) return;
+  query_gradient<CMP_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
+}
+
+struct CompressedBackward : ContiguousRows {
+  int cmp_tile;
+  __device__ __forceinline__ bool whole(int from, int to) const { return from + 1 >= (cmp_tile * 64 + 63) * CMP_D + CMP_L; }
+  __device__ __forceinline__ void range(int t, int& low, int& high) const {
+    low = 0;
+    high = visible_cmp(t) - cmp_tile * 64;
+  }
+};
+
+// grid (compressed tiles of all sequences, chunks of tokens, groups); adds to dk and dv in fp32. Chunks are
+// stretches of the sequence, the same for every tile: blocks that run together read the same queries.
+extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
+compressed_backward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* lse,
+                    const float* delta, float* dk, float* dv, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Place place;  // in units of compressed tiles: place.length is the number of compressed keys
+  if (!find_place(cu_cmp, sequences, blockIdx.x, [](int count) { return (count + 63) / 64; }, place)) return;
+  CompressedBackward branch;
+  branch.cmp_tile = place.tile;
+  branch.first = cu_seqlens[place.sequence];
+  branch.group = blockIdx.z;
+  const int length = cu_seqlens[place.sequence + 1] - branch.first;
+  const int chunk = (gridDim.y - 1 - blockIdx.y) * CMP_CHUNK;
+  branch.start = max(place.tile * 64 * CMP_D + CMP_L - 1, chunk);
+  branch.tokens = min(chunk + CMP_CHUNK, length) - branch.start;
+  if (branch.tokens <= 0) return;
+  const i64 key = (i64)(place.first + place.tile * 64) * GROUPS + branch.group;
+  backward<false, false>(branch, shared, q, d_out, lse, delta, k_cmp + key * DK, v_cmp + key * DV,
+                  min(64, place.length - place.tile * 64), dk + key * DK, dv + key * DV);
+}

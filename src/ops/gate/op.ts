@@ -1,0 +1,103 @@
+/** The gate over the branches (cmp, sel, win) of every head: softmax or sigmoid of logits / temperature. */
+import { type Device, defineKernels } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
+import type { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { expectShape } from '../shapes.js';
+import type { GateStatistics } from './reference.js';
+
+export type { GateStatistics } from './reference.js';
+
+const kernels = defineKernels(import.meta.url, {
+  gate_forward: ['ptr', 'ptr', 'i64', 'i64', 'f32'],
+  gate_backward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32', 'i64'],
+  gate_constant: ['ptr', 'i64', 'f32', 'f32', 'f32'],
+  gate_sums: ['ptr', 'ptr', 'ptr', 'i64'],
+});
+
+export type Branch = 'cmp' | 'sel' | 'win';
+const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
+
+export interface GateOptions {
+  readonly kind: 'softmax' | 'sigmoid';
+  readonly temperature: number;
+  /** Debug: this branch alone, whatever the logits say. */
+  readonly force?: Branch;
+  /** Debug: a third for each branch. */
+  readonly uniform?: boolean;
+  /** Debug: the gates are computed but not trained. */
+  readonly stopGradient?: boolean;
+}
+
+/** `logits` [T, 3*H], head by head (cmp, sel, win) -> gates [T, H, 3]. */
+export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
+  const { kind, temperature, force, uniform = false, stopGradient = false } = options;
+  const [tokens, width] = expectShape('gate: logits', logits, [-1, -1]);
+  if (width % 3 !== 0) throw new UsageError(`gate: logits must have 3 columns per head, not ${width} in all`);
+  if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
+  if (force && uniform) throw new UsageError(`a gate can be forced to ${force} or to uniform, not both`);
+  const rows = (tokens * width) / 3;
+  const isSoftmax = Number(kind === 'softmax');
+  const kernel = tape.device.kernels(kernels);
+  const gates = tape.empty([tokens, width / 3, 3]);
+  if (force || uniform) {
+    const [cmp, sel, win] = BRANCHES.map((branch) => (uniform ? 1 / 3 : Number(branch === force)));
+    kernel.gate_constant(gates, rows, cmp, sel, win);
+  } else {
+    kernel.gate_forward(logits, gates, rows, isSoftmax, temperature);
+  }
+  const frozen = force !== undefined || uniform || stopGradient;
+  tape.record([logits], [gates], frozen ? [] : [gates], () => {
+    const dGates = tape.gradient(gates);
+    const dLogits = dGates && tape.gradientTarget(logits);
+    if (!dLogits) return;
+    const { gradient, accumulate } = dLogits;
+    if (!frozen) kernel.gate_backward(gates, dGates, gradient, rows, isSoftmax, temperature, Number(accumulate));
+    // A gradient of zero, not none: an optimizer then treats the gate's weights as it treats all others.
+    else if (!accumulate) gradient.zero();
+  });
+  return gates;
+}
+
+const ROWS_PER_PARTIAL = 4096;
+
+/** What `gateSums` leaves on the device. */
+const SUMS = 9;
+
+/** Sums over the rows of gates [..., 3], an f64 tensor [9] that the caller frees; `summarizeGates` reads them. */
+export function gateSums(device: Device, gates: Tensor): Tensor {
+  expectShape('gateSums: gates', gates.reshape([gates.size / 3, 3]), [-1, 3]);
+  const rows = gates.size / 3;
+  const sums = Tensor.empty(device, [SUMS], 'f64');
+  const partial = Tensor.empty(device, [Math.ceil(rows / ROWS_PER_PARTIAL), SUMS], 'f64');
+  device.kernels(kernels).gate_sums(gates, partial, sums, rows);
+  partial.free();
+  return sums;
+}
+
+/** The statistics of all rows behind some sums, one for each layer (and micro-batch). NaN where there are no rows. */
+export function summarizeGates(sums: readonly ArrayLike<number>[]): GateStatistics {
+  const column = (i: number) => sums.map((one) => one[i]);
+  const total = (i: number) => column(i).reduce((a, b) => a + b, 0);
+  const rows = total(0);
+  return {
+    entropyMean: total(1) / rows,
+    entropyMin: rows === 0 ? Number.NaN : Math.min(...column(2)),
+    maxMean: total(3) / rows,
+    max: rows === 0 ? Number.NaN : Math.max(...column(4)),
+    collapseFraction: total(5) / rows,
+    shares: [total(6) / rows, total(7) / rows, total(8) / rows],
+  };
+}
+
+/** Statistics over the gates [T, H, 3] of all layers. */
+export function gateStatistics(device: Device, gates: readonly Tensor[]): GateStatistics {
+  return summarizeGates(
+    gates.map((layer) => {
+      const sums = gateSums(device, layer);
+      const values = sums.read();
+      sums.free();
+      return values;
+    }),
+  );
+}

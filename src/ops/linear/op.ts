@@ -1,0 +1,63 @@
+/** A linear layer: y = x wᵀ (+ bias), with w [outputs, inputs] as checkpoints store it. */
+import { type Device, defineKernels } from '../../device/device.js';
+import type { GradientTarget, Tape } from '../../tensor/tape.js';
+import { elements, type Tensor } from '../../tensor/tensor.js';
+import { expectShape } from '../shapes.js';
+
+const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
+const kernels = defineKernels(import.meta.url, {
+  linear_forward: product,
+  linear_backward_input: product,
+  linear_backward_weight: product,
+  bias_forward: ['ptr', 'ptr', 'i64', 'i64'],
+  bias_backward: ['ptr', 'ptr', 'i64', 'i64', 'i64'],
+});
+
+/** `x` [..., inputs] seen as rows, `weight` [outputs, inputs], `bias` [outputs] → [rows, outputs]. */
+export function linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | null = null): Tensor {
+  const [outputs, inputs] = expectShape('linear: weight', weight, [-1, -1]);
+  const rows = rowsOf(x);
+  expectShape('linear: x', x.reshape([rows, x.shape[x.shape.length - 1]]), [-1, inputs]);
+  if (bias) expectShape('linear: bias', bias, [outputs]);
+  const kernel = tape.device.kernels(kernels);
+  const y = tape.empty([rows, outputs]);
+  linearInto(tape.device, x, weight, y);
+  if (bias) kernel.bias_forward(y, bias, rows, outputs);
+  tape.record([x, weight, bias], [y], [x, weight], () => {
+    const dy = tape.gradient(y);
+    if (!dy) return;
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(tape.device, dy, weight, dx);
+    const dWeight = tape.gradientTarget(weight);
+    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
+    const dBias = bias && tape.gradientTarget(bias);
+    if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
+  });
+  return y;
+}
+
+/** y = x wᵀ into given memory, outside any tape. */
+export function linearInto(device: Device, x: Tensor, weight: Tensor, y: Tensor, accumulate = false): void {
+  const [outputs, inputs] = weight.shape;
+  device.kernels(kernels).linear_forward(x, weight, y, rowsOf(y), outputs, inputs, Number(accumulate));
+}
+
+/** dx = dy w, added where the target says so. */
+export function linearInputGradient(device: Device, dy: Tensor, weight: Tensor, dx: GradientTarget): void {
+  const [outputs, inputs] = weight.shape;
+  device
+    .kernels(kernels)
+    .linear_backward_input(dy, weight, dx.gradient, rowsOf(dy), outputs, inputs, Number(dx.accumulate));
+}
+
+/** dw = dyᵀ x, added where the target says so. */
+export function linearWeightGradient(device: Device, dy: Tensor, x: Tensor, dWeight: GradientTarget): void {
+  const [outputs, inputs] = dWeight.gradient.shape;
+  device
+    .kernels(kernels)
+    .linear_backward_weight(dy, x, dWeight.gradient, rowsOf(dy), outputs, inputs, Number(dWeight.accumulate));
+}
+
+function rowsOf(x: Tensor): number {
+  return elements(x.shape.slice(0, -1));
+}

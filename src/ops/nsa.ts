@@ -1,0 +1,64 @@
+/**
+ * The core of Native Sparse Attention: compressed, selected and window attention over given queries, keys and values,
+ * summed by given gates. Projections, positions and the gate itself belong to the attention module (src/model).
+ */
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { type SparseShape, validateShapes } from './attention.js';
+import { combine } from './combine/op.js';
+import { compressedAttention } from './compressed/op.js';
+import { selectBlocks } from './select/op.js';
+import { type SelectedOptions, selectedAttention } from './selected/op.js';
+import type { Sequences } from './sequences.js';
+import { windowAttention } from './window/op.js';
+
+/** All keys already rotated; shapes as in docs/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
+export interface SparseInputs {
+  readonly q: Tensor;
+  readonly kCmp: Tensor;
+  readonly vCmp: Tensor;
+  readonly kSel: Tensor;
+  readonly vSel: Tensor;
+  readonly kWin: Tensor;
+  readonly vWin: Tensor;
+  /** [T, H, 3]: weights of the compressed, the selected and the window branch. */
+  readonly gates: Tensor;
+}
+
+/** Where sequences lie, in tokens and in compressed blocks. */
+export interface SparseLayout {
+  readonly tokens: Sequences;
+  readonly blocks: Sequences;
+}
+
+export interface SparseOutputs {
+  /** [T, H, dv] */
+  readonly out: Tensor;
+  readonly oCmp: Tensor;
+  readonly oSel: Tensor;
+  readonly oWin: Tensor;
+  /** i32 [T, G, n_sel], ascending, -1 where fewer blocks exist. */
+  readonly selected: Tensor;
+}
+
+export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): SparseLayout {
+  return { tokens, blocks: tokens.compressed(l, d) };
+}
+
+export function nativeSparseAttention(
+  tape: Tape,
+  inputs: SparseInputs,
+  layout: SparseLayout,
+  sparse: SparseShape,
+  options: SelectedOptions = {},
+): SparseOutputs {
+  const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
+  const { tokens, blocks } = layout;
+  validateShapes({ heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] }, sparse);
+  const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, blocks, sparse);
+  const selected = selectBlocks(tape, { q, k: kCmp, lse }, tokens, blocks, sparse);
+  const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, options);
+  const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
+  const out = combine(tape, gates, oCmp, oSel, oWin);
+  return { out, oCmp, oSel, oWin, selected };
+}

@@ -1,0 +1,126 @@
+// Splits a fused projection into heads and rotates them; the backward merges the gradients with the inverse rotation.
+//
+// Cosines and sines are computed anew for every token: a vectorised double polynomial costs less than reading a table,
+// and a part needs no memory and no state. The angle itself is rounded to float32 (reference.ts says why).
+#include <algorithm>
+
+#include "runtime.h"
+#include "simd.h"
+
+namespace {
+constexpr int64_t kTokens = 64;  // tokens of one task
+
+// float32(theta^(-2j/size)) for the pairs of a head.
+void frequencies(double theta, int64_t size, float* out) {
+  for (int64_t j = 0; j < size / 2; ++j)
+    out[j] = static_cast<float>(std::pow(theta, static_cast<double>(-2 * j) / static_cast<double>(size)));
+}
+
+// Cosine and sine of position * frequency, right to float32 for angles up to 2^20, without branches: the compiler
+// vectorises it. Reduced by multiples of pi/2 in two parts (the first has 33 bits, so its product is exact).
+void cosines_sines(float position, const float* frequency, int64_t half, float* __restrict cosines,
+                   float* __restrict sines) {
+  constexpr double kTwoOverPi = 0.63661977236758134308, kHigh = 1.57079632673412561417e+00,
+                   kLow = 6.07710050650619224932e-11;
+  for (int64_t j = 0; j < half; ++j) {
+    const float angle = position * frequency[j];
+    const double x = angle;
+    const double turns = std::floor(x * kTwoOverPi + 0.5);
+    const double r = (x - turns * kHigh) - turns * kLow;
+    const double r2 = r * r;
+    const double s =
+        r * (1 + r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880 - r2 / 39916800)))));
+    const double c =
+        1 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 + r2 * (-1.0 / 3628800 + r2 / 479001600)))));
+    const double quadrant = turns - 4 * std::floor(turns * 0.25);
+    const bool odd = (quadrant == 1) | (quadrant == 3);
+    const double sine = odd ? c : s, cosine = odd ? s : c;
+    sines[j] = static_cast<float>(quadrant >= 2 ? -sine : sine);
+    cosines[j] = static_cast<float>(((quadrant == 1) | (quadrant == 2)) ? -cosine : cosine);
+  }
+}
+
+template <bool add>
+void rotate_head(const float* __restrict from, float* __restrict to, const float* cosines, const float* sines,
+                 int64_t half, float direction) {
+  for (int64_t j = 0; j < half; ++j) {
+    const float a = from[j], b = from[j + half], c = cosines[j], s = direction * sines[j];
+    const float x = a * c - b * s, y = b * c + a * s;
+    to[j] = add ? to[j] + x : x;
+    to[j + half] = add ? to[j + half] + y : y;
+  }
+}
+
+template <bool add>
+void copy_head(const float* __restrict from, float* __restrict to, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) to[i] = add ? to[i] + from[i] : from[i];
+}
+
+struct Rotation {
+  bool rotate;
+  double theta;
+  float scale;
+  int64_t stride, start;
+};
+
+// Walks all tokens: body(token, cosines, sines), the tables being those of the token's position.
+template <class Body>
+void for_each_token(const int32_t* offsets, const int32_t* starts, int64_t sequences, int64_t tokens, int64_t size,
+                    const Rotation& how, const Body& body) {
+  const int64_t half = size / 2;
+  float* frequency = scratch<float>(0, half + 1);
+  if (how.rotate) frequencies(how.theta, size, frequency);
+  parallel_chunks(tokens, kTokens, [&](int64_t begin, int64_t end) {
+    float* cosines = scratch<float>(1, half + 1);
+    float* sines = scratch<float>(2, half + 1);
+    int64_t sequence = std::upper_bound(offsets, offsets + sequences + 1, begin) - offsets - 1;
+    for (int64_t t = begin; t < end; ++t) {
+      while (offsets[sequence + 1] <= t) ++sequence;
+      if (how.rotate) {
+        const int64_t first = starts != nullptr ? starts[sequence] : how.start;
+        const int64_t position = (t - offsets[sequence]) * how.stride + first;
+        cosines_sines(static_cast<float>(position) / how.scale, frequency, half, cosines, sines);
+      }
+      body(t, cosines, sines);
+    }
+  });
+}
+}  // namespace
+
+extern "C" {
+
+// part [tokens][heads][size] = columns [column, column + heads*size) of fused [tokens][width].
+void rope_split(const float* fused, float* part, const int32_t* offsets, const int32_t* starts, int64_t sequences,
+                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, int64_t rotate,
+                double theta, float scale, int64_t stride, int64_t start) {
+  const Rotation how = {rotate != 0, theta, scale, stride, start};
+  for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
+    const float* from = fused + t * width + column;
+    float* to = part + t * heads * size;
+    if (!how.rotate) return copy_head<false>(from, to, heads * size);
+    for (int64_t h = 0; h < heads; ++h)
+      rotate_head<false>(from + h * size, to + h * size, cosines, sines, size / 2, 1.0f);
+  });
+}
+
+// The columns of d_fused (+)= the gradient of the part rotated back; a missing gradient (null) counts as zero.
+void rope_merge(const float* d_part, float* d_fused, const int32_t* offsets, const int32_t* starts, int64_t sequences,
+                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, int64_t rotate,
+                double theta, float scale, int64_t stride, int64_t start, int64_t accumulate) {
+  if (d_part == nullptr && accumulate) return;
+  const Rotation how = {rotate != 0 && d_part != nullptr, theta, scale, stride, start};
+  for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
+    float* to = d_fused + t * width + column;
+    const float* from = d_part + t * heads * size;
+    if (d_part == nullptr) {
+      std::memset(to, 0, sizeof(float) * heads * size);
+    } else if (!how.rotate) {
+      accumulate ? copy_head<true>(from, to, heads * size) : copy_head<false>(from, to, heads * size);
+    } else {
+      for (int64_t h = 0; h < heads; ++h, from += size, to += size)
+        accumulate ? rotate_head<true>(from, to, cosines, sines, size / 2, -1.0f)
+                   : rotate_head<false>(from, to, cosines, sines, size / 2, -1.0f);
+    }
+  });
+}
+}

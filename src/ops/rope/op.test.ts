@@ -1,0 +1,200 @@
+import { describe, expect, it } from 'vitest';
+import { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { cpu, devices, tolerance } from '../../testing/devices.js';
+import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
+import { eachThreadCount } from '../../testing/threads.js';
+import { Sequences } from '../sequences.js';
+import { type HeadPart, rotate, splitHeads } from './op.js';
+import { angle, splitBackward, splitForward } from './reference.js';
+
+const ROTARY = { theta: 10000, scale: 1 };
+const PARTS: HeadPart[] = [
+  { heads: 4, size: 6, rotate: true },
+  { heads: 2, size: 6, rotate: true },
+  { heads: 2, size: 5, rotate: false },
+];
+const WIDTH = 46;
+
+/** 0, stride, 2 * stride, … from `start` in every sequence. */
+function positions(lengths: number[], stride = 1, start: number | number[] = 0): number[] {
+  return lengths.flatMap((length, s) =>
+    Array.from({ length }, (_, i) => i * stride + (typeof start === 'number' ? start : start[s])),
+  );
+}
+
+describe('rotary reference', () => {
+  it('turns pairs half a head apart', () => {
+    const [y] = splitForward(Float64Array.of(1, 0, 0, 0), [{ heads: 1, size: 4, rotate: true }], [2], ROTARY);
+    expect(relativeError(y, [Math.cos(2), 0, Math.sin(2), 0])).toBeLessThan(1e-15);
+    expect(angle(3, 1, 4, { theta: 100, scale: 1 })).toBe(Math.fround(Math.fround(0.1) * 3));
+    expect(angle(8, 0, 4, { theta: 100, scale: 4 })).toBe(2);
+  });
+
+  it('keeps the product of a query and a key when both move', () => {
+    const part = [{ heads: 1, size: 8, rotate: true }];
+    const [q, k] = [randomValues(8, 1), randomValues(8, 2)];
+    const product = (a: number, b: number) =>
+      dot(splitForward(q, part, [a], ROTARY)[0], splitForward(k, part, [b], ROTARY)[0]);
+    expect(product(17, 12)).toBeCloseTo(product(5, 0), 6);
+  });
+
+  it('has gradients equal to finite differences', () => {
+    const at = positions([2, 3]);
+    const fused = randomValues(5 * WIDTH, 1);
+    const gradients = PARTS.map(({ heads, size }, i) => randomValues(5 * heads * size, i + 2));
+    const value = () =>
+      splitForward(fused, PARTS, at, ROTARY).reduce((total, part, i) => total + dot(part, gradients[i]), 0);
+    const dFused = splitBackward(gradients, PARTS, at, ROTARY);
+    expect(relativeError(dFused, finiteDifferences(value, fused))).toBeLessThan(1e-8);
+  });
+});
+
+describe.each(devices())('splitHeads on $name', ({ device }) => {
+  it.each([
+    [[1], PARTS],
+    [[0, 3, 0, 70, 130, 0], PARTS],
+    [[200], [{ heads: 3, size: 64, rotate: true }]],
+    [[9], [{ heads: 1, size: 2, rotate: true }]],
+    [[9], [{ heads: 2, size: 3, rotate: false }]],
+    [[0], PARTS],
+    [[], PARTS],
+  ])('equals the reference for sequences %j', (lengths, parts) => {
+    const sequences = new Sequences(device(), lengths);
+    const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
+    const at = positions(lengths);
+    const fused = randomValues(at.length * width, 1);
+    const gradients = parts.map(({ heads, size }, i) => randomValues(at.length * heads * size, i + 2));
+    const tape = new Tape(device());
+    const x = tape.watch(tape.from(fused, [at.length, width]));
+    const outputs = splitHeads(tape, x, parts, sequences, ROTARY);
+    const limit = tolerance(device());
+    splitForward(fused, parts, at, ROTARY).forEach((expected, i) => {
+      expect(relativeError(outputs[i].read(), expected)).toBeLessThan(limit);
+    });
+    outputs.forEach((output, i) => {
+      tape.seed(output, gradients[i]);
+    });
+    tape.backward();
+    const expected = splitBackward(gradients, parts, at, ROTARY);
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(limit);
+    tape.end();
+    sequences.free();
+  });
+
+  it.each([
+    ['a stride', { ...ROTARY, stride: 16 }, positions([4, 3], 16)],
+    ['a start', { ...ROTARY, start: 1000 }, positions([4, 3], 1, 1000)],
+    ['a stride and a start', { theta: 500, scale: 2.5, stride: 8, start: 64 }, positions([4, 3], 8, 64)],
+  ])('takes %s', (_, options, at) => {
+    const sequences = new Sequences(device(), [4, 3]);
+    const values = randomValues(7 * 2 * 8, 1);
+    const tape = new Tape(device());
+    const y = rotate(tape, tape.from(values, [7, 2, 8]), sequences, options);
+    expect(y.shape).toEqual([7, 2, 8]);
+    const [expected] = splitForward(values, [{ heads: 2, size: 8, rotate: true }], at, options);
+    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(device()));
+    tape.end();
+    sequences.free();
+  });
+
+  it('takes a start for each sequence', () => {
+    const sequences = new Sequences(device(), [1, 0, 2]);
+    const start = Tensor.from(device(), [70, 5, 9], [3], 'i32');
+    const values = randomValues(3 * 8, 1);
+    const tape = new Tape(device());
+    const y = rotate(tape, tape.from(values, [3, 1, 8]), sequences, { ...ROTARY, start });
+    const [expected] = splitForward(values, [{ heads: 1, size: 8, rotate: true }], [70, 9, 10], ROTARY);
+    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(device()));
+    tape.end();
+    start.free();
+    sequences.free();
+  });
+
+  it.each([
+    [131072, 64, 10000, 1],
+    [131071, 128, 500000, 1],
+    [131072, 96, 10000, 4],
+    [1000003, 64, 10000, 1],
+    [77777, 256, 1e6, 1.7],
+  ])('is accurate at position %i with heads of %i and theta %d', (start, size, theta, scale) => {
+    const tokens = 100;
+    const sequences = new Sequences(device(), [tokens]);
+    const values = randomValues(tokens * size, 1);
+    const tape = new Tape(device());
+    const y = rotate(tape, tape.from(values, [tokens, 1, size]), sequences, { theta, scale, start }).read();
+    const at = positions([tokens], 1, start);
+    const [expected] = splitForward(values, [{ heads: 1, size, rotate: true }], at, { theta, scale });
+    // Every element, not only the norm: a single wrong frequency would hide among the others.
+    const worst = expected.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
+    expect(worst).toBeLessThan(device().kind === 'cpu' ? 3e-7 : 1e-2);
+    tape.end();
+    sequences.free();
+  });
+
+  it('rotates back to where it came from', () => {
+    const sequences = new Sequences(device(), [50]);
+    const values = randomValues(50 * 12, 1);
+    const tape = new Tape(device());
+    const x = tape.watch(tape.from(randomValues(50 * 12, 2), [50, 2, 6]));
+    const y = rotate(tape, x, sequences, ROTARY);
+    // The gradient of a rotation is the rotation back: seeding with a rotated tensor returns the tensor.
+    tape.seed(y, rotate(tape, tape.from(values, [50, 2, 6]), sequences, ROTARY).read());
+    tape.backward();
+    expect(relativeError(tape.gradient(x)!.read(), values)).toBeLessThan(tolerance(device()));
+    tape.end();
+    sequences.free();
+  });
+
+  it('counts a missing gradient as zero and adds to one that is there', () => {
+    const sequences = new Sequences(device(), [3]);
+    const at = positions([3]);
+    const tape = new Tape(device());
+    const x = tape.watch(tape.from(randomValues(3 * WIDTH, 1), [3, WIDTH]));
+    const first = splitHeads(tape, x, PARTS, sequences, ROTARY);
+    const second = splitHeads(tape, x, PARTS, sequences, ROTARY);
+    const [a, b, c] = [randomValues(72, 2), randomValues(36, 3), randomValues(30, 4)];
+    tape.seed(second[1], b);
+    tape.seed(first[0], a);
+    tape.seed(first[2], c);
+    tape.backward();
+    const expected = splitBackward([a, b, c], PARTS, at, ROTARY);
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(device()));
+    tape.end();
+    sequences.free();
+  });
+
+  it('names what does not fit', () => {
+    const sequences = new Sequences(device(), [2]);
+    const tape = new Tape(device());
+    const split = (columns: number, parts: HeadPart[], options = {}) =>
+      splitHeads(tape, tape.zeros([2, columns]), parts, sequences, { ...ROTARY, ...options });
+    expect(() => split(45, PARTS)).toThrow('splitHeads: fused must have shape [2, 46], not [2, 45]');
+    expect(() => split(3, [{ heads: 1, size: 3, rotate: true }])).toThrow('even size, not 3');
+    expect(() => split(WIDTH, PARTS, { theta: 0 })).toThrow('theta must be above 0, not 0');
+    expect(() => split(WIDTH, PARTS, { scale: -1 })).toThrow('scale must be above 0, not -1');
+    expect(() => split(WIDTH, PARTS, { stride: 1.5 })).toThrow('stride must be a whole number from 0, not 1.5');
+    expect(() => split(WIDTH, PARTS, { start: tape.zeros([2], 'i32') })).toThrow('start must have shape [1], not [2]');
+    expect(() => rotate(tape, tape.zeros([3, 1, 2]), sequences, ROTARY)).toThrow('rotate: x must have shape [2, *, *]');
+    tape.end();
+    sequences.free();
+  });
+});
+
+describe('splitHeads on the CPU', () => {
+  it('does not depend on the thread count or on what is packed beside a sequence', () => {
+    const values = randomValues(300 * WIDTH, 1);
+    const run = (lengths: number[], from: number, to: number) => {
+      const sequences = new Sequences(cpu(), lengths);
+      const tape = new Tape(cpu());
+      const x = tape.from(values.subarray(from * WIDTH, to * WIDTH), [to - from, WIDTH]);
+      const bits = splitHeads(tape, x, PARTS, sequences, ROTARY)[0].read();
+      tape.end();
+      sequences.free();
+      return bits;
+    };
+    const [one, ...more] = eachThreadCount(() => run([100, 200], 0, 300));
+    for (const bits of more) expect(bits).toEqual(one);
+    expect(run([200], 100, 300)).toEqual(one.subarray(100 * 24));
+  });
+});

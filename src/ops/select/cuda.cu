@@ -1,0 +1,389 @@
+// Selection: fp32 importance of every block for every (token, group), the exact top n, and the inverted
+// index (which tokens selected a block) that the KV-outer kernels walk. No S x S/l' buffer exists.
+#include "../../device/cuda/matrix.cuh"
+
+#ifndef OUTER_CHUNK
+#define OUTER_CHUNK 128  // tokens one block of the KV-outer forward takes from a list
+#endif
+#ifndef SEL_CHUNK
+#define SEL_CHUNK 256    // and of the backward, forced tokens included
+#endif
+
+constexpr int PER_BLOCK = SEL_L / CMP_D;                // compressed keys that start in a selection block
+constexpr int CARRY = CMP_L / CMP_D - 1;                // earlier ones that reach into it
+constexpr int KEYS = (64 / PER_BLOCK) * PER_BLOCK;      // compressed keys taken per step: whole blocks
+constexpr int BLOCKS = KEYS / PER_BLOCK;
+constexpr int TOP = SEL_N - 3;                          // slots that are not forced
+constexpr int STRIDE = 72;                              // floats of a row of probabilities; no bank conflicts
+static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
+static_assert(HPG * PK * PANEL + 2 * PK * PANEL + 64 * STRIDE * 4 < 226 * 1024, "heads of a group do not fit");
+
+// The usual case, four compressed keys a block and one carried over, is pooled in registers.
+constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
+EXPORT(select_blocks_shared, (HPG + 2) * PK * PANEL + HPG * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4))
+EXPORT(select_forward_chunk, OUTER_CHUNK)
+EXPORT(select_backward_chunk, SEL_CHUNK)
+
+struct Top {
+  float score[TOP > 0 ? TOP : 1];
+  int block[TOP > 0 ? TOP : 1];
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < TOP; i++) {
+      score[i] = -1.0f;
+      block[i] = NEVER;
+    }
+  }
+  // Keeps the list sorted, score descending. Of equal scores the one offered first stays above.
+  __device__ __forceinline__ void insert(float s, int b) {
+#pragma unroll
+    for (int i = TOP - 1; i >= 0; i--) {
+      const bool here = s > score[i], above = i > 0 && s > score[i > 0 ? i - 1 : 0];
+      block[i] = above ? block[i > 0 ? i - 1 : 0] : here ? b : block[i];
+      score[i] = i > 0 ? fmaxf(score[i], fminf(s, score[i - 1])) : fmaxf(score[i], s);
+    }
+  }
+  // The same for a list in any order: of equal scores the lower block stays above.
+  __device__ __forceinline__ void insert_any(float s, int b) {
+#pragma unroll
+    for (int i = TOP - 1; i >= 0; i--) {
+      const bool here = s > score[i] || (s == score[i] && b < block[i]);
+      const bool above = i > 0 && (s > score[i > 0 ? i - 1 : 0] || (s == score[i > 0 ? i - 1 : 0] && b < block[i > 0 ? i - 1 : 0]));
+      block[i] = above ? block[i > 0 ? i - 1 : 0] : here ? b : block[i];
+      score[i] = above ? score[i > 0 ? i - 1 : 0] : here ? s : score[i];
+    }
+  }
+};
+
+// One block scores 64 tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
+// the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
+// token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
+// grid (64-token tiles of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(128, HPG * PK <= 6 ? 3 : 1)
+select_blocks(const bf16* q, const bf16* k_cmp, const float* lse_cmp, int* selected, int* counts, int* ranks,
+              const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Place place;
+  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + 63) / 64; }, place)) return;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
+  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
+  const u32 keys = base + HPG * PK * PANEL, floats = keys + 2 * PK * PANEL;
+  float* const shifts = (float*)(shared + (floats - origin));  // [HPG][64] lse in base 2
+  float* const chance = shifts + HPG * 64;                     // [64][STRIDE] summed over heads
+  float* const carry = chance + 64 * STRIDE;                   // [64][8] the last CARRY keys of the tile before
+
+  const int t0 = place.tile * 64, tokens = min(64, place.length - t0);
+  // Two threads a token, each with its own list, later merged: neighbours in the general case; with
+  // pooling in registers lanes 0 and 2 of a quad for its upper row, 1 and 3 for its lower one.
+  const int mine = POOL_IN_REGISTERS ? warp * 16 + lane / 4 + (lane & 1) * 8 : thread / 2;
+  const int side = POOL_IN_REGISTERS ? (lane >> 1) & 1 : thread & 1;
+  const int t = t0 + mine, current = t / SEL_L;
+  const int last = (t0 + tokens - 1) / SEL_L;
+  const int needed = min(max(last - 1, 0) * PER_BLOCK, cu_cmp[place.sequence + 1] - cu_cmp[place.sequence]);
+  const int steps = TOP == 0 || last + 1 <= SEL_N ? 0 : (needed + KEYS - 1) / KEYS;
+  Top top;
+  top.clear();
+
+  if (steps > 0) {
+    const i64 cmp_first = cu_cmp[place.sequence];
+    const auto request = [&](int i) {
+      if (i < steps)
+        load_panel<DK, 128>(keys + (i & 1) * PK * PANEL, thread, q, [&](int r) {
+          const int key = i * KEYS + r;
+          return r < KEYS && key < needed ? k_cmp + ((cmp_first + key) * GROUPS + group) * DK : nullptr;
+        });
+      copies_commit();
+    };
+#pragma unroll
+    for (int head = 0; head < HPG; head++) {
+      load_panel<DK, 128>(base + head * PK * PANEL, thread, q, [&](int r) {
+        return r < tokens ? q + ((i64)(place.first + t0 + r) * HEADS + group * HPG + head) * DK : nullptr;
+      });
+      if (thread < 64)
+        shifts[head * 64 + thread] = thread < tokens
+            ? LOG2E * lse_cmp[(i64)(place.first + t0 + thread) * HEADS + group * HPG + head] : infinity();
+    }
+    if (!POOL_IN_REGISTERS)
+      for (int c = thread; c < 64 * 8; c += 128) carry[c] = 0.0f;
+    float tail = 0.0f;  // the key before this thread's next block
+    request(0);
+    const float c = scale_log2();
+    const int row = warp * 16 + lane / 4;
+
+    for (int i = 0; i < steps; i++) {
+      copies_wait<0>();
+      matrix_publish();
+      __syncthreads();
+      request(i + 1);
+      const u32 tile = keys + (i & 1) * PK * PANEL;
+      float sum[32], score[2][32];
+#pragma unroll
+      for (int e = 0; e < 32; e++) sum[e] = 0.0f;
+      matrix_begin();
+      product_rows<DK>(score[0], base, tile);
+      matrix_commit();
+#pragma unroll
+      for (int head = 0; head < HPG; head++) {
+        if (head + 1 < HPG) {
+          matrix_begin();
+          product_rows<DK>(score[(head + 1) & 1], base + (head + 1) * PK * PANEL, tile);
+          matrix_commit();
+          matrix_wait<1>();
+        } else {
+          matrix_wait<0>();
+        }
+        hold(score[head & 1]);
+        const float shift0 = shifts[head * 64 + row], shift1 = shifts[head * 64 + row + 8];
+#pragma unroll
+        for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[head & 1][e], c, (e & 2) ? -shift1 : -shift0));
+      }
+      // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
+      // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
+      constexpr int OFFERS = (BLOCKS + 1) / 2;
+      float offers[OFFERS];
+      u32 waiting = 0;
+      const auto offer = [&](int n, float importance, int block, bool present) {
+        offers[n] = importance;
+        if (present && block > 0 && block < current - 1 && importance > top.score[TOP > 0 ? TOP - 1 : 0]) waiting |= 1u << n;
+      };
+      if constexpr (POOL_IN_REGISTERS) {
+        // Weights 1 | 2 2 2 1. Lanes 0 and 1 of a quad hold the four keys of one block, 2 and 3 of the next,
+        // for two rows; they trade so that each lane has one (row, block).
+        const bool odd = lane & 1;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          const float upper = odd ? 2.0f * sum[n * 4] + sum[n * 4 + 1] : 2.0f * (sum[n * 4] + sum[n * 4 + 1]);
+          const float lower = odd ? 2.0f * sum[n * 4 + 2] + sum[n * 4 + 3] : 2.0f * (sum[n * 4 + 2] + sum[n * 4 + 3]);
+          const float pooled = (odd ? lower : upper) + __shfl_xor_sync(~0u, odd ? upper : lower, 1);
+          const float theirs = __shfl_xor_sync(~0u, sum[n * 4 + 1], 1);          // even lanes: last key of the upper row
+          const float end = __shfl_xor_sync(~0u, odd ? sum[n * 4 + 3] : theirs, 2);  // last key of the other block
+          offer(n, pooled + (lane & 2 ? end : tail), i * BLOCKS + n * 2 + side, true);
+          tail = end;
+        }
+      } else {
+        // A warp's tokens are the sixteen rows of its accumulators: no block-wide barrier from here on.
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          *(float2*)(chance + row * STRIDE + n * 8 + (lane & 3) * 2) = make_float2(sum[n * 4], sum[n * 4 + 1]);
+          *(float2*)(chance + (row + 8) * STRIDE + n * 8 + (lane & 3) * 2) = make_float2(sum[n * 4 + 2], sum[n * 4 + 3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int b = 0; b < (BLOCKS + 1) / 2; b++) {
+          const int local = side * ((BLOCKS + 1) / 2) + b, block = i * BLOCKS + local;
+          float importance = 0.0f;
+          if (local < BLOCKS) {
+#pragma unroll
+            for (int o = -CARRY; o < PER_BLOCK; o++) {
+              const int begin = o * CMP_D > 0 ? o * CMP_D : 0;
+              const int end = o * CMP_D + CMP_L < SEL_L ? o * CMP_D + CMP_L : SEL_L;
+              const int key = local * PER_BLOCK + o;
+              const float p = key >= 0 ? chance[mine * STRIDE + key] : carry[mine * 8 + key + CARRY];
+              importance += (float)((end - begin) / CMP_D) * p;
+            }
+          }
+          offer(b, importance, block, local < BLOCKS);
+        }
+        __syncwarp();
+        if (side == 0)
+#pragma unroll
+          for (int o = 0; o < CARRY; o++) carry[mine * 8 + o] = chance[mine * STRIDE + KEYS - CARRY + o];
+        __syncwarp();
+      }
+#pragma unroll 1
+      while (__any_sync(~0u, waiting != 0)) {
+        const int n = __ffs(waiting) - 1;
+        float importance = -2.0f;
+#pragma unroll
+        for (int e = 0; e < OFFERS; e++)
+          if (n == e) importance = offers[e];
+        const int place_in_step = POOL_IN_REGISTERS ? n * 2 + side : side * OFFERS + n;
+        top.insert(importance, i * BLOCKS + place_in_step);
+        waiting &= waiting - 1;
+      }
+    }
+    // The first thread of a pair takes in the second one's list.
+    constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;
+    Top other = top;
+#pragma unroll 1
+    for (int e = 0; e < TOP; e++) {
+      const float s = __shfl_xor_sync(~0u, other.score[0], PARTNER);
+      const int b = __shfl_xor_sync(~0u, other.block[0], PARTNER);
+      if (side == 0) top.insert_any(s, b);
+#pragma unroll
+      for (int m = 0; m + 1 < TOP; m++) {
+        other.score[m] = other.score[m + 1];
+        other.block[m] = other.block[m + 1];
+      }
+    }
+  }
+  if (steps == 0) {  // few blocks: all are selected
+#pragma unroll
+    for (int e = 0; e < TOP; e++)
+      if (e + 1 < current - 1) top.block[e] = e + 1;
+  }
+  if (side != 0 || mine >= tokens) return;
+  // ascending: block 0, the chosen ones, cur - 1, cur
+#pragma unroll
+  for (int pass = 0; pass < TOP; pass++)
+#pragma unroll
+    for (int e = pass & 1; e + 1 < TOP; e += 2) {
+      const int a = min(top.block[e], top.block[e + 1]), b = max(top.block[e], top.block[e + 1]);
+      top.block[e] = a;
+      top.block[e + 1] = b;
+    }
+  int* const to = selected + ((i64)(place.first + t) * GROUPS + group) * SEL_N;
+  int count = 0;
+  to[count++] = 0;
+#pragma unroll
+  for (int e = 0; e < TOP; e++)
+    if (top.block[e] != NEVER) {
+      if (counts != nullptr)  // also this token's place in the block's list
+        ranks[to - selected + count] = atomicAdd(counts + (i64)group * cu_blocks[sequences] + cu_blocks[place.sequence] + top.block[e], 1);
+      to[count++] = top.block[e];
+    }
+  if (current >= 2) to[count++] = current - 1;
+  if (current >= 1) to[count++] = current;
+  for (; count < SEL_N; count++) to[count] = -1;
+}
+
+// One block of 1024 threads turns the counts into offsets: of every list, and of its work items forward
+// (chosen tokens) and backward (forced ones as well). offsets [3, G * blocks + 1]
+extern "C" __global__ void __launch_bounds__(1024)
+select_index(const int* counts, int* offsets, const int* cu_seqlens, const int* cu_blocks, int sequences) {
+  __shared__ int sums[3][32];
+  __shared__ int bases[3];
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
+  const int blocks = cu_blocks[sequences], all = blocks * GROUPS;
+  if (thread < 3) bases[thread] = 0;
+  __syncthreads();
+  for (int from = 0; from < all; from += 1024) {
+    const int i = from + thread;
+    int value[3] = {0, 0, 0};
+    if (i < all) {
+      const int at = i % blocks;
+      int s = 0, high = sequences;  // the sequence with cu_blocks[s] <= at < cu_blocks[s + 1]
+      while (high - s > 1) {
+        const int middle = (s + high) / 2;
+        if (cu_blocks[middle] <= at) s = middle; else high = middle;
+      }
+      const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
+      const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
+      value[0] = counts[i];
+      value[1] = (value[0] + OUTER_CHUNK - 1) / OUTER_CHUNK;
+      value[2] = (value[0] + forced + SEL_CHUNK - 1) / SEL_CHUNK;
+    }
+    int before[3];
+#pragma unroll
+    for (int n = 0; n < 3; n++) {
+      int sum = value[n];
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int left = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += left;
+      }
+      before[n] = sum - value[n];
+      if (lane == 31) sums[n][warp] = sum;
+    }
+    __syncthreads();
+    if (warp < 3) {
+      const int mine = sums[warp][lane];
+      int sum = mine;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int left = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += left;
+      }
+      sums[warp][lane] = sum - mine + bases[warp];
+      __syncwarp();
+      if (lane == 31) bases[warp] += sum;
+    }
+    __syncthreads();
+    if (i < all)
+#pragma unroll
+      for (int n = 0; n < 3; n++) offsets[n * (all + 1) + i] = before[n] + sums[n][warp];
+    __syncthreads();
+  }
+  if (thread < 3) offsets[thread * (all + 1) + all] = bases[thread];
+}
+
+// Writes the work items (list, chunk), a warp per list. grid (lists / 8)
+extern "C" __global__ void __launch_bounds__(256)
+select_items(const int* offsets, int* forward_items, int* backward_items, const int* cu_blocks, int sequences) {
+  const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32;
+  if (list >= all) return;
+#pragma unroll
+  for (int pass = 1; pass < 3; pass++) {
+    const int from = offsets[pass * (all + 1) + list], to = offsets[pass * (all + 1) + list + 1];
+    int2* const items = (int2*)(pass == 1 ? forward_items : backward_items);
+    for (int i = from + (threadIdx.x & 31); i < to; i += 32) items[i] = make_int2(list, i - from);
+  }
+}
+
+// Writes each chosen (token, slot) into its block's list: entry = position in the sequence * 64 + slot.
+// one thread per (token, group, slot)
+extern "C" __global__ void __launch_bounds__(256)
+select_lists(const int* selected, const int* ranks, const int* offsets, u32* lists, const int* cu_seqlens, const int* cu_blocks,
+             int sequences, int tokens) {
+  const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (i >= (i64)tokens * GROUPS * SEL_N) return;
+  const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
+  if (block <= 0) return;
+  int s = 0, high = sequences;
+  while (high - s > 1) {
+    const int middle = (s + high) / 2;
+    if (cu_seqlens[middle] <= token) s = middle; else high = middle;
+  }
+  const int t = token - cu_seqlens[s];
+  if (block >= t / SEL_L - 1) return;
+  lists[offsets[(i64)group * cu_blocks[sequences] + cu_blocks[s] + block] + ranks[i]] = (u32)t * 64 + slot;
+}
+
+// Puts every list in ascending order through a bitmap of the sequence: the same selection then always
+// gives the same sums. grid (blocks, groups); shared: bitmap of the longest sequence, (max_length + 31) / 32 words.
+extern "C" __global__ void __launch_bounds__(256)
+select_sort(const int* selected, const int* offsets, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences) {
+  extern __shared__ u32 bits[];
+  __shared__ int sums[8];
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
+  const int blocks = cu_blocks[sequences], at = blockIdx.x, group = blockIdx.y;
+  const int from = offsets[group * blocks + at], to = offsets[group * blocks + at + 1];
+  if (to - from < 2) return;
+  int s = 0, high = sequences;
+  while (high - s > 1) {
+    const int middle = (s + high) / 2;
+    if (cu_blocks[middle] <= at) s = middle; else high = middle;
+  }
+  const int first = cu_seqlens[s], words = (cu_seqlens[s + 1] - first + 31) / 32, block = at - cu_blocks[s];
+  for (int w = thread; w < words; w += 256) bits[w] = 0;
+  __syncthreads();
+  for (int i = from + thread; i < to; i += 256) atomicOr(bits + lists[i] / 64 / 32, 1u << (lists[i] / 64 % 32));
+  __syncthreads();
+  int base = from;
+  for (int w0 = 0; w0 < words; w0 += 256) {
+    u32 word = w0 + thread < words ? bits[w0 + thread] : 0;
+    int sum = __popc(word);
+    const int own = sum;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int left = __shfl_up_sync(~0u, sum, d);
+      if (lane >= d) sum += left;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    int position = base + sum - own;
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) position += sums[w];
+      base += sums[w];
+    }
+    while (word != 0) {
+      const int t = (w0 + thread) * 32 + __ffs(word) - 1;
+      word &= word - 1;
+      const int* const row = selected + ((i64)(first + t) * GROUPS + group) * SEL_N;
+      int slot = 0;
+      while (row[slot] != block) slot++;
+      lists[position++] = (u32)t * 64 + slot;
+    }
+    __syncthreads();
+  }
+}

@@ -1,0 +1,100 @@
+// Window branch: softmax over the last WINDOW tokens, forward and backward.
+#include "../../device/cuda/gradient.cuh"
+#include "../../device/cuda/backward.cuh"
+
+#ifndef WIN_WARPGROUPS
+#define WIN_WARPGROUPS 2
+#endif
+#ifndef WIN_WIDE
+#define WIN_WIDE 1
+#endif
+#ifndef WIN_DQ_WARPGROUPS
+#define WIN_DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
+#endif
+
+EXPORT(window_forward_shared, STREAM_SHARED<WIN_WARPGROUPS, WIN_WIDE, PK>)
+EXPORT(window_forward_rows, WIN_WARPGROUPS * 64)
+EXPORT(window_backward_shared, BACKWARD_SHARED)
+EXPORT(window_query_gradient_shared, STREAM_SHARED<WIN_DQ_WARPGROUPS, 1, PK + PV>)
+EXPORT(window_query_gradient_rows, WIN_DQ_WARPGROUPS * 64)
+
+struct Window : PackedRows {
+  int tiles, tile0, length, token_first, token_last;
+  __device__ __forceinline__ int row(int tile, int r) const { return (first + min((tile0 + tile) * 64 + r, length - 1)) * GROUPS + group; }
+  __device__ __forceinline__ bool whole(int tile) const {
+    const int s = (tile0 + tile) * 64;
+    return s + 63 <= token_first && s > token_last - WINDOW;
+  }
+  __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
+    high = t + 1 - (tile0 + tile) * 64;
+    low = high - WINDOW;
+  }
+};
+
+// The tile of ROWS packed rows that this block works on; false past the last one.
+template <int ROWS>
+__device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const bf16* k, const bf16* v, const int* cu_seqlens, int sequences) {
+  Place place;
+  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, place)) return false;
+  branch.q = q;
+  branch.k = k;
+  branch.v = v;
+  branch.first = place.first;
+  branch.length = place.length;
+  branch.group = blockIdx.y;
+  branch.start = place.tile * ROWS;
+  branch.rows = min(ROWS, place.length * HPG - branch.start);
+  branch.token_first = branch.rows == ROWS ? branch.start / HPG : -1;  // a tile with absent rows is always masked
+  branch.token_last = (branch.start + branch.rows - 1) / HPG;
+  branch.tile0 = max(0, branch.start / HPG - WINDOW + 1) / 64;
+  branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
+  return true;
+}
+
+// grid (tiles of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(WIN_WARPGROUPS * 128, FORWARD_BLOCKS(WIN_WARPGROUPS, WIN_WIDE))
+window_forward(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Window branch;
+  if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, k, v, cu_seqlens, sequences)) return;
+  branch.o = out;
+  branch.l = lse;
+  attend<WIN_WARPGROUPS, WIN_WIDE>(branch, shared);
+}
+
+// grid (tiles of all sequences, groups); writes this branch's dq
+extern "C" __global__ void __launch_bounds__(WIN_DQ_WARPGROUPS * 128, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
+window_query_gradient(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* shift, const float* delta,
+                      bf16* dq, const int* cu_seqlens, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Window branch;
+  if (!window_tile<WIN_DQ_WARPGROUPS * 64>(branch, q, k, v, cu_seqlens, sequences)) return;
+  query_gradient<WIN_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
+}
+
+struct WindowBackward : ContiguousRows {
+  int key0;
+  __device__ __forceinline__ bool whole(int from, int to) const { return from >= key0 + 63 && to - WINDOW < key0; }
+  __device__ __forceinline__ void range(int t, int& low, int& high) const {
+    high = t + 1 - key0;
+    low = high - WINDOW;
+  }
+};
+
+// grid (key tiles of all sequences, groups); writes dk and dv
+extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
+window_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta,
+                bf16* dk, bf16* dv, const int* cu_seqlens, int sequences) {
+  extern __shared__ unsigned char shared[];
+  Place place;
+  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length + 63) / 64; }, place)) return;
+  WindowBackward branch;
+  branch.first = place.first;
+  branch.group = blockIdx.y;
+  branch.key0 = place.tile * 64;
+  branch.start = branch.key0;
+  branch.tokens = min(64 + WINDOW - 1, place.length - branch.key0);
+  const i64 key = (i64)(place.first + branch.key0) * GROUPS + branch.group;
+  backward<true, false>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV,
+                 min(64, place.length - branch.key0), dk + key * DK, dv + key * DV);
+}

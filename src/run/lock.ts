@@ -1,0 +1,144 @@
+/** The lock of a run folder: two trainers in one folder would mix their files. */
+import { randomUUID } from 'node:crypto';
+import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
+import { UsageError } from '../errors.js';
+import { errorCode, fileError } from './atomic.js';
+import { isPlainObject } from './json.js';
+import { isAlive, ownIdentity, type ProcessIdentity } from './process-identity.js';
+
+export interface LockOwner extends ProcessIdentity {
+  /** When the run took the lock, ISO 8601. */
+  run_start: string;
+  /** Tells this lock from every other one. */
+  nonce: string;
+}
+
+export interface RunLock {
+  readonly path: string;
+  readonly owner: LockOwner;
+  /** Gives the folder free; a lock that somebody else holds by now is left alone. */
+  release(): void;
+}
+
+/** A lock without content is one being written; if it stays so, its writer died between two system calls. */
+const UNFINISHED_MS = 5_000;
+/** Times WAIT_MS longer than UNFINISHED_MS, so that one call sees an unfinished lock through to its end. */
+const ATTEMPTS = 400;
+const WAIT_MS = 20;
+const UNKNOWN_START = { process_start: null, boot_id: null };
+
+/** Takes the lock at `path`; refused while its owner lives, taken over when the owner is dead. */
+export function acquireLock(path: string): RunLock {
+  for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
+    const lock = tryCreate(path);
+    if (lock) return lock;
+    const found = readLock(path);
+    if (found === 'gone') continue;
+    if (found === 'unfinished') {
+      wait();
+      continue;
+    }
+    if (found !== 'damaged' && isAlive(found) !== false) throw refusal(path, found);
+    removeDeadLock(path, found);
+  }
+  throw new UsageError(`${path}: several processes compete for this folder; try again with one`);
+}
+
+/** The owner of the lock and whether it lives (undefined: on another host); undefined when the folder is free. */
+export function readLockOwner(path: string): (LockOwner & { alive: boolean | undefined }) | undefined {
+  const found = readLock(path);
+  return typeof found === 'string' ? undefined : { ...found, alive: isAlive(found) };
+}
+
+function tryCreate(path: string): RunLock | undefined {
+  const owner: LockOwner = { ...ownIdentity(), run_start: new Date().toISOString(), nonce: randomUUID() };
+  let descriptor: number;
+  try {
+    descriptor = openSync(path, 'wx');
+  } catch (error) {
+    if (errorCode(error) === 'EEXIST') return undefined;
+    throw fileError('lock', path, error);
+  }
+  try {
+    writeSync(descriptor, `${JSON.stringify(owner)}\n`);
+  } catch (error) {
+    rmSync(path, { force: true });
+    throw fileError('lock', path, error);
+  } finally {
+    closeSync(descriptor);
+  }
+  const release = (): void => {
+    if (isSameLock(readLock(path), owner)) rmSync(path, { force: true });
+  };
+  return { path, owner, release };
+}
+
+/**
+ * Two processes may find the same dead lock at once; if each removed it blindly, the slower one would remove the new lock
+ * of the faster. So removing needs a lock of its own, and whoever holds that looks again before it removes.
+ */
+function removeDeadLock(path: string, dead: LockOwner | 'damaged'): void {
+  const removalPath = `${path}.takeover`;
+  const removal = tryCreate(removalPath);
+  if (!removal) {
+    const remover = readLock(removalPath);
+    // A remover lives for a moment only. If it died, its lock is removed the same way, one level further down.
+    if (remover === 'damaged' || (typeof remover !== 'string' && isAlive(remover) === false)) {
+      removeDeadLock(removalPath, remover);
+    } else wait();
+    return;
+  }
+  try {
+    if (isSameLock(readLock(path), dead)) rmSync(path, { force: true });
+  } finally {
+    removal.release();
+  }
+}
+
+type LockContent = LockOwner | 'gone' | 'unfinished' | 'damaged';
+
+function readLock(path: string): LockContent {
+  let text: string;
+  let age: number;
+  try {
+    age = Date.now() - statSync(path).mtimeMs;
+    text = readFileSync(path, 'utf8');
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return 'gone';
+    throw fileError('read', path, error);
+  }
+  try {
+    const parsed: unknown = JSON.parse(text);
+    if (isOwner(parsed)) return { ...UNKNOWN_START, ...parsed };
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+  }
+  return age < UNFINISHED_MS ? 'unfinished' : 'damaged';
+}
+
+function isOwner(value: unknown): value is LockOwner {
+  return (
+    isPlainObject(value) &&
+    Number.isSafeInteger(value['pid']) &&
+    typeof value['host'] === 'string' &&
+    typeof value['nonce'] === 'string' &&
+    typeof value['run_start'] === 'string'
+  );
+}
+
+function isSameLock(found: LockContent, expected: LockOwner | 'damaged'): boolean {
+  if (typeof found === 'string' || expected === 'damaged') return found === expected;
+  return found.nonce === expected.nonce;
+}
+
+function refusal(path: string, owner: LockOwner): UsageError {
+  const who = `process ${owner.pid} on ${owner.host} since ${owner.run_start}`;
+  const remedy =
+    isAlive(owner) === undefined ? `if that run is gone, delete ${path}` : 'stop it or choose another out_dir';
+  return new UsageError(`${path}: the folder is in use by ${who}; ${remedy}`);
+}
+
+/** Sleeps without the event loop: taking a lock is the first thing a run does, and nothing else waits meanwhile. */
+function wait(): void {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, WAIT_MS);
+}

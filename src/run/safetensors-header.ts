@@ -1,0 +1,187 @@
+/**
+ * The header of a safetensors file: names, types, shapes and byte ranges. A file comes from anywhere, so nothing in it is
+ * believed: every number is checked before it is used as a size, and every refusal names the file.
+ */
+import { UsageError } from '../errors.js';
+import { isPlainObject } from './json.js';
+import { dtypeBytes, dtypeNames, isSafeDtype, type SafeDtype, tensorBytes } from './safetensors-dtype.js';
+
+/** The limit of the reference implementation: no honest header comes near it. */
+export const MAX_HEADER_BYTES = 100_000_000;
+/** Bytes of the little-endian uint64 in front of the header. */
+export const PREFIX_BYTES = 8;
+const METADATA_NAME = '__metadata__';
+
+export interface TensorEntry {
+  dtype: SafeDtype;
+  shape: number[];
+  /** Byte range inside the data section. */
+  begin: number;
+  end: number;
+}
+
+export interface SafetensorsHeader {
+  metadata: Record<string, string>;
+  entries: Map<string, TensorEntry>;
+}
+
+/** The length of the header, refused before anything of that size is allocated. */
+export function checkHeaderLength(path: string, prefix: Uint8Array, fileBytes: number): number {
+  if (prefix.length < PREFIX_BYTES) {
+    throw refusal(path, `the file has ${prefix.length} bytes, too few for a header`);
+  }
+  const length = new DataView(prefix.buffer, prefix.byteOffset, PREFIX_BYTES).getBigUint64(0, true);
+  if (length > BigInt(MAX_HEADER_BYTES)) {
+    throw refusal(path, `the header claims ${length} bytes, over the limit of ${MAX_HEADER_BYTES}`);
+  }
+  if (Number(length) > fileBytes - PREFIX_BYTES) {
+    throw refusal(path, `the header claims ${length} bytes, but the file has ${fileBytes}`);
+  }
+  return Number(length);
+}
+
+/** Parses and checks the header text against the bytes that really follow it. */
+export function parseHeader(path: string, text: Uint8Array, dataBytes: number): SafetensorsHeader {
+  const parsed = parseJson(path, text);
+  if (!isPlainObject(parsed)) throw refusal(path, 'the header is not a JSON object');
+  let metadata: Record<string, string> = {};
+  const entries = new Map<string, TensorEntry>();
+  for (const [name, value] of Object.entries(parsed)) {
+    if (name === METADATA_NAME) metadata = checkMetadata(path, value);
+    else entries.set(name, checkEntry(path, name, value, dataBytes));
+  }
+  checkCoverage(path, entries, dataBytes);
+  return { metadata, entries };
+}
+
+/** The prefix and the header, padded with spaces so that the data begins at a multiple of 8. */
+export function encodeHeader(entries: Map<string, TensorEntry>, metadata: Record<string, string>): Uint8Array {
+  const fields: [string, unknown][] = Object.keys(metadata).length > 0 ? [[METADATA_NAME, metadata]] : [];
+  for (const [name, { dtype, shape, begin, end }] of entries) {
+    fields.push([name, { dtype, shape, data_offsets: [begin, end] }]);
+  }
+  // Built by hand because an object would move names that look like integers to the front.
+  const json = `{${fields.map(([name, value]) => `${JSON.stringify(name)}:${JSON.stringify(value)}`).join(',')}}`;
+  const text = new TextEncoder().encode(json);
+  const length = Math.ceil(text.length / 8) * 8;
+  const bytes = new Uint8Array(PREFIX_BYTES + length).fill(0x20);
+  new DataView(bytes.buffer).setBigUint64(0, BigInt(length), true);
+  bytes.set(text, PREFIX_BYTES);
+  return bytes;
+}
+
+/**
+ * Lays tensors out one after the other, larger elements first, so that each starts at a multiple of its element size.
+ * Among equal sizes the given order is kept: a model is then read from front to back.
+ */
+export function layOut(
+  path: string,
+  tensors: Iterable<{ name: string; dtype: SafeDtype; shape: readonly number[] }>,
+): Map<string, TensorEntry> {
+  const ordered = [...tensors].sort((a, b) => dtypeBytes(b.dtype) - dtypeBytes(a.dtype));
+  const entries = new Map<string, TensorEntry>();
+  let begin = 0;
+  for (const { name, dtype, shape } of ordered) {
+    if (name === METADATA_NAME) throw new UsageError(`${path}: a tensor cannot be called ${METADATA_NAME}`);
+    if (entries.has(name)) throw new UsageError(`${path}: two tensors are called ${quote(name)}`);
+    const bytes = tensorBytes(dtype, shape);
+    if (bytes === undefined) throw new UsageError(`${path}: tensor ${quote(name)} has the bad shape [${shape}]`);
+    entries.set(name, { dtype, shape: [...shape], begin, end: begin + bytes });
+    begin += bytes;
+  }
+  return entries;
+}
+
+/** A name as it may be printed: quoted, without control characters, of bounded length. */
+export function quote(name: string): string {
+  return JSON.stringify(name.length > 80 ? `${name.slice(0, 80)}…` : name);
+}
+
+function refusal(path: string, reason: string, cause?: unknown): UsageError {
+  return new UsageError(`${path}: not a valid safetensors file: ${reason}; use another copy of the file`, { cause });
+}
+
+function parseJson(path: string, text: Uint8Array): unknown {
+  let json: string;
+  let parsed: unknown;
+  try {
+    json = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(text);
+    parsed = JSON.parse(json);
+  } catch (error) {
+    throw refusal(path, 'the header is not JSON', error);
+  }
+  const duplicate = findDuplicateKey(json);
+  if (duplicate !== undefined) throw refusal(path, `the name ${quote(duplicate)} appears twice in the header`);
+  return parsed;
+}
+
+/** The first key that appears twice in one object of valid JSON text: JSON.parse silently keeps the last one. */
+function findDuplicateKey(json: string): string | undefined {
+  const open: (Set<string> | undefined)[] = [];
+  for (let i = 0; i < json.length; i++) {
+    const character = json[i];
+    if (character === '{') open.push(new Set());
+    else if (character === '[') open.push(undefined);
+    else if (character === '}' || character === ']') open.pop();
+    else if (character === '"') {
+      const start = i++;
+      while (json[i] !== '"') i += json[i] === '\\' ? 2 : 1;
+      const keys = open.at(-1);
+      if (keys === undefined || !isFollowedByColon(json, i + 1)) continue;
+      const key = JSON.parse(json.slice(start, i + 1)) as string;
+      if (keys.has(key)) return key;
+      keys.add(key);
+    }
+  }
+  return undefined;
+}
+
+function isFollowedByColon(json: string, from: number): boolean {
+  let i = from;
+  while (json[i] === ' ' || json[i] === '\n' || json[i] === '\t' || json[i] === '\r') i++;
+  return json[i] === ':';
+}
+
+function checkMetadata(path: string, value: unknown): Record<string, string> {
+  if (!isPlainObject(value)) throw refusal(path, 'its metadata is not an object');
+  for (const [name, text] of Object.entries(value)) {
+    if (typeof text !== 'string') throw refusal(path, `the metadata ${quote(name)} is not a string`);
+  }
+  return value as Record<string, string>;
+}
+
+function checkEntry(path: string, name: string, value: unknown, dataBytes: number): TensorEntry {
+  const tensor = `tensor ${quote(name)}`;
+  if (!isPlainObject(value)) throw refusal(path, `${tensor} is not described by an object`);
+  const { dtype, shape, data_offsets: offsets } = value;
+  if (!isSafeDtype(dtype)) {
+    const found = typeof dtype === 'string' ? quote(dtype) : 'no dtype';
+    throw refusal(path, `${tensor} has ${found}; known are ${dtypeNames().join(' ')}`);
+  }
+  if (!Array.isArray(shape)) throw refusal(path, `${tensor} has no shape`);
+  const bytes = tensorBytes(dtype, shape);
+  if (bytes === undefined) throw refusal(path, `${tensor} has a shape that is not one of countable size`);
+  if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every(Number.isSafeInteger)) {
+    throw refusal(path, `${tensor} has no pair of integer offsets`);
+  }
+  const [begin, end] = offsets as [number, number];
+  if (begin < 0 || begin > end || end > dataBytes) {
+    throw refusal(path, `${tensor} lies at ${begin} to ${end}, outside the ${dataBytes} bytes of data`);
+  }
+  if (end - begin !== bytes) {
+    throw refusal(path, `${tensor} has ${end - begin} bytes where its shape needs ${bytes}`);
+  }
+  return { dtype, shape: shape as number[], begin, end };
+}
+
+/** The tensors must fill the data section exactly: an overlap or a hole could hide something. */
+function checkCoverage(path: string, entries: Map<string, TensorEntry>, dataBytes: number): void {
+  const ordered = [...entries].sort(([, a], [, b]) => a.begin - b.begin || a.end - b.end);
+  let covered = 0;
+  for (const [name, { begin, end }] of ordered) {
+    if (begin < covered) throw refusal(path, `tensor ${quote(name)} overlaps the one before it`);
+    if (begin > covered) throw refusal(path, `there is a hole in front of tensor ${quote(name)}`);
+    covered = end;
+  }
+  if (covered !== dataBytes) throw refusal(path, `${dataBytes - covered} bytes of data belong to no tensor`);
+}

@@ -1,0 +1,162 @@
+/** Reading and writing safetensors files: the only form in which weights are stored. No file is ever held as one buffer. */
+import { createHash } from 'node:crypto';
+import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { UsageError } from '../errors.js';
+import { asideName, fileError, fsyncDir, openRegularFile, readFully, writeFully } from './atomic.js';
+import { dtypeNames, isSafeDtype, type SafeDtype, type SafeTensor } from './safetensors-dtype.js';
+import {
+  checkHeaderLength,
+  encodeHeader,
+  layOut,
+  PREFIX_BYTES,
+  parseHeader,
+  quote,
+  type TensorEntry,
+} from './safetensors-header.js';
+
+export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-dtype.js';
+
+export interface TensorToWrite {
+  name: string;
+  dtype: SafeDtype;
+  shape: readonly number[];
+  /** The bytes, or a function that fetches them when their turn comes, so that one tensor is in host memory at a time. */
+  data: Uint8Array | (() => Uint8Array);
+}
+
+export interface WriteSafetensorsOptions {
+  /** Wait until the content and the name are on the disk. */
+  fsync?: boolean;
+  /** Called after each piece written with the total so far: progress, and the place where tests inject faults. */
+  onWrite?: (bytesWritten: number) => void;
+}
+
+/** An open file whose header was checked; tensors are read one at a time. */
+export class SafetensorsFile {
+  readonly path: string;
+  readonly metadata: Record<string, string>;
+  readonly entries: ReadonlyMap<string, Readonly<TensorEntry>>;
+  readonly #dataStart: number;
+  readonly #descriptor: number;
+
+  constructor(path: string) {
+    const { descriptor, size } = openRegularFile(path);
+    try {
+      const prefix = new Uint8Array(PREFIX_BYTES);
+      const length = checkHeaderLength(path, prefix.subarray(0, readFully(descriptor, prefix, 0)), size);
+      const text = new Uint8Array(length);
+      if (readFully(descriptor, text, PREFIX_BYTES) < length) throw changed(path);
+      this.path = path;
+      this.#descriptor = descriptor;
+      this.#dataStart = PREFIX_BYTES + length;
+      ({ metadata: this.metadata, entries: this.entries } = parseHeader(path, text, size - this.#dataStart));
+    } catch (error) {
+      closeSync(descriptor);
+      throw fileError('read', path, error);
+    }
+  }
+
+  /** The entry of a tensor; a missing one is refused by name. */
+  entry(name: string): Readonly<TensorEntry> {
+    const entry = this.entries.get(name);
+    if (entry === undefined) throw new UsageError(`${this.path}: there is no tensor ${quote(name)}`);
+    return entry;
+  }
+
+  /** Reads the bytes of a tensor into `target`, which must have exactly their size. */
+  readInto(name: string, target: Uint8Array): void {
+    const { begin, end } = this.entry(name);
+    if (target.length !== end - begin) {
+      throw new UsageError(`${this.path}: tensor ${quote(name)} has ${end - begin} bytes, expected ${target.length}`);
+    }
+    try {
+      if (readFully(this.#descriptor, target, this.#dataStart + begin) < target.length) throw changed(this.path);
+    } catch (error) {
+      throw fileError('read', this.path, error);
+    }
+  }
+
+  /** Reads one tensor into memory of its own. */
+  read(name: string): SafeTensor {
+    const { dtype, shape, begin, end } = this.entry(name);
+    const data = new Uint8Array(end - begin);
+    this.readInto(name, data);
+    return { dtype, shape: [...shape], data };
+  }
+
+  close(): void {
+    closeSync(this.#descriptor);
+  }
+}
+
+/** Opens a file and checks its header; the caller closes it. */
+export function openSafetensors(path: string): SafetensorsFile {
+  return new SafetensorsFile(path);
+}
+
+/** Reads a whole file into memory. */
+export function readSafetensors(path: string): { metadata: Record<string, string>; tensors: Map<string, SafeTensor> } {
+  const file = openSafetensors(path);
+  try {
+    const tensors = new Map<string, SafeTensor>();
+    for (const name of file.entries.keys()) tensors.set(name, file.read(name));
+    return { metadata: file.metadata, tensors };
+  } finally {
+    file.close();
+  }
+}
+
+/** Writes a file aside and renames it: nobody ever sees a half-written one under its name. */
+export function writeSafetensors(
+  path: string,
+  tensors: Iterable<TensorToWrite>,
+  metadata: Record<string, string> = {},
+  options: WriteSafetensorsOptions = {},
+): { bytes: number; sha256: string } {
+  const byName = new Map<string, TensorToWrite>();
+  const list = [...tensors];
+  for (const tensor of list) {
+    if (!isSafeDtype(tensor.dtype)) {
+      throw new UsageError(`${path}: tensor ${quote(tensor.name)} has no dtype among ${dtypeNames().join(' ')}`);
+    }
+    byName.set(tensor.name, tensor);
+  }
+  const entries = layOut(path, list);
+  const hash = createHash('sha256');
+  let bytes = 0;
+  const count = (piece: Uint8Array): void => {
+    hash.update(piece);
+    bytes += piece.length;
+    options.onWrite?.(bytes);
+  };
+  const aside = asideName(path);
+  try {
+    const descriptor = openSync(aside, 'w');
+    try {
+      writeFully(descriptor, encodeHeader(entries, metadata), count);
+      for (const [name, entry] of entries) {
+        const source = byName.get(name)!.data;
+        const data = typeof source === 'function' ? source() : source;
+        if (data.length !== entry.end - entry.begin) {
+          const needed = entry.end - entry.begin;
+          throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
+        }
+        writeFully(descriptor, data, count);
+      }
+      if (options.fsync) fsyncSync(descriptor);
+    } finally {
+      closeSync(descriptor);
+    }
+    renameSync(aside, path);
+    if (options.fsync) fsyncDir(dirname(path));
+  } catch (error) {
+    rmSync(aside, { force: true });
+    throw fileError('write', path, error);
+  }
+  return { bytes, sha256: hash.digest('hex') };
+}
+
+function changed(path: string): UsageError {
+  return new UsageError(`${path}: the file became shorter while it was read; wait for its writer and try again`);
+}

@@ -1,0 +1,25 @@
+/** The version of this package, for the files of a run. */
+import { readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { errorCode } from './atomic.js';
+import { isPlainObject } from './json.js';
+
+/** Looks upward from this file, because sources, the compiled package and bundles lie at different depths. */
+export function trefoilVersion(): string {
+  for (let folder = dirname(fileURLToPath(import.meta.url)); ; folder = dirname(folder)) {
+    const version = versionIn(join(folder, 'package.json'));
+    if (version !== undefined) return version;
+    if (dirname(folder) === folder) return 'unknown';
+  }
+}
+
+function versionIn(path: string): string | undefined {
+  try {
+    const parsed: unknown = JSON.parse(readFileSync(path, 'utf8'));
+    return isPlainObject(parsed) && parsed['name'] === 'trefoil' ? String(parsed['version']) : undefined;
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw error;
+  }
+}

@@ -1,0 +1,400 @@
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { swiglu } from '../ops/activation/op.js';
+import { AdamW } from '../ops/adamw/op.js';
+import { add } from '../ops/add/op.js';
+import { linearCrossEntropy } from '../ops/crossentropy/op.js';
+import { embedding } from '../ops/embedding/op.js';
+import { clipFactor, gradientNorm } from '../ops/gradnorm/op.js';
+import { linear } from '../ops/linear/op.js';
+import { rmsnorm } from '../ops/rmsnorm/op.js';
+import { cpu } from '../testing/devices.js';
+import { randomValues } from '../testing/numbers.js';
+import { Parameter } from './parameter.js';
+import { fillIntegers, fillNormal } from './random/op.js';
+import { Tape } from './tape.js';
+import { Tensor } from './tensor.js';
+
+const SIZE = 1024; // numbers: 4 KiB, which is a whole block of the pool
+const BYTES = SIZE * 4;
+
+/** y = factor * x, computed on the host; saves nothing. */
+function scaled(tape: Tape, x: Tensor, factor: number): Tensor {
+  const y = tape.from(
+    Float32Array.from(x.read(), (value) => value * factor),
+    x.shape,
+  );
+  tape.record([x], [y], [], () => {
+    const dy = tape.gradient(y)!;
+    write(tape, x, (i) => dy.item(i) * factor);
+  });
+  return y;
+}
+
+/** y = x²; saves x. */
+function squared(tape: Tape, x: Tensor): Tensor {
+  const y = tape.from(
+    Float32Array.from(x.read(), (value) => value * value),
+    x.shape,
+  );
+  tape.record([x], [y], [x], () => {
+    const [dy, values] = [tape.gradient(y)!.read(), x.read()];
+    write(tape, x, (i) => 2 * dy[i] * values[i]);
+  });
+  return y;
+}
+
+function write(tape: Tape, x: Tensor, slope: (i: number) => number): void {
+  const target = tape.gradientTarget(x);
+  if (!target) return;
+  const before = target.accumulate ? target.gradient.read() : new Float32Array(x.size);
+  target.gradient.write(before.map((value, i) => value + slope(i)));
+}
+
+const device = cpu();
+let before = 0;
+const inUse = () => device.pool.bytesInUse - before;
+
+beforeEach(() => {
+  before = device.pool.bytesInUse;
+});
+afterEach(() => {
+  expect(inUse()).toBe(0); // no test may leave memory behind
+});
+
+describe('gradients', () => {
+  it('follow the chain rule and add up over all uses', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([1, 2, 3], [3]));
+    const y = squared(tape, scaled(tape, x, 3)); // 9x²
+    const z = scaled(tape, x, 5);
+    tape.seed(y, [1, 1, 1]);
+    tape.seed(z, [1, 1, 1]);
+    tape.backward();
+    expect([...tape.gradient(x)!.read()]).toEqual([23, 41, 59]);
+    tape.end();
+  });
+
+  it('start from 1 for a loss', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([3], [1]));
+    tape.backward(squared(tape, x));
+    expect(tape.gradient(x)!.item()).toBe(6);
+    tape.end();
+  });
+
+  it('of parameters outlive the tape, add up over passes and start anew when cleared', () => {
+    const parameter = new Parameter(device, 'w', [2]);
+    parameter.value.write([1, 2]);
+    const pass = () => {
+      const tape = new Tape(device);
+      tape.backward(squared(tape, parameter.value));
+      tape.end();
+    };
+    expect(parameter.gradient).toBeNull();
+    pass();
+    expect([...parameter.gradient!.read()]).toEqual([2, 4]);
+    pass();
+    expect([...parameter.gradient!.read()]).toEqual([4, 8]);
+    parameter.clearGradient();
+    expect(parameter.gradient).toBeNull();
+    pass();
+    expect([...parameter.gradient!.read()]).toEqual([2, 4]);
+    parameter.free();
+  });
+
+  it('belong to memory, so a reshape needs no rule', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([1, 2, 3, 4], [2, 2]));
+    const y = squared(tape, scaled(tape, x, 1).reshape([4])).reshape([2, 2]);
+    tape.seed(y, [1, 1, 1, 1]);
+    tape.backward();
+    expect([...tape.gradient(x)!.read()]).toEqual([2, 4, 6, 8]);
+    tape.end();
+  });
+
+  it('have the shape of the tensor they are asked for, whatever shape it was used in', () => {
+    const run = (shape: number[]) => {
+      const tape = new Tape(device);
+      const x = tape.watch(tape.from(randomValues(12, 1), [3, 4]));
+      const weight = tape.watch(tape.from(randomValues(24, 2), [6, 4]));
+      const y = linear(tape, x, weight); // its rule multiplies matrices: a wrong shape reads past the end
+      const z = squared(tape, y.reshape(shape));
+      tape.seed(z, randomValues(18, 3));
+      tape.backward();
+      const gradients = [tape.gradient(x)!, tape.gradient(weight)!].map((gradient) => [...gradient.read()]);
+      tape.end();
+      return gradients;
+    };
+    expect(run([3, 2, 3])).toEqual(run([3, 6]));
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([3, 6]));
+    tape.backward(squared(tape, x.reshape([18])));
+    expect(tape.gradient(x)!.shape).toEqual([3, 6]);
+    tape.end();
+  });
+
+  it('of a part of a tensor are refused', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([4, 2]));
+    const y = squared(tape, x.rows(0, 2));
+    expect(() => tape.backward(y)).toThrow('rows of a tensor cannot be differentiated');
+    const sum = add(tape, x.rows(2, 4), tape.zeros([2, 2]));
+    expect(() => tape.backward(sum)).toThrow('rows of a tensor cannot be differentiated');
+    tape.end();
+  });
+
+  it('are null where nothing needs or uses them', () => {
+    const tape = new Tape(device);
+    const [x, constant] = [tape.watch(tape.from([1], [1])), tape.from([1], [1])];
+    const unused = squared(tape, x);
+    const y = squared(tape, constant);
+    expect([tape.tracks(unused), tape.tracks(y)]).toEqual([true, false]);
+    expect(tape.gradientTarget(constant)).toBeNull();
+    tape.backward(y);
+    expect([tape.gradient(x), tape.gradient(constant)]).toEqual([null, null]);
+    tape.end();
+  });
+
+  it('are not recorded for inference', () => {
+    const tape = new Tape(device, { record: false });
+    const parameter = new Parameter(device, 'w', [1]);
+    parameter.value.write([3]);
+    const y = squared(tape, parameter.value);
+    expect(y.item()).toBe(9);
+    expect(tape.tracks(y)).toBe(false);
+    tape.backward();
+    expect(parameter.gradient).toBeNull();
+    tape.end();
+    parameter.free();
+  });
+});
+
+describe('a gradient passed on', () => {
+  it('is shared without a copy, and copied only when one holder adds to it', () => {
+    const tape = new Tape(device);
+    const [x, r] = [tape.watch(tape.zeros([SIZE])), tape.watch(tape.zeros([SIZE]))];
+    const again = scaled(tape, x, 2); // recorded first, so its rule runs last and finds the shared gradient
+    const y = add(tape, x, r);
+    tape.seed(again, new Float32Array(SIZE).fill(10));
+    tape.seed(y, new Float32Array(SIZE).fill(1));
+    tape.backward();
+    expect([tape.gradient(x)!.item(), tape.gradient(r)!.item()]).toEqual([21, 1]);
+    expect(tape.gradient(x)!.pointer).not.toBe(tape.gradient(r)!.pointer);
+    tape.end();
+  });
+
+  it('needs no copy when the branch is done with it before the trunk adds to it', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from(new Float32Array(SIZE).fill(1), [SIZE]));
+    const y = add(tape, x, scaled(tape, x, 3));
+    tape.seed(y, new Float32Array(SIZE).fill(1));
+    device.pool.resetPeak();
+    const seeded = device.pool.bytesInUse;
+    tape.backward();
+    expect(device.pool.peakBytesInUse).toBe(seeded);
+    expect(tape.gradient(x)!.item()).toBe(4);
+    tape.end();
+  });
+
+  it('reaches parameters, and tensors that have a gradient already', () => {
+    const parameter = new Parameter(device, 'w', [2]);
+    parameter.value.zero();
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([2]));
+    const y = add(tape, add(tape, parameter.value, x), parameter.value);
+    tape.seed(y, [1, 2]);
+    tape.seed(x, [10, 10]);
+    tape.backward();
+    expect([...parameter.gradient!.read()]).toEqual([2, 4]);
+    expect([...tape.gradient(x)!.read()]).toEqual([11, 12]);
+    tape.end();
+    parameter.free();
+  });
+});
+
+describe('memory', () => {
+  it('of a dropped tensor is free at once when no rule saved it', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([SIZE]));
+    const middle = scaled(tape, x, 2);
+    const y = scaled(tape, middle, 2);
+    expect(inUse()).toBe(3 * BYTES);
+    tape.drop(middle);
+    expect(inUse()).toBe(2 * BYTES);
+    expect(() => middle.read()).toThrow('a tensor was used after its memory was freed');
+    tape.drop(middle); // twice is harmless
+    tape.seed(y, new Float32Array(SIZE).fill(1));
+    tape.backward();
+    expect(tape.gradient(x)!.item()).toBe(4);
+    tape.end();
+  });
+
+  it('of a dropped tensor stays until the last rule that saved it has run', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from(new Float32Array(SIZE).fill(3), [SIZE]));
+    const middle = scaled(tape, x, 1);
+    const [a, b] = [squared(tape, middle), squared(tape, middle)];
+    tape.drop(middle);
+    expect(middle.item()).toBe(3);
+    for (const y of [a, b]) tape.seed(y, new Float32Array(SIZE).fill(1));
+    tape.backward();
+    expect(tape.gradient(x)!.item()).toBe(12);
+    tape.end();
+  });
+
+  it('of activations and gradients shrinks rule by rule', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([SIZE]));
+    const y = squared(tape, squared(tape, squared(tape, squared(tape, x))));
+    expect(inUse()).toBe(5 * BYTES);
+    tape.seed(y, new Float32Array(SIZE).fill(1));
+    device.pool.resetPeak();
+    tape.backward();
+    // x, four activations and two gradients at the last rule, less after every other; at last x and its gradient.
+    expect([device.pool.peakBytesInUse - before, inUse()]).toEqual([7 * BYTES, 2 * BYTES]);
+    tape.end();
+  });
+
+  it('of a kept tensor belongs to the caller', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([3], [1]));
+    const y = tape.keep(squared(tape, x));
+    tape.backward(y);
+    tape.end();
+    expect(y.item()).toBe(9);
+    y.free();
+  });
+
+  it('all goes back at the end, also when backward never ran', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.zeros([SIZE]));
+    const y = squared(tape, squared(tape, x));
+    tape.seed(y, new Float32Array(SIZE));
+    tape.end();
+    expect(inUse()).toBe(0);
+  });
+
+  it('of inference is freed by drop', () => {
+    const tape = new Tape(device, { record: false });
+    const x = tape.zeros([SIZE]);
+    const y = squared(tape, x);
+    tape.drop(x);
+    expect(inUse()).toBe(BYTES);
+    tape.drop(y);
+    expect(inUse()).toBe(0);
+    tape.end();
+  });
+});
+
+describe('checkpoint', () => {
+  const run = (depth: number, checkpointed: boolean) => {
+    const parameter = new Parameter(device, 'w', [32]);
+    parameter.value.write(randomValues(32, 1));
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from(randomValues(SIZE, 2), [32, 32]));
+    const layer = (inner: Tape, input: Tensor) => {
+      const normed = rmsnorm(inner, input, parameter.value);
+      const branch = squared(inner, scaled(inner, squared(inner, normed), 0.5));
+      return add(inner, input, branch);
+    };
+    device.pool.resetPeak();
+    let y = x;
+    for (let i = 0; i < depth; i++) {
+      const input = y;
+      y = checkpointed ? tape.checkpoint([input], (inner) => layer(inner, input)) : layer(tape, input);
+    }
+    const output = y.readBytes();
+    tape.seed(y, randomValues(SIZE, 3));
+    tape.backward();
+    const result = {
+      output,
+      dx: tape.gradient(x)!.readBytes(),
+      dWeight: parameter.gradient!.readBytes(),
+      peak: device.pool.peakBytesInUse - before,
+    };
+    tape.end();
+    parameter.free();
+    return result;
+  };
+
+  it('gives bitwise the same result and gradients', () => {
+    const [plain, again] = [run(6, false), run(6, true)];
+    for (const key of ['output', 'dx', 'dWeight'] as const) expect(Buffer.compare(plain[key], again[key])).toBe(0);
+  });
+
+  it('needs less memory, one activation a layer', () => {
+    const [plain, again, deeper] = [run(6, false), run(6, true), run(7, true)];
+    expect(again.peak).toBeLessThan(plain.peak * 0.7);
+    expect(deeper.peak - again.peak).toBe(BYTES);
+  });
+
+  it('works inside a checkpoint', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([2], [1]));
+    const y = tape.checkpoint([x], (outer) => {
+      const doubled = scaled(outer, x, 2);
+      return outer.checkpoint([doubled], (inner) => squared(inner, doubled));
+    });
+    expect(y.item()).toBe(16);
+    tape.backward(y);
+    expect(tape.gradient(x)!.item()).toBe(16); // of 4x²
+    tape.end();
+  });
+
+  it('keeps nothing for inference', () => {
+    const tape = new Tape(device, { record: false });
+    const x = tape.from(new Float32Array(SIZE).fill(2), [SIZE]);
+    const y = tape.checkpoint([x], (inner) => squared(inner, squared(inner, x)));
+    expect([y.item(), inUse()]).toEqual([16, 2 * BYTES]);
+    tape.end();
+  });
+});
+
+describe('a training step', () => {
+  it('asks the system for nothing once it has run twice, and learns', () => {
+    const [tokens, dim, hidden, vocab] = [96, 32, 64, 100];
+    const shapes = { embed: [vocab, dim], norm: [dim], up: [2 * hidden, dim], down: [dim, hidden], head: [vocab, dim] };
+    const make = (name: string, shape: number[], stream: number) => {
+      const parameter = new Parameter(device, name, shape);
+      fillNormal(parameter.value, { seed: 1, stream }, 0.1);
+      return parameter;
+    };
+    const parameters = Object.entries(shapes).map(([name, shape], i) => make(name, shape, i));
+    const [embed, norm, up, down, head] = parameters.map(({ value }) => value);
+    const optimizer = new AdamW(
+      device,
+      parameters.map((parameter) => ({ parameter, weightDecay: 0.01 })),
+    );
+    const ids = Tensor.empty(device, [tokens], 'i32');
+    fillIntegers(ids, { seed: 1, stream: 99 }, vocab);
+    const step = () => {
+      const tape = new Tape(device);
+      const x = embedding(tape, embed, ids);
+      const normed = rmsnorm(tape, x, norm);
+      const fused = linear(tape, normed, up);
+      const gated = swiglu(tape, fused);
+      const branch = linear(tape, gated, down);
+      const y = add(tape, x, branch);
+      for (const tensor of [x, normed, fused, gated, branch]) tape.drop(tensor);
+      const loss = linearCrossEntropy(tape, y, head, ids, { chunk: 40 });
+      tape.drop(y);
+      const value = loss.item();
+      tape.backward(loss);
+      tape.end();
+      const { norm: length } = gradientNorm(
+        device,
+        parameters.map(({ gradient }) => gradient!),
+      );
+      optimizer.step({ learningRate: 0.01, gradientScale: clipFactor(length, 1) });
+      for (const parameter of parameters) parameter.clearGradient();
+      return value;
+    };
+    const losses = [step(), step()];
+    const { pool } = device;
+    const [allocations, used] = [pool.systemAllocations, pool.bytesInUse];
+    for (let i = 0; i < 30; i++) losses.push(step());
+    expect([pool.systemAllocations, pool.bytesInUse]).toEqual([allocations, used]);
+    expect(losses.at(-1)!).toBeLessThan(losses[0] / 4);
+    for (const thing of [...parameters, optimizer, ids]) thing.free();
+  });
+});

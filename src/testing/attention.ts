@@ -1,0 +1,89 @@
+/** Attention cases for tests: shapes that bite, and tensors of random values on a device and in float64. */
+import type { Device } from '../device/device.js';
+import type { HeadShape, SparseShape } from '../ops/attention.js';
+import { compressedCount } from '../ops/sequences.js';
+import { Tensor } from '../tensor/tensor.js';
+import { randomValues } from './numbers.js';
+
+export interface AttentionCase {
+  readonly name: string;
+  readonly lengths: readonly number[];
+  readonly heads: HeadShape;
+  readonly sparse: SparseShape;
+}
+
+const SMALL: SparseShape = { l: 8, d: 4, lSel: 16, nSel: 4, w: 24 };
+const heads = (count: number, groups: number, dk = 16, dv = dk): HeadShape => ({ heads: count, groups, dk, dv });
+
+/** Every shape attention.md warns of, small enough for the float64 reference. */
+export const AWKWARD: readonly AttentionCase[] = [
+  { name: 'one token', lengths: [1], heads: heads(2, 1), sparse: SMALL },
+  { name: 'shorter than l', lengths: [7], heads: heads(2, 2), sparse: SMALL },
+  { name: 'exactly l', lengths: [8], heads: heads(2, 1), sparse: SMALL },
+  { name: 'shorter than l_sel', lengths: [15], heads: heads(2, 1), sparse: SMALL },
+  { name: 'no multiple of l_sel', lengths: [101], heads: heads(4, 2), sparse: SMALL },
+  { name: 'S = w', lengths: [24], heads: heads(2, 1), sparse: SMALL },
+  { name: 'S = w + 1', lengths: [25], heads: heads(2, 1), sparse: SMALL },
+  { name: 'G = H', lengths: [70], heads: heads(3, 3), sparse: SMALL },
+  { name: '5 heads a group', lengths: [90], heads: heads(5, 1, 8), sparse: SMALL },
+  { name: '6 heads a group, two groups', lengths: [130], heads: heads(12, 2), sparse: SMALL },
+  { name: '16 heads a group', lengths: [80], heads: heads(16, 1, 8), sparse: SMALL },
+  { name: 'dk != dv, neither a multiple of the vector', lengths: [77], heads: heads(4, 2, 10, 7), sparse: SMALL },
+  { name: 'dk 24, dv 40', lengths: [66], heads: heads(2, 1, 24, 40), sparse: SMALL },
+  { name: 'no overlap, d = l', lengths: [100], heads: heads(2, 1), sparse: { l: 8, d: 8, lSel: 8, nSel: 3, w: 5 } },
+  { name: 'n_sel = 3: forced blocks only', lengths: [150], heads: heads(2, 1), sparse: { ...SMALL, nSel: 3 } },
+  { name: 'window of one', lengths: [40], heads: heads(2, 1), sparse: { ...SMALL, w: 1 } },
+  { name: 'blocks of 12', lengths: [131], heads: heads(2, 1), sparse: { l: 12, d: 4, lSel: 12, nSel: 5, w: 30 } },
+  {
+    name: 'blocks of the paper',
+    lengths: [700],
+    heads: heads(2, 1),
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 4, w: 128 },
+  },
+  { name: 'ragged', lengths: [3, 0, 64, 1, 129, 17], heads: heads(4, 2), sparse: SMALL },
+  { name: 'empty batch', lengths: [], heads: heads(2, 1), sparse: SMALL },
+  { name: 'only empty sequences', lengths: [0, 0], heads: heads(2, 1), sparse: SMALL },
+];
+
+const total = (lengths: readonly number[]) => lengths.reduce((sum, length) => sum + length, 0);
+
+/** Values of one attention input, in float64 and ready for a device. */
+export interface Input {
+  readonly values: Float64Array;
+  readonly shape: readonly number[];
+}
+
+export type InputName = 'q' | 'kCmp' | 'vCmp' | 'kSel' | 'vSel' | 'kWin' | 'vWin' | 'gates' | 'dOut';
+
+export function randomInputs({ lengths, heads: h, sparse }: AttentionCase, seed: number): Record<InputName, Input> {
+  const tokens = total(lengths);
+  const blocks = total(lengths.map((length) => compressedCount(length, sparse.l, sparse.d)));
+  let stream = seed * 100;
+  // A spread of 2 makes peaked softmaxes: small scores would hide mistakes in the maximum and in the selection.
+  const input = (shape: number[], spread = 2): Input => {
+    stream += 1;
+    const count = shape.reduce((product, size) => product * size, 1);
+    return { values: randomValues(count, stream).map((value) => Math.fround(value * spread)), shape };
+  };
+  return {
+    q: input([tokens, h.heads, h.dk]),
+    kCmp: input([blocks, h.groups, h.dk]),
+    vCmp: input([blocks, h.groups, h.dv]),
+    kSel: input([tokens, h.groups, h.dk]),
+    vSel: input([tokens, h.groups, h.dv]),
+    kWin: input([tokens, h.groups, h.dk]),
+    vWin: input([tokens, h.groups, h.dv]),
+    gates: input([tokens, h.heads, 3], 1),
+    dOut: input([tokens, h.heads, h.dv], 1),
+  };
+}
+
+export function upload(device: Device, { values, shape }: Input): Tensor {
+  return Tensor.from(device, values, shape);
+}
+
+/** cu_seqlens of the tokens and of the compressed blocks. */
+export function starts(lengths: readonly number[]): number[] {
+  let sum = 0;
+  return [0, ...lengths.map((length) => (sum += length))];
+}

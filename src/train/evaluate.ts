@@ -1,0 +1,35 @@
+/** The mean loss over validation batches, weighed by how many targets each holds. */
+import type { Config } from '../config/schema.js';
+import type { Batch } from '../data/batch.js';
+import type { LanguageModel } from '../model/language-model.js';
+import type { BatchUploader } from './batches.js';
+import { kernelOptions } from './optimizer-step.js';
+
+export interface Evaluation {
+  /** NaN when there was no target. */
+  readonly loss: number;
+  readonly perplexity: number;
+  readonly targets: number;
+}
+
+export function evaluate(
+  model: LanguageModel,
+  uploader: BatchUploader,
+  batches: Iterable<Batch>,
+  config: Config,
+): Evaluation {
+  let [total, targets] = [0, 0];
+  for (const batch of batches) {
+    const onDevice = uploader.upload(batch);
+    const losses = model.losses(onDevice.ids, onDevice.targets, {
+      layout: onDevice.layout,
+      kernels: kernelOptions(config),
+    });
+    for (const loss of losses.read()) total += loss; // ignored targets have loss 0
+    targets += batch.targetCount;
+    losses.free();
+    uploader.release(onDevice);
+  }
+  const loss = total / targets;
+  return { loss, perplexity: Math.exp(loss), targets };
+}

@@ -1,0 +1,157 @@
+/** All that a run writes about itself while it goes: CSV files, heartbeats, TensorBoard events. */
+import type { Config } from '../config/schema.js';
+import type { GateStatistics } from '../ops/gate/op.js';
+import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
+import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
+import type { RunPaths } from '../run/run-folder.js';
+import { TensorboardWriter } from '../run/tensorboard.js';
+import type { Evaluation } from './evaluate.js';
+import type { SelectionStatistics } from './telemetry.js';
+
+export interface StepRecord {
+  readonly step: number;
+  readonly loss: number;
+  readonly learningRate: number;
+  readonly tokensPerSecond: number;
+  readonly gradientNorm: number;
+  readonly fetchSeconds: number;
+  readonly fetchP50Ms: number;
+  readonly fetchP95Ms: number;
+  readonly mfu: number | null;
+  readonly gates: GateStatistics | null;
+  readonly selection: SelectionStatistics | null;
+  readonly memoryMib: { readonly allocated: number; readonly reserved: number };
+  /** How often something slower or else stood in for what was asked, by name. */
+  readonly counters: Readonly<Record<string, number>>;
+  readonly data: string;
+}
+
+export class RunRecords {
+  readonly #heartbeat: HeartbeatWriter;
+  readonly #training: CsvWriter<typeof TRAINING_CSV> | null = null;
+  readonly #val: CsvWriter<typeof VAL_CSV> | null = null;
+  readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
+  readonly #counters: CsvWriter<typeof FALLBACK_COUNTERS_CSV> | null = null;
+  readonly #tensorboard: TensorboardWriter | null = null;
+  readonly #writers: { flush(): boolean; close(): void; readonly drops: number }[];
+
+  /** Rows after `resumedFrom` are removed: the resumed run writes them again. */
+  constructor(
+    paths: RunPaths,
+    config: Config,
+    rank: number,
+    resumedFrom: number | null,
+    onProblem: (message: string) => void,
+  ) {
+    const sink = { onProblem };
+    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, sink);
+    this.#writers = [this.#heartbeat];
+    if (rank !== 0) return;
+    if (config.runtime.csv_logs) {
+      this.#training = new CsvWriter(paths.training, TRAINING_CSV, sink);
+      this.#val = new CsvWriter(paths.val, VAL_CSV, sink);
+      this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, sink);
+      this.#counters = new CsvWriter(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, sink);
+      const files = [this.#training, this.#val, this.#kStats, this.#counters];
+      for (const file of files) file.truncateAfterStep(resumedFrom ?? 0);
+      this.#writers.push(...files);
+    }
+    if (config.runtime.tb) {
+      this.#tensorboard = new TensorboardWriter(paths.tensorboard, {
+        ...sink,
+        ...(resumedFrom === null ? {} : { resumedFromStep: resumedFrom }),
+      });
+      this.#writers.push(this.#tensorboard);
+    }
+  }
+
+  /** Lines and rows that a failing disk did not take. */
+  get drops(): number {
+    return this.#writers.reduce((total, { drops }) => total + drops, 0);
+  }
+
+  event(fields: HeartbeatFields): void {
+    this.#heartbeat.write(fields);
+  }
+
+  /** A heartbeat for every step. */
+  progress(record: StepRecord): void {
+    const { gates, selection } = record;
+    this.#heartbeat.write({
+      step: record.step,
+      msg: 'progress',
+      loss: record.loss,
+      toks_per_s: record.tokensPerSecond,
+      dt_fetch_s: record.fetchSeconds,
+      fetch_p50_ms: record.fetchP50Ms,
+      fetch_p95_ms: record.fetchP95Ms,
+      grad_norm: record.gradientNorm,
+      ...(gates && {
+        gate_entropy_mean: gates.entropyMean,
+        gate_entropy_min: gates.entropyMin,
+        gate_max_gate: gates.max,
+        gate_collapse_frac: gates.collapseFraction,
+        gate_branch_shares: [...gates.shares],
+      }),
+      ...(selection && {
+        sel_k_mean: selection.mean,
+        sel_k_max: selection.max,
+        sel_pct_at_max: selection.percentAtMax,
+      }),
+      ...Object.fromEntries(Object.entries(record.counters).map(([name, count]) => [`fb_${name}`, count])),
+      gpu_mem_alloc: record.memoryMib.allocated,
+      gpu_mem_reserved: record.memoryMib.reserved,
+      ...(record.mfu === null ? {} : { mfu: record.mfu }),
+      data: record.data,
+    });
+  }
+
+  /** Rows and events for the steps that are logged. */
+  logged(record: StepRecord): void {
+    const { step, loss, learningRate, tokensPerSecond, gates, selection, counters } = record;
+    this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
+    if (selection) {
+      const { mean, max, percentAtMax } = selection;
+      this.#kStats?.append({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
+    }
+    for (const [counter, count] of Object.entries(counters)) this.#counters?.append({ step, counter, count });
+    this.#tensorboard?.scalars(step, {
+      'train/loss': loss,
+      'train/lr': learningRate,
+      'train/toks_per_s': tokensPerSecond,
+      'train/grad_norm': record.gradientNorm,
+      ...(gates && {
+        'gate/entropy_mean': gates.entropyMean,
+        'gate/entropy_min': gates.entropyMin,
+        'gate/max_gate_mean': gates.maxMean,
+        'gate/max_gate': gates.max,
+        'gate/collapse_frac': gates.collapseFraction,
+        'gate/share_cmp': gates.shares[0],
+        'gate/share_sel': gates.shares[1],
+        'gate/share_win': gates.shares[2],
+      }),
+      ...(selection && {
+        'sel/k_mean': selection.mean,
+        'sel/k_max': selection.max,
+        'sel/pct_at_max': selection.percentAtMax,
+      }),
+      'mem/allocated_mib': record.memoryMib.allocated,
+      'mem/reserved_mib': record.memoryMib.reserved,
+    });
+  }
+
+  evaluated(step: number, { loss, perplexity }: Evaluation): void {
+    this.#val?.append({ step, val_loss: loss, ppl: perplexity });
+    this.#tensorboard?.scalars(step, { 'val/loss': loss, 'val/ppl': perplexity });
+    this.#heartbeat.write({ step, msg: 'eval', loss });
+  }
+
+  /** Before a checkpoint: its rows must be on the disk when it is. */
+  flush(): void {
+    for (const writer of this.#writers) writer.flush();
+  }
+
+  close(): void {
+    for (const writer of this.#writers) writer.close();
+  }
+}
