@@ -1,6 +1,6 @@
 // Builds dist/: TypeScript to JavaScript, and the kernel sources beside it (they are compiled on the machine they run on).
 import { spawnSync } from 'node:child_process';
-import { chmodSync, cpSync, existsSync, readdirSync } from 'node:fs';
+import { chmodSync, cpSync, existsSync, readdirSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -14,6 +14,12 @@ for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTy
   if (!entry.isFile() || !KERNEL.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
   cpSync(from, join(root, 'dist', from.slice(join(root, 'src').length)));
+}
+// What is left of a source that was renamed or deleted would be shipped for ever.
+for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileTypes: true })) {
+  const path = join(entry.parentPath ?? entry.path, entry.name);
+  const source = join(root, 'src', path.slice(join(root, 'dist').length)).replace(/(\.d\.ts|\.js|\.js\.map)$/, '.ts');
+  if (entry.isFile() && entry.name !== '.tsbuildinfo' && !existsSync(source)) rmSync(path);
 }
 const compiled = spawnSync(process.execPath, [tsc, '-p', 'tsconfig.build.json'], { cwd: root, stdio: 'inherit' });
 if (compiled.status !== 0) process.exit(compiled.status ?? 1);

@@ -1,4 +1,6 @@
 /** The public API: tensors, operations, the attention module, the model. */
+export { parseConfig } from './config/parse.js';
+export type { Config } from './config/schema.js';
 export { CpuDevice, type CpuOptions } from './device/cpu/cpu.js';
 export type { Device, DeviceKind } from './device/device.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';

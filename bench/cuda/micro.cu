@@ -66,7 +66,7 @@ __global__ void l2_bulk(const unsigned char* from, int tiles, int steps) {
 }
 template <int MODE> __global__ void __launch_bounds__(128) matrix_rate(float* sink, int steps) {  // 0 SS, 1 RS, 2 RS + exp2, 3 exp2 only
   extern __shared__ __align__(1024) unsigned char shared[];
-  const u32 base = (shared_address(shared) + 1023) & ~1023u;
+  const u32 base = handle((shared_address(shared) + 1023) & ~1023u), second = advance(base, PANEL);
   float d[32], e[32];
   u32 a[4] = {threadIdx.x, threadIdx.x, 1, 2};
   for (int i = 0; i < 32; i++) d[i] = 0, e[i] = threadIdx.x * 0.01f + i;
@@ -75,8 +75,8 @@ template <int MODE> __global__ void __launch_bounds__(128) matrix_rate(float* si
       matrix_begin();
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        if (MODE == 0) product<ALONG, ALONG>(d, base, base + PANEL, i & 3, true);
-        else product<ACROSS>(d, a, base + PANEL, i & 3, true);
+        if (MODE == 0) product<ALONG, ALONG>(d, base, second, i & 3, true);
+        else product<ACROSS>(d, a, second, i & 3, true);
       }
       matrix_commit();
     }

@@ -51,7 +51,7 @@ template <class T> struct Buffer {
   }
   void drop() { if (p) CUDA(cudaFree(p)); p = nullptr; }
   void poison() { CUDA(cudaMemset(p, 0xff, n * sizeof(T))); }
-  void zero() { CUDA(cudaMemsetAsync(p, 0, n * sizeof(T))); }
+  void zero(cudaStream_t stream = 0) { CUDA(cudaMemsetAsync(p, 0, n * sizeof(T), stream)); }
   void put(const std::vector<T>& v) { CUDA(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice)); }
   std::vector<T> get() const {
     std::vector<T> v(n);
@@ -63,6 +63,7 @@ template <class T> struct Buffer {
 struct Kernels {
   std::map<std::string, cudaLibrary_t> libraries;
   std::map<std::string, cudaKernel_t> kernels;
+  cudaStream_t stream = 0;
   void load(const std::string& dir) {
     for (const char* op : {"compressed", "select", "selected", "window", "combine"})
       CUDA(cudaLibraryLoadFromFile(&libraries[op], (dir + "/" + op + ".cubin").c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -86,7 +87,7 @@ struct Kernels {
   template <class... A> void launch(const char* op, const char* name, dim3 grid, int threads, int shared, A... args) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     void* list[] = {(void*)&args...};
-    cudaError_t e = cudaLaunchKernel((const void*)get(op, name), grid, dim3(threads), list, shared, 0);
+    cudaError_t e = cudaLaunchKernel((const void*)get(op, name), grid, dim3(threads), list, shared, stream);
     if (e != cudaSuccess) {
       fprintf(stderr, "launch %s: %s (grid %u %u %u, %d threads, %d bytes)\n", name, cudaGetErrorString(e), grid.x, grid.y, grid.z, threads, shared);
       exit(3);
@@ -104,6 +105,7 @@ struct Batch {
   Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, dq16, dqc, dqw, dkc16, dvc16, dks16, dvs16, dkw, dvw;
   Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs;
   Buffer<uint32_t> lists;
+  Buffer<unsigned char> pc, ps, pw;  // packed keys and values of the branches
   std::map<std::string, int> numbers;
   int forward_items_max, backward_items_max;
 
@@ -141,6 +143,8 @@ struct Batch {
     partial.make(t * s.H * s.n * std::max(s.Dk, s.Dv)), partial_lse.make(t * s.H * s.n);
     gates.make(t * s.H * 3), d_gates.make(t * s.H * 3), delta.make(t * s.H * 3), shift.make(t * s.H * 3);
     for (auto* b : {&lc, &ls, &lw}) b->make(t * s.H);
+    const size_t tile = (size_t)((s.Dk + 63) / 64 + (s.Dv + 63) / 64) * 8192 * s.G;
+    pc.make(tile * cmp_tiles()), ps.make(tile * NB), pw.make(tile * token_tiles(64));
     dqc.make(q.n), dqw.make(q.n), dkc.make(kc.n), dvc.make(vc.n), dks.make(ks.n), dvs.make(vs.n);
     dq16.make(q.n), dkc16.make(kc.n), dvc16.make(vc.n), dks16.make(ks.n), dvs16.make(vs.n), dkw.make(kw.n), dvw.make(vw.n);
   }
@@ -148,7 +152,7 @@ struct Batch {
     for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &offsets, &ranks, &fitems, &bitems, &unions}) b->drop();
     for (auto* b : {&q, &kc, &vc, &ks, &vs, &kw, &vw, &d_out, &oc, &os, &ow, &out, &partial, &dq16, &dqc, &dqw, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw}) b->drop();
     for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs}) b->drop();
-    lists.drop();
+    lists.drop(), pc.drop(), ps.drop(), pw.drop();
   }
   int tiles(int per) const {  // upper bound of tiles of `per` packed rows
     int n = 0;
@@ -168,15 +172,19 @@ struct Batch {
   int lanes() const { return s.Dv <= 32 ? 4 : s.Dv <= 64 ? 8 : s.Dv <= 128 ? 16 : 32; }
   unsigned row_blocks() const { return (unsigned)(((size_t)T * s.H * lanes() + 255) / 256); }
 
+  void pack_compressed() { k->launch("compressed", "compressed_pack", dim3(cmp_tiles(), s.G), 256, 0, kc.p, vc.p, pc.p, d_cmp.p, B); }
+  void pack_selected() { k->launch("selected", "selected_pack", dim3(NB, s.G), 256, 0, ks.p, vs.p, ps.p, d_cu.p, B); }
+  void pack_window() { k->launch("window", "window_pack", dim3(token_tiles(64), s.G), 256, 0, kw.p, vw.p, pw.p, d_cu.p, B); }
+  void pack() { pack_compressed(), pack_selected(), pack_window(); }
   void compressed() {
     const int rows = number("compressed", "compressed_forward_rows");
     k->launch("compressed", "compressed_forward", dim3(tiles(rows), s.G), rows * 2, number("compressed", "compressed_forward_shared"),
-              q.p, kc.p, vc.p, oc.p, lc.p, d_cu.p, d_cmp.p, B);
+              q.p, pc.p, oc.p, lc.p, d_cu.p, B);
   }
   void select() {
-    counts.zero();
+    counts.zero(k->stream);
     k->launch("select", "select_blocks", dim3(token_tiles(64), s.G), 128, number("select", "select_blocks_shared"),
-              q.p, kc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B);
+              q.p, kc.p, pc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B);
   }
   void index() {
     k->launch("select", "select_index", dim3(1), 1024, 0, counts.p, offsets.p, d_cu.p, d_blocks.p, B);
@@ -191,24 +199,21 @@ struct Batch {
   void union_(bool sizes = false) {
     const int words = (blocks_longest + 31) / 32, tokens = number("selected", "selected_union_tokens");
     k->launch("selected", "selected_union", dim3(token_tiles(tokens), s.G), number("selected", "selected_union_threads"),
-              number("selected", "selected_union_shared") + words * 4, q.p, ks.p, vs.p, selected.p, os.p, ls.p,
+              number("selected", "selected_union_shared") + words * 4, q.p, ps.p, selected.p, os.p, ls.p,
               sizes ? unions.p : (int*)nullptr, d_cu.p, B, words);
   }
-  void forced() {
-    const int rows = number("selected", "selected_forced_rows");
-    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"),
-              q.p, ks.p, vs.p, os.p, ls.p, d_cu.p, B);
+  void finish(bool combined) {  // forced blocks, merge, and combination when asked for
+    const int rows = number("selected", "selected_finish_rows");
+    k->launch("selected", "selected_finish", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_finish_shared"), q.p, ps.p, partial.p,
+              partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, d_cu.p, B);
   }
   void outer() {
-    k->launch("selected", "selected_outer", dim3(forward_items_max), 128, number("selected", "selected_outer_shared"), q.p, ks.p, vs.p,
+    k->launch("selected", "selected_outer", dim3(forward_items_max), 128, number("selected", "selected_outer_shared"), q.p, ps.p,
               fitems.p, offsets.p, lists.p, partial.p, partial_lse.p, d_cu.p, d_blocks.p, B);
-  }
-  void merge() {
-    k->launch("selected", "selected_merge", dim3(row_blocks()), 256, 0, os.p, ls.p, partial.p, partial_lse.p, selected.p, d_cu.p, B, T);
   }
   void window() {
     const int rows = number("window", "window_forward_rows");
-    k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, kw.p, vw.p, ow.p, lw.p, d_cu.p, B);
+    k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, pw.p, ow.p, lw.p, d_cu.p, B);
   }
   void combine() {
     k->launch("combine", "combine_forward", dim3(row_blocks()), 256, 0, oc.p, os.p, ow.p, gates.p, out.p, T);
@@ -216,7 +221,7 @@ struct Batch {
   void prepare() {
     k->launch("combine", "combine_backward", dim3(row_blocks()), 256, 0, d_out.p, oc.p, os.p, ow.p, gates.p, lc.p, ls.p, lw.p, d_gates.p, delta.p, shift.p, T);
   }
-  void clear() { dkc.zero(), dvc.zero(), dks.zero(), dvs.zero(); }
+  void clear() { dkc.zero(k->stream), dvc.zero(k->stream), dks.zero(k->stream), dvs.zero(k->stream); }
   size_t rows() const { return (size_t)T * s.H; }
   void compressed_backward() {
     const int chunk = number("compressed", "compressed_backward_chunk");
@@ -234,12 +239,12 @@ struct Batch {
   void compressed_query() {
     const int rows_ = number("compressed", "compressed_query_gradient_rows");
     k->launch("compressed", "compressed_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2, number("compressed", "compressed_query_gradient_shared"),
-              q.p, kc.p, vc.p, d_out.p, shift.p, delta.p, dqc.p, d_cu.p, d_cmp.p, B);
+              q.p, pc.p, d_out.p, shift.p, delta.p, dqc.p, d_cu.p, B);
   }
   void window_query() {
     const int rows_ = number("window", "window_query_gradient_rows");
     k->launch("window", "window_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2, number("window", "window_query_gradient_shared"),
-              q.p, kw.p, vw.p, d_out.p, shift.p + 2 * rows(), delta.p + 2 * rows(), dqw.p, d_cu.p, B);
+              q.p, pw.p, d_out.p, shift.p + 2 * rows(), delta.p + 2 * rows(), dqw.p, d_cu.p, B);
   }
   void selected_query() {
     const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the kernels for several shapes, checks them, and times them. Needs nvcc and a GPU.
-#   bench/cuda/run.sh build|check|sanitize|micro|time|variants|peers ...
+#   bench/cuda/run.sh build|check|large|sanitize|micro|time|variants|profile|peers ...
 set -u
 cd "$(dirname "$0")/../.."
 out=bench/cuda/build
@@ -14,11 +14,12 @@ five|10 2 128 128 16 8 64 5 100|
 sixteen|16 1 64 64 32 16 64 8 128|
 small|12 2 32 32 16 8 32 6 48|
 wide|4 2 192 128 32 16 64 16 512|
+query|12 2 64 64 32 16 64 16 512|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
+odd|12 2 64 64 32 16 48 10 200|
 narrow|6 1 96 96 32 32 64 16 65|"
 variants="v1|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
-a|-DUNION_WARPGROUPS=1 -DCMP_WARPGROUPS=2 -DWIN_WARPGROUPS=3 -DOUTER_CHUNK=256 -DCMP_CHUNK=1024 -DSEL_CHUNK=128
-b|-DUNION_WARPGROUPS=2 -DUNION_WIDE=2 -DCMP_WARPGROUPS=3 -DCMP_WIDE=2 -DWIN_WARPGROUPS=3 -DWIN_WIDE=2 -DOUTER_CHUNK=512 -DSEL_CHUNK=512
-c|-DUNION_WARPGROUPS=3 -DUNION_WIDE=2 -DCMP_WARPGROUPS=2 -DCMP_WIDE=2 -DWIN_WARPGROUPS=2 -DWIN_WIDE=2 -DOUTER_CHUNK=64 -DCMP_CHUNK=256"
+a|-DUNION_WARPGROUPS=1 -DFORCED_WARPGROUPS=1 -DOUTER_CHUNK=256
+b|-DFORCED_WARPGROUPS=3 -DWIN_WARPGROUPS=1 -DCMP_CHUNK=1024 -DSEL_CHUNK=128"
 
 flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DSEL_L=$7 -DSEL_N=$8 -DWINDOW=$9"; }
 cubins() {  # name, flags
@@ -40,12 +41,13 @@ for what in "$@"; do
   case $what in
     build) build ;;
     check) while IFS='|' read -r name shape extra; do timeout 45 $out/check $out/$name $shape "${SEED:-1}" > $out/check-$name.txt 2>&1 || echo "$name: exit $?"; tail -3 $out/check-$name.txt; grep -m6 -E "FAIL|bad" $out/check-$name.txt; done <<< "$shapes" ;;
+    large) LARGE=1 timeout 200 $out/check $out/default 12 2 64 64 32 16 64 16 512 "${SEED:-1}" ;;
     sanitize) for tool in memcheck racecheck; do SMALL=1 timeout 150 compute-sanitizer --tool $tool $out/check $out/default 12 2 64 64 32 16 64 16 512 3 2>&1 | tail -6; done ;;
     micro) timeout 60 $out/micro ;;
     time) timeout 120 $out/time $out/default 12 2 64 64 32 16 64 16 512 default ;;
     variants) timeout 60 $out/time $out/portable 12 2 64 64 32 16 64 16 512 portable
       timeout 60 $out/time $out/v1 12 2 64 64 32 16 64 16 512 v1 union
-      for v in a b c; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v union,compressed,window,outer,cmp_dq,cmp_backward,sel_backward; done ;;
+      for v in a b; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v union,outer,finish,finish+combine,window,cmp_backward,sel_backward; done ;;
     profile) PROFILE=1 timeout 200 ncu --clock-control none --set detailed --import-source no $out/time $out/default 12 2 64 64 32 16 64 16 512 default > $out/profile.txt 2>&1 ;;
     peers) timeout 100 python3 bench/cuda/peers.py ;;
   esac

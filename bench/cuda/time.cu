@@ -115,26 +115,55 @@ int main(int argc, char** argv) {
       printf("%-14s S=%-6d %-22s %8.3f ms\n", label.c_str(), b.longest, name, ms);
       return ms;
     };
-    b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.forced(), b.outer(), b.merge(), b.window(), b.combine(), b.prepare();
+    b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.outer(), b.window(), b.finish(true), b.combine(), b.prepare();
     CUDA(cudaDeviceSynchronize());
     if (getenv("PROFILE")) {  // each kernel once, for a profiler
       b.union_(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
       CUDA(cudaDeviceSynchronize());
       return 0;
     }
+    show("pack", [&] { b.pack(); });
     show("compressed", [&] { b.compressed(); });
     show("select", [&] { b.select(); });
     if (only.empty()) union_sizes(b, b.selected.get(), "from random q,k");
     show("index", [&] { b.index(); });
     show("lists", [&] { b.fill(); });
     show("sort", [&] { b.sort(); });
-    show("forced", [&] { b.forced(); });
     show("outer", [&] { b.outer(); });
-    show("merge", [&] { b.merge(); });
+    show("finish", [&] { b.finish(false); });
+    show("finish+combine", [&] { b.finish(true); });
     show("union", [&] { b.union_(); });
     show("window", [&] { b.window(); });
     show("combine", [&] { b.combine(); });
-    show("forward", [&] { b.compressed(), b.select(), b.index(), b.fill(), b.forced(), b.outer(), b.merge(), b.window(), b.combine(); });
+    show("forward", [&] { b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.outer(), b.window(), b.finish(true); });
+    show("forward union", [&] { b.pack(), b.compressed(), b.select(), b.union_(), b.window(), b.combine(); });
+    // Two streams: the window branch fills what the memory-bound kernels leave idle.
+    static cudaStream_t main_stream, side_stream;
+    static cudaEvent_t fork, join;
+    if (!main_stream) {
+      CUDA(cudaStreamCreate(&main_stream));
+      CUDA(cudaStreamCreate(&side_stream));
+      CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+      CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
+    }
+    const auto beside = [&](const std::function<void()>& first, const std::function<void()>& one, const std::function<void()>& other, const std::function<void()>& last) {
+      kernels.stream = main_stream;
+      first();
+      CUDA(cudaEventRecord(fork, main_stream));
+      CUDA(cudaStreamWaitEvent(side_stream, fork, 0));
+      one();
+      kernels.stream = side_stream;
+      other();
+      CUDA(cudaEventRecord(join, side_stream));
+      CUDA(cudaStreamWaitEvent(main_stream, join, 0));
+      kernels.stream = main_stream;
+      last();
+      kernels.stream = 0;
+    };
+    show("forward 2 streams", [&] {
+      beside([&] { b.pack_compressed(), b.compressed(); }, [&] { b.select(), b.index(), b.fill(), b.pack_selected(), b.outer(); },
+             [&] { b.pack_window(), b.window(); }, [&] { b.finish(true); });
+    });
     show("prepare", [&] { b.prepare(); });
     show("clear", [&] { b.clear(); });
     show("cmp_backward", [&] { b.compressed_backward(); });
@@ -145,6 +174,10 @@ int main(int argc, char** argv) {
     show("sel_dq", [&] { b.selected_query(); });
     show("round", [&] { b.round(); });
     show("backward", [&] { b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round(); });
+    show("backward 2 streams", [&] {
+      beside([&] { b.prepare(), b.clear(); }, [&] { b.selected_backward(); }, [&] { b.compressed_backward(), b.window_backward(), b.compressed_query(), b.window_query(); },
+             [&] { b.selected_query(), b.round(); });
+    });
     if (only.empty() || only.find("local") != std::string::npos)
       for (double renew : {13.0, 0.85, 0.2}) {
         const auto sel = synthetic(b, renew, rng);
@@ -152,9 +185,9 @@ int main(int argc, char** argv) {
         union_sizes(b, sel, name.c_str());
         put_selection(b, sel);
         b.index(), b.fill();
-        const double u = measure([&] { b.union_(); }), f = measure([&] { b.forced(); }), o = measure([&] { b.outer(); }), m = measure([&] { b.merge(); });
+        const double u = measure([&] { b.union_(); }), f = measure([&] { b.finish(false); }), o = measure([&] { b.outer(); });
         const double back = measure([&] { b.selected_backward(); });
-        printf("%-14s S=%-6d %-12s union %.3f  forced %.3f + outer %.3f + merge %.3f = %.3f  backward %.3f\n", label.c_str(), b.longest, name.c_str(), u, f, o, m, f + o + m, back);
+        printf("%-14s S=%-6d %-12s union %.3f  outer %.3f + finish %.3f = %.3f  backward %.3f\n", label.c_str(), b.longest, name.c_str(), u, o, f, f + o, back);
       }
     b.drop();
   }

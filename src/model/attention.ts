@@ -6,9 +6,8 @@ import { compressAverage, compressConv, compressMlp, type MlpParameters } from '
 import { denseAttention } from '../ops/dense/op.js';
 import { gate } from '../ops/gate/op.js';
 import { linear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout } from '../ops/nsa.js';
+import { nativeSparseAttention, type SparseLayout, type SparseOptions } from '../ops/nsa.js';
 import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
-import type { SelectedOptions } from '../ops/selected/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -23,7 +22,7 @@ export interface Observer {
 
 export interface AttentionContext {
   readonly layout: SparseLayout;
-  readonly kernels?: SelectedOptions;
+  readonly kernels?: SparseOptions;
   readonly observer?: Observer | undefined;
 }
 

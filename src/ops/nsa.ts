@@ -7,6 +7,7 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type SparseShape, validateShapes } from './attention.js';
 import { combine } from './combine/op.js';
 import { compressedAttention } from './compressed/op.js';
+import { compareWithReference, referenceSparseAttention } from './nsa-parity.js';
 import { selectBlocks } from './select/op.js';
 import { type SelectedOptions, selectedAttention } from './selected/op.js';
 import type { Sequences } from './sequences.js';
@@ -45,13 +46,21 @@ export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' 
   return { tokens, blocks: tokens.compressed(l, d) };
 }
 
+export interface SparseOptions extends SelectedOptions {
+  /** The float64 reference in place of every kernel. */
+  readonly parity?: boolean;
+  /** Told how far the output is from the reference's, after every call. */
+  readonly onCompare?: (relativeError: number) => void;
+}
+
 export function nativeSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
   layout: SparseLayout,
   sparse: SparseShape,
-  options: SelectedOptions = {},
+  options: SparseOptions = {},
 ): SparseOutputs {
+  if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
   const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
   const { tokens, blocks } = layout;
   validateShapes({ heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] }, sparse);
@@ -60,5 +69,7 @@ export function nativeSparseAttention(
   const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, options);
   const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
   const out = combine(tape, gates, oCmp, oSel, oWin);
-  return { out, oCmp, oSel, oWin, selected };
+  const outputs = { out, oCmp, oSel, oWin, selected };
+  options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
+  return outputs;
 }

@@ -5,12 +5,12 @@ import { type GradientSlot, type Shape, Tensor } from './tensor.js';
 export class Parameter {
   readonly name: string;
   readonly value: Tensor;
-  readonly #slot: GradientSlot;
+  readonly #slot: Slot;
 
   constructor(device: Device, name: string, shape: Shape) {
     this.name = name;
     this.value = Tensor.empty(device, shape);
-    this.#slot = { gradient: Tensor.empty(device, shape), filled: false };
+    this.#slot = new Slot(device, shape);
     this.value.storage.leaf = this.#slot;
   }
 
@@ -26,6 +26,29 @@ export class Parameter {
 
   free(): void {
     this.value.free();
-    this.#slot.gradient.free();
+    this.#slot.free();
+  }
+}
+
+/** Takes memory when the first backward pass asks for it: a model that only runs needs none. */
+class Slot implements GradientSlot {
+  filled = false;
+  readonly #device: Device;
+  readonly #shape: Shape;
+  #gradient: Tensor | null = null;
+
+  constructor(device: Device, shape: Shape) {
+    this.#device = device;
+    this.#shape = shape;
+  }
+
+  get gradient(): Tensor {
+    this.#gradient ??= Tensor.empty(this.#device, this.#shape);
+    return this.#gradient;
+  }
+
+  free(): void {
+    this.#gradient?.free();
+    this.#gradient = null;
   }
 }

@@ -7,11 +7,10 @@ import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { loadTensors, modelTensors, namedTensors } from '../model/weights.js';
 import type { AdamW } from '../ops/adamw/op.js';
 import type { FoundCheckpoint } from '../run/checkpoint-find.js';
 import { CHECKPOINT_FILES, type SavedCheckpoint, type SaveOptions, saveCheckpoint } from '../run/checkpoint-save.js';
-import { openSafetensors, type TensorToWrite } from '../run/safetensors.js';
-import type { Tensor } from '../tensor/tensor.js';
 import type { SpikeDetector } from './spikes.js';
 
 /** Everything that changes while a run goes. */
@@ -69,7 +68,7 @@ export function saveTrainingState(
     skipped_updates: progress.skippedUpdates,
     config,
   };
-  const parts = { model: modelTensors(model), optimizer: tensors(optimizer.state) };
+  const parts = { model: modelTensors(model), optimizer: namedTensors(optimizer.state) };
   return saveCheckpoint(outDir, progress.step, parts, saved, options);
 }
 
@@ -101,36 +100,4 @@ export function restoreTrainingState(found: FoundCheckpoint, state: TrainingStat
     skippedUpdates: saved.skipped_updates,
   });
   return changes.map(changeLine);
-}
-
-/** The weights as a file holds them, read from the device one by one. */
-export function* modelTensors(model: LanguageModel): Generator<TensorToWrite> {
-  yield* tensors(new Map(model.parameters.map(({ name, value }) => [name, value])));
-}
-
-function* tensors(named: ReadonlyMap<string, Tensor>): Generator<TensorToWrite> {
-  for (const [name, tensor] of named)
-    yield { name, dtype: 'F32', shape: [...tensor.shape], data: () => tensor.readBytes() };
-}
-
-/** Fills the tensors from a file that must hold exactly these, with these shapes. */
-export function loadTensors(path: string, into: ReadonlyMap<string, Tensor>): void {
-  const file = openSafetensors(path);
-  try {
-    for (const name of file.entries.keys())
-      if (!into.has(name))
-        throw new UsageError(`${path}: holds ${name}, which this model does not have; check the config`);
-    for (const [name, tensor] of into) {
-      const entry = file.entries.get(name);
-      if (!entry) throw new UsageError(`${path}: has no ${name}, which this model needs; check the config`);
-      const fits = entry.dtype === 'F32' && entry.shape.join() === tensor.shape.join();
-      if (!fits)
-        throw new UsageError(
-          `${path}: ${name} is ${entry.dtype} [${entry.shape.join(', ')}], this model needs F32 [${tensor.shape.join(', ')}]`,
-        );
-      tensor.writeBytes(file.read(name).data);
-    }
-  } finally {
-    file.close();
-  }
 }

@@ -1,9 +1,9 @@
 /** The mean loss over validation batches, weighed by how many targets each holds. */
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
+import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { BatchUploader } from './batches.js';
-import { kernelOptions } from './optimizer-step.js';
 
 export interface Evaluation {
   /** NaN when there was no target. */

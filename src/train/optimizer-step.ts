@@ -7,10 +7,10 @@
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import type { Observer } from '../model/attention.js';
+import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { AdamW } from '../ops/adamw/op.js';
 import { clipFactor, gradientNorm } from '../ops/gradnorm/op.js';
-import type { SelectedOptions } from '../ops/selected/op.js';
 import { Tape } from '../tensor/tape.js';
 import type { BatchUploader } from './batches.js';
 
@@ -20,6 +20,8 @@ export interface StepContext {
   readonly uploader: BatchUploader;
   readonly config: Config;
   readonly observer: Observer | undefined;
+  /** Told of every comparison with the reference (runtime.debug_compare). */
+  readonly onCompare?: (relativeError: number) => void;
 }
 
 export interface StepGradients {
@@ -29,10 +31,6 @@ export interface StepGradients {
   /** Norm of every parameter's gradient, in the model's order. */
   readonly norms: readonly number[];
   readonly finite: boolean;
-}
-
-export function kernelOptions({ runtime }: Config): SelectedOptions {
-  return { kernel: runtime.force_parity ? 'reference' : runtime.selection_kernel, sharedFrom: runtime.sel_v2_min_s };
 }
 
 /** Leaves the gradients of the whole step in the parameters. */
@@ -47,7 +45,7 @@ export function computeGradients(context: StepContext, batches: readonly Batch[]
     const tape = new Tape(model.device);
     const mean = model.loss(tape, onDevice.ids, onDevice.targets, {
       layout: onDevice.layout,
-      kernels: kernelOptions(config),
+      kernels: { ...kernelOptions(config), ...(context.onCompare && { onCompare: context.onCompare }) },
       checkpointing: config.runtime.gradient_checkpointing,
       observer,
     });

@@ -3,8 +3,10 @@
 // Rows are (token, head) pairs of one KV group: the heads of a group share keys, so they are multiplied together.
 // Scores live in the base-2 domain: queries are scaled by log2(e)/sqrt(dk), and exp2 is all the kernels need.
 //
-// A block that only some tokens see in full is worked through token by token over exactly the keys the token sees. A
-// masked product would multiply unseen values by zero, and zero times infinity is NaN: the future would leak.
+// Where tokens of a tile see different parts of a block, the unseen probabilities are set to zero: zero times a finite
+// number adds nothing, so the result is bit for bit that of the seen keys alone. But zero times infinity is NaN and would
+// let the future through: a block that holds numbers that are not finite is worked through token by token instead, over
+// exactly the keys the token sees.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -27,8 +29,8 @@ struct Shape {
 
 // Scratch slots. The first are taken by the calling thread and read by all; the others belong to one task.
 enum Slot {
-  kKeysT, kValuesT, kKeysN, kValuesN, kDelta, kTasks, kIndex,
-  kQuery, kScores, kProducts, kAccumulator, kRows, kGradOut, kGradScores, kGradQuery, kGradKeys, kGradValues, kMembers
+  kKeysT, kValuesT, kKeysN, kValuesN, kDelta, kTasks, kIndex, kFinite,
+  kQuery, kScores, kProducts, kAccumulator, kRows, kGradOut, kGradScores, kGradQuery, kGradKeys, kGradValues, kMembers, kRanges
 };
 
 // [block][d][pad(size)]: keys of a block as columns, zero past the end, so that scores come out of one product.
@@ -80,6 +82,31 @@ inline int64_t number_blocks(const int32_t* offsets, int64_t sequences, int64_t 
   return first[sequences];
 }
 
+// For every block and group: 1 if all its keys and values are finite.
+inline const uint8_t* finite_blocks(const float* keys, const float* values, const int32_t* offsets, int64_t sequences,
+                                    int64_t groups, int64_t dk, int64_t dv, int64_t size, const int64_t* first_block,
+                                    int64_t blocks) {
+  uint8_t* finite = scratch<uint8_t>(kFinite, blocks * groups);
+  const auto probe = [](const float* row, int64_t d) {
+    float zero = 0;  // x * 0 is NaN for an x that is not finite
+    for (int64_t c = 0; c < d; ++c) zero += row[c] * 0.0f;
+    return zero == 0.0f;
+  };
+  parallel(sequences * groups, [&](int64_t index) {
+    const int64_t s = index / groups, g = index % groups;
+    const int64_t length = offsets[s + 1] - offsets[s];
+    for (int64_t start = 0, j = first_block[s]; start < length; start += size, ++j) {
+      bool all = true;
+      for (int64_t i = start; i < std::min(start + size, length); ++i) {
+        const int64_t at = (offsets[s] + i) * groups + g;
+        all = all && probe(keys + at * dk, dk) && probe(values + at * dv, dv);
+      }
+      finite[j * groups + g] = all;
+    }
+  });
+  return finite;
+}
+
 // Copies the group's rows of one token, scaled and padded to whole vectors.
 inline void gather_rows(const float* from, int64_t count, int64_t d, float factor, float* to) {
   const int64_t width = pad(d);
@@ -94,6 +121,10 @@ struct Softmax {
   float* maximum;      // [rows]
   float* sum;          // [rows][kLanes], added up at the end: a lane sum per row and block would cost as much as exp2
   float* accumulator;  // [rows][pad(dv)]
+
+  Softmax from(int64_t row, int64_t dv_width) const {
+    return {maximum + row, sum + row * kLanes, accumulator + row * dv_width};
+  }
 };
 
 struct Buffers {
@@ -101,27 +132,33 @@ struct Buffers {
   float* products;  // [rows][pad(dv)]
 };
 
-// Lanes of a row of scores outside [low, high) get `value`; the row starts at key `start`.
-inline void mask_row(float* scores, int64_t start, int64_t columns, int64_t low, int64_t high, float value) {
-  for (int64_t i = start; i < low; ++i) scores[i - start] = value;
-  for (int64_t i = high; i < start + columns; ++i) scores[i - start] = value;
+// The keys of a block that a row sees: [low, high).
+struct Range {
+  int32_t low, high;
+};
+
+// Scores of keys outside the range get `value`; the row of scores starts at key `start`.
+inline void mask_row(float* scores, int64_t start, int64_t columns, Range range, float value) {
+  for (int64_t i = start; i < range.low; ++i) scores[i - start] = value;
+  for (int64_t i = range.high; i < start + columns; ++i) scores[i - start] = value;
 }
 
-// One block of keys, of which the rows see [low, high). `map` names each row's place in the state, null for the identity.
+// One block of keys, of which the rows see parts of [low, high): `ranges` says which, null for all of it. `map` names each
+// row's place in the state, null for the identity. With ranges the block must be finite.
 inline void forward_block(const Shape& shape, int64_t rows, const float* query, const float* keys_t, int64_t key_width,
-                          const float* values, int64_t low, int64_t high, const int32_t* map, Softmax& state,
-                          const Buffers& buffers) {
+                          const float* values, int64_t low, int64_t high, const Range* ranges, const int32_t* map,
+                          Softmax& state, const Buffers& buffers) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   const int64_t start = low / kLanes * kLanes, columns = pad(high) - start;
   float* scores = buffers.scores;
   multiply<Into::kOverwrite>(rows, query, dk_width, 1, keys_t + start, key_width, scores, columns, shape.dk, columns);
-  const bool partial = low != start || high != start + columns;
+  const Range whole = {static_cast<int32_t>(low), static_cast<int32_t>(high)};
   float shrink_of[kTileRows * 64];
   for (int64_t first = 0; first < rows; first += kTileRows * 64) {
     const int64_t count = std::min<int64_t>(rows - first, kTileRows * 64);
     for (int64_t r = first; r < first + count; ++r) {
       float* row = scores + r * columns;
-      if (partial) mask_row(row, start, columns, low, high, kNone);
+      mask_row(row, start, columns, ranges ? ranges[r] : whole, kNone);
       const int64_t at = map ? map[r] : r;
       vec most = load(row);
       for (int64_t c = kLanes; c < columns; c += kLanes) most = max(most, load(row + c));
@@ -176,6 +213,7 @@ struct KeyBlock {
   const float* values_t;  // [dv][width]
   const float* keys;      // [size][pad(dk)]
   int64_t width;          // pad(size)
+  bool finite;            // all keys and values are
   float* d_keys;          // [size][pad(dk)], in units of 1/(scale*log2 e): see store_key_gradient
   float* d_values;        // [size][pad(dv)]
 };
@@ -195,9 +233,9 @@ struct GradientRows {
   }
 };
 
-// Gradient of one block of keys, of which the rows see [low, high): five products.
+// Gradient of one block of keys, of which the rows see parts of [low, high), as in forward_block: five products.
 inline void backward_block(const Shape& shape, int64_t rows, const GradientRows& g, const KeyBlock& block, int64_t low,
-                           int64_t high) {
+                           int64_t high, const Range* ranges) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   const int64_t start = low / kLanes * kLanes, columns = pad(high) - start, seen = high - low;
   multiply<Into::kOverwrite>(rows, g.query, dk_width, 1, block.keys_t + start, block.width, g.scores, columns, shape.dk, columns);
@@ -206,6 +244,7 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
     float* p = g.scores + r * columns;
     float* ds = g.d_scores + r * columns;
     const vec lse = splat(g.lse[r]), delta = splat(g.delta[r]);
+    if (ranges) mask_row(p, start, columns, ranges[r], kNone);
     for (int64_t c = 0; c < columns; c += kLanes) {
       const vec probability = exp2(load(p + c) - lse);
       store(p + c, probability);

@@ -30,29 +30,26 @@ inline void for_each_tile(const Inputs& in, int64_t size, const Body& body) {
   });
 }
 
-// The part of a block that every token of a tile sees, worked on together, and what is left for each token alone.
-struct Common {
+// What the rows of a tile see of one block: the range that covers all of them, and each row's own where they differ.
+struct TileRanges {
   int64_t low, high;
+  const Range* rows;  // null when every token sees all of [low, high)
 
   template <class Visible>
-  Common(const Visible& visible, int64_t t0, int64_t t1, int64_t k0, int64_t valid) {
-    low = std::min(std::max<int64_t>(visible.low(t1 - 1) - k0, 0), valid);
-    high = std::max<int64_t>(std::min(visible.high(t0) - k0, valid), 0);
-    if (high - low < kLanes) low = high = 0;  // not worth a pass of its own
-  }
-
-  bool any() const { return low < high; }
-
-  // body(low, high) for the keys of the block that token t sees outside the common part.
-  template <class Visible, class Body>
-  void rest(const Visible& visible, int64_t t, int64_t k0, int64_t valid, const Body& body) const {
-    const int64_t begin = std::max<int64_t>(visible.low(t) - k0, 0), end = std::min(visible.high(t) - k0, valid);
-    if (!any()) {
-      if (begin < end) body(begin, end);
+  TileRanges(const Visible& visible, int64_t t0, int64_t t1, int64_t h, int64_t k0, int64_t valid) {
+    const auto clip = [&](int64_t k) { return std::min(std::max<int64_t>(k - k0, 0), valid); };
+    low = clip(visible.low(t0));
+    high = clip(visible.high(t1 - 1));
+    if (clip(visible.low(t1 - 1)) == low && clip(visible.high(t0)) == high) {
+      rows = nullptr;
       return;
     }
-    if (begin < low) body(begin, low);
-    if (high < end) body(high, end);
+    Range* out = scratch<Range>(kRanges, (t1 - t0) * h);
+    for (int64_t t = t0; t < t1; ++t) {
+      const Range range = {static_cast<int32_t>(clip(visible.low(t))), static_cast<int32_t>(clip(visible.high(t)))};
+      std::fill(out + (t - t0) * h, out + (t - t0 + 1) * h, range);
+    }
+    rows = out;
   }
 };
 
@@ -64,6 +61,7 @@ void banded_forward(const Inputs& in, const Visible& visible, float* out, float*
   const int64_t blocks = number_blocks(in.key_offsets, in.sequences, kKeyBlock, first);
   const float* keys_t = pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, kKeyBlock, first, blocks);
   const float* values = pack_rows(kValuesN, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, kKeyBlock, first, blocks);
+  const uint8_t* finite = finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk, shape.dv, kKeyBlock, first, blocks);
   const int64_t size = tile_tokens(shape);
   for_each_tile(in, size, [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t length = in.offsets[s + 1] - in.offsets[s], key_count = in.key_offsets[s + 1] - in.key_offsets[s];
@@ -83,15 +81,16 @@ void banded_forward(const Inputs& in, const Visible& visible, float* out, float*
       const int64_t packed = (first[s] + j) * shape.groups + g;
       const float* block_keys = keys_t + packed * shape.dk * width;
       const float* block_values = values + packed * kKeyBlock * dv_width;
-      const Common common(visible, t0, t1, k0, valid);
-      if (common.any())
-        forward_block(shape, rows, query, block_keys, width, block_values, common.low, common.high, nullptr, state, buffers);
-      for (int64_t t = t0; t < t1; ++t) {
-        const int64_t row = (t - t0) * h;
-        Softmax part = {state.maximum + row, state.sum + row * kLanes, state.accumulator + row * dv_width};
-        common.rest(visible, t, k0, valid, [&](int64_t low, int64_t high) {
-          forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, low, high, nullptr, part, buffers);
-        });
+      const TileRanges ranges(visible, t0, t1, h, k0, valid);
+      if (!ranges.rows || finite[packed]) {
+        forward_block(shape, rows, query, block_keys, width, block_values, ranges.low, ranges.high, ranges.rows, nullptr, state, buffers);
+        continue;
+      }
+      for (int64_t row = 0; row < rows; row += h) {
+        const Range range = ranges.rows[row];
+        if (range.low >= range.high) continue;
+        Softmax part = state.from(row, dv_width);
+        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, range.low, range.high, nullptr, nullptr, part, buffers);
       }
     }
     for (int64_t t = t0; t < t1; ++t) {
@@ -114,7 +113,8 @@ inline GradientRows gather_gradient_rows(const Shape& shape, const float* query,
     gather_rows(query + at * shape.dk, h, shape.dk, shape.scale() * kLog2E, q + i * h * dk_width);
     gather_rows(d_out + at * shape.dv, h, shape.dv, 1.0f, g + i * h * dv_width);
     for (int64_t r = 0; r < h; ++r) {
-      numbers[i * h + r] = lse[at + r] * kLog2E;
+      // A row that sees nothing (-inf) has all its scores masked to -inf: minus 0 they give probability 0, not NaN.
+      numbers[i * h + r] = lse[at + r] == kNone ? 0.0f : lse[at + r] * kLog2E;
       numbers[rows + i * h + r] = delta[at + r];
     }
   }
@@ -158,6 +158,7 @@ inline int64_t longest(const Inputs& in) { return chunk_count(in, 1); }
 
 struct Packed {
   const float *keys_t, *values_t, *keys;
+  const uint8_t* finite;
   const int64_t* first;
   int64_t size;  // keys of a block
 
@@ -167,7 +168,7 @@ struct Packed {
     float* d_values = scratch<float>(kGradValues, size * pad(shape.dv));
     std::memset(d_keys, 0, sizeof(float) * size * pad(shape.dk));
     std::memset(d_values, 0, sizeof(float) * size * pad(shape.dv));
-    return {keys_t + at * shape.dk * width, values_t + at * shape.dv * width, keys + at * size * pad(shape.dk), width, d_keys, d_values};
+    return {keys_t + at * shape.dk * width, values_t + at * shape.dv * width, keys + at * size * pad(shape.dk), width, finite[at] != 0, d_keys, d_values};
   }
 };
 
@@ -177,7 +178,8 @@ inline Packed pack_for_backward(const Inputs& in, int64_t size) {
   const int64_t blocks = number_blocks(in.key_offsets, in.sequences, size, first);
   return {pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
           pack_transposed(kValuesT, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, size, first, blocks),
-          pack_rows(kKeysN, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks), first, size};
+          pack_rows(kKeysN, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
+          finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk, shape.dv, size, first, blocks), first, size};
 }
 
 struct Gradients {
@@ -224,16 +226,18 @@ void banded_backward(const Inputs& in, const Visible& visible, const Gradients& 
         const auto add = [&](int64_t first_row, int64_t t) {
           add_query_gradient(shape, rows.d_query + first_row * dk_width, h, g.d_query + ((token0 + t) * shape.heads + group * h) * shape.dk);
         };
-        const Common common(visible, t0, t1, k0, valid);
-        if (common.any()) {
-          backward_block(shape, (t1 - t0) * h, rows, block, common.low, common.high);
+        const TileRanges ranges(visible, t0, t1, h, k0, valid);
+        if (!ranges.rows || block.finite) {
+          backward_block(shape, (t1 - t0) * h, rows, block, ranges.low, ranges.high, ranges.rows);
           for (int64_t t = t0; t < t1; ++t) add((t - t0) * h, t);
+          continue;
         }
-        for (int64_t t = t0; t < t1; ++t)
-          common.rest(visible, t, k0, valid, [&](int64_t low, int64_t high) {
-            backward_block(shape, h, rows.from((t - t0) * h, dk_width, dv_width), block, low, high);
-            add(0, t);
-          });
+        for (int64_t t = t0; t < t1; ++t) {
+          const Range range = ranges.rows[(t - t0) * h];
+          if (range.low >= range.high) continue;
+          backward_block(shape, h, rows.from((t - t0) * h, dk_width, dv_width), block, range.low, range.high, nullptr);
+          add(0, t);
+        }
       }
       add_key_gradients(shape, block, valid, group, g.d_keys + (key0 + k0) * shape.groups * shape.dk,
                         g.d_values + (key0 + k0) * shape.groups * shape.dv);

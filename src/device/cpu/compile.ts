@@ -18,13 +18,16 @@ export interface CompilerOptions {
   readonly cache: string;
   /** Candidates in order; the first that answers `--version` is used. */
   readonly candidates: readonly string[];
+  /** Told before a kernel is compiled: it takes a second or two, once per machine. */
+  readonly onCompile?: (source: string) => void;
 }
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
 export function defaultCompilerOptions(environment: Environment): CompilerOptions {
+  // Empty counts as unset: a relative folder would follow the working directory.
   const base =
-    environment['TREFOIL_CACHE'] ?? join(environment['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'trefoil');
+    environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
   const named = environment['CXX'];
   return { cache: join(base, 'kernels'), candidates: named ? [named] : ['g++', 'clang++', 'c++'] };
 }
@@ -127,8 +130,13 @@ export class KernelCompiler {
     }
     for (const name of names) {
       const path = join(this.#options.cache, name);
-      if (name === `${key}.${contentHash(path)}.so`) return path;
-      rmSync(path, { force: true }); // damaged: never loaded, built again
+      try {
+        if (name === `${key}.${contentHash(path)}.so`) return path;
+        rmSync(path, { force: true }); // damaged: never loaded, built again
+      } catch (error) {
+        // Gone: another process found the same damage and removed it first.
+        if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw this.#cacheError(error);
+      }
     }
     return null;
   }
@@ -142,12 +150,16 @@ export class KernelCompiler {
       throw this.#cacheError(error);
     }
     // Built aside and renamed: two processes may compile the same kernel at once, and neither sees half a file.
+    this.#options.onCompile?.(source);
     const aside = join(cache, `.building-${key}-${process.pid}.so`);
     try {
       const built = spawnSync(this.compiler.command, [`-I${HERE}`, ...flags, source, '-o', aside], {
         encoding: 'utf8',
+        // The compiler's own files too: a disk that is full or read-only is then the cache's, as the message says.
+        env: { ...process.env, TMPDIR: cache },
       });
-      if (built.status !== 0) throw this.#compileError(source, built.stderr ?? String(built.error));
+      if (built.status !== 0)
+        throw this.#compileError(source, built.stderr || String(built.error ?? `it was ended by ${built.signal}`));
       const path = join(cache, `${key}.${contentHash(aside)}.so`);
       renameSync(aside, path);
       return path;

@@ -38,7 +38,7 @@ export class CpuDevice implements Device {
     this.compiler = new KernelCompiler(options.compiler ?? defaultCompilerOptions(process.env));
     const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
     // Global: kernel libraries find the pool and the scratch memory of this one library.
-    const library = koffi.load(this.compiler.library(source), { global: true });
+    const library = load(this.compiler.library(source), { global: true });
     this.#runtime = {
       allocate: library.func('trefoil_allocate', 'void *', ['size_t']),
       free: library.func('trefoil_free', 'void', ['void *']),
@@ -70,7 +70,7 @@ export class CpuDevice implements Device {
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let kernels = this.#modules.get(module);
     if (!kernels) {
-      const library = koffi.load(this.compiler.library(join(module.folder, 'cpu.cpp'), module.flags));
+      const library = load(this.compiler.library(join(module.folder, 'cpu.cpp'), module.flags));
       kernels = Object.fromEntries(
         Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
       ) as Kernels<Signatures>;
@@ -107,6 +107,19 @@ export class CpuDevice implements Device {
           'or set runtime.gradient_checkpointing',
       );
     return address;
+  }
+}
+
+function load(path: string, options: { global: boolean } = { global: false }): Library {
+  try {
+    return koffi.load(path, options);
+  } catch (cause) {
+    // The file was verified, so the system refuses it: most often a folder mounted noexec.
+    const reason = (cause as Error).message.split('\n')[0];
+    throw new UsageError(
+      `a compiled kernel cannot be loaded (${reason}): set TREFOIL_CACHE to a folder from which programs may run`,
+      { cause },
+    );
   }
 }
 

@@ -6,10 +6,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
+#include <system_error>
 #include <thread>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -20,6 +21,7 @@ namespace {
 using Body = void (*)(void*, int64_t);
 
 struct Pool {
+  std::atomic_flag taken = ATOMIC_FLAG_INIT;  // one launch at a time: Node's worker threads share this pool
   std::mutex mutex;
   std::condition_variable wake;
   std::atomic<uint64_t> generation{0};
@@ -29,7 +31,7 @@ struct Pool {
   Body body = nullptr;
   void* context = nullptr;
   int started = 0;   // helper threads that exist
-  int threads = 1;   // threads that take part, the caller included
+  std::atomic<int> threads{1};  // that take part, the caller included
 };
 
 Pool& pool() {
@@ -88,7 +90,7 @@ extern "C" {
 
 void trefoil_parallel(int64_t count, Body body, void* context) {
   Pool& p = pool();
-  if (p.threads <= 1 || count <= 1) {
+  if (p.threads <= 1 || count <= 1 || p.taken.test_and_set(std::memory_order_acquire)) {
     for (int64_t i = 0; i < count; ++i) body(context, i);
     return;
   }
@@ -108,17 +110,24 @@ void trefoil_parallel(int64_t count, Body body, void* context) {
     if (++spins < kSpins) pause();
     else std::this_thread::yield();
   }
+  p.taken.clear(std::memory_order_release);
 }
 
 void trefoil_set_threads(int threads) {
   Pool& p = pool();
+  while (p.taken.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
   if (threads < 1) threads = 1;
   while (p.started < threads - 1) {
-    const uint64_t seen = p.generation.load();
-    const int id = ++p.started;
-    std::thread(helper, id, seen).detach();
+    try {
+      std::thread(helper, p.started + 1, p.generation.load()).detach();
+    } catch (const std::system_error&) {  // the system gives no more threads: fewer compute the same
+      threads = p.started + 1;
+      break;
+    }
+    ++p.started;
   }
   p.threads = threads;
+  p.taken.clear(std::memory_order_release);
 }
 
 int trefoil_threads() { return pool().threads; }
@@ -130,7 +139,10 @@ void* trefoil_scratch(int slot, size_t bytes) {
     std::free(s.memory[slot]);
     scratch_total.fetch_add(static_cast<int64_t>(rounded) - static_cast<int64_t>(s.bytes[slot]));
     s.memory[slot] = std::aligned_alloc(4096, rounded);
-    if (s.memory[slot] == nullptr) std::abort();
+    if (s.memory[slot] == nullptr) {
+      std::fprintf(stderr, "out of memory: a kernel needs %zu bytes for itself; lower train.batch_size or train.seq_len\n", rounded);
+      std::abort();  // inside a kernel there is no way back to the caller
+    }
     s.bytes[slot] = rounded;
   }
   return s.memory[slot];

@@ -7,7 +7,8 @@
 #include <cstdint>
 
 extern "C" {
-// Runs body(context, i) for i in [0, count); returns when all are done. Not reentrant: kernels never nest it.
+// Runs body(context, i) for i in [0, count); returns when all are done. While another thread's call is running, or
+// inside one, the caller does all of it alone.
 void trefoil_parallel(int64_t count, void (*body)(void* context, int64_t index), void* context);
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes`; slots keep their memory between calls.
 void* trefoil_scratch(int slot, size_t bytes);

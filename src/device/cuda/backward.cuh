@@ -39,13 +39,25 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   const int rows = branch.tokens * HPG, steps = (rows + 63) / 64;
 
   const auto packed = [&](int r) {  // index of (token, head) for packed row r
-    return (i64)(branch.first + branch.token(r / HPG)) * HEADS + branch.group * HPG + r % HPG;
+    return (i64)(branch.first + branch.token((u32)r / HPG)) * HEADS + branch.group * HPG + (int)((u32)r % HPG);
   };
+  const u32 keys_at = handle(key_panel), values_at = handle(value_panel);
   const auto request = [&](int i) {
     if (i < steps) {
       const u32 stage = ring + (i & 1) * (PK + PV) * PANEL;
-      load_panel<DK, 128>(stage, thread, q, [&](int r) { return i * 64 + r < rows ? q + packed(i * 64 + r) * DK : nullptr; });
-      load_panel<DV, 128>(stage + PK * PANEL, thread, q, [&](int r) { return i * 64 + r < rows ? d_out + packed(i * 64 + r) * DV : nullptr; });
+      if constexpr (DK == 64 && DV == 64) {  // four rows a thread, each index once for Q and dO
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int r = thread / 8 + e * 16, chunk = thread % 8;
+          const bool present = i * 64 + r < rows;
+          const i64 at = present ? packed(i * 64 + r) * 64 + chunk * 8 : 0;
+          copy16(stage + swizzle(r, chunk), q + at, present);
+          copy16(stage + PANEL + swizzle(r, chunk), d_out + at, present);
+        }
+      } else {
+        load_panel<DK, 128>(stage, thread, q, [&](int r) { return i * 64 + r < rows ? packed(i * 64 + r) : -1; });
+        load_panel<DV, 128>(stage + PK * PANEL, thread, d_out, [&](int r) { return i * 64 + r < rows ? packed(i * 64 + r) : -1; });
+      }
       // absent rows: Q, dO, lse and delta are zero, and so is all they add
       const int r = i * 64 + (thread & 63);
       const i64 index = r < rows ? packed(r) : 0;
@@ -53,8 +65,8 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     }
     copies_commit();
   };
-  load_panel<DK, 128>(key_panel, thread, q, [&](int r) { return r < keys ? k + (i64)r * GROUPS * DK : nullptr; });
-  load_panel<DV, 128>(value_panel, thread, q, [&](int r) { return r < keys ? v + (i64)r * GROUPS * DV : nullptr; });
+  load_panel<DK, 128>(key_panel, thread, k, [&](int r) { return r < keys ? r * GROUPS : -1; });
+  load_panel<DV, 128>(value_panel, thread, v, [&](int r) { return r < keys ? r * GROUPS : -1; });
   request(0);
 
   const float c = scale_log2();
@@ -68,7 +80,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   }
 
   for (int i = 0; i < steps; i++) {
-    const u32 queries = ring + (i & 1) * (PK + PV) * PANEL, gradients = queries + PK * PANEL;
+    const u32 queries = handle(ring + (i & 1) * (PK + PV) * PANEL), gradients = advance(queries, PK * PANEL);
     const unsigned char* stage_side = generic + side + (i & 1) * 1024;
     const bool whole = branch.whole(branch.token(i * 64 / HPG), branch.last(min(rows - 1, i * 64 + 63) / HPG));
     if (!whole && thread < 64) {
@@ -85,9 +97,9 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     float score[32], d_score[32];
     u32 operand[4][4];
     matrix_begin();
-    product_rows<DK>(score, key_panel, queries);
+    product_rows<DK>(score, keys_at, queries);
     matrix_commit();
-    product_rows<DV>(d_score, value_panel, gradients);
+    product_rows<DV>(d_score, values_at, gradients);
     matrix_commit();
     matrix_wait<1>();
     hold(score);
@@ -116,7 +128,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
 #pragma unroll
     for (int p = 0; p < PV; p++)
 #pragma unroll
-      for (int s = 0; s < 4; s++) product<ACROSS>(d_value[p], operand[s], gradients + p * PANEL, s, true);
+      for (int s = 0; s < 4; s++) product<ACROSS>(d_value[p], operand[s], advance(gradients, p * PANEL), s, true);
     matrix_commit();
     matrix_wait<1>();
     hold(d_score);
@@ -143,7 +155,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
 #pragma unroll
     for (int p = 0; p < PK; p++)
 #pragma unroll
-      for (int s = 0; s < 4; s++) product<ACROSS>(d_key[p], d_operand[s], queries + p * PANEL, s, true);
+      for (int s = 0; s < 4; s++) product<ACROSS>(d_key[p], d_operand[s], advance(queries, p * PANEL), s, true);
     matrix_commit();
     if constexpr (WITH_DQ) {
       __syncthreads();
@@ -152,12 +164,12 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         float d_query[32];
         matrix_begin();
 #pragma unroll
-        for (int s = 0; s < 4; s++) product<ACROSS, ACROSS>(d_query, ds_panel, key_panel + p * PANEL, s, s > 0);
+        for (int s = 0; s < 4; s++) product<ACROSS, ACROSS>(d_query, handle(ds_panel), advance(keys_at, p * PANEL), s, s > 0);
         matrix_commit();
         matrix_wait<0>();
         hold(d_query);
-        store_rows(d_query, generic + ds_panel + PANEL, scale(), scale(), [&](int r, int chunk) {
-          return i * 64 + r < rows && p * 64 + chunk * 8 < DK ? branch.share(i * 64 + r) + p * 64 + chunk * 8 : nullptr;
+        store_rows(d_query, generic + ds_panel + PANEL, scale(), scale(), [&](int, int r, int chunk, uint4 x) {
+          if (i * 64 + r < rows && p * 64 + chunk * 8 < DK) store_streaming(branch.share(i * 64 + r) + p * 64 + chunk * 8, x);
         });
       }
     }

@@ -76,6 +76,11 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 __device__ __forceinline__ float low_half(u32 x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float high_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 
+// Stores that are read much later, or by nobody soon: they should not push other data out of the cache.
+__device__ __forceinline__ void store_streaming(void* to, uint4 x) {
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // A panel row is 128 bytes, its eight 16-byte chunks permuted by the row: the 128-byte swizzle that
@@ -95,18 +100,64 @@ template <int PENDING> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Starts the copy of 64 rows of D columns into ceil(D/64) panels; row(r) is a pointer, or null for zeros.
+// Starts the copy of 64 rows of D columns into ceil(D/64) panels; row(r) is the row's index in `from`, or
+// negative for zeros. The loop has a fixed length: addresses cost more than anything else in these kernels.
 template <int D, int THREADS, class Row>
-__device__ __forceinline__ void load_panel(u32 to, int thread, const bf16* anywhere, Row row) {
-  constexpr int CHUNKS = ((D + 63) / 64) * 8;
+__device__ __forceinline__ void load_panel(u32 to, int thread, const bf16* from, Row row) {
+  constexpr int CHUNKS = ((D + 63) / 64) * 8, ALL = 64 * CHUNKS;
 #pragma unroll
-  for (int c = thread; c < 64 * CHUNKS; c += THREADS) {
+  for (int i = 0; i < (ALL + THREADS - 1) / THREADS; i++) {
+    const int c = i * THREADS + thread;
+    if (ALL % THREADS != 0 && c >= ALL) break;
     const int r = c / CHUNKS, chunk = c % CHUNKS;
-    const bf16* from = row(r);
-    const bool present = from != nullptr && chunk * 8 < D;
-    copy16(to + (chunk / 8) * PANEL + swizzle(r, chunk & 7), present ? from + chunk * 8 : anywhere, present);
+    const i64 index = row(r);
+    const bool present = index >= 0 && (D % 64 == 0 || chunk * 8 < D);
+    copy16(to + (chunk / 8) * PANEL + swizzle(r, chunk & 7), from + (present ? index * D + chunk * 8 : 0), present);
   }
 }
+
+// mbarriers: `full` completes when a stage's bytes have arrived, `empty` when all its readers have left.
+__device__ __forceinline__ void barrier_init(u32 at, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+  asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared.b64 s, [%0];\n}" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 at, int parity) {
+  u32 done = 0;
+  while (!done) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(at), "r"(parity) : "memory");
+#else
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(at), "r"(parity) : "memory");
+#endif
+  }
+}
+
+// One warp copies `bytes` contiguous bytes into shared memory; the barrier completes when they are there.
+// sm_90 has an engine for this; before it every lane copies its share. FULL_ARRIVALS: what `full` counts.
+#if __CUDA_ARCH__ >= 900
+constexpr int FULL_ARRIVALS = 1;
+__device__ __forceinline__ void bulk_expect(u32 full, int bytes, int lane) {
+  if (lane == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 full, int lane) {
+  if (lane == 0)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(full) : "memory");
+}
+__device__ __forceinline__ void bulk_end(u32, int) {}
+#else
+constexpr int FULL_ARRIVALS = 32;
+__device__ __forceinline__ void bulk_expect(u32, int, int) {}
+__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32, int lane) {
+  for (int at = lane * 16; at < bytes; at += 512) copy16(to + at, (const char*)from + at, true);
+}
+__device__ __forceinline__ void bulk_end(u32 full, int) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
+}
+#endif
 
 __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -134,13 +185,14 @@ __device__ __forceinline__ void reduce4(float* to, float a, float b, float c, fl
 
 // Where a tile lies: the sequence, its first token and length, and the tile's index inside it.
 struct Place {
-  int sequence, first, length, tile, base;  // base: tiles of all earlier sequences
+  int sequence, first, length, tile, base, units;  // base, units: tiles and units of all earlier sequences
 };
 
-// tiles(length) says how many tiles a sequence has; false when the index is past the last one.
-template <class Tiles>
-__device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Place& place) {
-  int base = 0, first = cu_seqlens[0];
+// tiles(length) says how many tiles a sequence has, units(length) how many of something else (packed key
+// tiles); false when the index is past the last tile.
+template <class Tiles, class Units>
+__device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Units units, Place& place) {
+  int base = 0, unit = 0, first = cu_seqlens[0];
   for (int s = 0; s < sequences; s++) {
     const int end = cu_seqlens[s + 1];
     const int count = tiles(end - first);
@@ -150,12 +202,38 @@ __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
       place.length = end - first;
       place.tile = index - base;
       place.base = base;
+      place.units = unit;
       return true;
     }
     base += count;
+    unit += units(end - first);
     first = end;
   }
   return false;
 }
 
+template <class Tiles>
+__device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Place& place) {
+  return find_place(cu_seqlens, sequences, index, tiles, tiles, place);
+}
+
+// Keys and values are packed once per pass into what the tensor cores read: per (tile, group) PK panels of
+// keys, then PV of values, so that a tile is one contiguous copy. `unit` rows a tile, zeros after them.
+constexpr int PACKED = (PK + PV) * PANEL;  // bytes of a packed tile
+template <int UNIT>
+__device__ __forceinline__ void pack_tile(const bf16* k, const bf16* v, unsigned char* packed, const int* cu, int sequences) {
+  Place place;
+  if (!find_place(cu, sequences, blockIdx.x, [](int length) { return (length + UNIT - 1) / UNIT; }, place)) return;
+  unsigned char* const to = packed + ((i64)blockIdx.x * GROUPS + blockIdx.y) * PACKED;
+  for (int c = threadIdx.x; c < 64 * (PK + PV) * 8; c += blockDim.x) {
+    const int panel = c / 512, r = c / 8 % 64, chunk = c % 8, token = place.tile * UNIT + r;
+    const int column = (panel < PK ? panel : panel - PK) * 64 + chunk * 8, size = panel < PK ? DK : DV;
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (r < UNIT && token < place.length && column < size)
+      x = *(const uint4*)((panel < PK ? k : v) + ((i64)(place.first + token) * GROUPS + blockIdx.y) * size + column);
+    *(uint4*)(to + panel * PANEL + swizzle(r, chunk)) = x;
+  }
+}
+
+__device__ __forceinline__ int count_cmp(int length) { return length < CMP_L ? 0 : (length - CMP_L) / CMP_D + 1; }
 __device__ __forceinline__ int visible_cmp(int t) { return t + 1 < CMP_L ? 0 : (t + 1 - CMP_L) / CMP_D + 1; }

@@ -1,65 +1,90 @@
 // The forward pass of every branch that streams keys past a tile of queries: FlashAttention with the
 // heads of a group packed as rows, so that they share each key and value.
 //
-// A tile is 64 rows per warpgroup. Keys and values come in steps of WIDE * 64 through a ring of
-// shared-memory stages filled by cp.async. P*V of one step runs on the tensor cores while the
-// exponentials of the next run on the other units.
+// A tile is 64 rows per warpgroup. Keys and values, packed beforehand (pack_tile), come in steps of
+// WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a warp of its
+// own would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
+// two. P*V of one step runs on the tensor cores while the exponentials of the next run on the other units.
 #pragma once
 #include "matrix.cuh"
 
-constexpr int AHEAD = 3;           // steps on their way
-constexpr int STAGES = AHEAD + 1;  // and one whose values P*V still reads
+constexpr int STAGES = 4;
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
-template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024;
+template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
+template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 
 // Blocks that fit on a multiprocessor by registers
 #define FORWARD_BLOCKS(warpgroups, wide) ((warpgroups) >= 3 || (wide) > 1 || PK + PV > 2 ? 1 : 2)
 
-// Starts the copy of 64 rows of D columns that all exist; row(r) counts rows of D.
-template <int D, int THREADS, class Row>
-__device__ __forceinline__ void load_keys(u32 to, int thread, const bf16* from, Row row) {
-  constexpr int CHUNKS = ((D + 63) / 64) * 8;
-#pragma unroll
-  for (int c = thread; c < 64 * CHUNKS; c += THREADS) {
-    const int r = c / CHUNKS, chunk = c % CHUNKS;
-    const bool present = D % 64 == 0 || chunk * 8 < D;
-    copy16(to + (chunk / 8) * PANEL + swizzle(r, chunk & 7), from + (i64)row(r) * D + (present ? chunk * 8 : 0), present);
-  }
-}
-
 // A branch says what the tile sees, in key tiles of 64:
 //   tiles            how many it streams
-//   k, v, row(i, r)  row r of key tile i is row(i, r) of k and v; past the end any row that exists
+//   packed, tile(i)  key tile i is packed tile tile(i); past the end any tile that exists
 //   whole(i)         true when every row of the tile sees all 64 keys of tile i
 //   range(i, t, lo, hi)  token t sees rows lo <= r < hi of tile i; nothing for i >= tiles
-//   token(row), query(row), out(row), lse(row)   of a packed row; token -1 and null past the end
+//   token(row), index(row)   of a packed row; -1 past the end
+//   finish(row, column, x, lse)   takes eight output columns (bf16) of a row that exists, and its lse (base 2)
+
+// The ring: addresses, barriers and requests, the same for the forward pass and for dQ.
+template <int WARPGROUPS, int WIDE> struct Ring {
+  static constexpr int STAGE = WIDE * PACKED;
+  u32 base, barriers;
+  int steps;
+  __device__ __forceinline__ u32 stage(int k) const { return base + (k % STAGES) * STAGE; }
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < STAGES; i++) {
+        barrier_init(barriers + i * 16, FULL_ARRIVALS);
+        barrier_init(barriers + i * 16 + 8, WARPGROUPS * 4);
+      }
+      matrix_publish();
+    }
+    __syncthreads();
+  }
+  template <class Branch> __device__ __forceinline__ void request(const Branch& branch, int k) const {
+    const int lane = threadIdx.x & 31;
+    const u32 full = barriers + (k % STAGES) * 16;
+    bulk_expect(full, STAGE, lane);
+#pragma unroll
+    for (int j = 0; j < WIDE; j++)
+      bulk_copy(stage(k) + j * PACKED, branch.packed + ((i64)branch.tile(k * WIDE + j) * GROUPS + branch.group) * PACKED, PACKED, full, lane);
+    bulk_end(full, lane);
+  }
+  template <class Branch> __device__ __forceinline__ void start(const Branch& branch) const {
+    if (threadIdx.x < 32)
+      for (int k = 0; k < STAGES && k < steps; k++) request(branch, k);
+  }
+  // During step k the stage of step k - 2 is filled again, once every warp has left it.
+  template <class Branch> __device__ __forceinline__ void refill(const Branch& branch, int k) const {
+    if (threadIdx.x < 32 && k >= 2 && k - 2 + STAGES < steps) {
+      barrier_wait(barriers + ((k - 2) % STAGES) * 16 + 8, ((k - 2) / STAGES) & 1);
+      request(branch, k - 2 + STAGES);
+    }
+  }
+  __device__ __forceinline__ void wait(int k) const { barrier_wait(barriers + (k % STAGES) * 16, (k / STAGES) & 1); }
+  __device__ __forceinline__ void leave(int k) const {  // this warp has read all it needs of step k
+    if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + (k % STAGES) * 16 + 8);
+  }
+};
+
 template <int WARPGROUPS, int WIDE, class Branch>
 __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shared) {
-  constexpr int THREADS = WARPGROUPS * 128, STAGE = WIDE * (PK + PV) * PANEL;
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const u32 base = (shared_address(shared) + 1023) & ~1023u;
-  const u32 queries = base + group * PK * PANEL;
-  const u32 ring = base + WARPGROUPS * PK * PANEL;
-  const int steps = (branch.tiles + WIDE - 1) / WIDE;
-
-  const auto request = [&](int k) {  // a stage holds the keys of each tile, then the values of each
-    if (k < steps) {
-      const u32 stage = ring + (k % STAGES) * STAGE;
-#pragma unroll
-      for (int j = 0; j < WIDE; j++) {
-        load_keys<DK, THREADS>(stage + j * PK * PANEL, thread, branch.k, [&](int r) { return branch.row(k * WIDE + j, r); });
-        load_keys<DV, THREADS>(stage + (WIDE * PK + j * PV) * PANEL, thread, branch.v, [&](int r) { return branch.row(k * WIDE + j, r); });
-      }
-    }
-    copies_commit();
-  };
-  load_panel<DK, 128>(queries, thread & 127, branch.q, [&](int r) { return branch.query(group * 64 + r); });
-#pragma unroll
-  for (int k = 0; k < AHEAD; k++) request(k);
-  copies_wait<AHEAD - 1>();
+  const u32 own = base + group * PK * PANEL;
+  Ring<WARPGROUPS, WIDE> ring;
+  ring.base = base + WARPGROUPS * PK * PANEL;
+  ring.barriers = ring.base + STAGES * ring.STAGE;
+  ring.steps = (branch.tiles + WIDE - 1) / WIDE;
+  const int steps = ring.steps;
+  ring.init();
+  ring.start(branch);
+  load_panel<DK, 128>(own, thread & 127, branch.q, [&](int r) { return branch.index(group * 64 + r); });
+  copies_commit();
+  copies_wait<0>();
   matrix_publish();
-  __syncthreads();
+  barrier(1 + group, 128);
+  const u32 queries = handle(own);
 
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;  // this thread's rows: row and row + 8
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
@@ -73,17 +98,17 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
 
   const auto multiply = [&](int k) {
 #pragma unroll
-    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, ring + (k % STAGES) * STAGE + j * PK * PANEL);
+    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(k) + j * PACKED));
     matrix_commit();
   };
   const auto accumulate = [&](int k) {
-    const u32 values = ring + (k % STAGES) * STAGE + WIDE * PK * PANEL;
+    const u32 values = handle(ring.stage(k) + PK * PANEL);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
       for (int p = 0; p < PV; p++)
 #pragma unroll
-        for (int s = 0; s < 4; s++) product<ACROSS>(out[p], weights[j][s], values + (j * PV + p) * PANEL, s, true);
+        for (int s = 0; s < 4; s++) product<ACROSS>(out[p], weights[j][s], advance(values, j * PACKED + p * PANEL), s, true);
     matrix_commit();
   };
   // Scores of step k become weights; the caller waits for the last P*V before it rescales the output.
@@ -139,6 +164,7 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
 
   if (steps > 0) {
     float keep0, keep1;
+    ring.wait(0);
     matrix_begin();
     multiply(0);
     matrix_wait<0>();
@@ -146,16 +172,15 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
 #pragma unroll
     for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
     for (int k = 1; k < steps; k++) {
-      copies_wait<AHEAD - 2>();  // step k is here
-      matrix_publish();
-      __syncthreads();           // for everybody, and everybody has left step k - 2
-      request(k - 1 + AHEAD);
+      ring.wait(k);
       matrix_begin();
       multiply(k);
       accumulate(k - 1);
+      ring.refill(branch, k);
       matrix_wait<1>();
       soften(k, keep0, keep1);
       matrix_wait<0>();
+      ring.leave(k - 1);
 #pragma unroll
       for (int p = 0; p < PV; p++) {
         hold(out[p]);
@@ -178,37 +203,37 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(out[p]);
   }
-  copies_wait<0>();
-  __syncthreads();  // the ring is free: the output goes out through it, 16 bytes a thread
+  barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
   sum0 += __shfl_xor_sync(~0u, sum0, 1);
   sum1 += __shfl_xor_sync(~0u, sum1, 1);
   sum0 += __shfl_xor_sync(~0u, sum0, 2);
   sum1 += __shfl_xor_sync(~0u, sum1, 2);
   const float scale0 = sum0 > 0.0f ? 1.0f / sum0 : 0.0f, scale1 = sum1 > 0.0f ? 1.0f / sum1 : 0.0f;
-  if ((lane & 3) == 0) {
-    if (token0 >= 0) *branch.lse(row) = sum0 > 0.0f ? LN2 * (top0 * c + log2f(sum0)) : -infinity();
-    if (token1 >= 0) *branch.lse(row + 8) = sum1 > 0.0f ? LN2 * (top1 * c + log2f(sum1)) : -infinity();
-  }
+  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -infinity(), lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -infinity();
 #pragma unroll
   for (int p = 0; p < PV; p++)
-    store_rows(out[p], shared + (ring - shared_address(shared)) + group * PANEL, scale0, scale1, [&](int r, int chunk) {
-      bf16* to = branch.out(group * 64 + r);
-      return to != nullptr && p * 64 + chunk * 8 < DV ? to + p * 64 + chunk * 8 : nullptr;
+    store_rows(out[p], shared + (own - shared_address(shared)), scale0, scale1, [&](int i, int r, int chunk, uint4 x) {
+      const float lse = __shfl_sync(~0u, i < 2 ? lse0 : lse1, ((i * 4 + lane / 8) & 7) * 4);  // of the quad that owns row r
+      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DV) branch.finish(group * 64 + r, p * 64 + chunk * 8, x, lse);
     });
 }
 
 // Rows of one group packed without gaps: row r of the tile is token (start + r) / h, head (start + r) % h.
 struct PackedRows {
-  const bf16 *q, *k, *v;
+  const bf16* q;
+  const unsigned char* packed;
   bf16* o;
   float* l;
   int first, group, start, rows;  // first token of the sequence, group, first packed row, rows present
-  __device__ __forceinline__ int token(int r) const { return r < rows ? (start + r) / HPG : -1; }
+  __device__ __forceinline__ int token(int r) const { return r < rows ? (int)((u32)(start + r) / HPG) : -1; }
   __device__ __forceinline__ i64 index(int r) const {
-    return (i64)(first + (start + r) / HPG) * HEADS + group * HPG + (start + r) % HPG;
+    const int token = (u32)(start + r) / HPG;  // (first + token) * HEADS + group * HPG + (start + r) % HPG
+    return r < rows ? (i64)first * HEADS + token * (HEADS - HPG) + group * HPG + start + r : -1;
   }
-  __device__ __forceinline__ const bf16* query(int r) const { return r < rows ? q + index(r) * DK : nullptr; }
-  __device__ __forceinline__ bf16* out(int r) const { return r < rows ? o + index(r) * DV : nullptr; }
-  __device__ __forceinline__ float* lse(int r) const { return l + index(r); }
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+    const i64 at = index(r);
+    *(uint4*)(o + at * DV + column) = x;
+    if (column == 0) l[at] = LN2 * lse;
+  }
 };

@@ -8,27 +8,20 @@
 template <int WARPGROUPS, class Branch>
 __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned char* shared, const bf16* d_out,
                                                const float* shift, const float* delta, bf16* dq) {
-  constexpr int THREADS = WARPGROUPS * 128, STAGE = (PK + PV) * PANEL;
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const u32 base = (shared_address(shared) + 1023) & ~1023u;
-  const u32 queries = base + group * (PK + PV) * PANEL, gradients = queries + PK * PANEL;
-  const u32 ring = base + WARPGROUPS * (PK + PV) * PANEL;
-  const int steps = branch.tiles;
-
-  const auto request = [&](int k) {
-    if (k < steps) {
-      const u32 stage = ring + (k % STAGES) * STAGE;
-      load_keys<DK, THREADS>(stage, thread, branch.k, [&](int r) { return branch.row(k, r); });
-      load_keys<DV, THREADS>(stage + PK * PANEL, thread, branch.v, [&](int r) { return branch.row(k, r); });
-    }
-    copies_commit();
-  };
-  load_panel<DK, 128>(queries, thread & 127, branch.q, [&](int r) { return branch.query(group * 64 + r); });
-  load_panel<DV, 128>(gradients, thread & 127, d_out, [&](int r) {
-    return group * 64 + r < branch.rows ? d_out + branch.index(group * 64 + r) * DV : nullptr;
-  });
-#pragma unroll
-  for (int k = 0; k < AHEAD; k++) request(k);
+  const u32 own = base + group * (PK + PV) * PANEL;
+  Ring<WARPGROUPS, 1> ring;
+  ring.base = base + WARPGROUPS * (PK + PV) * PANEL;
+  ring.barriers = ring.base + STAGES * ring.STAGE;
+  ring.steps = branch.tiles;
+  const int steps = ring.steps;
+  ring.init();
+  ring.start(branch);
+  load_panel<DK, 128>(own, thread & 127, branch.q, [&](int r) { return branch.index(group * 64 + r); });
+  load_panel<DV, 128>(own + PK * PANEL, thread & 127, d_out, [&](int r) { return branch.index(group * 64 + r); });
+  copies_commit();
+  const u32 queries = handle(own), gradients = handle(own + PK * PANEL);
 
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
@@ -43,17 +36,17 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
     for (int i = 0; i < 32; i++) d_query[p][i] = 0.0f;
 
   const auto multiply = [&](int k) {
-    const u32 stage = ring + (k % STAGES) * STAGE;
+    const u32 stage = handle(ring.stage(k));
     product_rows<DK>(score, queries, stage);
     matrix_commit();
-    product_rows<DV>(d_score, gradients, stage + PK * PANEL);
+    product_rows<DV>(d_score, gradients, advance(stage, PK * PANEL));
     matrix_commit();
   };
   const auto accumulate = [&](int k) {
 #pragma unroll
     for (int p = 0; p < PK; p++)
 #pragma unroll
-      for (int s = 0; s < 4; s++) product<ACROSS>(d_query[p], operand[s], ring + (k % STAGES) * STAGE + p * PANEL, s, true);
+      for (int s = 0; s < 4; s++) product<ACROSS>(d_query[p], operand[s], advance(handle(ring.stage(k)), p * PANEL), s, true);
     matrix_commit();
   };
   const auto weigh = [&](int k) {
@@ -77,10 +70,11 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int i = 0; i < 32; i++) d_score[i] = score[i] * (d_score[i] - ((i & 2) ? delta1 : delta0));
   };
-  copies_wait<AHEAD - 1>();
+  copies_wait<0>();
   matrix_publish();
-  __syncthreads();
+  barrier(1 + group, 128);
   if (steps > 0) {
+    ring.wait(0);
     matrix_begin();
     multiply(0);
     matrix_wait<1>();
@@ -89,18 +83,17 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
     differentiate();
     as_operand(operand, d_score);
     for (int k = 1; k < steps; k++) {
-      copies_wait<AHEAD - 2>();
-      matrix_publish();
-      __syncthreads();
-      request(k - 1 + AHEAD);
+      ring.wait(k);
       matrix_begin();
       multiply(k);
       accumulate(k - 1);
+      ring.refill(branch, k);
       matrix_wait<2>();
       weigh(k);
       matrix_wait<1>();
       differentiate();
       matrix_wait<0>();
+      ring.leave(k - 1);
 #pragma unroll
       for (int p = 0; p < PK; p++) hold(d_query[p]);
       as_operand(operand, d_score);
@@ -111,11 +104,11 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int p = 0; p < PK; p++) hold(d_query[p]);
   }
-  copies_wait<0>();
-  __syncthreads();
+  barrier(1 + group, 128);
 #pragma unroll
   for (int p = 0; p < PK; p++)
-    store_rows(d_query[p], shared + (ring - shared_address(shared)) + group * PANEL, scale(), scale(), [&](int r, int chunk) {
-      return group * 64 + r < branch.rows && p * 64 + chunk * 8 < DK ? dq + branch.index(group * 64 + r) * DK + p * 64 + chunk * 8 : nullptr;
+    store_rows(d_query[p], shared + (own - shared_address(shared)), scale(), scale(), [&](int, int r, int chunk, uint4 x) {
+      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DK)
+        *(uint4*)(dq + branch.index(group * 64 + r) * DK + p * 64 + chunk * 8) = x;
     });
 }

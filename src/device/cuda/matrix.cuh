@@ -30,10 +30,11 @@ template <int PENDING> __device__ __forceinline__ void matrix_wait() {
 // Ordinary writes to shared memory become visible to the tensor cores.
 __device__ __forceinline__ void matrix_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 128-byte swizzle, 1024 bytes from one group of eight rows to the next
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3ffff) >> 4) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62);
-}
+// What a product takes as operand: the low word of a matrix descriptor (address / 16). The high word is
+// constant: 128-byte swizzle, 1024 bytes from one group of eight rows to the next.
+__device__ __forceinline__ u32 handle(u32 address) { return ((address & 0x3ffff) >> 4) | (1u << 16); }
+__device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes / 16; }
+constexpr u32 DESCRIPTOR_HIGH = 0x40000040u;
 
 #define ACC32(d)                                                                                                  \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),      \
@@ -44,32 +45,33 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
 
-// A and B in shared memory; `step` counts 16-wide slices of the inner dimension inside the panels.
+// A and B in shared memory (handles of panels); `step` counts 16-wide slices of the inner dimension inside the panels.
 template <bool A_ACROSS, bool B_ACROSS>
 __device__ __forceinline__ void product(float (&d)[32], u32 a, u32 b, int step, bool add) {
-  const u64 da = descriptor(a + step * (A_ACROSS ? 2048 : 32));
-  const u64 db = descriptor(b + step * (B_ACROSS ? 2048 : 32));
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " REG32 ", %32, %33, p, 1, 1, %35, %36;\n}\n"
+      "{\n.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %34, 0;\nmov.b64 da, {%32, %37};\nmov.b64 db, {%33, %37};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " REG32 ", da, db, p, 1, 1, %35, %36;\n}\n"
       : ACC32(d)
-      : "l"(da), "l"(db), "r"((int)add), "n"(A_ACROSS ? 1 : 0), "n"(B_ACROSS ? 1 : 0));
+      : "r"(advance(a, step * (A_ACROSS ? 2048 : 32))), "r"(advance(b, step * (B_ACROSS ? 2048 : 32))), "r"((int)add),
+        "n"(A_ACROSS ? 1 : 0), "n"(B_ACROSS ? 1 : 0), "r"(DESCRIPTOR_HIGH));
 }
 // A in registers
 template <bool B_ACROSS>
 __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b, int step, bool add) {
-  const u64 db = descriptor(b + step * (B_ACROSS ? 2048 : 32));
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " REG32 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
+      "{\n.reg .pred p;\n.reg .b64 db;\nsetp.ne.b32 p, %37, 0;\nmov.b64 db, {%36, %39};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " REG32 ", {%32, %33, %34, %35}, db, p, 1, 1, %38;\n}\n"
       : ACC32(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(db), "r"((int)add), "n"(B_ACROSS ? 1 : 0));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(advance(b, step * (B_ACROSS ? 2048 : 32))), "r"((int)add),
+        "n"(B_ACROSS ? 1 : 0), "r"(DESCRIPTOR_HIGH));
 }
 #else
 __device__ __forceinline__ void matrix_begin() {}
 __device__ __forceinline__ void matrix_commit() {}
 template <int PENDING> __device__ __forceinline__ void matrix_wait() {}
 __device__ __forceinline__ void matrix_publish() {}
+__device__ __forceinline__ u32 handle(u32 address) { return address; }
+__device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes; }
 
 template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
   if (TRANSPOSE)
@@ -117,7 +119,7 @@ __device__ __forceinline__ void product(float (&d)[32], u32 a, u32 b, int step, 
 template <int D> __device__ __forceinline__ void product_rows(float (&d)[32], u32 a, u32 b) {
 #pragma unroll
   for (int s = 0; s < (D + 15) / 16; s++)
-    product<ALONG, ALONG>(d, a + (s / 4) * PANEL, b + (s / 4) * PANEL, s % 4, s > 0);
+    product<ALONG, ALONG>(d, advance(a, (s / 4) * PANEL), advance(b, (s / 4) * PANEL), s % 4, s > 0);
 }
 
 // The accumulator of one product becomes the A fragments of the next (four 16-wide steps).
@@ -129,9 +131,10 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4][4], const float (&d)[32])
 }
 
 // A warpgroup's accumulator leaves as bf16 rows, 16 bytes a thread, through a panel of shared memory.
-// A warp handles its own sixteen rows. to(r, chunk): where eight columns of row r go, or null.
-template <class To>
-__device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1, To to) {
+// A warp handles its own sixteen rows. sink(i, r, chunk, x): x is columns 8 * chunk ... of row r, the i-th of
+// four that this thread is given.
+template <class Sink>
+__device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1, Sink sink) {
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -142,8 +145,7 @@ __device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* 
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int r = first + i * 4 + lane / 8, chunk = lane % 8;
-    bf16* const place = to(r, chunk);
-    if (place != nullptr) *(uint4*)place = *(const uint4*)(panel + swizzle(r, chunk));
+    sink(i, r, chunk, *(const uint4*)(panel + swizzle(r, chunk)));
   }
   __syncwarp();
 }

@@ -3,7 +3,7 @@
 #include "../../device/cuda/backward.cuh"
 
 #ifndef CMP_WARPGROUPS
-#define CMP_WARPGROUPS (PK + PV <= 2 ? 3 : 2)
+#define CMP_WARPGROUPS 2
 #endif
 #ifndef CMP_WIDE
 #define CMP_WIDE 1
@@ -16,15 +16,22 @@
 #endif
 
 EXPORT(compressed_forward_shared, STREAM_SHARED<CMP_WARPGROUPS, CMP_WIDE, PK>)
+EXPORT(compressed_forward_threads, STREAM_THREADS<CMP_WARPGROUPS>)
 EXPORT(compressed_forward_rows, CMP_WARPGROUPS * 64)
 EXPORT(compressed_backward_shared, BACKWARD_SHARED)
 EXPORT(compressed_query_gradient_shared, STREAM_SHARED<CMP_DQ_WARPGROUPS, 1, PK + PV>)
+EXPORT(compressed_query_gradient_threads, STREAM_THREADS<CMP_DQ_WARPGROUPS>)
 EXPORT(compressed_query_gradient_rows, CMP_DQ_WARPGROUPS * 64)
 EXPORT(compressed_backward_chunk, CMP_CHUNK)
 
+// grid (tiles of 64 compressed keys of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(256) compressed_pack(const bf16* k_cmp, const bf16* v_cmp, unsigned char* packed, const int* cu_cmp, int sequences) {
+  pack_tile<64>(k_cmp, v_cmp, packed, cu_cmp, sequences);
+}
+
 struct Compressed : PackedRows {
-  int cmp_first, tiles, visible_first, visible_last;
-  __device__ __forceinline__ int row(int tile, int r) const { return (cmp_first + min(tile * 64 + r, visible_last - 1)) * GROUPS + group; }
+  int tile0, tiles, visible_first, visible_last;
+  __device__ __forceinline__ int tile(int i) const { return tile0 + min(i, tiles - 1); }
   __device__ __forceinline__ bool whole(int tile) const { return (tile + 1) * 64 <= visible_first; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     low = 0;
@@ -34,19 +41,19 @@ struct Compressed : PackedRows {
 
 // The tile of ROWS packed rows that this block works on, longest rows first; false past the last one.
 template <int ROWS>
-__device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q, const bf16* k_cmp, const bf16* v_cmp,
-                                                const int* cu_seqlens, const int* cu_cmp, int sequences) {
+__device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q, const unsigned char* packed,
+                                                const int* cu_seqlens, int sequences) {
   Place place;
   if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
-                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, place)) return false;
+                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+                  [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return false;
   branch.q = q;
-  branch.k = k_cmp;
-  branch.v = v_cmp;
+  branch.packed = packed;
   branch.first = place.first;
   branch.group = blockIdx.y;
   branch.start = place.tile * ROWS;
   branch.rows = min(ROWS, place.length * HPG - branch.start);
-  branch.cmp_first = cu_cmp[place.sequence];
+  branch.tile0 = place.units;
   branch.visible_first = branch.rows == ROWS ? visible_cmp(branch.start / HPG) : 0;
   branch.visible_last = visible_cmp((branch.start + branch.rows - 1) / HPG);
   branch.tiles = (branch.visible_last + 63) / 64;
@@ -54,24 +61,23 @@ __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* 
 }
 
 // grid (tiles of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(CMP_WARPGROUPS * 128, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
-compressed_forward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, bf16* out, float* lse,
-                   const int* cu_seqlens, const int* cu_cmp, int sequences) {
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_WARPGROUPS>, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
+compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Compressed branch;
-  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, k_cmp, v_cmp, cu_seqlens, cu_cmp, sequences)) return;
+  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
   branch.o = out;
   branch.l = lse;
   attend<CMP_WARPGROUPS, CMP_WIDE>(branch, shared);
 }
 
 // grid (tiles of all sequences, groups); writes this branch's dq
-extern "C" __global__ void __launch_bounds__(CMP_DQ_WARPGROUPS * 128, FORWARD_BLOCKS(CMP_DQ_WARPGROUPS, 1))
-compressed_query_gradient(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* shift,
-                          const float* delta, bf16* dq, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_DQ_WARPGROUPS>, FORWARD_BLOCKS(CMP_DQ_WARPGROUPS, 1))
+compressed_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift,
+                          const float* delta, bf16* dq, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Compressed branch;
-  if (!compressed_tile<CMP_DQ_WARPGROUPS * 64>(branch, q, k_cmp, v_cmp, cu_seqlens, cu_cmp, sequences)) return;
+  if (!compressed_tile<CMP_DQ_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
   query_gradient<CMP_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
 }
 

@@ -18,6 +18,8 @@ constexpr int STRIDE = 72;                              // floats of a row of pr
 static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
 static_assert(HPG * PK * PANEL + 2 * PK * PANEL + 64 * STRIDE * 4 < 226 * 1024, "heads of a group do not fit");
 
+// Packed tiles hold whole blocks, unless a block has an odd number of compressed keys.
+constexpr bool IN_PACKED_TILES = KEYS == 64;
 // The usual case, four compressed keys a block and one carried over, is pooled in registers.
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
 EXPORT(select_blocks_shared, (HPG + 2) * PK * PANEL + HPG * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4))
@@ -60,11 +62,13 @@ struct Top {
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
 // grid (64-token tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(128, HPG * PK <= 6 ? 3 : 1)
-select_blocks(const bf16* q, const bf16* k_cmp, const float* lse_cmp, int* selected, int* counts, int* ranks,
+select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
               const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences) {
   extern __shared__ unsigned char shared[];
+  __shared__ __align__(8) u64 barriers[4];
   Place place;
-  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + 63) / 64; }, place)) return;
+  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + 63) / 64; },
+                  [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 keys = base + HPG * PK * PANEL, floats = keys + 2 * PK * PANEL;
@@ -86,18 +90,35 @@ select_blocks(const bf16* q, const bf16* k_cmp, const float* lse_cmp, int* selec
 
   if (steps > 0) {
     const i64 cmp_first = cu_cmp[place.sequence];
-    const auto request = [&](int i) {
-      if (i < steps)
-        load_panel<DK, 128>(keys + (i & 1) * PK * PANEL, thread, q, [&](int r) {
+    const u32 full = shared_address(barriers), empty = full + 16;  // two stages each
+    const auto request = [&](int i) {  // tile i of keys, by the first warp; or, when packed tiles do not fit the blocks, by all
+      const u32 to = keys + (i & 1) * PK * PANEL;
+      if (IN_PACKED_TILES) {
+        bulk_expect(full + (i & 1) * 8, PK * PANEL, lane);
+        bulk_copy(to, packed + ((i64)(place.units + i) * GROUPS + group) * PACKED, PK * PANEL, full + (i & 1) * 8, lane);
+        bulk_end(full + (i & 1) * 8, lane);
+      } else {
+        load_panel<DK, 128>(to, thread, k_cmp, [&](int r) {
           const int key = i * KEYS + r;
-          return r < KEYS && key < needed ? k_cmp + ((cmp_first + key) * GROUPS + group) * DK : nullptr;
+          return r < KEYS && key < needed ? (cmp_first + key) * GROUPS + group : -1;
         });
-      copies_commit();
+        copies_commit();
+      }
     };
+    if (thread == 0) {
+      for (int i = 0; i < 2; i++) {
+        barrier_init(full + i * 8, FULL_ARRIVALS);
+        barrier_init(empty + i * 8, 4);
+      }
+      matrix_publish();
+    }
+    __syncthreads();
+    if (IN_PACKED_TILES && warp == 0)
+      for (int i = 0; i < 2 && i < steps; i++) request(i);
 #pragma unroll
     for (int head = 0; head < HPG; head++) {
       load_panel<DK, 128>(base + head * PK * PANEL, thread, q, [&](int r) {
-        return r < tokens ? q + ((i64)(place.first + t0 + r) * HEADS + group * HPG + head) * DK : nullptr;
+        return r < tokens ? (i64)(place.first + t0 + r) * HEADS + group * HPG + head : -1;
       });
       if (thread < 64)
         shifts[head * 64 + thread] = thread < tokens
@@ -106,31 +127,44 @@ select_blocks(const bf16* q, const bf16* k_cmp, const float* lse_cmp, int* selec
     if (!POOL_IN_REGISTERS)
       for (int c = thread; c < 64 * 8; c += 128) carry[c] = 0.0f;
     float tail = 0.0f;  // the key before this thread's next block
-    request(0);
+    if (!IN_PACKED_TILES) request(0);
+    copies_commit();
+    copies_wait<0>();
+    matrix_publish();
+    __syncthreads();
     const float c = scale_log2();
     const int row = warp * 16 + lane / 4;
 
     for (int i = 0; i < steps; i++) {
-      copies_wait<0>();
-      matrix_publish();
-      __syncthreads();
-      request(i + 1);
-      const u32 tile = keys + (i & 1) * PK * PANEL;
+      if (IN_PACKED_TILES) {
+        barrier_wait(full + (i & 1) * 8, (i >> 1) & 1);
+      } else {
+        copies_wait<0>();
+        matrix_publish();
+        __syncthreads();
+        if (i + 1 < steps) request(i + 1);
+      }
+      const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base);
       float sum[32], score[2][32];
 #pragma unroll
       for (int e = 0; e < 32; e++) sum[e] = 0.0f;
       matrix_begin();
-      product_rows<DK>(score[0], base, tile);
+      product_rows<DK>(score[0], queries, tile);
       matrix_commit();
 #pragma unroll
       for (int head = 0; head < HPG; head++) {
+        if (IN_PACKED_TILES && head == 0 && warp == 0 && i > 0 && i + 1 < steps) {  // the stage that the last step read
+          barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
+          request(i + 1);
+        }
         if (head + 1 < HPG) {
           matrix_begin();
-          product_rows<DK>(score[(head + 1) & 1], base + (head + 1) * PK * PANEL, tile);
+          product_rows<DK>(score[(head + 1) & 1], advance(queries, (head + 1) * PK * PANEL), tile);
           matrix_commit();
           matrix_wait<1>();
         } else {
           matrix_wait<0>();
+          if (IN_PACKED_TILES && lane == 0) barrier_arrive(empty + (i & 1) * 8);
         }
         hold(score[head & 1]);
         const float shift0 = shifts[head * 64 + row], shift1 = shifts[head * 64 + row + 8];

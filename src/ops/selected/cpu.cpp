@@ -33,7 +33,7 @@ struct Members {
     for (int64_t i = 0; i < count; ++i) {
       const int32_t* chosen = selection.of(token0 + i, groups, group);
       for (int64_t n = 0; n < selection.count; ++n)
-        if (chosen[n] >= 0) ++counter[chosen[n]];
+        if (chosen[n] >= 0 && chosen[n] < all_blocks) ++counter[chosen[n]];  // never an address from outside
     }
     block_count = 0;
     int32_t total = 0;
@@ -48,10 +48,15 @@ struct Members {
     for (int64_t i = 0; i < count; ++i) {
       const int32_t* chosen = selection.of(token0 + i, groups, group);
       for (int64_t n = 0; n < selection.count; ++n)
-        if (chosen[n] >= 0) members[counter[chosen[n]]++] = static_cast<int32_t>(i);
+        if (chosen[n] >= 0 && chosen[n] < all_blocks) members[counter[chosen[n]]++] = static_cast<int32_t>(i);
     }
   }
 };
+
+// What token t sees of the block at k0: nothing of one that starts after it.
+Range seen(int64_t t, int64_t k0, int64_t valid) {
+  return {0, static_cast<int32_t>(std::max<int64_t>(std::min(t + 1 - k0, valid), 0))};
+}
 
 void forward(const Inputs& in, const Selection& selection, int64_t size, float* out, float* lse) {
   const Shape& shape = in.shape;
@@ -61,6 +66,7 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
   const int64_t blocks = number_blocks(in.offsets, in.sequences, block_size, first);
   const float* keys_t = pack_transposed(kKeysT, in.keys, in.offsets, in.sequences, shape.groups, shape.dk, block_size, first, blocks);
   const float* values = pack_rows(kValuesN, in.values, in.offsets, in.sequences, shape.groups, shape.dv, block_size, first, blocks);
+  const uint8_t* finite = finite_blocks(in.keys, in.values, in.offsets, in.sequences, shape.groups, shape.dk, shape.dv, block_size, first, blocks);
   for_each_tile(in, size, [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t length = in.offsets[s + 1] - in.offsets[s], token0 = in.offsets[s];
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, length), rows = (t1 - t0) * h;
@@ -83,23 +89,28 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
       const float* block_values = values + packed * block_size * dv_width;
       const int32_t* member = members.members + members.start[b];
       const int64_t count = members.start[b + 1] - members.start[b];
-      if (k0 + valid <= t0 + 1) {  // all of the block lies at or before every token of the tile
-        const float* block_query = query;
-        if (count < t1 - t0) {
-          for (int64_t i = 0; i < count; ++i) {
-            std::memcpy(gathered + i * h * dk_width, query + member[i] * h * dk_width, sizeof(float) * h * dk_width);
-            for (int64_t r = 0; r < h; ++r) map[i * h + r] = static_cast<int32_t>(member[i] * h + r);
+      // Only the block a token stands in reaches past it.
+      const bool whole = k0 + valid <= t0 + 1;
+      if (whole || finite[packed]) {
+        const bool gather = count < t1 - t0;
+        Range* ranges = whole ? nullptr : scratch<Range>(kRanges, rows);
+        for (int64_t i = 0; i < count && (gather || ranges); ++i) {
+          if (gather) std::memcpy(gathered + i * h * dk_width, query + member[i] * h * dk_width, sizeof(float) * h * dk_width);
+          for (int64_t r = 0; r < h; ++r) {
+            map[i * h + r] = static_cast<int32_t>(member[i] * h + r);
+            if (ranges) ranges[i * h + r] = seen(t0 + member[i], k0, valid);
           }
-          block_query = gathered;
         }
-        forward_block(shape, count * h, block_query, block_keys, width, block_values, 0, valid, count < t1 - t0 ? map : nullptr, state, buffers);
+        const int64_t high = seen(t0 + member[count - 1], k0, valid).high;
+        if (high == 0) continue;
+        forward_block(shape, count * h, gather ? gathered : query, block_keys, width, block_values, 0, high, ranges, gather ? map : nullptr, state, buffers);
         continue;
       }
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = member[i] * h, high = std::min(t0 + member[i] + 1 - k0, valid);
-        if (high <= 0) continue;
-        Softmax part = {state.maximum + row, state.sum + row * kLanes, state.accumulator + row * dv_width};
-        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, part, buffers);
+        const int64_t row = member[i] * h, high = seen(t0 + member[i], k0, valid).high;
+        if (high == 0) continue;
+        Softmax part = state.from(row, dv_width);
+        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, nullptr, part, buffers);
       }
     }
     for (int64_t t = t0; t < t1; ++t) {
@@ -126,7 +137,7 @@ Inverted invert(const Inputs& in, const Selection& selection, const int64_t* fir
       for (int64_t g = 0; g < groups; ++g) {
         const int32_t* chosen = selection.of(t, groups, g);
         for (int64_t n = 0; n < selection.count; ++n)
-          if (chosen[n] >= 0) body((first[s] + chosen[n]) * groups + g, static_cast<int32_t>(t - in.offsets[s]));
+          if (chosen[n] >= 0 && chosen[n] < first[s + 1] - first[s]) body((first[s] + chosen[n]) * groups + g, static_cast<int32_t>(t - in.offsets[s]));
       }
   };
   parallel(in.sequences, [&](int64_t s) { each(s, [&](int64_t cell, int32_t) { ++start[cell + 1]; }); });
@@ -179,18 +190,25 @@ void selected_backward(const float* q, const float* k, const float* v, const int
         const int64_t n = std::min<int64_t>(size, to - from);
         const GradientRows rows = gather_gradient_rows(shape, q, lse, d_out, delta, token0, from, 0, n, group, block.width);
         const bool whole = from[0] + 1 >= k0 + valid;  // ascending: the first token sees least
-        if (whole) backward_block(shape, n * h, rows, block, 0, valid);
-        for (int64_t i = 0; i < n; ++i) {
-          const int64_t row = i * h;
-          float* d_query = dq + ((token0 + from[i]) * heads + group * h) * dk;
-          if (whole) {
-            add_query_gradient(shape, rows.d_query + row * dk_width, h, d_query);
-            continue;
+        const auto add = [&](int64_t row, int64_t i) {
+          add_query_gradient(shape, rows.d_query + row * dk_width, h, dq + ((token0 + from[i]) * heads + group * h) * dk);
+        };
+        if (whole || block.finite) {
+          Range* ranges = whole ? nullptr : scratch<Range>(kRanges, n * h);
+          if (ranges)
+            for (int64_t i = 0; i < n; ++i) std::fill(ranges + i * h, ranges + (i + 1) * h, seen(from[i], k0, valid));
+          const int64_t high = seen(from[n - 1], k0, valid).high;
+          if (high > 0) {
+            backward_block(shape, n * h, rows, block, 0, high, ranges);
+            for (int64_t i = 0; i < n; ++i) add(i * h, i);
           }
-          const int64_t high = std::min(from[i] + 1 - k0, valid);
-          if (high <= 0) continue;
-          backward_block(shape, h, rows.from(row, dk_width, dv_width), block, 0, high);
-          add_query_gradient(shape, rows.d_query, h, d_query);
+        } else {
+          for (int64_t i = 0; i < n; ++i) {
+            const int64_t high = seen(from[i], k0, valid).high;
+            if (high == 0) continue;
+            backward_block(shape, h, rows.from(i * h, dk_width, dv_width), block, 0, high, nullptr);
+            add(0, i);
+          }
         }
         from += n;
       }

@@ -63,6 +63,25 @@ describe.each(devices())('selected attention on $name', ({ device }) => {
     expect(relativeError(run(example, 'v2').out, dense.out)).toBeLessThan(tolerance(device()));
   });
 
+  it('reads nothing for block numbers that do not exist or lie in the future', () => {
+    const tape = new Tape(device());
+    const sequences = new Sequences(device(), [20]);
+    for (const kernel of ['v1', 'v2'] as const) {
+      const x = tape.from(new Float32Array(20 * 4).fill(1), [20, 1, 4]);
+      const selected = tape.from(
+        new Int32Array(60).map((_, i) => [0, 1, 1_000_000][i % 3]),
+        [20, 1, 3],
+        'i32',
+      );
+      const out = selectedAttention(tape, { q: tape.watch(x), k: x, v: x }, selected, sequences, 16, { kernel });
+      expect(Array.from(out.read())).toEqual(new Array(80).fill(1));
+      tape.seed(out, new Float32Array(80).fill(1));
+      tape.backward();
+      expect(tape.gradient(x)!.read().every(Number.isFinite)).toBe(true);
+      tape.end();
+    }
+  });
+
   it('chooses v2 from the given length on', () => {
     expect(chooseSelectionKernel(1023)).toBe('v1');
     expect(chooseSelectionKernel(1024)).toBe('v2');

@@ -13,14 +13,21 @@
 #endif
 
 EXPORT(window_forward_shared, STREAM_SHARED<WIN_WARPGROUPS, WIN_WIDE, PK>)
+EXPORT(window_forward_threads, STREAM_THREADS<WIN_WARPGROUPS>)
 EXPORT(window_forward_rows, WIN_WARPGROUPS * 64)
 EXPORT(window_backward_shared, BACKWARD_SHARED)
 EXPORT(window_query_gradient_shared, STREAM_SHARED<WIN_DQ_WARPGROUPS, 1, PK + PV>)
+EXPORT(window_query_gradient_threads, STREAM_THREADS<WIN_DQ_WARPGROUPS>)
 EXPORT(window_query_gradient_rows, WIN_DQ_WARPGROUPS * 64)
 
+// grid (tiles of 64 tokens of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(256) window_pack(const bf16* k, const bf16* v, unsigned char* packed, const int* cu_seqlens, int sequences) {
+  pack_tile<64>(k, v, packed, cu_seqlens, sequences);
+}
+
 struct Window : PackedRows {
-  int tiles, tile0, length, token_first, token_last;
-  __device__ __forceinline__ int row(int tile, int r) const { return (first + min((tile0 + tile) * 64 + r, length - 1)) * GROUPS + group; }
+  int tiles, tile0, packed0, token_first, token_last;
+  __device__ __forceinline__ int tile(int i) const { return packed0 + tile0 + min(i, tiles - 1); }
   __device__ __forceinline__ bool whole(int tile) const {
     const int s = (tile0 + tile) * 64;
     return s + 63 <= token_first && s > token_last - WINDOW;
@@ -33,14 +40,14 @@ struct Window : PackedRows {
 
 // The tile of ROWS packed rows that this block works on; false past the last one.
 template <int ROWS>
-__device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const bf16* k, const bf16* v, const int* cu_seqlens, int sequences) {
+__device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const unsigned char* packed, const int* cu_seqlens, int sequences) {
   Place place;
-  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, place)) return false;
+  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+                  [](int length) { return (length + 63) / 64; }, place)) return false;
   branch.q = q;
-  branch.k = k;
-  branch.v = v;
+  branch.packed = packed;
+  branch.packed0 = place.units;
   branch.first = place.first;
-  branch.length = place.length;
   branch.group = blockIdx.y;
   branch.start = place.tile * ROWS;
   branch.rows = min(ROWS, place.length * HPG - branch.start);
@@ -52,23 +59,23 @@ __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const
 }
 
 // grid (tiles of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(WIN_WARPGROUPS * 128, FORWARD_BLOCKS(WIN_WARPGROUPS, WIN_WIDE))
-window_forward(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_WARPGROUPS>, FORWARD_BLOCKS(WIN_WARPGROUPS, WIN_WIDE))
+window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Window branch;
-  if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, k, v, cu_seqlens, sequences)) return;
+  if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
   branch.o = out;
   branch.l = lse;
   attend<WIN_WARPGROUPS, WIN_WIDE>(branch, shared);
 }
 
 // grid (tiles of all sequences, groups); writes this branch's dq
-extern "C" __global__ void __launch_bounds__(WIN_DQ_WARPGROUPS * 128, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
-window_query_gradient(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* shift, const float* delta,
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_DQ_WARPGROUPS>, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
+window_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift, const float* delta,
                       bf16* dq, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Window branch;
-  if (!window_tile<WIN_DQ_WARPGROUPS * 64>(branch, q, k, v, cu_seqlens, sequences)) return;
+  if (!window_tile<WIN_DQ_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
   query_gradient<WIN_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
 }
 

@@ -1,0 +1,37 @@
+// The peak of this machine: fused multiply-adds on registers only, on every thread at once.
+#include "runtime.h"
+#include "simd.h"
+
+namespace {
+
+// Ten chains hide the latency of one multiply-add (4 cycles) on two units, and fit the registers of every instruction set.
+__attribute__((noinline)) float chains(int64_t rounds, const float* start) {
+  vec a = load(start), b = a + 1, c = a + 2, d = a + 3, e = a + 4, f = a + 5, g = a + 6, h = a + 7, i = a + 8, j = a + 9;
+  const vec factor = load(start + kLanes), add = load(start + 2 * kLanes);
+  for (int64_t r = 0; r < rounds; ++r) {
+    a = a * factor + add;
+    b = b * factor + add;
+    c = c * factor + add;
+    d = d * factor + add;
+    e = e * factor + add;
+    f = f * factor + add;
+    g = g * factor + add;
+    h = h * factor + add;
+    i = i * factor + add;
+    j = j * factor + add;
+  }
+  return sum(a + b + c + d + e + f + g + h + i + j);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Runs `rounds` rounds on each of `threads` tasks; out[0] holds the operations done, out[1 ...] keeps the results alive.
+void peak_fma(double* out, int64_t threads, int64_t rounds) {
+  float start[3 * kLanes];
+  for (int i = 0; i < 3 * kLanes; ++i) start[i] = 0.5f;
+  parallel(threads, [&](int64_t t) { out[1 + t] = chains(rounds, start); });
+  out[0] = 2.0 * 10 * kLanes * static_cast<double>(rounds) * static_cast<double>(threads);
+}
+}

@@ -1,0 +1,118 @@
+/**
+ * Where a step's time goes: a device that passes every call on to another one and keeps the time of each kernel by
+ * name. It changes no result and adds two clock readings a call, so a profiled step is as fast as any other. On CUDA,
+ * where a call returns before its work is done, it waits after every call: shares are right, their sum is not.
+ */
+import type { Device, DeviceKind, KernelModule, Kernels, Signatures } from '../device/device.js';
+import type { MemoryPool } from '../device/pool.js';
+
+export interface ProfileRow {
+  /** The kernel, one of the device's own copies, or what is left of the time for the host. */
+  readonly name: string;
+  /** Per step, like `ms`. */
+  readonly calls: number;
+  readonly ms: number;
+  readonly share: number;
+  /** Null where the kernel's operations are not known or do not matter. */
+  readonly gflops: number | null;
+}
+
+/** Operations of one call; 0 where they are not known. */
+export type CallFlops = (kernel: string, values: readonly unknown[]) => number;
+
+interface Entry {
+  calls: number;
+  ms: number;
+  flops: number;
+}
+
+/** Time that no kernel took: the tape, the pool, argument passing, and whatever else the machine was doing. */
+const HOST = '(host)';
+
+export class TimedDevice implements Device {
+  readonly #inner: Device;
+  readonly #flops: CallFlops;
+  readonly #modules = new Map<KernelModule, Kernels<Signatures>>();
+  #entries = new Map<string, Entry>();
+  #since = performance.now();
+
+  constructor(inner: Device, flops: CallFlops) {
+    this.#inner = inner;
+    this.#flops = flops;
+  }
+
+  get kind(): DeviceKind {
+    return this.#inner.kind;
+  }
+  get name(): string {
+    return this.#inner.name;
+  }
+  get pool(): MemoryPool {
+    return this.#inner.pool;
+  }
+
+  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+    let timed = this.#modules.get(module);
+    if (!timed) {
+      const own = Object.entries(this.#inner.kernels<Signatures>(module)).map(([name, kernel]) => {
+        const call = (...values: Parameters<typeof kernel>) =>
+          this.#time(name, this.#flops(name, values), () => kernel(...values));
+        return [name, call] as const;
+      });
+      timed = Object.fromEntries(own);
+      this.#modules.set(module, timed);
+    }
+    return timed as Kernels<S>;
+  }
+
+  upload(address: bigint, bytes: Uint8Array): void {
+    this.#time('(upload)', 0, () => this.#inner.upload(address, bytes));
+  }
+  download(address: bigint, into: Uint8Array): void {
+    this.#time('(download)', 0, () => this.#inner.download(address, into));
+  }
+  fillZero(address: bigint, bytes: number): void {
+    this.#time('(zero)', 0, () => this.#inner.fillZero(address, bytes));
+  }
+  copy(to: bigint, from: bigint, bytes: number): void {
+    this.#time('(copy)', 0, () => this.#inner.copy(to, from, bytes));
+  }
+  synchronize(): void {
+    this.#inner.synchronize();
+  }
+
+  /** Forgets everything so far: the warm-up is over. */
+  restart(): void {
+    this.#entries = new Map();
+    this.#since = performance.now();
+  }
+
+  /** What was seen since `restart`, per step, the longest first. */
+  rows(steps: number): ProfileRow[] {
+    const total = performance.now() - this.#since;
+    const inKernels = [...this.#entries.values()].reduce((sum, { ms }) => sum + ms, 0);
+    const host = { calls: 0, ms: Math.max(0, total - inKernels), flops: 0 };
+    return [...this.#entries, [HOST, host] as const]
+      .map(([name, { calls, ms, flops }]) => ({
+        name,
+        calls: calls / steps,
+        ms: ms / steps,
+        share: ms / total,
+        gflops: flops > 0 ? flops / ms / 1e6 : null,
+      }))
+      .sort((a, b) => b.ms - a.ms);
+  }
+
+  #time(name: string, flops: number, call: () => void): void {
+    const start = performance.now();
+    call();
+    this.#inner.synchronize();
+    const ms = performance.now() - start;
+    const entry = this.#entries.get(name);
+    if (entry) {
+      entry.calls += 1;
+      entry.ms += ms;
+      entry.flops += flops;
+    } else this.#entries.set(name, { calls: 1, ms, flops });
+  }
+}

@@ -1,0 +1,71 @@
+/** `trefoil attend`: one attention case from a safetensors file, outputs and gradients into another. */
+import { dirname, resolve } from 'node:path';
+import { type Command, Option } from 'commander';
+import { UsageError } from '../errors.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
+import { statOrUndefined } from '../run/atomic.js';
+import { writeSafetensors } from '../run/safetensors.js';
+import { attend, attendReference } from '../verify/attend.js';
+import { caseTensors, readCase } from '../verify/case-file.js';
+import { type DeviceChoice, deviceOption, openDevice } from './device.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption, threadsOption } from './options.js';
+
+interface Options {
+  readonly in: string;
+  readonly out: string;
+  readonly device: DeviceChoice;
+  readonly kernel: SelectionKernel;
+  readonly threads?: number;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  command
+    .requiredOption('--in <file>', 'safetensors file with the inputs')
+    .requiredOption('--out <file>', 'safetensors file to write')
+    .addOption(deviceOption('where to compute; auto = the fastest there is'))
+    .addOption(
+      new Option('--kernel <name>', 'kernel of the selected branch; reference = everything in float64')
+        .choices(SELECTION_KERNELS)
+        .default('adaptive'),
+    )
+    .addOption(threadsOption())
+    .addOption(jsonOption())
+    .addHelpText('after', HELP)
+    .action((options: Options) => run(options, io));
+}
+
+const HELP = `
+Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
+  q [S,H,d_k]  k_cmp [Nc,G,d_k]  v_cmp [Nc,G,d_v]  k_sel k_win [S,G,d_k]  v_sel v_win [S,G,d_v]  gates [S,H,3]
+  d_out [S,H,d_v]       optional: gradient of out; without it no gradients are written
+  cu_seqlens [B+1]      optional: I32, several sequences in the S tokens; Nc counts the blocks of all
+Output (F32; selected is I32, ascending, with -1 for "none" first in a row):
+  out o_cmp o_sel o_win selected, and with d_out: dq dk_cmp dv_cmp dk_sel dv_sel dk_win dv_win d_gates
+NaN in the input goes on into the output and is no error.
+`;
+
+function run(options: Options, io: Io): void {
+  const { in: from, out: to, kernel } = options;
+  if (resolve(from) === resolve(to)) throw new UsageError(`--out must name another file than --in: both are ${from}`);
+  const folder = dirname(resolve(to));
+  if (!statOrUndefined(folder)?.isDirectory())
+    throw new UsageError(`--out ${to}: there is no folder ${folder}; create it first`);
+  const file = readCase(from);
+  const device = kernel === 'reference' ? null : openDevice(options);
+  const started = performance.now();
+  const result = kernel === 'reference' || !device ? attendReference(file) : attend(file, kernel, device);
+  const ms = performance.now() - started;
+  const tensors = caseTensors(file, result);
+  writeSafetensors(to, tensors, { ...file.metadata, kernel, device: device?.kind ?? 'float64 reference' });
+  if (options.json) {
+    const names = tensors.map(({ name }) => name);
+    printJson(io, { in: from, out: to, device: device?.kind ?? 'reference', kernel, ms, tensors: names });
+  } else {
+    const what = result.gradients ? 'outputs and gradients' : 'outputs';
+    io.out(
+      `${to}: ${what} of ${file.metadata['S']} tokens, ${kernel} on ${device?.name ?? 'float64'}, ${ms.toFixed(0)} ms`,
+    );
+  }
+}

@@ -1,0 +1,24 @@
+/** All commands. A new one is a line here and a file that exports `configure` (command.ts). */
+import type { CommandEntry } from './command.js';
+
+export const COMMANDS: readonly CommandEntry[] = [
+  { name: 'start', summary: 'train a first small model and see what it learned', load: () => import('./start.js') },
+  { name: 'train', summary: 'train a model from a config', load: () => import('./train.js') },
+  { name: 'generate', summary: 'text from a trained model', load: () => import('./generate.js') },
+  { name: 'bench', summary: 'measure speed on this machine', load: () => import('./bench.js') },
+  {
+    name: 'verify',
+    summary: 'check the mathematics on this machine: causality, gradients, equality with the reference',
+    load: () => import('./verify.js'),
+  },
+  { name: 'attend', summary: 'run one attention case from a safetensors file', load: () => import('./attend.js') },
+];
+
+/** Commands of `trefoil bench`. */
+export const BENCHES: readonly CommandEntry[] = [
+  {
+    name: 'attention',
+    summary: 'sparse and dense attention by length, and the peak they are measured against',
+    load: () => import('./bench-attention.js'),
+  },
+];

@@ -1,0 +1,214 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Writable } from 'node:stream';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { writeFinalModel } from '../infer/load-model.js';
+import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import { configure, type Input } from './generate.js';
+import { createIo, type Stream } from './io.js';
+import { main } from './program.js';
+
+let root: string;
+let run: string;
+beforeAll(() => {
+  root = mkdtempSync(join(tmpdir(), 'trefoil-generate-'));
+  run = join(root, 'run');
+  const model = tinyModel(tinyConfig());
+  writeFinalModel(run, model, tinyConfig());
+  saveTinyCheckpoint(run, 3, model, tinyConfig());
+  model.free();
+});
+afterAll(() => rmSync(root, { recursive: true, force: true }));
+
+class Sink extends Writable {
+  text = '';
+  readonly isTTY: boolean;
+  readonly closeAfter: number;
+  writes = 0;
+
+  constructor(isTTY = false, closeAfter = Number.POSITIVE_INFINITY) {
+    super();
+    this.isTTY = isTTY;
+    this.closeAfter = closeAfter;
+  }
+
+  override _write(chunk: Buffer, _encoding: string, done: (error?: Error) => void): void {
+    this.writes += 1;
+    const isClosed = this.writes > this.closeAfter;
+    if (!isClosed) this.text += chunk;
+    done(isClosed ? Object.assign(new Error('closed'), { code: 'EPIPE' }) : undefined);
+  }
+}
+
+interface Settings {
+  stdin?: Input;
+  env?: Record<string, string>;
+  stdout?: Sink;
+}
+
+const terminal: Input = Object.assign(piped(), { isTTY: true });
+
+async function* piped(...pieces: (string | Uint8Array)[]): AsyncGenerator<string | Uint8Array> {
+  yield* pieces;
+}
+
+async function generate(words: readonly string[], { stdin = terminal, env = {}, stdout = new Sink() }: Settings = {}) {
+  const stderr = new Sink();
+  const entry = {
+    name: 'generate',
+    summary: 'text',
+    load: async () => ({
+      configure: (...given: Parameters<typeof configure>) => configure(given[0], given[1], given[2], stdin),
+    }),
+  };
+  const code = await main(['generate', ...words], createIo(stdout as Stream, stderr as Stream, env), [entry]);
+  return { code, out: stdout.text, err: stderr.text };
+}
+
+/** The one JSON value of a run that must succeed. */
+async function json(words: readonly string[], settings: Settings = {}) {
+  const { code, out, err } = await generate(['--model', run, '--json', '--max-new-tokens', '12', ...words], settings);
+  expect(code, err).toBe(0);
+  return JSON.parse(out);
+}
+
+describe('trefoil generate', () => {
+  it('streams text to stdout and tells its speed on stderr', async () => {
+    const { code, out, err } = await generate(['--model', run, '--prompt', 'Hello', '--seed', '3']);
+    expect(code).toBe(0);
+    expect(out.endsWith('\n')).toBe(true);
+    expect(out.length).toBeGreaterThan(5);
+    expect(err).toMatch(/model: .*model\.safetensors \(step 7, [\d,]+ parameters\)\n/);
+    expect(err).toMatch(/\d+ tokens in [\d.]+ s, [\d.]+ tok\/s; .*; seed 3\n$/);
+  });
+
+  it('--json prints one value with the same text', async () => {
+    const words = ['--prompt', 'Hello', '--seed', '3'];
+    const value = await json(words);
+    expect(Object.keys(value)).toEqual(['prompt', 'text', 'tokens', 'tokens_per_s', 'finish_reason']);
+    expect(value).toMatchObject({ prompt: 'Hello', tokens: 12, finish_reason: 'length' });
+    expect(value.tokens_per_s).toBeGreaterThan(0);
+    const plain = await generate(['--model', run, '--max-new-tokens', '12', ...words]);
+    expect(plain.out).toBe(`${value.text}\n`);
+  });
+
+  it('is decided by the seed; without one it draws another text and names the seed that repeats it', async () => {
+    const text = async (...words: string[]) => (await json(['--prompt', 'a', ...words])).text;
+    expect(await text('--seed', '1')).toBe(await text('--seed', '1', '--threads', '1'));
+    expect(await text('--seed', '1')).not.toBe(await text('--seed', '2'));
+    const free = await generate(['--model', run, '--prompt', 'a']);
+    const [, seed] = /seed (\d+)\n$/.exec(free.err)!;
+    const again = await generate(['--model', run, '--prompt', 'a', '--seed', seed]);
+    expect(again.out).toBe(free.out);
+  });
+
+  it('--greedy, temperature 0 and top-k 1 are one', async () => {
+    const greedy = await json(['--prompt', 'abc', '--greedy']);
+    for (const words of [
+      ['--temperature', '0'],
+      ['--top-k', '1'],
+      ['--top-p', '0.000001'],
+    ])
+      expect((await json(['--prompt', 'abc', ...words])).text).toBe(greedy.text);
+    const { err } = await generate(['--model', run, '--prompt', 'abc', '--greedy']);
+    expect(err).not.toContain('seed');
+  });
+
+  it('takes a run folder, a checkpoint or a file', async () => {
+    const { text } = await json(['--prompt', 'x', '--greedy']);
+    for (const path of ['model.safetensors', 'checkpoints/step-3', 'checkpoints/latest'])
+      expect((await json(['--model', join(run, path), '--prompt', 'x', '--greedy'])).text).toBe(text);
+  });
+
+  it('the prompt comes from a flag, a file or a pipe, and ends without the last newline', async () => {
+    const file = join(root, 'prompt.txt');
+    writeFileSync(file, '\uFEFFline one\nline é two\r\n');
+    const prompt = 'line one\nline é two';
+    expect((await json(['--prompt-file', file])).prompt).toBe(prompt);
+    const bytes = Buffer.from(`${prompt}\n`);
+    const stdin = piped(bytes.subarray(0, 15), bytes.subarray(15)); // between the two bytes of é
+    expect((await json([], { stdin })).prompt).toBe(prompt);
+    expect((await json(['--prompt', 'flag\n'], { stdin: piped('pipe') })).prompt).toBe('flag\n');
+    expect((await json([])).prompt).toBe('');
+  });
+
+  it('ends before a stop text', async () => {
+    const { text } = await json(['--prompt', 'a', '--seed', '4']);
+    const middle = [...text][2];
+    const stopped = await json(['--prompt', 'a', '--seed', '4', '--stop', 'never there', '--stop', middle]);
+    expect(stopped).toMatchObject({ text: text.slice(0, text.indexOf(middle)), finish_reason: 'stop' });
+  });
+
+  it('says when the context is full', async () => {
+    const words = ['--model', run, '--prompt', 'abc', '--max-context', '6', '--greedy', '--max-new-tokens', '99'];
+    expect((await generate(words)).err).toContain('3 tokens in');
+    expect((await generate(words)).err).toContain('--max-context is full: raise it for more');
+    expect((await generate([...words, '--max-context', '3'])).err).toContain('the prompt has 3 tokens');
+  });
+
+  it('shows control characters as pictures on a terminal, and as they are elsewhere', async () => {
+    const words = ['--model', run, '--prompt', 'a', '--temperature', '30', '--seed', '2', '--max-new-tokens', '300'];
+    const [screen, file] = [await generate(words, { stdout: new Sink(true) }), await generate(words)];
+    const isControl = /[^\P{Cc}\n\t]/u;
+    expect(file.out).toMatch(isControl);
+    expect(screen.out).not.toMatch(isControl);
+    expect([...screen.out]).toHaveLength([...file.out].length);
+  });
+
+  it('ends when nobody reads any more', async () => {
+    const stdout = new Sink(false, 2);
+    const words = ['--model', run, '--prompt', 'a', '--temperature', '5', '--seed', '1', '--max-new-tokens', '100000'];
+    const { code, err } = await generate(words, { stdout });
+    expect(code).toBe(0);
+    expect(err).not.toContain('tok/s');
+  });
+
+  it('obeys the environment in the choice of kernels and warns of what does nothing', async () => {
+    const words = ['--prompt', 'some longer text to continue', '--greedy'];
+    const { text } = await json(words);
+    expect((await json(words, { env: { NSA_FORCE_PARITY: '1' } })).text).toBe(text);
+    const { err } = await generate(['--model', run, '--prompt', 'a'], { env: { NSA_FORCE_PARTY: '1' } });
+    expect(err).toContain('warning: NSA_FORCE_PARTY: unknown variable, ignored (did you mean NSA_FORCE_PARITY?)');
+  });
+
+  const bad: [string, string[], RegExp][] = [
+    ['no model', [], /required option '--model <path>' not specified/],
+    ['a missing model', ['--model', '/none'], /\/none: there is no such file or folder; give a run folder/],
+    ['an unknown flag', ['--model', 'x', '--topk', '3'], /unknown option '--topk'.*did you mean --top-k/],
+    ['a stray word', ['--model', 'x', 'hello'], /too many arguments/],
+    ['a bad number', ['--model', 'x', '--max-new-tokens', '0'], /--max-new-tokens.*whole number from 1/],
+    ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number from 0/],
+    ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number above 0, up to 1/],
+    ['two prompts', ['--model', 'x', '--prompt', 'a', '--prompt-file', 'b'], /cannot be used with/],
+    ['greedy and hot', ['--model', 'x', '--greedy', '--temperature', '2'], /cannot be used with/],
+    ['a missing prompt file', ['--model', 'x', '--prompt-file', '/none'], /\/none: cannot read: there is no such file/],
+    ['no CUDA', ['--model', 'x', '--prompt', 'a', '--device', 'cuda'], /--device cuda/],
+  ];
+  it.each(bad)('%s is one line and exit code 2', async (_, words, message) => {
+    const { code, out, err } = await generate(words);
+    expect(code).toBe(2);
+    expect(out).toBe('');
+    expect(err).toMatch(message);
+    expect(err.trimEnd().split('\n')).toHaveLength(1);
+  });
+
+  it('a prompt that is no text, and an empty stop, are refused', async () => {
+    const file = join(root, 'binary');
+    writeFileSync(file, Uint8Array.of(0x66, 0xff));
+    expect(await generate(['--model', run, '--prompt-file', file])).toMatchObject({
+      code: 2,
+      err: `trefoil: ${file}: is not UTF-8 text; give the prompt in UTF-8\n`,
+    });
+    const empty = await generate(['--model', run, '--prompt', 'a', '--stop', '']);
+    expect(empty).toMatchObject({ code: 2, out: '' });
+    expect(empty.err).toContain('stop: an empty text');
+  });
+
+  it('--help shows every flag', async () => {
+    const { code, out } = await generate(['--help']);
+    expect(code).toBe(0);
+    const flags = 'model prompt prompt-file max-new-tokens max-context temperature top-k top-p seed greedy stop device';
+    for (const flag of [...flags.split(' '), 'threads', 'json']) expect(out).toContain(`--${flag}`);
+  });
+});

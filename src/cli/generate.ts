@@ -1,0 +1,177 @@
+/** `trefoil generate`: text from a trained model, as it is drawn. Parses, calls, prints. */
+import { randomInt } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { environmentWarnings } from '../config/environment.js';
+import { UsageError } from '../errors.js';
+import { withEnvironment } from '../infer/environment.js';
+import { DEFAULT_MAX_CONTEXT, type FinishReason, type Generation, generate } from '../infer/generate.js';
+import { loadModel } from '../infer/load-model.js';
+import { fileError } from '../run/atomic.js';
+import { type DeviceChoice, deviceOption, openDevice } from './device.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption, threadsOption, wholeNumber } from './options.js';
+
+/** Where a prompt is piped in. */
+export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: boolean };
+
+interface Options {
+  readonly model: string;
+  readonly prompt?: string;
+  readonly promptFile?: string;
+  readonly maxNewTokens: number;
+  readonly maxContext: number;
+  readonly temperature: number;
+  readonly topK: number;
+  readonly topP: number;
+  readonly seed?: number;
+  readonly greedy?: boolean;
+  readonly stop?: readonly string[];
+  readonly device: DeviceChoice;
+  readonly threads?: number;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io, _rest: readonly string[] = [], stdin: Input = process.stdin): void {
+  const whole = (flags: string, meaning: string, least: number) =>
+    new Option(flags, meaning).argParser(wholeNumber(least));
+  command
+    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .addOption(new Option('--prompt <text>', 'text to continue').conflicts('promptFile'))
+    .option('--prompt-file <file>', 'take the prompt from a file; one newline at its end does not count')
+    .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(128))
+    .addOption(whole('--max-context <n>', 'most tokens of prompt and text together', 2).default(DEFAULT_MAX_CONTEXT))
+    .addOption(
+      new Option('--temperature <t>', 'above 1 wilder, below 1 tamer, 0 = greedy').argParser(temperature).default(0.8),
+    )
+    .addOption(whole('--top-k <k>', 'draw among the k most probable tokens; 0 = all', 0).default(0))
+    .addOption(
+      new Option('--top-p <p>', 'draw among the tokens that make up p of the mass').argParser(share).default(1),
+    )
+    .addOption(whole('--seed <n>', 'the same seed gives the same text (default: a random one, printed)', 0))
+    .addOption(new Option('--greedy', 'always the most probable token').conflicts('temperature'))
+    .option('--stop <text>', 'end before this text; may be repeated', (text, all: string[] = []) => [...all, text])
+    .addOption(deviceOption('where to compute'))
+    .addOption(threadsOption())
+    .addOption(jsonOption())
+    .addHelpText('after', HELP)
+    .action((options: Options) => run(options, io, stdin));
+}
+
+const HELP = `
+Without --prompt and --prompt-file the prompt is read from stdin when something is piped in; with no prompt at all
+the model begins a document. The text goes to stdout, everything else to stderr.
+`;
+
+async function run(options: Options, io: Io, stdin: Input): Promise<void> {
+  for (const warning of environmentWarnings(io.env)) io.err(`warning: ${warning}`);
+  const { json = false, maxNewTokens, maxContext, topK, topP, stop = [] } = options;
+  const prompt = await readPrompt(options, stdin);
+  const greedy = options.greedy || options.temperature === 0;
+  const seed = options.seed ?? randomInt(2 ** 32);
+  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
+  try {
+    for (const warning of warnings) io.err(`warning: ${warning}`);
+    io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
+    const started = performance.now();
+    const stream = generate({ model, tokenizer, config: withEnvironment(config, io.env) }, prompt, {
+      ...{ maxNewTokens, maxContext, stop },
+      sampling: { temperature: greedy ? 0 : options.temperature, topK, topP, seed },
+    });
+    const result = await print(stream, io, json);
+    if (result === null) return;
+    const seconds = (performance.now() - started) / 1000;
+    const { text, finishReason } = result;
+    const tokens = result.tokens.length;
+    const perSecond = tokens / seconds;
+    if (json) printJson(io, { prompt, text, tokens, tokens_per_s: perSecond, finish_reason: finishReason });
+    io.err(
+      `${tokens} tokens in ${seconds.toFixed(1)} s, ${perSecond.toFixed(1)} tok/s; ` +
+        `${REASONS[finishReason]}${greedy ? '' : `; seed ${seed}`}`,
+    );
+  } finally {
+    model.free();
+  }
+}
+
+const REASONS: Record<FinishReason, string> = {
+  separator: 'the model ended the text',
+  stop: 'a --stop text was reached',
+  length: '--max-new-tokens was reached',
+  context: '--max-context is full: raise it for more',
+};
+
+/** Streams the text unless it goes into JSON. Null when the reader of stdout has gone: nobody wants the rest. */
+async function print(
+  stream: AsyncGenerator<string, Generation>,
+  io: Io,
+  json: boolean,
+): Promise<(Generation & { text: string }) | null> {
+  let isOpen = true;
+  const close = () => {
+    isOpen = false;
+  };
+  io.stdout.once('error', close);
+  try {
+    let text = '';
+    for (;;) {
+      const { done, value } = await stream.next();
+      if (done) {
+        if (!json) io.stdout.write('\n');
+        return { ...value, text };
+      }
+      text += value;
+      if (!json) io.stdout.write(io.stdout.isTTY ? visible(value) : value);
+      if (!isOpen) return null;
+    }
+  } finally {
+    io.stdout.off('error', close);
+  }
+}
+
+/** Control characters as their pictures: a model's text must not steer the terminal. */
+function visible(text: string): string {
+  return text.replace(/[^\P{Cc}\n\t]/gu, (control) => {
+    const code = control.charCodeAt(0);
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : '\u2421';
+  });
+}
+
+async function readPrompt({ prompt, promptFile }: Options, stdin: Input): Promise<string> {
+  if (prompt !== undefined) return prompt;
+  if (promptFile !== undefined) return promptText(promptFile, readFile(promptFile));
+  if (stdin.isTTY) return '';
+  const pieces: Uint8Array[] = [];
+  for await (const piece of stdin) pieces.push(typeof piece === 'string' ? Buffer.from(piece) : piece);
+  return promptText('stdin', Buffer.concat(pieces));
+}
+
+function readFile(path: string): Uint8Array {
+  try {
+    return readFileSync(path);
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
+}
+
+/** Editors and `echo` end a text with a newline that nobody typed as part of the prompt. */
+function promptText(name: string, bytes: Uint8Array): string {
+  try {
+    return new TextDecoder('utf-8', { fatal: true }).decode(bytes).replace(/\r?\n$/, '');
+  } catch (error) {
+    throw new UsageError(`${name}: is not UTF-8 text; give the prompt in UTF-8`, { cause: error });
+  }
+}
+
+function temperature(text: string): number {
+  const value = Number(text);
+  if (text.trim() === '' || !(Number.isFinite(value) && value >= 0))
+    throw new InvalidArgumentError('It must be a number from 0.');
+  return value;
+}
+
+function share(text: string): number {
+  const value = Number(text);
+  if (!(value > 0 && value <= 1)) throw new InvalidArgumentError('It must be a number above 0, up to 1.');
+  return value;
+}

@@ -1,0 +1,43 @@
+/** A curve in the terminal: a frame of characters with the values on the left and the steps below. */
+
+export interface Point {
+  readonly x: number;
+  readonly y: number;
+}
+
+/** Two by four dots in a character of the Braille block. */
+const DOTS = [
+  [0x01, 0x08],
+  [0x02, 0x10],
+  [0x04, 0x20],
+  [0x40, 0x80],
+];
+
+export function plot(points: readonly Point[], { width = 64, height = 12, title = '' } = {}): string {
+  const finite = points.filter(({ x, y }) => Number.isFinite(x) && Number.isFinite(y));
+  if (finite.length === 0) return `${title}: nothing to plot`;
+  const [xs, ys] = [finite.map(({ x }) => x), finite.map(({ y }) => y)];
+  const [left, right, bottom, top] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const cells = Array.from({ length: height }, () => new Uint8Array(width));
+  const column = (x: number) => Math.round(((x - left) / (right - left || 1)) * (2 * width - 1));
+  const row = (y: number) => Math.round(((top - y) / (top - bottom || 1)) * (4 * height - 1));
+  const dot = (c: number, r: number) => {
+    cells[r >> 2][c >> 1] |= DOTS[r & 3][c & 1];
+  };
+  finite.forEach((point, i) => {
+    const [c, r] = [column(point.x), row(point.y)];
+    dot(c, r);
+    const next = finite[i + 1];
+    if (!next) return;
+    const span = column(next.x) - c; // joined by a line, so that a sparse log is still a curve
+    for (let k = 1; k < span; k++) dot(c + k, Math.round(r + ((row(next.y) - r) * k) / span));
+  });
+  const label = (y: number) => y.toFixed(2).padStart(8);
+  const lines = cells.map((line, r) => {
+    const at = r === 0 ? label(top) : r === height - 1 ? label(bottom) : ' '.repeat(8);
+    return `${at} ┤${Array.from(line, (bits) => String.fromCharCode(0x2800 + bits)).join('')}`;
+  });
+  const axis = `${' '.repeat(9)}└${'─'.repeat(width)}`;
+  const ends = `${' '.repeat(10)}${String(left)}${String(right).padStart(width - String(left).length)}`;
+  return [...(title ? [`${' '.repeat(10)}${title}`] : []), ...lines, axis, ends].join('\n');
+}

@@ -1,0 +1,151 @@
+import { readFileSync } from 'node:fs';
+import { describe, expect, it, vi } from 'vitest';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import type { CommandEntry, CommandModule } from './command.js';
+import { COMMANDS } from './commands.js';
+import { createIo, ignoreClosedPipe, ProgressLine, printJson } from './io.js';
+import { runCli } from './testing/run.js';
+
+const entry = (name: string, module: CommandModule): CommandEntry => ({
+  name,
+  summary: `what ${name} does`,
+  load: async () => module,
+});
+const failing = (error: unknown) => [
+  entry('fail', {
+    configure: (command) =>
+      void command.action(() => {
+        throw error;
+      }),
+  }),
+];
+
+describe('the command line', () => {
+  it('prints the version of package.json', async () => {
+    const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'));
+    for (const flag of ['--version', '-V'])
+      expect(await runCli([flag])).toEqual({ code: 0, stdout: `${version}\n`, stderr: '' });
+  });
+
+  it('lists all commands without loading one', async () => {
+    const load = vi.fn(() => Promise.reject(new Error('loaded')));
+    const commands = COMMANDS.map(({ name, summary }) => ({ name, summary, load }));
+    for (const words of [['--help'], ['-h'], ['help']]) {
+      const { code, stdout, stderr } = await runCli(words, { commands });
+      expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+      for (const { name } of COMMANDS) expect(stdout).toMatch(new RegExp(`^  ${name} `, 'm'));
+    }
+    expect(load).not.toHaveBeenCalled();
+  });
+
+  it('shows the help on stderr when it is told nothing', async () => {
+    for (const words of [[], ['bench']]) {
+      const { code, stdout, stderr } = await runCli(words);
+      expect({ code, stdout }).toEqual({ code: 2, stdout: '' });
+      expect(stderr).toContain('Usage: trefoil');
+    }
+  });
+
+  it.each([
+    [['verfiy'], "trefoil: unknown command 'verfiy' (did you mean verify?)"],
+    [['frobnicate'], "trefoil: unknown command 'frobnicate'"],
+    [['verify', '--ful'], "trefoil: unknown option '--ful' (did you mean --full?)"],
+    [['--ful'], "trefoil: unknown option '--ful'"],
+    [['bench', 'atention'], "trefoil: unknown command 'atention' (did you mean attention?)"],
+    [['bench', 'attention', '--length', '3'], "trefoil: unknown option '--length' (did you mean --lengths?)"],
+    [['verify', 'now'], "trefoil: too many arguments for 'verify'. Expected 0 arguments but got 1."],
+    [['verify', '--threads', 'two'], "argument 'two' is invalid. It must be a whole number from 1."],
+    [['verify', '--threads', '0'], "argument '0' is invalid. It must be a whole number from 1."],
+    [['verify', '--threads', '99999'], 'trefoil: threads must be a whole number from 1 to 1024, not 99999'],
+    [['verify', '--device', 'gpu'], "argument 'gpu' is invalid. Allowed choices are auto, cpu, cuda."],
+    [['verify', '--device', 'cuda'], 'trefoil: --device cuda: no CUDA backend in this build; use --device cpu'],
+    [['attend'], "trefoil: required option '--in <file>' not specified"],
+    [['attend', '--in'], "trefoil: option '--in <file>' argument missing"],
+    [['bench', 'attention', '--csv', '--json'], "option '--csv' cannot be used with option '--json'"],
+    [['bench', 'attention', '--heads', '5'], 'trefoil: groups must divide heads: 2 does not divide 5'],
+  ])('refuses %j in one line', async (words, line) => {
+    const { code, stdout, stderr } = await runCli(words);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: '' });
+    expect(stderr).toContain(line);
+    expect(stderr).toMatch(/^trefoil: [^\n]+\n$/);
+  });
+
+  it('prints an expected failure in one line and ends with its code', async () => {
+    const usage = await runCli(['fail'], { commands: failing(new UsageError('data.path: no such file')) });
+    expect(usage).toEqual({ code: 2, stdout: '', stderr: 'trefoil: data.path: no such file\n' });
+    const halted = await runCli(['fail'], { commands: failing(new TrefoilError('halted', ExitCode.halted)) });
+    expect(halted).toEqual({ code: 3, stdout: '', stderr: 'trefoil: halted\n' });
+  });
+
+  it('prints an unexpected one in one line, and the stack when asked', async () => {
+    const commands = failing(new RangeError('index out of range\nsecond line'));
+    expect(await runCli(['fail'], { commands })).toEqual({
+      code: 1,
+      stdout: '',
+      stderr: 'trefoil: internal error: index out of range; set TREFOIL_DEBUG=1 for the stack\n',
+    });
+    const { stderr } = await runCli(['fail'], { commands, env: { TREFOIL_DEBUG: '1' } });
+    expect(stderr).toContain('program.test.ts');
+    expect((await runCli(['fail'], { commands: failing('a string') })).stderr).toContain('internal error: a string');
+  });
+
+  it('gives a command that parses its own words all of them', async () => {
+    const seen: (readonly string[])[] = [];
+    const commands = [
+      entry('own', {
+        run: async (words) => {
+          seen.push(words);
+          return 5;
+        },
+      }),
+    ];
+    const words = ['--config', 'x.yaml', '--set', 'a.b=c', '-V', '--help', '--', 'more'];
+    expect((await runCli(['own', ...words], { commands })).code).toBe(5);
+    expect((await runCli(['help', 'own'], { commands })).code).toBe(5);
+    expect(seen).toEqual([words, ['--help']]);
+  });
+
+  it('ends with the code a command sets', async () => {
+    let rest: readonly string[] = [];
+    const commands = [
+      entry('no', {
+        configure: (command, io, words) => {
+          rest = words;
+          command.option('--why').action(() => {
+            io.exitCode = 1;
+          });
+        },
+      }),
+    ];
+    expect((await runCli(['no', '--why'], { commands })).code).toBe(1);
+    expect(rest).toEqual(['--why']);
+  });
+});
+
+describe('output', () => {
+  it('goes on when the reader of a pipe is gone, and fails on anything else', () => {
+    expect(() => ignoreClosedPipe(Object.assign(new Error('write'), { code: 'EPIPE' }))).not.toThrow();
+    expect(() => ignoreClosedPipe(Object.assign(new Error('disk full'), { code: 'ENOSPC' }))).toThrow('disk full');
+  });
+
+  it('is one JSON value that has no bare NaN', () => {
+    const written: string[] = [];
+    const stream = { write: (text: string) => written.push(text) } as unknown as NodeJS.WritableStream;
+    printJson(createIo(stream, stream, {}), { a: [1, Number.NaN] });
+    expect(JSON.parse(written.join(''))).toEqual({ a: [1, 'NaN'] });
+  });
+
+  it('has a progress line on terminals only, cut to their width', () => {
+    const written: string[] = [];
+    const stream = { write: (text: string) => written.push(text) } as unknown as NodeJS.WritableStream;
+    const line = (facts: object) => new ProgressLine(createIo(stream, Object.assign(Object.create(stream), facts), {}));
+    const silent = line({});
+    silent.show('text');
+    silent.clear();
+    expect(written).toEqual([]);
+    const terminal = line({ isTTY: true, columns: 5 });
+    terminal.show('abcdefgh');
+    terminal.clear();
+    expect(written).toEqual(['\r\x1b[Kabcd', '\r\x1b[K']);
+  });
+});

@@ -1,0 +1,213 @@
+import { afterAll, describe, expect, it } from 'vitest';
+import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { UsageError } from '../errors.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { cpu } from '../testing/devices.js';
+import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
+import { type GenerateOptions, type Generation, generate, lastLogits } from './generate.js';
+import { createSampler, UnusableLogits } from './sampler.js';
+import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+
+const config = tinyConfig();
+const tokenizer = createTokenizer('byte');
+const model = tinyModel(config);
+const loaded = { model, tokenizer, config };
+afterAll(() => model.free());
+
+interface Run extends Generation {
+  pieces: string[];
+  text: string;
+}
+
+async function run(
+  options: Partial<GenerateOptions>,
+  prompt = 'Once',
+  from: { model: LanguageModel; tokenizer: Tokenizer; config: typeof config } = loaded,
+): Promise<Run> {
+  const stream = generate(from, prompt, { maxNewTokens: 24, ...options });
+  const pieces: string[] = [];
+  for (;;) {
+    const { done, value } = await stream.next();
+    if (done) return { ...value, pieces, text: pieces.join('') };
+    pieces.push(value);
+  }
+}
+
+/** A model that always draws `script`: its tokenizer counts how far it is. */
+async function scripted(script: readonly number[], options: Partial<GenerateOptions> = {}): Promise<Run> {
+  let at = 0;
+  const shape = { ...model.shape, vocab_size: 256 };
+  const fake = {
+    device: cpu(),
+    shape,
+    logits: (tape: { from(values: number[], shape: number[]): unknown }) => {
+      const logits = new Array<number>(256).fill(0);
+      logits[script[at++]] = 9;
+      return tape.from(logits, [1, 256]);
+    },
+  } as unknown as LanguageModel;
+  return run({ sampling: { temperature: 0 }, maxNewTokens: script.length, ...options }, 'go', {
+    ...loaded,
+    model: fake,
+  });
+}
+
+const bytes = (text: string) => [...Buffer.from(text)];
+
+describe('generation', () => {
+  it('greedy is the loop of the most probable token', async () => {
+    const { tokens, finishReason } = await run({ sampling: { temperature: 0 } });
+    const context = bytes('Once');
+    for (const token of tokens) {
+      const logits = lastLogits(model, context);
+      expect(token).toBe(logits.indexOf(Math.max(...logits)));
+      context.push(token);
+    }
+    expect(finishReason === 'separator' || tokens.length === 24).toBe(true);
+  });
+
+  it('draws what the sampler draws from the logits of the whole context', async () => {
+    const sampling = { temperature: 1.3, topK: 50, topP: 0.95, seed: 8 };
+    const { tokens, text } = await run({ sampling });
+    const sample = createSampler(sampling);
+    const context = bytes('Once');
+    tokens.forEach((token, i) => {
+      expect(token).toBe(sample(lastLogits(model, context), i));
+      context.push(token);
+    });
+    expect(tokens.length).toBeGreaterThan(3);
+    const whole = (shown: string) => shown.replace(/\uFFFD+$/, '');
+    expect(whole(text)).toBe(whole(tokenizer.decode(tokens)));
+  });
+
+  it('is the same for a seed and another for another', async () => {
+    const [once, again, other] = [
+      await run({ sampling: { seed: 1 } }),
+      await run({ sampling: { seed: 1 } }),
+      await run({ sampling: { seed: 2 } }),
+    ];
+    expect(again).toEqual(once);
+    expect(other.tokens).not.toEqual(once.tokens);
+  });
+
+  it('is independent of the number of threads', () => {
+    const context = Array.from({ length: 70 }, (_, i) => (i * 91) % 256);
+    expectSameForAnyThreadCount(() => [new Uint8Array(lastLogits(model, context).buffer)]);
+  });
+
+  it('sees tokens beyond window, selection and the first blocks, from a context of one on', () => {
+    for (const length of [1, 3, 4, 7, 33]) {
+      const context = Array.from({ length }, (_, i) => (i * 91) % 256);
+      expect(lastLogits(model, context).every(Number.isFinite)).toBe(true);
+    }
+  });
+
+  it('keeps no memory', async () => {
+    await run({});
+    const before = cpu().pool.bytesInUse;
+    await run({ maxNewTokens: 40 });
+    expect(cpu().pool.bytesInUse).toBe(before);
+    const stream = generate(loaded, 'left early', { maxNewTokens: 5 });
+    await stream.next();
+    await stream.return({ tokens: [], finishReason: 'length' });
+    expect(cpu().pool.bytesInUse).toBe(before);
+  });
+
+  it('an empty prompt starts behind a separator', async () => {
+    const { tokens } = await run({ sampling: { temperature: 0 } }, '');
+    const logits = lastLogits(model, [tokenizer.separator]);
+    const best = logits.indexOf(Math.max(...logits));
+    expect(tokens[0] ?? tokenizer.separator).toBe(best);
+  });
+
+  it('never draws a row of the embedding that no token has', async () => {
+    const padded = tinyConfig({ model: { vocab_size: 4000 } });
+    const from = { ...loaded, config: padded, model: tinyModel(padded) };
+    const { tokens } = await run({ sampling: { temperature: 50, seed: 4 }, maxNewTokens: 40 }, 'x', from);
+    from.model.free();
+    expect(tokens.length).toBeGreaterThan(5);
+    expect(Math.max(...tokens)).toBeLessThan(256);
+  });
+});
+
+describe('the end', () => {
+  it('by length', async () => {
+    expect(await scripted(bytes('abc'))).toMatchObject({ text: 'abc', tokens: bytes('abc'), finishReason: 'length' });
+  });
+
+  it('by the separator, which is no part of the text', async () => {
+    const done = await scripted([...bytes('ab'), 0, ...bytes('c')]);
+    expect(done).toMatchObject({ text: 'ab', tokens: bytes('ab'), finishReason: 'separator' });
+    expect(await scripted([0])).toMatchObject({ text: '', tokens: [], finishReason: 'separator', pieces: [] });
+  });
+
+  it('by a stop string, wherever tokens cut it', async () => {
+    const done = await scripted(bytes('one END two'), { stop: ['nothing', 'END'] });
+    expect(done).toMatchObject({ text: 'one ', tokens: bytes('one END'), finishReason: 'stop' });
+    const held = await scripted(bytes('one EN'), { stop: ['END'] });
+    expect(held).toMatchObject({ text: 'one EN', finishReason: 'length' });
+    const separated = await scripted([...bytes('one EN'), 0], { stop: ['END'] });
+    expect(separated).toMatchObject({ text: 'one EN', finishReason: 'separator' });
+  });
+
+  it('by a full context', async () => {
+    const done = await scripted(bytes('abcdef'), { maxContext: 5 }); // the prompt has 2
+    expect(done).toMatchObject({ text: 'abc', finishReason: 'context' });
+  });
+
+  it('a prompt that fills the context is refused with both numbers', async () => {
+    await expect(run({ maxContext: 4 })).rejects.toThrow(UsageError);
+    await expect(run({ maxContext: 4 })).rejects.toThrow(
+      'the prompt has 4 tokens and max-context is 4: shorten the prompt, or raise --max-context',
+    );
+  });
+});
+
+describe('text', () => {
+  it('comes in whole characters', async () => {
+    const done = await scripted(bytes('aé€😀z'));
+    expect(done.pieces).toEqual(['a', 'é', '€', '😀', 'z']);
+  });
+
+  it('leaves out a character that was cut off at the end', async () => {
+    const done = await scripted(bytes('ok😀').slice(0, -1));
+    expect(done).toMatchObject({ text: 'ok', finishReason: 'length' });
+    expect(done.tokens).toHaveLength(5);
+  });
+
+  it('shows bytes that are no text as such and goes on', async () => {
+    expect((await scripted([...bytes('a'), 0xff, ...bytes('b')])).text).toBe('a\uFFFDb');
+  });
+});
+
+describe('refusals', () => {
+  it.each<[Partial<GenerateOptions>, string]>([
+    [{ maxNewTokens: 0 }, 'max-new-tokens: 0 is not allowed'],
+    [{ maxNewTokens: 1.5 }, 'max-new-tokens: 1.5'],
+    [{ maxContext: Number.NaN }, 'max-context: NaN'],
+    [{ stop: ['a', ''] }, 'stop: an empty text'],
+    [{ sampling: { topP: 2 } }, 'top-p: 2'],
+  ])('%j', async (options, message) => {
+    await expect(run(options)).rejects.toThrow(UsageError);
+    await expect(run(options)).rejects.toThrow(message);
+  });
+
+  it('a prompt beyond the vocabulary of the model', async () => {
+    const small = tinyModel(config, 40);
+    const from = { ...loaded, model: small };
+    await expect(run({}, 'hello', from)).rejects.toThrow(
+      'the prompt holds token 104 of tokenizer byte, but the model has 40 tokens',
+    );
+    await expect(run({ maxNewTokens: 2 }, '', from)).resolves.toBeDefined();
+    small.free();
+  });
+
+  it('a model with NaN in its weights', async () => {
+    const broken = tinyModel(config);
+    broken.parameters[0].value.write(broken.parameters[0].value.read().fill(Number.NaN));
+    const before = cpu().pool.bytesInUse;
+    await expect(run({}, 'x', { ...loaded, model: broken })).rejects.toThrow(UnusableLogits);
+    expect(cpu().pool.bytesInUse).toBe(before);
+    broken.free();
+  });
+});

@@ -1,0 +1,218 @@
+/**
+ * A model from its files, and the final files of a run. Nothing is believed before it was checked: a checkpoint is
+ * verified by its manifest, final weights by the hash in config.json, and both against the shapes of the config before
+ * memory is taken for them.
+ */
+import { mkdirSync, readFileSync, renameSync } from 'node:fs';
+import { basename, dirname, join, resolve } from 'node:path';
+import { parseConfig } from '../config/parse.js';
+import type { Config } from '../config/schema.js';
+import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
+import { LanguageModel } from '../model/language-model.js';
+import { parameterCount } from '../model/memory.js';
+import { modelShape } from '../model/shape.js';
+import { loadTensors, modelTensors } from '../model/weights.js';
+import { fileError, statOrUndefined, writeFileAtomic } from '../run/atomic.js';
+import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
+import { LATEST_NAME } from '../run/checkpoint-folder.js';
+import { MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint-manifest.js';
+import { CHECKPOINT_FILES } from '../run/checkpoint-save.js';
+import { runPaths } from '../run/run-folder.js';
+import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
+import { trefoilVersion } from '../run/version.js';
+import { inFile, isBuiltIn, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
+
+export interface LoadedModel {
+  /** The caller frees it. */
+  readonly model: LanguageModel;
+  readonly tokenizer: Tokenizer;
+  /** A final model keeps only `model`, `nsa` and the tokenizer of its config: the rest has defaults. */
+  readonly config: Config;
+  readonly step: number;
+  /** The file of weights that was taken. */
+  readonly path: string;
+  /** Lines for a person: newer checkpoints that are damaged. */
+  readonly warnings: readonly string[];
+}
+
+const FORMS = 'give a run folder, a checkpoint such as checkpoints/step-100, or a model.safetensors';
+
+/** `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, or a file of weights. */
+export function loadModel(device: Device, path: string): LoadedModel {
+  const facts = statOrUndefined(path);
+  if (!facts) throw new UsageError(`${path}: there is no such file or folder; ${FORMS}`);
+  return facts.isDirectory() ? loadFolder(device, path) : loadFile(device, path);
+}
+
+function loadFolder(device: Device, folder: string): LoadedModel {
+  if (exists(join(folder, MANIFEST_NAME))) return loadCheckpoint(device, openCheckpoint(folder));
+  const { model, modelConfig, checkpoints } = runPaths(folder);
+  if (exists(model) && exists(modelConfig)) return loadFinal(device, model);
+  const found = findCheckpoint(folder, 'auto');
+  if (found) return loadCheckpoint(device, found);
+  if (exists(model)) throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run`);
+  const reason = exists(checkpoints) ? 'has no checkpoint yet' : 'holds no model';
+  throw new UsageError(`${folder}: ${reason}; ${FORMS}`);
+}
+
+function loadFile(device: Device, path: string): LoadedModel {
+  if (basename(path) === LATEST_NAME) return loadCheckpoint(device, findCheckpoint('', path)!);
+  if (!path.endsWith('.safetensors')) throw new UsageError(`${path}: is not a model; ${FORMS}`);
+  const folder = dirname(path);
+  // The weights of a checkpoint, named one level too deep: what describes them is the checkpoint.
+  if (exists(join(folder, MANIFEST_NAME)) && basename(path) === CHECKPOINT_FILES.model)
+    return loadFolder(device, folder);
+  const { modelConfig } = runPaths(folder);
+  if (!exists(modelConfig))
+    throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run to where ${path} lies`);
+  return loadFinal(device, path);
+}
+
+function loadFinal(device: Device, path: string): LoadedModel {
+  const { modelConfig } = runPaths(dirname(path));
+  const { saved, config } = readModelConfig(modelConfig);
+  if (saved.weights?.file === basename(path)) {
+    const { file, ...digest } = saved.weights;
+    verifyFiles(dirname(path), { files: { [file]: digest } } as Manifest);
+  }
+  const model = buildModel(device, path, modelConfig, config, saved.vocab_size);
+  return finish(model, modelConfig, config, { step: saved.step, path, warnings: [] });
+}
+
+function loadCheckpoint(device: Device, found: FoundCheckpoint): LoadedModel {
+  const path = join(found.path, CHECKPOINT_FILES.model);
+  const state = join(found.path, CHECKPOINT_FILES.state);
+  const config = inFile(state, () => parseConfig(found.state['config']));
+  const model = buildModel(device, path, state, config, embeddingRows(path));
+  const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
+  return finish(model, state, config, { step: found.step, path, warnings });
+}
+
+function finish(
+  model: LanguageModel,
+  describedBy: string,
+  config: Config,
+  facts: Pick<LoadedModel, 'step' | 'path' | 'warnings'>,
+): LoadedModel {
+  try {
+    const tokenizer = inFile(describedBy, () => createTokenizer(config.data.tokenizer));
+    return { model, tokenizer, config, ...facts };
+  } catch (error) {
+    model.free();
+    throw error;
+  }
+}
+
+/** `describedBy` is the file that holds the config, for messages. */
+function buildModel(
+  device: Device,
+  weights: string,
+  describedBy: string,
+  config: Config,
+  vocabulary: number,
+): LanguageModel {
+  const shape = inFile(describedBy, () => modelShape(config, vocabulary));
+  const [needed, held] = [parameterCount(shape), numbersIn(weights)];
+  if (needed !== held)
+    throw new UsageError(
+      `${weights}: holds ${held} numbers, but ${describedBy} describes a model of ${needed}: the two do not belong together; ` +
+        'take both from the same run',
+    );
+  const model = new LanguageModel(device, shape, 0);
+  try {
+    loadTensors(weights, new Map(model.parameters.map(({ name, value }) => [name, value])));
+    return model;
+  } catch (error) {
+    model.free();
+    throw error;
+  }
+}
+
+function numbersIn(path: string): number {
+  const file = openSafetensors(path);
+  file.close();
+  let total = 0;
+  for (const { shape } of file.entries.values()) total += shape.reduce((product, extent) => product * extent, 1);
+  return total;
+}
+
+/** A checkpoint's config may leave the vocabulary to the tokenizer or to synthetic data; the weights know. */
+function embeddingRows(path: string): number {
+  const file = openSafetensors(path);
+  file.close();
+  const { shape } = file.entry('embedding');
+  if (shape.length !== 2 || shape[0] < 1)
+    throw new UsageError(
+      `${path}: embedding has the shape [${shape.join(', ')}], not [vocabulary, dim]; use another checkpoint`,
+    );
+  return shape[0];
+}
+
+/**
+ * Writes the final model of a run: into a folder, as model.safetensors with config.json, or to a file of any name that
+ * ends in .safetensors, with config.json beside it. A tokenizer.json is copied along, so that the folder can be moved.
+ */
+export function writeFinalModel(
+  path: string,
+  model: LanguageModel,
+  config: Config,
+  { step = config.train.steps }: { step?: number } = {},
+): void {
+  const weights = path.endsWith('.safetensors') ? path : runPaths(path).model;
+  const folder = dirname(weights);
+  const { modelConfig } = runPaths(folder);
+  try {
+    mkdirSync(folder, { recursive: true });
+  } catch (error) {
+    throw fileError('create', folder, error);
+  }
+  const file = basename(weights);
+  const digest = writeSafetensors(weights, modelTensors(model), { format: 'trefoil' }, { fsync: true });
+  keepForeign(modelConfig);
+  // Last: it holds the hash of the weights, so a crash between the two cannot join new weights to an old description.
+  writeModelConfig(modelConfig, {
+    trefoil_version: trefoilVersion(),
+    step,
+    tokenizer: placeTokenizer(folder, config.data.tokenizer),
+    vocab_size: model.shape.vocab_size,
+    model: config.model,
+    nsa: config.nsa,
+    weights: { file, ...digest },
+  });
+}
+
+/** A config.json of another program, in a folder that was a model's before, is moved aside and not lost. */
+function keepForeign(path: string): void {
+  if (!exists(path) || isModelConfig(path)) return;
+  try {
+    renameSync(path, `${path}.before-trefoil`);
+  } catch (error) {
+    throw fileError('rename', path, error);
+  }
+}
+
+/** How config.json names the tokenizer. */
+function placeTokenizer(folder: string, spec: string): string {
+  if (isBuiltIn(spec)) return spec;
+  const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
+  // Gone since the run began: the weights must not be lost over that.
+  if (!exists(source)) return resolve(source);
+  copyFile(source, join(folder, 'tokenizer.json'));
+  const settings = join(dirname(source), 'tokenizer_config.json');
+  if (exists(settings)) copyFile(settings, join(folder, 'tokenizer_config.json'));
+  return 'tokenizer.json';
+}
+
+function copyFile(from: string, to: string): void {
+  try {
+    writeFileAtomic(to, readFileSync(from));
+  } catch (error) {
+    throw fileError('copy', from, error);
+  }
+}
+
+function exists(path: string): boolean {
+  return statOrUndefined(path) !== undefined;
+}

@@ -1,0 +1,106 @@
+/** config.json beside model.safetensors: all that is needed to build the model and to read its tokens. */
+import { closeSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
+import { z } from 'zod';
+import { parseConfig } from '../config/parse.js';
+import type { Config } from '../config/schema.js';
+import { UsageError } from '../errors.js';
+import { fileError, openRegularFile, readFully, writeFileAtomic } from '../run/atomic.js';
+
+const FORMAT = 'trefoil';
+/** Raise it with every change that older code would misread. */
+const VERSION = 1;
+/** An honest one has two thousand bytes; a wrong file under this name is not read into memory whole. */
+const MAX_BYTES = 1 << 20;
+
+const heading = z.looseObject({ format: z.literal(FORMAT), version: z.int(), trefoil_version: z.string().optional() });
+
+const savedModel = z.strictObject({
+  format: z.literal(FORMAT),
+  version: z.literal(VERSION),
+  trefoil_version: z.string(),
+  /** Optimizer steps behind the weights. */
+  step: z.int().min(0),
+  /** byte, gpt2, or a path seen from this file's folder. */
+  tokenizer: z.string().min(1),
+  /** Rows of the embedding. */
+  vocab_size: z.int().min(1),
+  // By the config's own schema, which has better messages.
+  model: z.unknown(),
+  nsa: z.unknown(),
+  /** Without it the weights are not compared: for weights that were changed on purpose. */
+  weights: z.strictObject({ file: z.string(), bytes: z.int(), sha256: z.string() }).optional(),
+});
+
+export type SavedModel = Omit<z.infer<typeof savedModel>, 'model' | 'nsa'> & Pick<Config, 'model' | 'nsa'>;
+
+export function writeModelConfig(path: string, saved: Omit<SavedModel, 'format' | 'version'>): void {
+  writeFileAtomic(path, `${JSON.stringify({ format: FORMAT, version: VERSION, ...saved }, null, 2)}\n`);
+}
+
+/** The content with the config it stands for; everything but `model`, `nsa` and the tokenizer has its default there. */
+export function readModelConfig(path: string): { saved: SavedModel; config: Config } {
+  const json = readJson(path);
+  const head = heading.safeParse(json);
+  if (!head.success)
+    throw new UsageError(
+      `${path}: is not the config.json of a Trefoil model; name the folder of a run or a checkpoint`,
+    );
+  const { version, trefoil_version: writer = 'unknown' } = head.data;
+  if (version !== VERSION)
+    throw new UsageError(
+      `${path}: has version ${version}, written by trefoil ${writer}; this trefoil reads version ${VERSION}: ` +
+        `use ${version > VERSION ? 'a newer' : 'an older'} trefoil`,
+    );
+  const parsed = savedModel.safeParse(json);
+  if (!parsed.success) {
+    const [{ path: key, message }] = parsed.error.issues;
+    throw new UsageError(`${path}: ${key.join('.') || 'the file'}: ${message}; take the file as training wrote it`);
+  }
+  const { model, nsa, tokenizer } = parsed.data;
+  const config = inFile(path, () => parseConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }));
+  return { saved: { ...parsed.data, model: config.model, nsa: config.nsa }, config };
+}
+
+/** Whether Trefoil wrote this file, of whatever version. */
+export function isModelConfig(path: string): boolean {
+  try {
+    return heading.safeParse(readJson(path)).success;
+  } catch (error) {
+    if (error instanceof UsageError) return false;
+    throw error;
+  }
+}
+
+function tokenizerSpec(path: string, tokenizer: string): string {
+  return isBuiltIn(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
+}
+
+export function isBuiltIn(tokenizer: string): boolean {
+  return tokenizer === 'byte' || tokenizer === 'gpt2';
+}
+
+/** Puts the file's name in front of what is wrong inside it, all in one line. */
+export function inFile<T>(path: string, read: () => T): T {
+  try {
+    return read();
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new UsageError(`${path}: ${error.message.replaceAll('\n', '; ')}`, { cause: error });
+  }
+}
+
+function readJson(path: string): unknown {
+  const { descriptor, size } = openRegularFile(path);
+  try {
+    if (size > MAX_BYTES) throw new UsageError(`${path}: ${size} bytes is too large for a config.json`);
+    const bytes = new Uint8Array(size);
+    return JSON.parse(new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, 0))));
+  } catch (error) {
+    if (error instanceof SyntaxError)
+      throw new UsageError(`${path}: is damaged: it is not JSON; use a checkpoint of the run`, { cause: error });
+    throw fileError('read', path, error);
+  } finally {
+    closeSync(descriptor);
+  }
+}

@@ -1,0 +1,33 @@
+/** A small model with random weights, and the folders that hold one. */
+
+import type { Config } from '../../config/schema.js';
+import { configSchema } from '../../config/schema.js';
+import { LanguageModel } from '../../model/language-model.js';
+import { modelShape } from '../../model/shape.js';
+import { modelTensors } from '../../model/weights.js';
+import { saveCheckpoint } from '../../run/checkpoint-save.js';
+import { cpu } from '../../testing/devices.js';
+
+type Sections = { model?: object; nsa?: object; data?: object; train?: object };
+
+export function tinyConfig({ model, nsa, data, train }: Sections = {}): Config {
+  return configSchema.parse({
+    model: { dim: 16, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 4, d_v: 4, mlp_ratio: 2, ...model },
+    nsa: { l: 4, d: 2, l_sel: 8, n_sel: 3, w: 6, ...nsa },
+    data: { tokenizer: 'byte', ...data },
+    train: { steps: 7, ...train },
+  });
+}
+
+/** Weights ten times as large as training starts with: logits that differ enough to tell tokens apart. */
+export function tinyModel(config: Config, vocabulary = 256, seed = 5): LanguageModel {
+  const model = new LanguageModel(cpu(), modelShape(config, vocabulary), seed);
+  for (const { name, value } of model.parameters)
+    if (!name.includes('norm')) value.write(value.read().map((weight) => 10 * weight));
+  return model;
+}
+
+/** A checkpoint as training writes it, but for what only a resume needs. */
+export function saveTinyCheckpoint(run: string, step: number, model: LanguageModel, config: Config): string {
+  return saveCheckpoint(run, step, { model: modelTensors(model), optimizer: [] }, { step, config }).path;
+}

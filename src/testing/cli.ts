@@ -1,0 +1,52 @@
+/** Running the real command line in tests: `dist/cli/main.js`, built once if it is not there (npm test builds it first). */
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+export const root = fileURLToPath(new URL('../..', import.meta.url));
+const main = join(root, 'dist', 'cli', 'main.js');
+
+function built(): string {
+  if (!existsSync(main)) {
+    const result = spawnSync(process.execPath, [join(root, 'scripts', 'build.mjs'), '--quiet'], { encoding: 'utf8' });
+    if (result.status !== 0) throw new Error(`the build failed: ${result.stdout}${result.stderr}`);
+  }
+  return main;
+}
+
+export interface CliResult {
+  readonly code: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+export type CliEnvironment = Readonly<Record<string, string>>;
+
+export function trefoil(
+  args: readonly string[],
+  options: { cwd?: string; env?: CliEnvironment; input?: string } = {},
+): CliResult {
+  const { status, stdout, stderr } = spawnSync(process.execPath, [built(), ...args], {
+    encoding: 'utf8',
+    cwd: options.cwd ?? root,
+    env: { ...process.env, ...options.env },
+    input: options.input ?? '',
+    maxBuffer: 64 * 2 ** 20,
+  });
+  return { code: status, stdout, stderr };
+}
+
+/** Starts a command that the test will watch or kill. */
+export function startTrefoil(args: readonly string[], env: CliEnvironment = {}): ChildProcess {
+  return spawn(process.execPath, [built(), ...args], {
+    cwd: root,
+    env: { ...process.env, ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+}
+
+/** The end of a started command. */
+export function ended(child: ChildProcess): Promise<{ code: number | null; signal: NodeJS.Signals | null }> {
+  return new Promise((resolve) => child.once('close', (code, signal) => resolve({ code, signal })));
+}

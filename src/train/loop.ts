@@ -1,0 +1,296 @@
+/**
+ * The training loop: fetch, step, record, save, evaluate, and listen to signals and .HALT between steps.
+ *
+ * It owns no file formats and no kernels. Everything it changes is in `TrainingState`, so a checkpoint of that is all a
+ * resumed run needs to give the same losses bit for bit.
+ */
+import { setImmediate } from 'node:timers/promises';
+import type { Config } from '../config/schema.js';
+import type { Batch } from '../data/batch.js';
+import { trainingFlops } from '../model/flops.js';
+import type { SaveOptions } from '../run/checkpoint-save.js';
+import { SaveFailed } from '../run/checkpoint-save.js';
+import { readHalt } from '../run/run-folder.js';
+import { reportNonFinite } from './anomaly.js';
+import type { BatchUploader } from './batches.js';
+import { saveTrainingState, type TrainingState } from './checkpoints.js';
+import { evaluate } from './evaluate.js';
+import { FetchTimes } from './fetch-times.js';
+import { applyGradients, computeGradients, type StepGradients } from './optimizer-step.js';
+import { type LiveLine, stepLine } from './progress.js';
+import type { RunRecords, StepRecord } from './records.js';
+import { learningRate } from './schedule.js';
+import type { SignalRequests } from './signals.js';
+import type { Position } from './stackdump.js';
+import { strictObserver } from './strict.js';
+import { StepTelemetry } from './telemetry.js';
+
+export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite';
+
+export interface LoopContext {
+  readonly outDir: string;
+  readonly config: Config;
+  /** What the batches really come from; every heartbeat says it. */
+  readonly data: string;
+  readonly state: TrainingState;
+  readonly uploader: BatchUploader;
+  readonly records: RunRecords;
+  readonly requests: SignalRequests;
+  /** Peak of the device in FLOP/s, for MFU; null when it was not measured. */
+  readonly peakFlops: number | null;
+  readonly live: LiveLine;
+  /** Lines for a person. */
+  readonly say: (line: string) => void;
+  readonly warn: (line: string) => void;
+  /** Told where the loop is, for stack dumps and watchdogs. */
+  readonly position: { step: number; section: string } & Position;
+  readonly saveOptions?: SaveOptions;
+  /** A text the model continues, for train.sample_every. */
+  readonly sample?: () => Promise<string>;
+}
+
+const MIB = 2 ** 20;
+const SMOOTHING = 0.1;
+
+export class TrainingLoop {
+  readonly #context: LoopContext;
+  readonly #fetchTimes = new FetchTimes();
+  readonly #counters: Record<string, number> = { save_failed: 0, spike: 0, update_skipped: 0 };
+  #savedAt: number | null;
+  #secondsPerStep: number | null = null;
+
+  /** `savedAt`: the step of the checkpoint the run came from. */
+  constructor(context: LoopContext, savedAt: number | null) {
+    this.#context = context;
+    this.#savedAt = savedAt;
+    const { progress } = context.state;
+    this.#counters['spike'] = progress.spikes;
+    this.#counters['update_skipped'] = progress.skippedUpdates;
+  }
+
+  async run(): Promise<TrainStatus> {
+    const { config, state, position } = this.#context;
+    const { progress } = state;
+    while (progress.step < config.train.steps) {
+      position.step = progress.step + 1;
+      if (!this.#step()) return 'non-finite';
+      this.#saveIfDue();
+      this.#evaluateIfDue();
+      await this.#sampleIfDue();
+      position.section = 'between steps';
+      await setImmediate(); // signals arrive here
+      const ending = this.#ending();
+      if (ending) return ending;
+    }
+    return 'done';
+  }
+
+  /** Whether an evaluation belongs to this step. A resumed run asks for the one its checkpoint was followed by. */
+  evaluationDue(step: number): boolean {
+    const { eval_every: every, steps } = this.#context.config.train;
+    return step > 0 && every > 0 && (step % every === 0 || step === steps);
+  }
+
+  evaluateNow(): void {
+    const { config, state, uploader, records, say, position, live } = this.#context;
+    if (state.loader.validationSamples === 0) return;
+    position.section = 'eval';
+    const batches = state.loader.evalBatches(config.train.eval_batches);
+    const evaluation = evaluate(state.model, uploader, batches, config);
+    state.progress.lastValLoss = evaluation.loss;
+    records.evaluated(state.progress.step, evaluation);
+    live.clear();
+    say(
+      `eval ${state.progress.step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`,
+    );
+  }
+
+  /** Saves a checkpoint. A disk that does not take it is a warning: training goes on and the next interval tries again. */
+  save(): boolean {
+    const { outDir, config, state, records, warn, position, live } = this.#context;
+    const { step } = state.progress;
+    position.section = 'save';
+    records.flush();
+    try {
+      const options = { keepLast: config.train.keep_last, ...this.#context.saveOptions };
+      const { path, warnings } = saveTrainingState(outDir, state, config, options);
+      this.#savedAt = step;
+      records.event({ step, msg: 'checkpoint', detail: path });
+      for (const warning of warnings) warn(warning);
+      return true;
+    } catch (error) {
+      if (!(error instanceof SaveFailed)) throw error;
+      this.#counters['save_failed'] += 1;
+      live.clear();
+      warn(`${error.message}; training goes on and the next checkpoint will be tried`);
+      records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
+      return false;
+    }
+  }
+
+  get savedAt(): number | null {
+    return this.#savedAt;
+  }
+
+  /** One optimizer step; false when its numbers were not finite and nothing was changed. */
+  #step(): boolean {
+    const { config, state, uploader, position, outDir, say, warn, live, records } = this.#context;
+    const { model, optimizer, loader, progress } = state;
+    const step = progress.step + 1;
+    const started = performance.now();
+    position.section = 'fetch';
+    const batches = Array.from({ length: config.train.accumulate_grad_batches }, () => loader.next());
+    this.#fetchTimes.add((performance.now() - started) / 1000);
+    position.section = 'step';
+    const telemetry = config.runtime.aux_stats ? new StepTelemetry(model.device) : undefined;
+    const observer = config.runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry;
+    const errors: number[] = [];
+    const onCompare = config.runtime.debug_compare ? { onCompare: (error: number) => void errors.push(error) } : {};
+    const context = { model, optimizer, uploader, config, observer, ...onCompare };
+    const computing = performance.now();
+    const gradients = computeGradients(context, batches);
+    const computed = performance.now();
+    if (errors.length > 0)
+      say(`compare ${step} | largest distance from the reference ${Math.max(...errors).toExponential(2)}`);
+    const observed = telemetry?.finish() ?? { gates: null, selection: null };
+    if (!gradients.finite) {
+      live.clear();
+      const line = reportNonFinite(outDir, step, gradients, batches, model.parameters);
+      records.event({ step, msg: 'halt', loss: gradients.loss, grad_norm: gradients.norm, detail: line });
+      warn(line);
+      return false;
+    }
+    const rate = learningRate(step, config.train);
+    if (!this.#isSkipped(gradients)) applyGradients(context, gradients.norm, rate);
+    if (config.runtime.debug_timing) say(timingLine(step, started, computing, computed));
+    const tokens = batches.reduce((total, { inputs }) => total + inputs.length, 0);
+    progress.step = step;
+    progress.firstLoss ??= gradients.loss;
+    progress.lastLoss = gradients.loss;
+    progress.tokensSeen += tokens;
+    this.#record(gradients, rate, tokens, (performance.now() - started) / 1000, batches, observed);
+    return true;
+  }
+
+  /** Scores the step against what came before, counts spikes, and says whether its update is left out. */
+  #isSkipped({ loss, norm }: StepGradients): boolean {
+    const { config, state, warn, live } = this.#context;
+    const { spikes, progress } = state;
+    const scores = { loss: spikes.loss.score(loss), gradient: spikes.gradient.score(norm) };
+    spikes.loss.add(loss);
+    spikes.gradient.add(norm);
+    const worst = Math.max(scores.loss, scores.gradient);
+    if (worst < config.train.spike_z) return false;
+    progress.spikes += 1;
+    this.#counters['spike'] += 1;
+    live.clear();
+    warn(
+      `spike at step ${progress.step + 1}: loss ${loss.toFixed(4)} (z ${scores.loss.toFixed(1)}), ` +
+        `gradient norm ${norm.toFixed(3)} (z ${scores.gradient.toFixed(1)})${config.train.spike_skip ? '; update skipped' : ''}`,
+    );
+    if (!config.train.spike_skip) return false;
+    progress.skippedUpdates += 1;
+    this.#counters['update_skipped'] += 1;
+    return true;
+  }
+
+  #record(
+    gradients: StepGradients,
+    rate: number,
+    tokens: number,
+    seconds: number,
+    batches: readonly Batch[],
+    observed: Pick<StepRecord, 'gates' | 'selection'>,
+  ): void {
+    const { config, state, records, live, say, peakFlops } = this.#context;
+    const { model, progress } = state;
+    const { pool } = model.device;
+    const { step } = progress;
+    const { steps, log_every: every } = config.train;
+    const record: StepRecord = {
+      step,
+      loss: gradients.loss,
+      learningRate: rate,
+      tokensPerSecond: tokens / seconds,
+      gradientNorm: gradients.norm,
+      fetchSeconds: this.#fetchTimes.lastSeconds,
+      fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
+      fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
+      mfu: peakFlops === null ? null : this.#usedFlops(batches) / seconds / peakFlops,
+      ...observed,
+      memoryMib: { allocated: Math.round(pool.peakBytesInUse / MIB), reserved: Math.round(pool.bytesReserved / MIB) },
+      counters: this.#counters,
+      data: this.#context.data,
+    };
+    records.progress(record);
+    this.#secondsPerStep =
+      this.#secondsPerStep === null ? seconds : this.#secondsPerStep + SMOOTHING * (seconds - this.#secondsPerStep);
+    if (step === 1 || step % every === 0 || step === steps) {
+      records.logged(record);
+      live.clear();
+      const { tokensPerSecond, mfu, fetchP50Ms, fetchP95Ms } = record;
+      const fetchMs = record.fetchSeconds * 1000;
+      say(
+        stepLine({
+          ...{ step, loss: gradients.loss, learningRate: rate, tokensPerSecond, mfu },
+          ...{ gradientNorm: gradients.norm, fetchMs, fetchP50Ms, fetchP95Ms },
+        }),
+      );
+    }
+    live.show(step, steps, gradients.loss, record.tokensPerSecond, this.#secondsPerStep * (steps - step));
+  }
+
+  #usedFlops(batches: readonly Batch[]): number {
+    const { shape } = this.#context.state.model;
+    return batches.reduce((total, { cuSeqlens }) => {
+      const lengths = Array.from({ length: cuSeqlens.length - 1 }, (_, i) => cuSeqlens[i + 1] - cuSeqlens[i]);
+      return total + trainingFlops(shape, lengths).used;
+    }, 0);
+  }
+
+  /** A checkpoint comes before an evaluation: should that run out of memory, nothing is lost. */
+  #saveIfDue(): void {
+    const { config, state, requests } = this.#context;
+    const { save_every: every, steps } = config.train;
+    const { step } = state.progress;
+    const periodic = every > 0 && (step % every === 0 || step === steps || this.evaluationDue(step));
+    if (requests.save || periodic) this.save();
+    requests.save = false;
+  }
+
+  #evaluateIfDue(): void {
+    if (this.evaluationDue(this.#context.state.progress.step)) this.evaluateNow();
+  }
+
+  async #sampleIfDue(): Promise<void> {
+    const { config, state, sample, say, live, position } = this.#context;
+    const { sample_every: every } = config.train;
+    if (!sample || every === 0 || state.progress.step % every !== 0) return;
+    if (config.train.save_every > 0 && this.#savedAt !== state.progress.step) this.save();
+    position.section = 'sample';
+    const text = await sample();
+    live.clear();
+    say(`sample ${state.progress.step} | ${JSON.stringify(text)}`);
+  }
+
+  /** Why the run ends before its last step, after a checkpoint; null when it goes on. */
+  #ending(): TrainStatus | null {
+    const { outDir, requests, state, records, say, live } = this.#context;
+    const { step } = state.progress;
+    const halt = readHalt(outDir);
+    if (halt === undefined && requests.stop === null) return null;
+    const reason = halt === undefined ? `${requests.stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
+    live.clear();
+    if (this.#savedAt !== step) this.save();
+    records.event({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
+    say(`stopped after step ${step} by ${reason}`);
+    return halt === undefined ? 'signalled' : 'halted';
+  }
+}
+
+/** runtime.debug_timing: where a step's time went. */
+function timingLine(step: number, started: number, computing: number, computed: number): string {
+  const updated = performance.now();
+  const ms = (from: number, to: number) => `${(to - from).toFixed(1)}ms`;
+  return `timing ${step} | fetch ${ms(started, computing)} | gradients ${ms(computing, computed)} | update ${ms(computed, updated)}`;
+}

@@ -1,0 +1,291 @@
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import type { Config } from '../config/schema.js';
+import { findCheckpoint } from '../run/checkpoint-find.js';
+import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
+import { tailHeartbeats } from '../run/heartbeat.js';
+import { runPaths } from '../run/run-folder.js';
+import { readSafetensors } from '../run/safetensors.js';
+import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+
+let folder: { path: string; remove: () => void };
+beforeEach(() => {
+  folder = temporaryFolder();
+});
+afterEach(() => folder.remove());
+
+const rows = (config: Config) =>
+  readCsv(runPaths(config.train.out_dir).training, TRAINING_CSV).rows.map(({ step, loss, lr }) => ({ step, loss, lr }));
+const weights = (config: Config) => readSafetensors(runPaths(config.train.out_dir).model).tensors;
+
+describe('train', () => {
+  it('leaves every file of a run, and the loss falls', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 60, log_every: 20, eval_every: 30, save_every: 25 } });
+    const { result } = await runTraining(config, { save: join(folder.path, 'extra.safetensors') });
+    expect(result.status).toBe('done');
+    expect(result.lastLoss!).toBeLessThan(result.firstLoss! - 0.7);
+    const paths = runPaths(config.train.out_dir);
+    expect(rows(config).map(({ step }) => step)).toEqual([1, 20, 40, 60]);
+    expect(readCsv(paths.val, VAL_CSV).rows.map(({ step }) => step)).toEqual([30, 60]);
+    const beats = tailHeartbeats(paths.heartbeat(0), 100);
+    expect(beats.filter(({ msg }) => msg === 'progress')).toHaveLength(60);
+    expect(beats.slice(0, 2).map(({ msg }) => msg)).toEqual(['boot', 'loader_ready']);
+    expect(beats.at(-1)!.msg).toBe('stop');
+    const step = beats.find(({ step: at, msg }) => at === 7 && msg === 'progress')!;
+    expect(step.gate_entropy_mean!).toBeGreaterThan(1);
+    expect(step.gate_branch_shares).toHaveLength(3);
+    expect(step.sel_k_max).toBe(4);
+    expect(step.grad_norm!).toBeGreaterThan(0);
+    expect(step.data).toBe('text');
+    for (const file of [
+      paths.metrics,
+      paths.env,
+      paths.config,
+      paths.model,
+      paths.modelConfig,
+      paths.kStats,
+      paths.tensorboard,
+    ])
+      expect(existsSync(file), file).toBe(true);
+    expect(readSafetensors(join(folder.path, 'extra.safetensors')).tensors).toEqual(weights(config));
+    const metrics = JSON.parse(readFileSync(paths.metrics, 'utf8'));
+    expect(metrics).toMatchObject({ status: 'done', step: 60, device: 'cpu', dtype: 'fp32', tokens_seen: 60 * 128 });
+  });
+
+  it('gives the same bits twice with one seed, and others with another', async () => {
+    const configs = ['a', 'b', 'c'].map((name) =>
+      tinyConfig(folder.path, { train: { steps: 6, out_dir: join(folder.path, name), seed: name === 'c' ? 2 : 1 } }),
+    );
+    for (const config of configs) await runTraining(config);
+    expect(rows(configs[1])).toEqual(rows(configs[0]));
+    expect(weights(configs[1])).toEqual(weights(configs[0]));
+    expect(rows(configs[2])).not.toEqual(rows(configs[0]));
+  });
+
+  it('resumes exactly: losses, evaluations and weights of an interrupted run are those of a whole one', async () => {
+    const whole = tinyConfig(folder.path, { train: { out_dir: join(folder.path, 'whole') } });
+    await runTraining(whole);
+    const parts = tinyConfig(folder.path, { train: { out_dir: join(folder.path, 'parts') } });
+    let signalled = false;
+    const first = await runTraining(parts, {
+      onLine: (line, signals) => {
+        if (line.startsWith('step 0007') && !signalled) signals.emit('SIGTERM');
+        signalled ||= line.startsWith('step 0007');
+      },
+    });
+    expect(first.result).toMatchObject({ status: 'signalled', step: 7 });
+    const second = await runTraining(parts, { resume: 'auto' });
+    expect(second.said.some((line) => line.startsWith('resumed from') && line.endsWith('at step 7'))).toBe(true);
+    expect(rows(parts)).toEqual(rows(whole));
+    const val = (config: Config) => readFileSync(runPaths(config.train.out_dir).val, 'utf8');
+    expect(val(parts)).toBe(val(whole));
+    expect(weights(parts)).toEqual(weights(whole));
+  });
+
+  it('accumulates gradients to those of the one big batch', async () => {
+    const big = tinyConfig(folder.path, {
+      train: { batch_size: 4, out_dir: join(folder.path, 'big'), eval_every: 0, save_every: 0 },
+    });
+    const small = tinyConfig(folder.path, {
+      train: {
+        batch_size: 1,
+        accumulate_grad_batches: 4,
+        out_dir: join(folder.path, 'small'),
+        eval_every: 0,
+        save_every: 0,
+      },
+    });
+    await runTraining(big);
+    await runTraining(small);
+    rows(big).forEach(({ loss }, i) => {
+      expect(Math.abs(rows(small)[i].loss - loss)).toBeLessThan(1e-6 * Math.max(1, Math.abs(loss)) * 2);
+    });
+  });
+
+  it('gives the same bits with gradient checkpointing', async () => {
+    const plain = tinyConfig(folder.path, { train: { steps: 5, out_dir: join(folder.path, 'plain') } });
+    const checkpointed = tinyConfig(folder.path, {
+      runtime: { gradient_checkpointing: true },
+      train: { steps: 5, out_dir: join(folder.path, 'checkpointed') },
+    });
+    await runTraining(plain);
+    await runTraining(checkpointed);
+    expect(rows(checkpointed)).toEqual(rows(plain));
+  });
+
+  it('halts on .HALT after a checkpoint, and goes on when asked', async () => {
+    const config = tinyConfig(folder.path);
+    const paths = runPaths(config.train.out_dir);
+    const { result } = await runTraining(config, {
+      onLine: (line) => line.startsWith('step 0003') && writeFileSync(paths.halt, 'enough'),
+    });
+    expect(result).toMatchObject({ status: 'halted', step: 3 });
+    expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(3);
+    expect(existsSync(paths.model)).toBe(false);
+    expect((await runTraining(config, { resume: 'auto' })).result.status).toBe('done');
+  });
+
+  it('saves on SIGUSR2 and dumps on SIGUSR1, and goes on', async () => {
+    const config = tinyConfig(folder.path, { train: { save_every: 0, eval_every: 0 } });
+    const { result, warned } = await runTraining(config, {
+      onLine: (line, signals) => {
+        if (line.startsWith('step 0002')) signals.emit('SIGUSR2');
+        if (line.startsWith('step 0003')) signals.emit('SIGUSR1');
+      },
+    });
+    expect(result.status).toBe('done');
+    expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(2);
+    const dump = readFileSync(
+      warned.find((line) => line.startsWith('SIGUSR1'))!.replace('SIGUSR1: wrote ', ''),
+      'utf8',
+    );
+    expect(JSON.parse(dump)).toMatchObject({ step: 3, section: 'step' });
+    expect(dump).not.toContain('environmentVariables');
+  });
+
+  it('applies nothing when the loss is not finite, and says where to look', async () => {
+    const config = tinyConfig(folder.path, {
+      train: { lr: 1e30, grad_clip: 0, warmup_steps: 0, save_every: 1, eval_every: 0 },
+    });
+    const { result, warned } = await runTraining(config);
+    expect(result.status).toBe('non-finite');
+    const paths = runPaths(config.train.out_dir);
+    expect(readFileSync(paths.anomalyType, 'utf8').trim()).toMatch(/^nonfinite_(loss|gradient)$/);
+    expect(existsSync(paths.halt)).toBe(true);
+    const dump = JSON.parse(readFileSync(join(config.train.out_dir, `anomaly_step${result.step + 1}.json`), 'utf8'));
+    expect(dump.batches[0].sample_ids).toHaveLength(2);
+    expect(dump.parameters.length).toBeGreaterThan(10);
+    expect(warned.at(-1)).toContain('the update was not applied');
+    expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(result.step);
+  });
+
+  it('refuses a folder that holds a run, and a model of another shape on resume', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 4 } });
+    await runTraining(config);
+    await expect(runTraining(config)).rejects.toThrow('holds a run already: go on with --resume auto');
+    const other = tinyConfig(folder.path, { model: { dim: 48 }, train: { steps: 4 } });
+    await expect(runTraining(other, { resume: 'auto' })).rejects.toThrow(
+      'model.dim: 32 -> 48 is not allowed on resume',
+    );
+  });
+
+  it('prints what changed when a run is resumed with another setting', async () => {
+    await runTraining(tinyConfig(folder.path, { train: { steps: 4 } }));
+    const { said } = await runTraining(tinyConfig(folder.path, { train: { steps: 6, lr: 1e-4 } }), { resume: 'auto' });
+    expect(said).toContain('changed since: train.lr: 0.003 -> 0.0001');
+    expect(said).toContain('changed since: train.steps: 4 -> 6');
+  });
+
+  it('trains dense attention on the same data', async () => {
+    const config = tinyConfig(folder.path, { model: { attention: 'dense' }, train: { steps: 40, eval_every: 0 } });
+    const { result } = await runTraining(config);
+    expect(result.lastLoss!).toBeLessThan(result.firstLoss! - 0.5);
+  });
+
+  it('never learns uniform random tokens: a leak would', async () => {
+    const config = tinyConfig(folder.path, {
+      data: { source: 'synthetic', path: null, vocab_size: 64 },
+      model: { dim: 64, n_layers: 2 },
+      train: { steps: 150, batch_size: 8, seq_len: 128, lr: 3e-3, eval_every: 0, save_every: 0 },
+    });
+    await runTraining(config);
+    const tail = rows(config)
+      .slice(-30)
+      .map(({ loss }) => loss);
+    const mean = tail.reduce((sum, loss) => sum + loss, 0) / tail.length;
+    expect(mean).toBeGreaterThan(Math.log(64) - 0.02);
+  });
+
+  describe('switches of runtime and data', () => {
+    const short = { steps: 2, eval_every: 0, save_every: 0 };
+
+    it('debug_timing, sdpa_audit and debug_compare say what they measure', async () => {
+      const config = tinyConfig(folder.path, {
+        runtime: { debug_timing: true, sdpa_audit: true, debug_compare: true, strict_asserts: true },
+        train: short,
+      });
+      const { said } = await runTraining(config);
+      expect(said.some((line) => /^timing 1 \| fetch .*ms \| gradients .*ms \| update .*ms$/.test(line))).toBe(true);
+      expect(said).toContain('attention kernels at S = 64: cmp = cpu fp32, score = cpu fp32, sel = v1, win = cpu fp32');
+      const compared = said.find((line) => line.startsWith('compare 1 |'))!;
+      expect(Number(compared.split(' ').at(-1))).toBeLessThan(2e-5);
+    });
+
+    it('force_parity trains with the float64 reference, to the same losses but for rounding', async () => {
+      const [fast, slow] = [false, true].map((force_parity) =>
+        tinyConfig(folder.path, {
+          runtime: { force_parity },
+          train: { ...short, out_dir: join(folder.path, String(force_parity)) },
+        }),
+      );
+      await runTraining(fast);
+      await runTraining(slow);
+      rows(fast).forEach(({ loss }, i) => {
+        expect(Math.abs(rows(slow)[i].loss - loss)).toBeLessThan(1e-5);
+      });
+    });
+
+    it('selection kernels give the same bits, and use_sel_pack: false means v1', async () => {
+      const kernels = [{ selection_kernel: 'v1' }, { selection_kernel: 'v2' }, { use_sel_pack: false }];
+      const configs = kernels.map((runtime, i) =>
+        tinyConfig(folder.path, { runtime, train: { ...short, out_dir: join(folder.path, `k${i}`) } }),
+      );
+      for (const config of configs) await runTraining(config);
+      expect(rows(configs[1])).toEqual(rows(configs[0]));
+      expect(rows(configs[2])).toEqual(rows(configs[0]));
+    });
+
+    it('leaves out the files that are switched off', async () => {
+      const config = tinyConfig(folder.path, {
+        runtime: { tb: false, csv_logs: false, aux_stats: false },
+        train: short,
+      });
+      await runTraining(config);
+      const paths = runPaths(config.train.out_dir);
+      expect([paths.tensorboard, paths.training, paths.val].map((path) => existsSync(path))).toEqual([
+        false,
+        false,
+        false,
+      ]);
+      expect(tailHeartbeats(paths.heartbeat(0), 5).some((beat) => beat.gate_entropy_mean !== undefined)).toBe(false);
+    });
+
+    it('trains on synthetic tokens in place of a dead source only when asked, and says so in every heartbeat', async () => {
+      const data = { source: 'text', path: join(folder.path, 'nothing-here') };
+      await expect(runTraining(tinyConfig(folder.path, { data, train: short }))).rejects.toThrow('nothing-here');
+      expect(existsSync(join(folder.path, 'run'))).toBe(false);
+      const config = tinyConfig(folder.path, { data: { ...data, synthetic_on_fail: true }, train: short });
+      const { warned } = await runTraining(config);
+      expect(warned.some((line) => line.includes('SYNTHETIC'))).toBe(true);
+      const beats = tailHeartbeats(runPaths(config.train.out_dir).heartbeat(0), 50).filter(
+        ({ msg }) => msg === 'progress',
+      );
+      expect(beats.map(({ data: said }) => said)).toEqual(['synthetic', 'synthetic']);
+    });
+
+    it('prints samples every so many steps', async () => {
+      const { said } = await runTraining(tinyConfig(folder.path, { train: { ...short, sample_every: 2 } }));
+      expect(said.filter((line) => line.startsWith('sample '))).toHaveLength(1);
+    });
+
+    it.each([
+      [{ runtime: { prefill_tile: 64 } }, 'runtime.prefill_batched and runtime.prefill_tile'],
+      [{ train: { ...short, ddp: 1 } }, 'train.ddp'],
+      [{ data: { source: 'fineweb_edu', path: null } }, 'data.source: fineweb_edu is not part of this version'],
+    ])('refuses by name what this version does not have: %j', async (overrides, message) => {
+      await expect(runTraining(tinyConfig(folder.path, overrides))).rejects.toThrow(message);
+    });
+
+    it('skips the update of a spike when asked, and counts it', async () => {
+      const config = tinyConfig(folder.path, {
+        train: { steps: 40, eval_every: 0, save_every: 0, spike_skip: true, spike_z: 0.5 },
+      });
+      const { warned } = await runTraining(config);
+      const skipped = warned.filter((line) => line.endsWith('update skipped')).length;
+      expect(skipped).toBeGreaterThan(0);
+      const metrics = JSON.parse(readFileSync(runPaths(config.train.out_dir).metrics, 'utf8'));
+      expect(metrics).toMatchObject({ spikes: skipped, skipped_updates: skipped });
+    });
+  });
+});

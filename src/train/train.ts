@@ -1,0 +1,214 @@
+/** A training run from a config to its final files: opens everything, resumes if asked, runs the loop, closes everything. */
+import { existsSync } from 'node:fs';
+import type { Config } from '../config/schema.js';
+import type { Loader } from '../data/loader.js';
+import { createTokenizer } from '../data/tokenizer.js';
+import type { Device } from '../device/device.js';
+import { ExitCode, UsageError } from '../errors.js';
+import { generate } from '../infer/generate.js';
+import { auditKernels } from '../model/kernels.js';
+import { LanguageModel } from '../model/language-model.js';
+import { estimateMemory } from '../model/memory.js';
+import { type ModelShape, modelShape } from '../model/shape.js';
+import { AdamW } from '../ops/adamw/op.js';
+import { findCheckpoint } from '../run/checkpoint-find.js';
+import { listCheckpoints } from '../run/checkpoint-folder.js';
+import type { SaveOptions } from '../run/checkpoint-save.js';
+import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
+import { clearMarks, RunFolder, runPaths } from '../run/run-folder.js';
+import { BatchUploader } from './batches.js';
+import { restoreTrainingState, type TrainingState } from './checkpoints.js';
+import { writeFinalFiles } from './final-files.js';
+import { TrainingLoop, type TrainStatus } from './loop.js';
+import { LiveLine } from './progress.js';
+import { RunRecords } from './records.js';
+import { watchSignals } from './signals.js';
+import { SpikeDetector } from './spikes.js';
+import { writeStackDump } from './stackdump.js';
+import { openTrainingData } from './training-data.js';
+
+export interface TrainOptions {
+  readonly config: Config;
+  readonly device: Device;
+  /** `auto`, a checkpoint, or null for a new run. */
+  readonly resume: string | null;
+  /** Also write the final model to this file. */
+  readonly save: string | null;
+  /** Lines for a person: progress on one side, warnings on the other. */
+  readonly say: (line: string) => void;
+  readonly warn: (line: string) => void;
+  /** Where the live line goes. */
+  readonly terminal: NodeJS.WritableStream & { isTTY?: boolean };
+  /** Peak of the device in FLOP/s, for MFU. */
+  readonly peakFlops?: number | null;
+  readonly signals?: NodeJS.EventEmitter;
+  readonly saveOptions?: SaveOptions;
+}
+
+export interface TrainResult {
+  readonly status: TrainStatus;
+  readonly step: number;
+  readonly outDir: string;
+  readonly firstLoss: number | null;
+  readonly lastLoss: number | null;
+  readonly valLoss: number | null;
+}
+
+export const EXIT_CODES: Record<TrainStatus, number> = {
+  done: ExitCode.done,
+  halted: ExitCode.halted,
+  signalled: ExitCode.signalled,
+  'non-finite': ExitCode.nonFinite,
+};
+
+export async function train(options: TrainOptions): Promise<TrainResult> {
+  const { config, say, warn } = options;
+  refuseUnsupported(config, warn);
+  if (options.resume === null) refuseUsedFolder(config.train.out_dir);
+  const { loader, data } = await openTrainingData(config, say, warn);
+  try {
+    const shape = modelShape(config, loader.vocabSize);
+    const folder = new RunFolder(config.train.out_dir);
+    try {
+      return await runIn(folder, options, loader, data, shape);
+    } finally {
+      folder.close();
+    }
+  } finally {
+    loader.close();
+  }
+}
+
+async function runIn(
+  folder: RunFolder,
+  options: TrainOptions,
+  loader: Loader,
+  data: string,
+  shape: ModelShape,
+): Promise<TrainResult> {
+  const { config, device, say, warn } = options;
+  const outDir = folder.path;
+  clearMarks(outDir);
+  const found = options.resume === null ? undefined : findCheckpoint(outDir, options.resume);
+  for (const { path, reason } of found?.skipped ?? []) warn(`checkpoint ${path} is skipped: ${reason}`);
+  const model = new LanguageModel(device, shape, config.train.seed);
+  announce(model, config, say);
+  const decayed = (dimensions: number) => (dimensions >= 2 ? config.train.weight_decay : 0);
+  const trained = model.parameters.map((parameter) => ({
+    parameter,
+    weightDecay: decayed(parameter.value.shape.length),
+  }));
+  const state: TrainingState = {
+    model,
+    optimizer: new AdamW(device, trained, { betas: config.train.betas, epsilon: config.train.eps }),
+    loader,
+    spikes: { loss: new SpikeDetector(), gradient: new SpikeDetector() },
+    progress: {
+      step: 0,
+      firstLoss: null,
+      lastLoss: null,
+      lastValLoss: null,
+      tokensSeen: 0,
+      spikes: 0,
+      skippedUpdates: 0,
+    },
+  };
+  if (found) {
+    const changes = restoreTrainingState(found, state, config);
+    say(`resumed from ${found.path} at step ${found.step}`);
+    for (const change of changes) say(`changed since: ${change}`);
+  } else if (options.resume !== null) {
+    say('no checkpoint yet: starting from step 0');
+  }
+  folder.writeConfig(config);
+  folder.writeEnvironment({ device: { kind: device.kind, name: device.name } });
+  const records = new RunRecords(folder.paths, config, 0, state.progress.step, warn);
+  const position = { step: state.progress.step, section: 'boot' };
+  const dump = () => {
+    const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank0`);
+    writeStackDump(path, position);
+    warn(`SIGUSR1: wrote ${path}`);
+  };
+  const signals = watchSignals(dump, options.signals);
+  const uploader = new BatchUploader(device, config.nsa);
+  const started = performance.now();
+  try {
+    records.event({ step: state.progress.step, msg: 'boot', detail: found ? `resumed from ${found.path}` : 'new run' });
+    records.event({ step: state.progress.step, msg: 'loader_ready', data });
+    const loop = new TrainingLoop(
+      {
+        ...{ outDir, config, data, state, uploader, records, say, warn, position },
+        sample: () => sampleText(model, config),
+        requests: signals.requests,
+        peakFlops: options.peakFlops ?? null,
+        live: new LiveLine(options.terminal),
+        ...(options.saveOptions && { saveOptions: options.saveOptions }),
+      },
+      found?.step ?? null,
+    );
+    if (config.runtime.sdpa_audit) say(auditKernels(config, device, config.train.seq_len));
+    // A run killed between its checkpoint and the evaluation that follows it owes that evaluation.
+    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step)) loop.evaluateNow();
+    const status = await loop.run();
+    const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
+    if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });
+    const seconds = (performance.now() - started) / 1000;
+    writeFinalFiles(folder, { state, config, status, seconds, drops: records.drops, save: options.save });
+    return { status, step, outDir, firstLoss, lastLoss, valLoss };
+  } finally {
+    signals.end();
+    records.close();
+    uploader.free();
+    state.optimizer.free();
+    model.free();
+  }
+}
+
+function announce(model: LanguageModel, config: Config, say: (line: string) => void): void {
+  const { shape, parameterCount } = model;
+  const memory = estimateMemory(shape, config);
+  say(
+    `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.n_layers} layers, ${shape.dim} wide, ` +
+      `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
+      `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
+  );
+}
+
+/** A folder with a run in it is only ever continued, never written over. */
+function refuseUsedFolder(outDir: string): void {
+  const paths = runPaths(outDir);
+  const used =
+    listCheckpoints(paths.checkpoints).length > 0 ||
+    existsSync(paths.model) ||
+    readCsv(paths.training, TRAINING_CSV).rows.length > 0;
+  if (used)
+    throw new UsageError(
+      `${outDir} holds a run already: go on with --resume auto, or choose another folder with --out-dir`,
+    );
+}
+
+const SAMPLE_TOKENS = 64;
+
+async function sampleText(model: LanguageModel, config: Config): Promise<string> {
+  const loaded = { model, config, tokenizer: createTokenizer(config.data.tokenizer) };
+  let text = '';
+  for await (const piece of generate(loaded, '', {
+    maxNewTokens: SAMPLE_TOKENS,
+    sampling: { temperature: 0.8, seed: config.train.seed },
+  }))
+    text += piece;
+  return text;
+}
+
+function refuseUnsupported({ runtime, train: settings }: Config, warn: (line: string) => void): void {
+  if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
+    throw new UsageError(
+      'runtime.prefill_batched and runtime.prefill_tile belong to decoding, which is not part of this version; leave them out',
+    );
+  if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
+  if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
+}
+
+function hasEvaluation(path: string, step: number): boolean {
+  return readCsv(path, VAL_CSV).rows.some((row) => row.step === step);
+}

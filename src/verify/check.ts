@@ -1,0 +1,95 @@
+/** What a check is, and how a list of them is run: one row for each, whatever happens inside. */
+import type { Device } from '../device/device.js';
+
+/** The invariants of docs/attention.md, by number. */
+export const INVARIANTS = [
+  '1 reference',
+  '2 causality',
+  '3 prefix',
+  '4 packing',
+  '5 dense',
+  '6 gradients',
+  '7 random tokens',
+  '8 repeat',
+  '9 shapes',
+] as const;
+export type Invariant = (typeof INVARIANTS)[number];
+
+/** The distance found, and what it was found in; or why nothing could be measured. */
+export type Finding = { readonly error: number; readonly detail?: string } | { readonly skipped: string };
+
+export interface Check {
+  readonly invariant: Invariant;
+  readonly case: string;
+  /** The largest error that passes; 0 where bits must agree. */
+  readonly limit: number;
+  run(device: Device): Finding;
+}
+
+/** The stable shape of `trefoil verify --json`. */
+export interface Row {
+  readonly device: string;
+  readonly invariant: Invariant | 'all';
+  readonly case: string;
+  /** Null when skipped. */
+  readonly ok: boolean | null;
+  readonly error: number | null;
+  readonly limit: number | null;
+  /** Why it failed or was skipped. */
+  readonly reason: string | null;
+}
+
+/** How far a backend may be from the float64 reference, as ‖a-b‖/‖b‖: fp32 on the CPU, bf16 on CUDA. */
+export function tolerance(device: Device): number {
+  return device.kind === 'cpu' ? 2e-5 : 1e-2;
+}
+
+export function runCheck(check: Check, device: Device): Row {
+  const { invariant, limit } = check;
+  const row = { device: device.kind, invariant, case: check.case, limit };
+  let finding: Finding;
+  try {
+    finding = check.run(device);
+  } catch (error) {
+    return { ...row, ok: false, error: null, reason: error instanceof Error ? error.message : String(error) };
+  }
+  if ('skipped' in finding) return { ...row, ok: null, error: null, reason: finding.skipped };
+  const { error, detail = '' } = finding;
+  if (error <= limit) return { ...row, ok: true, error, reason: null };
+  // NaN and infinity are no JSON numbers; the reason says which it was.
+  const where = Number.isFinite(error) ? detail : `the error is ${error}${detail && `: ${detail}`}`;
+  return { ...row, ok: false, error: Number.isFinite(error) ? error : null, reason: where || 'over the limit' };
+}
+
+/** The row of a device that is not there. */
+export function absentRow(device: string, reason: string): Row {
+  return { device, invariant: 'all', case: 'all checks', ok: null, error: null, limit: null, reason };
+}
+
+export interface Summary {
+  readonly passed: number;
+  readonly failed: number;
+  readonly skipped: number;
+  readonly rows: readonly Row[];
+}
+
+export function summarize(rows: readonly Row[]): Summary {
+  const count = (ok: boolean | null) => rows.filter((row) => row.ok === ok).length;
+  return { passed: count(true), failed: count(false), skipped: count(null), rows };
+}
+
+/** Gathers the worst of several errors and remembers what it was in; NaN is worse than anything. */
+export class Worst {
+  #error = 0;
+  #detail = '';
+
+  add(error: number, detail: string): void {
+    if (Number.isNaN(this.#error) || error <= this.#error) return;
+    this.#error = error;
+    this.#detail = detail;
+  }
+
+  get finding(): Finding {
+    return { error: this.#error, detail: this.#detail };
+  }
+}

@@ -1,0 +1,101 @@
+/** Comparing results of a device with the float64 reference. */
+import type { HeadShape } from '../ops/attention.js';
+import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from '../ops/nsa-reference.js';
+import { importance, isSelection } from '../ops/select/reference.js';
+import { gradientName, INPUT_NAMES, type InputName, layoutOf, type Shapes } from './cases.js';
+import { type Finding, Worst } from './check.js';
+import { type CoreResult, OUTPUT_NAMES, record } from './core.js';
+import { relativeError } from './numbers.js';
+
+/** One result, or several of different kernels, against one reference. */
+export function compareCore(
+  results: Readonly<Record<string, CoreResult>>,
+  inputs: NsaInputs,
+  shapes: Shapes,
+  dOut: Float64Array,
+): Finding {
+  const worst = new Worst();
+  const layout = layoutOf(shapes);
+  let known: { selected: Int32Array; reference: ReturnType<typeof coreReference> } | null = null;
+  for (const [kernel, result] of Object.entries(results)) {
+    const wrong = wrongSelection(result.selected, inputs, layout);
+    if (wrong) {
+      worst.add(1, `${kernel}: ${wrong}`);
+      continue;
+    }
+    // The reference follows the device where two scores are as good as equal; mostly there is only one selection.
+    if (!known || !same(known.selected, result.selected))
+      known = { selected: result.selected, reference: coreReference(inputs, layout, result.selected, dOut) };
+    const { outputs, gradients } = known.reference;
+    for (const name of OUTPUT_NAMES)
+      worst.add(relativeError(result.outputs[name], outputs[name]), `${kernel}: ${name} is off`);
+    if (!result.gradients) continue;
+    for (const name of INPUT_NAMES)
+      worst.add(relativeError(result.gradients[name], gradients[name]), `${kernel}: ${gradientName(name)} is off`);
+  }
+  return worst.finding;
+}
+
+export function coreReference(inputs: NsaInputs, layout: NsaLayout, selected: Int32Array | null, dOut: Float64Array) {
+  const outputs = nsaForward(inputs, layout, selected ?? undefined);
+  const g = nsaBackward(inputs, layout, outputs, dOut);
+  const gradients: Record<InputName, Float64Array> = {
+    q: g.dq,
+    kCmp: g.dkCmp,
+    vCmp: g.dvCmp,
+    kSel: g.dkSel,
+    vSel: g.dvSel,
+    kWin: g.dkWin,
+    vWin: g.dvWin,
+    gates: g.dGates,
+  };
+  return { outputs, gradients };
+}
+
+/** The first row that is no right answer to its scores, in words; null if all are. */
+export function wrongSelection(
+  selected: Int32Array,
+  { q, kCmp }: Pick<NsaInputs, 'q' | 'kCmp'>,
+  { starts, cmpStarts, heads, sparse }: NsaLayout,
+  nearTie = 1e-6,
+): string | null {
+  const scores = importance(q, kCmp, starts, cmpStarts, heads, sparse);
+  const tokens = starts[starts.length - 1];
+  for (let token = 0; token < tokens; token++)
+    for (let group = 0; group < heads.groups; group++) {
+      const at = (token * heads.groups + group) * sparse.nSel;
+      const row = selected.subarray(at, at + sparse.nSel);
+      if (!isSelection(scores(token, group), row, nearTie))
+        return `token ${token}, group ${group} selects [${row.join(', ')}], which are not its best blocks`;
+    }
+  return null;
+}
+
+/** The rows [from, to) of an array with `width` values per row. */
+export function rowsOf<T extends Float32Array | Float64Array | Int32Array>(
+  values: T,
+  from: number,
+  to: number,
+  width: number,
+): T {
+  return values.subarray(from * width, to * width) as T;
+}
+
+/** Values per token of each input; those of compressed blocks are per block. */
+export function inputWidths({ heads, groups, dk, dv }: HeadShape): Record<InputName, number> {
+  const sizes: Record<InputName, number> = {
+    q: heads * dk,
+    kCmp: groups * dk,
+    vCmp: groups * dv,
+    kSel: groups * dk,
+    vSel: groups * dv,
+    kWin: groups * dk,
+    vWin: groups * dv,
+    gates: heads * 3,
+  };
+  return record(INPUT_NAMES, (name) => sizes[name]);
+}
+
+function same(a: Int32Array, b: Int32Array): boolean {
+  return a.every((value, i) => value === b[i]);
+}

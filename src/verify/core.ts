@@ -1,0 +1,71 @@
+/** The attention core on a device, from arrays to arrays: what checks compare with the reference and `attend` writes. */
+import type { Device } from '../device/device.js';
+import { nativeSparseAttention, type SparseInputs, sparseLayout } from '../ops/nsa.js';
+import type { NsaInputs } from '../ops/nsa-reference.js';
+import type { SelectedOptions } from '../ops/selected/op.js';
+import { Sequences } from '../ops/sequences.js';
+import { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
+
+export const OUTPUT_NAMES = ['out', 'oCmp', 'oSel', 'oWin'] as const;
+type OutputName = (typeof OUTPUT_NAMES)[number];
+
+export interface CoreResult {
+  readonly outputs: Record<OutputName, Float32Array>;
+  /** [T, G, n_sel], ascending, -1 at the end. */
+  readonly selected: Int32Array;
+  /** Gradients of sum(out * dOut) by the name of the input; null without `dOut`. */
+  readonly gradients: Record<InputName, Float32Array> | null;
+}
+
+export function runCore(
+  device: Device,
+  inputs: NsaInputs,
+  shapes: Shapes,
+  dOut: ArrayLike<number> | null,
+  options: SelectedOptions = {},
+): CoreResult {
+  return withSequences(device, shapes.lengths, (tokens, tape) => {
+    const sizes = inputShapes(shapes);
+    const tensors = record(INPUT_NAMES, (name) => tape.from(inputs[name], sizes[name])) satisfies SparseInputs;
+    if (dOut) for (const name of INPUT_NAMES) tape.watch(tensors[name]);
+    const layout = sparseLayout(tokens, shapes.sparse);
+    try {
+      const results = nativeSparseAttention(tape, tensors, layout, shapes.sparse, options);
+      const outputs = record(OUTPUT_NAMES, (name) => results[name].read() as Float32Array);
+      const selected = results.selected.read() as Int32Array;
+      if (!dOut) return { outputs, selected, gradients: null };
+      tape.seed(results.out, dOut);
+      tape.backward();
+      return { outputs, selected, gradients: record(INPUT_NAMES, (name) => gradientOf(tape, tensors[name])) };
+    } finally {
+      layout.blocks.free();
+    }
+  });
+}
+
+/** Runs with a tape and packed sequences, and gives their memory back also when a check fails half-way. */
+export function withSequences<T>(
+  device: Device,
+  lengths: readonly number[],
+  body: (tokens: Sequences, tape: Tape) => T,
+): T {
+  const tokens = new Sequences(device, lengths);
+  const tape = new Tape(device);
+  try {
+    return body(tokens, tape);
+  } finally {
+    tape.end();
+    tokens.free();
+  }
+}
+
+/** Zeros where nothing depended on the tensor. */
+export function gradientOf(tape: Tape, tensor: Tensor): Float32Array {
+  return (tape.gradient(tensor)?.read() as Float32Array | undefined) ?? new Float32Array(tensor.size);
+}
+
+export function record<K extends string, V>(names: readonly K[], make: (name: K) => V): Record<K, V> {
+  return Object.fromEntries(names.map((name) => [name, make(name)])) as Record<K, V>;
+}

@@ -1,0 +1,193 @@
+import { describe, expect, it } from 'vitest';
+import type { Addressable } from '../device/device.js';
+import { Tensor } from '../tensor/tensor.js';
+import { cpu } from '../testing/devices.js';
+import { type Invariant, runCheck } from './check.js';
+import { type Argument, type Fault, FaultyDevice, replaced, spoiled } from './testing/faulty-device.js';
+import { checksFor } from './verify.js';
+
+/** Rows of the checks of one invariant, for cases whose name holds `text`. */
+function run(faults: Record<string, Fault>, invariant: Invariant, text: string) {
+  const device = new FaultyDevice(cpu(), faults);
+  const checks = checksFor(device, false).filter((check) => check.invariant === invariant && check.case.includes(text));
+  expect(checks.length).toBeGreaterThan(0);
+  return checks.map((check) => runCheck(check, device));
+}
+
+/** Every check of the selection fails, and the reason says what it saw. */
+function expectFailure(faults: Record<string, Fault>, invariant: Invariant, text: string, reason: string | RegExp) {
+  for (const row of run(faults, invariant, text)) {
+    expect(row.ok, row.case).toBe(false);
+    expect(row.reason).toMatch(reason);
+  }
+}
+
+// Positions of arguments in the kernels' signatures (op.ts of each operation).
+const WINDOW = { forward: 11, backward: 17 };
+const COMPRESSED = { l: 12, backwardL: 19 };
+const anyVariant = 'phi avg, gate softmax, rope after';
+
+describe('a broken kernel is found', () => {
+  it('by none of the checks when nothing is broken', () => {
+    for (const invariant of ['1 reference', '2 causality', '3 prefix', '4 packing', '6 gradients'] as const)
+      for (const row of run({}, invariant, anyVariant)) expect(row).toMatchObject({ ok: true, reason: null });
+  });
+
+  it('1: a window of w + 1 keys, as several public codes have', () => {
+    const faults = { window_forward: replaced(WINDOW.forward, (w) => w + 1) };
+    expectFailure(faults, '1 reference', anyVariant, 'the output is off');
+    expectFailure(faults, '9 shapes', 'h = 6', 'is off');
+  });
+
+  it('1: blocks that are not the best', () => {
+    // Block 1 in place of the second one chosen: right in number and order, wrong in score.
+    const faults: Record<string, Fault> = {
+      select_forward: (kernel, values, device) => {
+        kernel(...values);
+        const [, , , offsets, , selected] = values as Addressable[];
+        const [sequences, , groups] = values.slice(6) as number[];
+        const count = values[13] as number;
+        const ends = new Int32Array(sequences + 1);
+        device.download(offsets.pointer, new Uint8Array(ends.buffer));
+        const blocks = new Int32Array(ends[sequences] * groups * count);
+        device.download(selected.pointer, new Uint8Array(blocks.buffer));
+        for (let i = 1; i < blocks.length; i += count) if (blocks[i] > 1) blocks[i] = 1;
+        device.upload(selected.pointer, new Uint8Array(blocks.buffer));
+      },
+    };
+    expectFailure(faults, '1 reference', 'core', 'which are not its best blocks');
+    expectFailure(faults, '9 shapes', "S no multiple of l'", 'which are not its best blocks');
+  });
+
+  it('1: one wrong number in a gradient', () => {
+    const faults = { window_backward: spoiled(8, 3, (value) => value + 1) }; // dk of the window branch
+    expectFailure(faults, '9 shapes', 'G = H', 'dk_win is off');
+  });
+
+  it('1: a number that is none', () => {
+    const faults = { combine_forward: spoiled(4, 0, () => Number.NaN) };
+    expectFailure(faults, '9 shapes', 'S = w + 1', 'the error is NaN: v1: out is off');
+  });
+
+  it('2: compressed blocks that are seen before they end', () => {
+    const faults = { compressed_forward: replaced(COMPRESSED.l, (l) => l - 4) };
+    expectFailure(faults, '2 causality', anyVariant, /values up to token \d+ change with the tokens after it/);
+    expectFailure(faults, '2 causality', 'language model', /hidden values up to token \d+ change/);
+  });
+
+  it('2: gradients that reach tokens after the output', () => {
+    const faults = { compressed_backward: replaced(COMPRESSED.backwardL, (l) => l - 4) };
+    expectFailure(faults, '2 causality', anyVariant, 'tokens after t get a gradient');
+  });
+
+  it('3: a result that depends on how long the sequence is', () => {
+    const faults: Record<string, Fault> = {
+      window_forward: (kernel, values, device) => {
+        const ends = new Int32Array(2);
+        device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
+        replaced(WINDOW.forward, (w) => (ends[1] > 40 ? w : w - 1))(kernel, values, device);
+      },
+    };
+    expectFailure(faults, '3 prefix', anyVariant, 'tokens alone give another output');
+  });
+
+  it('4: sequences that see each other', () => {
+    const faults: Record<string, Fault> = {
+      window_forward: (kernel, values, device) => {
+        const count = values[6] as number;
+        const ends = new Int32Array(count + 1);
+        device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
+        const offsets = Tensor.from(device, [0, ends[count]], [2], 'i32');
+        kernel(...values.map((value, i) => (i === 3 ? offsets : i === 6 ? 1 : value)));
+        offsets.free();
+      },
+    };
+    expectFailure(faults, '4 packing', anyVariant, /sequence \d alone (gives another output|gets another gradient)/);
+  });
+
+  it('5: a selection that leaves out a block', () => {
+    const faults = { selected_forward: replaced(12, (block) => block - 1) };
+    expectFailure(faults, '5 dense', 'selected', 'is not that of dense attention');
+  });
+
+  it('6: a gradient that is one per cent too large', () => {
+    const faults: Record<string, Fault> = {
+      gate_backward: (kernel, values) =>
+        kernel(...values.map((value, i) => (i === 5 ? (value as number) / 1.01 : value))),
+    };
+    expectFailure(faults, '6 gradients', anyVariant, /the gradient of (x|gate\.weight|gate\.bias) is off/);
+  });
+
+  it('7: a window that sees the next token', () => {
+    const [row] = run({ window_forward: shiftedForward, window_backward: shiftedBackward }, '7 random tokens', '');
+    expect(row.ok).toBe(false);
+    expect(row.error).toBeGreaterThan(0.1);
+    expect(row.reason).toMatch(/the loss was [0-3]\.\d+ at step \d+, below ln 64/);
+  });
+
+  it('8: results that change from run to run, or with the threads', () => {
+    let calls = 0;
+    const again = { combine_forward: spoiled(4, 5, (value) => value + ++calls * 1e-6) };
+    expectFailure(again, '8 repeat', 'core', 'values differ when it is run again');
+    const threads: Record<string, Fault> = {
+      combine_forward: (kernel, values, device) =>
+        spoiled(4, 5, (value) => value * (device.threads === 1 ? 1.001 : 1))(kernel, values, device),
+    };
+    expectFailure(threads, '8 repeat', 'core', 'values differ with 1 thread');
+  });
+
+  it('as a failed row, not as a crash, when a kernel throws', () => {
+    const faults: Record<string, Fault> = {
+      window_forward: () => {
+        throw new Error('the kernel could not be launched');
+      },
+    };
+    expectFailure(faults, '9 shapes', 'S = l', 'the kernel could not be launched');
+    expect(cpu().pool.bytesInUse).toBe(0);
+  });
+});
+
+/** Keys and values one token to the right: token t reads t + 1, its own label. The last row reads itself. */
+function shifted(device: ReturnType<typeof cpu>, from: Addressable, rows: number, width: number): Tensor {
+  const copy = Tensor.empty(device, [rows, width]);
+  const bytes = width * 4;
+  device.copy(copy.pointer, from.pointer + BigInt(bytes), (rows - 1) * bytes);
+  device.copy(copy.pointer + BigInt((rows - 1) * bytes), from.pointer + BigInt((rows - 1) * bytes), bytes);
+  return copy;
+}
+
+function sizes(values: Argument[], device: ReturnType<typeof cpu>, at: number) {
+  const [count, , groups, dk, dv] = values.slice(at, at + 5) as number[];
+  const ends = new Int32Array(count + 1);
+  device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
+  return { rows: ends[count], k: groups * dk, v: groups * dv };
+}
+
+function shiftedForward(...[kernel, values, device]: Parameters<Fault>): void {
+  const { rows, k, v } = sizes(values, device, 6);
+  const keys = shifted(device, values[1] as Addressable, rows, k);
+  const vectors = shifted(device, values[2] as Addressable, rows, v);
+  kernel(values[0], keys, vectors, ...values.slice(3));
+  keys.free();
+  vectors.free();
+}
+
+/** The gradients of such a window: computed for the shifted rows, and shifted back. */
+function shiftedBackward(...[kernel, values, device]: Parameters<Fault>): void {
+  const { rows, k, v } = sizes(values, device, 10);
+  const keys = shifted(device, values[1] as Addressable, rows, k);
+  const vectors = shifted(device, values[2] as Addressable, rows, v);
+  kernel(values[0], keys, vectors, ...values.slice(3));
+  for (const [gradient, width] of [
+    [values[8], k],
+    [values[9], v],
+  ] as [Addressable, number][]) {
+    const copy = Tensor.zeros(device, [rows, width]);
+    const bytes = width * 4;
+    device.copy(copy.pointer + BigInt(bytes), gradient.pointer, (rows - 1) * bytes);
+    device.copy(gradient.pointer, copy.pointer, rows * bytes);
+    copy.free();
+  }
+  keys.free();
+  vectors.free();
+}

@@ -1,0 +1,93 @@
+/** Invariant 5: a selection or a window that holds everything is dense causal attention. */
+import type { Device } from '../device/device.js';
+import { compressedAttention } from '../ops/compressed/op.js';
+import { denseAttention } from '../ops/dense/op.js';
+import { selectBlocks } from '../ops/select/op.js';
+import { selectedAttention } from '../ops/selected/op.js';
+import type { Sequences } from '../ops/sequences.js';
+import { windowAttention } from '../ops/window/op.js';
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { inputShapes, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
+import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { gradientOf, withSequences } from './core.js';
+import { randomValues, relativeError } from './numbers.js';
+
+const HEADS = { heads: 6, groups: 2, dk: 16, dv: 12 };
+
+/** Which part of the attention holds everything here. */
+type Branch = (tape: Tape, inputs: { q: Tensor; k: Tensor; v: Tensor }, tokens: Sequences) => Tensor;
+
+export function denseLimitChecks(device: Device): Check[] {
+  const limit = tolerance(device);
+  const lengths = [[96], [95], [100, 0, 33, 1]];
+  return lengths.flatMap((some): Check[] => {
+    const longest = Math.max(...some);
+    const nSel = Math.max(3, Math.ceil(longest / SMALL.lSel));
+    const shapes: Shapes = { lengths: some, heads: HEADS, sparse: { ...SMALL, nSel, w: longest } };
+    return [
+      ...(['v1', 'v2'] as const).map(
+        (kernel): Check => ({
+          invariant: '5 dense',
+          case: `n*l' = ${nSel * SMALL.lSel} >= S = ${longest}: selected ${kernel} = dense, ${some.length} sequences`,
+          limit,
+          run: () => equalsDense(device, shapes, selectedBranch(shapes, kernel)),
+        }),
+      ),
+      {
+        invariant: '5 dense',
+        case: `w = S = ${longest}: window = dense, ${some.length} sequences`,
+        limit,
+        run: () =>
+          equalsDense(device, shapes, (tape, inputs, tokens) => windowAttention(tape, inputs, tokens, longest)),
+      },
+    ];
+  });
+}
+
+function selectedBranch({ lengths, heads, sparse }: Shapes, kernel: 'v1' | 'v2'): Branch {
+  return (tape, inputs, tokens) => {
+    const blocks = tokens.compressed(sparse.l, sparse.d);
+    const [kShape, vShape] = [
+      inputShapes({ lengths, heads, sparse }).kCmp,
+      inputShapes({ lengths, heads, sparse }).vCmp,
+    ];
+    const [k, v] = [tape.zeros(kShape), tape.zeros(vShape)];
+    const { lse } = compressedAttention(tape, { q: inputs.q, k, v }, tokens, blocks, sparse);
+    const selected = selectBlocks(tape, { q: inputs.q, k, lse }, tokens, blocks, sparse);
+    blocks.free();
+    return selectedAttention(tape, inputs, selected, tokens, sparse.lSel, { kernel });
+  };
+}
+
+function equalsDense(device: Device, shapes: Shapes, branch: Branch): Finding {
+  const { q, kSel, vSel } = randomInputs(shapes, 31);
+  const sizes = inputShapes(shapes);
+  const dOut = randomValues(
+    outputShape(shapes).reduce((a, b) => a * b),
+    32,
+  );
+  const run = (attend: Branch) =>
+    withSequences(device, shapes.lengths, (tokens, tape) => {
+      const inputs = {
+        q: tape.watch(tape.from(q, sizes.q)),
+        k: tape.watch(tape.from(kSel, sizes.kSel)),
+        v: tape.watch(tape.from(vSel, sizes.vSel)),
+      };
+      const out = attend(tape, inputs, tokens);
+      const values = out.read();
+      tape.seed(out, dOut);
+      tape.backward();
+      return {
+        out: values,
+        dq: gradientOf(tape, inputs.q),
+        dk: gradientOf(tape, inputs.k),
+        dv: gradientOf(tape, inputs.v),
+      };
+    });
+  const [sparse, dense] = [run(branch), run(denseAttention)];
+  const worst = new Worst();
+  for (const name of ['out', 'dq', 'dk', 'dv'] as const)
+    worst.add(relativeError(sparse[name], dense[name]), `${name} is not that of dense attention`);
+  return worst.finding;
+}

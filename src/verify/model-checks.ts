@@ -1,0 +1,153 @@
+/** Invariants 2, 7 and 8 for a whole model: causal, unable to learn random tokens, the same bits every time. */
+import type { Device } from '../device/device.js';
+import { LanguageModel } from '../model/language-model.js';
+import { sparseShapeOf } from '../model/shape.js';
+import { sparseLayout } from '../ops/nsa.js';
+import type { SelectionKernel } from '../ops/selected/op.js';
+import { outputShape, randomInputs, type Shapes } from './cases.js';
+import { type Check, type Finding, Worst } from './check.js';
+import { runCore, withSequences } from './core.js';
+import { tinyShape } from './module.js';
+import { differentBits, randomValues } from './numbers.js';
+import { RandomTrainer } from './trainer.js';
+
+const VOCABULARY = 64;
+const PHI = ['avg', 'conv', 'mlp'] as const;
+const LENGTH = 77;
+
+export function modelChecks(device: Device, full: boolean): Check[] {
+  const steps = full ? 800 : 120;
+  return [
+    {
+      invariant: '2 causality',
+      case: 'language model, other token ids after t',
+      limit: 0,
+      run: () => modelCausality(device),
+    },
+    {
+      invariant: '7 random tokens',
+      case: `${steps} steps on uniform tokens: ln V - lowest loss`,
+      limit: 0.02,
+      run: () => randomTokens(device, steps),
+    },
+    ...PHI.map(
+      (phi): Check => ({
+        invariant: '8 repeat',
+        case: `5 training steps, phi ${phi}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
+        limit: 0,
+        run: () => repeatable(device, () => trainedBits(device, phi)),
+      }),
+    ),
+    ...(['v1', 'v2'] as const).map(
+      (kernel): Check => ({
+        invariant: '8 repeat',
+        case: `core forward and backward, kernel ${kernel}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
+        limit: 0,
+        run: () => repeatable(device, () => coreBits(device, kernel)),
+      }),
+    ),
+  ];
+}
+
+function modelCausality(device: Device): Finding {
+  const shape = tinyShape({}, {}, VOCABULARY);
+  const model = new LanguageModel(device, shape, 41);
+  try {
+    const ids = randomValues(LENGTH, 42).map((value) => Math.floor(((value + 1) / 2) * VOCABULARY));
+    const hidden = (tokens: Float64Array) =>
+      withSequences(device, [LENGTH], (sequences, tape) => {
+        const layout = sparseLayout(sequences, sparseShapeOf(shape));
+        const values = model.hidden(tape, tape.from(tokens, [LENGTH], 'i32'), { layout }).read() as Float32Array;
+        layout.blocks.free();
+        return values;
+      });
+    const before = hidden(ids);
+    const worst = new Worst();
+    for (let t = 0; t < LENGTH - 1; t++) {
+      const changed = ids.map((id, i) => (i <= t ? id : (id + 1 + i) % VOCABULARY));
+      const end = (t + 1) * shape.dim;
+      const count = differentBits(hidden(changed).subarray(0, end), before.subarray(0, end));
+      worst.add(count, `${count} hidden values up to token ${t} change with the tokens after it`);
+    }
+    return worst.finding;
+  } finally {
+    model.free();
+  }
+}
+
+/** A window of a few tokens and small blocks: a leak of any branch would be learnt within the steps there are. */
+function randomTokens(device: Device, steps: number): Finding {
+  const shape = tinyShape(
+    { l: 4, d: 2, l_sel: 4, n_sel: 3, w: 4 },
+    { dim: 48, n_layers: 1, d_k: 12, d_v: 12 },
+    VOCABULARY,
+  );
+  const lengths = Array.from({ length: 16 }, () => 64);
+  const trainer = new RandomTrainer(device, { shape, lengths, learningRate: 3e-3, seed: 43 });
+  try {
+    let lowest = Number.POSITIVE_INFINITY;
+    let at = 0;
+    for (let step = 1; step <= steps; step++) {
+      const loss = trainer.step();
+      if (!(loss >= lowest)) [lowest, at] = [loss, step]; // also when it is not a number
+    }
+    const error = Math.log(VOCABULARY) - lowest;
+    return { error, detail: `the loss was ${lowest.toFixed(4)} at step ${at}, below ln ${VOCABULARY} = 4.1589` };
+  } finally {
+    trainer.free();
+  }
+}
+
+/** Everything a few steps of training leave behind. */
+function trainedBits(device: Device, phi: (typeof PHI)[number]): Float32Array[] {
+  const options = { shape: tinyShape({ phi }, {}, VOCABULARY), lengths: [200, 33, 1], learningRate: 1e-3, seed: 44 };
+  const trainer = new RandomTrainer(device, options);
+  try {
+    const losses = Float32Array.from({ length: 5 }, () => trainer.step());
+    return [losses, ...trainer.model.parameters.map(({ value }) => value.read() as Float32Array)];
+  } finally {
+    trainer.free();
+  }
+}
+
+const CORE: Shapes = {
+  lengths: [600, 77],
+  heads: { heads: 6, groups: 2, dk: 32, dv: 32 },
+  sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 96 },
+};
+
+function coreBits(device: Device, kernel: SelectionKernel): (Float32Array | Int32Array)[] {
+  const dOut = randomValues(
+    outputShape(CORE).reduce((a, b) => a * b),
+    45,
+  );
+  const { outputs, selected, gradients } = runCore(device, randomInputs(CORE, 46), CORE, dOut, { kernel });
+  return [selected, ...Object.values(outputs), ...Object.values(gradients!)];
+}
+
+type Bits = (Float32Array | Int32Array)[];
+
+function repeatable(device: Device, run: () => Bits): Finding {
+  const worst = new Worst();
+  const first = run();
+  const compare = (bits: Bits, when: string) => {
+    const count = bits.reduce((total, values, i) => total + differentBits(values, first[i]), 0);
+    worst.add(count, `${count} values differ ${when}`);
+  };
+  compare(run(), 'when it is run again');
+  if (!hasThreads(device)) return worst.finding;
+  const { threads } = device;
+  try {
+    for (const count of [1, 2, 3]) {
+      device.threads = count;
+      compare(run(), `with ${count} thread${count === 1 ? '' : 's'}`);
+    }
+  } finally {
+    device.threads = threads;
+  }
+  return worst.finding;
+}
+
+function hasThreads(device: Device): device is Device & { threads: number } {
+  return 'threads' in device;
+}

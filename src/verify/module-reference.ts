@@ -1,0 +1,84 @@
+/** The attention module in float64, put together from the references of its operations. */
+import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
+import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/compress/reference.js';
+import { gateForward } from '../ops/gate/reference.js';
+import { linearForward } from '../ops/linear/reference.js';
+import { type NsaInputs, type NsaLayout, nsaForward } from '../ops/nsa-reference.js';
+import { splitForward } from '../ops/rope/reference.js';
+import { layoutOf } from './cases.js';
+
+/** Parameters by the names the module gives them, without its own: `qkv`, `gate.weight`, `phi_k.w1`, `out`. */
+export type Weights = Readonly<Record<string, Float64Array>>;
+
+export interface ModuleResult {
+  /** [T, dim] */
+  readonly out: Float64Array;
+  readonly inputs: NsaInputs;
+  readonly layout: NsaLayout;
+}
+
+/** `x` [T, dim], normalised; `selected` as the device chose, since no gradient flows through it. */
+export function moduleForward(
+  shape: ModelShape,
+  weights: Weights,
+  x: Float64Array,
+  lengths: readonly number[],
+  selected: Int32Array,
+): ModuleResult {
+  const layout = layoutOf({ lengths, heads: headShapeOf(shape), sparse: sparseShapeOf(shape) });
+  const inputs = coreInputs(shape, weights, x, lengths, layout);
+  const { out } = nsaForward(inputs, layout, selected);
+  const tokens = x.length / shape.dim;
+  const width = shape.n_heads * shape.d_v;
+  return { out: linearForward(out, weights['out'], tokens, shape.dim, width), inputs, layout };
+}
+
+/** Projections, positions, compression and the gate: what the core is given. */
+function coreInputs(
+  shape: ModelShape,
+  weights: Weights,
+  x: Float64Array,
+  lengths: readonly number[],
+  { starts, cmpStarts }: NsaLayout,
+): NsaInputs {
+  const { dim, nsa } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const tokens = x.length / dim;
+  const rope = { theta: shape.rope_theta, scale: shape.rope_scale };
+  const key = { heads: groups, size: dk, rotate: true };
+  const value = { heads: groups, size: dv, rotate: false };
+  const query = { heads, size: dk, rotate: true };
+  const parts = [query, { ...key, rotate: nsa.cmp_rope === 'before' }, value, key, value, key, value];
+  const fused = linearForward(x, weights['qkv'], tokens, weights['qkv'].length / dim, dim);
+  const positions = lengths.flatMap((length) => Array.from({ length }, (_, t) => t));
+  const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = splitForward(fused, parts, positions, rope);
+  const compress = (values: Float64Array, size: number, name: string) =>
+    compressForward(values, weights, name, nsa.phi, starts, { groups, size, l: nsa.l, d: nsa.d });
+  let kCmp = compress(rawKeys, dk, 'phi_k');
+  const vCmp = compress(rawValues, dv, 'phi_v');
+  if (nsa.cmp_rope === 'after') {
+    const blocks = lengths.flatMap((_, s) =>
+      Array.from({ length: cmpStarts[s + 1] - cmpStarts[s] }, (_, i) => i * nsa.d),
+    );
+    [kCmp] = splitForward(kCmp, [key], blocks, rope);
+  }
+  const logits = linearForward(x, weights['gate.weight'], tokens, 3 * heads, dim);
+  const bias = weights['gate.bias'];
+  const biased = logits.map((logit, i) => logit + bias[i % bias.length]);
+  const gates = gateForward(biased, { kind: nsa.gate, temperature: nsa.gate_temp });
+  return { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+}
+
+function compressForward(
+  x: Float64Array,
+  weights: Weights,
+  name: string,
+  phi: ModelShape['nsa']['phi'],
+  starts: ArrayLike<number>,
+  shape: CompressShape,
+): Float64Array {
+  if (phi === 'avg') return convForward(x, averageWeight(shape), starts, shape);
+  if (phi === 'conv') return convForward(x, weights[`${name}.weight`], starts, shape);
+  const [position, w1, w2] = ['position', 'w1', 'w2'].map((part) => weights[`${name}.${part}`]);
+  return mlpForward(x, { position, w1, w2 }, starts, shape);
+}

@@ -1,0 +1,75 @@
+/** Invariants 1 and 9: every kernel equals the float64 reference, outputs and gradients, for the shapes that bite. */
+import type { Device } from '../device/device.js';
+import { denseAttention } from '../ops/dense/op.js';
+import { denseBackward, denseForward } from '../ops/dense/reference.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
+import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
+import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { compareCore } from './compare.js';
+import { gradientOf, record, runCore, withSequences } from './core.js';
+import { randomValues, relativeError, startsOf, sum } from './numbers.js';
+
+/** Long enough for `adaptive` to take its kernel for long sequences, in blocks of the paper's proportions. */
+const TYPICAL: Shapes = {
+  lengths: [1061, 90],
+  heads: { heads: 6, groups: 2, dk: 16, dv: 16 },
+  sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 64 },
+};
+
+const DENSE: Shapes = { lengths: [130, 0, 77], heads: { heads: 6, groups: 2, dk: 24, dv: 16 }, sparse: SMALL };
+
+export function parityChecks(device: Device): Check[] {
+  const limit = tolerance(device);
+  return [
+    {
+      invariant: '1 reference',
+      case: `core, kernels ${SELECTION_KERNELS.join(', ')}`,
+      limit,
+      run: () => parity(device, TYPICAL, SELECTION_KERNELS),
+    },
+    { invariant: '1 reference', case: 'dense baseline', limit, run: () => denseParity(device, DENSE) },
+    ...AWKWARD.map(
+      (shapes): Check => ({
+        invariant: '9 shapes',
+        case: shapes.name,
+        limit,
+        run: () => parity(device, shapes, ['v1', 'v2']),
+      }),
+    ),
+  ];
+}
+
+function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKernel[]): Finding {
+  const inputs = randomInputs(shapes, 1);
+  const dOut = randomValues(
+    outputShape(shapes).reduce((a, b) => a * b),
+    99,
+  );
+  const results = record(kernels, (kernel) => runCore(device, inputs, shapes, dOut, { kernel }));
+  return compareCore(results, inputs, shapes, dOut);
+}
+
+function denseParity(device: Device, shapes: Shapes): Finding {
+  const { lengths, heads } = shapes;
+  const { q, kSel: k, vSel: v } = randomInputs(shapes, 2);
+  const tokens = sum(lengths);
+  const dOut = randomValues(tokens * heads.heads * heads.dv, 98);
+  const starts = startsOf(lengths);
+  return withSequences(device, lengths, (sequences, tape) => {
+    const tensors = {
+      q: tape.watch(tape.from(q, [tokens, heads.heads, heads.dk])),
+      k: tape.watch(tape.from(k, [tokens, heads.groups, heads.dk])),
+      v: tape.watch(tape.from(v, [tokens, heads.groups, heads.dv])),
+    };
+    const out = denseAttention(tape, tensors, sequences);
+    const worst = new Worst();
+    worst.add(relativeError(out.read(), denseForward(q, k, v, starts, heads).out), 'the output is off');
+    tape.seed(out, dOut);
+    tape.backward();
+    const { dq, dk, dv } = denseBackward(q, k, v, starts, heads, dOut);
+    worst.add(relativeError(gradientOf(tape, tensors.q), dq), 'dq is off');
+    worst.add(relativeError(gradientOf(tape, tensors.k), dk), 'dk is off');
+    worst.add(relativeError(gradientOf(tape, tensors.v), dv), 'dv is off');
+    return worst.finding;
+  });
+}

@@ -1,0 +1,130 @@
+/** Invariants 2, 3 and 4: the future cannot matter, a prefix alone equals the whole, a packed batch its sequences. */
+import type { Device } from '../device/device.js';
+import type { ModelShape } from '../model/shape.js';
+import type { SelectionKernel } from '../ops/selected/op.js';
+import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type TestModule, VARIANTS, withModule } from './module.js';
+import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
+
+/** Beyond w = 24 and n*l' = 64, and no multiple of anything. */
+const LENGTH = 77;
+const RAGGED = [3, 0, 70, 1, 16, 24, 41];
+const KERNELS = ['v1', 'v2'] as const;
+
+export function sequenceChecks(device: Device): Check[] {
+  const limit = tolerance(device);
+  const each = (make: (name: string, shape: ModelShape) => Check) =>
+    VARIANTS.map(({ name, shape }) => make(name, shape));
+  return [
+    ...each((name, shape) => ({
+      invariant: '2 causality',
+      case: `module, ${name}`,
+      limit: 0,
+      run: () => causality(device, shape),
+    })),
+    ...each((name, shape) => ({
+      invariant: '3 prefix',
+      case: `prefix of length t alone equals the whole, each t: ${name}`,
+      limit,
+      run: () => prefixes(device, shape),
+    })),
+    ...each((name, shape) => ({
+      invariant: '4 packing',
+      case: `ragged batch equals each sequence alone: ${name}`,
+      limit,
+      run: () => packing(device, shape),
+    })),
+  ];
+}
+
+/** For every t: other tokens after t, even ones that are no numbers, leave each bit up to t as it was. */
+function causality(device: Device, shape: ModelShape): Finding {
+  const { dim } = shape;
+  const x = randomValues(LENGTH * dim, 21, 2);
+  const other = randomValues(LENGTH * dim, 22, 50);
+  const worst = new Worst();
+  withModule(device, shape, 6, (module) => {
+    for (const kernel of KERNELS) {
+      const whole = module.run(x, [LENGTH], null, kernel);
+      for (let t = 0; t < LENGTH - 1; t++) {
+        const end = (t + 1) * dim;
+        const changed = x.slice();
+        // Numbers and NaN by turns: what is multiplied by a weight of zero shows only with the latter.
+        if (t % 2 === 0) changed.set(other.subarray(end), end);
+        else changed.fill(Number.NaN, end);
+        const after = module.run(changed, [LENGTH], null, kernel);
+        const count = differentBits(after.out.subarray(0, end), whole.out.subarray(0, end));
+        worst.add(count, `${kernel}: ${count} values up to token ${t} change with the tokens after it`);
+        const slots = ((t + 1) * whole.selected.length) / LENGTH;
+        const blocks = differentBits(after.selected.subarray(0, slots), whole.selected.subarray(0, slots));
+        worst.add(blocks, `${kernel}: ${blocks} selected blocks up to token ${t} change with the tokens after it`);
+      }
+      worst.add(futureGradients(module, x, kernel), `${kernel}: tokens after t get a gradient from outputs up to t`);
+    }
+  });
+  return worst.finding;
+}
+
+/** How many tokens after t have a gradient that is not zero, when only outputs up to t were asked for. */
+function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionKernel): number {
+  const dim = x.length / LENGTH;
+  let count = 0;
+  for (const t of [0, 7, 15, 16, 24, 50, 64, 75]) {
+    const dOut = randomValues(x.length, 23).fill(0, (t + 1) * dim);
+    const gradient = module.run(x, [LENGTH], dOut, kernel).gradients!.get('x')!;
+    count += gradient.subarray((t + 1) * dim).filter((value) => value !== 0).length;
+  }
+  return count;
+}
+
+/** What a prefill of t tokens and single tokens after it must give, computed by running every prefix. */
+function prefixes(device: Device, shape: ModelShape): Finding {
+  const { dim } = shape;
+  const x = randomValues(LENGTH * dim, 24, 2);
+  const worst = new Worst();
+  withModule(device, shape, 7, (module) => {
+    for (const kernel of KERNELS) {
+      const whole = module.run(x, [LENGTH], null, kernel);
+      for (let t = 1; t <= LENGTH; t++) {
+        const alone = module.run(x.subarray(0, t * dim), [t], null, kernel);
+        const error = relativeError(alone.out, whole.out.subarray(0, t * dim));
+        worst.add(error, `${kernel}: the first ${t} tokens alone give another output`);
+      }
+    }
+  });
+  return worst.finding;
+}
+
+function packing(device: Device, shape: ModelShape): Finding {
+  const { dim } = shape;
+  const x = randomValues(sum(RAGGED) * dim, 25, 2);
+  const dOut = randomValues(x.length, 26);
+  const starts = startsOf(RAGGED);
+  const worst = new Worst();
+  withModule(device, shape, 8, (module) => {
+    for (const kernel of KERNELS) {
+      const packed = module.run(x, RAGGED, dOut, kernel);
+      const sums = new Map([...packed.gradients!].map(([name, gradient]) => [name, new Float64Array(gradient.length)]));
+      RAGGED.forEach((length, s) => {
+        const rows = <T extends Float32Array | Float64Array>(values: T) =>
+          values.subarray(starts[s] * dim, starts[s + 1] * dim) as T;
+        const alone = module.run(rows(x), [length], rows(dOut), kernel);
+        worst.add(relativeError(alone.out, rows(packed.out)), `${kernel}: sequence ${s} alone gives another output`);
+        for (const [name, gradient] of alone.gradients!)
+          if (name === 'x')
+            worst.add(
+              relativeError(gradient, rows(packed.gradients!.get('x')!)),
+              `${kernel}: sequence ${s} alone gets another gradient`,
+            );
+          else addTo(sums.get(name)!, gradient);
+      });
+      for (const [name, total] of sums)
+        if (name !== 'x')
+          worst.add(
+            relativeError(packed.gradients!.get(name)!, total),
+            `${kernel}: the gradient of ${name} is not the sum over the sequences`,
+          );
+    }
+  });
+  return worst.finding;
+}

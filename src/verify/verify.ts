@@ -1,0 +1,36 @@
+/** All checks of a device, in the order of the invariants. */
+import type { Device } from '../device/device.js';
+import { type Check, INVARIANTS, type Row, runCheck } from './check.js';
+import { denseLimitChecks } from './limits.js';
+import { longChecks } from './long.js';
+import { modelChecks } from './model-checks.js';
+import { moduleChecks } from './module-parity.js';
+import { parityChecks } from './parity.js';
+import { sequenceChecks } from './sequence.js';
+
+export { absentRow, type Row, type Summary, summarize } from './check.js';
+
+/** `full` adds sequences of 64k tokens and a longer training on random tokens. */
+export function checksFor(device: Device, full: boolean): Check[] {
+  const checks = [
+    ...parityChecks(device),
+    ...moduleChecks(device),
+    ...sequenceChecks(device),
+    ...denseLimitChecks(device),
+    ...modelChecks(device, full),
+    ...(full ? longChecks(device) : []),
+  ];
+  return INVARIANTS.flatMap((invariant) => checks.filter((check) => check.invariant === invariant));
+}
+
+/** Runs them one by one; `onStart` is told of each before it runs. */
+export function verifyDevice(
+  device: Device,
+  checks: readonly Check[],
+  onStart: (check: Check, index: number) => void = () => {},
+): Row[] {
+  return checks.map((check, index) => {
+    onStart(check, index);
+    return runCheck(check, device);
+  });
+}

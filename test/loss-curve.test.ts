@@ -1,0 +1,55 @@
+/**
+ * The losses of a deterministic 50-step run against a stored curve, exactly. A change to the curve must be deliberate:
+ * run with TREFOIL_UPDATE_CURVE=1 and say in the changelog why the numbers moved.
+ *
+ * Sums run in another order with another vector width, so the exact comparison holds for the instruction set the curve
+ * was made with; others are compared within what rounding can do over 50 steps.
+ */
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
+import { formatFloat32 } from '../src/run/float32.js';
+import { runPaths } from '../src/run/run-folder.js';
+import { root } from '../src/testing/cli.js';
+import { runTraining, temporaryFolder, tinyConfig } from '../src/testing/run.js';
+
+const file = join(root, 'test', 'golden', 'loss-curve.json');
+
+interface Curve {
+  readonly vectors: string;
+  readonly losses: readonly string[];
+}
+
+function vectors(): string {
+  if (process.arch !== 'x64' || !existsSync('/proc/cpuinfo')) return process.arch;
+  const flags = readFileSync('/proc/cpuinfo', 'utf8');
+  return /\bavx512f\b/.test(flags) ? 'avx512' : /\bavx2\b/.test(flags) ? 'avx2' : 'sse';
+}
+
+let folder: { path: string; remove: () => void };
+beforeAll(() => {
+  folder = temporaryFolder();
+});
+afterAll(() => folder.remove());
+
+it('gives the stored losses', async () => {
+  const config = tinyConfig(folder.path, {
+    model: { n_layers: 3, mlp: 'swiglu' },
+    nsa: { phi: 'conv' },
+    train: { steps: 50, eval_every: 0, save_every: 0, seed: 7 },
+  });
+  await runTraining(config);
+  const losses = readCsv(runPaths(config.train.out_dir).training, TRAINING_CSV).rows.map(({ loss }) =>
+    formatFloat32(loss),
+  );
+  const curve: Curve = { vectors: vectors(), losses };
+  if (process.env['TREFOIL_UPDATE_CURVE']) writeFileSync(file, `${JSON.stringify(curve, null, 2)}\n`);
+  const stored = JSON.parse(readFileSync(file, 'utf8')) as Curve;
+  if (stored.vectors === curve.vectors) {
+    expect(curve).toEqual(stored);
+    return;
+  }
+  console.log(`loss curve: stored for ${stored.vectors}, this machine has ${curve.vectors}: compared within 1e-3`);
+  losses.forEach((loss, i) => expect(Math.abs(Number(loss) - Number(stored.losses[i]))).toBeLessThan(1e-3));
+});

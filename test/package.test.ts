@@ -1,0 +1,156 @@
+/** The package as a user gets it: packed, installed in an empty folder, run, imported from strict TypeScript. */
+import { execFile } from 'node:child_process';
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+
+const root = join(import.meta.dirname, '..');
+const read = (...names: string[]) => readFileSync(join(root, ...names), 'utf8');
+const folder = mkdtempSync(join(tmpdir(), 'trefoil-package-'));
+const user = join(folder, 'user');
+const tsc = join(dirname(createRequire(import.meta.url).resolve('typescript/package.json')), 'bin', 'tsc');
+let files: string[];
+
+/** Runs a program in the user's folder; what it printed, or an error with all of that. */
+function run(command: string, words: readonly string[], cwd = user): Promise<string> {
+  // Settings of the outer npm (its prefix, its package) must not reach the inner one.
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^npm_(?!config_)/.test(name)));
+  return new Promise((resolve, reject) => {
+    execFile(command, words, { cwd, env, encoding: 'utf8', maxBuffer: 2 ** 26 }, (error, stdout, stderr) => {
+      if (error) reject(new Error(`${command} ${words.join(' ')}: ${error.message}\n${stdout}${stderr}`));
+      else resolve(stdout);
+    });
+  });
+}
+
+beforeAll(async () => {
+  if (!existsSync(join(root, 'dist', 'index.js'))) await run(process.execPath, ['scripts/build.mjs', '--quiet'], root);
+  // Without scripts: dist is there, and other tests are using it while a build would write to it.
+  const packed = await run('npm', ['pack', '--json', '--ignore-scripts', '--pack-destination', folder], root);
+  const [tarball] = JSON.parse(packed) as { filename: string; files: { path: string }[] }[];
+  files = tarball.files.map(({ path }) => path);
+  mkdirSync(user);
+  writeFileSync(join(user, 'package.json'), '{ "name": "user", "private": true, "type": "module" }\n');
+  // Without scripts again: the package and all it needs must work without any.
+  await run('npm', [
+    'install',
+    '--ignore-scripts',
+    '--no-audit',
+    '--no-fund',
+    '--prefer-offline',
+    join(folder, tarball.filename),
+  ]);
+});
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+describe('the package', () => {
+  it('holds what a user needs and nothing else', () => {
+    const allowed = /^(dist\/|configs\/|docs\/|package\.json$|README\.md$|LICENSE$|CHANGELOG\.md$)/;
+    const development = /\.test\.|\/testing\/|golden|\.map$|tsbuildinfo|node_modules|\.log$/;
+    expect(files.filter((path) => !allowed.test(path) || development.test(path))).toEqual([]);
+    for (const needed of ['dist/index.js', 'dist/index.d.ts', 'dist/cli/main.js', 'dist/device/cpu/runtime.cpp'])
+      expect(files).toContain(needed);
+    for (const needed of ['LICENSE', 'README.md', 'docs/attention.md', 'configs/quickstart.yaml'])
+      expect(files).toContain(needed);
+    // Every operation has its kernel, and every module comes from a source that is still there.
+    const kernels = files.filter((path) => path.endsWith('cpu.cpp'));
+    expect(kernels.length).toBeGreaterThan(10);
+    const orphans = files
+      .filter((path) => /^dist\/.*\.js$/.test(path))
+      .filter((path) => {
+        return !existsSync(join(root, 'src', path.slice('dist/'.length, -'js'.length).concat('ts')));
+      });
+    expect(orphans).toEqual([]);
+  });
+
+  it('builds itself when it is packed, and runs nothing when it is installed', () => {
+    const { scripts } = JSON.parse(read('package.json')) as { scripts: Record<string, string> };
+    expect(scripts['prepack']).toBe('node scripts/build.mjs');
+    for (const name of ['preinstall', 'install', 'postinstall', 'prepare']) expect(scripts).not.toHaveProperty(name);
+  });
+
+  it('has a command that says its version', async () => {
+    const { version } = JSON.parse(read('package.json')) as { version: string };
+    expect(await run('npx', ['--no-install', 'trefoil', '--version'])).toBe(`${version}\n`);
+  });
+
+  it('verifies its mathematics where it is installed', async () => {
+    const printed = await run('npx', ['--no-install', 'trefoil', 'verify', '--device', 'cpu', '--json']);
+    const { passed, failed, rows } = JSON.parse(printed) as { passed: number; failed: number; rows: unknown[] };
+    expect(failed).toBe(0);
+    expect(passed).toBeGreaterThan(20);
+    expect(rows.length).toBeGreaterThanOrEqual(passed);
+  });
+
+  it('has types that stand on their own, and the README’s program runs', async () => {
+    const [program] = [...read('README.md').matchAll(/^```ts\n([\s\S]*?)^```/gm)].map((match) => match[1]);
+    writeFileSync(join(user, 'program.ts'), `${program}\n${EVERY_PART}`);
+    cpSync(join(root, 'examples', 'attention.mjs'), join(user, 'attention.mjs'));
+    // No types of Node, every library file checked: nothing of ours may lean on the user's setup.
+    const options = {
+      target: 'ES2022',
+      module: 'NodeNext',
+      strict: true,
+      skipLibCheck: false,
+      exactOptionalPropertyTypes: true,
+    };
+    const compilerOptions = {
+      ...options,
+      types: [],
+      lib: ['ES2023', 'DOM'],
+      allowJs: true,
+      checkJs: true,
+      outDir: 'built',
+    };
+    writeFileSync(
+      join(user, 'tsconfig.json'),
+      JSON.stringify({ compilerOptions, files: ['program.ts', 'attention.mjs'] }),
+    );
+    await run(process.execPath, [tsc, '-p', '.']);
+    const lines = await run(process.execPath, [join('built', 'program.js')]);
+    expect(lines.split('\n')).toEqual(['[ 1024, 12, 64 ] [ 1024, 12, 64 ]', 'loss near 2.77: true', '']);
+  });
+});
+
+describe('examples/attention.mjs', () => {
+  it('prints shapes, the selection and norms that are numbers', async () => {
+    cpSync(join(root, 'examples', 'attention.mjs'), join(user, 'attention.mjs'));
+    const printed = await run(process.execPath, ['attention.mjs']);
+    expect(printed).toMatch(/^device: cpu, \d+ threads\nout 1024x6x32, norm \d+\.\d{4}\n/);
+    expect(printed).toMatch(/^blocks of the last token: 0 \d 4 5$/m);
+    for (const name of ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'])
+      expect(printed).toMatch(new RegExp(`^gradient of ${name} [\\dx]+, norm \\d+\\.\\d{4}$`, 'm'));
+    expect(printed).toMatch(/^module 1024x96 -> 1024x96, norm \d+\.\d{4}$/m);
+    expect(printed).toMatch(/^parameter attention\.qkv 576x96, gradient norm \d+\.\d{4}$/m);
+    expect(printed).not.toContain('NaN');
+  });
+});
+
+/** A step of training through the public API: model, loss, gradients, optimizer. */
+const EVERY_PART = `
+import { AdamW, clipFactor, gradientNorm, LanguageModel, modelShape, parseConfig, sparseLayout, Tensor, UsageError } from 'trefoil';
+
+const config = parseConfig({
+  model: { dim: 16, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 8, d_v: 8 },
+  nsa: { l: 4, d: 2, l_sel: 8, n_sel: 3, w: 8 },
+});
+const model = new LanguageModel(device, modelShape(config, 16), 1);
+const optimizer = new AdamW(device, model.parameters.map((parameter) => ({ parameter, weightDecay: 0.1 })));
+const sequence = new Sequences(device, [32]);
+const ids = Tensor.from(device, Array.from({ length: 32 }, (_, i) => i % 16), [32], 'i32');
+const step = new Tape(device);
+const loss: Tensor = model.loss(step, ids, ids, { layout: sparseLayout(sequence, config.nsa) });
+const value: number = loss.item();
+step.backward(loss);
+const { norm } = gradientNorm(device, model.parameters.flatMap(({ gradient }) => gradient ?? []));
+optimizer.step({ learningRate: 1e-3, gradientScale: clipFactor(norm, 1) });
+step.end();
+try {
+  parseConfig({ model: { dim: 'wide' } });
+} catch (error) {
+  if (!(error instanceof UsageError)) throw error;
+}
+console.log(\`loss near 2.77: \${Math.abs(value - Math.log(16)) < 0.3}\`);
+`;
