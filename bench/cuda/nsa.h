@@ -101,13 +101,13 @@ struct Batch {
   Kernels* k;
   int B, T, Tc, NB, longest, blocks_longest;
   std::vector<int> cu, cu_cmp, cu_blocks;
-  Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, offsets, ranks, fitems, bitems, unions;
-  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, dq16, dqc, dqw, dkc16, dvc16, dks16, dvs16, dkw, dvw;
-  Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs;
+  Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, begins, totals, places, plan, served, offsets, ranks, fitems, bitems;
+  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dqc, dqw, dkc16, dvc16, dks16, dvs16, dkw, dvw;
+  Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs, dkc_parts, dvc_parts, dks_parts, dvs_parts;
   Buffer<uint32_t> lists;
   Buffer<unsigned char> pc, ps, pw;  // packed keys and values of the branches
   std::map<std::string, int> numbers;
-  int forward_items_max, backward_items_max;
+  int forward_items_max, backward_items_max, stretch, stretches, multiprocessors;
 
   int number(const char* op, const char* name) {
     auto it = numbers.find(name);
@@ -132,15 +132,23 @@ struct Batch {
     const size_t t = T, c = Tc;
     d_cu.make(B + 1), d_cmp.make(B + 1), d_blocks.make(B + 1);
     d_cu.put(cu), d_cmp.put(cu_cmp), d_blocks.put(cu_blocks);
-    selected.make(t * s.G * s.n), counts.make((size_t)NB * s.G), offsets.make(3 * ((size_t)NB * s.G + 1)), ranks.make(t * s.G * s.n);
-    forward_items_max = (int)(t * s.G * s.n / number("select", "select_forward_chunk")) + NB * s.G;
+    const int most = number("select", "select_max_stretches"), wish = getenv("STRETCH") ? atoi(getenv("STRETCH")) : stretch_for(longest);
+    stretch = std::max(wish, ((T + most - 1) / most + 15) / 16 * 16);
+    stretches = (T + stretch - 1) / stretch;
+    CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    const size_t lists_ = (size_t)NB * s.G;
+    selected.make(t * s.G * s.n), counts.make(lists_ * stretches), begins.make(lists_ * stretches), places.make(lists_ * stretches), totals.make(lists_);
+    plan.make(number("select", "select_plan_words")), served.make(3), served.zero();
+    offsets.make(2 * (lists_ + 1)), ranks.make(t * s.G * s.n);
+    forward_items_max = (int)(t * s.G * s.n / number("select", "select_forward_chunk") + std::min(lists_ * stretches, t * s.G * s.n));
     backward_items_max = (int)(t * s.G * s.n / number("select", "select_backward_chunk")) + NB * s.G;
     fitems.make((size_t)forward_items_max * 2), bitems.make((size_t)backward_items_max * 2);
-    lists.make(t * s.G * s.n), unions.make(t * s.G);
+    lists.make(t * s.G * s.n);
     q.make(t * s.H * s.Dk), kc.make(c * s.G * s.Dk), vc.make(c * s.G * s.Dv);
     ks.make(t * s.G * s.Dk), vs.make(t * s.G * s.Dv), kw.make(t * s.G * s.Dk), vw.make(t * s.G * s.Dv);
     for (auto* b : {&d_out, &oc, &os, &ow, &out}) b->make(t * s.H * s.Dv);
-    partial.make(t * s.H * s.n * std::max(s.Dk, s.Dv)), partial_lse.make(t * s.H * s.n);
+    const size_t ring = (size_t)number("selected", "selected_outer_ring") * stretch * s.H * number("selected", "selected_outer_chosen");
+    partial.make(ring * s.Dv), partial_lse.make(ring), shares.make(t * s.H * s.n * s.Dk);
     gates.make(t * s.H * 3), d_gates.make(t * s.H * 3), delta.make(t * s.H * 3), shift.make(t * s.H * 3);
     for (auto* b : {&lc, &ls, &lw}) b->make(t * s.H);
     const size_t tile = (size_t)((s.Dk + 63) / 64 + (s.Dv + 63) / 64) * 8192 * s.G;
@@ -148,10 +156,17 @@ struct Batch {
     dqc.make(q.n), dqw.make(q.n), dkc.make(kc.n), dvc.make(vc.n), dks.make(ks.n), dvs.make(vs.n);
     dq16.make(q.n), dkc16.make(kc.n), dvc16.make(vc.n), dks16.make(ks.n), dvs16.make(vs.n), dkw.make(kw.n), dvw.make(vw.n);
   }
+  // Stretches are short only where a list still has enough tokens in one.
+  static int stretch_for(int longest) { return longest <= 16384 ? 2048 : 8192; }
+  void make_parts() {  // for the deterministic backward pass
+    const size_t chunks = (longest + number("compressed", "compressed_backward_chunk") - 1) / number("compressed", "compressed_backward_chunk");
+    dkc_parts.make(chunks * kc.n), dvc_parts.make(chunks * vc.n);
+    dks_parts.make((size_t)backward_items_max * s.ls * s.Dk), dvs_parts.make((size_t)backward_items_max * s.ls * s.Dv);
+  }
   void drop() {
-    for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &offsets, &ranks, &fitems, &bitems, &unions}) b->drop();
-    for (auto* b : {&q, &kc, &vc, &ks, &vs, &kw, &vw, &d_out, &oc, &os, &ow, &out, &partial, &dq16, &dqc, &dqw, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw}) b->drop();
-    for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs}) b->drop();
+    for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &begins, &totals, &places, &plan, &served, &offsets, &ranks, &fitems, &bitems}) b->drop();
+    for (auto* b : {&q, &kc, &vc, &ks, &vs, &kw, &vw, &d_out, &oc, &os, &ow, &out, &partial, &shares, &dq16, &dqc, &dqw, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw}) b->drop();
+    for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs, &dkc_parts, &dvc_parts, &dks_parts, &dvs_parts}) b->drop();
     lists.drop(), pc.drop(), ps.drop(), pw.drop();
   }
   int tiles(int per) const {  // upper bound of tiles of `per` packed rows
@@ -184,33 +199,55 @@ struct Batch {
   void select() {
     counts.zero(k->stream);
     k->launch("select", "select_blocks", dim3(token_tiles(64), s.G), 128, number("select", "select_blocks_shared"),
-              q.p, kc.p, pc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B);
+              q.p, kc.p, pc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B, stretch, stretches);
   }
   void index() {
-    k->launch("select", "select_index", dim3(1), 1024, 0, counts.p, offsets.p, d_cu.p, d_blocks.p, B);
-    k->launch("select", "select_items", dim3((NB * s.G + 7) / 8), 256, 0, offsets.p, fitems.p, bitems.p, d_blocks.p, B);
+    const unsigned grid = (NB * s.G + 7) / 8;
+    CUDA(cudaMemsetAsync(plan.p, 0, number("select", "select_max_stretches") * 4, k->stream));
+    k->launch("select", "select_totals", dim3(grid), 256, 0, counts.p, begins.p, totals.p, places.p, plan.p, d_blocks.p, B, stretches);
+    k->launch("select", "select_index", dim3(1), 1024, 0, totals.p, offsets.p, plan.p, d_cu.p, d_blocks.p, B, T, stretch, stretches);
+    k->launch("select", "select_items", dim3(grid), 256, 0, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, d_blocks.p, B, stretches);
   }
   void fill() {
-    k->launch("select", "select_lists", dim3((unsigned)(((size_t)T * s.G * s.n + 255) / 256)), 256, 0, selected.p, ranks.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B, T);
+    k->launch("select", "select_lists", dim3((unsigned)(((size_t)T * s.G * s.n + 255) / 256)), 256, 0, selected.p, ranks.p, offsets.p, begins.p, lists.p, d_cu.p, d_blocks.p, B, T, stretch, stretches);
   }
   void sort() {
     k->launch("select", "select_sort", dim3(NB, s.G), 256, (longest + 31) / 32 * 4, selected.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
   }
-  void union_(bool sizes = false) {
-    const int words = (blocks_longest + 31) / 32, tokens = number("selected", "selected_union_tokens");
-    k->launch("selected", "selected_union", dim3(token_tiles(tokens), s.G), number("selected", "selected_union_threads"),
-              number("selected", "selected_union_shared") + words * 4, q.p, ps.p, selected.p, os.p, ls.p,
-              sizes ? unions.p : (int*)nullptr, d_cu.p, B, words);
+  int words() const { return (blocks_longest + 31) / 32; }
+  bool can_gather() { return number("selected", "selected_gather_shared") > 0; }
+  // 0 adaptive, 1 tile-union, 2 KV-outer, 3 gathered union; limit: blocks of the mean union up to which sharing is faster
+  void choose(int choice, float limit = 0) {
+    if (limit == 0) limit = can_gather() ? 70 : 26;
+    const int from = number("select", "select_plan_choice"), tiles_ = token_tiles(number("select", "select_union_tokens")) * s.G;
+    CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
+    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), tiles_, choice, can_gather() ? 3 : 1, limit);
   }
-  void finish(bool combined) {  // forced blocks, merge, and combination when asked for
-    const int rows = number("selected", "selected_finish_rows");
-    k->launch("selected", "selected_finish", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_finish_shared"), q.p, ps.p, partial.p,
-              partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, d_cu.p, B);
+  void union_(bool combined) {
+    k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G), number("selected", "selected_union_threads"),
+              number("selected", "selected_union_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words());
   }
-  void outer() {
-    k->launch("selected", "selected_outer", dim3(forward_items_max), 128, number("selected", "selected_outer_shared"), q.p, ps.p,
-              fitems.p, offsets.p, lists.p, partial.p, partial_lse.p, d_cu.p, d_blocks.p, B);
+  void gather(bool combined) {
+    if (!can_gather()) return;
+    k->launch("selected", "selected_gather", dim3(token_tiles(number("selected", "selected_gather_tokens")), s.G), number("selected", "selected_gather_threads"),
+              number("selected", "selected_gather_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words());
   }
+  void forced() {
+    const int rows = number("selected", "selected_forced_rows");
+    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"), q.p, ps.p, os.p, ls.p, plan.p, d_cu.p, B);
+  }
+  void rewind() {  // before the KV-outer kernel runs a second time on one plan
+    const int from = number("select", "select_plan_done");
+    CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
+  }
+  void outer(bool combined) {
+    k->launch("selected", "selected_outer", dim3(multiprocessors * number("selected", "selected_outer_blocks")), 128, number("selected", "selected_outer_shared"),
+              q.p, ps.p, fitems.p, offsets.p, begins.p, lists.p, partial.p, partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p,
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, d_blocks.p, B, stretch, stretches);
+  }
+  void selected_all(bool combined) { union_(combined), gather(combined), forced(), outer(combined); }  // one of the ways works
   void window() {
     const int rows = number("window", "window_forward_rows");
     k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, pw.p, ow.p, lw.p, d_cu.p, B);
@@ -223,14 +260,22 @@ struct Batch {
   }
   void clear() { dkc.zero(k->stream), dvc.zero(k->stream), dks.zero(k->stream), dvs.zero(k->stream); }
   size_t rows() const { return (size_t)T * s.H; }
-  void compressed_backward() {
+  // ordered: deterministic sums, by parts
+  void compressed_backward(bool ordered = false) {
     const int chunk = number("compressed", "compressed_backward_chunk");
     k->launch("compressed", "compressed_backward", dim3(cmp_tiles(), (longest + chunk - 1) / chunk, s.G), 128, number("compressed", "compressed_backward_shared"),
-              q.p, kc.p, vc.p, d_out.p, shift.p, delta.p, dkc.p, dvc.p, d_cu.p, d_cmp.p, B);
+              q.p, kc.p, vc.p, d_out.p, shift.p, delta.p, ordered ? dkc_parts.p : dkc.p, ordered ? dvc_parts.p : dvc.p, d_cu.p, d_cmp.p, B, (int)ordered);
   }
-  void selected_backward() {
+  void compressed_sum() {
+    const size_t most = std::max(kc.n, vc.n);
+    k->launch("compressed", "compressed_sum", dim3((unsigned)((most + 1023) / 1024), 2), 256, 0, dkc_parts.p, dvc_parts.p, dkc16.p, dvc16.p, d_cu.p, d_cmp.p, B);
+  }
+  void selected_backward(bool ordered = false) {
     k->launch("selected", "selected_backward", dim3(backward_items_max), 128, number("selected", "selected_backward_shared"), q.p, ks.p, vs.p, d_out.p,
-              shift.p + rows(), delta.p + rows(), partial.p, dks.p, dvs.p, bitems.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
+              shift.p + rows(), delta.p + rows(), shares.p, ordered ? dks_parts.p : dks.p, ordered ? dvs_parts.p : dvs.p, bitems.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B, (int)ordered);
+  }
+  void selected_sum() {
+    k->launch("selected", "selected_sum", dim3(NB * s.G, (s.ls * std::max(s.Dk, s.Dv) + 1023) / 1024, 2), 256, 0, dks_parts.p, dvs_parts.p, dks16.p, dvs16.p, offsets.p, d_cu.p, d_blocks.p, B);
   }
   void window_backward() {
     k->launch("window", "window_backward", dim3(token_tiles(64), s.G), 128, number("window", "window_backward_shared"), q.p, kw.p, vw.p, d_out.p,
@@ -248,7 +293,7 @@ struct Batch {
   }
   void selected_query() {
     const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;
-    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dqc.p, dqw.p, partial.p, selected.p, dq16.p, T);
+    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dqc.p, dqw.p, shares.p, selected.p, dq16.p, T);
   }
   void round() {
     auto one = [&](Buffer<float>& a, Buffer<uint16_t>& b) {

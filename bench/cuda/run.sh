@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the kernels for several shapes, checks them, and times them. Needs nvcc and a GPU.
-#   bench/cuda/run.sh build|check|large|sanitize|micro|time|variants|profile|peers ...
+#   bench/cuda/run.sh build|check|large|sanitize|micro|time|variants|stretches|nvrtc|profile|peers ...
 set -u
 cd "$(dirname "$0")/../.."
 out=bench/cuda/build
@@ -18,8 +18,11 @@ query|12 2 64 64 32 16 64 16 512|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
 odd|12 2 64 64 32 16 48 10 200|
 narrow|6 1 96 96 32 32 64 16 65|"
 variants="v1|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
-a|-DUNION_WARPGROUPS=1 -DFORCED_WARPGROUPS=1 -DOUTER_CHUNK=256
-b|-DFORCED_WARPGROUPS=3 -DWIN_WARPGROUPS=1 -DCMP_CHUNK=1024 -DSEL_CHUNK=128"
+turns|-DSTAGGER=1
+c64|-DOUTER_CHUNK=64
+c256|-DOUTER_CHUNK=256
+g3|-DGATHER_WARPGROUPS=3 -DGATHER_TOKENS=80
+g2|-DGATHER_WARPGROUPS=2 -DGATHER_TOKENS=85"
 
 flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DSEL_L=$7 -DSEL_N=$8 -DWINDOW=$9"; }
 cubins() {  # name, flags
@@ -47,8 +50,13 @@ for what in "$@"; do
     time) timeout 120 $out/time $out/default 12 2 64 64 32 16 64 16 512 default ;;
     variants) timeout 60 $out/time $out/portable 12 2 64 64 32 16 64 16 512 portable
       timeout 60 $out/time $out/v1 12 2 64 64 32 16 64 16 512 v1 union
-      for v in a b; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v union,outer,finish,finish+combine,window,cmp_backward,sel_backward; done ;;
-    profile) PROFILE=1 timeout 200 ncu --clock-control none --set detailed --import-source no $out/time $out/default 12 2 64 64 32 16 64 16 512 default > $out/profile.txt 2>&1 ;;
+      timeout 60 $out/time $out/turns 12 2 64 64 32 16 64 16 512 turns compressed,forced,union,window,forward ;;
+    stretches) for v in default c64 c256; do for n in 2048 4096 8192 16384; do
+        STRETCH=$n timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 "$v/$n" select,outer,outer+combine; done; done ;;
+    nvrtc) g++ -std=c++17 -O1 -o $out/nvrtc bench/cuda/nvrtc.cpp -ldl
+      lib=$(ls /usr/local/cuda*/lib64/libnvrtc.so.13 /usr/local/cuda*/targets/*/lib/libnvrtc.so.13 $(python3 -c 'import site; print(" ".join(p + "/nvidia/cu13/lib/libnvrtc.so.13" for p in site.getsitepackages()))' 2>/dev/null) 2>/dev/null | head -1)
+      timeout 200 $out/nvrtc "${lib:-libnvrtc.so}" ;;
+    profile) PROFILE=${SEQUENCES:-1} timeout 200 ncu --clock-control none --set detailed --import-source no $out/time $out/default 12 2 64 64 32 16 64 16 512 default > $out/profile.txt 2>&1 ;;
     peers) timeout 100 python3 bench/cuda/peers.py ;;
   esac
 done

@@ -55,14 +55,14 @@ static std::vector<int> synthetic(const Batch& b, double renew, std::mt19937& rn
 
 static void put_selection(Batch& b, const std::vector<int>& sel) {
   b.selected.put(sel);
-  std::vector<int> counts((size_t)b.NB * b.s.G, 0), ranks(sel.size(), 0);
+  std::vector<int> counts((size_t)b.NB * b.s.G * b.stretches, 0), ranks(sel.size(), 0);
   for (int q = 0; q < b.B; q++)
     for (int t = 0; t < b.cu[q + 1] - b.cu[q]; t++)
       for (int g = 0; g < b.s.G; g++)
         for (int i = 0; i < b.s.n; i++) {
           const size_t at = ((size_t)(b.cu[q] + t) * b.s.G + g) * b.s.n + i;
           const int j = sel[at];
-          if (j > 0 && j < t / b.s.ls - 1) ranks[at] = counts[(size_t)g * b.NB + b.cu_blocks[q] + j]++;
+          if (j > 0 && j < t / b.s.ls - 1) ranks[at] = counts[((size_t)g * b.NB + b.cu_blocks[q] + j) * b.stretches + (b.cu[q] + t) / b.stretch]++;
         }
   b.counts.put(counts);
   b.ranks.put(ranks);
@@ -100,6 +100,7 @@ int main(int argc, char** argv) {
   std::mt19937 rng(5);
   const int all_tokens = getenv("TOKENS") ? atoi(getenv("TOKENS")) : 65536;
   for (int sequences : {1, 8}) {
+    if (getenv("PROFILE") && sequences != atoi(getenv("PROFILE"))) continue;
     Batch b;
     b.make(s, &kernels, std::vector<int>(sequences, all_tokens / sequences));
     for (auto* x : {&b.q, &b.kc, &b.vc, &b.ks, &b.vs, &b.kw, &b.vw, &b.d_out}) {
@@ -115,10 +116,10 @@ int main(int argc, char** argv) {
       printf("%-14s S=%-6d %-22s %8.3f ms\n", label.c_str(), b.longest, name, ms);
       return ms;
     };
-    b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.outer(), b.window(), b.finish(true), b.combine(), b.prepare();
+    b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.window(), b.choose(2), b.selected_all(true), b.combine(), b.prepare();
     CUDA(cudaDeviceSynchronize());
     if (getenv("PROFILE")) {  // each kernel once, for a profiler
-      b.union_(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
+      b.choose(1), b.union_(true), b.choose(3), b.gather(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
       CUDA(cudaDeviceSynchronize());
       return 0;
     }
@@ -129,14 +130,26 @@ int main(int argc, char** argv) {
     show("index", [&] { b.index(); });
     show("lists", [&] { b.fill(); });
     show("sort", [&] { b.sort(); });
-    show("outer", [&] { b.outer(); });
-    show("finish", [&] { b.finish(false); });
-    show("finish+combine", [&] { b.finish(true); });
-    show("union", [&] { b.union_(); });
+    show("choose", [&] { b.choose(2); });
+    show("forced", [&] { b.forced(); });
+    show("outer", [&] { b.rewind(), b.outer(false); });
+    show("outer+combine", [&] { b.rewind(), b.outer(true); });
+    b.choose(1);
+    show("union", [&] { b.union_(false); });
+    show("union+combine", [&] { b.union_(true); });
+    show("idle outer", [&] { b.forced(), b.outer(true); });
+    b.choose(3);
+    show("gather", [&] { b.gather(false); });
+    show("gather+combine", [&] { b.gather(true); });
+    b.choose(2);
+    show("idle union", [&] { b.union_(true), b.gather(true); });
     show("window", [&] { b.window(); });
     show("combine", [&] { b.combine(); });
-    show("forward", [&] { b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.outer(), b.window(), b.finish(true); });
-    show("forward union", [&] { b.pack(), b.compressed(), b.select(), b.union_(), b.window(), b.combine(); });
+    const auto forward = [&](int choice) { b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.window(), b.choose(choice), b.selected_all(true); };
+    show("forward adaptive", [&] { forward(0); });
+    show("forward union", [&] { forward(1); });
+    show("forward gather", [&] { forward(3); });
+    show("forward", [&] { forward(2); });
     // Two streams: the window branch fills what the memory-bound kernels leave idle.
     static cudaStream_t main_stream, side_stream;
     static cudaEvent_t fork, join;
@@ -160,10 +173,6 @@ int main(int argc, char** argv) {
       last();
       kernels.stream = 0;
     };
-    show("forward 2 streams", [&] {
-      beside([&] { b.pack_compressed(), b.compressed(); }, [&] { b.select(), b.index(), b.fill(), b.pack_selected(), b.outer(); },
-             [&] { b.pack_window(), b.window(); }, [&] { b.finish(true); });
-    });
     show("prepare", [&] { b.prepare(); });
     show("clear", [&] { b.clear(); });
     show("cmp_backward", [&] { b.compressed_backward(); });
@@ -174,20 +183,39 @@ int main(int argc, char** argv) {
     show("sel_dq", [&] { b.selected_query(); });
     show("round", [&] { b.round(); });
     show("backward", [&] { b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round(); });
+    b.make_parts();
+    show("ordered cmp", [&] { b.compressed_backward(true); });
+    show("ordered cmp sum", [&] { b.compressed_sum(); });
+    show("ordered sel", [&] { b.selected_backward(true); });
+    show("ordered sel sum", [&] { b.selected_sum(); });
+    show("backward ordered", [&] { b.sort(), b.prepare(), b.compressed_backward(true), b.compressed_sum(), b.selected_backward(true), b.selected_sum(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(); });
     show("backward 2 streams", [&] {
       beside([&] { b.prepare(), b.clear(); }, [&] { b.selected_backward(); }, [&] { b.compressed_backward(), b.window_backward(), b.compressed_query(), b.window_query(); },
              [&] { b.selected_query(), b.round(); });
     });
     if (only.empty() || only.find("local") != std::string::npos)
-      for (double renew : {13.0, 0.85, 0.2}) {
+      for (double renew : {13.0, 2.0, 0.85, 0.2}) {
         const auto sel = synthetic(b, renew, rng);
-        const std::string name = renew > 1 ? "random" : renew > 0.5 ? "local(0.9)" : "local(0.975)";
+        const std::string name = renew > 10 ? "random" : renew > 1 ? "local(0.75)" : renew > 0.5 ? "local(0.9)" : "local(0.975)";
         union_sizes(b, sel, name.c_str());
         put_selection(b, sel);
         b.index(), b.fill();
-        const double u = measure([&] { b.union_(); }), f = measure([&] { b.finish(false); }), o = measure([&] { b.outer(); });
+        b.choose(1);
+        const double u = measure([&] { b.union_(false); });
+        b.choose(3);
+        const double g = measure([&] { b.gather(false); });
+        b.choose(2);
+        const double f = measure([&] { b.forced(); }), o = measure([&] { b.rewind(), b.outer(false); });
         const double back = measure([&] { b.selected_backward(); });
-        printf("%-14s S=%-6d %-12s union %.3f  outer %.3f + finish %.3f = %.3f  backward %.3f\n", label.c_str(), b.longest, name.c_str(), u, o, f, f + o, back);
+        const auto selected = [&](int choice) { return measure([&] { b.pack(), b.compressed(), b.index(), b.fill(), b.window(), b.choose(choice), b.selected_all(true); }); };
+        const double all1 = selected(1), all2 = selected(2), all3 = selected(3);
+        b.served.zero();
+        const double all0 = selected(0);
+        const auto served = b.served.get();
+        const auto plan = b.plan.get();
+        printf("%-14s S=%-6d %-12s union %.3f  gather %.3f  forced %.3f + outer %.3f = %.3f  backward %.3f; forward without scoring: union %.3f outer %.3f gather %.3f adaptive %.3f (mean union %.1f, served %d/%d/%d)\n",
+               label.c_str(), b.longest, name.c_str(), u, g, f, o, f + o, back, all1, all2, all3, all0,
+               (double)plan[b.number("select", "select_plan_choice") + 1] / (b.token_tiles(b.number("select", "select_union_tokens")) * s.G), served[0], served[1], served[2]);
       }
     b.drop();
   }

@@ -51,6 +51,11 @@ export class TimedDevice implements Device {
     return this.#inner.pool;
   }
 
+  /** Memory that the CPU's kernels hold for themselves. */
+  get scratchBytes(): number {
+    return 'scratchBytes' in this.#inner ? Number(this.#inner.scratchBytes) : 0;
+  }
+
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let timed = this.#modules.get(module);
     if (!timed) {

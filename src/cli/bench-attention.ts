@@ -110,7 +110,7 @@ function csv(rows: Result['rows']): string {
 function report(result: Result, lengths: readonly number[]): string {
   const { machine, threads, peak_gflops, rows } = result;
   return [
-    `${machine}; ${threads} threads, measured peak ${peak_gflops.toFixed(0)} GFLOP/s`,
+    `${machine}; ${threads} ${threads === 1 ? 'thread' : 'threads'}, measured peak ${peak_gflops.toFixed(0)} GFLOP/s`,
     '',
     rowTable(rows),
     lengthTable(rows, lengths),

@@ -21,4 +21,9 @@ export const BENCHES: readonly CommandEntry[] = [
     summary: 'sparse and dense attention by length, and the peak they are measured against',
     load: () => import('./bench-attention.js'),
   },
+  {
+    name: 'train',
+    summary: 'whole training steps: tokens per second, share of the peak, and where the time goes',
+    load: () => import('./bench-train.js'),
+  },
 ];

@@ -47,7 +47,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.path', 'some/file', 'some/file'],
   ['data.tokenizer', 'path/tokenizer.json', 'path/tokenizer.json'],
   ['data.val_fraction', '0.2', 0.2],
-  ['data.document_mask', 'false', false],
+  ['data.document_mask', 'true', true],
   ['data.shuffle', 'false', false],
   ['data.seed', '5', 5],
   ['data.text_field', 'body', 'body'],

@@ -62,7 +62,7 @@ const data = z.strictObject({
   path: text().nullable().default(null).describe('file, folder or glob of a local source; package:… = inside Trefoil'),
   tokenizer: text().default('byte').describe('byte, gpt2 or the path of a tokenizer.json'),
   val_fraction: z.number().min(0).lt(1).default(0.01).describe('share of documents kept for validation'),
-  document_mask: on().describe('packed documents do not see each other'),
+  document_mask: off().describe('packed documents do not see each other'),
   shuffle: on().describe('visit documents in a seeded random order'),
   seed: countOrZero().nullable().default(null).describe('seed of the data order; null = train.seed'),
   text_field: text().default('text').describe('field of a JSONL or Parquet row that holds the document'),

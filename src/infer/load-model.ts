@@ -3,13 +3,14 @@
  * verified by its manifest, final weights by the hash in config.json, and both against the shapes of the config before
  * memory is taken for them.
  */
-import { mkdirSync, readFileSync, renameSync } from 'node:fs';
+import { readFileSync, renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { ensureFolder } from '../folders.js';
 import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
@@ -164,7 +165,7 @@ export function writeFinalModel(
   const folder = dirname(weights);
   const { modelConfig } = runPaths(folder);
   try {
-    mkdirSync(folder, { recursive: true });
+    ensureFolder(folder);
   } catch (error) {
     throw fileError('create', folder, error);
   }

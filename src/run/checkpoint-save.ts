@@ -6,6 +6,7 @@ import { createHash } from 'node:crypto';
 import { closeSync, fsyncSync, mkdirSync, openSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
+import { ensureFolder } from '../folders.js';
 import {
   explainFileError,
   fsyncDir,
@@ -76,7 +77,7 @@ export function saveCheckpoint(
   if (!Number.isSafeInteger(step) || step < 0)
     throw new UsageError(`${runDir}: there is no checkpoint of step ${step}`);
   try {
-    if (mkdirSync(checkpoints, { recursive: true }) !== undefined) fsyncDir(runDir);
+    if (ensureFolder(checkpoints)) fsyncDir(runDir);
     for (const leftover of listLeftovers(checkpoints)) rmSync(leftover, { recursive: true, force: true });
     mkdirSync(temporary);
     const sequence = Math.max(0, ...listCheckpoints(checkpoints).map(({ order }) => Math.floor(order))) + 1;

@@ -23,7 +23,7 @@ function steps(count: number): number[] {
 }
 
 test('a line has the identity of the writer and the fields of the step', () => {
-  const writer = new HeartbeatWriter(path, 3, { clock: () => 1_700_000_000_500 });
+  const writer = new HeartbeatWriter(path, 3, { clock: () => 1_700_000_000_500, now: () => 0 });
   writer.write({ step: 1, msg: 'boot', data: 'jsonl' });
   writer.write({
     step: 2,

@@ -1,8 +1,9 @@
 /** The folder of a run: where each file lies, and the small files that are replaced as a whole. */
-import { mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { readFileSync, rmSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { stringify } from 'yaml';
 import { UsageError } from '../errors.js';
+import { ensureFolder } from '../folders.js';
 import { errorCode, fileError, statOrUndefined, writeFileAtomic } from './atomic.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
@@ -51,7 +52,7 @@ export class RunFolder {
     const facts = statOrUndefined(this.path);
     if (facts && !facts.isDirectory()) throw new UsageError(`${this.path}: is not a folder; choose another out_dir`);
     try {
-      mkdirSync(this.path, { recursive: true });
+      ensureFolder(this.path);
     } catch (error) {
       throw fileError('create', this.path, error);
     }

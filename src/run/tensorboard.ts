@@ -1,7 +1,7 @@
 /** TensorBoard event files: scalars only, in the few protobuf fields that they need. */
-import { mkdirSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
+import { ensureFolder } from '../folders.js';
 import { AppendFile } from './append-file.js';
 import { fileError } from './atomic.js';
 import { maskedCrc32c } from './crc32c.js';
@@ -37,7 +37,7 @@ export class TensorboardWriter {
     const seconds = Math.floor(this.#clock() / 1000);
     this.path = join(folder, `events.out.tfevents.${seconds}.${hostname()}.${process.pid}.0`);
     try {
-      mkdirSync(folder, { recursive: true });
+      ensureFolder(folder);
     } catch (error) {
       throw fileError('create', folder, error);
     }

@@ -46,19 +46,21 @@ export function tolerance(device: Device): number {
 
 export function runCheck(check: Check, device: Device): Row {
   const { invariant, limit } = check;
-  const row = { device: device.kind, invariant, case: check.case, limit };
+  const row = (ok: boolean | null, error: number | null, reason: string | null): Row => ({
+    ...{ device: device.kind, invariant, case: check.case, ok, error, limit, reason },
+  });
   let finding: Finding;
   try {
     finding = check.run(device);
   } catch (error) {
-    return { ...row, ok: false, error: null, reason: error instanceof Error ? error.message : String(error) };
+    return row(false, null, error instanceof Error ? error.message : String(error));
   }
-  if ('skipped' in finding) return { ...row, ok: null, error: null, reason: finding.skipped };
+  if ('skipped' in finding) return row(null, null, finding.skipped);
   const { error, detail = '' } = finding;
-  if (error <= limit) return { ...row, ok: true, error, reason: null };
+  if (error <= limit) return row(true, error, null);
   // NaN and infinity are no JSON numbers; the reason says which it was.
-  const where = Number.isFinite(error) ? detail : `the error is ${error}${detail && `: ${detail}`}`;
-  return { ...row, ok: false, error: Number.isFinite(error) ? error : null, reason: where || 'over the limit' };
+  if (!Number.isFinite(error)) return row(false, null, `the error is ${error}${detail && `: ${detail}`}`);
+  return row(false, error, detail || 'over the limit');
 }
 
 /** The row of a device that is not there. */

@@ -40,7 +40,7 @@ const CASES: readonly LongCase[] = [
     name: 'S = 65,601, queries of more than 2^31 bytes, sampled rows',
     length: 65_601,
     heads: { heads: 64, groups: 4, dk: 128, dv: 8 },
-    sparse: { l: 64, d: 64, lSel: 64, nSel: 4, w: 64 },
+    sparse: { l: 128, d: 128, lSel: 128, nSel: 3, w: 64 },
   },
 ];
 

@@ -1,10 +1,11 @@
 /** From files of text to a folder of token shards: the one way text enters, for the cache and for `data prepare`. */
 
 import { randomBytes } from 'node:crypto';
-import { closeSync, existsSync, fsyncSync, mkdirSync, openSync, readdirSync, renameSync, rmSync } from 'node:fs';
+import { closeSync, existsSync, fsyncSync, openSync, readdirSync, renameSync, rmSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { dirname } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
+import { ensureFolder } from '../../folders.js';
 import { cutText, type Document, type ReadStatistics } from '../documents/document.js';
 import { findChangedFile, resolveFiles, type SourceFile } from '../documents/files.js';
 import { isJsonlName, readJsonlDocuments } from '../documents/jsonl.js';
@@ -68,7 +69,7 @@ export async function buildAside(
 ): Promise<{ folder: string; index: ShardIndex }> {
   const folder = partialName(target);
   try {
-    mkdirSync(folder, { recursive: true });
+    ensureFolder(folder);
   } catch (error) {
     throw cannotWrite(folder, error as Error);
   }

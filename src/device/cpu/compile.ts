@@ -5,11 +5,12 @@
  */
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { accessSync, constants, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync } from 'node:fs';
+import { accessSync, constants, readdirSync, readFileSync, renameSync, rmSync, statSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
+import { ensureFolder } from '../../folders.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 
@@ -144,7 +145,7 @@ export class KernelCompiler {
   #build(source: string, flags: readonly string[], key: string): string {
     const { cache } = this.#options;
     try {
-      mkdirSync(cache, { recursive: true });
+      ensureFolder(cache);
       accessSync(cache, constants.W_OK);
     } catch (error) {
       throw this.#cacheError(error);

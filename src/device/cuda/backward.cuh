@@ -25,11 +25,12 @@ struct ContiguousRows {
 //   whole(from, to)       true when the tokens of a step (first and last given) all see all 64 keys
 //   range(t, lo, hi)      token t sees keys lo <= r < hi
 //   share(r)              where packed row r's share of dQ goes (when WITH_DQ)
-// DIRECT: no other block has these keys, dk and dv are stored as bf16; otherwise they are added in fp32.
+// DIRECT: no other block has these keys, dk and dv are stored as bf16; otherwise they are added in fp32, or with
+// `apart` stored as this block's part of the sum, to be added in order later. stride: rows of dk and dv from key to key.
 template <bool DIRECT, bool WITH_DQ, class Branch, class Out>
 __device__ __forceinline__ void backward(const Branch& branch, unsigned char* shared, const bf16* q, const bf16* d_out,
                                          const float* lse, const float* delta, const bf16* k, const bf16* v,
-                                         int keys, Out* dk, Out* dv) {
+                                         int keys, Out* dk, Out* dv, int stride = GROUPS, bool apart = false) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 key_panel = base, value_panel = base + PK * PANEL, ring = value_panel + PV * PANEL;
@@ -188,8 +189,9 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         if (r + half * 8 >= keys) continue;
-        Out* const cell = to + (i64)(r + half * 8) * GROUPS * size + at;
+        Out* const cell = to + (i64)(r + half * 8) * stride * size + at;
         if constexpr (DIRECT) *(u32*)cell = pack(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
+        else if (apart) *(float2*)cell = make_float2(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
         else reduce2(cell, d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
       }
     }

@@ -92,9 +92,10 @@ struct CompressedBackward : ContiguousRows {
 
 // grid (compressed tiles of all sequences, chunks of tokens, groups); adds to dk and dv in fp32. Chunks are
 // stretches of the sequence, the same for every tile: blocks that run together read the same queries.
+// With parts = 1 (deterministic) dk and dv are [chunks, keys, G, D] and compressed_sum adds them in order.
 extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
 compressed_backward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* lse,
-                    const float* delta, float* dk, float* dv, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+                    const float* delta, float* dk, float* dv, const int* cu_seqlens, const int* cu_cmp, int sequences, int parts) {
   extern __shared__ unsigned char shared[];
   Place place;  // in units of compressed tiles: place.length is the number of compressed keys
   if (!find_place(cu_cmp, sequences, blockIdx.x, [](int count) { return (count + 63) / 64; }, place)) return;
@@ -103,11 +104,36 @@ compressed_backward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const b
   branch.first = cu_seqlens[place.sequence];
   branch.group = blockIdx.z;
   const int length = cu_seqlens[place.sequence + 1] - branch.first;
-  const int chunk = (gridDim.y - 1 - blockIdx.y) * CMP_CHUNK;
+  const int part = gridDim.y - 1 - blockIdx.y, chunk = part * CMP_CHUNK;
   branch.start = max(place.tile * 64 * CMP_D + CMP_L - 1, chunk);
   branch.tokens = min(chunk + CMP_CHUNK, length) - branch.start;
   if (branch.tokens <= 0) return;
   const i64 key = (i64)(place.first + place.tile * 64) * GROUPS + branch.group;
+  const i64 skip = parts ? (i64)part * cu_cmp[sequences] * GROUPS : 0;
   backward<false, false>(branch, shared, q, d_out, lse, delta, k_cmp + key * DK, v_cmp + key * DV,
-                  min(64, place.length - place.tile * 64), dk + key * DK, dv + key * DV);
+                  min(64, place.length - place.tile * 64), dk + (skip + key) * DK, dv + (skip + key) * DV, GROUPS, parts != 0);
+}
+
+// Adds the parts in order of the tokens; keys that no token sees get zero. Four columns a thread.
+// grid (keys * G * max(Dk, Dv) / 1024, 2: dk and dv)
+extern "C" __global__ void __launch_bounds__(256)
+compressed_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+  const int size = blockIdx.y == 0 ? DK : DV;
+  const i64 all = (i64)cu_cmp[sequences] * GROUPS * size, i = ((i64)blockIdx.x * 256 + threadIdx.x) * 4;
+  if (i >= all) return;
+  const int row = (int)(i / (GROUPS * size));
+  int s = 0, upper = sequences;
+  while (upper - s > 1) {
+    const int middle = (s + upper) / 2;
+    if (cu_cmp[middle] <= row) s = middle; else upper = middle;
+  }
+  const int length = cu_seqlens[s + 1] - cu_seqlens[s], tile = (row - cu_cmp[s]) / 64;
+  const float* const from = blockIdx.y == 0 ? dk_parts : dv_parts;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (int part = (tile * 64 * CMP_D + CMP_L - 1) / CMP_CHUNK; part <= (length - 1) / CMP_CHUNK; part++) {
+    const float4 x = *(const float4*)(from + part * all + i);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  *(uint2*)((blockIdx.y == 0 ? dk : dv) + i) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
 }

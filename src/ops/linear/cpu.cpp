@@ -6,43 +6,58 @@
 
 namespace {
 
-constexpr int64_t kRowBlock = 96;    // rows of C one task computes: A's block stays in L2
-constexpr int64_t kDepthBlock = 512; // k runs in slabs of at most this: a packed panel of B stays in L2
-constexpr int64_t kPanelChunk = 12;  // panels of one task
+constexpr int64_t kRowBlock = 192;    // rows of C one task computes: 32 tiles, enough to fetch the next panel along
+constexpr int64_t kDepthBlock = 512;  // k runs in slabs of at most this: A's block and two panels of B stay in L2
+constexpr int64_t kPanelChunk = 6;    // panels of one task; twice as many where every task packs its rows of A first
+constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
 
 struct Operand {
   const float* data;
   int64_t row, col;  // element (i, k) of A, or (k, j) of B, lies at data[i*row + k*col] or data[k*row + j*col]
 };
 
-// Packs rows [0, rows) x [0, depth) of A into tiles [depth][kTileRows]; the last tile may be short.
-void pack_rows(const Operand& a, int64_t rows, int64_t depth, float* out) {
-  for (int64_t r0 = 0; r0 < rows; r0 += kTileRows, out += depth * kTileRows) {
-    const int64_t count = std::min<int64_t>(kTileRows, rows - r0);
-    for (int64_t k = 0; k < depth; ++k)
-      for (int64_t r = 0; r < count; ++r) out[k * kTileRows + r] = a.data[(r0 + r) * a.row + k * a.col];
+// Packs rows [0, rows) x [0, depth) of A, whose rows are contiguous, into tiles [depth][kTileRows]; the last may be
+// short. A few k at a time: the lines read are used by several tiles.
+void pack_rows(const float* a, int64_t ld, int64_t rows, int64_t depth, float* out) {
+  constexpr int64_t kSteps = 8;
+  for (int64_t k0 = 0; k0 < depth; k0 += kSteps) {
+    const int64_t steps = std::min(kSteps, depth - k0);
+    for (int64_t r0 = 0; r0 < rows; r0 += kTileRows) {
+      const float* from = a + k0 * ld + r0;
+      float* to = out + r0 * depth + k0 * kTileRows;
+      const int64_t count = std::min<int64_t>(kTileRows, rows - r0);
+      for (int64_t k = 0; k < steps; ++k, from += ld, to += kTileRows)
+        if (count == kTileRows) std::memcpy(to, from, sizeof(float) * kTileRows);
+        else std::memcpy(to, from, sizeof(float) * count);
+    }
   }
 }
 
 // One slab of depth for one block of rows and one panel. Columns past n go through a buffer: C has no padding.
 template <Into into>
-void multiply_panel(int64_t rows, const float* a, int64_t row, int64_t col, bool packed, const float* b, float* c, int64_t ldc,
-              int64_t n, int64_t depth) {
-  if (n == kPanel) {
-    if (!packed) return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth);
-    for (int64_t r = 0; r < rows; r += kTileRows)
-      tile<kPanelVectors, into>(std::min<int64_t>(kTileRows, rows - r), a + r * depth, 1, kTileRows, b, kPanel, c + r * ldc, ldc, depth);
-    return;
-  }
+void multiply_panel(int64_t rows, const float* a, int64_t row, int64_t col, bool packed, const float* b, float* c,
+                    int64_t ldc, int64_t n, int64_t depth, const float* ahead) {
+  if (n == kPanel && !packed) return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth, ahead);
   float buffer[kTileRows * kPanel];
-  for (int64_t r = 0; r < rows; r += kTileRows) {
+  for (int64_t r = 0; r < rows; r += kTileRows, c += kTileRows * ldc, ahead += ahead_of_tile(depth)) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - r);
-    if (into == Into::kAdd)
-      for (int64_t i = 0; i < count; ++i) std::memcpy(buffer + i * kPanel, c + (r + i) * ldc, sizeof(float) * n);
-    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, buffer, kPanel, depth);
-    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, buffer, kPanel, depth);
-    for (int64_t i = 0; i < count; ++i) std::memcpy(c + (r + i) * ldc, buffer + i * kPanel, sizeof(float) * n);
+    const bool whole = n == kPanel;
+    float* to = whole ? c : buffer;
+    const int64_t ld = whole ? ldc : kPanel;
+    if (!whole && into == Into::kAdd)
+      for (int64_t i = 0; i < count; ++i) std::memcpy(buffer + i * kPanel, c + i * ldc, sizeof(float) * n);
+    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, to, ld, depth, ahead);
+    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, to, ld, depth, ahead);
+    if (!whole)
+      for (int64_t i = 0; i < count; ++i) std::memcpy(c + i * ldc, buffer + i * kPanel, sizeof(float) * n);
   }
+}
+
+// Rows of one block: even blocks, an even number of them, so that threads end together.
+int64_t block_rows(int64_t m) {
+  const int64_t blocks = m <= kRowBlock ? 1 : (m + 2 * kRowBlock - 1) / (2 * kRowBlock) * 2;
+  const int64_t rows = (m + blocks - 1) / blocks;
+  return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
 
 void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate) {
@@ -64,27 +79,30 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
     if (b.col == 1) pack_panel(source, b.row, count, size, out);
     else pack_panel_transposed(source, b.col, count, size, out);
   });
-  const int64_t row_blocks = (m + kRowBlock - 1) / kRowBlock;
-  const int64_t chunks = (panel_count + kPanelChunk - 1) / kPanelChunk;
+  const int64_t height = block_rows(m);
+  const int64_t row_blocks = (m + height - 1) / height;
   const bool pack_a = a.col != 1;
+  const int64_t most = pack_a ? 2 * kPanelChunk : kPanelChunk;
+  const int64_t chunk = std::clamp<int64_t>(row_blocks * panel_count / kFewestTasks, 1, most);
+  const int64_t chunks = (panel_count + chunk - 1) / chunk;
   parallel(row_blocks * chunks, [&](int64_t index) {
-    const int64_t r0 = index / chunks * kRowBlock, rows = std::min(kRowBlock, m - r0);
-    const int64_t p0 = index % chunks * kPanelChunk, p1 = std::min(panel_count, p0 + kPanelChunk);
+    const int64_t r0 = index / chunks * height, rows = std::min(height, m - r0);
+    const int64_t p0 = index % chunks * chunk, p1 = std::min(panel_count, p0 + chunk);
     for (int64_t k0 = 0; k0 < depth; k0 += slab) {
       const int64_t size = std::min(slab, depth - k0);
-      const Operand block = {a.data + r0 * a.row + k0 * a.col, a.row, a.col};
-      const float* rows_of_a = block.data;
+      const float* rows_of_a = a.data + r0 * a.row + k0 * a.col;
       if (pack_a) {
         float* out = scratch<float>(1, (rows + kTileRows) * size);
-        pack_rows(block, rows, size, out);
+        pack_rows(rows_of_a, a.col, rows, size, out);
         rows_of_a = out;
       }
       for (int64_t p = p0; p < p1; ++p) {
-        const float* panel = packed + (p * depth + k0) * kPanel;
+        const auto panel = [&](int64_t number, int64_t from) { return packed + (number * depth + from) * kPanel; };
+        const float* ahead = p + 1 < p1 ? panel(p + 1, k0) : panel(p0, k0 + size < depth ? k0 + size : 0);
         float* out = c + r0 * n + p * kPanel;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
-        if (k0 == 0 && !accumulate) multiply_panel<Into::kOverwrite>(rows, rows_of_a, a.row, a.col, pack_a, panel, out, n, count, size);
-        else multiply_panel<Into::kAdd>(rows, rows_of_a, a.row, a.col, pack_a, panel, out, n, count, size);
+        const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, ahead);
       }
     }
   });

@@ -1,13 +1,7 @@
 // Selection: fp32 importance of every block for every (token, group), the exact top n, and the inverted
 // index (which tokens selected a block) that the KV-outer kernels walk. No S x S/l' buffer exists.
 #include "../../device/cuda/matrix.cuh"
-
-#ifndef OUTER_CHUNK
-#define OUTER_CHUNK 128  // tokens one block of the KV-outer forward takes from a list
-#endif
-#ifndef SEL_CHUNK
-#define SEL_CHUNK 256    // and of the backward, forced tokens included
-#endif
+#include "../../device/cuda/plan.cuh"
 
 constexpr int PER_BLOCK = SEL_L / CMP_D;                // compressed keys that start in a selection block
 constexpr int CARRY = CMP_L / CMP_D - 1;                // earlier ones that reach into it
@@ -24,6 +18,11 @@ constexpr bool IN_PACKED_TILES = KEYS == 64;
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
 EXPORT(select_blocks_shared, (HPG + 2) * PK * PANEL + HPG * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4))
 EXPORT(select_forward_chunk, OUTER_CHUNK)
+EXPORT(select_plan_words, PLAN_WORDS)
+EXPORT(select_plan_choice, PLAN_CHOICE)
+EXPORT(select_plan_done, PLAN_DONE)
+EXPORT(select_union_tokens, UNION_TOKENS)
+EXPORT(select_max_stretches, MAX_STRETCHES)
 EXPORT(select_backward_chunk, SEL_CHUNK)
 
 struct Top {
@@ -60,10 +59,10 @@ struct Top {
 // One block scores 64 tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
-// grid (64-token tiles of all sequences, groups)
+// counts [G, blocks, stretches] may be null. grid (64-token tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(128, HPG * PK <= 6 ? 3 : 1)
 select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
-              const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences) {
+              const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
   __shared__ __align__(8) u64 barriers[4];
   Place place;
@@ -267,13 +266,14 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       top.block[e + 1] = b;
     }
   int* const to = selected + ((i64)(place.first + t) * GROUPS + group) * SEL_N;
+  const int piece = counts != nullptr ? (place.first + t) / stretch : 0;
   int count = 0;
   to[count++] = 0;
 #pragma unroll
   for (int e = 0; e < TOP; e++)
     if (top.block[e] != NEVER) {
       if (counts != nullptr)  // also this token's place in the block's list
-        ranks[to - selected + count] = atomicAdd(counts + (i64)group * cu_blocks[sequences] + cu_blocks[place.sequence] + top.block[e], 1);
+        ranks[to - selected + count] = atomicAdd(counts + ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence] + top.block[e]) * stretches + piece, 1);
       to[count++] = top.block[e];
     }
   if (current >= 2) to[count++] = current - 1;
@@ -281,35 +281,63 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
   for (; count < SEL_N; count++) to[count] = -1;
 }
 
-// One block of 1024 threads turns the counts into offsets: of every list, and of its work items forward
-// (chosen tokens) and backward (forced ones as well). offsets [3, G * blocks + 1]
+// A warp per list: where each stretch begins inside the list (a list is ordered by stretch), its length, and
+// each (list, stretch) gets a place among the stretch's work items. grid (lists / 8)
+extern "C" __global__ void __launch_bounds__(256)
+select_totals(const int* counts, int* begins, int* totals, int* places, int* plan, const int* cu_blocks, int sequences, int stretches) {
+  const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
+  if (list >= all) return;
+  int base = 0;
+  for (int from = 0; from < stretches; from += 32) {
+    const int s = from + lane, count = s < stretches ? counts[(i64)list * stretches + s] : 0;
+    int sum = count;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int left = __shfl_up_sync(~0u, sum, d);
+      if (lane >= d) sum += left;
+    }
+    if (s < stretches) begins[(i64)list * stretches + s] = base + sum - count;
+    if (count > 0) places[(i64)list * stretches + s] = atomicAdd(plan + PLAN_ITEMS + s, (count + OUTER_CHUNK - 1) / OUTER_CHUNK);
+    base += __shfl_sync(~0u, sum, 31);
+  }
+  if (lane == 0) totals[list] = base;
+}
+
+// One block of 1024 threads: offsets [2, G * blocks + 1] of every list and of its backward work items (forced
+// tokens included), and the schedule of the KV-outer forward.
 extern "C" __global__ void __launch_bounds__(1024)
-select_index(const int* counts, int* offsets, const int* cu_seqlens, const int* cu_blocks, int sequences) {
-  __shared__ int sums[3][32];
-  __shared__ int bases[3];
+select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int tokens, int stretch, int stretches) {
+  __shared__ int sums[2][32];
+  __shared__ int bases[2];
+  __shared__ int items[MAX_STRETCHES];
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const int blocks = cu_blocks[sequences], all = blocks * GROUPS;
-  if (thread < 3) bases[thread] = 0;
+  if (thread < 2) bases[thread] = 0;
+  if (thread < stretches) items[thread] = plan[PLAN_ITEMS + thread];
   __syncthreads();
+  if (thread < stretches + LAG + 1) {
+    int base = 0, ticket = 0;
+    for (int s = 0; s < thread; s++) {
+      const int count = s < stretches ? items[s] : 0;
+      base += count;
+      ticket += count + (s >= LAG ? merge_items(s - LAG, stretch, tokens) : 0);
+    }
+    if (thread < stretches) plan[PLAN_BASE + thread] = base;
+    plan[PLAN_TICKET + thread] = ticket;
+  }
   for (int from = 0; from < all; from += 1024) {
     const int i = from + thread;
-    int value[3] = {0, 0, 0};
+    int value[2] = {0, 0};
     if (i < all) {
-      const int at = i % blocks;
-      int s = 0, high = sequences;  // the sequence with cu_blocks[s] <= at < cu_blocks[s + 1]
-      while (high - s > 1) {
-        const int middle = (s + high) / 2;
-        if (cu_blocks[middle] <= at) s = middle; else high = middle;
-      }
+      const int at = i % blocks, s = find_sequence(cu_blocks, sequences, at);
       const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
       const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
-      value[0] = counts[i];
-      value[1] = (value[0] + OUTER_CHUNK - 1) / OUTER_CHUNK;
-      value[2] = (value[0] + forced + SEL_CHUNK - 1) / SEL_CHUNK;
+      value[0] = totals[i];
+      value[1] = (value[0] + forced + SEL_CHUNK - 1) / SEL_CHUNK;
     }
-    int before[3];
+    int before[2];
 #pragma unroll
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 2; n++) {
       int sum = value[n];
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
@@ -320,7 +348,7 @@ select_index(const int* counts, int* offsets, const int* cu_seqlens, const int* 
       if (lane == 31) sums[n][warp] = sum;
     }
     __syncthreads();
-    if (warp < 3) {
+    if (warp < 2) {
       const int mine = sums[warp][lane];
       int sum = mine;
 #pragma unroll
@@ -335,42 +363,77 @@ select_index(const int* counts, int* offsets, const int* cu_seqlens, const int* 
     __syncthreads();
     if (i < all)
 #pragma unroll
-      for (int n = 0; n < 3; n++) offsets[n * (all + 1) + i] = before[n] + sums[n][warp];
+      for (int n = 0; n < 2; n++) offsets[n * (all + 1) + i] = before[n] + sums[n][warp];
     __syncthreads();
   }
-  if (thread < 3) offsets[thread * (all + 1) + all] = bases[thread];
+  if (thread < 2) offsets[thread * (all + 1) + all] = bases[thread];
 }
 
-// Writes the work items (list, chunk), a warp per list. grid (lists / 8)
+// Writes the work items, a warp per list: forward (list, place in it), backward (list, chunk). grid (lists / 8)
 extern "C" __global__ void __launch_bounds__(256)
-select_items(const int* offsets, int* forward_items, int* backward_items, const int* cu_blocks, int sequences) {
-  const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32;
+select_items(const int* offsets, const int* begins, const int* places, const int* plan, int* forward_items, int* backward_items,
+             const int* cu_blocks, int sequences, int stretches) {
+  const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
+  const int from = offsets[all + 1 + list], to = offsets[all + 2 + list], total = offsets[list + 1] - offsets[list];
+  for (int i = from + lane; i < to; i += 32) ((int2*)backward_items)[i] = make_int2(list, i - from);
+  for (int s = lane; s < stretches; s += 32) {
+    const i64 at = (i64)list * stretches + s;
+    const int begin = begins[at], end = s + 1 < stretches ? begins[at + 1] : total;
+    if (begin == end) continue;
+    int2* const items = (int2*)forward_items + plan[PLAN_BASE + s] + places[at];
+    for (int i = 0; begin + i * OUTER_CHUNK < end; i++) items[i] = make_int2(list, begin + i * OUTER_CHUNK);
+  }
+}
+
+// Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses the kernel of the
+// selected branch. choice: ADAPTIVE takes `shared_way` (tile-union or gathered union) when the mean union is at most
+// `limit` blocks and KV-outer otherwise; other choices are taken as they are. tiles counts all groups. grid (tiles / 8); shared: 8 * words * 4 bytes, words as in selected_union
+extern "C" __global__ void __launch_bounds__(256)
+select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int tiles, int choice, int shared_way, float limit) {
+  extern __shared__ u32 bitmaps[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, at = blockIdx.x * 8 + warp, group = at % GROUPS;
+  u32* const bits = bitmaps + warp * words;
+  Place place;
+  if (find_place(cu_seqlens, sequences, at / GROUPS, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; }, place)) {
+    const int t0 = place.tile * UNION_TOKENS, tokens = min(UNION_TOKENS, place.length - t0);
+    for (int w = lane; w < words; w += 32) bits[w] = 0;
+    __syncwarp();
+    for (int i = lane; i < tokens * SEL_N; i += 32) {
+      const int block = selected[((i64)(place.first + t0 + i / SEL_N) * GROUPS + group) * SEL_N + i % SEL_N];
+      if (block >= 0) atomicOr(bits + block / 32, 1u << (block & 31));
+    }
+    __syncwarp();
+    int count = 0;
+    for (int w = lane; w < words; w += 32) count += __popc(bits[w]);
 #pragma unroll
-  for (int pass = 1; pass < 3; pass++) {
-    const int from = offsets[pass * (all + 1) + list], to = offsets[pass * (all + 1) + list + 1];
-    int2* const items = (int2*)(pass == 1 ? forward_items : backward_items);
-    for (int i = from + (threadIdx.x & 31); i < to; i += 32) items[i] = make_int2(list, i - from);
+    for (int d = 16; d > 0; d /= 2) count += __shfl_xor_sync(~0u, count, d);
+    if (lane == 0) {
+      atomicAdd(plan + PLAN_UNIONS, count);
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && atomicAdd(plan + PLAN_TILES, 1) == (int)gridDim.x - 1) {
+    __threadfence();
+    const float mean = (float)atomicAdd(plan + PLAN_UNIONS, 0) / (float)tiles;
+    plan[PLAN_CHOICE] = choice != ADAPTIVE ? choice : mean <= limit ? shared_way : KV_OUTER;
   }
 }
 
 // Writes each chosen (token, slot) into its block's list: entry = position in the sequence * 64 + slot.
 // one thread per (token, group, slot)
 extern "C" __global__ void __launch_bounds__(256)
-select_lists(const int* selected, const int* ranks, const int* offsets, u32* lists, const int* cu_seqlens, const int* cu_blocks,
-             int sequences, int tokens) {
+select_lists(const int* selected, const int* ranks, const int* offsets, const int* begins, u32* lists, const int* cu_seqlens,
+             const int* cu_blocks, int sequences, int tokens, int stretch, int stretches) {
   const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
   if (i >= (i64)tokens * GROUPS * SEL_N) return;
   const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
   if (block <= 0) return;
-  int s = 0, high = sequences;
-  while (high - s > 1) {
-    const int middle = (s + high) / 2;
-    if (cu_seqlens[middle] <= token) s = middle; else high = middle;
-  }
-  const int t = token - cu_seqlens[s];
+  const int s = find_sequence(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
   if (block >= t / SEL_L - 1) return;
-  lists[offsets[(i64)group * cu_blocks[sequences] + cu_blocks[s] + block] + ranks[i]] = (u32)t * 64 + slot;
+  const i64 list = (i64)group * cu_blocks[sequences] + cu_blocks[s] + block;
+  lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
 }
 
 // Puts every list in ascending order through a bitmap of the sequence: the same selection then always
@@ -383,11 +446,7 @@ select_sort(const int* selected, const int* offsets, u32* lists, const int* cu_s
   const int blocks = cu_blocks[sequences], at = blockIdx.x, group = blockIdx.y;
   const int from = offsets[group * blocks + at], to = offsets[group * blocks + at + 1];
   if (to - from < 2) return;
-  int s = 0, high = sequences;
-  while (high - s > 1) {
-    const int middle = (s + high) / 2;
-    if (cu_blocks[middle] <= at) s = middle; else high = middle;
-  }
+  const int s = find_sequence(cu_blocks, sequences, at);
   const int first = cu_seqlens[s], words = (cu_seqlens[s + 1] - first + 31) / 32, block = at - cu_blocks[s];
   for (int w = thread; w < words; w += 256) bits[w] = 0;
   __syncthreads();

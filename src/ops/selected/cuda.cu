@@ -1,35 +1,24 @@
 // Selected branch: softmax over the tokens of the selected blocks.
 //   selected_union    tile-union: the tokens of a tile share one stream over the union of their blocks.
 //                     With UNION_TOKENS=1 it is the query-major kernel (v1).
-//   selected_outer, selected_finish
-//                     KV-outer: every chosen block over the list of tokens that chose it, as partial results;
-//                     then blocks 0, cur-1, cur densely with the merge (and the combination of the branches)
-//                     at the end. Cost does not depend on agreement.
+//   selected_forced, selected_outer
+//                     KV-outer: blocks 0, cur-1, cur densely; then every chosen block over the list of tokens
+//                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
 //   selected_backward KV-outer over forced and chosen tokens alike.
+// Both forward ways are launched; the plan (plan.cuh) says on the device which one works and which returns at once.
+// They end with the combination of the branches when asked for.
 #include "../../device/cuda/forward.cuh"
 #include "../../device/cuda/backward.cuh"
+#include "../../device/cuda/plan.cuh"
 
 static_assert(SEL_L <= 64, "selection blocks over 64 tokens are not supported");
 
-#ifndef UNION_WARPGROUPS
-#define UNION_WARPGROUPS 2
-#endif
-#ifndef UNION_TOKENS
-#define UNION_TOKENS (UNION_WARPGROUPS * 64 / HPG)
-#endif
 #ifndef UNION_WIDE
 #define UNION_WIDE 1
 #endif
 #ifndef FORCED_WARPGROUPS
 #define FORCED_WARPGROUPS 2
 #endif
-#ifndef OUTER_CHUNK
-#define OUTER_CHUNK 128
-#endif
-#ifndef SEL_CHUNK
-#define SEL_CHUNK 256
-#endif
-
 constexpr int UNION_MAX = UNION_TOKENS * SEL_N;
 constexpr int UNION_WORDS = (UNION_MAX + 31) / 32;
 
@@ -44,9 +33,9 @@ struct Union {
 EXPORT(selected_union_shared, STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK> + (int)sizeof(Union))
 EXPORT(selected_union_tokens, UNION_TOKENS)
 EXPORT(selected_union_threads, STREAM_THREADS<UNION_WARPGROUPS>)
-EXPORT(selected_finish_threads, STREAM_THREADS<FORCED_WARPGROUPS>)
-EXPORT(selected_finish_shared, STREAM_SHARED<FORCED_WARPGROUPS, 1, PK>)
-EXPORT(selected_finish_rows, FORCED_WARPGROUPS * 64)
+EXPORT(selected_forced_threads, STREAM_THREADS<FORCED_WARPGROUPS>)
+EXPORT(selected_forced_shared, STREAM_SHARED<FORCED_WARPGROUPS, 1, PK>)
+EXPORT(selected_forced_rows, FORCED_WARPGROUPS * 64)
 EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 4)
 
 // grid (blocks of all sequences, groups)
@@ -54,8 +43,45 @@ extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, c
   pack_tile<SEL_L>(k, v, packed, cu_seqlens, sequences);
 }
 
+// Eight columns of a row: sums of bf16 values times a weight.
+struct Columns {
+  float o[8];
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 8; i++) o[i] = 0.0f;
+  }
+  __device__ __forceinline__ void add(uint4 y, float weight) {
+    o[0] += low_half(y.x) * weight, o[1] += high_half(y.x) * weight, o[2] += low_half(y.y) * weight, o[3] += high_half(y.y) * weight;
+    o[4] += low_half(y.z) * weight, o[5] += high_half(y.z) * weight, o[6] += low_half(y.w) * weight, o[7] += high_half(y.w) * weight;
+  }
+  __device__ __forceinline__ uint4 packed(float f) const {
+    return make_uint4(pack(o[0] * f, o[1] * f), pack(o[2] * f, o[3] * f), pack(o[4] * f, o[5] * f), pack(o[6] * f, o[7] * f));
+  }
+};
+
+// The combination of the branches; out may be null: then it is left to combine_forward.
+struct Combination {
+  const bf16 *cmp, *win;
+  const float* gates;
+  bf16* out;
+  __device__ __forceinline__ void operator()(i64 at, int column, uint4 selected) const {
+    if (out == nullptr) return;
+    Columns c;
+    c.clear();
+    c.add(*(const uint4*)(cmp + at * DV + column), gates[at * 3]);
+    c.add(selected, gates[at * 3 + 1]);
+    c.add(*(const uint4*)(win + at * DV + column), gates[at * 3 + 2]);
+    *(uint4*)(out + at * DV + column) = c.packed(1.0f);
+  }
+};
+
 struct SelectedUnion : PackedRows {
   const Union* u;
+  Combination combine;
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+    PackedRows::finish(r, column, x, lse);
+    combine(index(r), column, x);
+  }
   int tiles, packed0, token_first;
   __device__ __forceinline__ int tile(int i) const { return packed0 + u->blocks[min(i, tiles - 1)]; }
   __device__ __forceinline__ bool whole(int) const { return false; }
@@ -66,11 +92,13 @@ struct SelectedUnion : PackedRows {
   }
 };
 
-// grid (tiles of UNION_TOKENS tokens, groups); unions [tiles, G] gets the union sizes when not null
+// grid (tiles of UNION_TOKENS tokens, groups); works when the plan is null or says so; served[0] counts the times it did
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
-selected_union(const bf16* q, const unsigned char* packed, const int* selected, bf16* out, float* lse, int* unions,
-               const int* cu_seqlens, int sequences, int words) {
+selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
+               bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words) {
   extern __shared__ unsigned char shared[];
+  if (plan != nullptr && plan[PLAN_CHOICE] != TILE_UNION) return;
+  if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
   Union* const u = (Union*)(shared + STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK>);
   u32* const bits = (u32*)(u + 1);
   Place place;
@@ -107,7 +135,6 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
   }
   __syncthreads();
-  if (unions != nullptr && thread == 0) unions[(place.base + place.tile) * GROUPS + group] = u->count;
   SelectedUnion branch;
   branch.q = q;
   branch.o = out;
@@ -119,16 +146,278 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
   branch.rows = tokens * HPG;
   branch.packed = packed;
   branch.u = u;
+  branch.combine = {cmp, win, gates, combined};
   branch.token_first = t0;
   branch.tiles = u->count;
   attend<UNION_WARPGROUPS, UNION_WIDE>(branch, shared);
 }
 
+// Gathered union: the tokens of a tile share one stream over the union of their blocks, and for each block only the
+// rows that selected it are gathered and multiplied. Outputs accumulate in shared memory, in fp32. A unit of work is
+// 64 rows of one block; the warpgroups take units in turn, and add to the outputs in that order. The turn also
+// says which stages of keys and values are free: those of blocks before the unit's.
+#ifndef GATHER_WARPGROUPS
+#define GATHER_WARPGROUPS 4
+#endif
+#ifndef GATHER_TOKENS
+#define GATHER_TOKENS (460 / HPG < 76 ? 460 / HPG : 76)
+#endif
+constexpr int GATHER_THREADS = GATHER_WARPGROUPS * 128;
+constexpr int GATHER_ROWS = GATHER_TOKENS * HPG, GATHER_MAX = GATHER_TOKENS * SEL_N, GATHER_WORDS = (GATHER_TOKENS + 31) / 32;
+constexpr int GATHER_STAGES = 3, NO_ROW = 0xffff;
+struct Gather {
+  float2 state[GATHER_ROWS];         // maximum (base 2) and sum
+  int blocks[GATHER_MAX];
+  u32 member[GATHER_MAX][GATHER_WORDS];  // per block, the tokens that selected it
+  unsigned short units[GATHER_MAX + GATHER_MAX * HPG / 64];  // block * 8 + part
+  unsigned short table[GATHER_WARPGROUPS][3][64];    // rows of the units at hand
+  u64 full[GATHER_STAGES];
+  int count, total, requested;
+};
+constexpr int GATHER_SHARED = GATHER_WARPGROUPS * PANEL + GATHER_STAGES * PACKED + GATHER_ROWS * 256 + (int)sizeof(Gather) + 1024;
+constexpr bool GATHER = PK == 1 && PV == 1 && GATHER_SHARED < 226 * 1024;
+EXPORT(selected_gather_shared, GATHER ? GATHER_SHARED : 0)  // plus 4 bytes per word, as above; 0: this shape has no such kernel
+EXPORT(selected_gather_tokens, GATHER_TOKENS)
+EXPORT(selected_gather_threads, GATHER_THREADS)
+
+__device__ __forceinline__ int nth_bit(u32 bits, int n) {
+  int at = 0;
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) {
+    const int below = __popc(bits & ((1u << width) - 1));
+    if (n >= below) {
+      n -= below;
+      bits >>= width;
+      at += width;
+    }
+  }
+  return at;
+}
+
+// grid (tiles of GATHER_TOKENS tokens, groups); served[2] counts the times it worked
+extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1)
+selected_gather(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
+                bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words) {
+  extern __shared__ unsigned char shared[];
+  if constexpr (GATHER) {
+    if (plan != nullptr && plan[PLAN_CHOICE] != GATHERED) return;
+    if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[2]++;
+    Place place;
+    if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+                    [](int length) { return (length + GATHER_TOKENS - 1) / GATHER_TOKENS; },
+                    [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
+    const int thread = threadIdx.x, side = thread / 128, mine = thread & 127, lane = thread & 31, warp = mine / 32, group = blockIdx.y;
+    const int t0 = place.tile * GATHER_TOKENS, tokens = min(GATHER_TOKENS, place.length - t0);
+    const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
+    unsigned char* const generic = shared - origin;
+    const u32 own = base + side * PANEL, stages = base + GATHER_WARPGROUPS * PANEL;
+    float* const sums = (float*)(generic + stages + GATHER_STAGES * PACKED);  // [rows][64], groups of eight columns swizzled
+    Gather* const g = (Gather*)(sums + GATHER_ROWS * 64);
+    u32* const bits = (u32*)(g + 1);
+    const u32 full = shared_address(g->full);
+    const int* const chosen = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
+
+    for (int i = thread; i < words; i += GATHER_THREADS) bits[i] = 0;
+    for (int i = thread; i < GATHER_MAX * GATHER_WORDS; i += GATHER_THREADS) (&g->member[0][0])[i] = 0;
+    for (int i = thread; i < GATHER_ROWS * 16; i += GATHER_THREADS) ((float4*)sums)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = thread; i < GATHER_ROWS; i += GATHER_THREADS) g->state[i] = make_float2(-infinity(), 0.0f);
+    if (thread == 0) {
+      for (int i = 0; i < GATHER_STAGES; i++) barrier_init(full + i * 8, FULL_ARRIVALS);
+      g->requested = 0;
+      matrix_publish();
+    }
+    __syncthreads();
+    for (int i = thread; i < tokens * SEL_N; i += GATHER_THREADS) {
+      const int block = chosen[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N];
+      if (block >= 0) atomicOr(bits + block / 32, 1u << (block & 31));
+    }
+    __syncthreads();
+    for (int w = thread; w < words; w += GATHER_THREADS) {
+      int position = 0;
+      for (int e = 0; e < w; e++) position += __popc(bits[e]);
+      for (u32 word = bits[w]; word != 0; word &= word - 1) g->blocks[position++] = w * 32 + __ffs(word) - 1;
+      if (w == words - 1) g->count = position;
+    }
+    __syncthreads();
+    for (int i = thread; i < tokens * SEL_N; i += GATHER_THREADS) {
+      const int block = chosen[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N], token = i / SEL_N;
+      if (block < 0) continue;
+      int low = 0, high = g->count;
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (g->blocks[middle] <= block) low = middle; else high = middle;
+      }
+      atomicOr(&g->member[low][token / 32], 1u << (token & 31));
+    }
+    __syncthreads();
+    const auto members = [&](int entry) {
+      int n = 0;
+#pragma unroll
+      for (int w = 0; w < GATHER_WORDS; w++) n += __popc(g->member[entry][w]);
+      return n;
+    };
+    const auto request = [&](int upto) {  // by one whole warp, whose turn it is: blocks up to and without `upto`
+      int next = g->requested;
+      upto = min(upto, g->count);
+      __syncwarp();
+      for (; next < upto; next++) {
+        const u32 at = full + next % GATHER_STAGES * 8;
+        bulk_expect(at, PACKED, lane);
+        bulk_copy(stages + next % GATHER_STAGES * PACKED, packed + ((i64)(place.units + g->blocks[next]) * GROUPS + group) * PACKED, PACKED, at, lane);
+        bulk_end(at, lane);
+      }
+      __threadfence_block();
+      if (lane == 0) *(volatile int*)&g->requested = max(next, upto);
+      __syncwarp();
+    };
+    if (thread < 32) {
+      request(GATHER_STAGES);
+      int done = 0;
+      for (int from = 0; from < g->count; from += 32) {
+        const int entry = from + lane, n = entry < g->count ? (members(entry) * HPG + 63) / 64 : 0;
+        int sum = n;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+          const int left = __shfl_up_sync(~0u, sum, d);
+          if (lane >= d) sum += left;
+        }
+        for (int part = 0; part < n; part++) g->units[done + sum - n + part] = (unsigned short)(entry * 8 + part);
+        done += __shfl_sync(~0u, sum, 31);
+      }
+      if (lane == 0) g->total = done;
+    }
+    __syncthreads();
+
+    const int total = g->total;
+    const i64 row0 = (i64)(place.first + t0) * HEADS + group * HPG;
+    const auto index = [&](int row) { return row0 + (u32)row / HPG * (HEADS - HPG) + row; };
+    const auto list = [&](int i) {  // rows of this warpgroup's i-th unit
+      if (mine >= 64 || side + GATHER_WARPGROUPS * i >= total) return;
+      const int unit = g->units[side + GATHER_WARPGROUPS * i], entry = unit / 8, k = unit % 8 * 64 + mine;
+      int token = 0, n = k / HPG, row = NO_ROW;
+      if (n < members(entry)) {
+        while (n >= __popc(g->member[entry][token])) n -= __popc(g->member[entry][token++]);
+        row = (token * 32 + nth_bit(g->member[entry][token], n)) * HPG + k % HPG;
+      }
+      g->table[side][i % 3][mine] = (unsigned short)row;
+    };
+    const auto gather = [&](int i) {
+      if (side + GATHER_WARPGROUPS * i < total)
+        load_panel<DK, 128>(own, mine, q, [&](int r) {
+          const int row = g->table[side][i % 3][r];
+          return row == NO_ROW ? -1 : index(row);
+        });
+      copies_commit();
+    };
+    list(0);
+    list(1);
+    barrier(1 + side, 128);
+    gather(0);
+    const float c = scale_log2();
+    if (side == GATHER_WARPGROUPS - 1 && total > 0) barrier_pass(8, 256);  // the first turn
+    for (int i = 0, unit = side; unit < total; i++, unit += GATHER_WARPGROUPS) {
+      const int entry = g->units[unit] / 8, first_key = g->blocks[entry] * SEL_L;
+      const u32 stage = stages + entry % GATHER_STAGES * PACKED;
+      copies_wait<0>();
+      matrix_publish();
+      barrier(1 + side, 128);
+      while (*(volatile int*)&g->requested <= entry) {}  // its barrier is in the phase that is waited for
+      barrier_wait(full + entry % GATHER_STAGES * 8, entry / GATHER_STAGES & 1);
+      float score[32], sum[32];
+      u32 weights[4][4];
+      matrix_begin();
+      product_rows<DK>(score, handle(own), handle(stage));
+      matrix_commit();
+      const int row[2] = {g->table[side][i % 3][warp * 16 + lane / 4], g->table[side][i % 3][warp * 16 + lane / 4 + 8]};
+      matrix_wait<0>();
+      hold(score);
+      barrier(1 + side, 128);  // the queries have been read
+      gather(i + 1);
+      if (SEL_L < 64 || first_key + SEL_L - 1 > t0) {
+        const int high0 = row[0] == NO_ROW ? 0 : min(SEL_L, t0 + row[0] / HPG + 1 - first_key), high1 = row[1] == NO_ROW ? 0 : min(SEL_L, t0 + row[1] / HPG + 1 - first_key);
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+          if ((e / 4) * 8 + (lane & 3) * 2 + (e & 1) >= ((e & 2) ? high1 : high0)) score[e] = -infinity();
+      }
+      float top[2] = {-infinity(), -infinity()}, add[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int e = 0; e < 32; e++) top[e >> 1 & 1] = fmaxf(top[e >> 1 & 1], score[e]);
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        top[n] = fmaxf(top[n], __shfl_xor_sync(~0u, top[n], 1));
+        top[n] = fmaxf(top[n], __shfl_xor_sync(~0u, top[n], 2)) * c;
+        if (row[n] == NO_ROW) top[n] = 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < 32; e++) {
+        score[e] = exp2_fast(fmaf(score[e], c, -top[e >> 1 & 1]));
+        add[e >> 1 & 1] += score[e];
+      }
+      as_operand(weights, score);
+      matrix_begin();
+#pragma unroll
+      for (int e = 0; e < 4; e++) product<ACROSS>(sum, weights[e], handle(stage + PANEL), e, e > 0);
+      matrix_commit();
+      list(i + 2);
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        add[n] += __shfl_xor_sync(~0u, add[n], 1);
+        add[n] += __shfl_xor_sync(~0u, add[n], 2);
+      }
+      matrix_wait<0>();
+      hold(sum);
+      barrier(8 + side, 256);  // this warpgroup's turn: every earlier unit has been added
+      float keep[2], take[2];
+      float2 old[2][8];
+      float* to[2];
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        const int at = row[n] == NO_ROW ? 0 : row[n];
+        to[n] = sums + at * 64 + (lane & 3) * 2;
+#pragma unroll
+        for (int e = 0; e < 8; e++) old[n][e] = *(const float2*)(to[n] + ((e ^ (at & 7)) << 3));
+      }
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        const float2 state = g->state[row[n] == NO_ROW ? 0 : row[n]];
+        const float most = fmaxf(state.x, top[n]);
+        keep[n] = exp2_fast(state.x - most);
+        take[n] = exp2_fast(top[n] - most);
+        __syncwarp();
+        if ((lane & 3) == 0 && row[n] != NO_ROW) g->state[row[n]] = make_float2(most, state.y * keep[n] + add[n] * take[n]);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        if (row[n] != NO_ROW) {
+#pragma unroll
+          for (int e = 0; e < 8; e++)
+            *(float2*)(to[n] + ((e ^ (row[n] & 7)) << 3)) =
+                make_float2(old[n][e].x * keep[n] + sum[e * 4 + n * 2] * take[n], old[n][e].y * keep[n] + sum[e * 4 + n * 2 + 1] * take[n]);
+        }
+      if (mine < 32) request(entry + GATHER_STAGES);
+      if (unit + 1 < total) barrier_pass(8 + (unit + 1) % GATHER_WARPGROUPS, 256);
+    }
+    copies_wait<0>();
+    __syncthreads();
+    const Combination combine = {cmp, win, gates, combined};
+    for (int i = thread; i < tokens * HPG * 8; i += GATHER_THREADS) {
+      const int row = i / 8, column = i % 8 * 8;
+      if (column >= DV) continue;
+      const float2 state = g->state[row];
+      const float4* const from = (const float4*)(sums + row * 64 + (((column / 8) ^ (row & 7)) << 3));
+      const float f = 1.0f / state.y;
+      const float4 a = from[0], b = from[1];
+      const uint4 x = make_uint4(pack(a.x * f, a.y * f), pack(a.z * f, a.w * f), pack(b.x * f, b.y * f), pack(b.z * f, b.w * f));
+      const i64 at = index(row);
+      *(uint4*)(out + at * DV + column) = x;
+      if (column == 0) lse[at] = LN2 * (state.x + log2f(state.y));
+      combine(at, column, x);
+    }
+  }
+}
+
 // Blocks 0, cur - 1 and cur. A tile whose tokens lie in two blocks streams one more.
 struct SelectedForced : PackedRows {
-  const bf16 *partial, *cmp, *win;
-  const float *partial_lse, *gates;
-  bf16* combined;
   int tiles, packed0, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
@@ -138,67 +427,18 @@ struct SelectedForced : PackedRows {
     low = 0;
     high = t >= 0 && (b == 0 || b >= t / SEL_L - 1) ? min(SEL_L, t + 1 - b * SEL_L) : 0;
   }
-  // Folds in the partials of the chosen blocks (slots 1 ... count - 3), then the other branches by the gate.
-  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
-    const i64 at = index(r);
-    const int token = (u32)at / HEADS, head = (u32)at % HEADS;
-    const int count = min((token - first) / SEL_L + 1, SEL_N);
-    const i64 place = ((i64)token * GROUPS + group) * SEL_N * HPG + head - group * HPG;
-    float top = lse, logs[SEL_N];
-#pragma unroll
-    for (int s = 1; s < SEL_N - 2; s++) {
-      logs[s] = s < count - 2 ? partial_lse[place + s * HPG] : -infinity();
-      top = fmaxf(top, logs[s]);
-    }
-    float sum = 0.0f, o[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    const auto add = [&](uint4 y, float weight) {
-      o[0] += low_half(y.x) * weight, o[1] += high_half(y.x) * weight, o[2] += low_half(y.y) * weight, o[3] += high_half(y.y) * weight;
-      o[4] += low_half(y.z) * weight, o[5] += high_half(y.z) * weight, o[6] += low_half(y.w) * weight, o[7] += high_half(y.w) * weight;
-    };
-    add(x, sum = exp2_fast(lse - top));
-#pragma unroll
-    for (int s = 1; s < SEL_N - 2; s++)
-      if (s < count - 2) {
-        const float weight = exp2_fast(logs[s] - top);
-        add(*(const uint4*)(partial + (place + s * HPG) * DV + column), weight);
-        sum += weight;
-      }
-    const float f = 1.0f / sum;
-#pragma unroll
-    for (int i = 0; i < 8; i++) o[i] *= f;
-    x = make_uint4(pack(o[0], o[1]), pack(o[2], o[3]), pack(o[4], o[5]), pack(o[6], o[7]));
-    *(uint4*)(this->o + at * DV + column) = x;
-    if (column == 0) l[at] = LN2 * (top + log2f(sum));
-    if (combined != nullptr) {
-      const float gate = gates[at * 3 + 1];
-#pragma unroll
-      for (int i = 0; i < 8; i++) o[i] = 0.0f;
-      add(x, gate);
-      add(*(const uint4*)(cmp + at * DV + column), gates[at * 3]);
-      add(*(const uint4*)(win + at * DV + column), gates[at * 3 + 2]);
-      *(uint4*)(combined + at * DV + column) = make_uint4(pack(o[0], o[1]), pack(o[2], o[3]), pack(o[4], o[5]), pack(o[6], o[7]));
-    }
-  }
 };
 
-// Blocks 0, cur-1, cur densely, then everything else there is to add. cmp, win, gates and combined may be null:
-// then only the selected branch is finished. grid (tiles of all sequences, groups)
+// Blocks 0, cur-1, cur densely: output and lse as if nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<FORCED_WARPGROUPS>, FORWARD_BLOCKS(FORCED_WARPGROUPS, 1))
-selected_finish(const bf16* q, const unsigned char* packed, const bf16* partial, const float* partial_lse,
-                const bf16* cmp, const bf16* win, const float* gates, bf16* out, float* lse, bf16* combined,
-                const int* cu_seqlens, int sequences) {
+selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* plan, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
+  if (plan[PLAN_CHOICE] != KV_OUTER) return;
   constexpr int ROWS = FORCED_WARPGROUPS * 64;
   Place place;
   if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
                   [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
   SelectedForced branch;
-  branch.partial = partial;
-  branch.partial_lse = partial_lse;
-  branch.cmp = cmp;
-  branch.win = win;
-  branch.gates = gates;
-  branch.combined = combined;
   branch.q = q;
   branch.o = out;
   branch.l = lse;
@@ -214,39 +454,47 @@ selected_finish(const bf16* q, const unsigned char* packed, const bf16* partial,
 }
 
 constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_CHUNK * 8 + 1024;
+constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : 2;
+constexpr int CHOSEN = SEL_N > 3 ? SEL_N - 3 : 1;  // slots 1 ... SEL_N - 3 have partials
 EXPORT(selected_outer_shared, OUTER_SHARED)
+EXPORT(selected_outer_blocks, OUTER_BLOCKS)        // on a multiprocessor: the grid is this times their number
+EXPORT(selected_outer_ring, RING)                  // partial [ring * stretch, G, chosen, h, Dv], lse without Dv
+EXPORT(selected_outer_chosen, CHOSEN)
 
-// One work item: a block's keys and values, up to OUTER_CHUNK of the tokens that chose it. Every key lies
-// before every such token: no mask. Each (token, slot, head) gets a normalised partial output in bf16 and
-// its own log-sum-exp (base 2) in fp32. grid (upper bound of items)
-extern "C" __global__ void __launch_bounds__(128, PK + PV <= 2 ? 4 : 2)
-selected_outer(const bf16* q, const unsigned char* packed, const int* items, const int* offsets,
-               const u32* lists, bf16* partial, float* partial_lse, const int* cu_seqlens, const int* cu_blocks, int sequences) {
-  extern __shared__ unsigned char shared[];
-  const int blocks = cu_blocks[sequences];
-  if (blockIdx.x >= offsets[2 * (blocks * GROUPS + 1) - 1]) return;
-  const int item = items[blockIdx.x * 2], chunk = items[blockIdx.x * 2 + 1], at = item % blocks, group = item / blocks;
-  int s = 0, upper = sequences;
-  while (upper - s > 1) {
-    const int middle = (s + upper) / 2;
-    if (cu_blocks[middle] <= at) s = middle; else upper = middle;
-  }
-  const int first = cu_seqlens[s];
-  const int from = offsets[item] + chunk * OUTER_CHUNK, tokens = min(OUTER_CHUNK, offsets[item + 1] - from);
+__device__ __forceinline__ void await(const int* counter, int target) {
+  int seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < target);
+}
+__device__ __forceinline__ uint4 load_shared_cache(const void* from) {  // not through L1: others write this
+  uint4 x;
+  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ float load_shared_cache(const float* from) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
+
+// One work item: a block's keys and values, up to OUTER_CHUNK of the tokens of one stretch that chose it. Every
+// key lies before every such token: no mask. Each (token, slot, head) gets a normalised partial output in bf16 and
+// its own log-sum-exp (base 2) in fp32. ring0: what to add to a flat token to get its place in the ring.
+__device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q, const unsigned char* tile, const u32* entries, int tokens,
+                                           int first, int group, int ring0, bf16* partial, float* partial_lse) {
   const int rows = tokens * HPG, steps = (rows + 63) / 64;
-
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + 2 * PK * PANEL;
   unsigned char* const generic = shared - origin;
   u32* const list = (u32*)(generic + staging + PANEL);
-  const unsigned char* const tile = packed + ((i64)at * GROUPS + group) * PACKED;
 #pragma unroll
   for (int i = 0; i < PACKED / 2048; i++) copy16(base + (i * 128 + thread) * 16, tile + (i * 128 + thread) * 16, true);
   for (int i = thread; i < tokens; i += 128) {  // rows of q and of the partials where the token's heads start
-    const u32 entry = lists[from + i], token = first + entry / 64;
+    const u32 entry = entries[i], token = first + entry / 64;
     list[i] = token * HEADS + group * HPG;
-    list[OUTER_CHUNK + i] = ((token * GROUPS + group) * SEL_N + entry % 64) * HPG;
+    list[OUTER_CHUNK + i] = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
   }
   __syncthreads();
   const auto request = [&](int i) {
@@ -319,8 +567,103 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
       hold(out);
       store_rows(out, generic + staging, scale0, scale1, [&](int, int r, int chunk16, uint4 x) {
         if (i * 64 + r < rows && p * 64 + chunk16 * 8 < DV)
-          store_streaming(partial + place(i * 64 + r) * DV + p * 64 + chunk16 * 8, x);
+          *(uint4*)(partial + place(i * 64 + r) * DV + p * 64 + chunk16 * 8) = x;
       });
+    }
+  }
+}
+
+constexpr int MERGE_LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;
+
+// MERGE_TOKENS tokens from `token0` on: the forced blocks' output and the partials become the branch's output.
+__device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, const bf16* partial, const float* partial_lse, bf16* out, float* lse,
+                                           const Combination& combine, const int* chosen) {
+  for (int i = threadIdx.x; i < tokens * HEADS * MERGE_LANES; i += 128) {
+    const int column = i % MERGE_LANES * 8, row = i / MERGE_LANES, token = token0 + row / HEADS, head = row % HEADS, group = head / HPG;
+    if (column >= DV) continue;
+    const int count = chosen[row / HEADS];
+    const i64 at = (i64)token0 * HEADS + row, place = ((i64)(token + ring0) * GROUPS + group) * CHOSEN * HPG + head % HPG;
+    const float own = lse[at] * LOG2E;
+    uint4 x[CHOSEN];
+    float logs[CHOSEN], top = own;
+#pragma unroll
+    for (int s = 0; s < CHOSEN; s++) {
+      logs[s] = s < count ? load_shared_cache(partial_lse + place + s * HPG) : -infinity();
+      x[s] = s < count ? load_shared_cache(partial + (place + s * HPG) * DV + column) : make_uint4(0, 0, 0, 0);
+    }
+    const uint4 forced = *(const uint4*)(out + at * DV + column);
+#pragma unroll
+    for (int s = 0; s < CHOSEN; s++) top = fmaxf(top, logs[s]);
+    Columns c;
+    c.clear();
+    float sum = exp2_fast(own - top);
+    c.add(forced, sum);
+#pragma unroll
+    for (int s = 0; s < CHOSEN; s++) {
+      const float weight = exp2_fast(logs[s] - top);
+      c.add(x[s], weight);
+      sum += weight;
+    }
+    const uint4 y = c.packed(1.0f / sum);
+    *(uint4*)(out + at * DV + column) = y;
+    __syncwarp(__activemask());  // every lane of the row has read its lse
+    if (column == 0) lse[at] = LN2 * (top + log2f(sum));
+    combine(at, column, y);
+  }
+}
+
+// Works through the plan: blocks draw tickets, in the order of the stretches, so whatever a ticket waits for was
+// drawn before it. A stretch's partials are merged while they are still in the L2 cache, and their place in the ring
+// is used again. items [.., 2]: list and place in it. served[1] counts the times this kernel worked.
+// grid (multiprocessors * selected_outer_blocks)
+extern "C" __global__ void __launch_bounds__(128, OUTER_BLOCKS)
+selected_outer(const bf16* q, const unsigned char* packed, const int* items, const int* offsets, const int* begins, const u32* lists,
+               bf16* partial, float* partial_lse, const bf16* cmp, const bf16* win, const float* gates, bf16* out, float* lse,
+               bf16* combined, int* plan, int* served, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
+  extern __shared__ unsigned char shared[];
+  __shared__ int drawn, chosen[MERGE_TOKENS];
+  if (plan[PLAN_CHOICE] != KV_OUTER) return;
+  const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], end = plan[PLAN_TICKET + stretches + LAG];
+  if (thread == 0) {
+    if (blockIdx.x == 0 && served != nullptr) served[1]++;
+    drawn = atomicAdd(plan + PLAN_NEXT, 1);
+  }
+  while (true) {
+    __syncthreads();
+    const int ticket = drawn;
+    if (ticket >= end) return;
+    int next = 0;
+    if (thread == 0) next = atomicAdd(plan + PLAN_NEXT, 1);  // arrives while this item is worked on
+    int piece = 0, upper = stretches + LAG;
+    while (upper - piece > 1) {
+      const int middle = (piece + upper) / 2;
+      if (plan[PLAN_TICKET + middle] <= ticket) piece = middle; else upper = middle;
+    }
+    const int within = ticket - plan[PLAN_TICKET + piece], outers = piece < stretches ? plan[PLAN_ITEMS + piece] : 0;
+    if (within < outers) {
+      if (piece >= RING && thread == 0) await(plan + PLAN_MERGED + piece - RING, merge_items(piece - RING, stretch, tokens));
+      const int2 item = ((const int2*)items)[plan[PLAN_BASE + piece] + within];
+      const int list = item.x, at = list % blocks, group = list / blocks, from = offsets[list];
+      const int upto = piece + 1 < stretches ? begins[(i64)list * stretches + piece + 1] : offsets[list + 1] - from;
+      const int first = cu_seqlens[find_sequence(cu_blocks, sequences, at)];
+      outer_item(shared, q, packed + ((i64)at * GROUPS + group) * PACKED, lists + from + item.y, min(OUTER_CHUNK, upto - item.y), first, group,
+                 (piece % RING - piece) * stretch, partial, partial_lse);
+    } else {
+      const int s = piece - LAG, token0 = s * stretch + (within - outers) * MERGE_TOKENS;
+      const int count = min(MERGE_TOKENS, min((s + 1) * stretch, tokens) - token0);
+      if (thread < count) {
+        const int t = token0 + thread - cu_seqlens[find_sequence(cu_seqlens, sequences, token0 + thread)];
+        chosen[thread] = max(0, min(t / SEL_L + 1, SEL_N) - 3);
+      }
+      if (thread == 0) await(plan + PLAN_DONE + s, plan[PLAN_ITEMS + s]);
+      __syncthreads();
+      merge_item(token0, count, (s % RING - s) * stretch, partial, partial_lse, out, lse, {cmp, win, gates, combined}, chosen);
+    }
+    __syncthreads();
+    if (thread == 0) {
+      __threadfence();
+      atomicAdd(plan + (within < outers ? PLAN_DONE + piece : PLAN_MERGED + piece - LAG), 1);
+      drawn = next;
     }
   }
 }
@@ -345,20 +688,17 @@ struct SelectedBackward {
   }
 };
 
-// grid (upper bound of items); adds to dk and dv in fp32, writes dq shares [T, G, n, h, Dk]
+// grid (upper bound of items); adds to dk and dv in fp32, writes dq shares [T, G, n, h, Dk]. With parts = 1
+// (deterministic) dk and dv are [items, l', D] and selected_sum adds them in order; the lists must be sorted.
 extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
 selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta,
                   bf16* shares, float* dk, float* dv, const int* items, const int* offsets,
-                  const u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences) {
+                  const u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences, int parts) {
   extern __shared__ unsigned char shared[];
   const int blocks = cu_blocks[sequences];
-  if (blockIdx.x >= offsets[3 * (blocks * GROUPS + 1) - 1]) return;
+  if (blockIdx.x >= offsets[2 * (blocks * GROUPS + 1) - 1]) return;
   const int item = items[blockIdx.x * 2], chunk = items[blockIdx.x * 2 + 1], at = item % blocks;
-  int s = 0, upper = sequences;
-  while (upper - s > 1) {
-    const int middle = (s + upper) / 2;
-    if (cu_blocks[middle] <= at) s = middle; else upper = middle;
-  }
+  const int s = find_sequence(cu_blocks, sequences, at);
   const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
   const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
   const int chosen = offsets[item + 1] - offsets[item], from = chunk * SEL_CHUNK;
@@ -380,8 +720,29 @@ selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out
   }
   __syncthreads();
   const i64 key = (i64)(branch.first + branch.key0) * GROUPS + branch.group;
+  const i64 to = parts ? (i64)blockIdx.x * SEL_L : key;
   backward<false, true>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV, min(SEL_L, length - branch.key0),
-                  dk + key * DK, dv + key * DV);
+                        dk + to * DK, dv + to * DV, parts ? 1 : GROUPS, parts != 0);
+}
+
+// Adds the parts of every list in order. Four columns a thread. grid (lists, l' * max(Dk, Dv) / 1024, 2: dk and dv)
+extern "C" __global__ void __launch_bounds__(256)
+selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, const int* offsets, const int* cu_seqlens,
+             const int* cu_blocks, int sequences) {
+  const int size = blockIdx.z == 0 ? DK : DV, i = (blockIdx.y * 256 + threadIdx.x) * 4, row = i / size;
+  const int blocks = cu_blocks[sequences], list = blockIdx.x, at = list % blocks, s = find_sequence(cu_blocks, sequences, at);
+  const int token = (at - cu_blocks[s]) * SEL_L + row;
+  if (row >= SEL_L || token >= cu_seqlens[s + 1] - cu_seqlens[s]) return;
+  const int from = offsets[blocks * GROUPS + 1 + list], to = offsets[blocks * GROUPS + 2 + list];
+  const float* const parts = (blockIdx.z == 0 ? dk_parts : dv_parts) + i;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (int part = from; part < to; part++) {
+    const float4 x = *(const float4*)(parts + (i64)part * SEL_L * size);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  bf16* const cell = (blockIdx.z == 0 ? dk : dv) + ((i64)(cu_seqlens[s] + token) * GROUPS + list / blocks) * size + i % size;
+  *(uint2*)cell = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
 }
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;

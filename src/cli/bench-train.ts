@@ -1,0 +1,192 @@
+/** `trefoil bench train`: how fast whole training steps are on this machine, and where their time goes. */
+import { availableParallelism } from 'node:os';
+import { type Command, Option } from 'commander';
+import { measurePeak } from '../bench/peak/op.js';
+import { measureTraining, type StepBudget, type StepTime } from '../bench/train.js';
+import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../bench/train-cases.js';
+import { kernelFlops } from '../bench/train-flops.js';
+import { type ProfileRow, TimedDevice } from '../bench/train-profile.js';
+import { CpuDevice } from '../device/cpu/cpu.js';
+import { UsageError } from '../errors.js';
+import { type DeviceChoice, deviceOption, openDevice } from './device.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
+import { formatTable } from './table.js';
+
+interface Options {
+  readonly config?: string;
+  readonly attention?: 'nsa' | 'dense' | 'both';
+  readonly seqLen?: number[];
+  readonly batchSize?: number[];
+  readonly steps?: number;
+  readonly device: DeviceChoice;
+  readonly threads?: number;
+  readonly quick?: boolean;
+  readonly profile?: boolean;
+  readonly json?: boolean;
+  readonly csv?: boolean;
+}
+
+const QUICK_LENGTH = 512;
+const MIB = 2 ** 20;
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(
+      new Option('--config <name|file>', `a shipped config, a YAML file, or ${SMALL_GPT} (default: see below)`),
+    )
+    .addOption(new Option('--attention <kind>', 'default: as the config says').choices(['nsa', 'dense', 'both']))
+    .addOption(new Option('--seq-len <list>', 'lengths, such as 512,2048').argParser(wholeNumbers(1)))
+    .addOption(new Option('--batch-size <list>', 'sequences of a micro-batch').argParser(wholeNumbers(1)))
+    .addOption(new Option('--steps <n>', 'timed steps (default: as many as fit ten seconds)').argParser(wholeNumber(1)))
+    .addOption(deviceOption('where to compute; auto = the fastest there is'))
+    .addOption(threadsOption())
+    .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} if none is given`))
+    .addOption(new Option('--profile', 'also show the time of every kernel'))
+    .addOption(jsonOption())
+    .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
+    .addHelpText('after', HELP)
+    .action((options: Options) => bench(options, io));
+}
+
+const HELP = `
+Random tokens, fp32 on the CPU. A step is forward, backward, gradient norm and AdamW; two steps warm up, the median of
+the others counts. Without --config: the 125m shape (configs/base.yaml) with sparse and with dense attention at its
+length, and ${SMALL_GPT}, the model of bench/peers.
+mfu counts 6 operations per matrix parameter and token and the (query, key) pairs that are really seen; mfu_palm counts
+attention as dense and not causal. Both refer to the measured peak. More: docs/benchmarks.md.
+`;
+
+interface Row {
+  readonly config: string;
+  readonly attention: string;
+  readonly kernel: string;
+  readonly S: number;
+  readonly batch: number;
+  readonly tokens_per_s: number;
+  readonly ms_step: number;
+  readonly mfu: number;
+  readonly mfu_palm: number;
+  readonly peak_mem_mib: number;
+  readonly params: number;
+  /** With --profile only. */
+  readonly profile?: readonly ProfileRow[];
+}
+
+interface Measured {
+  readonly name: string;
+  readonly time: StepTime;
+  readonly profile: ProfileRow[] | null;
+}
+
+function bench(options: Options, io: Io): void {
+  const { quick = false, profile = false } = options;
+  const lengths = options.seqLen ?? (quick ? [QUICK_LENGTH] : undefined);
+  const choice = { config: options.config, attention: options.attention, lengths, batchSizes: options.batchSize };
+  const cases = trainCases(choice, io.env);
+  const device = openDevice(options);
+  if (!(device instanceof CpuDevice)) throw new UsageError('bench train measures the CPU; use --device cpu');
+  const budget = stepBudget(options.steps, quick);
+  const before = measurePeak(device);
+  const measured = cases.map((benchCase) => {
+    const result = measureCase(device, benchCase, budget, profile);
+    io.err(progress(result));
+    return result;
+  });
+  // Again, because a neighbour on the machine may have slowed the first one down.
+  const peak = Math.max(before, measurePeak(device));
+  const result = {
+    machine: `${device.name}, ${availableParallelism()} cores`,
+    device: device.kind,
+    threads: device.threads,
+    peak_gflops: round(peak / 1e9, 1),
+    rows: measured.map((one) => rowOf(one, peak)),
+  };
+  if (options.json) printJson(io, result);
+  else if (options.csv) io.out(csv(result.rows));
+  else {
+    const { machine, threads, peak_gflops, rows } = result;
+    io.out(`${machine}; ${threads} ${threads === 1 ? 'thread' : 'threads'}, measured peak ${peak_gflops} GFLOP/s\n`);
+    io.out(rowTable(rows));
+    for (const row of rows) if (row.profile) io.out(profileTable(row, row.profile));
+  }
+}
+
+function stepBudget(steps: number | undefined, quick: boolean): StepBudget {
+  if (steps !== undefined) return { least: steps, ms: 0 };
+  return quick ? { least: 2, ms: 0 } : { least: 5, ms: 10_000 };
+}
+
+function measureCase(device: CpuDevice, benchCase: TrainCase, budget: StepBudget, profile: boolean): Measured {
+  const { name } = benchCase;
+  if (!profile) return { name, time: measureTraining(device, benchCase, budget), profile: null };
+  const timed = new TimedDevice(device, kernelFlops(caseShape(benchCase), caseLengths(benchCase)));
+  let rows: ProfileRow[] = [];
+  const time = measureTraining(timed, benchCase, budget, {
+    onWarm: () => timed.restart(),
+    onDone: (steps) => {
+      rows = timed.rows(steps);
+    },
+  });
+  return { name, time, profile: rows };
+}
+
+function progress({ name, time }: Measured): string {
+  return `${name} ${time.attention} S ${time.S}: ${time.ms.toFixed(0)} ms a step, median of ${time.steps}`;
+}
+
+function rowOf({ name, time, profile }: Measured, peak: number): Row {
+  const seconds = time.ms / 1000;
+  const { attention, kernel, S, batch, params } = time;
+  return {
+    ...{ config: name, attention, kernel, S, batch },
+    tokens_per_s: round((batch * S) / seconds, 1),
+    ms_step: round(time.ms, 2),
+    mfu: round(time.flops.used / seconds / peak, 4),
+    mfu_palm: round(time.flops.palm / seconds / peak, 4),
+    peak_mem_mib: round(time.peakBytes / MIB, 1),
+    params,
+    ...(profile ? { profile } : {}),
+  };
+}
+
+const COLUMNS = [
+  ...(['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'] as const),
+  ...(['peak_mem_mib', 'params'] as const),
+];
+
+function csv(rows: readonly Row[]): string {
+  return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
+}
+
+function rowTable(rows: readonly Row[]): string {
+  const words = ['config', 'attention', 'kernel'].map((title) => ({ title }));
+  const numbers = ['S', 'batch', 'tokens/s', 'ms a step', 'MFU', 'MFU (PaLM)', 'peak MiB', 'parameters'];
+  return formatTable(
+    [...words, ...numbers.map((title) => ({ title, align: 'right' as const }))],
+    rows.map((row) => [
+      ...[row.config, row.attention, row.kernel, String(row.S), String(row.batch)],
+      ...[row.tokens_per_s.toFixed(0), row.ms_step.toFixed(1), percent(row.mfu), percent(row.mfu_palm)],
+      ...[row.peak_mem_mib.toFixed(0), String(row.params)],
+    ]),
+  );
+}
+
+function profileTable({ config, attention, S }: Row, profile: readonly ProfileRow[]): string {
+  const numbers = ['calls', 'ms', 'share', 'GFLOP/s'].map((title) => ({ title, align: 'right' as const }));
+  const table = formatTable(
+    [{ title: 'kernel' }, ...numbers],
+    profile.map(({ name, calls, ms, share, gflops }) => [
+      ...[name, String(calls), ms.toFixed(2), percent(share), gflops === null ? '' : gflops.toFixed(0)],
+    ]),
+  );
+  return `One step of ${config}, ${attention}, S ${S}:\n${table}`;
+}
+
+function percent(share: number): string {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+function round(value: number, digits: number): number {
+  return Number(value.toFixed(digits));
+}
