@@ -138,7 +138,7 @@ struct Batch {
     CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
     const size_t lists_ = (size_t)NB * s.G;
     selected.make(t * s.G * s.n), counts.make(lists_ * stretches), begins.make(lists_ * stretches), places.make(lists_ * stretches), totals.make(lists_);
-    plan.make(number("select", "select_plan_words")), served.make(3), served.zero();
+    plan.make(number("select", "select_plan_words")), served.make(2), served.zero();
     offsets.make(2 * (lists_ + 1)), ranks.make(t * s.G * s.n);
     forward_items_max = (int)(t * s.G * s.n / number("select", "select_forward_chunk") + std::min(lists_ * stretches, t * s.G * s.n));
     backward_items_max = (int)(t * s.G * s.n / number("select", "select_backward_chunk")) + NB * s.G;
@@ -215,23 +215,15 @@ struct Batch {
     k->launch("select", "select_sort", dim3(NB, s.G), 256, (longest + 31) / 32 * 4, selected.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
   }
   int words() const { return (blocks_longest + 31) / 32; }
-  bool can_gather() { return number("selected", "selected_gather_shared") > 0; }
-  // 0 adaptive, 1 tile-union, 2 KV-outer, 3 gathered union; limit: blocks of the mean union up to which sharing is faster
-  void choose(int choice, float limit = 0) {
-    if (limit == 0) limit = can_gather() ? 70 : 26;
+  // 0 adaptive, 1 tile-union, 2 KV-outer; limit: blocks of the mean union up to which tile-union is faster
+  void choose(int choice, float limit = 33) {
     const int from = number("select", "select_plan_choice"), tiles_ = token_tiles(number("select", "select_union_tokens")) * s.G;
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
-    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), tiles_, choice, can_gather() ? 3 : 1, limit);
+    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), tiles_, choice, limit);
   }
   void union_(bool combined) {
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G), number("selected", "selected_union_threads"),
               number("selected", "selected_union_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
-              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words());
-  }
-  void gather(bool combined) {
-    if (!can_gather()) return;
-    k->launch("selected", "selected_gather", dim3(token_tiles(number("selected", "selected_gather_tokens")), s.G), number("selected", "selected_gather_threads"),
-              number("selected", "selected_gather_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
               combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words());
   }
   void forced() {
@@ -247,7 +239,7 @@ struct Batch {
               q.p, ps.p, fitems.p, offsets.p, begins.p, lists.p, partial.p, partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p,
               combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, d_blocks.p, B, stretch, stretches);
   }
-  void selected_all(bool combined) { union_(combined), gather(combined), forced(), outer(combined); }  // one of the ways works
+  void selected_all(bool combined) { union_(combined), forced(), outer(combined); }  // one of the two works
   void window() {
     const int rows = number("window", "window_forward_rows");
     k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, pw.p, ow.p, lw.p, d_cu.p, B);

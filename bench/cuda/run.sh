@@ -18,11 +18,12 @@ query|12 2 64 64 32 16 64 16 512|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
 odd|12 2 64 64 32 16 48 10 200|
 narrow|6 1 96 96 32 32 64 16 65|"
 variants="v1|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
-turns|-DSTAGGER=1
 c64|-DOUTER_CHUNK=64
 c256|-DOUTER_CHUNK=256
-g3|-DGATHER_WARPGROUPS=3 -DGATHER_TOKENS=80
-g2|-DGATHER_WARPGROUPS=2 -DGATHER_TOKENS=85"
+u1|-DUNION_WARPGROUPS=1
+b1|-DCMP_CHUNK=1024
+b2|-DCMP_CHUNK=2048 -DSEL_CHUNK=512
+b3|-DSEL_CHUNK=128"
 
 flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DSEL_L=$7 -DSEL_N=$8 -DWINDOW=$9"; }
 cubins() {  # name, flags
@@ -50,7 +51,8 @@ for what in "$@"; do
     time) timeout 120 $out/time $out/default 12 2 64 64 32 16 64 16 512 default ;;
     variants) timeout 60 $out/time $out/portable 12 2 64 64 32 16 64 16 512 portable
       timeout 60 $out/time $out/v1 12 2 64 64 32 16 64 16 512 v1 union
-      timeout 60 $out/time $out/turns 12 2 64 64 32 16 64 16 512 turns compressed,forced,union,window,forward ;;
+      timeout 60 $out/time $out/u1 12 2 64 64 32 16 64 16 512 u1 union,local
+      for v in b1 b2 b3; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v "cmp_backward,sel_backward,backward,backward ordered"; done ;;
     stretches) for v in default c64 c256; do for n in 2048 4096 8192 16384; do
         STRETCH=$n timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 "$v/$n" select,outer,outer+combine; done; done ;;
     nvrtc) g++ -std=c++17 -O1 -o $out/nvrtc bench/cuda/nvrtc.cpp -ldl

@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
     b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.window(), b.choose(2), b.selected_all(true), b.combine(), b.prepare();
     CUDA(cudaDeviceSynchronize());
     if (getenv("PROFILE")) {  // each kernel once, for a profiler
-      b.choose(1), b.union_(true), b.choose(3), b.gather(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
+      b.choose(1), b.union_(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
       CUDA(cudaDeviceSynchronize());
       return 0;
     }
@@ -138,17 +138,13 @@ int main(int argc, char** argv) {
     show("union", [&] { b.union_(false); });
     show("union+combine", [&] { b.union_(true); });
     show("idle outer", [&] { b.forced(), b.outer(true); });
-    b.choose(3);
-    show("gather", [&] { b.gather(false); });
-    show("gather+combine", [&] { b.gather(true); });
     b.choose(2);
-    show("idle union", [&] { b.union_(true), b.gather(true); });
+    show("idle union", [&] { b.union_(true); });
     show("window", [&] { b.window(); });
     show("combine", [&] { b.combine(); });
     const auto forward = [&](int choice) { b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.window(), b.choose(choice), b.selected_all(true); };
     show("forward adaptive", [&] { forward(0); });
     show("forward union", [&] { forward(1); });
-    show("forward gather", [&] { forward(3); });
     show("forward", [&] { forward(2); });
     // Two streams: the window branch fills what the memory-bound kernels leave idle.
     static cudaStream_t main_stream, side_stream;
@@ -202,20 +198,18 @@ int main(int argc, char** argv) {
         b.index(), b.fill();
         b.choose(1);
         const double u = measure([&] { b.union_(false); });
-        b.choose(3);
-        const double g = measure([&] { b.gather(false); });
         b.choose(2);
         const double f = measure([&] { b.forced(); }), o = measure([&] { b.rewind(), b.outer(false); });
         const double back = measure([&] { b.selected_backward(); });
         const auto selected = [&](int choice) { return measure([&] { b.pack(), b.compressed(), b.index(), b.fill(), b.window(), b.choose(choice), b.selected_all(true); }); };
-        const double all1 = selected(1), all2 = selected(2), all3 = selected(3);
+        const double all1 = selected(1), all2 = selected(2);
         b.served.zero();
         const double all0 = selected(0);
         const auto served = b.served.get();
         const auto plan = b.plan.get();
-        printf("%-14s S=%-6d %-12s union %.3f  gather %.3f  forced %.3f + outer %.3f = %.3f  backward %.3f; forward without scoring: union %.3f outer %.3f gather %.3f adaptive %.3f (mean union %.1f, served %d/%d/%d)\n",
-               label.c_str(), b.longest, name.c_str(), u, g, f, o, f + o, back, all1, all2, all3, all0,
-               (double)plan[b.number("select", "select_plan_choice") + 1] / (b.token_tiles(b.number("select", "select_union_tokens")) * s.G), served[0], served[1], served[2]);
+        printf("%-14s S=%-6d %-12s union %.3f  forced %.3f + outer %.3f = %.3f  backward %.3f; forward without scoring: union %.3f outer %.3f adaptive %.3f (mean union %.1f, served %d/%d)\n",
+               label.c_str(), b.longest, name.c_str(), u, f, o, f + o, back, all1, all2, all0,
+               (double)plan[b.number("select", "select_plan_choice") + 1] / (b.token_tiles(b.number("select", "select_union_tokens")) * s.G), served[0], served[1]);
       }
     b.drop();
   }

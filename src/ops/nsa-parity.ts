@@ -5,6 +5,7 @@
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type HeadShape, type SparseShape, validateShapes } from './attention.js';
+import { relativeError } from './distance.js';
 import type { SparseInputs, SparseLayout, SparseOutputs } from './nsa.js';
 import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from './nsa-reference.js';
 
@@ -49,13 +50,7 @@ export function compareWithReference(
 ): number {
   const selected = outputs.selected.read() as Int32Array;
   const expected = nsaForward(hostValues(inputs), referenceLayout(layout, headsOf(inputs), sparse), selected).out;
-  const actual = outputs.out.read();
-  let [difference, norm] = [0, 0];
-  for (let i = 0; i < expected.length; i++) {
-    difference += (actual[i] - expected[i]) ** 2;
-    norm += expected[i] ** 2;
-  }
-  return Math.sqrt(difference / (norm || 1));
+  return relativeError(outputs.out.read(), expected);
 }
 
 function headsOf({ q, kSel, vSel }: SparseInputs): HeadShape {

@@ -1,4 +1,5 @@
 /** Numbers for tests: reproducible random values, distances, finite differences. */
+export { relativeError } from '../ops/distance.js';
 
 /** Uniform in [-1, 1), the same for a seed everywhere. */
 export function randomValues(count: number, seed: number): Float64Array {
@@ -13,18 +14,6 @@ export function randomValues(count: number, seed: number): Float64Array {
     out[i] = Math.fround((state / 2 ** 32) * 2 - 1);
   }
   return out;
-}
-
-/** ‖a-b‖/‖b‖; NaN if either holds one, absolute where b is zero. */
-export function relativeError(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
-  if (actual.length !== expected.length) throw new Error(`lengths differ: ${actual.length} and ${expected.length}`);
-  let difference = 0;
-  let norm = 0;
-  for (let i = 0; i < actual.length; i++) {
-    difference += (actual[i] - expected[i]) ** 2;
-    norm += expected[i] ** 2;
-  }
-  return norm === 0 ? Math.sqrt(difference) : Math.sqrt(difference / norm);
 }
 
 /**

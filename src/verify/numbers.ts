@@ -1,4 +1,5 @@
 /** Numbers for checks: reproducible random values and the distances that attention.md states its limits in. */
+export { relativeError } from '../ops/distance.js';
 
 /** Uniform in [-1, 1) times `spread`, the same for a seed everywhere, and exact in float32. */
 export function randomValues(count: number, seed: number, spread = 1): Float64Array {
@@ -11,19 +12,6 @@ export function randomValues(count: number, seed: number, spread = 1): Float64Ar
     values[i] = Math.fround(((state >>> 0) / 2 ** 31 - 1) * spread);
   }
   return values;
-}
-
-/** ‖a-b‖/‖b‖; NaN if either holds one, absolute where b is zero. */
-export function relativeError(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
-  if (actual.length !== expected.length)
-    throw new Error(`${actual.length} values cannot be compared with ${expected.length}`);
-  let difference = 0;
-  let norm = 0;
-  for (let i = 0; i < actual.length; i++) {
-    difference += (actual[i] - expected[i]) ** 2;
-    norm += expected[i] ** 2;
-  }
-  return norm === 0 ? Math.sqrt(difference) : Math.sqrt(difference / norm);
 }
 
 /** How many 32-bit values differ in their bits: two NaNs of the same bits are equal, 0 and -0 are not. */

@@ -13,20 +13,20 @@ const KERNELS = ['v1', 'v2'] as const;
 
 export function sequenceChecks(device: Device): Check[] {
   const limit = tolerance(device);
-  const each = (make: (name: string, shape: ModelShape) => Check) =>
-    VARIANTS.map(({ name, shape }) => make(name, shape));
+  const each = (make: (name: string, shape: ModelShape, turn: number) => Check) =>
+    VARIANTS.map(({ name, shape }, turn) => make(name, shape, turn));
   return [
-    ...each((name, shape) => ({
+    ...each((name, shape, turn) => ({
       invariant: '2 causality',
       case: `module, ${name}`,
       limit: 0,
-      run: () => causality(device, shape),
+      run: () => causality(device, shape, turn),
     })),
-    ...each((name, shape) => ({
+    ...each((name, shape, turn) => ({
       invariant: '3 prefix',
       case: `prefix of length t alone equals the whole, each t: ${name}`,
       limit,
-      run: () => prefixes(device, shape),
+      run: () => prefixes(device, shape, turn),
     })),
     ...each((name, shape) => ({
       invariant: '4 packing',
@@ -38,29 +38,31 @@ export function sequenceChecks(device: Device): Check[] {
 }
 
 /** For every t: other tokens after t, even ones that are no numbers, leave each bit up to t as it was. */
-function causality(device: Device, shape: ModelShape): Finding {
+function causality(device: Device, shape: ModelShape, turn: number): Finding {
   const { dim } = shape;
   const x = randomValues(LENGTH * dim, 21, 2);
   const other = randomValues(LENGTH * dim, 22, 50);
   const worst = new Worst();
   withModule(device, shape, 6, (module) => {
-    for (const kernel of KERNELS) {
-      const whole = module.run(x, [LENGTH], null, kernel);
-      for (let t = 0; t < LENGTH - 1; t++) {
-        const end = (t + 1) * dim;
-        const changed = x.slice();
-        // Numbers and NaN by turns: what is multiplied by a weight of zero shows only with the latter.
-        if (t % 2 === 0) changed.set(other.subarray(end), end);
-        else changed.fill(Number.NaN, end);
-        const after = module.run(changed, [LENGTH], null, kernel);
-        const count = differentBits(after.out.subarray(0, end), whole.out.subarray(0, end));
-        worst.add(count, `${kernel}: ${count} values up to token ${t} change with the tokens after it`);
-        const slots = ((t + 1) * whole.selected.length) / LENGTH;
-        const blocks = differentBits(after.selected.subarray(0, slots), whole.selected.subarray(0, slots));
-        worst.add(blocks, `${kernel}: ${blocks} selected blocks up to token ${t} change with the tokens after it`);
-      }
-      worst.add(futureGradients(module, x, kernel), `${kernel}: tokens after t get a gradient from outputs up to t`);
+    const wholes = KERNELS.map((kernel) => module.run(x, [LENGTH], null, kernel));
+    for (let t = 0; t < LENGTH - 1; t++) {
+      const end = (t + 1) * dim;
+      // Both kernels by turns, and for each numbers and NaN: a product with a weight of zero shows only with the latter.
+      // Every form begins at another turn, so that each t meets all four.
+      const kernel = KERNELS[(t + turn) % 2];
+      const whole = wholes[(t + turn) % 2];
+      const changed = x.slice();
+      if ((t + turn) % 4 < 2) changed.set(other.subarray(end), end);
+      else changed.fill(Number.NaN, end);
+      const after = module.run(changed, [LENGTH], null, kernel);
+      const count = differentBits(after.out.subarray(0, end), whole.out.subarray(0, end));
+      worst.add(count, `${kernel}: ${count} values up to token ${t} change with the tokens after it`);
+      const slots = ((t + 1) * whole.selected.length) / LENGTH;
+      const blocks = differentBits(after.selected.subarray(0, slots), whole.selected.subarray(0, slots));
+      worst.add(blocks, `${kernel}: ${blocks} selected blocks up to token ${t} change with the tokens after it`);
     }
+    for (const kernel of KERNELS)
+      worst.add(futureGradients(module, x, kernel), `${kernel}: tokens after t get a gradient from outputs up to t`);
   });
   return worst.finding;
 }
@@ -78,18 +80,17 @@ function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionK
 }
 
 /** What a prefill of t tokens and single tokens after it must give, computed by running every prefix. */
-function prefixes(device: Device, shape: ModelShape): Finding {
+function prefixes(device: Device, shape: ModelShape, turn: number): Finding {
   const { dim } = shape;
   const x = randomValues(LENGTH * dim, 24, 2);
   const worst = new Worst();
   withModule(device, shape, 7, (module) => {
-    for (const kernel of KERNELS) {
-      const whole = module.run(x, [LENGTH], null, kernel);
-      for (let t = 1; t <= LENGTH; t++) {
-        const alone = module.run(x.subarray(0, t * dim), [t], null, kernel);
-        const error = relativeError(alone.out, whole.out.subarray(0, t * dim));
-        worst.add(error, `${kernel}: the first ${t} tokens alone give another output`);
-      }
+    const wholes = KERNELS.map((kernel) => module.run(x, [LENGTH], null, kernel));
+    for (let t = 1; t <= LENGTH; t++) {
+      const kernel = KERNELS[(t + turn) % 2];
+      const alone = module.run(x.subarray(0, t * dim), [t], null, kernel);
+      const error = relativeError(alone.out, wholes[(t + turn) % 2].out.subarray(0, t * dim));
+      worst.add(error, `${kernel}: the first ${t} tokens alone give another output`);
     }
   });
   return worst.finding;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
 constexpr int kLanes = 16;
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
@@ -56,19 +57,30 @@ inline float max_lane(vec v) {
 #endif
 
 // 2^x, relative error below 2e-7; 0 below -126 (denormals are flushed), inf above 128, NaN stays NaN.
-inline vec exp2(vec x) {
-  const vec clamped = x < splat(-126.0f) ? splat(-126.0f) : (x > splat(128.0f) ? splat(128.0f) : x);
-  const vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  const vec shifted = clamped + magic;
-  const vec whole = shifted - magic;
-  const vec f = clamped - whole;  // in [-0.5, 0.5]
+inline vec exp2_polynomial(vec f) {  // for f in [-0.5, 0.5]
   vec p = splat(1.5403530e-4f);
   p = p * f + splat(1.3333558e-3f);
   p = p * f + splat(9.6181291e-3f);
   p = p * f + splat(5.5504109e-2f);
   p = p * f + splat(2.4022651e-1f);
   p = p * f + splat(6.9314718e-1f);
-  p = p * f + splat(1.0f);
+  return p * f + splat(1.0f);
+}
+#if defined(__AVX512F__)
+// Two instructions do what takes ten elsewhere: a tenth of the time of attention.
+inline vec exp2(vec x) {
+  const __m512 y = _mm512_min_ps(_mm512_set1_ps(128.0f), x);  // of a NaN and a number, the second
+  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(keep, exp2_polynomial(y - n), n);
+}
+#else
+inline vec exp2(vec x) {
+  const vec clamped = x < splat(-126.0f) ? splat(-126.0f) : (x > splat(128.0f) ? splat(128.0f) : x);
+  const vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+  const vec shifted = clamped + magic;
+  const vec whole = shifted - magic;
+  const vec p = exp2_polynomial(clamped - whole);
   ivec bits;
   std::memcpy(&bits, &shifted, sizeof(bits));
   // Two factors, so that 2^128 overflows to inf instead of wrapping the exponent.
@@ -81,6 +93,7 @@ inline vec exp2(vec x) {
   const vec result = p * fa * fb;
   return x < splat(-126.0f) ? vec{} : result;
 }
+#endif
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;

@@ -163,10 +163,6 @@ __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-__device__ __forceinline__ void barrier_pass(int id, int threads) {  // arrives without waiting
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Adds to fp32 in global memory without reading back.
 __device__ __forceinline__ void reduce2(float* to, float a, float b) {
 #if __CUDA_ARCH__ >= 900

@@ -9,9 +9,6 @@
 #include "matrix.cuh"
 
 constexpr int STAGES = 4;
-#ifndef STAGGER
-#define STAGGER 0  // 1: two warpgroups take turns, one issues its products while the other is at its exponentials
-#endif
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
 template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
@@ -174,15 +171,11 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
     soften(0, keep0, keep1);
 #pragma unroll
     for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
-    constexpr bool TURNS = STAGGER && WARPGROUPS == 2;
-    if (TURNS && group == 1 && steps > 1) barrier_pass(4, 256);
     for (int k = 1; k < steps; k++) {
       ring.wait(k);
-      if (TURNS) barrier(4 + group, 256);
       matrix_begin();
       multiply(k);
       accumulate(k - 1);
-      if (TURNS && (group == 0 || k + 1 < steps)) barrier_pass(5 - group, 256);
       ring.refill(branch, k);
       matrix_wait<1>();
       soften(k, keep0, keep1);

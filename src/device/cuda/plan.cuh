@@ -29,7 +29,7 @@
 
 constexpr int RING = LAG + SLACK;
 constexpr int MAX_STRETCHES = 128;
-constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, GATHERED = 3;
+constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2;
 
 // Words of the plan. Items and everything from DONE on start at zero; select_index writes the rest.
 enum Plan {

@@ -387,10 +387,10 @@ select_items(const int* offsets, const int* begins, const int* places, const int
 }
 
 // Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses the kernel of the
-// selected branch. choice: ADAPTIVE takes `shared_way` (tile-union or gathered union) when the mean union is at most
-// `limit` blocks and KV-outer otherwise; other choices are taken as they are. tiles counts all groups. grid (tiles / 8); shared: 8 * words * 4 bytes, words as in selected_union
+// selected branch. choice: ADAPTIVE takes tile-union when the mean union is at most `limit` blocks, KV-outer otherwise;
+// other choices are taken as they are. tiles counts all groups. grid (tiles / 8); shared: 8 * words * 4 bytes, words as in selected_union
 extern "C" __global__ void __launch_bounds__(256)
-select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int tiles, int choice, int shared_way, float limit) {
+select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int tiles, int choice, float limit) {
   extern __shared__ u32 bitmaps[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, at = blockIdx.x * 8 + warp, group = at % GROUPS;
   u32* const bits = bitmaps + warp * words;
@@ -417,7 +417,7 @@ select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequenc
   if (threadIdx.x == 0 && atomicAdd(plan + PLAN_TILES, 1) == (int)gridDim.x - 1) {
     __threadfence();
     const float mean = (float)atomicAdd(plan + PLAN_UNIONS, 0) / (float)tiles;
-    plan[PLAN_CHOICE] = choice != ADAPTIVE ? choice : mean <= limit ? shared_way : KV_OUTER;
+    plan[PLAN_CHOICE] = choice != ADAPTIVE ? choice : mean <= limit ? TILE_UNION : KV_OUTER;
   }
 }
 

@@ -26,6 +26,7 @@ constexpr int UNION_WORDS = (UNION_MAX + 31) / 32;
 struct Union {
   int blocks[UNION_MAX];
   u32 member[UNION_TOKENS][UNION_WORDS];
+  u32 whole[UNION_WORDS];  // blocks that every token selected and that lie before all of them: no mask
   int count;
 };
 
@@ -78,13 +79,13 @@ struct Combination {
 struct SelectedUnion : PackedRows {
   const Union* u;
   Combination combine;
+  __device__ __forceinline__ bool whole(int i) const { return i < tiles && (u->whole[i / 32] >> (i & 31) & 1); }
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
     PackedRows::finish(r, column, x, lse);
     combine(index(r), column, x);
   }
   int tiles, packed0, token_first;
   __device__ __forceinline__ int tile(int i) const { return packed0 + u->blocks[min(i, tiles - 1)]; }
-  __device__ __forceinline__ bool whole(int) const { return false; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     low = 0;
     const bool in = t >= 0 && tile < tiles && (u->member[t - token_first][tile / 32] >> (tile & 31) & 1);
@@ -135,6 +136,14 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
   }
   __syncthreads();
+  for (int w = thread; w < UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>) {
+    u32 all = SEL_L == 64 ? ~0u : 0;
+    for (int t = 0; t < tokens; t++) all &= u->member[t][w];
+    for (u32 word = all; word != 0; word &= word - 1)
+      if ((u->blocks[w * 32 + __ffs(word) - 1] + 1) * SEL_L > t0 + 1) all &= ~(word & -word);
+    u->whole[w] = all;
+  }
+  __syncthreads();
   SelectedUnion branch;
   branch.q = q;
   branch.o = out;
@@ -152,276 +161,15 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
   attend<UNION_WARPGROUPS, UNION_WIDE>(branch, shared);
 }
 
-// Gathered union: the tokens of a tile share one stream over the union of their blocks, and for each block only the
-// rows that selected it are gathered and multiplied. Outputs accumulate in shared memory, in fp32. A unit of work is
-// 64 rows of one block; the warpgroups take units in turn, and add to the outputs in that order. The turn also
-// says which stages of keys and values are free: those of blocks before the unit's.
-#ifndef GATHER_WARPGROUPS
-#define GATHER_WARPGROUPS 4
-#endif
-#ifndef GATHER_TOKENS
-#define GATHER_TOKENS (460 / HPG < 76 ? 460 / HPG : 76)
-#endif
-constexpr int GATHER_THREADS = GATHER_WARPGROUPS * 128;
-constexpr int GATHER_ROWS = GATHER_TOKENS * HPG, GATHER_MAX = GATHER_TOKENS * SEL_N, GATHER_WORDS = (GATHER_TOKENS + 31) / 32;
-constexpr int GATHER_STAGES = 3, NO_ROW = 0xffff;
-struct Gather {
-  float2 state[GATHER_ROWS];         // maximum (base 2) and sum
-  int blocks[GATHER_MAX];
-  u32 member[GATHER_MAX][GATHER_WORDS];  // per block, the tokens that selected it
-  unsigned short units[GATHER_MAX + GATHER_MAX * HPG / 64];  // block * 8 + part
-  unsigned short table[GATHER_WARPGROUPS][3][64];    // rows of the units at hand
-  u64 full[GATHER_STAGES];
-  int count, total, requested;
-};
-constexpr int GATHER_SHARED = GATHER_WARPGROUPS * PANEL + GATHER_STAGES * PACKED + GATHER_ROWS * 256 + (int)sizeof(Gather) + 1024;
-constexpr bool GATHER = PK == 1 && PV == 1 && GATHER_SHARED < 226 * 1024;
-EXPORT(selected_gather_shared, GATHER ? GATHER_SHARED : 0)  // plus 4 bytes per word, as above; 0: this shape has no such kernel
-EXPORT(selected_gather_tokens, GATHER_TOKENS)
-EXPORT(selected_gather_threads, GATHER_THREADS)
-
-__device__ __forceinline__ int nth_bit(u32 bits, int n) {
-  int at = 0;
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) {
-    const int below = __popc(bits & ((1u << width) - 1));
-    if (n >= below) {
-      n -= below;
-      bits >>= width;
-      at += width;
-    }
-  }
-  return at;
-}
-
-// grid (tiles of GATHER_TOKENS tokens, groups); served[2] counts the times it worked
-extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1)
-selected_gather(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
-                bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words) {
-  extern __shared__ unsigned char shared[];
-  if constexpr (GATHER) {
-    if (plan != nullptr && plan[PLAN_CHOICE] != GATHERED) return;
-    if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[2]++;
-    Place place;
-    if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
-                    [](int length) { return (length + GATHER_TOKENS - 1) / GATHER_TOKENS; },
-                    [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
-    const int thread = threadIdx.x, side = thread / 128, mine = thread & 127, lane = thread & 31, warp = mine / 32, group = blockIdx.y;
-    const int t0 = place.tile * GATHER_TOKENS, tokens = min(GATHER_TOKENS, place.length - t0);
-    const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
-    unsigned char* const generic = shared - origin;
-    const u32 own = base + side * PANEL, stages = base + GATHER_WARPGROUPS * PANEL;
-    float* const sums = (float*)(generic + stages + GATHER_STAGES * PACKED);  // [rows][64], groups of eight columns swizzled
-    Gather* const g = (Gather*)(sums + GATHER_ROWS * 64);
-    u32* const bits = (u32*)(g + 1);
-    const u32 full = shared_address(g->full);
-    const int* const chosen = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
-
-    for (int i = thread; i < words; i += GATHER_THREADS) bits[i] = 0;
-    for (int i = thread; i < GATHER_MAX * GATHER_WORDS; i += GATHER_THREADS) (&g->member[0][0])[i] = 0;
-    for (int i = thread; i < GATHER_ROWS * 16; i += GATHER_THREADS) ((float4*)sums)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = thread; i < GATHER_ROWS; i += GATHER_THREADS) g->state[i] = make_float2(-infinity(), 0.0f);
-    if (thread == 0) {
-      for (int i = 0; i < GATHER_STAGES; i++) barrier_init(full + i * 8, FULL_ARRIVALS);
-      g->requested = 0;
-      matrix_publish();
-    }
-    __syncthreads();
-    for (int i = thread; i < tokens * SEL_N; i += GATHER_THREADS) {
-      const int block = chosen[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N];
-      if (block >= 0) atomicOr(bits + block / 32, 1u << (block & 31));
-    }
-    __syncthreads();
-    for (int w = thread; w < words; w += GATHER_THREADS) {
-      int position = 0;
-      for (int e = 0; e < w; e++) position += __popc(bits[e]);
-      for (u32 word = bits[w]; word != 0; word &= word - 1) g->blocks[position++] = w * 32 + __ffs(word) - 1;
-      if (w == words - 1) g->count = position;
-    }
-    __syncthreads();
-    for (int i = thread; i < tokens * SEL_N; i += GATHER_THREADS) {
-      const int block = chosen[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N], token = i / SEL_N;
-      if (block < 0) continue;
-      int low = 0, high = g->count;
-      while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (g->blocks[middle] <= block) low = middle; else high = middle;
-      }
-      atomicOr(&g->member[low][token / 32], 1u << (token & 31));
-    }
-    __syncthreads();
-    const auto members = [&](int entry) {
-      int n = 0;
-#pragma unroll
-      for (int w = 0; w < GATHER_WORDS; w++) n += __popc(g->member[entry][w]);
-      return n;
-    };
-    const auto request = [&](int upto) {  // by one whole warp, whose turn it is: blocks up to and without `upto`
-      int next = g->requested;
-      upto = min(upto, g->count);
-      __syncwarp();
-      for (; next < upto; next++) {
-        const u32 at = full + next % GATHER_STAGES * 8;
-        bulk_expect(at, PACKED, lane);
-        bulk_copy(stages + next % GATHER_STAGES * PACKED, packed + ((i64)(place.units + g->blocks[next]) * GROUPS + group) * PACKED, PACKED, at, lane);
-        bulk_end(at, lane);
-      }
-      __threadfence_block();
-      if (lane == 0) *(volatile int*)&g->requested = max(next, upto);
-      __syncwarp();
-    };
-    if (thread < 32) {
-      request(GATHER_STAGES);
-      int done = 0;
-      for (int from = 0; from < g->count; from += 32) {
-        const int entry = from + lane, n = entry < g->count ? (members(entry) * HPG + 63) / 64 : 0;
-        int sum = n;
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-          const int left = __shfl_up_sync(~0u, sum, d);
-          if (lane >= d) sum += left;
-        }
-        for (int part = 0; part < n; part++) g->units[done + sum - n + part] = (unsigned short)(entry * 8 + part);
-        done += __shfl_sync(~0u, sum, 31);
-      }
-      if (lane == 0) g->total = done;
-    }
-    __syncthreads();
-
-    const int total = g->total;
-    const i64 row0 = (i64)(place.first + t0) * HEADS + group * HPG;
-    const auto index = [&](int row) { return row0 + (u32)row / HPG * (HEADS - HPG) + row; };
-    const auto list = [&](int i) {  // rows of this warpgroup's i-th unit
-      if (mine >= 64 || side + GATHER_WARPGROUPS * i >= total) return;
-      const int unit = g->units[side + GATHER_WARPGROUPS * i], entry = unit / 8, k = unit % 8 * 64 + mine;
-      int token = 0, n = k / HPG, row = NO_ROW;
-      if (n < members(entry)) {
-        while (n >= __popc(g->member[entry][token])) n -= __popc(g->member[entry][token++]);
-        row = (token * 32 + nth_bit(g->member[entry][token], n)) * HPG + k % HPG;
-      }
-      g->table[side][i % 3][mine] = (unsigned short)row;
-    };
-    const auto gather = [&](int i) {
-      if (side + GATHER_WARPGROUPS * i < total)
-        load_panel<DK, 128>(own, mine, q, [&](int r) {
-          const int row = g->table[side][i % 3][r];
-          return row == NO_ROW ? -1 : index(row);
-        });
-      copies_commit();
-    };
-    list(0);
-    list(1);
-    barrier(1 + side, 128);
-    gather(0);
-    const float c = scale_log2();
-    if (side == GATHER_WARPGROUPS - 1 && total > 0) barrier_pass(8, 256);  // the first turn
-    for (int i = 0, unit = side; unit < total; i++, unit += GATHER_WARPGROUPS) {
-      const int entry = g->units[unit] / 8, first_key = g->blocks[entry] * SEL_L;
-      const u32 stage = stages + entry % GATHER_STAGES * PACKED;
-      copies_wait<0>();
-      matrix_publish();
-      barrier(1 + side, 128);
-      while (*(volatile int*)&g->requested <= entry) {}  // its barrier is in the phase that is waited for
-      barrier_wait(full + entry % GATHER_STAGES * 8, entry / GATHER_STAGES & 1);
-      float score[32], sum[32];
-      u32 weights[4][4];
-      matrix_begin();
-      product_rows<DK>(score, handle(own), handle(stage));
-      matrix_commit();
-      const int row[2] = {g->table[side][i % 3][warp * 16 + lane / 4], g->table[side][i % 3][warp * 16 + lane / 4 + 8]};
-      matrix_wait<0>();
-      hold(score);
-      barrier(1 + side, 128);  // the queries have been read
-      gather(i + 1);
-      if (SEL_L < 64 || first_key + SEL_L - 1 > t0) {
-        const int high0 = row[0] == NO_ROW ? 0 : min(SEL_L, t0 + row[0] / HPG + 1 - first_key), high1 = row[1] == NO_ROW ? 0 : min(SEL_L, t0 + row[1] / HPG + 1 - first_key);
-#pragma unroll
-        for (int e = 0; e < 32; e++)
-          if ((e / 4) * 8 + (lane & 3) * 2 + (e & 1) >= ((e & 2) ? high1 : high0)) score[e] = -infinity();
-      }
-      float top[2] = {-infinity(), -infinity()}, add[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int e = 0; e < 32; e++) top[e >> 1 & 1] = fmaxf(top[e >> 1 & 1], score[e]);
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        top[n] = fmaxf(top[n], __shfl_xor_sync(~0u, top[n], 1));
-        top[n] = fmaxf(top[n], __shfl_xor_sync(~0u, top[n], 2)) * c;
-        if (row[n] == NO_ROW) top[n] = 0.0f;
-      }
-#pragma unroll
-      for (int e = 0; e < 32; e++) {
-        score[e] = exp2_fast(fmaf(score[e], c, -top[e >> 1 & 1]));
-        add[e >> 1 & 1] += score[e];
-      }
-      as_operand(weights, score);
-      matrix_begin();
-#pragma unroll
-      for (int e = 0; e < 4; e++) product<ACROSS>(sum, weights[e], handle(stage + PANEL), e, e > 0);
-      matrix_commit();
-      list(i + 2);
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        add[n] += __shfl_xor_sync(~0u, add[n], 1);
-        add[n] += __shfl_xor_sync(~0u, add[n], 2);
-      }
-      matrix_wait<0>();
-      hold(sum);
-      barrier(8 + side, 256);  // this warpgroup's turn: every earlier unit has been added
-      float keep[2], take[2];
-      float2 old[2][8];
-      float* to[2];
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        const int at = row[n] == NO_ROW ? 0 : row[n];
-        to[n] = sums + at * 64 + (lane & 3) * 2;
-#pragma unroll
-        for (int e = 0; e < 8; e++) old[n][e] = *(const float2*)(to[n] + ((e ^ (at & 7)) << 3));
-      }
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        const float2 state = g->state[row[n] == NO_ROW ? 0 : row[n]];
-        const float most = fmaxf(state.x, top[n]);
-        keep[n] = exp2_fast(state.x - most);
-        take[n] = exp2_fast(top[n] - most);
-        __syncwarp();
-        if ((lane & 3) == 0 && row[n] != NO_ROW) g->state[row[n]] = make_float2(most, state.y * keep[n] + add[n] * take[n]);
-      }
-#pragma unroll
-      for (int n = 0; n < 2; n++)
-        if (row[n] != NO_ROW) {
-#pragma unroll
-          for (int e = 0; e < 8; e++)
-            *(float2*)(to[n] + ((e ^ (row[n] & 7)) << 3)) =
-                make_float2(old[n][e].x * keep[n] + sum[e * 4 + n * 2] * take[n], old[n][e].y * keep[n] + sum[e * 4 + n * 2 + 1] * take[n]);
-        }
-      if (mine < 32) request(entry + GATHER_STAGES);
-      if (unit + 1 < total) barrier_pass(8 + (unit + 1) % GATHER_WARPGROUPS, 256);
-    }
-    copies_wait<0>();
-    __syncthreads();
-    const Combination combine = {cmp, win, gates, combined};
-    for (int i = thread; i < tokens * HPG * 8; i += GATHER_THREADS) {
-      const int row = i / 8, column = i % 8 * 8;
-      if (column >= DV) continue;
-      const float2 state = g->state[row];
-      const float4* const from = (const float4*)(sums + row * 64 + (((column / 8) ^ (row & 7)) << 3));
-      const float f = 1.0f / state.y;
-      const float4 a = from[0], b = from[1];
-      const uint4 x = make_uint4(pack(a.x * f, a.y * f), pack(a.z * f, a.w * f), pack(b.x * f, b.y * f), pack(b.z * f, b.w * f));
-      const i64 at = index(row);
-      *(uint4*)(out + at * DV + column) = x;
-      if (column == 0) lse[at] = LN2 * (state.x + log2f(state.y));
-      combine(at, column, x);
-    }
-  }
-}
-
 // Blocks 0, cur - 1 and cur. A tile whose tokens lie in two blocks streams one more.
 struct SelectedForced : PackedRows {
-  int tiles, packed0, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
+  int tiles, packed0, token_first, token_last, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
-  __device__ __forceinline__ bool whole(int) const { return false; }
+  __device__ __forceinline__ bool whole(int tile) const {
+    const int b = block(tile);
+    return SEL_L == 64 && tile < tiles && (b == 0 || b >= token_last / SEL_L - 1) && (b + 1) * SEL_L <= token_first + 1;
+  }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     const int b = block(tile);
     low = 0;
@@ -448,8 +196,10 @@ selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* ls
   branch.start = place.tile * ROWS;
   branch.rows = min(ROWS, place.length * HPG - branch.start);
   branch.packed = packed;
-  branch.from = max(1, branch.start / HPG / SEL_L - 1);
-  branch.tiles = max(1, (branch.start + branch.rows - 1) / HPG / SEL_L - branch.from + 2);
+  branch.token_first = branch.start / HPG;
+  branch.token_last = (branch.start + branch.rows - 1) / HPG;
+  branch.from = max(1, branch.token_first / SEL_L - 1);
+  branch.tiles = max(1, branch.token_last / SEL_L - branch.from + 2);
   attend<FORCED_WARPGROUPS, 1>(branch, shared);
 }
 
