@@ -141,7 +141,7 @@ function rowOf({ name, time, profile }: Measured, peak: number): Row {
   return {
     ...{ config: name, attention, kernel, S, batch },
     tokens_per_s: round((batch * S) / seconds, 1),
-    ms_step: round(time.ms, 2),
+    ms_step: round(time.ms, 3),
     mfu: round(time.flops.used / seconds / peak, 4),
     mfu_palm: round(time.flops.palm / seconds / peak, 4),
     peak_mem_mib: round(time.peakBytes / MIB, 1),

@@ -29,8 +29,10 @@ export function plot(points: readonly Point[], { width = 64, height = 12, title 
     dot(c, r);
     const next = finite[i + 1];
     if (!next) return;
-    const span = column(next.x) - c; // joined by a line, so that a sparse log is still a curve
-    for (let k = 1; k < span; k++) dot(c + k, Math.round(r + ((row(next.y) - r) * k) / span));
+    // Joined by a line, so that a sparse log is still a curve.
+    const [across, down] = [column(next.x) - c, row(next.y) - r];
+    const steps = Math.max(Math.abs(across), Math.abs(down));
+    for (let k = 1; k < steps; k++) dot(Math.round(c + (across * k) / steps), Math.round(r + (down * k) / steps));
   });
   const label = (y: number) => y.toFixed(2).padStart(8);
   const lines = cells.map((line, r) => {

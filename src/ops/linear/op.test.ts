@@ -1,7 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../tensor/tape.js';
-import { devices, tolerance } from '../../testing/devices.js';
+import { cpu, devices, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
+import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { linear } from './op.js';
 import { linearBackward, linearForward } from './reference.js';
 
@@ -23,6 +24,7 @@ const SHAPES = [
   [5, 130, 1100],
   [200, 36, 48],
   [100, 7, 600],
+  [401, 450, 530], // several blocks of rows, chunks of panels and slabs of depth in all three products
   [3, 5, 0],
   [0, 4, 4],
 ];
@@ -83,4 +85,33 @@ describe.each(devices())('linear on $name', ({ device }) => {
     expect(() => linear(tape, tape.zeros([2, 3]), w, tape.zeros([3]))).toThrow('linear: bias must have shape [4]');
     tape.end();
   });
+});
+
+it('gives the same numbers for any number of threads', () => {
+  const [rows, outputs, inputs] = [401, 450, 530];
+  expectSameForAnyThreadCount(() => {
+    const tape = new Tape(cpu());
+    const x = tape.watch(tape.from(randomValues(rows * inputs, 1), [rows, inputs]));
+    const w = tape.watch(tape.from(randomValues(outputs * inputs, 2), [outputs, inputs]));
+    const y = linear(tape, x, w);
+    const bytes = [y.readBytes()];
+    tape.seed(y, randomValues(rows * outputs, 3));
+    tape.backward();
+    bytes.push(tape.gradient(x)!.readBytes(), tape.gradient(w)!.readBytes());
+    tape.end();
+    return bytes;
+  });
+});
+
+it('gives a row the same numbers whatever rows stand beside it', () => {
+  const [rows, outputs, inputs] = [200, 90, 70];
+  const values = randomValues(rows * inputs, 1);
+  const tape = new Tape(cpu(), { record: false });
+  const w = tape.from(randomValues(outputs * inputs, 2), [outputs, inputs]);
+  const all = linear(tape, tape.from(values, [rows, inputs]), w).read();
+  for (const row of [0, 5, 197]) {
+    const alone = linear(tape, tape.from(values.slice(row * inputs, (row + 1) * inputs), [1, inputs]), w).read();
+    expect([...alone]).toEqual([...all.subarray(row * outputs, (row + 1) * outputs)]);
+  }
+  tape.end();
 });
