@@ -58,8 +58,11 @@ const steps = Number(options.steps ?? shape.steps);
 
 /** The last line of a program's output as JSON; what it says on stderr is shown only when it fails. */
 function run(command, words) {
-  const { status, stdout, stderr, error } = spawnSync(command, words, { encoding: 'utf8', maxBuffer: 2 ** 26 });
-  if (error || status !== 0) throw new Error(`${command}: ${error?.message ?? stderr.trim().split('\n').at(-1)}`);
+  const { status, signal, stdout, stderr, error } = spawnSync(command, words, { encoding: 'utf8', maxBuffer: 2 ** 26 });
+  if (error || status !== 0) {
+    const lastLine = stderr?.trim().split('\n').at(-1);
+    throw new Error(`${command}: ${error?.message ?? (signal ? `ended by ${signal}` : lastLine)}`);
+  }
   return JSON.parse(stdout.trim().startsWith('{\n') ? stdout : stdout.trim().split('\n').at(-1));
 }
 
@@ -139,7 +142,7 @@ const rows = [...seen].map(([name, results]) => {
     params: results[0].params,
   };
 });
-const own = rows[0]?.tokens_per_s;
+const own = rows.find(({ name }) => name === all[0].name)?.tokens_per_s ?? Number.NaN;
 const result = {
   machine: `${cpus()[0].model.trim()}, ${availableParallelism()} cores`,
   ...{ shape: options.shape, threads, steps, rounds: Number(options.rounds), load },
