@@ -87,21 +87,23 @@ inline const uint8_t* finite_blocks(const float* keys, const float* values, cons
                                     int64_t groups, int64_t dk, int64_t dv, int64_t size, const int64_t* first_block,
                                     int64_t blocks) {
   uint8_t* finite = scratch<uint8_t>(kFinite, blocks * groups);
-  const auto probe = [](const float* row, int64_t d) {
-    float zero = 0;  // x * 0 is NaN for an x that is not finite
-    for (int64_t c = 0; c < d; ++c) zero += row[c] * 0.0f;
-    return zero == 0.0f;
-  };
   parallel(sequences * groups, [&](int64_t index) {
     const int64_t s = index / groups, g = index % groups;
     const int64_t length = offsets[s + 1] - offsets[s];
     for (int64_t start = 0, j = first_block[s]; start < length; start += size, ++j) {
-      bool all = true;
+      vec zeros = {};  // x * 0 is NaN for an x that is not finite
+      float rest = 0;
+      const auto probe = [&](const float* row, int64_t d) {
+        int64_t c = 0;
+        for (; c + kLanes <= d; c += kLanes) zeros += load(row + c) * splat(0.0f);
+        for (; c < d; ++c) rest += row[c] * 0.0f;
+      };
       for (int64_t i = start; i < std::min(start + size, length); ++i) {
         const int64_t at = (offsets[s] + i) * groups + g;
-        all = all && probe(keys + at * dk, dk) && probe(values + at * dv, dv);
+        probe(keys + at * dk, dk);
+        probe(values + at * dv, dv);
       }
-      finite[j * groups + g] = all;
+      finite[j * groups + g] = sum(zeros) + rest == 0.0f;
     }
   });
   return finite;
