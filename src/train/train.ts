@@ -92,6 +92,7 @@ async function runIn(
   const { config, device, say, warn } = options;
   const outDir = folder.path;
   clearMarks(outDir);
+  device.pool.resetPeak(); // a run tells of its own memory
   const found = options.resume === null ? undefined : findCheckpoint(outDir, options.resume);
   for (const { path, reason } of found?.skipped ?? []) warn(`checkpoint ${path} is skipped: ${reason}`);
   const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));

@@ -34,7 +34,7 @@ const lengths = (fallback) => ['--lengths', values.lengths ?? fallback];
 
 function attention() {
   const [, list] = lengths('8192,65536');
-  const ours = trefoil('bench', 'attention', '--seq-len', list);
+  const ours = trefoil('bench', 'attention', '--lengths', list);
   const peers = torch('attention_torch.py', '--lengths', list);
   for (const { peer, S, forward_ms, backward_ms } of peers.rows) {
     const row = (pass) => ours.rows.find(({ what, pass: p, S: s }) => what === 'nsa' && p === pass && s === S);

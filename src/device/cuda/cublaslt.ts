@@ -25,7 +25,7 @@ const STATE_OFFSET = 72;
 const WORKSPACE_BYTES = 64 * 2 ** 20;
 
 /** Answers of the heuristic that are tried, the runs of each, and how much faster than the first one must be. */
-const CANDIDATES = 8;
+const CANDIDATES = 16;
 const RUNS = 3;
 const WORTH = 0.99;
 /** Operations from which on trying pays. */

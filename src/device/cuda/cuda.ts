@@ -73,6 +73,7 @@ export class CudaDevice implements Device, CudaRuntime {
   readonly stream: bigint;
   #pool: MemoryPool;
   readonly #pools = new Set<MemoryPool>();
+  readonly #retired = new Set<MemoryPool>();
   readonly #code = new Map<string, LoadedCode>();
   readonly #modules = new Map<KernelModule, Kernels<Signatures>>();
   readonly #staging: Staging;
@@ -119,6 +120,7 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 
   get memory(): MemoryUse {
+    this.#forgetRetired();
     const sum = (of: (pool: MemoryPool) => number) => [...this.#pools].reduce((total, pool) => total + of(pool), 0);
     return { peakBytes: sum((pool) => pool.peakBytesInUse), reservedBytes: sum((pool) => pool.bytesReserved) };
   }
@@ -223,10 +225,10 @@ export class CudaDevice implements Device, CudaRuntime {
     return pool;
   }
 
-  /** Gives an empty pool up. */
+  /** Gives a pool up: now, or when the last of its blocks has come back. */
   dropPool(pool: MemoryPool): void {
-    pool.trim();
-    if (pool.bytesReserved === 0) this.#pools.delete(pool);
+    this.#retired.add(pool);
+    this.#forgetRetired();
   }
 
   /** Runs `work` with memory from `pool`. */
@@ -295,6 +297,15 @@ export class CudaDevice implements Device, CudaRuntime {
       for (const mark of [before, after]) this.driver.call('cuEventDestroy_v2', mark);
       return milliseconds;
     });
+  }
+
+  #forgetRetired(): void {
+    for (const pool of this.#retired) {
+      pool.trim();
+      if (pool.bytesReserved > 0) continue;
+      this.#retired.delete(pool);
+      this.#pools.delete(pool);
+    }
   }
 
   /** Runs `launch`, between two events while a profile is taken. */

@@ -25,7 +25,7 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 export const IGNORED = -100;
 
 /** Bytes of a chunk's logits by default. Smaller chunks pass more often over the weight's gradient. */
-const CHUNK_BYTES = { cpu: 2 ** 27, cuda: 2 ** 30 };
+const CHUNK_BYTES = { cpu: 2 ** 27, cuda: 2 ** 31 };
 
 /** Rows that a matrix product takes at a time: a chunk of whole tiles leaves none of them half empty. */
 const TILE_ROWS = { cpu: 1, cuda: 256 };

@@ -28,6 +28,9 @@ const SHAPES = [
   [200, 36, 48],
   [100, 7, 600],
   [401, 450, 530], // several blocks of rows, chunks of panels and slabs of depth in all three products
+  [300, 36, 96], // few outputs of many rows: one read of x
+  [257, 64, 288],
+  [600, 2, 32],
   [3, 5, 0],
   [0, 4, 4],
 ];
@@ -59,15 +62,20 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it.each([
+    [5, 9, 8],
+    [256, 20, 64],
+  ])('adds to gradients that are there already: %i rows, %i outputs, %i inputs', (rows, outputs, inputs) => {
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(random(40, 1), [5, 8], dtype));
-    const w = tape.watch(tape.from(random(72, 2), [9, 8], dtype));
+    const [vx, vw] = [random(rows * inputs, 1), random(outputs * inputs, 2)];
+    const dy = random(rows * outputs, 3);
+    const x = tape.watch(tape.from(vx, [rows, inputs], dtype));
+    const w = tape.watch(tape.from(vw, [outputs, inputs], dtype));
     const [first, second] = [linear(tape, x, w), linear(tape, x, w)];
-    tape.seed(first, random(45, 3));
-    tape.seed(second, random(45, 3));
+    tape.seed(first, dy);
+    tape.seed(second, dy);
     tape.backward();
-    const { dx, dw } = linearBackward(random(40, 1), random(72, 2), random(45, 3), 5, 9, 8);
+    const { dx, dw } = linearBackward(vx, vw, dy, rows, outputs, inputs);
     expect(
       relativeError(
         tape.gradient(x)!.read(),

@@ -1,7 +1,8 @@
 // RMSNorm, forward and backward. The forward keeps 1/rms of every row for the backward.
 //
 // A team of WARPS warps holds a row in registers, VECTORS 16-byte pieces in every thread, so each number is read once.
-// VECTORS = 0: rows of any length and alignment, a block for each, read twice.
+// VECTORS = 0: rows of any length and alignment, a block for each, read twice. RESIDENT blocks of the backward pass are to
+// run on a multiprocessor at once.
 #include "elements.cuh"
 
 typedef DTYPE T;
@@ -9,8 +10,6 @@ typedef DTYPE T;
 #if VECTORS > 0
 
 constexpr int N = WIDE<T>, TEAM = 32 * WARPS, BLOCK = TEAM < 256 ? 256 : TEAM, TEAMS = BLOCK / TEAM;
-// Blocks of the backward pass on a multiprocessor (cuda.ts has the same): the registers must do for them.
-constexpr int RESIDENT = BLOCK > 256 ? 1 : 3;
 
 // The sum over the threads of a team, in every one of them. All threads of the block must call it.
 __device__ __forceinline__ float team_sum(float x) {

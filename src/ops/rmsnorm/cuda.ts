@@ -10,8 +10,8 @@ export const CUDA_ROWS_PER_PARTIAL = 32;
 const NUMBERS_PER_WARP = 1024;
 const MOST_WARPS = 16;
 const SMALLEST_BLOCK = 256;
-/** Blocks of the smallest size that a multiprocessor runs at once in the backward pass (cuda.cu has the same). */
-const RESIDENT = 3;
+/** Registers of a thread for what it holds of a row in the backward pass with which three blocks still run at once. */
+const REGISTERS_FOR_THREE = 60;
 /** Many more blocks than run at once: the last ones then end close together. */
 const MOST_FORWARD_BLOCKS = 64;
 
@@ -20,16 +20,18 @@ interface Variant {
   /** Threads of a block, and the rows it takes at a time. */
   readonly block: number;
   readonly rows: number;
+  /** Blocks of the backward pass that a multiprocessor runs at once. */
+  readonly resident: number;
 }
 
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   const source = new URL('./cuda.cu', import.meta.url);
   const variants = new Map<string, (x: Addressable) => CudaCode>();
-  const compiled = (x: Addressable, vectors: number, warps: number) => {
-    const key = `${vectors} ${warps}`;
+  const compiled = (x: Addressable, vectors: number, warps: number, resident: number) => {
+    const key = `${vectors} ${warps} ${resident}`;
     let variant = variants.get(key);
     if (!variant) {
-      variant = byDtype(cuda, source, ['DTYPE'], { VECTORS: vectors, WARPS: warps });
+      variant = byDtype(cuda, source, ['DTYPE'], { VECTORS: vectors, WARPS: warps, RESIDENT: resident });
       variants.set(key, variant);
     }
     return variant(x);
@@ -37,12 +39,15 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   const choose = (x: Addressable, dim: number, isAligned: boolean): Variant => {
     const numbers = wide(x);
     if (!isAligned || dim % numbers !== 0 || dim > NUMBERS_PER_WARP * MOST_WARPS)
-      return { code: compiled(x, 0, 1), block: SMALLEST_BLOCK, rows: 1 };
+      return { code: compiled(x, 0, 1, 1), block: SMALLEST_BLOCK, rows: 1, resident: 3 };
     let warps = 1;
     while (dim > NUMBERS_PER_WARP * warps) warps *= 2;
-    const code = compiled(x, Math.max(1, Math.ceil(dim / (32 * warps * numbers))), warps);
+    const vectors = Math.max(1, Math.ceil(dim / (32 * warps * numbers)));
     const block = Math.max(SMALLEST_BLOCK, 32 * warps);
-    return { code, block, rows: block / (32 * warps) };
+    // Three rows as they lie in memory, and sums for the weight.
+    const registers = vectors * (3 * 4 + numbers);
+    const resident = block > SMALLEST_BLOCK ? 1 : registers <= REGISTERS_FOR_THREE ? 3 : 2;
+    return { code: compiled(x, vectors, warps, resident), block, rows: block / (32 * warps), resident };
   };
   return {
     rmsnorm_forward: (x, weight, y, inverseRms, rows, dim, epsilon) => {
@@ -53,9 +58,9 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
     rmsnorm_backward: (
       ...[x, weight, inverseRms, dy, dx, dWeight, partial, rows, dim, accumulateDx, accumulateWeight]
     ) => {
-      const { code, block, rows: together } = choose(x!, dim, aligned(x, weight, dy, dx));
+      const { code, block, rows: together, resident } = choose(x!, dim, aligned(x, weight, dy, dx));
       // One round of blocks with equally many rows, and fewer only where the rows do not do for it.
-      const blocks = cuda.multiprocessors * (block > SMALLEST_BLOCK ? 1 : RESIDENT);
+      const blocks = cuda.multiprocessors * resident;
       const span = together * Math.ceil(Math.max(CUDA_ROWS_PER_PARTIAL, rows / blocks) / together);
       const partials = Math.ceil(rows / span);
       const sums = dWeight && partial;
