@@ -25,7 +25,7 @@ export const SMALL_GPT = 'small-gpt';
 /** The 125m shape; its tokenizer is `byte` unless the environment says otherwise. */
 const BASE = 'base';
 
-export function trainCases(choice: CaseChoice, env: Readonly<Record<string, string | undefined>>): TrainCase[] {
+export function trainCases(choice: CaseChoice, env: Readonly<Record<string, string | undefined>> = {}): TrainCase[] {
   const isMatrix = choice.config === undefined;
   const name = choice.config ?? BASE;
   const config = name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name }).config;

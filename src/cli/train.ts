@@ -54,7 +54,7 @@ export async function runTraining(config: Config, { resume, save, say }: RunRequ
     terminal: io.stderr,
   });
   if (result.status === 'done') say(`done: ${result.outDir}`);
-  else say(`go on with: trefoil train --config ${result.outDir}/config.yaml --resume auto`);
+  else say(`go on with: npx trefoil train --config ${result.outDir}/config.yaml --resume auto`);
   return result;
 }
 

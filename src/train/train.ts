@@ -20,9 +20,9 @@ import { BatchUploader } from './batches.js';
 import { restoreTrainingState, type TrainingState } from './checkpoints.js';
 import { writeFinalFiles } from './final-files.js';
 import { TrainingLoop, type TrainStatus } from './loop.js';
-import { LiveLine } from './progress.js';
-import { RunRecords } from './records.js';
-import { watchSignals } from './signals.js';
+import { LiveLine, type Terminal } from './progress.js';
+import { RunRecords, type StepRecord } from './records.js';
+import { type SignalSource, watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
 import { openTrainingData } from './training-data.js';
@@ -30,20 +30,28 @@ import { openTrainingData } from './training-data.js';
 export interface TrainOptions {
   readonly config: Config;
   readonly device: Device;
-  /** `auto`, a checkpoint, or null for a new run. */
-  readonly resume: string | null;
+  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
+  readonly resume?: string | null;
   /** Also write the final model to this file. */
-  readonly save: string | null;
-  /** Lines for a person: progress on one side, warnings on the other. */
-  readonly say: (line: string) => void;
-  readonly warn: (line: string) => void;
-  /** Where the live line goes. */
-  readonly terminal: NodeJS.WritableStream & { isTTY?: boolean };
-  /** Peak of the device in FLOP/s, for MFU. */
+  readonly save?: string | null;
+  /** Hears of every optimizer step after it was recorded. */
+  readonly onStep?: (record: StepRecord) => void;
+  /** Lines for a person: progress (nobody listens by default) and warnings (stderr by default). */
+  readonly say?: (line: string) => void;
+  readonly warn?: (line: string) => void;
+  /** Where the live line goes; without it there is none. */
+  readonly terminal?: Terminal | null;
+  /** Peak of the device in FLOP/s, for MFU (`measurePeak`); without it MFU is not given. */
   readonly peakFlops?: number | null;
-  readonly signals?: NodeJS.EventEmitter;
+  /** Whose SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 the run obeys: the process's by default. */
+  readonly signals?: SignalSource;
+  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
+  readonly signal?: { readonly aborted: boolean };
   readonly saveOptions?: SaveOptions;
 }
+
+/** The options with what stands in for those left out. */
+type Settled = TrainOptions & Required<Pick<TrainOptions, 'resume' | 'save' | 'say' | 'warn' | 'terminal'>>;
 
 export interface TrainResult {
   readonly status: TrainStatus;
@@ -61,8 +69,11 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
   'non-finite': ExitCode.nonFinite,
 };
 
-export async function train(options: TrainOptions): Promise<TrainResult> {
-  const { config, say, warn } = options;
+/** Trains, writes the files of the run into `config.train.out_dir`, and says how it ended. */
+export async function train(given: TrainOptions): Promise<TrainResult> {
+  const { config, resume = null, save = null, terminal = null } = given;
+  const { say = () => {}, warn = (line) => console.warn(`warning: ${line}`) } = given;
+  const options: Settled = { ...given, resume, save, say, warn, terminal };
   refuseUnsupported(config, warn);
   if (options.resume === null) refuseUsedFolder(config.train.out_dir);
   const { loader, data } = await openTrainingData(config, say, warn);
@@ -81,7 +92,7 @@ export async function train(options: TrainOptions): Promise<TrainResult> {
 
 async function runIn(
   folder: RunFolder,
-  options: TrainOptions,
+  options: Settled,
   loader: Loader,
   data: string,
   shape: ModelShape,
@@ -140,8 +151,10 @@ async function runIn(
         ...{ outDir, config, data, state, uploader, records, say, warn, position },
         sample: () => sampleText(model, config),
         requests: signals.requests,
+        isAborted: () => options.signal?.aborted ?? false,
         peakFlops: options.peakFlops ?? null,
         live: new LiveLine(options.terminal),
+        ...(options.onStep && { onStep: options.onStep }),
         ...(options.saveOptions && { saveOptions: options.saveOptions }),
       },
       found?.step ?? null,
