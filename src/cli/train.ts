@@ -1,11 +1,13 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
 import { measurePeak } from '../bench/peak/op.js';
+import { readRanks } from '../config/environment.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
+import { UsageError } from '../errors.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { cudaAbsence, type DeviceOptions, openDevice } from './device.js';
 import type { Io } from './io.js';
@@ -28,6 +30,8 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     io.out(line.json ? JSON.stringify(configRows(resolved)) : configTable(resolved));
     return 0;
   }
+  if (readRanks(io.env).worldSize > 1 && resolved.config.train.ddp !== 0)
+    throw new UsageError('WORLD_SIZE: several ranks are not part of this version; leave it out, or give --ddp 0');
   const say = line.json ? io.err : io.out;
   say(`config: ${resolved.file ?? 'defaults'}`);
   const result = await runTraining(resolved.config, { resume: line.resume, save: line.save, say }, io);

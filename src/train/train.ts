@@ -220,6 +220,15 @@ function refuseUnsupported({ runtime, train: settings }: Config, warn: (line: st
     );
   if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
   if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
+  for (const key of portableChoices(runtime))
+    warn(`runtime.${key}: no effect on the CPU, which has one kernel for each branch`);
+}
+
+/** Switches between fused and portable attention kernels that ask for the portable ones. */
+function portableChoices(runtime: Config['runtime']): string[] {
+  const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
+  const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
+  return [...switches, ...lengths];
 }
 
 function hasEvaluation(path: string, step: number): boolean {
