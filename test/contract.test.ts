@@ -78,7 +78,7 @@ const steps = (paths: RunPaths) =>
     .filter((name) => name.startsWith('step-'))
     .sort();
 const fineweb = refused('fineweb_edu');
-const FINEWEB = { source: 'fineweb_edu' };
+const FINEWEB = { source: 'fineweb_edu', loader_timeout: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
 /** Key, what to change, and what must come of it. */
