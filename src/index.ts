@@ -1,11 +1,30 @@
-/** The public API: tensors, operations, the attention module, the model. */
+/** The public API (docs/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
+
+export {
+  type AttentionBench,
+  type AttentionRow,
+  benchLength as benchAttention,
+  benchLinear,
+} from './bench/attention.js';
+export { measurePeak } from './bench/peak/op.js';
+export { measureTraining as benchTraining, type StepBudget, type StepTime } from './bench/train.js';
+export { type CaseChoice, type TrainCase, trainCases } from './bench/train-cases.js';
+export { readConfig } from './config/load.js';
 export { parseConfig } from './config/parse.js';
-export type { Config } from './config/schema.js';
+export type { Config, ConfigInput } from './config/schema.js';
+export type { Batch } from './data/batch.js';
+export { createLoader, type Loader, type LoaderOptions } from './data/loader.js';
+export { createTokenizer, type Tokenizer } from './data/tokenizer.js';
 export { CpuDevice, type CpuOptions } from './device/cpu/cpu.js';
+export { CudaDevice, type CudaOptions, cudaAbsence } from './device/cuda/cuda.js';
 export type { Device, DeviceKind } from './device/device.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
+export { type FinishReason, type GenerateOptions, type Generation, generate } from './infer/generate.js';
+export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
+export type { SamplingOptions } from './infer/sampler.js';
 export { type AttentionContext, type AttentionModule, createAttention, type Observer } from './model/attention.js';
 export { type ForwardOptions, LanguageModel } from './model/language-model.js';
+export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export { ParameterStore } from './model/parameters.js';
 export { type ModelShape, modelShape } from './model/shape.js';
 export { silu, swiglu } from './ops/activation/op.js';
@@ -35,7 +54,24 @@ export { selectBlocks } from './ops/select/op.js';
 export { type SelectionKernel, selectedAttention } from './ops/selected/op.js';
 export { Sequences } from './ops/sequences.js';
 export { windowAttention } from './ops/window/op.js';
+export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint-find.js';
+export { readCsv, TRAINING_CSV, VAL_CSV } from './run/csv.js';
+export { type Heartbeat, readHeartbeats } from './run/heartbeat.js';
+export { type RunPaths, runPaths, writeHalt } from './run/run-folder.js';
+export { readSafetensors, writeSafetensors } from './run/safetensors.js';
 export { Parameter } from './tensor/parameter.js';
 export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
 export { Tape } from './tensor/tape.js';
 export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
+export type { TrainStatus } from './train/loop.js';
+export type { StepRecord } from './train/records.js';
+export { type TrainOptions, type TrainResult, train } from './train/train.js';
+export { attend, attendReference } from './verify/attend.js';
+export { type CaseFile, type CaseResult, readCase } from './verify/case-file.js';
+export {
+  checksFor,
+  type Row as VerifyRow,
+  type Summary as VerifySummary,
+  summarize,
+  verifyDevice,
+} from './verify/verify.js';

@@ -1,6 +1,6 @@
 /** The package as a user gets it: packed, installed in an empty folder, run, imported from strict TypeScript. */
 import { execFile } from 'node:child_process';
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -84,10 +84,12 @@ describe('the package', () => {
     expect(rows.length).toBeGreaterThanOrEqual(passed);
   });
 
-  it('has types that stand on their own, and the README’s program runs', async () => {
-    const [program] = [...read('README.md').matchAll(/^```ts\n([\s\S]*?)^```/gm)].map((match) => match[1]);
+  it('has types that stand on their own, and the programs of README and docs/api.md run', async () => {
+    const [program] = programsOf('README.md');
     writeFileSync(join(user, 'program.ts'), `${program}\n${EVERY_PART}`);
-    cpSync(join(root, 'examples', 'attention.mjs'), join(user, 'attention.mjs'));
+    // The blocks of the page continue each other.
+    writeFileSync(join(user, 'api.ts'), programsOf(join('docs', 'api.md')).join('\n'));
+    for (const name of EXAMPLES) cpSync(join(root, 'examples', name), join(user, name));
     // No types of Node, every library file checked: nothing of ours may lean on the user's setup.
     const options = {
       target: 'ES2022',
@@ -106,11 +108,36 @@ describe('the package', () => {
     };
     writeFileSync(
       join(user, 'tsconfig.json'),
-      JSON.stringify({ compilerOptions, files: ['program.ts', 'attention.mjs'] }),
+      JSON.stringify({ compilerOptions, files: ['program.ts', 'api.ts', ...EXAMPLES] }),
     );
     await run(process.execPath, [tsc, '-p', '.']);
     const lines = await run(process.execPath, [join('built', 'program.js')]);
     expect(lines.split('\n')).toEqual(['[ 1024, 12, 64 ] [ 1024, 12, 64 ]', 'loss near 2.77: true', '']);
+    const printed = await run(process.execPath, [join('built', 'api.js')]);
+    expect(printed).toMatch(/^done \d\.\d+$/m);
+    expect(printed).toMatch(/^signalled 5\n6\nto bytes and back\ntrue$/m);
+    expect(printed).toMatch(/\n0\ntrue\n$/);
+    expect(printed).not.toContain('NaN');
+  });
+});
+
+describe('examples/train.mjs', () => {
+  it('trains, stops at a checkpoint, goes on from there to the end, and writes text', async () => {
+    cpSync(join(root, 'examples', 'train.mjs'), join(user, 'train.mjs'));
+    const printed = await run(process.execPath, ['train.mjs']);
+    expect(printed).toMatch(/^step 10: loss \d\.\d{3}, \d+ tok\/s\nstep 20: .*\nstep 30: .*\nsignalled at step 30, /);
+    expect(printed).toMatch(/, checkpoint \S+step-30\n/);
+    const end = /^done at step 60: loss ([\d.]+) -> ([\d.]+), validation ([\d.]+)\nThe [\s\S]{20,}$/m.exec(printed);
+    expect(end, printed).not.toBeNull();
+    const [first, last, validation] = end!.slice(1).map(Number);
+    expect(first).toBeGreaterThan(5);
+    expect(last).toBeLessThan(4);
+    expect(validation).toBeLessThan(4);
+  });
+
+  it('is short', () => {
+    const code = read('examples', 'train.mjs').split('\n');
+    expect(code.filter((line) => line.trim() !== '' && !line.startsWith('//')).length).toBeLessThanOrEqual(32);
   });
 });
 
@@ -127,6 +154,12 @@ describe('examples/attention.mjs', () => {
     expect(printed).not.toContain('NaN');
   });
 });
+
+const EXAMPLES = readdirSync(join(root, 'examples'));
+
+function programsOf(page: string): string[] {
+  return [...read(page).matchAll(/^```ts\n([\s\S]*?)^```/gm)].map((match) => match[1]);
+}
 
 /** A step of training through the public API: model, loss, gradients, optimizer. */
 const EVERY_PART = `

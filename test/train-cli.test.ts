@@ -2,6 +2,7 @@
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { findCheckpoint } from '../src/run/checkpoint-find.js';
@@ -69,7 +70,18 @@ describe('trefoil train', () => {
     child.kill('SIGTERM');
     expect(await ended(child)).toEqual({ code: 4, signal: null });
     expect(findCheckpoint(outDir, 'auto')!.step).toBeGreaterThanOrEqual(3);
-    expect(output).toContain(`go on with: trefoil train --config ${outDir}/config.yaml --resume auto`);
+    expect(output).toContain(`go on with: npx trefoil train --config ${outDir}/config.yaml --resume auto`);
+  });
+
+  it('takes Ctrl-C and its echo through npm for one request, and saves', async () => {
+    const { file, outDir } = prepare({ train: { steps: 100_000, save_every: 0, eval_every: 0 } });
+    const child = startTrefoil(['train', '--config', file]);
+    await printed(child, 'step 0003');
+    child.kill('SIGINT');
+    await setTimeout(20);
+    child.kill('SIGINT');
+    expect(await ended(child)).toEqual({ code: 4, signal: null });
+    expect(findCheckpoint(outDir, 'auto')!.step).toBeGreaterThanOrEqual(3);
   });
 
   it('halts with code 3, and a non-finite loss ends with code 5', () => {

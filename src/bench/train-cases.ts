@@ -62,7 +62,7 @@ function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-export function trainCases(choice: CaseChoice, env: Environment): TrainCase[] {
+export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase[] {
   if (choice.device === 'cuda' && choice.config === undefined && !choice.batchSizes) return gpuMatrix(env, choice);
   const isMatrix = choice.config === undefined;
   const name = choice.config ?? BASE;

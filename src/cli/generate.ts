@@ -5,7 +5,13 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { environmentWarnings } from '../config/environment.js';
 import { UsageError } from '../errors.js';
 import { withEnvironment } from '../infer/environment.js';
-import { DEFAULT_MAX_CONTEXT, type FinishReason, type Generation, generate } from '../infer/generate.js';
+import {
+  DEFAULT_MAX_CONTEXT,
+  DEFAULT_NEW_TOKENS,
+  type FinishReason,
+  type Generation,
+  generate,
+} from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
 import { type DeviceChoice, deviceOption, openDevice } from './device.js';
@@ -39,7 +45,7 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
     .addOption(new Option('--prompt <text>', 'text to continue').conflicts('promptFile'))
     .option('--prompt-file <file>', 'take the prompt from a file; one newline at its end does not count')
-    .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(128))
+    .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(DEFAULT_NEW_TOKENS))
     .addOption(whole('--max-context <n>', 'most tokens of prompt and text together', 2).default(DEFAULT_MAX_CONTEXT))
     .addOption(
       new Option('--temperature <t>', 'above 1 wilder, below 1 tamer, 0 = greedy').argParser(temperature).default(0.8),

@@ -1,10 +1,12 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
 import { measureDevicePeak } from '../bench/peak/device.js';
+import { readRanks } from '../config/environment.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import { UsageError } from '../errors.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './device.js';
 import type { Io } from './io.js';
@@ -27,6 +29,8 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     io.out(line.json ? JSON.stringify(configRows(resolved)) : configTable(resolved));
     return 0;
   }
+  if (readRanks(io.env).worldSize > 1 && resolved.config.train.ddp !== 0)
+    throw new UsageError('WORLD_SIZE: several ranks are not part of this version; leave it out, or give --ddp 0');
   const say = line.json ? io.err : io.out;
   say(`config: ${resolved.file ?? 'defaults'}`);
   const result = await runTraining(resolved.config, { resume: line.resume, save: line.save, say }, io);
@@ -52,7 +56,7 @@ export async function runTraining(config: Config, { resume, save, say }: RunRequ
     terminal: io.stderr,
   });
   if (result.status === 'done') say(`done: ${result.outDir}`);
-  else say(`go on with: trefoil train --config ${result.outDir}/config.yaml --resume auto`);
+  else say(`go on with: npx trefoil train --config ${result.outDir}/config.yaml --resume auto`);
   return result;
 }
 

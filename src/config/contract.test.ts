@@ -4,10 +4,11 @@
  */
 import { describe, expect, it } from 'vitest';
 import { readRanks, readVariable } from './environment.js';
-import { parseTrainFlags } from './flags.js';
+import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
 import { configValue } from './print.js';
+import { environmentVariables } from './variables.js';
 
 const load = (argv: string[] = [], env: Record<string, string> = {}) => {
   const line = parseTrainFlags(argv);
@@ -64,6 +65,7 @@ const KEYS: [string, string, unknown][] = [
   ['runtime.precision', 'bf16', 'bf16'],
   ['runtime.gradient_checkpointing', 'true', true],
   ['runtime.deterministic', 'true', true],
+  ['runtime.cuda_graph', 'false', false],
   ['runtime.profile', 'cpu', 'cpu'],
   ['runtime.threads', '2', 2],
   ['runtime.selection_kernel', 'reference', 'reference'],
@@ -164,7 +166,15 @@ const FLAGS: [string[], string, unknown][] = [
   [['--ddp', '0'], 'train.ddp', 0],
 ];
 
+/** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */
+const STEERING = ['config', 'resume', 'resume-from', 'save', 'set', 'print-config', 'json', 'help', 'no-gc'];
+
 describe('every train flag', () => {
+  it('is in these lists', () => {
+    const listed = [...FLAGS.map(([[flag]]) => flag.slice('--'.length)), ...STEERING];
+    expect(listed.sort()).toEqual(trainFlags.map(({ name }) => name).sort());
+  });
+
   it.each(FLAGS)('%j sets %s', (argv, path, value) => {
     expect(configValue(load().config, path)).not.toEqual(value);
     const { config, origins } = load(argv);
@@ -224,7 +234,20 @@ const VARIABLES: [string, string, string, unknown][] = [
   ['NSA_FA2_MIN_LEN_CMP', '-1', 'runtime.fa2_min_len_cmp', -1],
 ];
 
+const WATCH = [
+  ...['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'FLATLINE_N', 'LOSS_FLATLINE_N', 'GRAD_ZERO_N', 'FETCH_STALL_RATIO'],
+  ...['GATE_COLLAPSE_N', 'GATE_ENTROPY_MIN', 'GATE_MAX_THRESHOLD'],
+];
+const RANKS = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'NSA_PG_TIMEOUT_MIN'];
+const WITHOUT_MEANING = ['NSA_USE_TRITON_SEL', 'NSA_USE_SEL_VARLEN', 'NSA_ENV_STATIC'];
+
 describe('every environment variable', () => {
+  it('is in these lists', () => {
+    const listed = [...VARIABLES.map(([name]) => name), 'NSA_NO_GC', ...WATCH.map((name) => `NSA_WATCH_${name}`)];
+    const all = new Set([...listed, ...RANKS, ...WITHOUT_MEANING]);
+    expect([...all].sort()).toEqual(environmentVariables.map(({ name }) => name).sort());
+  });
+
   it.each(VARIABLES)('%s=%s sets %s', (name, text, path, value) => {
     expect(configValue(load().config, path)).not.toEqual(value);
     const { config, origins, warnings } = load([], { [name]: text });
@@ -243,13 +266,10 @@ describe('every environment variable', () => {
     expect(load([], { CONFIG: 'configs/m7c_125m_fast_log.yaml' }).config.train.log_every).toBe(5);
   });
 
-  it.each(['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'FLATLINE_N', 'GATE_COLLAPSE_N', 'GATE_ENTROPY_MIN'])(
-    'NSA_WATCH_%s is read by watch',
-    (name) => {
-      expect(readVariable({ [`NSA_WATCH_${name}`]: '1' }, `NSA_WATCH_${name}`)).toBeTruthy();
-      expect(load([], { [`NSA_WATCH_${name}`]: '1' }).warnings).toEqual([]);
-    },
-  );
+  it.each(WATCH)('NSA_WATCH_%s is read by watch', (name) => {
+    expect(readVariable({ [`NSA_WATCH_${name}`]: '1' }, `NSA_WATCH_${name}`)).toBeTruthy();
+    expect(load([], { [`NSA_WATCH_${name}`]: '1' }).warnings).toEqual([]);
+  });
 
   it.each([
     ['RANK', '1', 'rank', 1],
@@ -275,7 +295,7 @@ describe('names from the runbooks', () => {
     expect(load(argv).config.runtime.gradient_checkpointing).toBe(false);
   });
 
-  it.each(['NSA_USE_TRITON_SEL', 'NSA_USE_SEL_VARLEN', 'NSA_ENV_STATIC'])('%s is said to do nothing', (name) => {
+  it.each(WITHOUT_MEANING)('%s is said to do nothing', (name) => {
     expect(load([], { [name]: '1' }).warnings[0]).toContain(`${name}: no effect`);
   });
 });

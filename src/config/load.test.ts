@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { parseTrainFlags } from './flags.js';
-import { loadConfig, readSavedConfig } from './load.js';
+import { loadConfig, readConfig, readSavedConfig } from './load.js';
 import { toYaml } from './print.js';
 
 const root = mkdtempSync(join(tmpdir(), 'trefoil-load-'));
@@ -110,6 +110,24 @@ describe('problems', () => {
 it('package: means the folder of Trefoil', () => {
   const { config } = load(['--dataset', 'text', '--local-path', 'package:docs/*.md']);
   expect(config.data.path).toBe(join(root, 'docs/*.md'));
+});
+
+describe('readConfig', () => {
+  it('lays keys over a shipped config, whatever the environment says', () => {
+    process.env['NSA_LR'] = '0.5';
+    const config = readConfig('quickstart', { train: { steps: 7 }, data: { path: 'package:docs/*.md' } });
+    delete process.env['NSA_LR'];
+    expect(config).toMatchObject({ model: { dim: 192 }, train: { steps: 7, lr: 2e-3 } });
+    expect(config.data.path).toMatch(/^\/.*\/docs\/\*\.md$/);
+  });
+
+  it('refuses unknown and impossible keys by name', () => {
+    expect(() => readConfig('quickstart', { train: { stepz: 7 } as object })).toThrow(
+      'train.stepz: unknown key (did you mean steps?) [overrides]',
+    );
+    expect(() => readConfig('quickstart', { train: { steps: 0 } })).toThrow('train.steps: 0 is not allowed');
+    expect(() => readConfig('quikstart')).toThrow('did you mean quickstart?');
+  });
 });
 
 describe('readSavedConfig', () => {

@@ -4,9 +4,9 @@ import { UsageError } from '../errors.js';
 import { type Environment, environmentLayer, environmentWarnings } from './environment.js';
 import { findConfig, packageRoot, readLayer } from './files.js';
 import { configKeys } from './keys.js';
-import type { Layer, Setting } from './layer.js';
+import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { checkConfig, problemLine } from './parse.js';
-import type { Config } from './schema.js';
+import type { Config, ConfigInput } from './schema.js';
 
 export interface LoadOptions {
   env: Environment;
@@ -108,6 +108,15 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
   return { config, origins, file: file.label, warnings: environmentWarnings(options.env) };
+}
+
+/**
+ * A config for a program: a shipped one by name or a YAML file, with the keys of `overrides` laid over it. Neither the
+ * command line nor the environment has a say.
+ */
+export function readConfig(nameOrFile: string, overrides: ConfigInput = {}): Config {
+  const flags = layerOfTree(overrides, 'overrides', () => 'overrides');
+  return loadConfig({ env: {}, config: nameOrFile, flags }).config;
 }
 
 /** The config.yaml of a run as it was written: no environment and no profile, which may have changed since. */

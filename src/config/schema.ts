@@ -153,6 +153,9 @@ export const configShape = z.strictObject({
 
 export type Config = z.infer<typeof configShape>;
 
+/** A config as it is written down: every key may be left out. */
+export type ConfigInput = z.input<typeof configShape>;
+
 export const configSchema = configShape.superRefine((config, context) => {
   for (const problem of relationProblems(config)) {
     context.addIssue({ code: 'custom', path: problem.path.split('.'), message: problem.message });

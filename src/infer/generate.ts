@@ -15,8 +15,9 @@ import { createSampler, type SamplingOptions } from './sampler.js';
 import { StopFilter } from './stop.js';
 
 export interface GenerateOptions {
-  readonly maxNewTokens: number;
-  /** Most tokens in the context, the prompt included. */
+  /** Default 128. */
+  readonly maxNewTokens?: number;
+  /** Most tokens in the context, the prompt included; default 32,768. */
   readonly maxContext?: number;
   readonly sampling?: SamplingOptions;
   /** Texts that end the output; they are no part of it. */
@@ -35,11 +36,13 @@ export interface Generation {
 /** Memory and time of a token grow with the context; nobody reaches this by accident and waits for it. */
 export const DEFAULT_MAX_CONTEXT = 32_768;
 
+export const DEFAULT_NEW_TOKENS = 128;
+
 /** Yields pieces of text as they become certain; returns what was drawn and why it ended. */
 export async function* generate(
   { model, tokenizer, config }: Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>,
   prompt: string,
-  { maxNewTokens, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] }: GenerateOptions,
+  { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] }: GenerateOptions = {},
 ): AsyncGenerator<string, Generation, void> {
   expectWhole('max-new-tokens', maxNewTokens);
   expectWhole('max-context', maxContext);

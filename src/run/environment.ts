@@ -18,9 +18,11 @@ const CREDENTIAL = /TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|AUTH/i;
 const MIB = 1024 * 1024;
 const GIT_TIMEOUT_MS = 5_000;
 
+type Variables = Readonly<Record<string, string | undefined>>;
+
 /** `sourceFolder` is where to ask git for the commit. */
 export function collectEnvironment(
-  environment: NodeJS.ProcessEnv = process.env,
+  environment: Variables = process.env,
   sourceFolder: string = process.cwd(),
 ): RunEnvironment {
   const processors = cpus();
@@ -40,7 +42,7 @@ export function collectEnvironment(
 }
 
 /** The variables that belong into env.json. */
-export function recordedVariables(environment: NodeJS.ProcessEnv): Record<string, string> {
+export function recordedVariables(environment: Variables): Record<string, string> {
   const recorded: Record<string, string> = {};
   for (const name of Object.keys(environment).sort()) {
     if (!RECORDED.test(name) || CREDENTIAL.test(name)) continue;

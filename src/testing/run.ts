@@ -56,7 +56,9 @@ export interface TestRun {
   readonly warned: readonly string[];
 }
 
-export type RunOptions = Partial<Pick<TrainOptions, 'resume' | 'save' | 'saveOptions' | 'device'>> & {
+export type RunOptions = Partial<
+  Pick<TrainOptions, 'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep'>
+> & {
   /** Called with every line said, and with the emitter that stands for the process's signals. */
   readonly onLine?: (line: string, signals: EventEmitter) => void;
 };

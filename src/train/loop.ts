@@ -36,6 +36,8 @@ export interface LoopContext {
   readonly stepper: Stepper;
   readonly records: RunRecords;
   readonly requests: SignalRequests;
+  /** The program that called for the training wants it to stop. */
+  readonly isAborted: () => boolean;
   /** Peak of the device in FLOP/s, for MFU; null when it was not measured. */
   readonly peakFlops: number | null;
   readonly live: LiveLine;
@@ -45,6 +47,7 @@ export interface LoopContext {
   /** Told where the loop is, for stack dumps and watchdogs. */
   readonly position: { step: number; section: string } & Position;
   readonly saveOptions?: SaveOptions;
+  readonly onStep?: (record: StepRecord) => void;
   /** A text the model continues, for train.sample_every. */
   readonly sample?: () => Promise<string>;
 }
@@ -79,7 +82,7 @@ export class TrainingLoop {
       await this.#sampleIfDue();
       position.section = 'between steps';
       await setImmediate(); // signals arrive here
-      const ending = this.#ending();
+      const ending = await this.#ending();
       if (ending) return ending;
     }
     return 'done';
@@ -208,6 +211,7 @@ export class TrainingLoop {
       data: this.#context.data,
     };
     records.progress(record);
+    this.#context.onStep?.(record);
     this.#secondsPerStep =
       this.#secondsPerStep === null ? seconds : this.#secondsPerStep + SMOOTHING * (seconds - this.#secondsPerStep);
     if (step === 1 || step % every === 0 || step === steps) {
@@ -259,13 +263,15 @@ export class TrainingLoop {
   }
 
   /** Why the run ends before its last step, after a checkpoint; null when it goes on. */
-  #ending(): TrainStatus | null {
-    const { outDir, requests, state, records, say, live } = this.#context;
+  async #ending(): Promise<TrainStatus | null> {
+    const { outDir, requests, isAborted, state, records, say, live } = this.#context;
     const { step } = state.progress;
     const halt = readHalt(outDir);
-    if (halt === undefined && requests.stop === null) return null;
-    const reason = halt === undefined ? `${requests.stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
+    const stop = requests.stop ?? (isAborted() ? 'abort' : null);
+    if (halt === undefined && stop === null) return null;
+    const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
     live.clear();
+    await requests.echoed;
     if (this.#savedAt !== step) this.save();
     records.event({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
     say(`stopped after step ${step} by ${reason}`);

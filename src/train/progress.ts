@@ -42,13 +42,20 @@ export function duration(seconds: number): string {
 
 const BAR_WIDTH = 24;
 
-/** A line that is rewritten in place; silent when the stream is no terminal. */
+/** What the live line needs of a stream; process.stderr is one. */
+export interface Terminal {
+  write(text: string): unknown;
+  readonly isTTY?: boolean;
+  readonly columns?: number;
+}
+
+/** A line that is rewritten in place; silent when the stream is no terminal, or when there is none. */
 export class LiveLine {
-  readonly #stream: NodeJS.WriteStream | null;
+  readonly #stream: Terminal | null;
   #shown = false;
 
-  constructor(stream: NodeJS.WritableStream & { isTTY?: boolean }) {
-    this.#stream = stream.isTTY ? (stream as NodeJS.WriteStream) : null;
+  constructor(stream: Terminal | null) {
+    this.#stream = stream?.isTTY ? stream : null;
   }
 
   show(step: number, steps: number, loss: number, tokensPerSecond: number, secondsLeft: number): void {

@@ -1,10 +1,22 @@
 /**
  * What signals ask of a run: SIGTERM and SIGINT to stop after the step, SIGUSR2 to save now, SIGUSR1 to dump where it
- * is. After the first stop request the handlers are gone, so a second one ends the process at once.
+ * is. A moment after the first stop request the handlers are gone, so a second one ends the process at once.
  */
+import { setTimeout } from 'node:timers/promises';
+
+export type StopSignal = 'SIGTERM' | 'SIGINT';
+
+/** Where signals come from: `process`, or any event emitter. */
+export interface SignalSource {
+  on(signal: string, handler: () => void): unknown;
+  off(signal: string, handler: () => void): unknown;
+}
+
 export interface SignalRequests {
-  stop: NodeJS.Signals | null;
+  stop: StopSignal | null;
   save: boolean;
+  /** After a stop request: wait for this before anything that a second signal should be able to cut short. */
+  echoed: Promise<void>;
 }
 
 export interface SignalWatch {
@@ -12,15 +24,20 @@ export interface SignalWatch {
   end(): void;
 }
 
-type Handler = readonly [NodeJS.Signals, () => void];
+/**
+ * A terminal sends Ctrl-C to npm and to the program under it, and npm passes it on to the program: two signals, one
+ * wish. What follows so closely is such an echo and no second request.
+ */
+const ECHO_MS = 100;
 
-export function watchSignals(dump: () => void, emitter: NodeJS.EventEmitter = process): SignalWatch {
-  const requests: SignalRequests = { stop: null, save: false };
-  const stop = (signal: NodeJS.Signals) => () => {
+export function watchSignals(dump: () => void, source: SignalSource = process): SignalWatch {
+  const requests: SignalRequests = { stop: null, save: false, echoed: Promise.resolve() };
+  const stop = (signal: StopSignal) => () => {
+    if (requests.stop !== null) return;
     requests.stop = signal;
-    end();
+    requests.echoed = setTimeout(ECHO_MS).then(end);
   };
-  const handlers: Handler[] = [
+  const handlers: (readonly [string, () => void])[] = [
     ['SIGTERM', stop('SIGTERM')],
     ['SIGINT', stop('SIGINT')],
     ['SIGUSR1', dump],
@@ -32,8 +49,8 @@ export function watchSignals(dump: () => void, emitter: NodeJS.EventEmitter = pr
     ],
   ];
   const end = () => {
-    for (const [signal, handler] of handlers) emitter.off(signal, handler);
+    for (const [signal, handler] of handlers) source.off(signal, handler);
   };
-  for (const [signal, handler] of handlers) emitter.on(signal, handler);
+  for (const [signal, handler] of handlers) source.on(signal, handler);
   return { requests, end };
 }

@@ -1,13 +1,16 @@
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Config } from '../config/schema.js';
 import { findCheckpoint } from '../run/checkpoint-find.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
 import { tailHeartbeats } from '../run/heartbeat.js';
 import { runPaths } from '../run/run-folder.js';
 import { readSafetensors } from '../run/safetensors.js';
+import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+import type { StepRecord } from './records.js';
+import { train } from './train.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -124,6 +127,30 @@ describe('train', () => {
     expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(3);
     expect(existsSync(paths.model)).toBe(false);
     expect((await runTraining(config, { resume: 'auto' })).result.status).toBe('done');
+  });
+
+  it('stops after the step that a program aborted in, with a checkpoint, and tells it of every step', async () => {
+    const config = tinyConfig(folder.path, { train: { log_every: 5, save_every: 0, eval_every: 0 } });
+    const controller = new AbortController();
+    const losses: number[] = [];
+    const onStep = ({ step, loss }: StepRecord) => {
+      losses.push(loss);
+      if (step === 3) controller.abort();
+    };
+    const { result, said } = await runTraining(config, { signal: controller.signal, onStep });
+    expect(result).toMatchObject({ status: 'signalled', step: 3, firstLoss: losses[0], lastLoss: losses[2] });
+    expect(losses).toHaveLength(3);
+    expect(said).toContain('stopped after step 3 by abort');
+    expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(3);
+  });
+
+  it('needs no more than a config and a device', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 2 } });
+    const [before, warnings] = [process.listenerCount('SIGTERM'), vi.spyOn(console, 'warn').mockReturnValue()];
+    expect(await train({ config, device: cpu() })).toMatchObject({ status: 'done', step: 2 });
+    expect(process.listenerCount('SIGTERM')).toBe(before);
+    expect(warnings).not.toHaveBeenCalled();
+    warnings.mockRestore();
   });
 
   it('saves on SIGUSR2 and dumps on SIGUSR1, and goes on', async () => {

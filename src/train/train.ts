@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
-import type { Device } from '../device/device.js';
+import type { Device, DeviceKind } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { generate } from '../infer/generate.js';
 import { auditKernels } from '../model/kernels.js';
@@ -20,9 +20,9 @@ import { BatchUploader } from './batches.js';
 import { restoreTrainingState, type TrainingState } from './checkpoints.js';
 import { writeFinalFiles } from './final-files.js';
 import { TrainingLoop, type TrainStatus } from './loop.js';
-import { LiveLine } from './progress.js';
-import { RunRecords } from './records.js';
-import { watchSignals } from './signals.js';
+import { LiveLine, type Terminal } from './progress.js';
+import { RunRecords, type StepRecord } from './records.js';
+import { type SignalSource, watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
 import { createStepper } from './stepper.js';
@@ -31,20 +31,28 @@ import { openTrainingData } from './training-data.js';
 export interface TrainOptions {
   readonly config: Config;
   readonly device: Device;
-  /** `auto`, a checkpoint, or null for a new run. */
-  readonly resume: string | null;
+  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
+  readonly resume?: string | null;
   /** Also write the final model to this file. */
-  readonly save: string | null;
-  /** Lines for a person: progress on one side, warnings on the other. */
-  readonly say: (line: string) => void;
-  readonly warn: (line: string) => void;
-  /** Where the live line goes. */
-  readonly terminal: NodeJS.WritableStream & { isTTY?: boolean };
-  /** Peak of the device in FLOP/s, for MFU. */
+  readonly save?: string | null;
+  /** Hears of every optimizer step after it was recorded. */
+  readonly onStep?: (record: StepRecord) => void;
+  /** Lines for a person: progress (nobody listens by default) and warnings (stderr by default). */
+  readonly say?: (line: string) => void;
+  readonly warn?: (line: string) => void;
+  /** Where the live line goes; without it there is none. */
+  readonly terminal?: Terminal | null;
+  /** Peak of the device in FLOP/s, for MFU (`measurePeak`); without it MFU is not given. */
   readonly peakFlops?: number | null;
-  readonly signals?: NodeJS.EventEmitter;
+  /** Whose SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 the run obeys: the process's by default. */
+  readonly signals?: SignalSource;
+  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
+  readonly signal?: { readonly aborted: boolean };
   readonly saveOptions?: SaveOptions;
 }
+
+/** The options with what stands in for those left out. */
+type Settled = TrainOptions & Required<Pick<TrainOptions, 'resume' | 'save' | 'say' | 'warn' | 'terminal'>>;
 
 export interface TrainResult {
   readonly status: TrainStatus;
@@ -62,11 +70,12 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
   'non-finite': ExitCode.nonFinite,
 };
 
-export async function train(options: TrainOptions): Promise<TrainResult> {
-  const { config, say, warn } = options;
-  refuseUnsupported(config);
-  if (config.runtime.precision === 'bf16' && options.device.kind === 'cpu')
-    warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
+/** Trains, writes the files of the run into `config.train.out_dir`, and says how it ended. */
+export async function train(given: TrainOptions): Promise<TrainResult> {
+  const { config, resume = null, save = null, terminal = null } = given;
+  const { say = () => {}, warn = (line) => console.warn(`warning: ${line}`) } = given;
+  const options: Settled = { ...given, resume, save, say, warn, terminal };
+  refuseUnsupported(config, options.device.kind, warn);
   if (options.resume === null) refuseUsedFolder(config.train.out_dir);
   const { loader, data } = await openTrainingData(config, say, warn);
   try {
@@ -84,7 +93,7 @@ export async function train(options: TrainOptions): Promise<TrainResult> {
 
 async function runIn(
   folder: RunFolder,
-  options: TrainOptions,
+  options: Settled,
   loader: Loader,
   data: string,
   shape: ModelShape,
@@ -145,8 +154,10 @@ async function runIn(
         ...{ outDir, config, data, state, uploader, stepper, records, say, warn, position },
         sample: () => sampleText(model, config),
         requests: signals.requests,
+        isAborted: () => options.signal?.aborted ?? false,
         peakFlops: options.peakFlops ?? null,
         live: new LiveLine(options.terminal),
+        ...(options.onStep && { onStep: options.onStep }),
         ...(options.saveOptions && { saveOptions: options.saveOptions }),
       },
       found?.step ?? null,
@@ -206,12 +217,27 @@ async function sampleText(model: LanguageModel, config: Config): Promise<string>
   return text;
 }
 
-function refuseUnsupported({ runtime, train: settings }: Config): void {
+function refuseUnsupported(
+  { runtime, train: settings }: Config,
+  device: DeviceKind,
+  warn: (line: string) => void,
+): void {
   if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
     throw new UsageError(
       'runtime.prefill_batched and runtime.prefill_tile belong to decoding, which is not part of this version; leave them out',
     );
   if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
+  if (device !== 'cpu') return;
+  if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
+  for (const key of portableChoices(runtime))
+    warn(`runtime.${key}: no effect on the CPU, which has one kernel for each branch`);
+}
+
+/** Switches between fused and portable attention kernels that ask for the portable ones. */
+function portableChoices(runtime: Config['runtime']): string[] {
+  const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
+  const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
+  return [...switches, ...lengths];
 }
 
 function computeDtype({ runtime }: Config, device: Device): 'f32' | 'bf16' {

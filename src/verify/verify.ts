@@ -12,7 +12,7 @@ import { sequenceChecks } from './sequence.js';
 export { absentRow, type Row, type Summary, summarize } from './check.js';
 
 /** `full` adds sequences of 64k tokens and a longer training on random tokens. */
-export function checksFor(device: Device, full: boolean): Check[] {
+export function checksFor(device: Device, full = false): Check[] {
   const checks = [
     ...parityChecks(device),
     ...moduleChecks(device),
@@ -28,7 +28,7 @@ export function checksFor(device: Device, full: boolean): Check[] {
 /** Runs them one by one; `onStart` is told of each before it runs. */
 export function verifyDevice(
   device: Device,
-  checks: readonly Check[],
+  checks: readonly Check[] = checksFor(device),
   onStart: (check: Check, index: number) => void = () => {},
 ): Row[] {
   return checks.map((check, index) => {

@@ -44,10 +44,12 @@ inline float* pack_transposed(int slot, const float* x, const int32_t* offsets, 
     for (int64_t start = 0, j = first_block[s]; start < length; start += size, ++j) {
       float* out = packed + (j * groups + g) * d * width;
       const int64_t count = std::min(size, length - start);
-      for (int64_t i = 0; i < count; ++i) {
-        const float* row = x + ((offsets[s] + start + i) * groups + g) * d;
-        for (int64_t c = 0; c < d; ++c) out[c * width + i] = row[c];
-      }
+      const float* rows = x + ((offsets[s] + start) * groups + g) * d;
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes)
+        for (int64_t c = 0; c < d; ++c) store(out + c * width + i, load_column(rows + i * groups * d + c, groups * d));
+      for (; i < count; ++i)
+        for (int64_t c = 0; c < d; ++c) out[c * width + i] = rows[i * groups * d + c];
       if (count < width)
         for (int64_t c = 0; c < d; ++c) std::fill(out + c * width + count, out + (c + 1) * width, 0.0f);
     }

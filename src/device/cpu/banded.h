@@ -6,8 +6,9 @@
 namespace attention {
 
 constexpr int64_t kRowTarget = 96;  // rows (token, head) of one tile: queries, scores and results stay in L2
+constexpr int64_t kMostTokens = 48;  // more would compute more scores above the diagonal only to throw them away
 
-inline int64_t tile_tokens(const Shape& shape) { return std::max<int64_t>(1, kRowTarget / shape.per_group()); }
+inline int64_t tile_tokens(const Shape& shape) { return std::min(kMostTokens, std::max<int64_t>(1, kRowTarget / shape.per_group())); }
 
 struct Inputs {
   Shape shape;

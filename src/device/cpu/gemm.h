@@ -36,7 +36,11 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[r][v] = vec{};
+    for (int v = 0; v < V; ++v) {
+      acc[r][v] = vec{};
+      // A large C lies in L3 too: its lines come while k runs. Small products have theirs at hand and only pay for asking.
+      if (ahead != nullptr) __builtin_prefetch(c + r * ldc + v * kLanes, 1);
+    }
   const int64_t step = ahead == nullptr ? depth : kAheadStep;
   for (int64_t k0 = 0; k0 < depth; k0 += step) {
     if (ahead != nullptr) __builtin_prefetch(ahead + k0 / kAheadStep * kLineFloats, 0, 2);
@@ -98,15 +102,14 @@ inline void multiply(int64_t rows, const float* a, int64_t row, int64_t col, con
 
 // Packs one panel of a row-major matrix read transposed: out[k][j] = source[j*ld + k], columns past n become zero.
 inline void pack_panel_transposed(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
-  constexpr int64_t kBlock = 16;
+  constexpr int64_t kBlock = 16;  // one line of every row at a time
   for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
     const int64_t k1 = k0 + kBlock < depth ? k0 + kBlock : depth;
-    for (int64_t j = 0; j < kPanel; ++j) {
-      if (j < n)
-        for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = source[j * ld + k];
-      else
-        for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = 0;
-    }
+    int64_t j = 0;
+    for (; j + kLanes <= n; j += kLanes)
+      for (int64_t k = k0; k < k1; ++k) store(out + k * kPanel + j, load_column(source + j * ld + k, ld));
+    for (; j < kPanel; ++j)
+      for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = j < n ? source[j * ld + k] : 0.0f;
   }
 }
 

@@ -100,6 +100,15 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 inline vec exp(vec x) { return exp2(x * splat(kLog2E)); }
 
+// One lane from each of kLanes rows: how a matrix is read transposed. The lines stay in L1 while the caller goes through
+// the columns, and its writes are whole vectors instead of single numbers far apart.
+inline vec load_column(const float* p, int64_t ld) {
+  vec v;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i * ld];
+  return v;
+}
+
 // Loads or stores the first n lanes; the rest reads as zero and is not written.
 inline vec load_part(const float* p, int n) {
   vec v = {};

@@ -24,8 +24,8 @@ const STATE_OFFSET = 72;
 
 const WORKSPACE_BYTES = 64 * 2 ** 20;
 
-/** Answers of the heuristic that are tried, the runs of each, and how much faster than the first one must be. */
-const CANDIDATES = 16;
+/** Answers of the heuristic that are tried (it has no more), the runs of each, and how much faster one must be than the first. */
+const CANDIDATES = 8;
 const RUNS = 3;
 const WORTH = 0.99;
 /** Operations from which on trying pays. */
@@ -136,7 +136,7 @@ export class CublasLt {
 
   #plan(product: MatrixProduct): Plan {
     const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false } = product;
-    const added = accumulate ? 'd' : c ? 'c' : '';
+    const added = `${accumulate} ${c ? c.dtype : ''}`;
     const key = `${a.dtype} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
     const known = this.#plans.get(key);
     if (known) return known;

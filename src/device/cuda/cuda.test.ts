@@ -148,6 +148,25 @@ describe('a CUDA device', () => {
           }
   });
 
+  onGpu('adds a large product once, however many algorithms it tries', (shared) => {
+    const [m, n, k] = [1024, 1024, 520];
+    for (const device of [shared, new CudaDevice({ deterministic: true })]) {
+      const filled = (value: number, shape: readonly [number, number]) => {
+        const tensor = Tensor.empty(device, shape);
+        tensor.fill(value);
+        return tensor;
+      };
+      const [a, b, c, d] = [filled(0.5, [m, k]), filled(2, [k, n]), filled(7, [m, n]), filled(3, [m, n])];
+      const values = (tensor: Tensor) => [...new Set(tensor.read())];
+      device.matrixProduct({ a, b, d, m, n, k, accumulate: true });
+      expect(values(d)).toEqual([k + 3]);
+      device.matrixProduct({ a, b, c, d, m, n, k });
+      expect([values(c), values(d)]).toEqual([[7], [k + 7]]);
+      expect(() => device.matrixProduct({ a, b, c, d, m, n, k, accumulate: true })).toThrow('adds either');
+      for (const tensor of [a, b, c, d]) tensor.free();
+    }
+  });
+
   onGpu('replays what it captured', (device) => {
     const x = Tensor.from(device, [1, 2, 3], [3]);
     const y = Tensor.zeros(device, [3]);

@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kRowBlock = 192;    // rows of C one task computes: 32 tiles, enough to fetch the next panel along
 constexpr int64_t kDepthBlock = 512;  // k runs in slabs of at most this: A's block and two panels of B stay in L2
 constexpr int64_t kPanelChunk = 6;    // panels of one task; twice as many where every task packs its rows of A first
+constexpr int64_t kPackedRows = 32;   // rows of B one task packs
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
 
 struct Operand {
@@ -70,15 +71,17 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
   const int64_t slab = (depth + slabs - 1) / slabs;
   const int64_t panel_count = panels(n);
   float* packed = scratch<float>(0, panel_count * kPanel * depth);
-  parallel(panel_count * slabs, [&](int64_t index) {
-    const int64_t p = index / slabs, k0 = index % slabs * slab;
-    const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel), size = std::min(slab, depth - k0);
-    if (size <= 0) return;
-    const float* source = b.data + k0 * b.row + p * kPanel * b.col;
-    float* out = packed + (p * depth + k0) * kPanel;
-    if (b.col == 1) pack_panel(source, b.row, count, size, out);
-    else pack_panel_transposed(source, b.col, count, size, out);
-  });
+  // B is read along its rows, whatever that is for the panels: down a column every line would lie in a page of its own.
+  if (b.col == 1)
+    parallel_chunks(depth, kPackedRows, [&](int64_t k0, int64_t k1) {
+      for (int64_t k = k0; k < k1; ++k)
+        for (int64_t p = 0; p < panel_count; ++p)
+          pack_panel(b.data + k * b.row + p * kPanel, b.row, std::min<int64_t>(kPanel, n - p * kPanel), 1, packed + (p * depth + k) * kPanel);
+    });
+  else
+    parallel(panel_count, [&](int64_t p) {
+      pack_panel_transposed(b.data + p * kPanel * b.col, b.col, std::min<int64_t>(kPanel, n - p * kPanel), depth, packed + p * depth * kPanel);
+    });
   const int64_t height = block_rows(m);
   const int64_t row_blocks = (m + height - 1) / height;
   const bool pack_a = a.col != 1;

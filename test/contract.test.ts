@@ -1,0 +1,292 @@
+/**
+ * Every key of the config in a real run: each changes the numbers, or the files, or what is said, or is refused or
+ * warned of by its name. A key that is read and forgotten fails here, and so does a new key without a row.
+ * (src/config/contract.test.ts walks the names: keys, flags and variables into the resolved config.)
+ */
+import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { deviceOptions } from '../src/cli/train.js';
+import { configKeys } from '../src/config/keys.js';
+import { readConfig } from '../src/config/load.js';
+import { CpuDevice } from '../src/device/cpu/cpu.js';
+import { tailHeartbeats } from '../src/run/heartbeat.js';
+import { type RunPaths, runPaths } from '../src/run/run-folder.js';
+import { trefoil } from '../src/testing/cli.js';
+import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
+
+interface Seen {
+  readonly losses: readonly number[];
+  readonly said: string;
+  readonly warned: string;
+  readonly paths: RunPaths;
+  readonly weights: string;
+  readonly peakBytes: number;
+}
+
+let folder: { path: string; remove: () => void };
+let baseline: Seen;
+let runs = 0;
+
+const BASE = { train: { steps: 3, seq_len: 96, log_every: 1, eval_every: 3, save_every: 1, warmup_steps: 1 } };
+
+function merged(changes: TinyOverrides): TinyOverrides {
+  return { ...changes, train: { ...BASE.train, ...changes.train } };
+}
+
+async function trained(changes: TinyOverrides = {}): Promise<Seen> {
+  const outDir = join(folder.path, `run-${runs++}`);
+  const overrides = merged(changes);
+  const config = tinyConfig(folder.path, { ...overrides, train: { out_dir: outDir, ...overrides.train } });
+  const losses: number[] = [];
+  const device = new CpuDevice(); // of its own: the pool counts this run's memory alone
+  const { said, warned } = await runTraining(config, { device, onStep: ({ loss }) => losses.push(loss) });
+  const paths = runPaths(config.train.out_dir);
+  const weights = readFileSync(paths.model, 'base64');
+  const peakBytes = device.pool.peakBytesInUse;
+  return { losses, peakBytes, said: said.join('\n'), warned: warned.join('\n'), paths, weights };
+}
+
+beforeAll(async () => {
+  folder = temporaryFolder();
+  baseline = await trained();
+  writeFileSync(
+    join(folder.path, 'docs.jsonl'),
+    Array.from(
+      { length: 60 },
+      (_, i) => `${JSON.stringify({ text: `${i} text `.repeat(40), body: `${i} body `.repeat(40) })}\n`,
+    ).join(''),
+  );
+});
+afterAll(() => folder.remove());
+
+/** What a key does: changes the numbers of the run, or leaves them (`same`: bit for bit) and shows elsewhere. */
+type Effect =
+  | { readonly kind: 'numbers'; readonly against?: TinyOverrides }
+  | { readonly kind: 'same' | 'shown'; readonly shows: (seen: Seen, baseline: Seen) => void }
+  | { readonly kind: 'refused'; readonly message: string };
+
+const numbers: Effect = { kind: 'numbers' };
+const numbersAgainst = (against: TinyOverrides): Effect => ({ kind: 'numbers', against });
+const same = (shows: (seen: Seen, baseline: Seen) => void): Effect => ({ kind: 'same', shows });
+const shown = (shows: (seen: Seen) => void): Effect => ({ kind: 'shown', shows });
+const refused = (message: string): Effect => ({ kind: 'refused', message });
+const warns = (path: string) => same(({ warned }) => expect(warned).toContain(path));
+const says = (text: string | RegExp) => same(({ said }) => expect(said).toMatch(text));
+const steps = (paths: RunPaths) =>
+  readdirSync(paths.checkpoints)
+    .filter((name) => name.startsWith('step-'))
+    .sort();
+const fineweb = refused('fineweb_edu');
+const FINEWEB = { source: 'fineweb_edu', loader_timeout: 2 };
+const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
+
+/** Key, what to change, and what must come of it. */
+const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
+  'model.dim': [{ model: { dim: 48 } }, numbers],
+  'model.n_layers': [{ model: { n_layers: 1 } }, numbers],
+  'model.n_heads': [{ model: { n_heads: 2 } }, numbers],
+  'model.n_kv_groups': [{ model: { n_kv_groups: 1 } }, numbers],
+  'model.d_k': [{ model: { d_k: 16 } }, numbers],
+  'model.d_v': [{ model: { d_v: 16 } }, numbers],
+  'model.mlp': [{ model: { mlp: 'swiglu' } }, numbers],
+  'model.mlp_ratio': [{ model: { mlp_ratio: 3 } }, numbers],
+  'model.tie_embeddings': [{ model: { tie_embeddings: true } }, numbers],
+  'model.attention': [{ model: { attention: 'dense' } }, numbers],
+  'model.rope_theta': [{ model: { rope_theta: 500 } }, numbers],
+  'model.rope_scale': [{ model: { rope_scale: 2 } }, numbers],
+  'model.vocab_size': [{ model: { vocab_size: 300 } }, numbers],
+  'model.norm_eps': [{ model: { norm_eps: 1e-2 } }, numbers],
+  'nsa.l': [{ nsa: { l: 16 } }, numbers],
+  'nsa.d': [{ nsa: { d: 8 } }, numbers],
+  'nsa.l_sel': [{ nsa: { l_sel: 8 } }, numbers],
+  'nsa.n_sel': [{ nsa: { n_sel: 3 } }, numbers],
+  'nsa.w': [{ nsa: { w: 4 } }, numbers],
+  'nsa.phi': [{ nsa: { phi: 'mlp' } }, numbers],
+  'nsa.phi_hidden': [{ nsa: { phi: 'mlp', phi_hidden: 24 } }, numbersAgainst({ nsa: { phi: 'mlp' } })],
+  'nsa.cmp_rope': [{ nsa: { cmp_rope: 'before' } }, numbers],
+  'nsa.gate': [{ nsa: { gate: 'sigmoid' } }, numbers],
+  'nsa.gate_temp': [{ nsa: { gate_temp: 0.25 } }, numbers],
+  'nsa.force_branch': [{ nsa: { force_branch: 'win' } }, numbers],
+  'nsa.force_uniform_gate': [{ nsa: { force_uniform_gate: true } }, numbers],
+  'nsa.stopgrad_gates': [{ nsa: { stopgrad_gates: true } }, numbers],
+  'data.source': [{ data: { source: 'synthetic' } }, numbers],
+  'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
+  'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
+  'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],
+  'data.document_mask': [{ data: { document_mask: true } }, numbers],
+  'data.shuffle': [{ data: { shuffle: false } }, numbers],
+  'data.seed': [{ data: { seed: 99 } }, numbers],
+  'data.text_field': [
+    { data: { source: 'jsonl', path: 'docs.jsonl', text_field: 'body' } },
+    numbersAgainst({ data: { source: 'jsonl', path: 'docs.jsonl' } }),
+  ],
+  'data.vocab_size': [
+    { data: { source: 'synthetic', vocab_size: 100 } },
+    numbersAgainst({ data: { source: 'synthetic' } }),
+  ],
+  'data.fwe_doc_batch': [{ data: { ...FINEWEB, fwe_doc_batch: 8 } }, fineweb],
+  'data.fwe_prefetch': [{ data: { ...FINEWEB, fwe_prefetch: false } }, fineweb],
+  'data.fwe_queue': [{ data: { ...FINEWEB, fwe_queue: 9 } }, fineweb],
+  'data.fwe_warmup_batches': [{ data: { ...FINEWEB, fwe_warmup_batches: 2 } }, fineweb],
+  'data.fwe_warmup_timeout': [{ data: { ...FINEWEB, fwe_warmup_timeout: 5 } }, fineweb],
+  // Too short for anything to be read.
+  'data.loader_timeout': [{ data: { path: 'many', loader_timeout: 1e-6 } }, refused('--loader-timeout')],
+  'data.report_docs': [
+    { data: { path: 'other', report_docs: 10 } },
+    shown(({ said }) => expect(said).toMatch(/^tokenised \d+ documents/m)),
+  ],
+  'data.synthetic_on_fail': [
+    { data: { ...FINEWEB, synthetic_on_fail: true } },
+    { kind: 'numbers' }, // and the warning and heartbeats of train.test.ts
+  ],
+  'runtime.device': [{}, refused('--device cuda')],
+  'runtime.precision': [{ runtime: { precision: 'bf16' } }, warns('runtime.precision')],
+  'runtime.gradient_checkpointing': [
+    { runtime: { gradient_checkpointing: true } },
+    same((seen, base) => expect(seen.peakBytes).toBeLessThan(0.8 * base.peakBytes)),
+  ],
+  'runtime.deterministic': [{ runtime: { deterministic: true } }, same(() => {})], // the CPU always is
+  'runtime.cuda_graph': [{ runtime: { cuda_graph: false } }, same(() => {})], // CUDA's
+  'runtime.profile': [
+    {},
+    same(() => expect(readConfig('base', { runtime: { profile: 'cpu' } }).runtime.device).toBe('cpu')),
+  ],
+  'runtime.threads': [
+    { runtime: { threads: 1 } },
+    // The device is handed in here; that its threads leave the bits alone is every operation's test.
+    same(() => expect(deviceOptions(readConfig('base', { runtime: { threads: 3 } }))).toMatchObject({ threads: 3 })),
+  ],
+  'runtime.selection_kernel': [{ runtime: { selection_kernel: 'v2', sdpa_audit: true } }, says('sel = v2')],
+  'runtime.sel_v2_min_s': [{ runtime: { sel_v2_min_s: 32, sdpa_audit: true } }, says('sel = v2')],
+  'runtime.prefill_batched': [{ runtime: { prefill_batched: false } }, refused('runtime.prefill_batched')],
+  'runtime.prefill_tile': [{ runtime: { prefill_tile: 64 } }, refused('runtime.prefill_tile')],
+  'runtime.use_sel_pack': [
+    { runtime: { use_sel_pack: false, selection_kernel: 'v2', sdpa_audit: true } },
+    says('sel = v1'),
+  ],
+  'runtime.force_parity': [{ runtime: { force_parity: true } }, numbers], // other roundings
+  'runtime.strict_asserts': [{ runtime: { strict_asserts: true } }, same(() => {})], // strict.test.ts breaks what it guards
+  'runtime.debug_compare': [{ runtime: { debug_compare: true } }, says(/^compare 1 \| largest distance/m)],
+  'runtime.debug_timing': [{ runtime: { debug_timing: true } }, says(/^timing 1 \| fetch/m)],
+  'runtime.sdpa_audit': [{ runtime: { sdpa_audit: true } }, says(/^attention kernels at S = 96/m)],
+  'runtime.use_fa2': [{ runtime: { use_fa2: false } }, warns('runtime.use_fa2:')],
+  'runtime.use_fa2_win': [{ runtime: { use_fa2_win: false } }, warns('runtime.use_fa2_win')],
+  'runtime.use_fa2_cmp': [{ runtime: { use_fa2_cmp: false } }, warns('runtime.use_fa2_cmp')],
+  'runtime.fa2_min_len_win': [{ runtime: { fa2_min_len_win: -1 } }, warns('runtime.fa2_min_len_win')],
+  'runtime.fa2_min_len_cmp': [{ runtime: { fa2_min_len_cmp: 64 } }, warns('runtime.fa2_min_len_cmp')],
+  'runtime.tb': [{ runtime: { tb: false } }, same(({ paths }) => expect(existsSync(paths.tensorboard)).toBe(false))],
+  'runtime.csv_logs': [
+    { runtime: { csv_logs: false } },
+    same(({ paths }) => expect(existsSync(paths.training)).toBe(false)),
+  ],
+  'runtime.aux_stats': [
+    { runtime: { aux_stats: false } },
+    same(({ paths }) =>
+      expect(tailHeartbeats(paths.heartbeat(0), 9).some((beat) => beat.gate_entropy_mean !== undefined)).toBe(false),
+    ),
+  ],
+  'train.steps': [{ train: { steps: 4 } }, numbers],
+  'train.seq_len': [{ train: { seq_len: 64 } }, numbers],
+  'train.batch_size': [{ train: { batch_size: 3 } }, numbers],
+  'train.accumulate_grad_batches': [{ train: { accumulate_grad_batches: 2 } }, numbers],
+  'train.lr': [{ train: { lr: 1e-3 } }, numbers],
+  'train.lr_min_ratio': [{ train: { lr_min_ratio: 0.9 } }, numbers],
+  'train.lr_schedule': [{ train: { lr_schedule: 'constant' } }, numbers],
+  'train.warmup_steps': [{ train: { warmup_steps: 0 } }, numbers],
+  'train.wsd_decay_fraction': [
+    { train: { lr_schedule: 'wsd', wsd_decay_fraction: 0.9 } },
+    numbersAgainst({ train: { lr_schedule: 'wsd' } }),
+  ],
+  'train.weight_decay': [{ train: { weight_decay: 0.5 } }, numbers],
+  'train.betas': [{ train: { betas: [0.5, 0.9] } }, numbers],
+  'train.eps': [{ train: { eps: 1e-3 } }, numbers],
+  'train.grad_clip': [{ train: { grad_clip: 1e-9 } }, numbers],
+  'train.log_every': [
+    { train: { log_every: 2 } },
+    same(({ paths }) => expect(readFileSync(paths.training, 'utf8').split('\n')).toHaveLength(5)), // 1, 2, 3
+  ],
+  'train.eval_every': [
+    { train: { eval_every: 1 } },
+    same(({ paths }) => expect(readFileSync(paths.val, 'utf8').split('\n')).toHaveLength(5)),
+  ],
+  'train.eval_batches': [
+    { train: { eval_batches: 1 } },
+    same(({ paths }, base) => expect(readFileSync(paths.val, 'utf8')).not.toBe(readFileSync(base.paths.val, 'utf8'))),
+  ],
+  'train.save_every': [
+    { train: { save_every: 2 } },
+    same(({ paths }) => expect(steps(paths)).toEqual(['step-2', 'step-3'])),
+  ],
+  'train.keep_last': [{ train: { keep_last: 1 } }, same(({ paths }) => expect(steps(paths)).toEqual(['step-3']))],
+  'train.seed': [{ train: { seed: 7 } }, numbers],
+  'train.out_dir': [
+    { train: { out_dir: 'elsewhere' } },
+    same(({ paths }) => expect(paths.model).toMatch(/elsewhere\/model/)),
+  ],
+  'train.spike_skip': [{ train: { ...SPIKE, spike_skip: true } }, numbersAgainst({ train: SPIKE })],
+  'train.spike_z': [{ train: SPIKE }, shown(({ warned }) => expect(warned).toMatch(/^spike at step/m))],
+  'train.sample_every': [{ train: { sample_every: 2 } }, says(/^sample 2 \| /m)],
+  'train.ddp': [{ train: { ddp: 1 } }, refused('train.ddp')],
+};
+
+/** Relative paths of a row lie in the folder of this test. */
+function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
+  const path = data?.['path'];
+  if (path === 'many' || path === 'other') writeDocuments(String(path));
+  const outDir = train?.['out_dir'];
+  return {
+    ...rest,
+    ...(data && { data: { ...data, ...(path !== undefined && { path: join(folder.path, String(path)) }) } }),
+    ...(train && { train: { ...train, ...(outDir !== undefined && { out_dir: join(folder.path, String(outDir)) }) } }),
+  };
+}
+
+/** Text that no cache has seen: the loader must read it. */
+function writeDocuments(name: string): void {
+  mkdirSync(join(folder.path, name), { recursive: true });
+  for (let i = 0; i < 60; i++)
+    writeFileSync(join(folder.path, name, `${i}.txt`), `${folder.path} ${i} `.repeat(name === 'many' ? 20_000 : 20));
+}
+
+describe('every config key does what it says, or is refused by name', () => {
+  it('is in this list', () => {
+    expect(Object.keys(KEYS).sort()).toEqual(configKeys.map(({ path }) => path).sort());
+  });
+
+  it.each(Object.entries(KEYS))('%s', async (key, [changes, effect]) => {
+    if (key === 'runtime.device') {
+      const run = trefoil(['train', '--set', 'runtime.device=cuda', '--out-dir', join(folder.path, 'cuda')]);
+      expect(run.code).toBe(2);
+      expect(run.stderr).toContain('--device cuda');
+      return;
+    }
+    if (effect.kind === 'refused') {
+      const run = trained(placed(changes));
+      await expect(run).rejects.toThrow(effect.message);
+      return;
+    }
+    const seen = await trained(placed(changes));
+    if (effect.kind === 'numbers') {
+      const base = effect.against ? await trained(placed(effect.against)) : baseline;
+      expect(seen.weights === base.weights && `${seen.losses}` === `${base.losses}`).toBe(false);
+    } else {
+      if (effect.kind === 'same') expect(seen.weights === baseline.weights).toBe(true);
+      effect.shows(seen, baseline);
+    }
+  });
+});
+
+describe('variables of several ranks', () => {
+  it('WORLD_SIZE is refused by name, and --ddp 0 leaves it out', () => {
+    const words = ['train', '--config', 'm7c_small_smoke', '--print-config'];
+    const out = join(folder.path, 'ranks');
+    const run = trefoil(['train', '--config', 'm7c_small_smoke', '--out-dir', out], {
+      env: { WORLD_SIZE: '2', RANK: '0' },
+    });
+    expect(run.code).toBe(2);
+    expect(run.stderr).toContain('WORLD_SIZE: several ranks');
+    expect(existsSync(out)).toBe(false);
+    expect(trefoil(words, { env: { WORLD_SIZE: '2' } }).code).toBe(0);
+  });
+});
