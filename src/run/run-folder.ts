@@ -18,6 +18,7 @@ export function runPaths(outDir: string) {
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
     heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
+    section: (rank: number): string => path(`.section_rank${rank}`),
     metrics: path('metrics.json'),
     env: path('env.json'),
     config: path('config.yaml'),
