@@ -1,6 +1,6 @@
 /** `trefoil watch`: the watchdog of a run, as a process of its own. */
 import { type Command, Option } from 'commander';
-import { readVariable } from '../config/environment.js';
+import { readVariable } from '../config/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';

@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { temporaryFolder } from '../testing/run.js';
 import { readCsv, TRAINING_CSV, tailCsv } from './csv.js';
 import { HeartbeatWriter } from './heartbeat.js';
-import { writeHalt } from './run-folder.js';
+import { writeHalt } from './run-paths.js';
 import { findRuns, readJsonFile, readRun } from './run-reader.js';
 import { SectionWriter } from './section.js';
 

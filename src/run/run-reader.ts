@@ -11,7 +11,7 @@ import { type CsvRow, type CsvSchema, TRAINING_CSV, tailCsv, VAL_CSV } from './c
 import { type Heartbeat, tailHeartbeats } from './heartbeat.js';
 import { isPlainObject } from './json.js';
 import { type LockOwner, readLockOwner } from './lock.js';
-import { type RunPaths, readAnomaly, readHalt, runPaths } from './run-folder.js';
+import { type RunPaths, readAnomaly, readHalt, runPaths } from './run-paths.js';
 import { readSection, type Section } from './section.js';
 
 export interface RankView {

@@ -10,7 +10,7 @@ import type { Batch } from '../data/batch.js';
 import { trainingFlops } from '../model/flops.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { SaveFailed } from '../run/checkpoint-save.js';
-import { readHalt } from '../run/run-folder.js';
+import { readHalt } from '../run/run-paths.js';
 import type { SectionName } from '../run/section.js';
 import { reportNonFinite } from './anomaly.js';
 import type { BatchUploader } from './batches.js';

@@ -3,7 +3,7 @@ import type { Config } from '../config/schema.js';
 import type { GateStatistics } from '../ops/gate/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
 import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
-import type { RunPaths } from '../run/run-folder.js';
+import type { RunPaths } from '../run/run-paths.js';
 import { type SectionName, SectionWriter } from '../run/section.js';
 import { TensorboardWriter } from '../run/tensorboard.js';
 import type { Evaluation } from './evaluate.js';

@@ -9,7 +9,7 @@ import { UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, statOrUndefined } from '../run/atomic.js';
 import { findCheckpoint } from '../run/checkpoint-find.js';
 import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { runPaths } from '../run/run-folder.js';
+import { runPaths } from '../run/run-paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 
 export type CheckpointChoice = 'latest' | 'all' | 'none';

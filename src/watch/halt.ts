@@ -2,7 +2,7 @@
 import { setTimeout } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
 import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { writeHalt } from '../run/run-folder.js';
+import { writeHalt } from '../run/run-paths.js';
 import { readRun } from '../run/run-reader.js';
 import { wallAges } from './ages.js';
 import { runState } from './state.js';

@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { HeartbeatFields } from '../run/heartbeat.js';
-import { readAnomaly, readHalt, runPaths, writeHalt } from '../run/run-folder.js';
+import { readAnomaly, readHalt, runPaths, writeHalt } from '../run/run-paths.js';
 import { temporaryFolder } from '../testing/run.js';
 import { SteadyAges } from './ages.js';
 import { checkHealth } from './health.js';

@@ -6,7 +6,7 @@ import { TrefoilError } from '../errors.js';
 import { errorCode, writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
 import { isAlive } from '../run/process-identity.js';
-import { writeAnomaly, writeHalt } from '../run/run-folder.js';
+import { writeAnomaly, writeHalt } from '../run/run-paths.js';
 import { type RunView, readRun } from '../run/run-reader.js';
 import { SteadyAges } from './ages.js';
 import { dumpProcess } from './dump.js';

@@ -8,7 +8,7 @@ import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
 import { modelShape } from '../../model/shape.js';
 import { listCheckpoints } from '../../run/checkpoint-folder.js';
 import { readLockOwner } from '../../run/lock.js';
-import { runPaths } from '../../run/run-folder.js';
+import { runPaths } from '../../run/run-paths.js';
 import { availableMemory, diskRow, gib } from './machine.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 

@@ -2,7 +2,7 @@
 import { writeFileSync } from 'node:fs';
 import { type HeartbeatFields, HeartbeatWriter } from '../../run/heartbeat.js';
 import { ownIdentity } from '../../run/process-identity.js';
-import { runPaths } from '../../run/run-folder.js';
+import { runPaths } from '../../run/run-paths.js';
 import { type SectionName, SectionWriter } from '../../run/section.js';
 
 /** A step of a healthy run at the given number. */
