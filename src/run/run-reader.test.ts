@@ -79,7 +79,7 @@ describe('readJsonFile and findRuns', () => {
     writeFileSync(file, '{"step": ');
     expect(readJsonFile(file)).toBeUndefined();
     for (const name of ['a', 'b', 'c']) mkdirSync(join(folder.path, name));
-    for (const name of ['a', 'c']) writeFileSync(join(folder.path, name, 'config.yaml'), '');
+    for (const name of ['a', 'c']) writeFileSync(join(folder.path, name, 'training.csv'), '');
     expect(findRuns(folder.path)).toEqual([join(folder.path, 'a'), join(folder.path, 'c')]);
     expect(findRuns(join(folder.path, 'a'))).toEqual([join(folder.path, 'a')]);
   });

@@ -109,7 +109,7 @@ export function readJsonFile(path: string): Record<string, unknown> | undefined 
 export function findRuns(folder: string): string[] {
   const isRun = (dir: string) => {
     const paths = runPaths(dir);
-    return [paths.heartbeat(0), paths.training, paths.config].some((path) => statOrUndefined(path)?.isFile());
+    return [paths.heartbeat(0), paths.training].some((path) => statOrUndefined(path)?.isFile());
   };
   if (isRun(folder)) return [folder];
   let names: string[];
