@@ -13,10 +13,10 @@ import { stringify } from 'yaml';
 import { findCheckpoint } from '../src/run/checkpoint-find.js';
 import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
 import { runPaths } from '../src/run/run-paths.js';
-import { trefoil } from '../src/testing/cli.js';
 import { randomNumbers } from '../src/testing/random.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 import { FAULTS, type Fault, filesOf, type Storm } from './chaos/faults.js';
+import { Life } from './chaos/supervisor.js';
 
 const COUNT = process.env['TREFOIL_LONG'] ? 200 : 14;
 const SEED = Number(process.env['TREFOIL_SEED'] ?? Math.floor(Math.random() * 1e9));
@@ -54,6 +54,12 @@ function schedule(storm: Storm): Fault[] {
   return [...first, ...rest];
 }
 
+/** A life that nothing disturbs, to its end. */
+async function completes(args: readonly string[]): Promise<void> {
+  const life = new Life(args, {});
+  expect(await life.ending, life.stderr).toEqual({ code: 0, signal: null });
+}
+
 describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
   it('ends with the files of an undisturbed run', async () => {
     const prepare = (name: string, outDir: string) => {
@@ -66,8 +72,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
       return { args: ['train', '--config', file, '--resume', 'auto'], outDir, dataDir: config.data.path! };
     };
     const calm = prepare('calm', join(folder.path, 'calm'));
-    const whole = trefoil(calm.args);
-    expect(whole.code, whole.stderr).toBe(0);
+    await completes(calm.args);
 
     const stormy = prepare('stormy', join(disk ?? folder.path, 'stormy'));
     const storm: Storm = {
@@ -89,8 +94,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     }
     const before = findCheckpoint(stormy.outDir, 'auto')!.step;
     expect(before, 'the run was over before the last fault').toBeLessThan(STEPS);
-    const last = trefoil(stormy.args);
-    expect(last.code, last.stderr).toBe(0);
+    await completes(stormy.args);
     console.log(
       `${COUNT} faults up to step ${before} of ${STEPS}: ${[...injected].map(([name, n]) => `${name} ${n}`).join(', ')}`,
     );

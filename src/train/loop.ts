@@ -110,11 +110,13 @@ export class TrainingLoop {
     const { outDir, config, state, records, warn, live } = this.#context;
     const { step } = state.progress;
     this.#enter('save');
-    records.flush();
+    const isLogged = records.flush();
     try {
       const options = { keepLast: config.train.keep_last, ...this.#context.saveOptions };
       const { path, warnings } = saveTrainingState(outDir, state, config, options);
       this.#savedAt = step;
+      // The disk took the checkpoint and not its rows a moment ago: a kill now must not lose them.
+      if (!isLogged) records.flush();
       records.event({ step, msg: 'checkpoint', detail: path });
       for (const warning of warnings) warn(warning);
       return true;

@@ -155,9 +155,9 @@ export class RunRecords {
     this.#heartbeat.write({ step, msg: 'eval', loss });
   }
 
-  /** Before a checkpoint: its rows must be on the disk when it is. */
-  flush(): void {
-    for (const writer of this.#writers) writer.flush();
+  /** Before a checkpoint: its rows must be on the disk when it is. False when the disk did not take them all. */
+  flush(): boolean {
+    return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
   }
 
   close(): void {
