@@ -1,7 +1,8 @@
 /**
- * Every command of the runbooks. Blocks ```bash are run as they are, in order, in a folder of their own. Blocks marked
- * `gpu` or `remote` need a machine that is not here: their shell runs with stand-ins, and each `trefoil` in them is held
- * against the real one: `train` resolves its config with these flags and variables, the others must know their flags.
+ * Every command of the runbooks. Blocks ```bash are run as they are, in order, in a folder of their own; those marked `slow`
+ * only with TREFOIL_LONG=1. Blocks marked `gpu` or `remote` need a machine that is not here: their shell runs with stand-ins,
+ * and each `trefoil` in them is held against the real one: `train` resolves its config with these flags and variables, the
+ * others must know their flags.
  */
 import { spawn, spawnSync } from 'node:child_process';
 import { chmodSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -13,6 +14,9 @@ import { temporaryFolder } from '../src/testing/run.js';
 const main = join(root, 'dist', 'cli', 'main.js');
 const folderOfBooks = join(root, 'docs', 'runbooks');
 const books = readdirSync(folderOfBooks).filter((name) => name.endsWith('.md'));
+
+/** What takes minutes is run for the long form of the tests. */
+const HERE = new Set(process.env['TREFOIL_LONG'] ? ['bash', 'bash slow'] : ['bash']);
 
 interface Block {
   readonly kind: string;
@@ -118,7 +122,9 @@ describe.each(books)('runbook %s', (book) => {
   it('has commands, each of a kind that is known', () => {
     expect(blocks.length).toBeGreaterThan(2);
     expect(
-      blocks.map(({ kind }) => kind).filter((kind) => !['bash', 'bash gpu', 'bash remote', 'ini'].includes(kind)),
+      blocks
+        .map(({ kind }) => kind)
+        .filter((kind) => !['bash', 'bash slow', 'bash gpu', 'bash remote', 'ini'].includes(kind)),
     ).toEqual([]);
   });
 
@@ -130,7 +136,7 @@ describe.each(books)('runbook %s', (book) => {
     git('init', '-q');
     git('commit', '-q', '--allow-empty', '-m', 'start');
     const text = blocks
-      .filter(({ kind }) => kind === 'bash')
+      .filter(({ kind }) => HERE.has(kind))
       .map((block) => block.text)
       .join('\n');
     const result = await bash(text, real, cwd);
@@ -138,7 +144,7 @@ describe.each(books)('runbook %s', (book) => {
   }, 600_000);
 
   const elsewhere = blocks
-    .filter(({ kind }) => /gpu|remote/.test(kind))
+    .filter(({ kind }) => kind !== 'ini' && !HERE.has(kind))
     .map(({ text }) => ({ text, title: text.split('\n')[0].slice(0, 80) }));
   it.each(elsewhere)('would be understood elsewhere: $title', async ({ text }) => {
     const cwd = join(folder.path, `dry-${book.replace('.md', '')}`);

@@ -141,6 +141,13 @@ describe('rules of time', () => {
     expect(levelOf('process')).toBe('red');
   });
 
+  it('process: without a lock it may go on elsewhere, but not without heartbeats', () => {
+    run.steps(1, 5, 1);
+    expect(levelOf('process')).toBe('green');
+    run.now += 301;
+    expect([levelOf('process'), levelOf('heartbeat')]).toEqual(['red', 'red']);
+  });
+
   it('process: one that said goodbye is not gone', () => {
     run.steps(1, 5, 1);
     run.write({ step: 5, msg: 'stop', detail: 'done' });

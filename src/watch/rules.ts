@@ -88,10 +88,13 @@ function markRows({ halt, anomaly, problems }: RunView): Row[] {
 
 function livenessRows({ rank, beats, section }: RankView, state: RunState, limits: Thresholds, ageOf: AgeOf): Row[] {
   const last = beats.at(-1);
-  if (state.kind !== 'running') return last ? [green('heartbeat', `step ${last.step}, not running`, null)] : [];
+  if (state.kind === 'ended') return last ? [green('heartbeat', `step ${last.step}, not running`, null)] : [];
   const deadline = section && deadlineOf(section.section, limits);
   // The file of a section belongs to the process that wrote the newest heartbeat, or it is a dead one's.
-  const isOwn = section !== undefined && (last === undefined || section.pid === last.pid || section.ts >= last.ts);
+  const isOwn =
+    state.kind === 'running' &&
+    section !== undefined &&
+    (last === undefined || section.pid === last.pid || section.ts >= last.ts);
   const inside = isOwn && section ? Math.max(0, ageOf(`section ${rank}`, section.ts)) : 0;
   const isLate = isOwn && deadline !== undefined && inside > deadline;
   const rows: Row[] = [];

@@ -12,6 +12,9 @@ export type RunState =
   /** Nothing has been written yet. */
   | { readonly kind: 'empty' };
 
+/** A run without a lock is a copy of one that goes on elsewhere, or it died of an error: after this long, the latter. */
+const LOCKLESS_S = 300;
+
 export function runState({ owner, ranks }: RunView, ageOf: AgeOf): RunState {
   const last = ranks[0].beats.at(-1);
   if (owner?.alive) return { kind: 'running', where: `pid ${owner.pid}` };
@@ -20,5 +23,6 @@ export function runState({ owner, ranks }: RunView, ageOf: AgeOf): RunState {
   if (owner?.alive === undefined && owner) return { kind: 'running', where: `pid ${owner.pid} on ${owner.host}` };
   if (!last) return { kind: 'empty' };
   const seconds = Math.max(0, ageOf(`beat ${ranks[0].rank}`, last.ts));
-  return owner ? { kind: 'gone', seconds } : { kind: 'running', where: 'no lock: judged by its heartbeats' };
+  if (owner || seconds > LOCKLESS_S) return { kind: 'gone', seconds };
+  return { kind: 'running', where: 'no lock: judged by its heartbeats' };
 }
