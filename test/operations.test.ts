@@ -389,6 +389,15 @@ describe('usage', () => {
     expect(impossible.code).toBe(1);
   });
 
+  it('bench attention measures a small case', () => {
+    const small = ['--heads', '2', '--groups', '1', '--dim', '16', '--lengths', '64', '--quick', '--threads', '1'];
+    const result = trefoil(['bench', 'attention', ...small, '--json']);
+    expect(result.code, result.stderr).toBe(0);
+    expect(
+      JSON.parse(result.stdout).rows.some(({ what, S }: { what: string; S: number }) => what === 'nsa' && S === 64),
+    ).toBe(true);
+  });
+
   it('a file that cannot be read is named, and the rest still judged', () => {
     const { outDir } = prepare();
     mkdirSync(outDir);

@@ -73,6 +73,19 @@ describe('lineChart', () => {
     }
   });
 
+  it('breaks a long legend into rows, and makes room for it', () => {
+    const names = Array.from({ length: 9 }, (_, i) => `s2048_adaptive_${i}`);
+    const svg = chart(names.map((name, i) => ({ name, points: [[i, i]] })));
+    const places = names.map((name) =>
+      new RegExp(`x="([\\d.]+)" y="([\\d.]+)" text-anchor="start">${name}<`).exec(svg)!.slice(1).map(Number),
+    );
+    for (const [x] of places) expect(x + 7 * names[0].length).toBeLessThan(760);
+    const rows = new Set(places.map(([, y]) => y));
+    expect(rows.size).toBeGreaterThan(1);
+    const top = Number(/<path d="M70 (\d+)V/.exec(svg)![1]);
+    expect(top).toBeGreaterThan(Math.max(...rows));
+  });
+
   it('escapes what it is given', () => {
     const svg = lineChart({
       title: '<script>',

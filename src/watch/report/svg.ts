@@ -19,6 +19,7 @@ const MARGIN = { left: 70, right: 20, top: 34, bottom: 44 };
 /** Okabe and Ito's colours, which people with any colour vision can tell apart. */
 const COLORS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000', '#8a7500'];
 const TICKS = 5;
+const LEGEND_ROW = 16;
 
 export function lineChart({ title, x, y, series, fromZero = false }: Chart): string {
   const points = series.flatMap((one) => one.points).filter(isFinitePoint);
@@ -26,8 +27,10 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
   const xAxis = axis(range(xs, false));
   const yAxis = axis(range(ys, fromZero));
   const [right, bottom] = [WIDTH - MARGIN.right, HEIGHT - MARGIN.bottom];
+  const legend = series.length > 1 ? legendOf(series) : { parts: [], rows: 1 };
+  const top = MARGIN.top + (legend.rows - 1) * LEGEND_ROW;
   const toX = (value: number) => MARGIN.left + ((value - xAxis.low) / (xAxis.high - xAxis.low)) * (right - MARGIN.left);
-  const toY = (value: number) => bottom - ((value - yAxis.low) / (yAxis.high - yAxis.low)) * (bottom - MARGIN.top);
+  const toY = (value: number) => bottom - ((value - yAxis.low) / (yAxis.high - yAxis.low)) * (bottom - top);
   const grid = [
     ...yAxis.ticks.map((value) => {
       const at = coordinate(toY(value));
@@ -39,22 +42,15 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
     const path = pathOf(own, toX, toY);
     return path ? `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>` : '';
   });
-  let legendX = MARGIN.left;
-  const legend = series.map(({ name }, index) => {
-    const at = legendX;
-    legendX += 26 + 7 * name.length;
-    return `<path d="M${at} 26h14" stroke="${colorOf(index)}" stroke-width="3"/>${text(at + 18, 30, name, 'start')}`;
-  });
-  const empty =
-    points.length === 0 ? text((MARGIN.left + right) / 2, (MARGIN.top + bottom) / 2, 'no data', 'middle') : '';
+  const empty = points.length === 0 ? text((MARGIN.left + right) / 2, (top + bottom) / 2, 'no data', 'middle') : '';
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" font-family="sans-serif" font-size="12" role="img">`,
     `<title>${escapeXml(title)}</title>`,
     `<rect width="${WIDTH}" height="${HEIGHT}" fill="#fff"/>`,
     text(MARGIN.left, 14, title, 'start', 'font-weight="bold"'),
-    ...(series.length > 1 ? legend : []),
+    ...legend.parts,
     ...(points.length > 0 ? grid : []),
-    `<path d="M${MARGIN.left} ${MARGIN.top}V${bottom}H${right}" fill="none" stroke="#333"/>`,
+    `<path d="M${MARGIN.left} ${top}V${bottom}H${right}" fill="none" stroke="#333"/>`,
     ...lines,
     empty,
     text((MARGIN.left + right) / 2, HEIGHT - 8, x, 'middle'),
@@ -63,6 +59,20 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
   ]
     .filter((part) => part !== '')
     .join('\n');
+}
+
+/** Names beside their colours, in as many rows as they need. */
+function legendOf(series: readonly Series[]): { parts: string[]; rows: number } {
+  let [x, row] = [MARGIN.left, 0];
+  const parts = series.map(({ name }, index) => {
+    const width = 26 + 7 * name.length;
+    if (x > MARGIN.left && x + width > WIDTH - MARGIN.right) [x, row] = [MARGIN.left, row + 1];
+    const y = 26 + row * LEGEND_ROW;
+    const part = `<path d="M${x} ${y}h14" stroke="${colorOf(index)}" stroke-width="3"/>${text(x + 18, y + 4, name, 'start')}`;
+    x += width;
+    return part;
+  });
+  return { parts, rows: row + 1 };
 }
 
 function colorOf(index: number): string {
