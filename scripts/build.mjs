@@ -13,6 +13,7 @@ const KERNEL = /\.(cpp|h|cu|cuh)$/;
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
   if (!entry.isFile() || !KERNEL.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
+  if (/[\\/]testing[\\/]/.test(from)) continue;
   cpSync(from, join(root, 'dist', from.slice(join(root, 'src').length)));
 }
 // What is left of a source that was renamed or deleted would be shipped for ever.

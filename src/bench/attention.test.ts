@@ -2,7 +2,9 @@ import { describe, expect, it } from 'vitest';
 import { range } from '../ops/attention-reference.js';
 import { compressedCount } from '../ops/sequences.js';
 import { cpu } from '../testing/devices.js';
+import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type AttentionBench, type AttentionRow, benchLength, benchLinear, localBlocks } from './attention.js';
+import { countChoices } from './attention-fused.js';
 import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
 import { measure, median } from './timing.js';
 
@@ -136,5 +138,54 @@ describe('benchmarks of attention', () => {
     ]);
     expect(rows[1].gflops * rows[1].ms * 1e6).toBeCloseTo(4 * 32 * 16 * 8, 3);
     expect(benchLength(cpu(), 200, { ...bench, selection: 'local' })).toHaveLength(11);
+  });
+});
+
+describe('choices counted for given selections', () => {
+  it('are ranked within their list and stretch, forced blocks left out', () => {
+    const sparse = { l: 8, d: 4, lSel: 4, nSel: 4, w: 8 };
+    const heads = { heads: 2, groups: 1, dk: 16, dv: 16 };
+    const lengths = [20, 16];
+    const selected = Int32Array.from(lengths.flatMap((length) => [...localBlocks(length, 1, sparse)]));
+    const plan = { blocks: 9, lists: 9, stretch: 18, stretches: 2 };
+    const { counts, ranks } = countChoices(selected, { lengths }, { heads, sparse }, plan);
+    // Tokens of block 3 choose block 1, those of block 4 block 2, the last two of them in the second stretch.
+    expect([...counts]).toEqual([0, 0, 4, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
+    const slot = (token: number) => ranks[token * 4 + 1];
+    expect([12, 13, 14, 15].map(slot)).toEqual([0, 1, 2, 3]);
+    expect([16, 17, 18, 19].map(slot)).toEqual([0, 1, 0, 1]);
+  });
+});
+
+describe('several sequences', () => {
+  it('multiply the work', () => {
+    const bench: AttentionBench = {
+      ...{ heads: { heads: 4, groups: 2, dk: 16, dv: 8 }, sparse: SPARSE, selection: 'local' },
+      budget: { ms: 1, mostRuns: 1 },
+    };
+    const flops = (sequences: number) =>
+      benchLength(cpu(), 100, { ...bench, sequences }).map((row) => row.gflops * row.ms);
+    const [one, three] = [flops(1), flops(3)];
+    for (const [i, value] of one.entries()) expect(three[i] / value).toBeCloseTo(3, 6);
+  });
+});
+
+describe('the fused kernels', () => {
+  const shape = {
+    heads: { heads: 12, groups: 2, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 },
+  };
+  const bench = { ...shape, budget: { ms: 1, mostRuns: 2 }, sequences: 2 };
+
+  it.each(['real', 'local'] as const)('have a row for every part and pass: %s selections', (selection) => {
+    const device = new RecordingCuda(exportedBy(shape));
+    const rows = benchLength(device, 1500, { ...bench, selection, options: { deterministic: true } });
+    expect(rows.map(({ what, pass, kernel }) => `${what} ${pass} ${kernel}`)).toEqual([
+      ...['cmp forward fused', 'cmp backward fused', 'score forward fused', 'sel forward v2 union'],
+      ...['sel backward v2 union', 'win forward fused', 'win backward fused', 'nsa forward v2 union'],
+      ...['nsa backward v2 union', 'dense forward fused', 'dense backward fused'],
+    ]);
+    for (const row of rows) expect(row).toMatchObject({ S: 1500, sequences: 2 });
+    expect(device.pool.bytesInUse).toBe(0);
   });
 });

@@ -6,36 +6,32 @@
 import type { Device } from '../device/device.js';
 import type { HeadShape, SparseShape } from '../ops/attention.js';
 import type { AttentionInputs } from '../ops/attention-op.js';
+import { castInto } from '../ops/cast/op.js';
 import { combine } from '../ops/combine/op.js';
 import { compressedAttention } from '../ops/compressed/op.js';
 import { denseAttention } from '../ops/dense/op.js';
 import { linear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseInputs, type SparseLayout, sparseLayout } from '../ops/nsa.js';
+import {
+  nativeSparseAttention,
+  type SparseInputs,
+  type SparseLayout,
+  type SparseOptions,
+  sparseLayout,
+} from '../ops/nsa.js';
+import { fusedRefusal } from '../ops/nsa-fused.js';
 import { selectBlocks } from '../ops/select/op.js';
 import { chooseSelectionKernel, selectedAttention } from '../ops/selected/op.js';
 import { Sequences } from '../ops/sequences.js';
 import { windowAttention } from '../ops/window/op.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import { Tape } from '../tensor/tape.js';
-import { elements, Tensor } from '../tensor/tensor.js';
+import { Tensor } from '../tensor/tensor.js';
+import { fusedSubjects } from './attention-fused.js';
 import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
-import { type Budget, type Measurement, measure } from './timing.js';
+import { type AttentionRow, benchSubject, type Subject, tapeSubject, type What } from './subject.js';
+import type { Budget } from './timing.js';
 
-export type What = 'nsa' | 'dense' | 'cmp' | 'score' | 'sel' | 'win' | 'linear';
-export type Pass = 'forward' | 'backward';
-
-/** One row of `bench attention --json`, but for the share of the peak. */
-export interface AttentionRow {
-  readonly what: What;
-  readonly pass: Pass;
-  readonly kernel: string;
-  readonly S: number;
-  readonly sequences: number;
-  readonly ms: number;
-  readonly gflops: number;
-  /** Memory beyond inputs and outputs: the pool's at its highest, and what kernels hold for themselves. */
-  readonly extra_bytes: number;
-}
+export type { AttentionRow, Pass, What } from './subject.js';
 
 export interface AttentionBench {
   readonly heads: HeadShape;
@@ -43,21 +39,59 @@ export interface AttentionBench {
   /** `real` ranks blocks of random keys, the worst case for memory access; `local` takes the nearest blocks. */
   readonly selection: 'real' | 'local';
   readonly budget: Budget;
+  /** Sequences of a batch; 1 by default. */
+  readonly sequences?: number;
+  /** Which kernels serve, on CUDA. */
+  readonly options?: SparseOptions;
 }
 
 const BACKWARD_FLOPS = 2.5;
 
-/** One thing to measure: how to run it forward, its inputs that get gradients, and its operations. */
-interface Subject {
-  readonly what: What;
-  readonly kernel: string;
-  readonly S: number;
-  readonly sequences: number;
-  readonly inputs: readonly Tensor[];
-  readonly forward: (tape: Tape) => Tensor;
-  readonly flops: number;
-  /** Null where nothing is differentiated. */
-  readonly backwardFlops: number | null;
+/** What queries, keys and values are held in. */
+const precisionOf = (device: Device) => (device.kind === 'cuda' ? 'bf16' : 'f32');
+
+/** Random tensors that are freed together. */
+class RandomTensors {
+  readonly #device: Device;
+  readonly #seed: number;
+  readonly #tensors: Tensor[] = [];
+
+  constructor(device: Device, seed: number) {
+    this.#device = device;
+    this.#seed = seed;
+  }
+
+  normal(shape: readonly number[]): Tensor {
+    const dtype = precisionOf(this.#device);
+    const numbers = Tensor.empty(this.#device, shape);
+    fillNormal(numbers, this.#nextSource());
+    if (dtype === 'f32') return this.#keep(numbers);
+    const tensor = this.#keep(Tensor.empty(this.#device, shape, dtype));
+    castInto(this.#device, numbers, tensor);
+    numbers.free();
+    return tensor;
+  }
+
+  /** Between 0 and 1, in fp32: gates. */
+  uniform(shape: readonly number[]): Tensor {
+    const source = this.#nextSource();
+    const tensor = this.#keep(Tensor.empty(this.#device, shape));
+    fillUniform(tensor, source);
+    return tensor;
+  }
+
+  free(): void {
+    for (const tensor of this.#tensors) tensor.free();
+  }
+
+  #nextSource() {
+    return { seed: this.#seed, stream: this.#tensors.length + 1 };
+  }
+
+  #keep(tensor: Tensor): Tensor {
+    this.#tensors.push(tensor);
+    return tensor;
+  }
 }
 
 /** Rows of one length; `onRow` hears of each as it is measured. */
@@ -67,24 +101,16 @@ export function benchLength(
   bench: AttentionBench,
   onRow: (row: AttentionRow) => void = () => {},
 ): AttentionRow[] {
-  const tensors: Tensor[] = [];
-  const random = (shape: readonly number[], gates = false) => {
-    const tensor = Tensor.empty(device, shape);
-    tensors.push(tensor);
-    const source = { seed: 1, stream: tensors.length };
-    if (gates) fillUniform(tensor, source);
-    else fillNormal(tensor, source);
-    return tensor;
-  };
-  const tokens = new Sequences(device, [S]);
+  const random = new RandomTensors(device, 1);
+  const tokens = new Sequences(device, new Array<number>(bench.sequences ?? 1).fill(S));
   const layout = sparseLayout(tokens, bench.sparse);
   const tape = new Tape(device, { record: false });
   try {
     const subjects = attentionSubjects(tape, random, layout, bench);
-    return subjects.flatMap((subject) => benchSubject(device, subject, random, bench.budget, onRow));
+    return subjects.flatMap((subject) => benchSubject(device, subject, bench.budget, onRow));
   } finally {
     tape.end();
-    for (const tensor of tensors) tensor.free();
+    random.free();
     layout.blocks.free();
     tokens.free();
   }
@@ -97,40 +123,85 @@ export function benchLinear(
   budget: Budget,
   onRow: (row: AttentionRow) => void = () => {},
 ): AttentionRow[] {
-  const tensors: Tensor[] = [];
-  const random = (shape: readonly number[]) => {
-    const tensor = Tensor.empty(device, shape);
-    tensors.push(tensor);
-    fillNormal(tensor, { seed: 2, stream: tensors.length });
-    return tensor;
-  };
+  const random = new RandomTensors(device, 2);
   try {
-    const [x, w] = [random([rows, inputs]), random([outputs, inputs])];
+    const [x, w, dy] = [
+      random.normal([rows, inputs]),
+      random.normal([outputs, inputs]),
+      random.normal([rows, outputs]),
+    ];
     const flops = 2 * rows * inputs * outputs;
-    const subject: Subject = {
-      ...{ what: 'linear', kernel: `${rows}x${inputs}x${outputs}`, S: rows, sequences: 1, inputs: [x, w] },
-      ...{ forward: (tape) => linear(tape, x, w), flops, backwardFlops: 2 * flops },
-    };
-    return benchSubject(device, subject, random, budget, onRow);
+    const subject = tapeSubject(
+      device,
+      {
+        what: 'linear',
+        kernel: `${rows}x${inputs}x${outputs}`,
+        S: rows,
+        sequences: 1,
+        flops,
+        backwardFlops: 2 * flops,
+      },
+      { inputs: [x, w], result: dy, forward: (tape) => linear(tape, x, w) },
+    );
+    return benchSubject(device, subject, budget, onRow);
   } finally {
-    for (const tensor of tensors) tensor.free();
+    random.free();
   }
 }
 
+/** Operations of one pass over the batch. */
+export type Operations = Readonly<Record<'dense' | 'cmp' | 'score' | 'sel' | 'win', number>>;
+
 function attentionSubjects(
   tape: Tape,
-  random: (shape: readonly number[], gates?: boolean) => Tensor,
+  random: RandomTensors,
   layout: SparseLayout,
-  { heads: shape, sparse, selection }: AttentionBench,
-): Subject[] {
+  bench: AttentionBench,
+): readonly Subject[] {
+  const { heads: shape, sparse, selection, options = {} } = bench;
+  const { device } = tape;
   const { tokens, blocks } = layout;
   const { heads, groups, dk, dv } = shape;
-  const S = tokens.total;
-  const keys = (rows: number): [Tensor, Tensor] => [random([rows, groups, dk]), random([rows, groups, dv])];
-  const q = random([S, heads, dk]);
-  const [[kCmp, vCmp], [kSel, vSel], [kWin, vWin]] = [keys(blocks.total), keys(S), keys(S)];
-  const gates = random([S, heads, 3], true);
-  const sparseInputs: SparseInputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+  const total = tokens.total;
+  const S = tokens.longest;
+  const keys = (rows: number): [Tensor, Tensor] => [
+    random.normal([rows, groups, dk]),
+    random.normal([rows, groups, dv]),
+  ];
+  const q = random.normal([total, heads, dk]);
+  const [[kCmp, vCmp], [kSel, vSel], [kWin, vWin]] = [keys(blocks.total), keys(total), keys(total)];
+  const gates = random.uniform([total, heads, 3]);
+  const dOut = random.normal([total, heads, dv]);
+  const inputs: SparseInputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+  const given = selection === 'local' ? localBlocks(S, groups, sparse) : null;
+  const perPair = 2 * (dk + dv) * heads * tokens.count;
+  const operations = (selected: ArrayLike<number>): Operations => ({
+    dense: perPair * densePairs(S),
+    cmp: perPair * compressedPairs(S, sparse),
+    score: 2 * dk * heads * tokens.count * scorePairs(S, sparse),
+    sel: (perPair / tokens.count) * pairsOfAll(selected, tokens.count, groups, sparse),
+    win: perPair * windowPairs(S, sparse.w),
+  });
+  const describe = (what: What, kernel: string, flops: number, backwardFlops: number | null) => ({
+    ...{ what, kernel, S, sequences: tokens.count, flops, backwardFlops },
+  });
+  const problem = { heads: shape, sparse, dtype: q.dtype, tokens };
+  if (fusedRefusal(problem, device, options) === null) {
+    const selected = given && repeated(given, tokens.count);
+    return fusedSubjects(
+      tape,
+      { inputs, dOut, layout, shape: { heads: shape, sparse }, selected, options },
+      (chosen) => {
+        const flops = operations(chosen);
+        const branches = flops.cmp + flops.sel + flops.win;
+        return {
+          part: (what, kernel) =>
+            describe(what, kernel, flops[what], what === 'score' ? null : BACKWARD_FLOPS * flops[what]),
+          whole: (kernel) => describe('nsa', kernel, branches + flops.score, BACKWARD_FLOPS * branches),
+        };
+      },
+    );
+  }
   const [cmp, sel, win]: AttentionInputs[] = [
     { q, k: kCmp, v: vCmp },
     { q, k: kSel, v: vSel },
@@ -138,44 +209,38 @@ function attentionSubjects(
   ];
   const { lse } = compressedAttention(tape, cmp, tokens, blocks, sparse);
   const scored = { q, k: kCmp, lse };
-  const selected =
-    selection === 'real'
-      ? selectBlocks(tape, scored, tokens, blocks, sparse)
-      : tape.from(localBlocks(S, groups, sparse), [S, groups, sparse.nSel], 'i32');
-  const kernel = chooseSelectionKernel(tokens.longest);
-  const perPair = 2 * (dk + dv) * heads;
-  const flops = {
-    dense: perPair * densePairs(S),
-    cmp: perPair * compressedPairs(S, sparse),
-    score: 2 * dk * heads * scorePairs(S, sparse),
-    sel: perPair * selectedPairs(selected.read(), groups, sparse),
-    win: perPair * windowPairs(S, sparse.w),
-  };
+  const selected = given
+    ? tape.from(repeated(given, tokens.count), [total, groups, sparse.nSel], 'i32')
+    : selectBlocks(tape, scored, tokens, blocks, sparse);
+  const flops = operations(selected.read());
   const branches = flops.cmp + flops.sel + flops.win;
-  const subject = (
-    what: What,
-    inputs: readonly Tensor[],
-    work: readonly [forward: number, backward: number | null],
-    forward: (tape: Tape) => Tensor,
-  ): Subject => ({
-    ...{ what, S, sequences: tokens.count, inputs, forward, flops: work[0], backwardFlops: work[1] },
-    kernel: what === 'nsa' || what === 'sel' ? kernel : 'tiled',
-  });
+  const choice = chooseSelectionKernel(tokens.longest, options);
+  const plain = device.kind === 'cuda' ? 'portable' : 'tiled';
   const attention = (
     what: 'cmp' | 'sel' | 'win' | 'dense',
-    { q, k, v }: AttentionInputs,
-    run: (tape: Tape) => Tensor,
-  ) => subject(what, [q, k, v], [flops[what], BACKWARD_FLOPS * flops[what]], run);
+    used: AttentionInputs,
+    forward: (tape: Tape) => Tensor,
+  ): Subject =>
+    tapeSubject(device, describe(what, what === 'sel' ? choice : plain, flops[what], BACKWARD_FLOPS * flops[what]), {
+      inputs: [used.q, used.k, used.v],
+      result: dOut,
+      forward,
+    });
   return [
     attention('cmp', cmp, (own) => compressedAttention(own, cmp, tokens, blocks, sparse).out),
-    subject('score', [], [flops.score, null], (own) => selectBlocks(own, scored, tokens, blocks, sparse)),
-    attention('sel', sel, (own) => selectedAttention(own, sel, selected, tokens, sparse.lSel)),
+    tapeSubject(device, describe('score', plain, flops.score, null), {
+      ...{ inputs: [], result: selected },
+      forward: (own) => selectBlocks(own, scored, tokens, blocks, sparse),
+    }),
+    attention('sel', sel, (own) => selectedAttention(own, sel, selected, tokens, sparse.lSel, options)),
     attention('win', win, (own) => windowAttention(own, win, tokens, sparse.w)),
-    subject('nsa', Object.values(sparseInputs), [branches + flops.score, BACKWARD_FLOPS * branches], (own) =>
-      selection === 'real'
-        ? nativeSparseAttention(own, sparseInputs, layout, sparse).out
-        : withSelection(own, sparseInputs, layout, sparse, selected),
-    ),
+    tapeSubject(device, describe('nsa', choice, branches + flops.score, BACKWARD_FLOPS * branches), {
+      ...{ inputs: Object.values(inputs), result: dOut },
+      forward: (own) =>
+        given
+          ? withSelection(own, inputs, layout, sparse, selected)
+          : nativeSparseAttention(own, inputs, layout, sparse, options).out,
+    }),
     attention('dense', sel, (own) => denseAttention(own, sel, tokens)),
   ];
 }
@@ -208,55 +273,17 @@ export function localBlocks(length: number, groups: number, { lSel, nSel }: Spar
   return selected;
 }
 
-function benchSubject(
-  device: Device,
-  subject: Subject,
-  random: (shape: readonly number[]) => Tensor,
-  budget: Budget,
-  onRow: (row: AttentionRow) => void,
-): AttentionRow[] {
-  const { forward, inputs } = subject;
-  let outShape: readonly number[] = [];
-  const forwardTime = measure(
-    device,
-    () => {
-      const tape = new Tape(device, { record: false });
-      const run = () => {
-        outShape = forward(tape).shape;
-      };
-      return { run, end: () => tape.end() };
-    },
-    budget,
-  );
-  const rows = [rowOf(device, subject, 'forward', forwardTime, elements(outShape) * 4, subject.flops)];
-  onRow(rows[0]);
-  if (subject.backwardFlops === null) return rows;
-  const dOut = random(outShape);
-  const backwardTime = measure(
-    device,
-    () => {
-      const tape = new Tape(device);
-      for (const input of inputs) tape.watch(input);
-      tape.seedWith(forward(tape), dOut);
-      return { run: () => tape.backward(), end: () => tape.end() };
-    },
-    budget,
-  );
-  const gradientBytes = inputs.reduce((total, { bytes }) => total + bytes, 0);
-  rows.push(rowOf(device, subject, 'backward', backwardTime, gradientBytes, subject.backwardFlops));
-  onRow(rows[1]);
-  return rows;
+function repeated(values: Int32Array, times: number): Int32Array {
+  const all = new Int32Array(values.length * times);
+  for (let i = 0; i < times; i++) all.set(values, i * values.length);
+  return all;
 }
 
-function rowOf(
-  device: Device,
-  { what, kernel, S, sequences }: Subject,
-  pass: Pass,
-  { ms, peakBytes }: Measurement,
-  resultBytes: number,
-  flops: number,
-): AttentionRow {
-  const scratch = 'scratchBytes' in device ? Number(device.scratchBytes) : 0;
-  const extra = Math.max(0, peakBytes - resultBytes) + scratch;
-  return { what, pass, kernel, S, sequences, ms, gflops: flops / ms / 1e6, extra_bytes: extra };
+/** Pairs of one head over all sequences of a batch, which are equally long. */
+function pairsOfAll(selected: ArrayLike<number>, sequences: number, groups: number, sparse: SparseShape): number {
+  const each = selected.length / sequences;
+  const values = Int32Array.from(selected);
+  let pairs = 0;
+  for (let i = 0; i < sequences; i++) pairs += selectedPairs(values.subarray(i * each, (i + 1) * each), groups, sparse);
+  return pairs;
 }

@@ -3,7 +3,9 @@ import { loadConfig } from '../config/load.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import type { DeviceKind } from '../device/device.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
+import type { SelectionKernel } from '../ops/selected/op.js';
 
 export interface TrainCase {
   /** What its row is called. */
@@ -18,6 +20,10 @@ export interface CaseChoice {
   readonly attention?: 'nsa' | 'dense' | 'both' | undefined;
   readonly lengths?: readonly number[] | undefined;
   readonly batchSizes?: readonly number[] | undefined;
+  /** Kernels of the selected branch; none = as the config says. */
+  readonly kernels?: readonly SelectionKernel[] | undefined;
+  /** What computes: a GPU gets another matrix, in bf16 and with GPT-2's vocabulary. */
+  readonly device?: DeviceKind | undefined;
 }
 
 /** The dense GPT that other frameworks are compared on (bench/peers/cpu). */
@@ -25,21 +31,56 @@ export const SMALL_GPT = 'small-gpt';
 /** The 125m shape; its tokenizer is `byte` unless the environment says otherwise. */
 const BASE = 'base';
 
-export function trainCases(choice: CaseChoice, env: Readonly<Record<string, string | undefined>>): TrainCase[] {
+/** Lengths of the GPU's matrix: all kernels up to 2048, beyond it the one that a run would take. */
+const SHORT_LENGTHS = [512, 1024, 2048];
+const LONG_LENGTHS = [8192, 32_768, 65_536];
+/** Tokens of a step on the GPU, whatever the length. */
+const GPU_TOKENS = 65_536;
+
+/** What `bench train --device cuda` measures when it is not told: S x kernel, always 65,536 tokens a step. */
+function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
+  const { config } = loadConfig({ env, config: BASE });
+  const make = (length: number, kernel: SelectionKernel, attention: 'nsa' | 'dense'): TrainCase => ({
+    name: '125m',
+    config: parseConfig({
+      ...config,
+      model: { ...config.model, attention },
+      data: { ...config.data, tokenizer: 'gpt2' },
+      runtime: { ...config.runtime, precision: 'bf16', selection_kernel: kernel },
+      train: { ...config.train, seq_len: length, batch_size: Math.max(1, Math.floor(GPU_TOKENS / length)) },
+    }),
+  });
+  const wanted = choice.attention ?? 'nsa';
+  const lengths = choice.lengths ?? [...SHORT_LENGTHS, ...LONG_LENGTHS];
+  const sparse = lengths.flatMap((length) => {
+    const kernels = choice.kernels ?? (length <= 2048 ? (['adaptive', 'v1', 'v2'] as const) : (['adaptive'] as const));
+    return kernels.map((kernel) => make(length, kernel, 'nsa'));
+  });
+  const dense = lengths.map((length) => make(length, 'adaptive', 'dense'));
+  return [...(wanted === 'dense' ? [] : sparse), ...(wanted === 'nsa' ? [] : dense)];
+}
+
+type Environment = Readonly<Record<string, string | undefined>>;
+
+export function trainCases(choice: CaseChoice, env: Environment): TrainCase[] {
+  if (choice.device === 'cuda' && choice.config === undefined && !choice.batchSizes) return gpuMatrix(env, choice);
   const isMatrix = choice.config === undefined;
   const name = choice.config ?? BASE;
   const config = name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name }).config;
   const attention = choice.attention ?? (isMatrix ? 'both' : config.model.attention);
   const cases = (attention === 'both' ? (['nsa', 'dense'] as const) : [attention]).flatMap((kind) =>
     (choice.lengths ?? [config.train.seq_len]).flatMap((length) =>
-      (choice.batchSizes ?? [config.train.batch_size]).map((batch) => ({
-        name,
-        config: parseConfig({
-          ...config,
-          model: { ...config.model, attention: kind },
-          train: { ...config.train, seq_len: length, batch_size: batch },
-        }),
-      })),
+      (choice.batchSizes ?? [config.train.batch_size]).flatMap((batch) =>
+        (choice.kernels ?? [config.runtime.selection_kernel]).map((kernel) => ({
+          name,
+          config: parseConfig({
+            ...config,
+            model: { ...config.model, attention: kind },
+            runtime: { ...config.runtime, selection_kernel: kernel },
+            train: { ...config.train, seq_len: length, batch_size: batch },
+          }),
+        })),
+      ),
     ),
   );
   const isWhole = isMatrix && attention !== 'nsa' && !choice.lengths && !choice.batchSizes;

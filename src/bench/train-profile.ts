@@ -3,7 +3,7 @@
  * name. It changes no result and adds two clock readings a call, so a profiled step is as fast as any other. On CUDA,
  * where a call returns before its work is done, it waits after every call: shares are right, their sum is not.
  */
-import type { Device, DeviceKind, KernelModule, Kernels, Signatures } from '../device/device.js';
+import type { Device, DeviceKind, KernelModule, Kernels, MemoryUse, Signatures } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 
 export interface ProfileRow {
@@ -29,6 +29,25 @@ interface Entry {
 /** Time that no kernel took: the tape, the pool, argument passing, and whatever else the machine was doing. */
 const HOST = '(host)';
 
+/** Per step, the longest first, and what is left of the wall's time for the host. */
+export function profileRows(
+  entries: ReadonlyMap<string, { readonly calls: number; readonly ms: number; readonly flops?: number }>,
+  wallMs: number,
+  steps: number,
+): ProfileRow[] {
+  const inKernels = [...entries.values()].reduce((sum, { ms }) => sum + ms, 0);
+  const host = { calls: 0, ms: Math.max(0, wallMs - inKernels), flops: 0 };
+  return [...entries, [HOST, host] as const]
+    .map(([name, { calls, ms, flops = 0 }]) => ({
+      name,
+      calls: calls / steps,
+      ms: ms / steps,
+      share: ms / wallMs,
+      gflops: flops > 0 ? flops / ms / 1e6 : null,
+    }))
+    .sort((a, b) => b.ms - a.ms);
+}
+
 export class TimedDevice implements Device {
   readonly #inner: Device;
   readonly #flops: CallFlops;
@@ -49,6 +68,10 @@ export class TimedDevice implements Device {
   }
   get pool(): MemoryPool {
     return this.#inner.pool;
+  }
+
+  get memory(): MemoryUse {
+    return this.#inner.memory;
   }
 
   /** Memory that the CPU's kernels hold for themselves. */
@@ -79,6 +102,9 @@ export class TimedDevice implements Device {
   fillZero(address: bigint, bytes: number): void {
     this.#time('(zero)', 0, () => this.#inner.fillZero(address, bytes));
   }
+  fill(address: bigint, value: number, count: number): void {
+    this.#time('(fill)', 0, () => this.#inner.fill(address, value, count));
+  }
   copy(to: bigint, from: bigint, bytes: number): void {
     this.#time('(copy)', 0, () => this.#inner.copy(to, from, bytes));
   }
@@ -94,18 +120,7 @@ export class TimedDevice implements Device {
 
   /** What was seen since `restart`, per step, the longest first. */
   rows(steps: number): ProfileRow[] {
-    const total = performance.now() - this.#since;
-    const inKernels = [...this.#entries.values()].reduce((sum, { ms }) => sum + ms, 0);
-    const host = { calls: 0, ms: Math.max(0, total - inKernels), flops: 0 };
-    return [...this.#entries, [HOST, host] as const]
-      .map(([name, { calls, ms, flops }]) => ({
-        name,
-        calls: calls / steps,
-        ms: ms / steps,
-        share: ms / total,
-        gflops: flops > 0 ? flops / ms / 1e6 : null,
-      }))
-      .sort((a, b) => b.ms - a.ms);
+    return profileRows(this.#entries, performance.now() - this.#since, steps);
   }
 
   #time(name: string, flops: number, call: () => void): void {

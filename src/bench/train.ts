@@ -5,6 +5,7 @@
 import type { Config } from '../config/schema.js';
 import { type Batch, packBatch } from '../data/batch.js';
 import { SyntheticSamples } from '../data/synthetic.js';
+import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { trainingFlops } from '../model/flops.js';
 import { kernelOptions } from '../model/kernels.js';
@@ -12,9 +13,10 @@ import { LanguageModel } from '../model/language-model.js';
 import { AdamW } from '../ops/adamw/op.js';
 import { chooseSelectionKernel } from '../ops/selected/op.js';
 import { BatchUploader } from '../train/batches.js';
-import { applyGradients, computeGradients, type StepContext } from '../train/optimizer-step.js';
+import { createStepper, type Stepper } from '../train/stepper.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
+import { type ProfileRow, profileRows } from './train-profile.js';
 
 export interface StepTime {
   readonly attention: 'nsa' | 'dense';
@@ -39,8 +41,8 @@ export interface StepBudget {
   readonly ms: number;
 }
 
-/** The first step compiles kernels and fills the pool, the second still meets memory no one has touched. */
-const WARMUP_STEPS = 2;
+/** The first step compiles kernels and fills the pool, the second meets untouched memory or records the graph. */
+const WARMUP_STEPS = 3;
 const MOST_STEPS = 100;
 
 /** For whoever watches the steps that count. */
@@ -55,19 +57,12 @@ export function measureTraining(
   budget: StepBudget,
   hooks: StepHooks = {},
 ): StepTime {
-  const { config } = benchCase;
-  const { train } = config;
-  const shape = caseShape(benchCase);
-  device.pool.trim();
-  device.pool.resetPeak();
-  const model = new LanguageModel(device, shape, train.seed);
-  const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: train.weight_decay }));
-  const optimizer = new AdamW(device, trained, { betas: train.betas, epsilon: train.eps });
-  const uploader = new BatchUploader(device, config.nsa);
-  const context: StepContext = { model, optimizer, uploader, config, observer: undefined };
-  try {
-    const batches = syntheticBatches(config, shape.vocab_size);
-    const times = timeSteps(device, context, batches, budget, hooks);
+  return withStepper(device, benchCase, ({ stepper, batches, model }) => {
+    const { config } = benchCase;
+    const { train } = config;
+    const { shape } = model;
+    const request = { batches, learningRate: train.lr, accept: () => true };
+    const times = timeSteps(() => stepper.step(request), device, budget, hooks);
     const flops = trainingFlops(shape, caseLengths(benchCase));
     return {
       attention: shape.attention,
@@ -77,10 +72,35 @@ export function measureTraining(
       ms: median(times),
       steps: times.length,
       flops: { used: flops.used * batches.length, palm: flops.palm * batches.length },
-      peakBytes: device.pool.peakBytesInUse + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
+      peakBytes: device.memory.peakBytes + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
       params: model.parameterCount,
     };
+  });
+}
+
+interface BenchRun {
+  readonly model: LanguageModel;
+  readonly stepper: Stepper;
+  readonly batches: readonly Batch[];
+}
+
+/** A model, its optimizer and random batches for the length of `use`. */
+function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRun) => T): T {
+  const { config } = benchCase;
+  const { train, runtime } = config;
+  const shape = caseShape(benchCase);
+  device.pool.trim();
+  device.pool.resetPeak();
+  const dtype = runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
+  const model = new LanguageModel(device, shape, train.seed, dtype);
+  const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: train.weight_decay }));
+  const optimizer = new AdamW(device, trained, { betas: train.betas, epsilon: train.eps });
+  const uploader = new BatchUploader(device, config.nsa);
+  const stepper = createStepper({ model, optimizer, uploader, config });
+  try {
+    return use({ model, stepper, batches: syntheticBatches(config, shape.vocab_size) });
   } finally {
+    stepper.free();
     uploader.free();
     optimizer.free();
     model.free();
@@ -88,16 +108,28 @@ export function measureTraining(
   }
 }
 
-function timeSteps(
-  device: Device,
-  context: StepContext,
-  batches: readonly Batch[],
-  budget: StepBudget,
-  hooks: StepHooks,
-): number[] {
+const PROFILED_STEPS = 3;
+
+/** Where the time of a step goes on the GPU: launched kernel by kernel, not replayed, between events. */
+export function profileCudaStep(device: CudaDevice, benchCase: TrainCase): ProfileRow[] {
+  const { config } = benchCase;
+  const eager = { ...benchCase, config: { ...config, runtime: { ...config.runtime, cuda_graph: false } } };
+  return withStepper(device, eager, ({ stepper, batches }) => {
+    const step = () => stepper.step({ batches, learningRate: config.train.lr, accept: () => true });
+    for (let i = 0; i < WARMUP_STEPS; i++) step();
+    const started = performance.now();
+    const entries = device.profile(() => {
+      for (let i = 0; i < PROFILED_STEPS; i++) step();
+    });
+    const wall = performance.now() - started;
+    return profileRows(entries, wall, PROFILED_STEPS);
+  });
+}
+
+function timeSteps(run: () => void, device: Device, budget: StepBudget, hooks: StepHooks): number[] {
   const step = () => {
     const start = performance.now();
-    applyGradients(context, computeGradients(context, batches).norm, context.config.train.lr);
+    run();
     device.synchronize();
     return performance.now() - start;
   };

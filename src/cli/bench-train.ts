@@ -1,13 +1,15 @@
 /** `trefoil bench train`: how fast whole training steps are on this machine, and where their time goes. */
 import { availableParallelism } from 'node:os';
-import { type Command, Option } from 'commander';
-import { measurePeak } from '../bench/peak/op.js';
-import { measureTraining, type StepBudget, type StepTime } from '../bench/train.js';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { measureDevicePeak } from '../bench/peak/device.js';
+import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../bench/train.js';
 import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../bench/train-cases.js';
 import { kernelFlops } from '../bench/train-flops.js';
 import { type ProfileRow, TimedDevice } from '../bench/train-profile.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
-import { UsageError } from '../errors.js';
+import { CudaDevice } from '../device/cuda/cuda.js';
+import type { Device } from '../device/device.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
 import { type DeviceChoice, deviceOption, openDevice } from './device.js';
 import { type Io, printJson } from './io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
@@ -18,6 +20,7 @@ interface Options {
   readonly attention?: 'nsa' | 'dense' | 'both';
   readonly seqLen?: number[];
   readonly batchSize?: number[];
+  readonly kernel?: SelectionKernel[];
   readonly steps?: number;
   readonly device: DeviceChoice;
   readonly threads?: number;
@@ -38,6 +41,9 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--attention <kind>', 'default: as the config says').choices(['nsa', 'dense', 'both']))
     .addOption(new Option('--seq-len <list>', 'lengths, such as 512,2048').argParser(wholeNumbers(1)))
     .addOption(new Option('--batch-size <list>', 'sequences of a micro-batch').argParser(wholeNumbers(1)))
+    .addOption(
+      new Option('--kernel <list>', `of the selected branch: ${SELECTION_KERNELS.join(', ')}`).argParser(kernels),
+    )
     .addOption(new Option('--steps <n>', 'timed steps (default: as many as fit ten seconds)').argParser(wholeNumber(1)))
     .addOption(deviceOption('where to compute; auto = the fastest there is'))
     .addOption(threadsOption())
@@ -49,10 +55,19 @@ export function configure(command: Command, io: Io): void {
     .action((options: Options) => bench(options, io));
 }
 
+function kernels(text: string): SelectionKernel[] {
+  return text.split(',').map((name) => {
+    const known = SELECTION_KERNELS.find((kernel) => kernel === name.trim());
+    if (!known) throw new InvalidArgumentError(`${name} is none of ${SELECTION_KERNELS.join(', ')}.`);
+    return known;
+  });
+}
+
 const HELP = `
-Random tokens, fp32 on the CPU. A step is forward, backward, gradient norm and AdamW; two steps warm up, the median of
+Random tokens, fp32 on the CPU. A step is forward, backward, gradient norm and AdamW; three steps warm up, the median of
 the others counts. Without --config: the 125m shape (configs/base.yaml) with sparse and with dense attention at its
-length, and ${SMALL_GPT}, the model of bench/peers.
+length, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the 125m shape in bf16 with GPT-2's vocabulary, 65,536 tokens
+a step, at 512, 1024 and 2048 tokens with each kernel of the selected branch, then at 8192, 32768 and 65536.
 mfu counts 6 operations per matrix parameter and token and the (query, key) pairs that are really seen; mfu_palm counts
 attention as dense and not causal. Both refer to the measured peak. More: docs/benchmarks.md.
 `;
@@ -83,22 +98,21 @@ function bench(options: Options, io: Io): void {
   const { quick = false, profile = false } = options;
   const lengths = options.seqLen ?? (quick ? [QUICK_LENGTH] : undefined);
   const choice = { config: options.config, attention: options.attention, lengths, batchSizes: options.batchSize };
-  const cases = trainCases(choice, io.env);
-  const device = openDevice(options);
-  if (!(device instanceof CpuDevice)) throw new UsageError('bench train measures the CPU; use --device cpu');
+  const device = openDevice({ ...options, onCompile: (source) => io.err(`compiling ${source}`) });
+  const cases = trainCases({ ...choice, device: device.kind, kernels: options.kernel }, io.env);
   const budget = stepBudget(options.steps, quick);
-  const before = measurePeak(device);
+  const before = measureDevicePeak(device);
   const measured = cases.map((benchCase) => {
     const result = measureCase(device, benchCase, budget, profile);
     io.err(progress(result));
     return result;
   });
   // Again, because a neighbour on the machine may have slowed the first one down.
-  const peak = Math.max(before, measurePeak(device));
+  const peak = Math.max(before, measureDevicePeak(device));
   const result = {
     machine: `${device.name}, ${availableParallelism()} cores`,
     device: device.kind,
-    threads: device.threads,
+    threads: device instanceof CpuDevice ? device.threads : 0,
     peak_gflops: round(peak / 1e9, 1),
     rows: measured.map((one) => rowOf(one, peak)),
   };
@@ -106,7 +120,8 @@ function bench(options: Options, io: Io): void {
   else if (options.csv) io.out(csv(result.rows));
   else {
     const { machine, threads, peak_gflops, rows } = result;
-    io.out(`${machine}; ${threads} ${threads === 1 ? 'thread' : 'threads'}, measured peak ${peak_gflops} GFLOP/s\n`);
+    const with_ = threads === 0 ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
+    io.out(`${machine};${with_} measured peak ${peak_gflops} GFLOP/s\n`);
     io.out(rowTable(rows));
     for (const row of rows) if (row.profile) io.out(profileTable(row, row.profile));
   }
@@ -117,9 +132,11 @@ function stepBudget(steps: number | undefined, quick: boolean): StepBudget {
   return quick ? { least: 2, ms: 0 } : { least: 5, ms: 10_000 };
 }
 
-function measureCase(device: CpuDevice, benchCase: TrainCase, budget: StepBudget, profile: boolean): Measured {
+function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, profile: boolean): Measured {
   const { name } = benchCase;
-  if (!profile) return { name, time: measureTraining(device, benchCase, budget), profile: null };
+  const measured = () => measureTraining(device, benchCase, budget);
+  if (!profile) return { name, time: measured(), profile: null };
+  if (device instanceof CudaDevice) return { name, time: measured(), profile: profileCudaStep(device, benchCase) };
   const timed = new TimedDevice(device, kernelFlops(caseShape(benchCase), caseLengths(benchCase)));
   let rows: ProfileRow[] = [];
   const time = measureTraining(timed, benchCase, budget, {

@@ -1,13 +1,12 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
-import { measurePeak } from '../bench/peak/op.js';
+import { measureDevicePeak } from '../bench/peak/device.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
-import { CpuDevice } from '../device/cpu/cpu.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
-import { cudaAbsence, type DeviceOptions, openDevice } from './device.js';
+import { type DeviceOptions, explainAuto, openDevice } from './device.js';
 import type { Io } from './io.js';
 
 /** Takes the words after `train`; returns the exit code. */
@@ -44,10 +43,9 @@ export interface RunRequest {
 /** Opens the device, measures its peak and trains; shared with `start`. */
 export async function runTraining(config: Config, { resume, save, say }: RunRequest, io: Io): Promise<TrainResult> {
   const device = openDevice(deviceOptions(config));
-  if (config.runtime.device === 'auto') say(`device: ${device.kind} (auto: ${cudaAbsence()})`);
-  const peakFlops = device instanceof CpuDevice ? measurePeak(device, 3) : null;
-  if (peakFlops !== null)
-    say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
+  if (config.runtime.device === 'auto') say(explainAuto(device));
+  const peakFlops = measureDevicePeak(device);
+  say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
   const result = await train({
     ...{ config, device, resume, save, say, peakFlops },
     warn: (text) => io.err(`warning: ${text}`),
@@ -59,5 +57,6 @@ export async function runTraining(config: Config, { resume, save, say }: RunRequ
 }
 
 export function deviceOptions({ runtime }: Config): DeviceOptions {
-  return { device: runtime.device, ...(runtime.threads !== null && { threads: runtime.threads }) };
+  const { device, threads, deterministic } = runtime;
+  return { device, deterministic, ...(threads !== null && { threads }) };
 }

@@ -87,6 +87,7 @@ const runtime = z.strictObject({
   precision: z.enum(['fp32', 'bf16']).default('fp32').describe('type of activations and products; masters stay fp32'),
   gradient_checkpointing: off().describe('run each block again in the backward pass instead of keeping activations'),
   deterministic: off().describe('bitwise equal runs on CUDA too'),
+  cuda_graph: on().describe('replay a training step of fixed shapes as one CUDA graph'),
   profile: text().nullable().default(null).describe('name of a file in configs/profiles: values for one machine'),
   threads: count().nullable().default(null).describe('CPU threads; null = all cores'),
   selection_kernel: z

@@ -3,6 +3,7 @@
  * and calls them with tensors and numbers; a device turns the source beside the operation into callable code.
  */
 import { fileURLToPath } from 'node:url';
+import type { CudaRuntime } from './cuda/runtime.js';
 import type { MemoryPool } from './pool.js';
 
 export type DeviceKind = 'cpu' | 'cuda';
@@ -19,6 +20,8 @@ export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64';
 /** Anything with an address on the device; tensors are the usual case. */
 export interface Addressable {
   readonly pointer: bigint;
+  /** What lies there. CUDA kernels are compiled for it; the CPU's compute in f32. */
+  readonly dtype?: string;
 }
 
 type Argument<K> = K extends 'ptr' ? Addressable | null : number;
@@ -29,21 +32,35 @@ export type Kernels<S extends Signatures> = {
   readonly [Name in keyof S]: (...values: Arguments<S[Name]>) => void;
 };
 
+export interface KernelOptions<S extends Signatures> {
+  /** Flags of the C++ compiler this operation needs beyond the common ones. */
+  readonly flags?: readonly string[];
+  /** How the same functions are launched on a GPU (the operation's cuda.ts). */
+  readonly cuda?: (cuda: CudaRuntime) => Kernels<S>;
+}
+
 /** The kernels of one operation: the folder that holds its sources, and its functions with their arguments. */
 export interface KernelModule<S extends Signatures = Signatures> {
   readonly folder: string;
   readonly functions: S;
-  /** Compiler flags this operation needs beyond the common ones. */
   readonly flags: readonly string[];
+  /** Makes a `Kernels<S>`; null for an operation without CUDA kernels. */
+  readonly cuda: ((cuda: CudaRuntime) => unknown) | null;
 }
 
 /** `defineKernels(import.meta.url, {...})` in an operation's folder describes the functions of its `cpu.cpp`. */
 export function defineKernels<const S extends Signatures>(
   moduleUrl: string,
   functions: S,
-  flags: readonly string[] = [],
+  options: KernelOptions<S> = {},
 ): KernelModule<S> {
-  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, flags };
+  const { flags = [], cuda = null } = options;
+  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, flags, cuda };
+}
+
+export interface MemoryUse {
+  readonly peakBytes: number;
+  readonly reservedBytes: number;
 }
 
 export interface Device {
@@ -51,11 +68,15 @@ export interface Device {
   /** What a person calls it: the processor's model name. */
   readonly name: string;
   readonly pool: MemoryPool;
+  /** Tensors of all pools: bytes at the highest so far, and what is held. */
+  readonly memory: MemoryUse;
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S>;
   /** Copies host bytes to device memory and back; both return when the bytes have arrived. */
   upload(address: bigint, bytes: Uint8Array): void;
   download(address: bigint, into: Uint8Array): void;
   fillZero(address: bigint, bytes: number): void;
+  /** `count` floats of one value, without waiting. */
+  fill(address: bigint, value: number, count: number): void;
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */
   synchronize(): void;

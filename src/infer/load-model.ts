@@ -14,7 +14,7 @@ import { ensureFolder } from '../folders.js';
 import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
-import { loadTensors, modelTensors } from '../model/weights.js';
+import { loadWeights, modelTensors } from '../model/weights.js';
 import { fileError, statOrUndefined, writeFileAtomic } from '../run/atomic.js';
 import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
 import { LATEST_NAME } from '../run/checkpoint-folder.js';
@@ -123,7 +123,7 @@ function buildModel(
     );
   const model = new LanguageModel(device, shape, 0);
   try {
-    loadTensors(weights, new Map(model.parameters.map(({ name, value }) => [name, value])));
+    loadWeights(weights, model);
     return model;
   } catch (error) {
     model.free();

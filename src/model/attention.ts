@@ -11,6 +11,7 @@ import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { operand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
@@ -27,8 +28,8 @@ export interface AttentionContext {
 }
 
 export interface AttentionModule {
-  /** `x` [T, dim], normalised → [T, dim]. */
-  forward(tape: Tape, x: Tensor, context: AttentionContext): Tensor;
+  /** `x` [T, dim], normalised → [T, dim], added to the `residual` of that shape if there is one. */
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual?: Tensor | null): Tensor;
 }
 
 export function createAttention(
@@ -60,14 +61,14 @@ class DenseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(tape: Tape, x: Tensor, { layout }: AttentionContext): Tensor {
+  forward(tape: Tape, x: Tensor, { layout, kernels }: AttentionContext, residual: Tensor | null = null): Tensor {
     const { rope_theta: theta, rope_scale: scale } = this.#shape;
-    const fused = linear(tape, x, this.#projection.value);
+    const fused = linear(tape, x, operand(this.#projection, x));
     const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
     tape.drop(fused);
-    const attended = denseAttention(tape, { q, k, v }, layout.tokens);
+    const attended = denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
-    const out = linear(tape, flat(attended), this.#output.value);
+    const out = linear(tape, flat(attended), operand(this.#output, attended), null, residual);
     tape.drop(attended);
     return out;
   }
@@ -115,9 +116,14 @@ class SparseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(tape: Tape, x: Tensor, { layout, kernels, observer }: AttentionContext): Tensor {
+  forward(
+    tape: Tape,
+    x: Tensor,
+    { layout, kernels, observer }: AttentionContext,
+    residual: Tensor | null = null,
+  ): Tensor {
     const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
-    const fused = linear(tape, x, this.#projection.value);
+    const fused = linear(tape, x, operand(this.#projection, x));
     const split = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
     tape.drop(fused);
     const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = split;
@@ -135,14 +141,14 @@ class SparseAttention implements AttentionModule {
     const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
     const done = new Set([...split, compressedKeys, vCmp, kCmp, gates, ...branches]);
     for (const tensor of done) tape.drop(tensor);
-    const out = linear(tape, flat(attended.out), this.#output.value);
+    const out = linear(tape, flat(attended.out), operand(this.#output, attended.out), null, residual);
     tape.drop(attended.out);
     return out;
   }
 
   #gates(tape: Tape, x: Tensor): Tensor {
     const { nsa } = this.#shape;
-    const logits = linear(tape, x, this.#gate.weight.value, this.#gate.bias.value);
+    const logits = linear(tape, x, operand(this.#gate.weight, x), this.#gate.bias.value);
     const gates = gate(tape, logits, {
       kind: nsa.gate,
       temperature: nsa.gate_temp,
@@ -160,7 +166,7 @@ class SparseAttention implements AttentionModule {
     if (phi.conv) return compressConv(tape, x, phi.conv.value, layout);
     if (!phi.mlp) return compressAverage(tape, x, layout);
     const { position, w1, w2 } = phi.mlp;
-    return compressMlp(tape, x, { position: position.value, w1: w1.value, w2: w2.value }, layout);
+    return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, layout);
   }
 }
 

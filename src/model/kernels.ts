@@ -1,20 +1,74 @@
 /** Which attention kernels a config asks for, and in words which of them serve. */
+import { useFusedAttention } from '../config/fused.js';
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
+import { denseRefusal } from '../ops/dense-fused.js';
 import type { SparseOptions } from '../ops/nsa.js';
+import { cudaRuntime } from '../ops/nsa-fused/code.js';
+import { fusedBuild, fusedPath, fusedRefusal } from '../ops/nsa-fused.js';
 import { chooseSelectionKernel } from '../ops/selected/op.js';
+import { headShapeOf, sparseShapeOf } from './shape.js';
 
 /** `use_sel_pack: false` means no sharing between queries: v1. */
 export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptions {
   const kernel = runtime.use_sel_pack ? runtime.selection_kernel : 'v1';
-  return { kernel, sharedFrom: runtime.sel_v2_min_s, parity: runtime.force_parity };
+  return {
+    kernel,
+    sharedFrom: runtime.sel_v2_min_s,
+    parity: runtime.force_parity,
+    deterministic: runtime.deterministic,
+    fusedFrom: fusedFrom(runtime),
+  };
+}
+
+/**
+ * The length from which the fused kernels serve. They are one operation over all branches, so a branch that is told to do
+ * without takes the others with it.
+ */
+function fusedFrom(runtime: Config['runtime']): number {
+  const longEnough = Number.MAX_SAFE_INTEGER;
+  const wanted = (['win', 'cmp'] as const).every((branch) => useFusedAttention(runtime, branch, longEnough));
+  return wanted ? Math.max(runtime.fa2_min_len_win, runtime.fa2_min_len_cmp) : Number.POSITIVE_INFINITY;
 }
 
 /** One line for runtime.sdpa_audit: what serves each branch at this length. */
-export function auditKernels(config: Pick<Config, 'runtime' | 'model'>, device: Device, longest: number): string {
-  if (config.model.attention === 'dense') return `attention kernels: dense = ${device.kind} fp32`;
+export function auditKernels(
+  config: Pick<Config, 'runtime' | 'model' | 'nsa'>,
+  device: Device,
+  longest: number,
+): string {
+  const { model, nsa, runtime } = config;
   const options = kernelOptions(config);
+  const bf16 = runtime.precision === 'bf16' && device.kind === 'cuda';
+  const shape = { ...model, vocab_size: 0, nsa };
+  const problem = {
+    heads: headShapeOf(shape),
+    sparse: sparseShapeOf(shape),
+    dtype: bf16 ? ('bf16' as const) : ('f32' as const),
+    tokens: { total: longest, longest },
+  };
+  const plain = `${device.kind} ${bf16 ? 'bf16' : 'fp32'}`;
+  const fused = `${plain}, fused, ${tensorCores(device)}`;
+  const because = (refusal: string) => (device.kind === 'cuda' ? ` (portable kernels: ${refusal})` : '');
+  if (model.attention === 'dense') {
+    const refusal = denseRefusal(problem, device, options);
+    return `attention kernels at S = ${longest}: dense = ${refusal === null ? fused : plain + because(refusal)}`;
+  }
   if (options.parity) return 'attention kernels: all branches = float64 reference (force_parity)';
-  const selected = chooseSelectionKernel(longest, options);
-  return `attention kernels at S = ${longest}: cmp = ${device.kind} fp32, score = ${device.kind} fp32, sel = ${selected}, win = ${device.kind} fp32`;
+  const refusal = fusedRefusal(problem, device, options);
+  const [others, selected] =
+    refusal === null ? [fused, fusedSelection(options)] : [plain, chooseSelectionKernel(longest, options)];
+  const branches = `cmp = ${others}, score = ${others}, sel = ${selected}, win = ${others}`;
+  return `attention kernels at S = ${longest}: ${branches}${refusal === null ? '' : because(refusal)}`;
+}
+
+/** What multiplies matrices inside the fused kernels. */
+function tensorCores(device: Device): string {
+  return cudaRuntime(device)?.architecture === 90 ? 'wgmma' : 'mma.sync';
+}
+
+function fusedSelection(options: SparseOptions): string {
+  if (fusedBuild(options).queryMajor) return 'v1 (query-major)';
+  const path = fusedPath(options);
+  return path === 'adaptive' ? 'v2 (tile-union or KV-outer, chosen on the device)' : `v2 (${path})`;
 }

@@ -52,11 +52,11 @@ describe('language model', () => {
       const model = new LanguageModel(cpu(), { ...full, n_layers: 1 }, 1);
       const one = model.parameterCount;
       model.free();
-      const outside = 2 * vocabulary * full.dim + full.dim;
+      const outside = 2 * full.vocab_size * full.dim + full.dim;
       return (one - outside) * full.n_layers + outside;
     };
     expect(count(256)).toBe(78_601_392);
-    expect(count(50_257)).toBe(155_402_928);
+    expect(count(50_257)).toBe(155_402_928 + 2 * 47 * 768); // 50,304 rows: 47 beyond GPT-2's tokens
   });
 
   const variants: [string, Overrides][] = [

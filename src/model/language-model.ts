@@ -3,8 +3,8 @@
  * residual around it, a last norm, and the head (its own matrix, or the embedding's when tied).
  */
 import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
 import { silu, swiglu } from '../ops/activation/op.js';
-import { add } from '../ops/add/op.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
 import { linear } from '../ops/linear/op.js';
@@ -13,8 +13,11 @@ import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type AttentionContext, type AttentionModule, createAttention } from './attention.js';
+import { operand } from './operand.js';
 import { ParameterStore } from './parameters.js';
 import { hiddenSize, type ModelShape } from './shape.js';
+
+export type ComputeDtype = 'f32' | 'bf16';
 
 export interface ForwardOptions extends AttentionContext {
   /** Keep only the input of every block and run the block again in the backward pass. */
@@ -43,19 +46,15 @@ class Block {
   forward(tape: Tape, x: Tensor, context: AttentionContext): Tensor {
     const { norm_eps: epsilon, mlp } = this.#shape;
     const attentionInput = rmsnorm(tape, x, this.#attentionNorm.value, epsilon);
-    const attended = this.#attention.forward(tape, attentionInput, context);
+    const middle = this.#attention.forward(tape, attentionInput, context, x);
     tape.drop(attentionInput);
-    const middle = add(tape, x, attended);
-    tape.drop(attended);
     const input = rmsnorm(tape, middle, this.#feedForwardNorm.value, epsilon);
-    const up = linear(tape, input, this.#up.value);
+    const up = linear(tape, input, operand(this.#up, input));
     tape.drop(input);
     const active = mlp === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
     tape.drop(up);
-    const down = linear(tape, active, this.#down.value);
+    const out = linear(tape, active, operand(this.#down, active), null, middle);
     tape.drop(active);
-    const out = add(tape, middle, down);
-    tape.drop(down);
     tape.drop(middle);
     return out;
   }
@@ -64,6 +63,8 @@ class Block {
 export class LanguageModel {
   readonly device: Device;
   readonly shape: ModelShape;
+  /** What activations are held in. */
+  readonly dtype: ComputeDtype;
   readonly #store: ParameterStore;
   readonly #embedding: Parameter;
   readonly #blocks: Block[];
@@ -71,7 +72,10 @@ export class LanguageModel {
   readonly #head: Parameter;
 
   /** Parameters are drawn from `seed`: the same numbers on every device. */
-  constructor(device: Device, shape: ModelShape, seed: number) {
+  constructor(device: Device, shape: ModelShape, seed: number, dtype: ComputeDtype = 'f32') {
+    if (dtype === 'bf16' && device.kind === 'cpu')
+      throw new UsageError('the CPU computes in f32: bf16 needs a CUDA device');
+    this.dtype = dtype;
     this.device = device;
     this.shape = shape;
     this.#store = new ParameterStore(device, seed, shape.n_layers);
@@ -91,7 +95,7 @@ export class LanguageModel {
 
   /** The normalised last hidden state [T, dim] of the tokens `ids` i32 [T]. */
   hidden(tape: Tape, ids: Tensor, options: ForwardOptions): Tensor {
-    let x = embedding(tape, this.#embedding.value, ids);
+    let x = embedding(tape, this.#embedding.value, ids, this.dtype);
     this.#blocks.forEach((block) => {
       const input = x;
       if (options.checkpointing) {
@@ -114,7 +118,7 @@ export class LanguageModel {
   /** Mean cross entropy [1] of predicting `targets` i32 [T]; -100 is ignored. */
   loss(tape: Tape, ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor {
     const x = this.hidden(tape, ids, options);
-    const loss = linearCrossEntropy(tape, x, this.#head.value, targets);
+    const loss = linearCrossEntropy(tape, x, operand(this.#head, x), targets);
     tape.drop(x);
     return loss;
   }
@@ -122,7 +126,8 @@ export class LanguageModel {
   /** The loss of every token [T], without gradients; the caller frees it. */
   losses(ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor {
     const tape = new Tape(this.device, { record: false });
-    const losses = linearCrossEntropyLosses(this.device, this.hidden(tape, ids, options), this.#head.value, targets);
+    const x = this.hidden(tape, ids, options);
+    const losses = linearCrossEntropyLosses(this.device, x, operand(this.#head, x), targets);
     tape.end();
     return losses;
   }
@@ -130,10 +135,10 @@ export class LanguageModel {
   /** Logits [rows, vocab] of the tokens `rows` names by index. */
   logits(tape: Tape, ids: Tensor, rows: readonly number[], options: ForwardOptions): Tensor {
     const x = this.hidden(tape, ids, options);
-    const chosen = tape.empty([rows.length, this.shape.dim]);
+    const chosen = tape.empty([rows.length, this.shape.dim], x.dtype);
     for (const [i, row] of rows.entries()) chosen.rows(i, i + 1).copyFrom(x.rows(row, row + 1));
     tape.drop(x);
-    const logits = linear(tape, chosen, this.#head.value);
+    const logits = linear(tape, chosen, operand(this.#head, chosen));
     tape.drop(chosen);
     return logits;
   }

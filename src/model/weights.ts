@@ -14,6 +14,12 @@ export function* namedTensors(named: ReadonlyMap<string, Tensor>): Generator<Ten
     yield { name, dtype: 'F32', shape: [...tensor.shape], data: () => tensor.readBytes() };
 }
 
+/** Fills a model's weights from a file. */
+export function loadWeights(path: string, model: LanguageModel): void {
+  loadTensors(path, new Map(model.parameters.map(({ name, value }) => [name, value])));
+  for (const parameter of model.parameters) parameter.changed();
+}
+
 /** Fills the tensors from a file that must hold exactly these, with these shapes. */
 export function loadTensors(path: string, into: ReadonlyMap<string, Tensor>): void {
   const file = openSafetensors(path);

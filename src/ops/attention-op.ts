@@ -4,7 +4,7 @@ import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type HeadShape, validateShapes } from './attention.js';
 import type { Sequences } from './sequences.js';
-import { expectShape } from './shapes.js';
+import { expectFloats, expectShape } from './shapes.js';
 
 /** Queries [tokens, heads, dk] with keys [keys, groups, dk] and values [keys, groups, dv]. */
 export interface AttentionInputs {
@@ -20,9 +20,9 @@ export interface AttentionOutput {
 }
 
 export function headShape(what: string, { q, k, v }: AttentionInputs, tokens: Sequences, keys: Sequences): HeadShape {
-  const [, heads, dk] = expectShape(`${what}: q`, q, [tokens.total, -1, -1]);
-  const [, groups] = expectShape(`${what}: k`, k, [keys.total, -1, dk]);
-  const [, , dv] = expectShape(`${what}: v`, v, [keys.total, groups, -1]);
+  const [, heads, dk] = expectFloats(`${what}: q`, q, [tokens.total, -1, -1]);
+  const [, groups] = expectShape(`${what}: k`, k, [keys.total, -1, dk], q.dtype);
+  const [, , dv] = expectShape(`${what}: v`, v, [keys.total, groups, -1], q.dtype);
   if (keys.count !== tokens.count)
     throw new UsageError(`${what}: ${keys.count} sequences of keys do not fit ${tokens.count} sequences of tokens`);
   const shape = { heads, groups, dk, dv };
@@ -67,7 +67,7 @@ class Tapeless {
   readonly #tensors: Tensor[] = [];
 
   target(tape: Tape, like: Tensor) {
-    const gradient = tape.keep(tape.empty(like.shape));
+    const gradient = tape.keep(tape.empty(like.shape, like.dtype));
     this.#tensors.push(gradient);
     return { gradient, accumulate: false };
   }

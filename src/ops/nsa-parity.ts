@@ -23,7 +23,9 @@ export function referenceSparseAttention(
   const place = referenceLayout(layout, heads, sparse);
   const result = nsaForward(values, place);
   const shape = [layout.tokens.total, heads.heads, heads.dv];
-  const [out, oCmp, oSel, oWin] = [result.out, result.oCmp, result.oSel, result.oWin].map((x) => tape.from(x, shape));
+  const [out, oCmp, oSel, oWin] = [result.out, result.oCmp, result.oSel, result.oWin].map((x) =>
+    tape.from(x, shape, inputs.q.dtype),
+  );
   const selected = tape.from(result.selected, [layout.tokens.total, heads.groups, sparse.nSel], 'i32');
   const given = NAMES.map((name) => inputs[name]);
   tape.record(given, [out], [], () => {

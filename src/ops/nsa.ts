@@ -7,6 +7,8 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type SparseShape, validateShapes } from './attention.js';
 import { combine } from './combine/op.js';
 import { compressedAttention } from './compressed/op.js';
+import type { AttentionCounters } from './nsa-counters.js';
+import { type FusedOptions, fusedRefusal, fusedSparseAttention } from './nsa-fused.js';
 import { compareWithReference, referenceSparseAttention } from './nsa-parity.js';
 import { selectBlocks } from './select/op.js';
 import { type SelectedOptions, selectedAttention } from './selected/op.js';
@@ -46,11 +48,15 @@ export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' 
   return { tokens, blocks: tokens.compressed(l, d) };
 }
 
-export interface SparseOptions extends SelectedOptions {
+export interface SparseOptions extends SelectedOptions, FusedOptions {
   /** The float64 reference in place of every kernel. */
   readonly parity?: boolean;
   /** Told how far the output is from the reference's, after every call. */
   readonly onCompare?: (relativeError: number) => void;
+  /** On CUDA in bf16 the fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  readonly fusedFrom?: number;
+  /** Told on CUDA which kernels served. */
+  readonly counters?: AttentionCounters;
 }
 
 export function nativeSparseAttention(
@@ -61,15 +67,30 @@ export function nativeSparseAttention(
   options: SparseOptions = {},
 ): SparseOutputs {
   if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
+  const { q, kSel, vSel } = inputs;
+  const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };
+  validateShapes(heads, sparse);
+  const refusal = fusedRefusal({ heads, sparse, dtype: q.dtype, tokens: layout.tokens }, tape.device, options);
+  if (refusal !== null) options.counters?.refused(refusal);
+  const attend = refusal === null ? fusedSparseAttention : branchByBranch;
+  const outputs = attend(tape, inputs, layout, sparse, options);
+  options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
+  return outputs;
+}
+
+/** Every branch by the kernels of its own operation: the CPU, fp32, and what the fused kernels cannot take. */
+function branchByBranch(
+  tape: Tape,
+  inputs: SparseInputs,
+  { tokens, blocks }: SparseLayout,
+  sparse: SparseShape,
+  options: SparseOptions,
+): SparseOutputs {
   const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
-  const { tokens, blocks } = layout;
-  validateShapes({ heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] }, sparse);
   const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, blocks, sparse);
   const selected = selectBlocks(tape, { q, k: kCmp, lse }, tokens, blocks, sparse);
   const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, options);
   const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
   const out = combine(tape, gates, oCmp, oSel, oWin);
-  const outputs = { out, oCmp, oSel, oWin, selected };
-  options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
-  return outputs;
+  return { out, oCmp, oSel, oWin, selected };
 }

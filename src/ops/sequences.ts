@@ -12,6 +12,7 @@ export class Sequences {
   readonly starts: Int32Array;
   /** The same on the device. */
   readonly offsets: Tensor;
+  readonly #inBlocks = new Map<number, Sequences>();
 
   constructor(device: Device, lengths: readonly number[]) {
     for (const length of lengths)
@@ -61,8 +62,23 @@ export class Sequences {
     );
   }
 
+  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
+  inBlocks(size: number): Sequences {
+    let blocks = this.#inBlocks.get(size);
+    if (!blocks) {
+      blocks = new Sequences(
+        this.device,
+        this.lengths.map((length) => Math.ceil(length / size)),
+      );
+      this.#inBlocks.set(size, blocks);
+    }
+    return blocks;
+  }
+
   free(): void {
     this.offsets.free();
+    for (const blocks of this.#inBlocks.values()) blocks.free();
+    this.#inBlocks.clear();
   }
 }
 

@@ -1,17 +1,47 @@
-/** A trained tensor: its value, and the gradient that backward passes add to. */
+/**
+ * A trained tensor: its value in f32, the gradient that backward passes add to (f32 too), and, once a model computes in
+ * bf16, a rounded copy of the value for matrix products. The value is the truth: checkpoints and the optimizer see it.
+ */
 import type { Device } from '../device/device.js';
-import { type GradientSlot, type Shape, Tensor } from './tensor.js';
+import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
 export class Parameter {
   readonly name: string;
   readonly value: Tensor;
   readonly #slot: Slot;
+  #rounded: Tensor | null = null;
+  #roundedIsStale = true;
 
   constructor(device: Device, name: string, shape: Shape) {
     this.name = name;
     this.value = Tensor.empty(device, shape);
     this.#slot = new Slot(device, shape);
     this.value.storage.leaf = this.#slot;
+  }
+
+  /**
+   * The value as an operand of this dtype; its gradient is the parameter's. `round` makes the copy when there is none
+   * or the value was changed behind its back.
+   */
+  as(dtype: Dtype, round: (from: Tensor, into: Tensor) => void): Tensor {
+    if (dtype === this.value.dtype) return this.value;
+    if (!this.#rounded) {
+      this.#rounded = Tensor.empty(this.value.device, this.value.shape, dtype);
+      this.#rounded.storage.leaf = this.#slot;
+    }
+    if (this.#roundedIsStale) round(this.value, this.#rounded);
+    this.#roundedIsStale = false;
+    return this.#rounded;
+  }
+
+  /** The rounded copy, if one is in use: whoever changes the value writes it too, or calls `changed`. */
+  get rounded(): Tensor | null {
+    return this.#roundedIsStale ? null : this.#rounded;
+  }
+
+  /** The value was written by something that knows no copies: loading a checkpoint. */
+  changed(): void {
+    this.#roundedIsStale = true;
   }
 
   /** Null until a backward pass reached the parameter. */
@@ -26,6 +56,7 @@ export class Parameter {
 
   free(): void {
     this.value.free();
+    this.#rounded?.free();
     this.#slot.free();
   }
 }

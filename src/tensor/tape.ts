@@ -153,13 +153,18 @@ export class Tape {
     this.#seedTarget(tensor)?.write(values);
   }
 
+  /** The same with one value everywhere, which needs no host memory: it can be captured in a graph. */
+  seedFilled(tensor: Tensor, value: number): void {
+    this.#seedTarget(tensor)?.fill(value);
+  }
+
   seedWith(tensor: Tensor, gradient: Tensor): void {
     this.#seedTarget(tensor)?.copyFrom(gradient.reshape(tensor.shape));
   }
 
   /** Runs all rules in reverse. Give the loss, or seed outputs yourself and give nothing. */
   backward(loss?: Tensor): void {
-    if (loss) this.seed(loss, new Float32Array(loss.size).fill(1));
+    if (loss) this.seedFilled(loss, 1);
     for (let rule = this.#rules.pop(); rule; rule = this.#rules.pop()) {
       if (rule.outputs.some((output) => this.#gradients.has(output.storage))) rule.backward();
       for (const output of rule.outputs) {

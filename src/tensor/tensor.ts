@@ -1,5 +1,6 @@
 /** A tensor: device memory with a shape and a dtype. Row-major, always contiguous. */
 import type { Block, Device } from '../device/device.js';
+import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
 
@@ -13,6 +14,7 @@ export class Storage {
   readonly device: Device;
   /** What was asked for; the block behind it may be larger. */
   readonly bytes: number;
+  readonly #pool: MemoryPool;
   readonly #block: Block;
   #freed = false;
   /** Set on the storage of a parameter: where its gradient accumulates. */
@@ -21,7 +23,8 @@ export class Storage {
   constructor(device: Device, bytes: number) {
     this.device = device;
     this.bytes = bytes;
-    this.#block = device.pool.take(bytes);
+    this.#pool = device.pool; // a device may work in another pool by the time this is freed
+    this.#block = this.#pool.take(bytes);
   }
 
   get address(): bigint {
@@ -36,7 +39,7 @@ export class Storage {
   free(): void {
     if (this.#freed) throw new Error('a tensor was freed twice');
     this.#freed = true;
-    this.device.pool.give(this.#block);
+    this.#pool.give(this.#block);
   }
 }
 
@@ -158,6 +161,12 @@ export class Tensor {
 
   zero(): void {
     this.device.fillZero(this.pointer, this.bytes);
+  }
+
+  /** Every element of an f32 tensor becomes `value`. */
+  fill(value: number): void {
+    if (this.dtype !== 'f32') throw new UsageError(`fill is for f32 tensors, not ${this.dtype}`);
+    this.device.fill(this.pointer, value, this.size);
   }
 
   copyFrom(other: Tensor): void {

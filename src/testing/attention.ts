@@ -3,6 +3,7 @@ import type { Device } from '../device/device.js';
 import type { HeadShape, SparseShape } from '../ops/attention.js';
 import { compressedCount } from '../ops/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
+import { type Precision, rounded } from './devices.js';
 import { randomValues } from './numbers.js';
 
 export interface AttentionCase {
@@ -43,6 +44,21 @@ export const AWKWARD: readonly AttentionCase[] = [
   { name: 'ragged', lengths: [3, 0, 64, 1, 129, 17], heads: heads(4, 2), sparse: SMALL },
   { name: 'empty batch', lengths: [], heads: heads(2, 1), sparse: SMALL },
   { name: 'only empty sequences', lengths: [0, 0], heads: heads(2, 1), sparse: SMALL },
+  // Kernels work in tiles of 64 rows, keys and columns.
+  { name: 'dk 256, dv 128', lengths: [90], heads: heads(2, 1, 256, 128), sparse: SMALL },
+  { name: 'dk 130, dv 67', lengths: [70], heads: heads(3, 1, 130, 67), sparse: SMALL },
+  {
+    name: 'blocks longer than a tile',
+    lengths: [620],
+    heads: heads(3, 1, 8),
+    sparse: { l: 40, d: 1, lSel: 100, nSel: 5, w: 65 },
+  },
+  {
+    name: 'more slots than lanes of a warp',
+    lengths: [400],
+    heads: heads(2, 2, 8),
+    sparse: { l: 4, d: 2, lSel: 4, nSel: 40, w: 64 },
+  },
 ];
 
 const total = (lengths: readonly number[]) => lengths.reduce((sum, length) => sum + length, 0);
@@ -51,11 +67,17 @@ const total = (lengths: readonly number[]) => lengths.reduce((sum, length) => su
 export interface Input {
   readonly values: Float64Array;
   readonly shape: readonly number[];
+  readonly dtype: Precision;
 }
 
 export type InputName = 'q' | 'kCmp' | 'vCmp' | 'kSel' | 'vSel' | 'kWin' | 'vWin' | 'gates' | 'dOut';
 
-export function randomInputs({ lengths, heads: h, sparse }: AttentionCase, seed: number): Record<InputName, Input> {
+/** `dtype`: what the tensors will be held in, so that the values are those a kernel sees. Gates are always f32. */
+export function randomInputs(
+  { lengths, heads: h, sparse }: AttentionCase,
+  seed: number,
+  dtype: Precision = 'f32',
+): Record<InputName, Input> {
   const tokens = total(lengths);
   const blocks = total(lengths.map((length) => compressedCount(length, sparse.l, sparse.d)));
   let stream = seed * 100;
@@ -63,23 +85,29 @@ export function randomInputs({ lengths, heads: h, sparse }: AttentionCase, seed:
   const input = (shape: number[], spread = 2): Input => {
     stream += 1;
     const count = shape.reduce((product, size) => product * size, 1);
-    return { values: randomValues(count, stream).map((value) => Math.fround(value * spread)), shape };
+    return { values: randomValues(count, stream).map((value) => Math.fround(value * spread)), shape, dtype: 'f32' };
   };
+  const held = (shape: number[], spread?: number): Input => {
+    const { values } = input(shape, spread);
+    return { values: rounded(values, dtype), shape, dtype };
+  };
+  /** No gate is negative, and the fused kernels rely on it. */
+  const positive = ({ values, ...rest }: Input): Input => ({ ...rest, values: values.map(Math.abs) });
   return {
-    q: input([tokens, h.heads, h.dk]),
-    kCmp: input([blocks, h.groups, h.dk]),
-    vCmp: input([blocks, h.groups, h.dv]),
-    kSel: input([tokens, h.groups, h.dk]),
-    vSel: input([tokens, h.groups, h.dv]),
-    kWin: input([tokens, h.groups, h.dk]),
-    vWin: input([tokens, h.groups, h.dv]),
-    gates: input([tokens, h.heads, 3], 1),
-    dOut: input([tokens, h.heads, h.dv], 1),
+    q: held([tokens, h.heads, h.dk]),
+    kCmp: held([blocks, h.groups, h.dk]),
+    vCmp: held([blocks, h.groups, h.dv]),
+    kSel: held([tokens, h.groups, h.dk]),
+    vSel: held([tokens, h.groups, h.dv]),
+    kWin: held([tokens, h.groups, h.dk]),
+    vWin: held([tokens, h.groups, h.dv]),
+    gates: positive(input([tokens, h.heads, 3], 1)),
+    dOut: held([tokens, h.heads, h.dv], 1),
   };
 }
 
-export function upload(device: Device, { values, shape }: Input): Tensor {
-  return Tensor.from(device, values, shape);
+export function upload(device: Device, { values, shape, dtype }: Input): Tensor {
+  return Tensor.from(device, values, shape, dtype);
 }
 
 /** cu_seqlens of the tokens and of the compressed blocks. */

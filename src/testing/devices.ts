@@ -1,21 +1,46 @@
 /** The devices a test runs on. Every operation's test runs on each; a device that is absent is named, never passed over. */
 import { CpuDevice } from '../device/cpu/cpu.js';
+import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
+import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 
-let shared: CpuDevice | null = null;
+let sharedCpu: CpuDevice | null = null;
+let sharedCuda: CudaDevice | null = null;
 
 /** One CPU device per test process: kernels are loaded once. */
 export function cpu(): CpuDevice {
-  shared ??= new CpuDevice();
-  return shared;
+  sharedCpu ??= new CpuDevice();
+  return sharedCpu;
 }
 
-/** For `describe.each(devices())`: a name and how to get the device. */
-export function devices(): { name: string; device: () => Device }[] {
-  return [{ name: 'cpu', device: cpu }];
+export function cuda(): CudaDevice {
+  sharedCuda ??= new CudaDevice();
+  return sharedCuda;
+}
+
+export type Precision = 'f32' | 'bf16';
+
+export interface TestDevice {
+  readonly name: string;
+  readonly device: () => Device;
+  /** What activations are held in. */
+  readonly dtype: Precision;
+}
+
+/** For `describe.each(devices())`: a name, how to get the device, and the dtype to compute in. */
+export function devices(): TestDevice[] {
+  const list: TestDevice[] = [{ name: 'cpu', device: cpu, dtype: 'f32' }];
+  if (cudaAbsence() === null)
+    list.push({ name: 'cuda', device: cuda, dtype: 'f32' }, { name: 'cuda in bf16', device: cuda, dtype: 'bf16' });
+  return list;
+}
+
+/** The values a tensor of this dtype really holds, so that a kernel and its reference start from the same numbers. */
+export function rounded(values: Float64Array, dtype: Precision): Float64Array {
+  return dtype === 'f32' ? values : Float64Array.from(bfloat16ToFloat32(float32ToBfloat16(values)));
 }
 
 /** How far a backend may be from the float64 reference, as ‖a-b‖/‖b‖. */
-export function tolerance(device: Device): number {
-  return device.kind === 'cpu' ? 2e-5 : 1e-2;
+export function tolerance(dtype: Precision): number {
+  return dtype === 'f32' ? 2e-5 : 1e-2;
 }

@@ -7,7 +7,7 @@ import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { loadTensors, modelTensors, namedTensors } from '../model/weights.js';
+import { loadTensors, loadWeights, modelTensors, namedTensors } from '../model/weights.js';
 import type { AdamW } from '../ops/adamw/op.js';
 import type { FoundCheckpoint } from '../run/checkpoint-find.js';
 import { CHECKPOINT_FILES, type SavedCheckpoint, type SaveOptions, saveCheckpoint } from '../run/checkpoint-save.js';
@@ -81,10 +81,7 @@ export function restoreTrainingState(found: FoundCheckpoint, state: TrainingStat
     );
   const saved = parsed.data;
   const changes = checkResume(parseConfig(saved.config), config);
-  loadTensors(
-    join(found.path, CHECKPOINT_FILES.model),
-    new Map(state.model.parameters.map(({ name, value }) => [name, value])),
-  );
+  loadWeights(join(found.path, CHECKPOINT_FILES.model), state.model);
   loadTensors(join(found.path, CHECKPOINT_FILES.optimizer), state.optimizer.state);
   state.optimizer.steps = saved.optimizer_steps;
   state.loader.restore(saved.loader);

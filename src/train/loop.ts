@@ -17,14 +17,13 @@ import type { BatchUploader } from './batches.js';
 import { saveTrainingState, type TrainingState } from './checkpoints.js';
 import { evaluate } from './evaluate.js';
 import { FetchTimes } from './fetch-times.js';
-import { applyGradients, computeGradients, type StepGradients } from './optimizer-step.js';
+import type { StepGradients } from './optimizer-step.js';
 import { type LiveLine, stepLine } from './progress.js';
 import type { RunRecords, StepRecord } from './records.js';
 import { learningRate } from './schedule.js';
 import type { SignalRequests } from './signals.js';
 import type { Position } from './stackdump.js';
-import { strictObserver } from './strict.js';
-import { StepTelemetry } from './telemetry.js';
+import type { Stepper, StepResult } from './stepper.js';
 
 export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite';
 
@@ -35,6 +34,7 @@ export interface LoopContext {
   readonly data: string;
   readonly state: TrainingState;
   readonly uploader: BatchUploader;
+  readonly stepper: Stepper;
   readonly records: RunRecords;
   readonly requests: SignalRequests;
   /** Peak of the device in FLOP/s, for MFU; null when it was not measured. */
@@ -142,41 +142,33 @@ export class TrainingLoop {
 
   /** One optimizer step; false when its numbers were not finite and nothing was changed. */
   #step(): boolean {
-    const { config, state, uploader, outDir, say, warn, live, records } = this.#context;
-    const { model, optimizer, loader, progress } = state;
+    const { config, state, stepper, outDir, say, warn, live, records } = this.#context;
+    const { model, loader, progress } = state;
     const step = progress.step + 1;
     const started = performance.now();
     this.#enter('fetch', step);
     const batches = Array.from({ length: config.train.accumulate_grad_batches }, () => loader.next());
     this.#fetchTimes.add((performance.now() - started) / 1000);
     this.#enter('step', step);
-    const telemetry = config.runtime.aux_stats ? new StepTelemetry(model.device) : undefined;
-    const observer = config.runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry;
-    const errors: number[] = [];
-    const onCompare = config.runtime.debug_compare ? { onCompare: (error: number) => void errors.push(error) } : {};
-    const context = { model, optimizer, uploader, config, observer, ...onCompare };
     const computing = performance.now();
-    const gradients = computeGradients(context, batches);
-    const computed = performance.now();
-    if (errors.length > 0)
-      say(`compare ${step} | largest distance from the reference ${Math.max(...errors).toExponential(2)}`);
-    const observed = telemetry?.finish() ?? { gates: null, selection: null };
-    if (!gradients.finite) {
+    const rate = learningRate(step, config.train);
+    const result = stepper.step({ batches, learningRate: rate, accept: (gradients) => !this.#isSkipped(gradients) });
+    if (result.comparisons.length > 0)
+      say(`compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`);
+    if (!result.finite) {
       live.clear();
-      const line = reportNonFinite(outDir, step, gradients, batches, model.parameters);
-      records.event({ step, msg: 'halt', loss: gradients.loss, grad_norm: gradients.norm, detail: line });
+      const line = reportNonFinite(outDir, step, result, batches, model.parameters);
+      records.event({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
       warn(line);
       return false;
     }
-    const rate = learningRate(step, config.train);
-    if (!this.#isSkipped(gradients)) applyGradients(context, gradients.norm, rate);
-    if (config.runtime.debug_timing) say(timingLine(step, started, computing, computed));
+    if (config.runtime.debug_timing) say(timingLine(step, computing - started, result));
     const tokens = batches.reduce((total, { inputs }) => total + inputs.length, 0);
     progress.step = step;
-    progress.firstLoss ??= gradients.loss;
-    progress.lastLoss = gradients.loss;
+    progress.firstLoss ??= result.loss;
+    progress.lastLoss = result.loss;
     progress.tokensSeen += tokens;
-    this.#record(gradients, rate, tokens, (performance.now() - started) / 1000, batches, observed);
+    this.#record(result, rate, tokens, (performance.now() - started) / 1000, batches);
     return true;
   }
 
@@ -202,32 +194,25 @@ export class TrainingLoop {
     return true;
   }
 
-  #record(
-    gradients: StepGradients,
-    rate: number,
-    tokens: number,
-    seconds: number,
-    batches: readonly Batch[],
-    observed: Pick<StepRecord, 'gates' | 'selection'>,
-  ): void {
+  #record(result: StepResult, rate: number, tokens: number, seconds: number, batches: readonly Batch[]): void {
     const { config, state, records, live, say, peakFlops } = this.#context;
     const { model, progress } = state;
-    const { pool } = model.device;
+    const { peakBytes, reservedBytes } = model.device.memory;
     const { step } = progress;
     const { steps, log_every: every } = config.train;
     const record: StepRecord = {
       step,
-      loss: gradients.loss,
+      loss: result.loss,
       learningRate: rate,
       tokensPerSecond: tokens / seconds,
-      gradientNorm: gradients.norm,
+      gradientNorm: result.norm,
       fetchSeconds: this.#fetchTimes.lastSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
       mfu: peakFlops === null ? null : this.#usedFlops(batches) / seconds / peakFlops,
-      ...observed,
-      memoryMib: { allocated: Math.round(pool.peakBytesInUse / MIB), reserved: Math.round(pool.bytesReserved / MIB) },
-      counters: this.#counters,
+      ...result.observed,
+      memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
+      counters: { ...this.#counters, ...result.counters },
       data: this.#context.data,
     };
     records.progress(record);
@@ -240,12 +225,12 @@ export class TrainingLoop {
       const fetchMs = record.fetchSeconds * 1000;
       say(
         stepLine({
-          ...{ step, loss: gradients.loss, learningRate: rate, tokensPerSecond, mfu },
-          ...{ gradientNorm: gradients.norm, fetchMs, fetchP50Ms, fetchP95Ms },
+          ...{ step, loss: result.loss, learningRate: rate, tokensPerSecond, mfu },
+          ...{ gradientNorm: result.norm, fetchMs, fetchP50Ms, fetchP95Ms },
         }),
       );
     }
-    live.show(step, steps, gradients.loss, record.tokensPerSecond, this.#secondsPerStep * (steps - step));
+    live.show(step, steps, result.loss, record.tokensPerSecond, this.#secondsPerStep * (steps - step));
   }
 
   #usedFlops(batches: readonly Batch[]): number {
@@ -297,8 +282,7 @@ export class TrainingLoop {
 }
 
 /** runtime.debug_timing: where a step's time went. */
-function timingLine(step: number, started: number, computing: number, computed: number): string {
-  const updated = performance.now();
-  const ms = (from: number, to: number) => `${(to - from).toFixed(1)}ms`;
-  return `timing ${step} | fetch ${ms(started, computing)} | gradients ${ms(computing, computed)} | update ${ms(computed, updated)}`;
+function timingLine(step: number, fetchMs: number, { gradientsMs, totalMs }: StepResult): string {
+  const [fetch, gradients, update] = [fetchMs, gradientsMs, totalMs - gradientsMs].map((ms) => `${ms.toFixed(1)}ms`);
+  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
 }

@@ -2,21 +2,19 @@
 import type { Device } from '../device/device.js';
 import type { Observer } from '../model/attention.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/gate/op.js';
+import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/selection-counts/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 
-export interface SelectionStatistics {
-  /** Selected blocks per (token, group). */
-  readonly mean: number;
-  readonly max: number;
-  /** Share of them with the largest number, in percent. */
-  readonly percentAtMax: number;
+export interface Observed {
+  readonly gates: GateStatistics | null;
+  readonly selection: SelectionStatistics | null;
 }
 
 /** Collects during the forward passes of one step; gates leave only nine numbers per layer behind. */
 export class StepTelemetry implements Observer {
   readonly #device: Device;
   readonly #gateSums: Tensor[] = [];
-  #selection: SelectionStatistics | null = null;
+  #selection: Tensor | null = null;
 
   constructor(device: Device) {
     this.#device = device;
@@ -28,32 +26,20 @@ export class StepTelemetry implements Observer {
 
   /** Lengths decide how many blocks a token has, so one layer speaks for all. */
   selected(layer: number, selected: Tensor): void {
-    if (layer === 0) this.#selection ??= countSelected(selected);
+    if (layer === 0) this.#selection ??= selectionCounts(this.#device, selected);
   }
 
-  /** Ends the collection: null where nothing was seen (dense attention). */
-  finish(): { gates: GateStatistics | null; selection: SelectionStatistics | null } {
-    const sums = this.#gateSums.map((tensor) => {
-      const values = tensor.read();
-      tensor.free();
-      return values;
-    });
+  /** Reads what was collected: null where nothing was seen (dense attention). A graph's replay fills it anew. */
+  read(): Observed {
+    const sums = this.#gateSums.map((tensor) => tensor.read());
+    const gates = sums.length === 0 ? null : summarizeGates(sums);
+    return { gates, selection: this.#selection && summarizeSelection(this.#selection.read()) };
+  }
+
+  free(): void {
+    for (const tensor of this.#gateSums) tensor.free();
+    this.#selection?.free();
     this.#gateSums.length = 0;
-    return { gates: sums.length === 0 ? null : summarizeGates(sums), selection: this.#selection };
+    this.#selection = null;
   }
-}
-
-function countSelected(selected: Tensor): SelectionStatistics {
-  const slots = selected.shape[2];
-  const blocks = selected.read();
-  const rows = blocks.length / slots;
-  let [total, max, atMax] = [0, 0, 0];
-  for (let row = 0; row < rows; row++) {
-    let count = 0;
-    for (let slot = 0; slot < slots; slot++) if (blocks[row * slots + slot] >= 0) count += 1;
-    total += count;
-    if (count > max) [max, atMax] = [count, 0];
-    if (count === max) atMax += 1;
-  }
-  return { mean: rows ? total / rows : 0, max, percentAtMax: rows ? (100 * atMax) / rows : 0 };
 }

@@ -25,6 +25,7 @@ import { RunRecords } from './records.js';
 import { watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
+import { createStepper } from './stepper.js';
 import { openTrainingData } from './training-data.js';
 
 export interface TrainOptions {
@@ -63,7 +64,9 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
 
 export async function train(options: TrainOptions): Promise<TrainResult> {
   const { config, say, warn } = options;
-  refuseUnsupported(config, warn);
+  refuseUnsupported(config);
+  if (config.runtime.precision === 'bf16' && options.device.kind === 'cpu')
+    warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
   if (options.resume === null) refuseUsedFolder(config.train.out_dir);
   const { loader, data } = await openTrainingData(config, say, warn);
   try {
@@ -91,7 +94,7 @@ async function runIn(
   clearMarks(outDir);
   const found = options.resume === null ? undefined : findCheckpoint(outDir, options.resume);
   for (const { path, reason } of found?.skipped ?? []) warn(`checkpoint ${path} is skipped: ${reason}`);
-  const model = new LanguageModel(device, shape, config.train.seed);
+  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));
   announce(model, config, say);
   const decayed = (dimensions: number) => (dimensions >= 2 ? config.train.weight_decay : 0);
   const trained = model.parameters.map((parameter) => ({
@@ -131,6 +134,7 @@ async function runIn(
   };
   const signals = watchSignals(dump, options.signals);
   const uploader = new BatchUploader(device, config.nsa);
+  const stepper = createStepper({ model, optimizer: state.optimizer, uploader, config });
   const started = performance.now();
   try {
     records.enter('boot', state.progress.step);
@@ -138,7 +142,7 @@ async function runIn(
     records.event({ step: state.progress.step, msg: 'loader_ready', data });
     const loop = new TrainingLoop(
       {
-        ...{ outDir, config, data, state, uploader, records, say, warn, position },
+        ...{ outDir, config, data, state, uploader, stepper, records, say, warn, position },
         sample: () => sampleText(model, config),
         requests: signals.requests,
         peakFlops: options.peakFlops ?? null,
@@ -159,6 +163,7 @@ async function runIn(
   } finally {
     signals.end();
     records.close();
+    stepper.free();
     uploader.free();
     state.optimizer.free();
     model.free();
@@ -201,13 +206,16 @@ async function sampleText(model: LanguageModel, config: Config): Promise<string>
   return text;
 }
 
-function refuseUnsupported({ runtime, train: settings }: Config, warn: (line: string) => void): void {
+function refuseUnsupported({ runtime, train: settings }: Config): void {
   if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
     throw new UsageError(
       'runtime.prefill_batched and runtime.prefill_tile belong to decoding, which is not part of this version; leave them out',
     );
   if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
-  if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
+}
+
+function computeDtype({ runtime }: Config, device: Device): 'f32' | 'bf16' {
+  return runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
 }
 
 function hasEvaluation(path: string, step: number): boolean {

@@ -12,13 +12,14 @@ export function compareCore(
   inputs: NsaInputs,
   shapes: Shapes,
   dOut: Float64Array,
+  nearTie?: number,
 ): Finding {
   const worst = new Worst();
   const layout = layoutOf(shapes);
   let known: { selected: Int32Array; reference: ReturnType<typeof coreReference> } | null = null;
   for (const [kernel, result] of Object.entries(results)) {
     if (!known || !same(known.selected, result.selected)) {
-      const wrong = wrongSelection(result.selected, inputs, layout);
+      const wrong = wrongSelection(result.selected, inputs, layout, nearTie);
       if (wrong) {
         worst.add(1, `${kernel}: ${wrong}`);
         continue;

@@ -1,8 +1,7 @@
 /** The attention core on a device, from arrays to arrays: what checks compare with the reference and `attend` writes. */
 import type { Device } from '../device/device.js';
-import { nativeSparseAttention, type SparseInputs, sparseLayout } from '../ops/nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/nsa.js';
 import type { NsaInputs } from '../ops/nsa-reference.js';
-import type { SelectedOptions } from '../ops/selected/op.js';
 import { Sequences } from '../ops/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -19,16 +18,20 @@ export interface CoreResult {
   readonly gradients: Record<InputName, Float32Array> | null;
 }
 
+/** `dtype` is that of queries, keys and values; the caller rounds `inputs` and `dOut` to it. */
 export function runCore(
   device: Device,
   inputs: NsaInputs,
   shapes: Shapes,
   dOut: ArrayLike<number> | null,
-  options: SelectedOptions = {},
+  options: SparseOptions = {},
+  dtype: 'f32' | 'bf16' = 'f32',
 ): CoreResult {
   return withSequences(device, shapes.lengths, (tokens, tape) => {
     const sizes = inputShapes(shapes);
-    const tensors = record(INPUT_NAMES, (name) => tape.from(inputs[name], sizes[name])) satisfies SparseInputs;
+    const tensors = record(INPUT_NAMES, (name) =>
+      tape.from(inputs[name], sizes[name], name === 'gates' ? 'f32' : dtype),
+    ) satisfies SparseInputs;
     if (dOut) for (const name of INPUT_NAMES) tape.watch(tensors[name]);
     const layout = sparseLayout(tokens, shapes.sparse);
     try {

@@ -9,7 +9,7 @@ import { windowAttention } from '../ops/window/op.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { inputShapes, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { gradientOf, withSequences } from './core.js';
 import { randomValues, relativeError } from './numbers.js';
 
@@ -19,7 +19,7 @@ const HEADS = { heads: 6, groups: 2, dk: 16, dv: 12 };
 type Branch = (tape: Tape, inputs: { q: Tensor; k: Tensor; v: Tensor }, tokens: Sequences) => Tensor;
 
 export function denseLimitChecks(device: Device): Check[] {
-  const limit = tolerance(device);
+  const limit = TOLERANCE;
   const lengths = [[96], [95], [100, 0, 33, 1]];
   return lengths.flatMap((some): Check[] => {
     const longest = Math.max(...some);

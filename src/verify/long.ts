@@ -6,14 +6,15 @@ import { freemem } from 'node:os';
 import type { Device } from '../device/device.js';
 import type { HeadShape } from '../ops/attention.js';
 import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention-reference.js';
+import { castInto } from '../ops/cast/op.js';
 import { combineBackward, combineForward } from '../ops/combine/reference.js';
-import { nativeSparseAttention, sparseLayout } from '../ops/nsa.js';
+import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/nsa.js';
 import { isSelection, overlap } from '../ops/select/reference.js';
 import { compressedCount } from '../ops/sequences.js';
-import { fillNormal } from '../tensor/random/op.js';
+import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { gradientName, INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
-import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { record, withSequences } from './core.js';
 import { addTo, randomValues, relativeError } from './numbers.js';
 
@@ -48,13 +49,18 @@ export function longChecks(device: Device): Check[] {
   return CASES.map((example) => ({
     invariant: '9 shapes',
     case: example.name,
-    limit: tolerance(device),
+    limit: TOLERANCE,
     run: () => sampled(device, example),
   }));
 }
 
-/** The check itself, for any length. */
-export function sampled(device: Device, { length, heads, sparse }: LongCase): Finding {
+/** The check itself, for any length. In bf16 gates are not negative, as the fused kernels demand. */
+export function sampled(
+  device: Device,
+  { length, heads, sparse }: LongCase,
+  dtype: 'f32' | 'bf16' = 'f32',
+  options: SparseOptions = {},
+): Finding {
   const shapes: Shapes = { lengths: [length], heads, sparse };
   const sizes = inputShapes(shapes);
   const bytes = INPUT_NAMES.reduce((total, name) => total + 4 * sizes[name].reduce((a, b) => a * b), 0);
@@ -65,25 +71,43 @@ export function sampled(device: Device, { length, heads, sparse }: LongCase): Fi
   try {
     return withSequences(device, [length], (tokens, tape) => {
       const inputs = record(INPUT_NAMES, (name) => {
-        const tensor = tape.watch(tape.empty(sizes[name]));
-        fillNormal(tensor, { seed: 51, stream: INPUT_NAMES.indexOf(name) });
+        const numbers = tape.empty(sizes[name]);
+        const source = { seed: 51, stream: INPUT_NAMES.indexOf(name) };
+        if (name === 'gates' && dtype === 'bf16') fillUniform(numbers, source);
+        else fillNormal(numbers, source);
+        if (name === 'gates' || dtype === 'f32') return tape.watch(numbers);
+        const tensor = tape.watch(tape.empty(sizes[name], dtype));
+        castInto(device, numbers, tensor);
+        tape.drop(numbers);
         return tensor;
       });
       const layout = sparseLayout(tokens, sparse);
-      const results = nativeSparseAttention(tape, inputs, layout, sparse);
+      const results = nativeSparseAttention(tape, inputs, layout, sparse, options);
       const selected = results.selected.read() as Int32Array;
       const out = rows.map((row) => readRow(results.out, row));
-      const dOut = tape.zeros(results.out.shape);
+      const dOut = tape.zeros(results.out.shape, dtype);
       const dRows = rows.map((row, i) => {
-        const values = randomValues(heads.heads * heads.dv, 60 + i);
-        dOut.rows(row, row + 1).write(values);
-        return values;
+        dOut.rows(row, row + 1).write(randomValues(heads.heads * heads.dv, 60 + i));
+        return readRow(dOut, row); // as rounded
       });
       tape.seedWith(results.out, dOut);
       tape.backward();
       layout.blocks.free();
       const reference = new SampledReference(shapes, inputs);
       const worst = new Worst();
+      const rowsTogether = new Map<string, [actual: number[], expected: number[]]>();
+      // In bf16 a row whose gradient nearly cancels keeps few digits: limits hold for all rows together.
+      const compare = (name: string, actual: Float64Array, expected: Float64Array, at: string) => {
+        if (dtype === 'f32') {
+          worst.add(relativeError(actual, expected), `${name} is off at ${at}`);
+          return;
+        }
+        const [a, b] = rowsTogether.get(name) ?? [[], []];
+        rowsTogether.set(name, [
+          [...a, ...actual],
+          [...b, ...expected],
+        ]);
+      };
       for (const [i, row] of rows.entries()) {
         const at = `token ${row}`;
         const expected = reference.row(row, selected, dRows[i]);
@@ -91,16 +115,17 @@ export function sampled(device: Device, { length, heads, sparse }: LongCase): Fi
           worst.add(1, expected.wrong);
           continue;
         }
-        worst.add(relativeError(out[i], expected.out), `out is off at ${at}`);
-        worst.add(relativeError(readRow(tape.gradient(inputs.q)!, row), expected.dq), `dq is off at ${at}`);
-        worst.add(
-          relativeError(readRow(tape.gradient(inputs.gates)!, row), expected.dGates),
-          `d_gates is off at ${at}`,
-        );
+        const dq = readRow(tape.gradient(inputs.q)!, row);
+        const dGates = readRow(tape.gradient(inputs.gates)!, row);
+        compare('out', out[i], expected.out, at);
+        compare('dq', dq, expected.dq, at);
+        compare('d_gates', dGates, expected.dGates, at);
         if (rows.includes(row + 1) || row + 1 === length) continue;
         const beside = readRow(tape.gradient(inputs.q)!, row + 1).some((value) => value !== 0);
         worst.add(beside ? 1 : 0, `dq is not zero at token ${row + 1}, whose output got no gradient`);
       }
+      for (const [name, [actual, expected]] of rowsTogether)
+        worst.add(relativeError(actual, expected), `${name} is off`);
       for (const name of KEY_NAMES)
         worst.add(
           relativeError(tape.gradient(inputs[name])!.read(), reference.gradients[name]),

@@ -3,7 +3,7 @@ import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import { nsaForward } from '../ops/nsa-reference.js';
 import { FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { wrongSelection } from './compare.js';
 import { runCore } from './core.js';
 import { VARIANTS, withModule } from './module.js';
@@ -18,7 +18,7 @@ const DIRECTIONS = 2;
 const STEP = 1e-5;
 
 export function moduleChecks(device: Device): Check[] {
-  const limit = tolerance(device);
+  const limit = TOLERANCE;
   const parity = VARIANTS.map(
     ({ name, shape }): Check => ({
       invariant: '1 reference',
@@ -52,7 +52,7 @@ function moduleParity(device: Device, shape: ModelShape): Finding {
       const { out, selected } = module.run(x, LENGTHS, null, kernel);
       const reference = moduleForward(shape, module.weights, x, LENGTHS, selected);
       // Scores of projections that were rounded to float32 may differ by as much as those projections do.
-      const wrong = wrongSelection(selected, reference.inputs, reference.layout, tolerance(device));
+      const wrong = wrongSelection(selected, reference.inputs, reference.layout, TOLERANCE);
       if (wrong) worst.add(1, `${kernel}: ${wrong}`);
       else worst.add(relativeError(out, reference.out), `${kernel}: the output is off`);
     }

@@ -4,7 +4,7 @@ import { denseAttention } from '../ops/dense/op.js';
 import { denseBackward, denseForward } from '../ops/dense/reference.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
 import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { compareCore } from './compare.js';
 import { gradientOf, record, runCore, withSequences } from './core.js';
 import { randomValues, relativeError, startsOf, sum } from './numbers.js';
@@ -19,7 +19,7 @@ const TYPICAL: Shapes = {
 const DENSE: Shapes = { lengths: [130, 0, 77], heads: { heads: 6, groups: 2, dk: 24, dv: 16 }, sparse: SMALL };
 
 export function parityChecks(device: Device): Check[] {
-  const limit = tolerance(device);
+  const limit = TOLERANCE;
   return [
     {
       invariant: '1 reference',

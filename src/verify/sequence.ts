@@ -2,7 +2,7 @@
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/selected/op.js';
-import { type Check, type Finding, tolerance, Worst } from './check.js';
+import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { type TestModule, VARIANTS, withModule } from './module.js';
 import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
 
@@ -12,7 +12,7 @@ const RAGGED = [3, 0, 70, 1, 16, 24, 41];
 const KERNELS = ['v1', 'v2'] as const;
 
 export function sequenceChecks(device: Device): Check[] {
-  const limit = tolerance(device);
+  const limit = TOLERANCE;
   const each = (make: (name: string, shape: ModelShape, turn: number) => Check) =>
     VARIANTS.map(({ name, shape }, turn) => make(name, shape, turn));
   return [

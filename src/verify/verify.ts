@@ -1,6 +1,7 @@
 /** All checks of a device, in the order of the invariants. */
 import type { Device } from '../device/device.js';
 import { type Check, INVARIANTS, type Row, runCheck } from './check.js';
+import { fusedChecks } from './fused.js';
 import { denseLimitChecks } from './limits.js';
 import { longChecks } from './long.js';
 import { modelChecks } from './model-checks.js';
@@ -19,6 +20,7 @@ export function checksFor(device: Device, full: boolean): Check[] {
     ...denseLimitChecks(device),
     ...modelChecks(device, full),
     ...(full ? longChecks(device) : []),
+    ...fusedChecks(device, full),
   ];
   return INVARIANTS.flatMap((invariant) => checks.filter((check) => check.invariant === invariant));
 }

@@ -4,7 +4,16 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
-import type { Addressable, ArgumentKind, Device, KernelModule, Kernels, Signature, Signatures } from '../device.js';
+import type {
+  Addressable,
+  ArgumentKind,
+  Device,
+  KernelModule,
+  Kernels,
+  MemoryUse,
+  Signature,
+  Signatures,
+} from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
 
@@ -62,6 +71,10 @@ export class CpuDevice implements Device {
     this.#runtime.setThreads(count);
   }
 
+  get memory(): MemoryUse {
+    return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
+  }
+
   /** Memory kernels hold for themselves, all threads together. */
   get scratchBytes(): number {
     return Number(this.#runtime.scratchBytes());
@@ -90,6 +103,10 @@ export class CpuDevice implements Device {
 
   fillZero(address: bigint, bytes: number): void {
     this.#runtime.zero(address, bytes);
+  }
+
+  fill(address: bigint, value: number, count: number): void {
+    new Float32Array(koffi.view(address, count * Float32Array.BYTES_PER_ELEMENT)).fill(value);
   }
 
   copy(to: bigint, from: bigint, bytes: number): void {

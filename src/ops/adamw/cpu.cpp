@@ -1,4 +1,4 @@
-// One AdamW step over one parameter, in one pass: 16 bytes read and 12 written for each number.
+// AdamW in one pass over each parameter: 16 bytes read and 12 written for each number.
 #include "runtime.h"
 
 #include <cmath>
@@ -23,13 +23,65 @@ void update(float* __restrict value, const float* __restrict gradient, float* __
   }
 }
 
+struct Scalars {
+  float gradient_scale, max_norm, step_size, inverse_root_bias, learning_rate;
+};
+
+struct Record {
+  int64_t size, first_piece;
+  float* value;
+  const float* gradient;
+  float *m, *v;
+  void* rounded;
+  double weight_decay;
+};
+
+struct Piece {
+  int32_t record, index;
+};
+
 }  // namespace
 
-extern "C" void adamw_step(float* value, const float* gradient, float* m, float* v, int64_t count,
-                           float gradient_scale, float beta1, float rest1, float beta2, float rest2,
-                           float inverse_root_bias, float epsilon, float step_size, float shrink) {
+extern "C" {
+
+// `rounded` is the bf16 copy that a GPU computes with; here nothing reads one.
+void adamw_step(float* value, const float* gradient, float* m, float* v, void* rounded, int64_t count,
+                float gradient_scale, float beta1, float rest1, float beta2, float rest2, float inverse_root_bias,
+                float epsilon, float step_size, float shrink) {
+  (void)rounded;
   const Step step{gradient_scale, beta1, rest1, beta2, rest2, inverse_root_bias, epsilon, step_size, shrink};
   parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
     update(value + begin, gradient + begin, m + begin, v + begin, end - begin, step);
   });
+}
+
+// factor[0] = what gradients are multiplied by so that their norm is at most max_norm; NaN where the norm is not finite.
+// sums = {sum of squares, count of NaN and inf} or null.
+void adamw_factor(const double* sums, const Scalars* scalars, float* factor) {
+  const float scale = scalars->gradient_scale, most = scalars->max_norm;
+  if (sums == nullptr) {
+    factor[0] = scale;
+    return;
+  }
+  const double norm = std::sqrt(sums[0]) * std::fabs(static_cast<double>(scale));
+  const bool finite = sums[1] == 0 && norm < INFINITY;
+  factor[0] = finite ? static_cast<float>(norm > most ? scale * (most / norm) : scale) : NAN;
+}
+
+// All parameters, in pieces of kFloats. Does nothing where the factor is not a number.
+void adamw_step_all(const Record* records, const Piece* pieces, const Scalars* scalars, const float* factor,
+                    int64_t piece_count, float beta1, float rest1, float beta2, float rest2, float epsilon) {
+  const Scalars numbers = *scalars;
+  const float scale = factor[0];
+  if (std::isnan(scale)) return;
+  parallel_chunks(piece_count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const Record& r = records[pieces[p].record];
+      const float shrink = static_cast<float>(numbers.learning_rate * r.weight_decay);
+      const Step step{scale, beta1, rest1, beta2, rest2, numbers.inverse_root_bias, epsilon, numbers.step_size, shrink};
+      const int64_t at = pieces[p].index * kFloats, left = r.size - at;
+      update(r.value + at, r.gradient + at, r.m + at, r.v + at, left < kFloats ? left : kFloats, step);
+    }
+  });
+}
 }

@@ -1,15 +1,25 @@
 /**
  * AdamW: Adam with bias correction and decoupled weight decay, in one pass over each parameter. The gradient is
- * multiplied on the way in, so clipping costs nothing.
+ * multiplied on the way in, so clipping costs nothing. A parameter's rounded copy is written in the same pass.
+ *
+ * `step` takes its numbers from the host. `stepOnDevice` finds them in device memory, the clip factor included: all
+ * parameters in one launch, and nothing that the host must wait for, so a graph can hold it.
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Parameter } from '../../tensor/parameter.js';
 import { Tensor } from '../../tensor/tensor.js';
+import { expectShape } from '../shapes.js';
+import { TensorTable } from '../tensor-table.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
-  adamw_step: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32'],
-});
+const tensors = ['ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const; // value, gradient, m, v, rounded
+export const signatures = {
+  adamw_step: [...tensors, 'i64', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32', 'f32'],
+  adamw_factor: ['ptr', 'ptr', 'ptr'],
+  adamw_step_all: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'f32', 'f32', 'f32', 'f32', 'f32'],
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 export interface AdamWOptions {
   readonly betas?: readonly [number, number];
@@ -28,6 +38,14 @@ export interface AdamWStep {
   readonly gradientScale?: number;
 }
 
+export interface DeviceStep extends AdamWStep {
+  /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
+  readonly maxNorm?: number;
+}
+
+/** Numbers of the tensor that `stepOnDevice` reads; `nextStep` gives their values. */
+export const STEP_SCALARS = 8;
+
 interface Moments {
   readonly m: Tensor;
   readonly v: Tensor;
@@ -39,12 +57,15 @@ export class AdamW {
   readonly #moments = new Map<string, Moments>();
   readonly #betas: readonly [number, number];
   readonly #epsilon: number;
+  readonly #table: TensorTable;
+  #factor: Tensor | null = null;
   /** Steps taken so far. A checkpoint keeps it beside `state` and sets it on resume. */
   steps = 0;
 
   constructor(device: Device, trained: readonly TrainedParameter[], options: AdamWOptions = {}) {
     this.#device = device;
     this.#trained = trained;
+    this.#table = new TensorTable(device);
     this.#betas = options.betas ?? [0.9, 0.95];
     this.#epsilon = options.epsilon ?? 1e-8;
     const names = new Set(trained.map(({ parameter }) => parameter.name));
@@ -69,13 +90,12 @@ export class AdamW {
 
   /** Updates every parameter that has a gradient. */
   step({ learningRate, gradientScale = 1 }: AdamWStep): void {
-    this.steps += 1;
     const kernel = this.#device.kernels(kernels);
     const [beta1, beta2] = this.#betas;
-    const stepSize = learningRate / (1 - beta1 ** this.steps);
-    const inverseRootBias = 1 / Math.sqrt(1 - beta2 ** this.steps);
+    this.steps += 1;
+    const { stepSize, inverseRootBias } = this.#corrections(learningRate);
     for (const { parameter, weightDecay } of this.#trained) {
-      const { name, value, gradient } = parameter;
+      const { name, value, gradient, rounded } = parameter;
       const moments = this.#moments.get(name);
       if (!gradient || !moments) continue;
       const shrink = learningRate * weightDecay;
@@ -84,6 +104,7 @@ export class AdamW {
         gradient,
         moments.m,
         moments.v,
+        rounded,
         value.size,
         gradientScale,
         beta1,
@@ -98,11 +119,63 @@ export class AdamW {
     }
   }
 
+  /**
+   * Counts a step and returns its numbers, to be written into the tensor that `stepOnDevice` reads. Where the norm turns
+   * out not to be finite the device changes nothing: whoever learns of it takes 1 off `steps`.
+   */
+  nextStep({ learningRate, gradientScale = 1, maxNorm = 0 }: DeviceStep): Float32Array {
+    this.steps += 1;
+    const { stepSize, inverseRootBias } = this.#corrections(learningRate);
+    const limit = maxNorm > 0 ? maxNorm : Number.POSITIVE_INFINITY;
+    const scalars = new Float32Array(STEP_SCALARS);
+    scalars.set([gradientScale, limit, stepSize, inverseRootBias, learningRate]); // the kernel's struct Scalars
+    return scalars;
+  }
+
+  /**
+   * Launches the update of every parameter that has a gradient. `scalars` f32 [8] holds the numbers of `nextStep`; with
+   * the sums of `GradientNorms.launch` gradients are clipped, and nothing is changed where one is not finite.
+   */
+  stepOnDevice(scalars: Tensor, sums: Tensor | null = null): void {
+    expectShape('AdamW: scalars', scalars, [STEP_SCALARS]);
+    if (sums) expectShape('AdamW: sums', sums, [-1, 2], 'f64');
+    const kernel = this.#device.kernels(kernels);
+    const table = this.#table;
+    table.update(
+      this.#trained.flatMap(({ parameter, weightDecay }) => {
+        const { name, value, gradient, rounded } = parameter;
+        const moments = this.#moments.get(name);
+        if (!gradient || !moments) return [];
+        const addresses = [value, gradient, moments.m, moments.v].map(({ pointer }) => pointer);
+        return [{ size: value.size, words: [...addresses, rounded?.pointer ?? 0n, weightDecay] }];
+      }),
+    );
+    this.#factor ??= Tensor.empty(this.#device, [1]);
+    const total = sums?.rows(sums.shape[0] - 1, sums.shape[0]) ?? null;
+    kernel.adamw_factor(total, scalars, this.#factor);
+    const [beta1, beta2] = this.#betas;
+    kernel.adamw_step_all(
+      ...[table.records, table.pieces, scalars, this.#factor, table.pieceCount],
+      ...[beta1, 1 - beta1, beta2, 1 - beta2, this.#epsilon],
+    );
+  }
+
+  #corrections(learningRate: number) {
+    const [beta1, beta2] = this.#betas;
+    return {
+      stepSize: learningRate / (1 - beta1 ** this.steps),
+      inverseRootBias: 1 / Math.sqrt(1 - beta2 ** this.steps),
+    };
+  }
+
   free(): void {
     for (const { m, v } of this.#moments.values()) {
       m.free();
       v.free();
     }
     this.#moments.clear();
+    this.#table.free();
+    this.#factor?.free();
+    this.#factor = null;
   }
 }

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { Parameter } from '../../tensor/parameter.js';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { devices, tolerance } from '../../testing/devices.js';
+import { devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { silu } from '../activation/op.js';
 import { siluBackward } from '../activation/reference.js';
@@ -19,14 +19,16 @@ describe('add reference', () => {
   });
 });
 
-describe.each(devices())('add on $name', ({ device }) => {
+describe.each(devices())('add on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   it.each([1, 5, 16, 40001, 0])('equals the reference for %i numbers', (count) => {
-    const [x, r, dy] = [randomValues(count, 1), randomValues(count, 2), randomValues(count, 3)];
+    const [x, r, dy] = [random(count, 1), random(count, 2), random(count, 3)];
     const tape = new Tape(device());
-    const tx = tape.watch(tape.from(x, [count]));
-    const tr = tape.watch(tape.from(r, [count]));
+    const tx = tape.watch(tape.from(x, [count], dtype));
+    const tr = tape.watch(tape.from(r, [count], dtype));
     const y = add(tape, tx, tr);
-    expect(relativeError(y.read(), addForward(x, r))).toBeLessThan(tolerance(device()));
+    expect(relativeError(y.read(), addForward(x, r))).toBeLessThan(tolerance(dtype));
     tape.seed(y, dy);
     tape.backward();
     const { dx, dr } = addBackward(dy);
@@ -37,7 +39,7 @@ describe.each(devices())('add on $name', ({ device }) => {
 
   it('hands one gradient to both sides without a copy', () => {
     const tape = new Tape(device());
-    const [x, r] = [tape.watch(tape.zeros([1000])), tape.watch(tape.zeros([1000]))];
+    const [x, r] = [1, 2].map(() => tape.watch(tape.zeros([1000], dtype)));
     const y = add(tape, x, r);
     tape.seed(y, randomValues(1000, 1));
     const before = device().pool.bytesInUse;
@@ -49,7 +51,7 @@ describe.each(devices())('add on $name', ({ device }) => {
 
   it('gives x + x twice the gradient', () => {
     const tape = new Tape(device());
-    const x = tape.watch(tape.from([1, 2, 3], [3]));
+    const x = tape.watch(tape.from([1, 2, 3], [3], dtype));
     const y = add(tape, x, x);
     expect([...y.read()]).toEqual([2, 4, 6]);
     tape.seed(y, [1, 10, 100]);
@@ -58,21 +60,29 @@ describe.each(devices())('add on $name', ({ device }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already, in a residual and in a parameter', () => {
-    const [values, dy] = [randomValues(8, 1), randomValues(8, 2)];
-    const bias = new Parameter(device(), 'bias', [2, 4]);
-    bias.value.zero();
+  it('adds to gradients that are there already', () => {
+    const [values, dy] = [random(8, 1), random(8, 2)];
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(values, [2, 4]));
-    const y = add(tape, add(tape, x, silu(tape, x)), bias.value);
-    const z = add(tape, y, bias.value);
-    tape.seed(z, dy);
+    const x = tape.watch(tape.from(values, [2, 4], dtype));
+    const y = add(tape, x, silu(tape, x));
+    tape.seed(y, dy);
     tape.backward();
     const branch = siluBackward(values, dy);
     const expected = dy.map((slope, i) => slope + branch[i]);
-    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(device()));
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
+    tape.end();
+  });
+
+  it('adds to the gradient of a parameter', () => {
+    const dy = randomValues(8, 2);
+    const bias = new Parameter(device(), 'bias', [2, 4]);
+    bias.value.zero();
+    const tape = new Tape(device());
+    const x = tape.watch(tape.zeros([2, 4]));
+    tape.seed(add(tape, add(tape, x, bias.value), bias.value), dy);
+    tape.backward();
     const twice = dy.map((slope) => 2 * slope);
-    expect(relativeError(bias.gradient!.read(), twice)).toBeLessThan(tolerance(device()));
+    expect(relativeError(bias.gradient!.read(), twice)).toBeLessThan(tolerance('f32'));
     tape.end();
     bias.free();
   });
@@ -86,14 +96,17 @@ describe.each(devices())('add on $name', ({ device }) => {
   });
 
   it('adds and scales in place, NaN included', () => {
-    const into = Tensor.from(device(), [1, Number.NaN, 3], [3]);
-    const value = Tensor.from(device(), [10, 20, 30], [1, 3]);
+    const into = Tensor.from(device(), [1, Number.NaN, 3], [3], dtype);
+    const value = Tensor.from(device(), [10, 20, 30], [1, 3], dtype);
     addInto(device(), into, value);
     expect([...into.read()]).toEqual([11, Number.NaN, 33]);
     scaleInPlace(device(), into, 0);
     expect([...into.read()]).toEqual([0, Number.NaN, 0]);
-    into.free();
-    value.free();
+    const wide = Tensor.zeros(device(), [3]);
+    addInto(device(), wide, value); // f32 += the dtype under test
+    addInto(device(), wide, value);
+    expect([...wide.read()]).toEqual([20, 40, 60]);
+    for (const tensor of [into, value, wide]) tensor.free();
     expect(device().pool.bytesInUse).toBe(0);
   });
 });

@@ -2,18 +2,20 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   add_forward: ['ptr', 'ptr', 'ptr', 'i64'],
   add_scale: ['ptr', 'f32', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** `x` and `r` of one shape. */
+/** `x` and `r` of one shape and dtype. */
 export function add(tape: Tape, x: Tensor, r: Tensor): Tensor {
-  expectShape('add: x', x, x.shape);
-  expectShape('add: r', r, x.shape);
-  const y = tape.empty(x.shape);
+  expectFloats('add: x', x, x.shape);
+  expectShape('add: r', r, x.shape, x.dtype);
+  const y = tape.empty(x.shape, x.dtype);
   tape.device.kernels(kernels).add_forward(x, r, y, x.size);
   tape.record([x, r], [y], [], () => {
     const accumulate = (into: Tensor, value: Tensor) => addInto(tape.device, into, value);
@@ -23,15 +25,15 @@ export function add(tape: Tape, x: Tensor, r: Tensor): Tensor {
   return y;
 }
 
-/** into += value, number by number; the shapes may differ as long as the sizes agree. */
+/** into += value, number by number; the shapes may differ as long as the sizes agree, and so may the dtypes. */
 export function addInto(device: Device, into: Tensor, value: Tensor): void {
-  expectShape('addInto: into', into, into.shape);
-  expectShape('addInto: value', value.reshape(into.shape), into.shape);
+  expectFloats('addInto: into', into, into.shape);
+  expectFloats('addInto: value', value.reshape(into.shape), into.shape);
   device.kernels(kernels).add_forward(into, value, into, into.size);
 }
 
 /** tensor *= factor. */
 export function scaleInPlace(device: Device, tensor: Tensor, factor: number): void {
-  expectShape('scaleInPlace: tensor', tensor, tensor.shape);
+  expectFloats('scaleInPlace: tensor', tensor, tensor.shape);
   device.kernels(kernels).add_scale(tensor, factor, tensor.size);
 }

@@ -2,11 +2,13 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tensor } from '../../tensor/tensor.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   cast_f32_to_bf16: ['ptr', 'ptr', 'i64'],
   cast_bf16_to_f32: ['ptr', 'ptr', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** Writes `from` into `into`, whose dtype decides the direction. */
 export function castInto(device: Device, from: Tensor, into: Tensor): void {

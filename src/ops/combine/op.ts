@@ -2,23 +2,25 @@
 import { defineKernels } from '../../device/device.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   combine_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64'],
   combine_backward_gates: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64'],
   combine_backward_branch: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** `gates` [T,H,3], `cmp`, `sel`, `win` [T,H,dv] -> [T,H,dv]. */
+/** `gates` f32 [T,H,3], `cmp`, `sel`, `win` [T,H,dv] of one dtype -> [T,H,dv]. */
 export function combine(tape: Tape, gates: Tensor, cmp: Tensor, sel: Tensor, win: Tensor): Tensor {
   const [tokens, heads] = expectShape('combine: gates', gates, [-1, -1, 3]);
-  const [, , size] = expectShape('combine: cmp', cmp, [tokens, heads, -1]);
-  expectShape('combine: sel', sel, [tokens, heads, size]);
-  expectShape('combine: win', win, [tokens, heads, size]);
+  const [, , size] = expectFloats('combine: cmp', cmp, [tokens, heads, -1]);
+  expectShape('combine: sel', sel, [tokens, heads, size], cmp.dtype);
+  expectShape('combine: win', win, [tokens, heads, size], cmp.dtype);
   const rows = tokens * heads;
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([tokens, heads, size]);
+  const out = tape.empty([tokens, heads, size], cmp.dtype);
   kernel.combine_forward(gates, cmp, sel, win, out, rows, size);
   tape.record([gates, cmp, sel, win], [out], [gates, cmp, sel, win], () => {
     const dOut = tape.gradient(out);

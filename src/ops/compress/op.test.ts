@@ -3,7 +3,7 @@ import type { Device } from '../../device/device.js';
 import { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { starts as offsetsOf } from '../../testing/attention.js';
-import { cpu, devices, tolerance } from '../../testing/devices.js';
+import { cpu, devices, type Precision, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
 import { Sequences } from '../sequences.js';
@@ -22,6 +22,7 @@ const CASES: [number[], number, number, number, number][] = [
   [[700, 1, 400], 2, 24, 16, 4],
   [[1500], 1, 8, 8, 4],
   [[], 2, 4, 4, 2],
+  [[333, 70], 2, 64, 32, 16],
 ];
 
 function withLayout<T>(device: Device, lengths: number[], l: number, d: number, body: (layout: BlockLayout) => T): T {
@@ -65,18 +66,20 @@ describe('compress reference', () => {
   });
 });
 
-describe.each(devices())('compress on $name', ({ device }) => {
+describe.each(devices())('compress on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   it.each(CASES)('avg equals the reference for %j, groups %i, size %i, l %i, d %i', (lengths, groups, size, l, d) => {
     withLayout(device(), lengths, l, d, (layout) => {
       const shape = { groups, size, l, d };
       const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
-      const x = randomValues(tokens * groups * size, 1);
-      const dy = randomValues(blocks * groups * size, 2);
+      const x = random(tokens * groups * size, 1);
+      const dy = random(blocks * groups * size, 2);
       const tape = new Tape(device());
-      const tx = tape.watch(tape.from(x, [tokens, groups, size]));
+      const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
       const y = compressAverage(tape, tx, layout);
       const [starts, weight] = [layout.tokens.starts, reference.averageWeight(shape)];
-      const limit = tolerance(device());
+      const limit = tolerance(dtype);
       expect(y.shape).toEqual([blocks, groups, size]);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
       tape.seed(y, dy);
@@ -91,14 +94,14 @@ describe.each(devices())('compress on $name', ({ device }) => {
     withLayout(device(), lengths, l, d, (layout) => {
       const shape = { groups, size, l, d };
       const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
-      const [x, weight] = [randomValues(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
-      const dy = randomValues(blocks * groups * size, 3);
+      const [x, weight] = [random(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
+      const dy = random(blocks * groups * size, 3);
       const tape = new Tape(device());
-      const tx = tape.watch(tape.from(x, [tokens, groups, size]));
+      const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
       const tw = tape.watch(tape.from(weight, [l, groups, size]));
       const y = compressConv(tape, tx, tw, layout);
       const { starts } = layout.tokens;
-      const limit = tolerance(device());
+      const limit = tolerance(dtype);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
       tape.seed(y, dy);
       tape.backward();
@@ -115,14 +118,14 @@ describe.each(devices())('compress on $name', ({ device }) => {
       withLayout(device(), lengths, l, d, (layout) => {
         const shape = { groups, size, l, d };
         const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
-        const [x, position] = [randomValues(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
-        const dOut = randomValues(blocks * groups * size * l, 3);
+        const [x, position] = [random(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
+        const dOut = random(blocks * groups * size * l, 3);
         const tape = new Tape(device());
-        const tx = tape.watch(tape.from(x, [tokens, groups, size]));
+        const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
         const tp = tape.watch(tape.from(position, [l, groups, size]));
         const out = unfold(tape, tx, tp, layout);
         const { starts } = layout.tokens;
-        const limit = tolerance(device());
+        const limit = tolerance(dtype);
         expect(out.shape).toEqual([blocks * groups, l * size]);
         expect(relativeError(out.read(), reference.unfoldForward(x, position, starts, shape))).toBeLessThan(limit);
         tape.seed(out, dOut);
@@ -139,29 +142,30 @@ describe.each(devices())('compress on $name', ({ device }) => {
     withLayout(device(), [7, 3, 4], SHAPE.l, SHAPE.d, (layout) => {
       const hidden = 5;
       const values = {
-        x: randomValues(14 * 6, 1),
+        x: random(14 * 6, 1),
         position: randomValues(4 * 6, 2),
-        w1: randomValues(hidden * 12, 3),
-        w2: randomValues(3 * hidden, 4),
+        w1: random(hidden * 12, 3),
+        w2: random(3 * hidden, 4),
       };
-      const dy = randomValues(3 * 6, 5);
+      const dy = random(3 * 6, 5);
       const tape = new Tape(device());
-      const watch = (data: Float64Array, shape: number[]) => tape.watch(tape.from(data, shape));
+      const watch = (data: Float64Array, shape: number[], held: Precision = dtype) =>
+        tape.watch(tape.from(data, shape, held));
       const tensors: Record<keyof typeof values, Tensor> = {
         x: watch(values.x, [14, 2, 3]),
-        position: watch(values.position, [4, 2, 3]),
+        position: watch(values.position, [4, 2, 3], 'f32'),
         w1: watch(values.w1, [hidden, 12]),
         w2: watch(values.w2, [3, hidden]),
       };
       const y = compressMlp(tape, tensors.x, tensors, layout);
       expect(y.shape).toEqual([3, 2, 3]);
       const forward = () => reference.mlpForward(values.x, values, layout.tokens.starts, SHAPE);
-      expect(relativeError(y.read(), forward())).toBeLessThan(tolerance(device()));
+      expect(relativeError(y.read(), forward())).toBeLessThan(tolerance(dtype));
       tape.seed(y, dy);
       tape.backward();
       for (const name of ['x', 'position', 'w1', 'w2'] as const) {
         const expected = finiteDifferences(() => dot(forward(), dy), values[name]);
-        expect(relativeError(tape.gradient(tensors[name])!.read(), expected), name).toBeLessThan(tolerance(device()));
+        expect(relativeError(tape.gradient(tensors[name])!.read(), expected), name).toBeLessThan(tolerance(dtype));
       }
       tape.end();
     });
@@ -170,7 +174,7 @@ describe.each(devices())('compress on $name', ({ device }) => {
   it('gives avg from a conv that starts at 1/l', () => {
     withLayout(device(), [40], 8, 4, (layout) => {
       const tape = new Tape(device());
-      const x = tape.from(randomValues(40 * 6, 1), [40, 2, 3]);
+      const x = tape.from(randomValues(40 * 6, 1), [40, 2, 3], dtype);
       const weight = tape.from(new Float64Array(8 * 6).fill(1 / 8), [8, 2, 3]);
       expect(compressConv(tape, x, weight, layout).read()).toEqual(compressAverage(tape, x, layout).read());
       tape.end();
@@ -179,14 +183,14 @@ describe.each(devices())('compress on $name', ({ device }) => {
 
   it('adds to gradients that are there already', () => {
     withLayout(device(), [11], SHAPE.l, SHAPE.d, (layout) => {
-      const [x, weight] = [randomValues(66, 1), randomValues(24, 2)];
+      const [x, weight] = [random(66, 1), randomValues(24, 2)];
       const tape = new Tape(device());
-      const tx = tape.watch(tape.from(x, [11, 2, 3]));
+      const tx = tape.watch(tape.from(x, [11, 2, 3], dtype));
       const tw = tape.watch(tape.from(weight, [4, 2, 3]));
       const conv = compressConv(tape, tx, tw, layout);
       const again = compressConv(tape, tx, tw, layout);
       const unfolded = unfold(tape, tx, tw, layout);
-      const [a, b, c] = [randomValues(24, 3), randomValues(24, 4), randomValues(96, 5)];
+      const [a, b, c] = [random(24, 3), random(24, 4), random(96, 5)];
       tape.seed(conv, a);
       tape.seed(again, b);
       tape.seed(unfolded, c);
@@ -197,8 +201,8 @@ describe.each(devices())('compress on $name', ({ device }) => {
       const second = reference.unfoldBackward(c, starts, SHAPE);
       const dx = first.dx.map((value, i) => value + second.dx[i]);
       const dw = first.dWeight.map((value, i) => value + second.dPosition[i]);
-      expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(tolerance(device()));
-      expect(relativeError(tape.gradient(tw)!.read(), dw)).toBeLessThan(tolerance(device()));
+      expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(tolerance(dtype));
+      expect(relativeError(tape.gradient(tw)!.read(), dw)).toBeLessThan(tolerance(dtype));
       tape.end();
     });
   });
@@ -206,7 +210,7 @@ describe.each(devices())('compress on $name', ({ device }) => {
   it('gives tokens in no block a gradient of zero', () => {
     withLayout(device(), [3, 7], SHAPE.l, SHAPE.d, (layout) => {
       const tape = new Tape(device());
-      const x = tape.watch(tape.from(randomValues(60, 1), [10, 2, 3]));
+      const x = tape.watch(tape.from(randomValues(60, 1), [10, 2, 3], dtype));
       const y = compressAverage(tape, x, layout);
       tape.seed(y, randomValues(12, 2));
       tape.backward();

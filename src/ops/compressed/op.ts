@@ -4,8 +4,9 @@ import type { Tape } from '../../tensor/tape.js';
 import type { SparseShape } from '../attention.js';
 import { type AttentionInputs, type AttentionOutput, headShape, recordAttention } from '../attention-op.js';
 import type { Sequences } from '../sequences.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   compressed_forward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
@@ -14,7 +15,9 @@ const kernels = defineKernels(import.meta.url, {
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
   ],
-});
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /**
  * `q` [T, H, dk], `k` [Tc, G, dk] and `v` [Tc, G, dv] of the compressed blocks, whose layout is
@@ -31,7 +34,7 @@ export function compressedAttention(
   const { q, k, v } = inputs;
   const { offsets, count } = sequences;
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([sequences.total, heads, dv]);
+  const out = tape.empty([sequences.total, heads, dv], q.dtype);
   const lse = tape.empty([sequences.total, heads]);
   kernel.compressed_forward(q, k, v, offsets, blocks.offsets, out, lse, count, heads, groups, dk, dv, l, d);
   recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk: dKeys, dv: dValues, flags }) =>

@@ -6,33 +6,38 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
-import { Tensor } from '../../tensor/tensor.js';
+import { DTYPE_BYTES, Tensor } from '../../tensor/tensor.js';
 import { linearInputGradient, linearInto, linearWeightGradient } from '../linear/op.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   crossentropy_count: ['ptr', 'ptr', 'ptr', 'i64', 'i64'],
   crossentropy_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64'],
   crossentropy_mean: ['ptr', 'ptr', 'ptr', 'i64'],
   crossentropy_backward: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64'],
   crossentropy_in_place: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64'],
   crossentropy_scale: ['ptr', 'ptr', 'ptr', 'i64', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** The target of a token that has none: it adds nothing to the loss and gets no gradient. */
 export const IGNORED = -100;
 
-/** Logits of a chunk by default: 128 MiB. Smaller chunks pass more often over the weight's gradient. */
-const CHUNK_LOGITS = 2 ** 25;
+/** Bytes of a chunk's logits by default. Smaller chunks pass more often over the weight's gradient. */
+const CHUNK_BYTES = { cpu: 2 ** 27, cuda: 2 ** 30 };
+
+/** Rows that a matrix product takes at a time: a chunk of whole tiles leaves none of them half empty. */
+const TILE_ROWS = { cpu: 1, cuda: 256 };
 
 export interface ChunkOptions {
   /** Tokens whose logits are held at a time. */
   readonly chunk?: number;
 }
 
-/** `logits` [tokens, vocab], `targets` i32 [tokens] -> the mean loss [1]. */
+/** `logits` [tokens, vocab], `targets` i32 [tokens] -> the mean loss f32 [1]. */
 export function crossEntropy(tape: Tape, logits: Tensor, targets: Tensor): Tensor {
-  const [tokens, vocab] = expectShape('crossEntropy: logits', logits, [-1, -1]);
+  const [tokens, vocab] = expectFloats('crossEntropy: logits', logits, [-1, -1]);
   const { device } = tape;
   const inverseCount = tape.own(countTargets('crossEntropy', device, targets, tokens, vocab));
   const kernel = device.kernels(kernels);
@@ -66,7 +71,7 @@ export function crossEntropy(tape: Tape, logits: Tensor, targets: Tensor): Tenso
  * Cross entropy of the logits x weightᵀ, a chunk of tokens at a time. The gradients for a slope of 1 are made in the
  * forward pass, where the logits are at hand: they cost as much memory as `x` and `weight`, whatever the vocabulary.
  *
- * `x` [tokens, dim], `weight` [vocab, dim], `targets` i32 [tokens] -> the mean loss [1].
+ * `x` [tokens, dim], `weight` [vocab, dim] of x's dtype, `targets` i32 [tokens] -> the mean loss f32 [1].
  */
 export function linearCrossEntropy(
   tape: Tape,
@@ -81,10 +86,10 @@ export function linearCrossEntropy(
   const kernel = device.kernels(kernels);
   const loss = tape.empty([1]);
   const losses = Tensor.empty(device, [tokens]);
-  const dx = tape.tracks(x) ? tape.empty([tokens, dim]) : null;
+  const dx = tape.tracks(x) ? tape.empty([tokens, dim], x.dtype) : null;
   const dWeight = tape.tracks(weight) ? tape.empty([vocab, dim]) : null;
   if (tokens === 0) dWeight?.zero();
-  eachChunk(device, tokens, vocab, chunk, (logits, from, to) => {
+  eachChunk(x, vocab, chunk, (logits, from, to) => {
     const [rows, ids, into] = [x.rows(from, to), targets.rows(from, to), losses.rows(from, to)];
     linearInto(device, rows, weight, logits);
     if (!dx && !dWeight) {
@@ -113,7 +118,7 @@ export function linearCrossEntropy(
 
 /** The loss of every token, 0 where the target is ignored; the caller frees the result. For evaluation. */
 export function crossEntropyLosses(device: Device, logits: Tensor, targets: Tensor): Tensor {
-  const [tokens, vocab] = expectShape('crossEntropyLosses: logits', logits, [-1, -1]);
+  const [tokens, vocab] = expectFloats('crossEntropyLosses: logits', logits, [-1, -1]);
   countTargets('crossEntropyLosses', device, targets, tokens, vocab).free();
   const losses = Tensor.empty(device, [tokens]);
   device.kernels(kernels).crossentropy_forward(logits, targets, losses, null, tokens, vocab);
@@ -132,7 +137,7 @@ export function linearCrossEntropyLosses(
   countTargets('linearCrossEntropyLosses', device, targets, tokens, vocab).free();
   const kernel = device.kernels(kernels);
   const losses = Tensor.empty(device, [tokens]);
-  eachChunk(device, tokens, vocab, chunk, (logits, from, to) => {
+  eachChunk(x, vocab, chunk, (logits, from, to) => {
     linearInto(device, x.rows(from, to), weight, logits);
     kernel.crossentropy_forward(logits, targets.rows(from, to), losses.rows(from, to), null, to - from, vocab);
   });
@@ -156,30 +161,33 @@ function countTargets(what: string, device: Device, targets: Tensor, tokens: num
 }
 
 function expectLinear(what: string, x: Tensor, weight: Tensor, options: ChunkOptions) {
-  const [tokens, dim] = expectShape(`${what}: x`, x, [-1, -1]);
-  const [vocab] = expectShape(`${what}: weight`, weight, [-1, dim]);
-  const chunk = options.chunk ?? defaultChunk(tokens, vocab);
+  const [tokens, dim] = expectFloats(`${what}: x`, x, [-1, -1]);
+  const [vocab] = expectShape(`${what}: weight`, weight, [-1, dim], x.dtype);
+  const chunk = options.chunk ?? defaultChunk(x, vocab);
   if (!Number.isSafeInteger(chunk) || chunk < 1)
     throw new UsageError(`${what}: chunk must be a whole number from 1, not ${chunk}`);
   return { tokens, dim, vocab, chunk };
 }
 
 /** Equal chunks, so that no short one at the end costs a whole pass over the weight's gradient. */
-function defaultChunk(tokens: number, vocab: number): number {
-  const most = Math.max(1, Math.floor(CHUNK_LOGITS / Math.max(1, vocab)));
+function defaultChunk({ shape: [tokens], dtype, device }: Tensor, vocab: number): number {
+  const logits = CHUNK_BYTES[device.kind] / DTYPE_BYTES[dtype];
+  const most = Math.max(1, Math.floor(logits / Math.max(1, vocab)));
   const chunks = Math.max(1, Math.ceil(tokens / most));
-  return Math.max(1, Math.ceil(tokens / chunks));
+  const rows = Math.max(1, Math.ceil(tokens / chunks));
+  const whole = TILE_ROWS[device.kind] * Math.ceil(rows / TILE_ROWS[device.kind]);
+  return chunks > 1 && whole <= most ? whole : rows;
 }
 
-/** Runs `body` for every chunk of tokens with room for its logits. */
+/** Runs `body` for every chunk of the rows of x with room for its logits. */
 function eachChunk(
-  device: Device,
-  tokens: number,
+  x: Tensor,
   vocab: number,
   chunk: number,
   body: (logits: Tensor, from: number, to: number) => void,
 ): void {
-  const logits = Tensor.empty(device, [Math.min(chunk, tokens), vocab]);
+  const [tokens] = x.shape;
+  const logits = Tensor.empty(x.device, [Math.min(chunk, tokens), vocab], x.dtype);
   for (let from = 0; from < tokens; from += chunk) {
     const to = Math.min(from + chunk, tokens);
     body(logits.rows(0, to - from), from, to);

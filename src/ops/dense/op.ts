@@ -3,23 +3,35 @@ import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { type AttentionInputs, headShape, recordAttention } from '../attention-op.js';
+import { type DenseOptions, denseRefusal, fusedDenseAttention } from '../dense-fused.js';
 import type { Sequences } from '../sequences.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   dense_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64'],
   dense_backward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
   ],
-});
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv] → [T, H, dv]. */
-export function denseAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences): Tensor {
-  const { heads, groups, dk, dv } = headShape('dense attention', inputs, sequences, sequences);
+export function denseAttention(
+  tape: Tape,
+  inputs: AttentionInputs,
+  sequences: Sequences,
+  options: DenseOptions = {},
+): Tensor {
+  const shape = headShape('dense attention', inputs, sequences, sequences);
+  const { heads, groups, dk, dv } = shape;
   const { q, k, v } = inputs;
+  if (denseRefusal({ heads: shape, dtype: q.dtype, tokens: sequences }, tape.device, options) === null)
+    return fusedDenseAttention(tape, inputs, sequences);
   const { offsets, count } = sequences;
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([sequences.total, heads, dv]);
+  const out = tape.empty([sequences.total, heads, dv], q.dtype);
   const lse = tape.empty([sequences.total, heads]);
   kernel.dense_forward(q, k, v, offsets, out, lse, count, heads, groups, dk, dv);
   recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk: dKeys, dv: dValues, flags }) =>

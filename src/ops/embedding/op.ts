@@ -2,20 +2,23 @@
 import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
-import { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
+import { type Dtype, Tensor } from '../../tensor/tensor.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   embedding_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64'],
   embedding_backward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** `table` [vocab, dim], `ids` i32 [tokens] -> [tokens, dim]. */
-export function embedding(tape: Tape, table: Tensor, ids: Tensor): Tensor {
+/** `table` f32 [vocab, dim], `ids` i32 [tokens] -> [tokens, dim] of `dtype`. */
+export function embedding(tape: Tape, table: Tensor, ids: Tensor, dtype: Dtype = 'f32'): Tensor {
   const [vocab, dim] = expectShape('embedding: table', table, [-1, -1]);
   const [tokens] = expectShape('embedding: ids', ids, [-1], 'i32');
   const kernel = tape.device.kernels(kernels);
-  const y = tape.empty([tokens, dim]);
+  const y = tape.empty([tokens, dim], dtype);
+  expectFloats('embedding: the result', y, [tokens, dim]);
   const firstBad = Tensor.empty(tape.device, [1], 'i32');
   try {
     kernel.embedding_forward(table, ids, y, firstBad, tokens, vocab, dim);

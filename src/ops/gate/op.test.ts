@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../tensor/tape.js';
-import { cpu, devices, tolerance } from '../../testing/devices.js';
+import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
 import { type GateOptions, gate, gateStatistics, gateSums, summarizeGates } from './op.js';
@@ -37,7 +37,9 @@ describe('gate reference', () => {
   });
 });
 
-describe.each(devices())('gate on $name', ({ device }) => {
+describe.each(devices())('gate on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   describe.each(KINDS)('%o', (options) => {
     it.each([
       [1, 1],
@@ -46,44 +48,45 @@ describe.each(devices())('gate on $name', ({ device }) => {
       [257, 16],
       [0, 4],
     ])('equals the reference for %i tokens and %i heads', (tokens, heads) => {
-      const logits = randomValues(tokens * heads * 3, 1).map((value) => 4 * value);
+      const logits = random(tokens * heads * 3, 1).map((value) => 4 * value);
       const dGates = randomValues(tokens * heads * 3, 2);
       const tape = new Tape(device());
-      const x = tape.watch(tape.from(logits, [tokens, heads * 3]));
+      const x = tape.watch(tape.from(logits, [tokens, heads * 3], dtype));
       const gates = gate(tape, x, options);
       expect(gates.shape).toEqual([tokens, heads, 3]);
-      const limit = tolerance(device());
-      expect(relativeError(gates.read(), gateForward(logits, options))).toBeLessThan(limit);
+      expect(gates.dtype).toBe('f32');
+      expect(relativeError(gates.read(), gateForward(logits, options))).toBeLessThan(tolerance('f32'));
       tape.seed(gates, dGates);
       tape.backward();
-      expect(relativeError(tape.gradient(x)!.read(), gateBackward(logits, options, dGates))).toBeLessThan(limit);
+      const expected = gateBackward(logits, options, dGates);
+      expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
       tape.end();
     });
 
     it('stays finite for huge logits', () => {
       const tape = new Tape(device());
-      const values = gate(tape, tape.from([1e4, -1e4, 0, -1e30, -1e30, -1e30], [1, 6]), options).read();
+      const values = gate(tape, tape.from([1e4, -1e4, 0, -1e30, -1e30, -1e30], [1, 6], dtype), options).read();
       expect(values.every((value) => value >= 0 && value <= 1)).toBe(true);
       tape.end();
     });
 
     it('adds to a gradient that is there already', () => {
       const tape = new Tape(device());
-      const logits = randomValues(60, 1);
-      const x = tape.watch(tape.from(logits, [4, 15]));
+      const logits = random(60, 1);
+      const x = tape.watch(tape.from(logits, [4, 15], dtype));
       const [first, second] = [gate(tape, x, options), gate(tape, x, options)];
       tape.seed(first, randomValues(60, 3));
       tape.seed(second, randomValues(60, 4));
       tape.backward();
       const dGates = randomValues(60, 3).map((value, i) => value + randomValues(60, 4)[i]);
       const expected = gateBackward(logits, options, dGates);
-      expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(device()));
+      expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
       tape.end();
     });
 
     it('keeps a NaN inside its head', () => {
       const tape = new Tape(device());
-      const values = gate(tape, tape.from([0, Number.NaN, 0, 1, 2, 3], [1, 6]), options).read();
+      const values = gate(tape, tape.from([0, Number.NaN, 0, 1, 2, 3], [1, 6], dtype), options).read();
       expect([...values.slice(0, 3)].some(Number.isNaN)).toBe(true);
       expect([...values.slice(3)].every(Number.isFinite)).toBe(true);
       tape.end();
@@ -97,7 +100,7 @@ describe.each(devices())('gate on $name', ({ device }) => {
     ['uniform', { uniform: true }, [1, 1, 1].map((one) => Math.fround(one / 3))],
   ])('can be forced to %s, with a gradient of zero', (_, override, row) => {
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(randomValues(18, 1), [2, 9]));
+    const x = tape.watch(tape.from(randomValues(18, 1), [2, 9], dtype));
     const gates = gate(tape, x, { ...SOFTMAX, ...override });
     expect([...gates.read()]).toEqual(Array.from({ length: 6 }, () => row).flat());
     tape.seed(gates, randomValues(18, 2));
@@ -108,15 +111,15 @@ describe.each(devices())('gate on $name', ({ device }) => {
 
   it('stops the gradient, and leaves one that is there already', () => {
     const tape = new Tape(device());
-    const logits = randomValues(18, 1);
-    const x = tape.watch(tape.from(logits, [2, 9]));
+    const logits = random(18, 1);
+    const x = tape.watch(tape.from(logits, [2, 9], dtype));
     const [stopped, trained] = [gate(tape, x, { ...SOFTMAX, stopGradient: true }), gate(tape, x, SOFTMAX)];
     expect(stopped.read()).toEqual(trained.read());
     tape.seed(stopped, randomValues(18, 2));
     tape.seed(trained, randomValues(18, 3));
     tape.backward();
     const expected = gateBackward(logits, SOFTMAX, randomValues(18, 3));
-    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(device()));
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
   });
 

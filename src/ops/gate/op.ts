@@ -3,17 +3,19 @@ import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 import type { GateStatistics } from './reference.js';
 
 export type { GateStatistics } from './reference.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   gate_forward: ['ptr', 'ptr', 'i64', 'i64', 'f32'],
   gate_backward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32', 'i64'],
   gate_constant: ['ptr', 'i64', 'f32', 'f32', 'f32'],
   gate_sums: ['ptr', 'ptr', 'ptr', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 export type Branch = 'cmp' | 'sel' | 'win';
 const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
@@ -29,10 +31,10 @@ export interface GateOptions {
   readonly stopGradient?: boolean;
 }
 
-/** `logits` [T, 3*H], head by head (cmp, sel, win) -> gates [T, H, 3]. */
+/** `logits` [T, 3*H], head by head (cmp, sel, win) -> gates f32 [T, H, 3]. */
 export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
   const { kind, temperature, force, uniform = false, stopGradient = false } = options;
-  const [tokens, width] = expectShape('gate: logits', logits, [-1, -1]);
+  const [tokens, width] = expectFloats('gate: logits', logits, [-1, -1]);
   if (width % 3 !== 0) throw new UsageError(`gate: logits must have 3 columns per head, not ${width} in all`);
   if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
   if (force && uniform) throw new UsageError(`a gate can be forced to ${force} or to uniform, not both`);

@@ -1,5 +1,5 @@
-// Sum of squares in float64, and a count of what is not finite. Each partial sum covers the same numbers whatever the
-// thread count, and the partial sums are added in order.
+// Sums of squares in float64, and counts of what is not finite, of many tensors. Each partial sum covers the same numbers
+// whatever the thread count, and the partial sums are added in order.
 #include "runtime.h"
 #include "simd.h"
 
@@ -53,17 +53,37 @@ Sum partial_sum(const float* values, int64_t count) {
   return sum;
 }
 
+struct Record {
+  int64_t size, first_piece;
+  const float* values;
+};
+
+struct Piece {
+  int32_t record, index;
+};
+
 }  // namespace
 
-// result = {sum of squares, count of NaN and inf}; `partials` has room for one Sum per kFloats numbers.
-extern "C" void gradnorm_sum(const float* values, Sum* partials, Sum* result, int64_t count) {
-  parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
-    partials[begin / kFloats] = partial_sum(values + begin, end - begin);
+// sums[tensor] for all tensors, and their total in sums[tensors]; `partials` has room for one Sum per piece.
+extern "C" void gradnorm_sums(const Record* records, const Piece* pieces, Sum* partials, Sum* sums, int64_t tensors,
+                              int64_t piece_count) {
+  parallel_chunks(piece_count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const Record& record = records[pieces[p].record];
+      const int64_t from = pieces[p].index * kFloats, left = record.size - from;
+      partials[p] = partial_sum(record.values + from, left < kFloats ? left : kFloats);
+    }
   });
-  Sum sum{};
-  for (int64_t p = 0; p * kFloats < count; ++p) {
-    sum.squares += partials[p].squares;
-    sum.non_finite += partials[p].non_finite;
+  Sum total{};
+  for (int64_t t = 0; t < tensors; ++t) {
+    Sum sum{};
+    for (int64_t p = 0; p * kFloats < records[t].size; ++p) {
+      sum.squares += partials[records[t].first_piece + p].squares;
+      sum.non_finite += partials[records[t].first_piece + p].non_finite;
+    }
+    sums[t] = sum;
+    total.squares += sum.squares;
+    total.non_finite += sum.non_finite;
   }
-  *result = sum;
+  sums[tensors] = total;
 }

@@ -3,7 +3,7 @@ import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices } from '../../testing/devices.js';
 import { randomValues } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
-import { clipFactor, gradientNorm } from './op.js';
+import { clipFactor, GradientNorms, gradientNorm } from './op.js';
 import { gradientNormReference } from './reference.js';
 
 describe('clipFactor', () => {
@@ -30,7 +30,7 @@ describe.each(devices())('gradientNorm on $name', ({ device }) => {
     return result;
   };
 
-  it.each([[[]], [[0]], [[1]], [[5, 0, 17]], [[16384, 16385, 3]], [[100_001]]])(
+  it.each([[[]], [[0]], [[1]], [[5, 0, 17]], [[16384, 16385, 3]], [[100_001]], [[3, 600_000, 0, 16384, 40]]])(
     'equals the reference for gradients of %j numbers',
     (sizes) => {
       const lists = sizes.map((size, i) => randomValues(size, i + 1));
@@ -65,6 +65,23 @@ describe.each(devices())('gradientNorm on $name', ({ device }) => {
     expect(Number.isFinite(spoilt.each[0])).toBe(true);
     const infinite = normOf([[1, Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY]]);
     expect([infinite.nonFinite, infinite.norm]).toEqual([2, Number.POSITIVE_INFINITY]);
+  });
+
+  it('leaves the sums on the device, for other gradients too', () => {
+    const lists = [randomValues(20_000, 1), randomValues(5, 2), Float64Array.of(3, 4)];
+    const tensors = lists.map((values) => Tensor.from(device(), values, [values.length]));
+    const norms = new GradientNorms(device());
+    const sums = norms.launch(tensors.slice(0, 2)).read();
+    expect(sums.length).toBe(6);
+    expect(Math.sqrt(sums[4])).toBeCloseTo(gradientNormReference(lists.slice(0, 2)).norm, 10);
+    norms.launch(tensors.slice(2));
+    expect(norms.read()).toEqual({ norm: 5, each: [5], nonFinite: 0 });
+    tensors[2].write([Number.NaN, 4]);
+    norms.launch(tensors.slice(2));
+    expect(norms.read().nonFinite).toBe(1);
+    norms.free();
+    for (const tensor of tensors) tensor.free();
+    expect(device().pool.bytesInUse).toBe(0);
   });
 
   it('names the gradient of another type', () => {

@@ -1,15 +1,19 @@
-/** The global L2 norm of a list of gradients, summed in float64 in a fixed order, and how many numbers are not finite. */
+/**
+ * The global L2 norm of a list of gradients, summed in float64 in a fixed order, and how many numbers are not finite. The
+ * sums stay on the device until somebody asks: an optimizer can clip by them without the host.
+ */
 import { type Device, defineKernels } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../shapes.js';
+import { TensorTable } from '../tensor-table.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
-  gradnorm_sum: ['ptr', 'ptr', 'ptr', 'i64'],
-});
+export const signatures = {
+  gradnorm_sums: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64'],
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** Must be the kernel's: numbers that one partial sum covers. */
-const NUMBERS_PER_PARTIAL = 2 ** 14;
-/** What the kernel writes: a sum of squares and a count. */
+/** What the kernel writes for a gradient: a sum of squares and a count. */
 const FIELDS = 2;
 
 export interface GradientNorm {
@@ -21,25 +25,66 @@ export interface GradientNorm {
   readonly nonFinite: number;
 }
 
+/** Norms of gradients, step after step: what the kernels need to know of them is sent when it changes. */
+export class GradientNorms {
+  readonly #device: Device;
+  readonly #table: TensorTable;
+  #sums: Tensor | null = null;
+
+  constructor(device: Device) {
+    this.#device = device;
+    this.#table = new TensorTable(device);
+  }
+
+  /**
+   * Launches the sums and does not wait: f64 [gradients + 1, 2], the sum of squares and the count of numbers that are
+   * not finite, for each gradient and, in the last row, for all of them. Valid until the next call.
+   */
+  launch(gradients: readonly Tensor[]): Tensor {
+    gradients.forEach((gradient, i) => void expectShape(`gradientNorm: gradient ${i}`, gradient, gradient.shape));
+    const table = this.#table;
+    table.update(gradients.map(({ size, pointer }) => ({ size, words: [pointer] })));
+    if (this.#sums?.shape[0] !== gradients.length + 1) {
+      this.#sums?.free();
+      this.#sums = Tensor.empty(this.#device, [gradients.length + 1, FIELDS], 'f64');
+    }
+    const partials = Tensor.empty(this.#device, [table.pieceCount, FIELDS], 'f64');
+    this.#device
+      .kernels(kernels)
+      .gradnorm_sums(table.records, table.pieces, partials, this.#sums, gradients.length, table.pieceCount);
+    partials.free();
+    return this.#sums;
+  }
+
+  /** What the last launch found; the host waits for the device here. */
+  read(): GradientNorm {
+    if (!this.#sums) throw new Error('no gradients were summed yet');
+    const sums = this.#sums.read();
+    const count = sums.length / FIELDS - 1;
+    const norm = (row: number) => Math.sqrt(sums[row * FIELDS]);
+    return {
+      norm: norm(count),
+      each: Array.from({ length: count }, (_, row) => norm(row)),
+      nonFinite: sums[count * FIELDS + 1],
+    };
+  }
+
+  free(): void {
+    this.#table.free();
+    this.#sums?.free();
+    this.#sums = null;
+  }
+}
+
+/** The norm of some gradients, at once. */
 export function gradientNorm(device: Device, gradients: readonly Tensor[]): GradientNorm {
-  gradients.forEach((gradient, i) => void expectShape(`gradientNorm: gradient ${i}`, gradient, gradient.shape));
-  const kernel = device.kernels(kernels);
-  const longest = gradients.reduce((most, { size }) => Math.max(most, size), 0);
-  const partials = Tensor.empty(device, [Math.ceil(longest / NUMBERS_PER_PARTIAL), FIELDS], 'f64');
-  const sums = Tensor.empty(device, [gradients.length, FIELDS], 'f64');
-  gradients.forEach((gradient, i) => {
-    kernel.gradnorm_sum(gradient, partials, sums.rows(i, i + 1), gradient.size);
-  });
-  const values = sums.read(); // once for all of them: the host waits for the device here
-  partials.free();
-  sums.free();
-  let [squares, nonFinite] = [0, 0];
-  const each = gradients.map((_, i) => {
-    squares += values[i * FIELDS];
-    nonFinite += values[i * FIELDS + 1];
-    return Math.sqrt(values[i * FIELDS]);
-  });
-  return { norm: Math.sqrt(squares), each, nonFinite };
+  const norms = new GradientNorms(device);
+  try {
+    norms.launch(gradients);
+    return norms.read();
+  } finally {
+    norms.free();
+  }
 }
 
 /** What to multiply gradients by so that their norm is at most `maxNorm`; NaN for a norm that is not finite. */

@@ -112,10 +112,15 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
 
 extern "C" {
 
-// y [rows, outputs] (+)= x [rows, inputs] w [outputs, inputs]ᵀ
+// y [rows, outputs] (+)= x [rows, inputs] w [outputs, inputs]ᵀ, and the residual on top unless it is null. It is added to
+// the finished sum, not the start of it: a small update would lose digits if every term were added to a large number.
 void linear_forward(const float* x, const float* w, float* y, int64_t rows, int64_t outputs, int64_t inputs,
-                    int64_t accumulate) {
+                    int64_t accumulate, const float* residual) {
   product({x, inputs, 1}, {w, 1, inputs}, y, rows, outputs, inputs, accumulate != 0);
+  if (residual == nullptr) return;
+  parallel_chunks(rows * outputs, 1 << 15, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) y[i] += residual[i];
+  });
 }
 
 // dx [rows, inputs] (+)= dy [rows, outputs] w [outputs, inputs]

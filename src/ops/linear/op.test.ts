@@ -1,8 +1,11 @@
 import { describe, expect, it } from 'vitest';
+import { Parameter } from '../../tensor/parameter.js';
 import { Tape } from '../../tensor/tape.js';
-import { cpu, devices, tolerance } from '../../testing/devices.js';
+import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
+import { add } from '../add/op.js';
+import { castInto } from '../cast/op.js';
 import { linear } from './op.js';
 import { linearBackward, linearForward } from './reference.js';
 
@@ -29,17 +32,19 @@ const SHAPES = [
   [0, 4, 4],
 ];
 
-describe.each(devices())('linear on $name', ({ device }) => {
+describe.each(devices())('linear on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   it.each(SHAPES)('equals the reference for %i rows, %i outputs, %i inputs', (rows, outputs, inputs) => {
-    const [x, w] = [randomValues(rows * inputs, 1), randomValues(outputs * inputs, 2)];
-    const [bias, dy] = [randomValues(outputs, 3), randomValues(rows * outputs, 4)];
+    const [x, w] = [random(rows * inputs, 1), random(outputs * inputs, 2)];
+    const [bias, dy] = [randomValues(outputs, 3), random(rows * outputs, 4)];
     const tape = new Tape(device());
-    const tx = tape.watch(tape.from(x, [rows, inputs]));
-    const tw = tape.watch(tape.from(w, [outputs, inputs]));
+    const tx = tape.watch(tape.from(x, [rows, inputs], dtype));
+    const tw = tape.watch(tape.from(w, [outputs, inputs], dtype));
     const tb = tape.watch(tape.from(bias, [outputs]));
     const y = linear(tape, tx, tw, tb);
     const expected = linearForward(x, w, rows, outputs, inputs).map((value, i) => value + bias[i % outputs]);
-    const limit = tolerance(device());
+    const limit = tolerance(dtype);
     expect(relativeError(y.read(), expected)).toBeLessThan(limit);
     tape.seed(y, dy);
     tape.backward();
@@ -56,25 +61,83 @@ describe.each(devices())('linear on $name', ({ device }) => {
 
   it('adds to gradients that are there already', () => {
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(randomValues(40, 1), [5, 8]));
-    const w = tape.watch(tape.from(randomValues(72, 2), [9, 8]));
+    const x = tape.watch(tape.from(random(40, 1), [5, 8], dtype));
+    const w = tape.watch(tape.from(random(72, 2), [9, 8], dtype));
     const [first, second] = [linear(tape, x, w), linear(tape, x, w)];
-    tape.seed(first, randomValues(45, 3));
-    tape.seed(second, randomValues(45, 3));
+    tape.seed(first, random(45, 3));
+    tape.seed(second, random(45, 3));
     tape.backward();
-    const { dx, dw } = linearBackward(randomValues(40, 1), randomValues(72, 2), randomValues(45, 3), 5, 9, 8);
+    const { dx, dw } = linearBackward(random(40, 1), random(72, 2), random(45, 3), 5, 9, 8);
     expect(
       relativeError(
         tape.gradient(x)!.read(),
         dx.map((v) => 2 * v),
       ),
-    ).toBeLessThan(tolerance(device()));
+    ).toBeLessThan(tolerance(dtype));
     expect(
       relativeError(
         tape.gradient(w)!.read(),
         dw.map((v) => 2 * v),
       ),
-    ).toBeLessThan(tolerance(device()));
+    ).toBeLessThan(tolerance(dtype));
+    tape.end();
+  });
+
+  it("puts a parameter's gradient in f32, whatever it computes in", () => {
+    const [rows, outputs, inputs] = [70, 24, 40];
+    const [x, w, dy] = [random(rows * inputs, 1), random(outputs * inputs, 2), random(rows * outputs, 3)];
+    const weight = new Parameter(device(), 'w', [outputs, inputs]);
+    weight.value.write(w);
+    const tape = new Tape(device());
+    const operand = weight.as(dtype, (from, into) => castInto(device(), from, into));
+    for (const seed of [1, 2]) {
+      const y = linear(tape, tape.from(x, [rows, inputs], dtype), operand);
+      tape.seed(
+        y,
+        dy.map((value) => value * seed),
+      );
+    }
+    tape.backward();
+    expect(weight.gradient!.dtype).toBe('f32');
+    const expected = linearBackward(x, w, dy, rows, outputs, inputs).dw.map((value) => 3 * value);
+    expect(relativeError(weight.gradient!.read(), expected)).toBeLessThan(2e-5);
+    tape.end();
+    weight.free();
+  });
+
+  it.each(SHAPES)('adds a residual for %i rows, %i outputs, %i inputs', (rows, outputs, inputs) => {
+    const [x, w] = [random(rows * inputs, 1), random(outputs * inputs, 2)];
+    const [r, dy] = [random(rows * outputs, 3), random(rows * outputs, 4)];
+    const tape = new Tape(device());
+    const tx = tape.watch(tape.from(x, [rows, inputs], dtype));
+    const tw = tape.watch(tape.from(w, [outputs, inputs], dtype));
+    const residual = tape.watch(tape.from(r, [rows, outputs], dtype));
+    const y = linear(tape, tx, tw, null, residual);
+    const expected = linearForward(x, w, rows, outputs, inputs).map((value, i) => value + r[i]);
+    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(dtype));
+    expect([...residual.read()]).toEqual([...r].map((value) => Math.fround(value)));
+    tape.seed(y, dy);
+    tape.backward();
+    const { dx, dw } = linearBackward(x, w, dy, rows, outputs, inputs);
+    expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(tolerance(dtype));
+    expect(relativeError(tape.gradient(tw)!.read(), dw)).toBeLessThan(tolerance(dtype));
+    expect([...tape.gradient(residual)!.read()]).toEqual([...dy].map((value) => Math.fround(value)));
+    tape.end();
+  });
+
+  it('takes its own input as the residual, and one that has a gradient already', () => {
+    const [x, w] = [random(40, 1), random(64, 2)];
+    const [first, second] = [random(40, 3), random(40, 4)];
+    const tape = new Tape(device());
+    const tx = tape.watch(tape.from(x, [5, 8], dtype));
+    const tw = tape.from(w, [8, 8], dtype);
+    const [a, b] = [linear(tape, tx, tw, null, tx), linear(tape, tx, tw, null, tx)];
+    tape.seed(a, first);
+    tape.seed(b, second);
+    tape.backward();
+    const dy = first.map((value, i) => value + second[i]);
+    const expected = linearBackward(x, w, dy, 5, 8, 8).dx.map((value, i) => value + dy[i]);
+    expect(relativeError(tape.gradient(tx)!.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
   });
 
@@ -83,6 +146,9 @@ describe.each(devices())('linear on $name', ({ device }) => {
     const w = tape.zeros([4, 3]);
     expect(() => linear(tape, tape.zeros([2, 5]), w)).toThrow('linear: x must have shape [*, 3], not [2, 5]');
     expect(() => linear(tape, tape.zeros([2, 3]), w, tape.zeros([3]))).toThrow('linear: bias must have shape [4]');
+    expect(() => linear(tape, tape.zeros([2, 3]), w, null, tape.zeros([2, 3]))).toThrow(
+      'linear: residual must have shape [2, 4], not [2, 3]',
+    );
     tape.end();
   });
 });
@@ -101,6 +167,15 @@ it('gives the same numbers for any number of threads', () => {
     tape.end();
     return bytes;
   });
+});
+
+it('gives on the CPU the bits of a product and a sum', () => {
+  const tape = new Tape(cpu(), { record: false });
+  const x = tape.from(randomValues(70 * 600, 1), [70, 600]);
+  const w = tape.from(randomValues(40 * 600, 2), [40, 600]);
+  const r = tape.from(randomValues(70 * 40, 3), [70, 40]);
+  expect(linear(tape, x, w, null, r).read()).toEqual(add(tape, r, linear(tape, x, w)).read());
+  tape.end();
 });
 
 it('gives a row the same numbers whatever rows stand beside it', () => {

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { devices, tolerance } from '../../testing/devices.js';
+import { devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { rmsnorm } from './op.js';
 import { rmsnormBackward, rmsnormForward } from './reference.js';
@@ -18,20 +18,29 @@ describe('rmsnorm reference', () => {
   });
 });
 
-describe.each(devices())('rmsnorm on $name', ({ device }) => {
+describe.each(devices())('rmsnorm on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   it.each([
     [1, 2],
     [3, 5],
     [17, 16],
     [300, 100],
     [0, 8],
+    [70, 768],
+    [33, 1032], // two warps on a row
+    [5, 4096],
+    [3, 8000],
+    [40, 12000], // sixteen warps on a row
+    [3, 9001], // longer than registers hold, and nothing aligned
+    [2, 20000],
   ])('equals the reference for %i rows of %i', (rows, dim) => {
-    const [x, weight, dy] = [randomValues(rows * dim, 1), randomValues(dim, 2), randomValues(rows * dim, 3)];
+    const [x, weight, dy] = [random(rows * dim, 1), randomValues(dim, 2), random(rows * dim, 3)];
     const tape = new Tape(device());
-    const tx = tape.watch(tape.from(x, [rows, dim]));
+    const tx = tape.watch(tape.from(x, [rows, dim], dtype));
     const tw = tape.watch(tape.from(weight, [dim]));
     const y = rmsnorm(tape, tx, tw, EPSILON);
-    const limit = tolerance(device());
+    const limit = tolerance(dtype);
     expect(relativeError(y.read(), rmsnormForward(x, weight, EPSILON))).toBeLessThan(limit);
     tape.seed(y, dy);
     tape.backward();
@@ -43,16 +52,16 @@ describe.each(devices())('rmsnorm on $name', ({ device }) => {
 
   it('adds to gradients that are there already', () => {
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(randomValues(32, 1), [4, 8]));
+    const x = tape.watch(tape.from(random(32, 1), [4, 8], dtype));
     const weight = tape.watch(tape.from(randomValues(8, 2), [8]));
     const [first, second] = [rmsnorm(tape, x, weight), rmsnorm(tape, x, weight)];
-    tape.seed(first, randomValues(32, 3));
-    tape.seed(second, randomValues(32, 4));
+    tape.seed(first, random(32, 3));
+    tape.seed(second, random(32, 4));
     tape.backward();
-    const dy = Float64Array.from(randomValues(32, 3), (v, i) => v + randomValues(32, 4)[i]);
-    const expected = rmsnormBackward(randomValues(32, 1), randomValues(8, 2), EPSILON, dy);
-    expect(relativeError(tape.gradient(x)!.read(), expected.dx)).toBeLessThan(tolerance(device()));
-    expect(relativeError(tape.gradient(weight)!.read(), expected.dWeight)).toBeLessThan(tolerance(device()));
+    const dy = Float64Array.from(random(32, 3), (v, i) => v + random(32, 4)[i]);
+    const expected = rmsnormBackward(random(32, 1), randomValues(8, 2), EPSILON, dy);
+    expect(relativeError(tape.gradient(x)!.read(), expected.dx)).toBeLessThan(tolerance(dtype));
+    expect(relativeError(tape.gradient(weight)!.read(), expected.dWeight)).toBeLessThan(tolerance(dtype));
     tape.end();
   });
 
@@ -66,7 +75,7 @@ describe.each(devices())('rmsnorm on $name', ({ device }) => {
 
   it('propagates NaN to its row only', () => {
     const tape = new Tape(device());
-    const x = Tensor.from(device(), [1, Number.NaN, 1, 2], [2, 2]);
+    const x = Tensor.from(device(), [1, Number.NaN, 1, 2], [2, 2], dtype);
     const y = rmsnorm(tape, x, tape.from([1, 1], [2])).read();
     expect([Number.isNaN(y[0]), Number.isNaN(y[2])]).toEqual([true, false]);
     x.free();

@@ -2,21 +2,24 @@
 import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { CUDA_ROWS_PER_PARTIAL, launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   rmsnorm_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32'],
   rmsnorm_backward: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'],
-});
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-const ROWS_PER_PARTIAL = 256;
+/** Rows that one partial sum of the weight's gradient covers. */
+const ROWS_PER_PARTIAL = { cpu: 256, cuda: CUDA_ROWS_PER_PARTIAL };
 
-/** `x` [rows, dim], `weight` [dim]. */
+/** `x` [rows, dim], `weight` f32 [dim]. */
 export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
-  const [rows, dim] = expectShape('rmsnorm: x', x, [-1, -1]);
+  const [rows, dim] = expectFloats('rmsnorm: x', x, [-1, -1]);
   expectShape('rmsnorm: weight', weight, [dim]);
   const kernel = tape.device.kernels(kernels);
-  const y = tape.empty([rows, dim]);
+  const y = tape.empty([rows, dim], x.dtype);
   const inverseRms = tape.empty([rows]);
   kernel.rmsnorm_forward(x, weight, y, inverseRms, rows, dim, epsilon);
   tape.record([x, weight], [y, inverseRms], [x, weight, inverseRms], () => {
@@ -24,7 +27,7 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
     if (!dy) return;
     const dx = tape.gradientTarget(x);
     const dWeight = tape.gradientTarget(weight);
-    const partial = Tensor.empty(tape.device, [Math.ceil(rows / ROWS_PER_PARTIAL), dim]);
+    const partial = Tensor.empty(tape.device, [Math.ceil(rows / ROWS_PER_PARTIAL[tape.device.kind]), dim]);
     kernel.rmsnorm_backward(
       x,
       weight,

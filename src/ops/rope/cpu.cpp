@@ -85,15 +85,9 @@ void for_each_token(const int32_t* offsets, const int32_t* starts, int64_t seque
     }
   });
 }
-}  // namespace
-
-extern "C" {
-
 // part [tokens][heads][size] = columns [column, column + heads*size) of fused [tokens][width].
-void rope_split(const float* fused, float* part, const int32_t* offsets, const int32_t* starts, int64_t sequences,
-                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, int64_t rotate,
-                double theta, float scale, int64_t stride, int64_t start) {
-  const Rotation how = {rotate != 0, theta, scale, stride, start};
+void split_part(const float* fused, float* part, const int32_t* offsets, const int32_t* starts, int64_t sequences,
+                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, const Rotation& how) {
   for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
     const float* from = fused + t * width + column;
     float* to = part + t * heads * size;
@@ -104,11 +98,11 @@ void rope_split(const float* fused, float* part, const int32_t* offsets, const i
 }
 
 // The columns of d_fused (+)= the gradient of the part rotated back; a missing gradient (null) counts as zero.
-void rope_merge(const float* d_part, float* d_fused, const int32_t* offsets, const int32_t* starts, int64_t sequences,
-                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, int64_t rotate,
-                double theta, float scale, int64_t stride, int64_t start, int64_t accumulate) {
+void merge_part(const float* d_part, float* d_fused, const int32_t* offsets, const int32_t* starts, int64_t sequences,
+                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, Rotation how,
+                int64_t accumulate) {
   if (d_part == nullptr && accumulate) return;
-  const Rotation how = {rotate != 0 && d_part != nullptr, theta, scale, stride, start};
+  how.rotate = how.rotate && d_part != nullptr;
   for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
     float* to = d_fused + t * width + column;
     const float* from = d_part + t * heads * size;
@@ -122,5 +116,41 @@ void rope_merge(const float* d_part, float* d_fused, const int32_t* offsets, con
                    : rotate_head<false>(from, to, cosines, sines, size / 2, -1.0f);
     }
   });
+}
+
+// Calls body(part, column, heads, size, rotate) for the parts of a call; a shape is heads + size * 2^20 + rotate * 2^40.
+template <class Body>
+void each_part(float* const (&parts)[8], const int64_t (&shapes)[8], int64_t column, const Body& body) {
+  for (int p = 0; p < 8; ++p) {
+    const int64_t heads = shapes[p] & 0xFFFFF, size = shapes[p] >> 20 & 0xFFFFF;
+    if (heads > 0) body(parts[p], column, heads, size, shapes[p] >> 40 != 0);
+    column += heads * size;
+  }
+}
+}  // namespace
+
+// Up to eight parts, side by side from `column` on: one launch for all of them on a GPU.
+#define PARTS                                                                                                      \
+  float *p0, float *p1, float *p2, float *p3, float *p4, float *p5, float *p6, float *p7, int64_t s0, int64_t s1, \
+      int64_t s2, int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7
+#define POSITIONS \
+  int64_t column, int64_t sequences, int64_t tokens, int64_t width, double theta, float scale, int64_t stride, int64_t start
+
+extern "C" {
+
+void rope_split(const float* fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS) {
+  each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
+            [&](float* part, int64_t at, int64_t heads, int64_t size, bool rotate) {
+              const Rotation how = {rotate, theta, scale, stride, start};
+              split_part(fused, part, offsets, starts, sequences, tokens, width, at, heads, size, how);
+            });
+}
+
+void rope_merge(float* d_fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS, int64_t accumulate) {
+  each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
+            [&](float* d_part, int64_t at, int64_t heads, int64_t size, bool rotate) {
+              const Rotation how = {rotate, theta, scale, stride, start};
+              merge_part(d_part, d_fused, offsets, starts, sequences, tokens, width, at, heads, size, how, accumulate);
+            });
 }
 }

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { cpu, devices, tolerance } from '../../testing/devices.js';
+import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
 import { Sequences } from '../sequences.js';
@@ -50,7 +50,9 @@ describe('rotary reference', () => {
   });
 });
 
-describe.each(devices())('splitHeads on $name', ({ device }) => {
+describe.each(devices())('splitHeads on $name', ({ device, dtype }) => {
+  const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
+
   it.each([
     [[1], PARTS],
     [[0, 3, 0, 70, 130, 0], PARTS],
@@ -59,16 +61,37 @@ describe.each(devices())('splitHeads on $name', ({ device }) => {
     [[9], [{ heads: 2, size: 3, rotate: false }]],
     [[0], PARTS],
     [[], PARTS],
+    [
+      [33, 900],
+      // The parts of a sparse attention, whole vectors all of them, and sizes that share no cosines.
+      [
+        { heads: 12, size: 64, rotate: true },
+        { heads: 2, size: 64, rotate: true },
+        { heads: 2, size: 32, rotate: false },
+        { heads: 1, size: 32, rotate: true },
+        { heads: 2, size: 64, rotate: false },
+      ],
+    ],
+    // More columns than a block has threads, in groups of unequal width.
+    [
+      [19, 30],
+      [
+        { heads: 41, size: 128, rotate: true },
+        { heads: 3, size: 128, rotate: false },
+      ],
+    ],
+    // More parts than one launch takes.
+    [[40], Array.from({ length: 11 }, (_, i) => ({ heads: 1 + (i % 3), size: 8, rotate: i % 2 === 0 }))],
   ])('equals the reference for sequences %j', (lengths, parts) => {
     const sequences = new Sequences(device(), lengths);
     const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
     const at = positions(lengths);
-    const fused = randomValues(at.length * width, 1);
-    const gradients = parts.map(({ heads, size }, i) => randomValues(at.length * heads * size, i + 2));
+    const fused = random(at.length * width, 1);
+    const gradients = parts.map(({ heads, size }, i) => random(at.length * heads * size, i + 2));
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(fused, [at.length, width]));
+    const x = tape.watch(tape.from(fused, [at.length, width], dtype));
     const outputs = splitHeads(tape, x, parts, sequences, ROTARY);
-    const limit = tolerance(device());
+    const limit = tolerance(dtype);
     splitForward(fused, parts, at, ROTARY).forEach((expected, i) => {
       expect(relativeError(outputs[i].read(), expected)).toBeLessThan(limit);
     });
@@ -88,12 +111,12 @@ describe.each(devices())('splitHeads on $name', ({ device }) => {
     ['a stride and a start', { theta: 500, scale: 2.5, stride: 8, start: 64 }, positions([4, 3], 8, 64)],
   ])('takes %s', (_, options, at) => {
     const sequences = new Sequences(device(), [4, 3]);
-    const values = randomValues(7 * 2 * 8, 1);
+    const values = random(7 * 2 * 8, 1);
     const tape = new Tape(device());
-    const y = rotate(tape, tape.from(values, [7, 2, 8]), sequences, options);
+    const y = rotate(tape, tape.from(values, [7, 2, 8], dtype), sequences, options);
     expect(y.shape).toEqual([7, 2, 8]);
     const [expected] = splitForward(values, [{ heads: 2, size: 8, rotate: true }], at, options);
-    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(device()));
+    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
     sequences.free();
   });
@@ -101,11 +124,11 @@ describe.each(devices())('splitHeads on $name', ({ device }) => {
   it('takes a start for each sequence', () => {
     const sequences = new Sequences(device(), [1, 0, 2]);
     const start = Tensor.from(device(), [70, 5, 9], [3], 'i32');
-    const values = randomValues(3 * 8, 1);
+    const values = random(3 * 8, 1);
     const tape = new Tape(device());
-    const y = rotate(tape, tape.from(values, [3, 1, 8]), sequences, { ...ROTARY, start });
+    const y = rotate(tape, tape.from(values, [3, 1, 8], dtype), sequences, { ...ROTARY, start });
     const [expected] = splitForward(values, [{ heads: 1, size: 8, rotate: true }], [70, 9, 10], ROTARY);
-    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(device()));
+    expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
     start.free();
     sequences.free();
@@ -120,28 +143,28 @@ describe.each(devices())('splitHeads on $name', ({ device }) => {
   ])('is accurate at position %i with heads of %i and theta %d', (start, size, theta, scale) => {
     const tokens = 100;
     const sequences = new Sequences(device(), [tokens]);
-    const values = randomValues(tokens * size, 1);
+    const values = random(tokens * size, 1);
     const tape = new Tape(device());
-    const y = rotate(tape, tape.from(values, [tokens, 1, size]), sequences, { theta, scale, start }).read();
+    const y = rotate(tape, tape.from(values, [tokens, 1, size], dtype), sequences, { theta, scale, start }).read();
     const at = positions([tokens], 1, start);
     const [expected] = splitForward(values, [{ heads: 1, size, rotate: true }], at, { theta, scale });
     // Every element, not only the norm: a single wrong frequency would hide among the others.
     const worst = expected.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
-    expect(worst).toBeLessThan(device().kind === 'cpu' ? 3e-7 : 1e-2);
+    expect(worst).toBeLessThan(dtype === 'f32' ? 3e-7 : 1e-2);
     tape.end();
     sequences.free();
   });
 
   it('rotates back to where it came from', () => {
     const sequences = new Sequences(device(), [50]);
-    const values = randomValues(50 * 12, 1);
+    const values = random(50 * 12, 1);
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(randomValues(50 * 12, 2), [50, 2, 6]));
+    const x = tape.watch(tape.from(random(50 * 12, 2), [50, 2, 6], dtype));
     const y = rotate(tape, x, sequences, ROTARY);
     // The gradient of a rotation is the rotation back: seeding with a rotated tensor returns the tensor.
-    tape.seed(y, rotate(tape, tape.from(values, [50, 2, 6]), sequences, ROTARY).read());
+    tape.seed(y, rotate(tape, tape.from(values, [50, 2, 6], dtype), sequences, ROTARY).read());
     tape.backward();
-    expect(relativeError(tape.gradient(x)!.read(), values)).toBeLessThan(tolerance(device()));
+    expect(relativeError(tape.gradient(x)!.read(), values)).toBeLessThan(tolerance(dtype));
     tape.end();
     sequences.free();
   });
@@ -150,16 +173,16 @@ describe.each(devices())('splitHeads on $name', ({ device }) => {
     const sequences = new Sequences(device(), [3]);
     const at = positions([3]);
     const tape = new Tape(device());
-    const x = tape.watch(tape.from(randomValues(3 * WIDTH, 1), [3, WIDTH]));
+    const x = tape.watch(tape.from(random(3 * WIDTH, 1), [3, WIDTH], dtype));
     const first = splitHeads(tape, x, PARTS, sequences, ROTARY);
     const second = splitHeads(tape, x, PARTS, sequences, ROTARY);
-    const [a, b, c] = [randomValues(72, 2), randomValues(36, 3), randomValues(30, 4)];
+    const [a, b, c] = [random(72, 2), random(36, 3), random(30, 4)];
     tape.seed(second[1], b);
     tape.seed(first[0], a);
     tape.seed(first[2], c);
     tape.backward();
     const expected = splitBackward([a, b, c], PARTS, at, ROTARY);
-    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(device()));
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
     sequences.free();
   });

@@ -4,14 +4,20 @@ import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import type { Sequences } from '../sequences.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const layout = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const; // sequences, tokens, width, column, heads, size
-const rotation = ['i64', 'f64', 'f32', 'i64', 'i64'] as const; // rotate, theta, scale, stride, start
-const kernels = defineKernels(import.meta.url, {
-  rope_split: ['ptr', 'ptr', 'ptr', 'ptr', ...layout, ...rotation],
-  rope_merge: ['ptr', 'ptr', 'ptr', 'ptr', ...layout, ...rotation, 'i64'],
-});
+/** Parts of one call of a kernel: their tensors, and their shapes as `shapeOf` writes them. */
+const PARTS = 8;
+const tensors = ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const;
+const shapes = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
+// first column, sequences, tokens, width; theta, scale, stride, start
+const positions = ['i64', 'i64', 'i64', 'i64', 'f64', 'f32', 'i64', 'i64'] as const;
+export const signatures = {
+  rope_split: ['ptr', 'ptr', 'ptr', ...tensors, ...shapes, ...positions],
+  rope_merge: ['ptr', 'ptr', 'ptr', ...tensors, ...shapes, ...positions, 'i64'],
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** `heads * size` columns of the fused projection. */
 export interface HeadPart {
@@ -39,56 +45,56 @@ export function splitHeads(
   options: RotaryOptions,
 ): Tensor[] {
   const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
-  expectShape('splitHeads: fused', fused, [sequences.total, width]);
+  expectFloats('splitHeads: fused', fused, [sequences.total, width]);
   const rotary = rotaryArguments(parts, sequences, options);
   const kernel = tape.device.kernels(kernels);
   const { offsets, count, total } = sequences;
-  const columns = parts.map((_, p) => parts.slice(0, p).reduce((sum, { heads, size }) => sum + heads * size, 0));
-  const outputs = parts.map(({ heads, size, rotate }, p) => {
-    const output = tape.empty([total, heads, size]);
+  const outputs = parts.map(({ heads, size }) => tape.empty([total, heads, size], fused.dtype));
+  const calls = callsFor(parts);
+  for (const { first, column, shapes } of calls)
     kernel.rope_split(
-      fused,
-      output,
-      offsets,
-      rotary.starts,
-      count,
-      total,
-      width,
-      columns[p],
-      heads,
-      size,
-      Number(rotate),
-      ...rotary.numbers,
+      ...[fused, offsets, rotary.starts, ...eight(outputs, first, null), ...shapes],
+      ...[column, count, total, width, ...rotary.numbers],
     );
-    return output;
-  });
   tape.record([fused], outputs, [], () => {
     const dFused = tape.gradientTarget(fused);
     if (!dFused) return;
-    parts.forEach(({ heads, size, rotate }, p) => {
+    const gradients = outputs.map((output) => tape.gradient(output));
+    for (const { first, column, shapes } of calls)
       kernel.rope_merge(
-        tape.gradient(outputs[p]),
-        dFused.gradient,
-        offsets,
-        rotary.starts,
-        count,
-        total,
-        width,
-        columns[p],
-        heads,
-        size,
-        Number(rotate),
-        ...rotary.numbers,
-        Number(dFused.accumulate),
+        ...[dFused.gradient, offsets, rotary.starts, ...eight(gradients, first, null), ...shapes],
+        ...[column, count, total, width, ...rotary.numbers, Number(dFused.accumulate)],
       );
-    });
   });
   return outputs;
 }
 
+type Eight<T> = [T, T, T, T, T, T, T, T];
+
+/** Eight values from `first` on, `missing` where there are none. */
+function eight<T>(values: readonly T[], first: number, missing: T): Eight<T> {
+  return Array.from({ length: PARTS }, (_, i) => values[first + i] ?? missing) as Eight<T>;
+}
+
+/** The parts in groups that one call takes: a kernel does all of a group in one pass over the tokens. */
+function callsFor(parts: readonly HeadPart[]) {
+  const calls: { first: number; column: number; shapes: Eight<number> }[] = [];
+  let column = 0;
+  for (let first = 0; first < parts.length; first += PARTS) {
+    calls.push({ first, column, shapes: eight(parts.map(shapeOf), first, 0) });
+    for (const { heads, size } of parts.slice(first, first + PARTS)) column += heads * size;
+  }
+  return calls;
+}
+
+function shapeOf({ heads, size, rotate }: HeadPart): number {
+  if (heads >= 2 ** 20 || size >= 2 ** 20) throw new UsageError(`${heads} heads of ${size} are too many to split`);
+  return heads + size * 2 ** 20 + Number(rotate) * 2 ** 40;
+}
+
 /** `x` [T, heads, size], all of it rotated. */
 export function rotate(tape: Tape, x: Tensor, sequences: Sequences, options: RotaryOptions): Tensor {
-  const [tokens, heads, size] = expectShape('rotate: x', x, [sequences.total, -1, -1]);
+  const [tokens, heads, size] = expectFloats('rotate: x', x, [sequences.total, -1, -1]);
   return splitHeads(tape, x.reshape([tokens, heads * size]), [{ heads, size, rotate: true }], sequences, options)[0];
 }
 

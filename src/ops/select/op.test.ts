@@ -9,7 +9,7 @@ import { Sequences } from '../sequences.js';
 import { selectBlocks } from './op.js';
 import { importance, selectBlocks as selectReference } from './reference.js';
 
-describe.each(devices())('select on $name', ({ device }) => {
+describe.each(devices())('select on $name', ({ device, dtype }) => {
   const select = (example: AttentionCase, q: Input, kCmp: Input, vCmp: Input): Int32Array => {
     const tape = new Tape(device(), { record: false });
     const sequences = new Sequences(device(), example.lengths);
@@ -24,7 +24,7 @@ describe.each(devices())('select on $name', ({ device }) => {
   };
 
   const check = (example: AttentionCase, seed: number) => {
-    const { q, kCmp, vCmp } = randomInputs(example, seed);
+    const { q, kCmp, vCmp } = randomInputs(example, seed, dtype);
     const cmpStarts = starts(
       example.lengths.map((length) =>
         length < example.sparse.l ? 0 : Math.floor((length - example.sparse.l) / example.sparse.d) + 1,
@@ -68,7 +68,7 @@ describe.each(devices())('select on $name', ({ device }) => {
 
   it('gives equal scores to the lower index', () => {
     const example = { ...AWKWARD[0], lengths: [200] };
-    const { q, kCmp, vCmp } = randomInputs(example, 1);
+    const { q, kCmp, vCmp } = randomInputs(example, 1, dtype);
     kCmp.values.fill(0.5); // every block looks the same
     const selected = select(example, q, kCmp, vCmp);
     expect(Array.from(selected.slice(-4))).toEqual([0, 1, 11, 12]);
@@ -76,7 +76,7 @@ describe.each(devices())('select on $name', ({ device }) => {
 
   it('always fills its slots with different, visible, ascending blocks, even when scores are NaN', () => {
     const example = { ...AWKWARD[0], lengths: [300] };
-    const { q, kCmp, vCmp } = randomInputs(example, 1);
+    const { q, kCmp, vCmp } = randomInputs(example, 1, dtype);
     q.values.fill(Number.NaN, q.values.length / 2);
     const selected = select(example, q, kCmp, vCmp);
     for (let t = 0; t < 300; t++) {

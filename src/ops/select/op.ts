@@ -8,14 +8,17 @@ import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { type SparseShape, validateShapes } from '../attention.js';
 import type { Sequences } from '../sequences.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   select_forward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
   ],
-});
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** Compressed blocks that reach into one selection block, l/d - 1 + l_sel/d: the kernel's table of weights. */
 const MOST_WEIGHTS = 1024;
@@ -38,8 +41,8 @@ export function selectBlocks(
   sparse: SparseShape,
 ): Tensor {
   const { q, k, lse } = inputs;
-  const [, heads, dk] = expectShape('select: q', q, [sequences.total, -1, -1]);
-  const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk]);
+  const [, heads, dk] = expectFloats('select: q', q, [sequences.total, -1, -1]);
+  const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk], q.dtype);
   expectShape('select: lse', lse, [sequences.total, heads]);
   validateShapes({ heads, groups, dk, dv: dk }, sparse);
   const { l, d, lSel, nSel } = sparse;

@@ -15,9 +15,9 @@ function referenceSelection(example: AttentionCase, q: Float64Array, kCmp: Float
   return selectBlocks(q, kCmp, starts(example.lengths), cmpStarts, example.heads, example.sparse);
 }
 
-describe.each(devices())('selected attention on $name', ({ device }) => {
+describe.each(devices())('selected attention on $name', ({ device, dtype }) => {
   const run = (example: AttentionCase, kernel: SelectionKernel) => {
-    const { q, kCmp, kSel, vSel, dOut } = randomInputs(example, 1);
+    const { q, kCmp, kSel, vSel, dOut } = randomInputs(example, 1, dtype);
     const selection = referenceSelection(example, q.values, kCmp.values);
     const tape = new Tape(device());
     const [tq, tk, tv] = [q, kSel, vSel].map((input) => tape.watch(tape.own(upload(device(), input))));
@@ -37,10 +37,10 @@ describe.each(devices())('selected attention on $name', ({ device }) => {
 
   describe.each(SELECTION_KERNELS)('kernel %s', (kernel) => {
     it.each(AWKWARD)('equals the reference, forward and backward: $name', (example) => {
-      const { q, kSel, vSel, dOut } = randomInputs(example, 1);
+      const { q, kSel, vSel, dOut } = randomInputs(example, 1, dtype);
       const actual = run(example, kernel);
       const layout = [actual.selection, starts(example.lengths), example.heads, example.sparse] as const;
-      const limit = tolerance(device());
+      const limit = tolerance(dtype);
       expect(
         relativeError(actual.out, selectedForward(q.values, kSel.values, vSel.values, ...layout).out),
       ).toBeLessThan(limit);
@@ -58,9 +58,9 @@ describe.each(devices())('selected attention on $name', ({ device }) => {
 
   it('equals dense attention when n * l_sel covers the sequence', () => {
     const example = { ...AWKWARD[4], lengths: [61] }; // 4 blocks of 16
-    const { q, kSel, vSel } = randomInputs(example, 1);
+    const { q, kSel, vSel } = randomInputs(example, 1, dtype);
     const dense = denseForward(q.values, kSel.values, vSel.values, [0, 61], example.heads);
-    expect(relativeError(run(example, 'v2').out, dense.out)).toBeLessThan(tolerance(device()));
+    expect(relativeError(run(example, 'v2').out, dense.out)).toBeLessThan(tolerance(dtype));
   });
 
   it('reads nothing for block numbers that do not exist or lie in the future', () => {

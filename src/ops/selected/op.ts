@@ -11,9 +11,10 @@ import type { HeadShape, SparseShape } from '../attention.js';
 import { type AttentionInputs, headShape, recordAttention } from '../attention-op.js';
 import type { Sequences } from '../sequences.js';
 import { expectShape } from '../shapes.js';
+import { launchers } from './cuda.js';
 import { selectedBackward, selectedForward } from './reference.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   selected_forward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
@@ -22,7 +23,9 @@ const kernels = defineKernels(import.meta.url, {
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
   ],
-});
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 export const SELECTION_KERNELS = ['adaptive', 'v1', 'v2', 'reference'] as const;
 export type SelectionKernel = (typeof SELECTION_KERNELS)[number];
@@ -64,7 +67,7 @@ export function selectedAttention(
   const choice = chooseSelectionKernel(sequences.longest, options);
   if (choice === 'reference') return reference(tape, inputs, selected, sequences, shape, { lSel, nSel });
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([sequences.total, heads, dv]);
+  const out = tape.empty([sequences.total, heads, dv], q.dtype);
   const lse = tape.empty([sequences.total, heads]);
   const tile = choice === 'v1' ? 1 : Math.max(1, Math.floor((SHARED_ROWS * groups) / heads));
   kernel.selected_forward(q, k, v, selected, offsets, out, lse, count, heads, groups, dk, dv, lSel, nSel, tile);
@@ -88,7 +91,7 @@ function reference(
   const values = [inputs.q, inputs.k, inputs.v].map((tensor) => Float64Array.from(tensor.read())) as Values;
   const blocks = selected.read();
   const { out: result, lse: logSums } = selectedForward(...values, blocks, sequences.starts, shape, selection);
-  const out = tape.from(result, [sequences.total, shape.heads, shape.dv]);
+  const out = tape.from(result, [sequences.total, shape.heads, shape.dv], inputs.q.dtype);
   const lse = tape.from(logSums, [sequences.total, shape.heads]);
   recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk, dv, flags }) => {
     const gradients = selectedBackward(

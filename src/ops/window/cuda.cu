@@ -8,6 +8,9 @@
 #ifndef WIN_WIDE
 #define WIN_WIDE 1
 #endif
+#ifndef LONGEST_FIRST
+#define LONGEST_FIRST 0  // 1 for windows so long that late tiles have more work than early ones (dense attention)
+#endif
 #ifndef WIN_DQ_WARPGROUPS
 #define WIN_DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
 #endif
@@ -42,7 +45,8 @@ struct Window : PackedRows {
 template <int ROWS>
 __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const unsigned char* packed, const int* cu_seqlens, int sequences) {
   Place place;
-  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+  if (!find_place(cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
+                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
                   [](int length) { return (length + 63) / 64; }, place)) return false;
   branch.q = q;
   branch.packed = packed;

@@ -7,13 +7,13 @@ import { Sequences } from '../sequences.js';
 import { windowAttention } from './op.js';
 import { windowBackward, windowForward } from './reference.js';
 
-describe.each(devices())('window attention on $name', ({ device }) => {
+describe.each(devices())('window attention on $name', ({ device, dtype }) => {
   const cases = [
     ...AWKWARD,
     { ...AWKWARD[11], name: 'long, short window', lengths: [2100], sparse: { ...AWKWARD[11].sparse, w: 70 } },
   ];
   it.each(cases)('equals the reference, forward and backward: $name', (example) => {
-    const { q, kWin, vWin, dOut } = randomInputs(example, 1);
+    const { q, kWin, vWin, dOut } = randomInputs(example, 1, dtype);
     const offsets = starts(example.lengths);
     const { w } = example.sparse;
     const tape = new Tape(device());
@@ -21,7 +21,7 @@ describe.each(devices())('window attention on $name', ({ device }) => {
     const sequences = new Sequences(device(), example.lengths);
     const out = windowAttention(tape, { q: tq, k: tk, v: tv }, sequences, w);
     const expected = windowForward(q.values, kWin.values, vWin.values, offsets, example.heads, w);
-    const limit = tolerance(device());
+    const limit = tolerance(dtype);
     expect(relativeError(out.read(), expected.out)).toBeLessThan(limit);
     tape.seed(out, dOut.values);
     tape.backward();
@@ -35,7 +35,7 @@ describe.each(devices())('window attention on $name', ({ device }) => {
 
   it('reads exactly w keys: a value just outside the window does not matter, even infinite', () => {
     const example = { ...AWKWARD[0], lengths: [90] };
-    const { q, kWin, vWin } = randomInputs(example, 3);
+    const { q, kWin, vWin } = randomInputs(example, 3, dtype);
     const run = () => {
       const tape = new Tape(device(), { record: false });
       const [tq, tk, tv] = [q, kWin, vWin].map((input) => tape.own(upload(device(), input)));

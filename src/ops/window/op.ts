@@ -5,14 +5,17 @@ import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { type AttentionInputs, headShape, recordAttention } from '../attention-op.js';
 import type { Sequences } from '../sequences.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(import.meta.url, {
+export const signatures = {
   window_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'],
   window_backward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
     ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
   ],
-});
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /** `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv] → [T, H, dv]. */
 export function windowAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences, w: number): Tensor {
@@ -21,7 +24,7 @@ export function windowAttention(tape: Tape, inputs: AttentionInputs, sequences: 
   const { q, k, v } = inputs;
   const { offsets, count } = sequences;
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([sequences.total, heads, dv]);
+  const out = tape.empty([sequences.total, heads, dv], q.dtype);
   const lse = tape.empty([sequences.total, heads]);
   kernel.window_forward(q, k, v, offsets, out, lse, count, heads, groups, dk, dv, w);
   recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk: dKeys, dv: dValues, flags }) =>

@@ -5,17 +5,18 @@
 import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Dtype, Tensor } from '../tensor.js';
+import { launchers } from './cuda.js';
 
-const kernels = defineKernels(
-  import.meta.url,
-  {
-    random_uniform: ['ptr', 'i64', 'i64', 'i64', 'i64'],
-    random_normal: ['ptr', 'i64', 'i64', 'i64', 'i64', 'f64'],
-    random_integers: ['ptr', 'i64', 'i64', 'i64', 'i64', 'i64'],
-  },
+export const signatures = {
+  random_uniform: ['ptr', 'i64', 'i64', 'i64', 'i64'],
+  random_normal: ['ptr', 'i64', 'i64', 'i64', 'i64', 'f64'],
+  random_integers: ['ptr', 'i64', 'i64', 'i64', 'i64', 'i64'],
+} as const;
+const kernels = defineKernels(import.meta.url, signatures, {
   // A fused multiply-add rounds once where two operations round twice: other bits than TypeScript and other machines.
-  ['-ffp-contract=off'],
-);
+  flags: ['-ffp-contract=off'],
+  cuda: launchers,
+});
 
 /**
  * Where numbers come from. Streams of one seed are independent: give each use its own. `offset` is the index of the

@@ -33,6 +33,9 @@ export class FaultyDevice implements Device {
   get pool() {
     return this.#device.pool;
   }
+  get memory() {
+    return this.#device.memory;
+  }
   get threads() {
     return this.#device.threads;
   }
@@ -47,6 +50,9 @@ export class FaultyDevice implements Device {
   }
   fillZero(address: bigint, bytes: number) {
     this.#device.fillZero(address, bytes);
+  }
+  fill(address: bigint, value: number, count: number) {
+    this.#device.fill(address, value, count);
   }
   copy(to: bigint, from: bigint, bytes: number) {
     this.#device.copy(to, from, bytes);

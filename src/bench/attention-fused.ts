@@ -1,0 +1,208 @@
+/**
+ * The fused attention core (CUDA, bf16) and its parts. They are stages of one operation, so each is launched by itself over
+ * buffers that one whole pass has filled. Packing of keys counts to the branch whose keys they are, the lists of who chose
+ * which block and the gated sum to the selected branch.
+ */
+import { denseAttention } from '../ops/dense/op.js';
+import { denseRefusal, fusedDenseAttention } from '../ops/dense-fused.js';
+import { nativeSparseAttention, type SparseInputs, type SparseLayout, type SparseOptions } from '../ops/nsa.js';
+import { AttentionCounters } from '../ops/nsa-counters.js';
+import { allocateBackward, FusedBackward, type Gradients } from '../ops/nsa-fused/backward.js';
+import { cudaRuntime, FusedBatch } from '../ops/nsa-fused/code.js';
+import { allocateResults, allocateScratch, FusedForward } from '../ops/nsa-fused/forward.js';
+import type { BatchPlan, FusedShape } from '../ops/nsa-fused/plan.js';
+import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
+import type { Sequences } from '../ops/sequences.js';
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { type Description, type Subject, tapeSubject } from './subject.js';
+import type { Trial } from './timing.js';
+
+export interface FusedBench {
+  readonly inputs: SparseInputs;
+  readonly dOut: Tensor;
+  readonly layout: SparseLayout;
+  readonly shape: FusedShape;
+  /** Blocks to use in place of those that are ranked; they are ranked all the same. */
+  readonly selected: Int32Array | null;
+  readonly options: SparseOptions;
+}
+
+/** Operations follow from the selected blocks, which only a first pass tells. */
+export interface Descriptions {
+  part(what: 'cmp' | 'score' | 'sel' | 'win' | 'dense', kernel: string): Description;
+  whole(kernel: string): Description;
+}
+
+/** Buffers belong to `tape`, which must outlive the measurements. */
+export function fusedSubjects(
+  tape: Tape,
+  bench: FusedBench,
+  describe: (selected: ArrayLike<number>) => Descriptions,
+): Subject[] {
+  const { device } = tape;
+  const { inputs, dOut, layout, shape, options } = bench;
+  const cuda = cudaRuntime(device);
+  if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
+  const batch = new FusedBatch(cuda, shape, fusedBuild(options), layout);
+  const path = fusedPath(options);
+  const ordered = options.deterministic ?? false;
+  const results = allocateResults(tape, batch);
+  const scratch = allocateScratch(tape, batch, path);
+  const forward = new FusedForward(batch, inputs, results, scratch);
+  // With given blocks the ranking goes to memory that nobody reads.
+  const unread = (like: Tensor) => (bench.selected ? tape.empty(like.shape, like.dtype) : like);
+  const ranking = new FusedForward(
+    batch,
+    inputs,
+    { ...results, selected: unread(results.selected) },
+    { ...scratch, counts: unread(scratch.counts), ranks: unread(scratch.ranks) },
+  );
+  if (bench.selected) {
+    const { counts, ranks } = countChoices(bench.selected, layout.tokens, shape, batch.plan);
+    results.selected.write(bench.selected);
+    scratch.counts.write(counts);
+    scratch.ranks.write(ranks);
+  }
+  const counters = new AttentionCounters(device);
+  const select = (served: Tensor | null = null) => {
+    forward.packSelected();
+    forward.index();
+    if (ordered) forward.sort();
+    forward.selected(path, served);
+  };
+  const whole = (served: Tensor | null = null) => {
+    forward.packCompressed();
+    forward.compressed();
+    ranking.select();
+    forward.packWindow();
+    forward.window();
+    select(served);
+  };
+  whole(counters.served);
+  const gradients = Object.fromEntries(
+    Object.entries(inputs).map(([name, tensor]: [string, Tensor]) => [name, tape.empty(tensor.shape, tensor.dtype)]),
+  ) as unknown as Gradients;
+  const backwardScratch = allocateBackward(tape, batch, ordered);
+  const backward = new FusedBackward(batch, inputs, results, backwardScratch, dOut, gradients);
+  backward.run(ordered);
+  const { attention_outer } = counters.read();
+  counters.free();
+  const kernel = options.kernel === 'v1' ? 'v1' : attention_outer > 0 ? 'v2 outer' : 'v2 union';
+  const description = describe(results.selected.read());
+  const part = (
+    what: 'cmp' | 'score' | 'sel' | 'win',
+    run: () => void,
+    runBackward: (() => void) | null,
+    [held, heldBackward]: readonly [Tensors, Tensors],
+  ): Subject => ({
+    description: description.part(what, what === 'sel' ? kernel : 'fused'),
+    forward: { start: repeatable(run), resultBytes: 0, heldBytes: bytes(held) },
+    backward: runBackward && { start: repeatable(runBackward), resultBytes: 0, heldBytes: bytes(heldBackward) },
+  });
+  const { packedCmp, packedSel, packedWin, ...listing } = scratch;
+  const { dqCmp, dqWin, shares, keySums, valueSums, delta, shift } = backwardScratch;
+  const rowWeights = [delta, shift];
+  return [
+    part(
+      'cmp',
+      () => {
+        forward.packCompressed();
+        forward.compressed();
+      },
+      () => {
+        backward.compressedKeys(ordered);
+        backward.compressedQueries();
+      },
+      [[packedCmp], [packedCmp, dqCmp, keySums, valueSums, ...rowWeights]],
+    ),
+    part('score', () => ranking.select(), null, [[scratch.counts, scratch.ranks], []]),
+    part(
+      'sel',
+      () => select(),
+      () => {
+        backward.selectedKeys(ordered);
+        backward.queries();
+      },
+      [
+        [packedSel, ...Object.values(listing), results.lists, results.offsets, results.backwardItems],
+        [shares, keySums, valueSums, ...rowWeights],
+      ],
+    ),
+    part(
+      'win',
+      () => {
+        forward.packWindow();
+        forward.window();
+      },
+      () => {
+        backward.windowKeys();
+        backward.windowQueries();
+      },
+      [[packedWin], [packedWin, dqWin, ...rowWeights]],
+    ),
+    bench.selected
+      ? {
+          description: description.whole(kernel),
+          forward: { start: repeatable(() => whole()), resultBytes: 0, heldBytes: bytes(Object.values(scratch)) },
+          backward: {
+            start: repeatable(() => backward.run(ordered)),
+            resultBytes: 0,
+            heldBytes: bytes(Object.values(backwardScratch)),
+          },
+        }
+      : tapeSubject(device, description.whole(kernel), {
+          ...{ inputs: Object.values(inputs), result: dOut },
+          forward: (own) => nativeSparseAttention(own, inputs, layout, shape.sparse, options).out,
+        }),
+    denseSubject(tape, bench, description),
+  ];
+}
+
+function denseSubject(tape: Tape, { inputs, dOut, layout, shape }: FusedBench, description: Descriptions): Subject {
+  const { device } = tape;
+  const used = { q: inputs.q, k: inputs.kSel, v: inputs.vSel };
+  const problem = { heads: shape.heads, dtype: used.q.dtype, tokens: layout.tokens };
+  const fused = denseRefusal(problem, device) === null;
+  return tapeSubject(device, description.part('dense', fused ? 'fused' : 'portable'), {
+    ...{ inputs: Object.values(used), result: dOut },
+    forward: (own) => (fused ? fusedDenseAttention : denseAttention)(own, used, layout.tokens),
+  });
+}
+
+type Tensors = readonly (Tensor | null)[];
+
+function bytes(tensors: Tensors): number {
+  return tensors.reduce((total, tensor) => total + (tensor?.bytes ?? 0), 0);
+}
+
+/** Kernels that overwrite what they wrote before. */
+function repeatable(run: () => void): () => Trial {
+  return () => ({ run, end: () => {} });
+}
+
+/** What the ranking kernel counts while it ranks: how often each (block, stretch) was chosen, and each choice's place. */
+export function countChoices(
+  selected: Int32Array,
+  { lengths }: Pick<Sequences, 'lengths'>,
+  { heads: { groups }, sparse: { lSel, nSel } }: FusedShape,
+  { blocks, lists, stretch, stretches }: Pick<BatchPlan, 'blocks' | 'lists' | 'stretch' | 'stretches'>,
+): { readonly counts: Int32Array; readonly ranks: Int32Array } {
+  const counts = new Int32Array(lists * stretches);
+  const ranks = new Int32Array(selected.length);
+  let [token, firstBlock] = [0, 0];
+  for (const length of lengths) {
+    for (let t = 0; t < length; t++, token++)
+      for (let group = 0; group < groups; group++)
+        for (let slot = 0; slot < nSel; slot++) {
+          const at = (token * groups + group) * nSel + slot;
+          const block = selected[at];
+          const isForced = block <= 0 || block >= Math.floor(t / lSel) - 1;
+          if (isForced) continue;
+          const list = group * blocks + firstBlock + block;
+          ranks[at] = counts[list * stretches + Math.floor(token / stretch)]++;
+        }
+    firstBlock += Math.ceil(length / lSel);
+  }
+  return { counts, ranks };
+}

@@ -1,0 +1,23 @@
+/** What a GPU's matrix units reach in practice: a large bf16 product. Shares of peak on a GPU refer to it. */
+import type { CudaDevice } from '../../device/cuda/cuda.js';
+import { castInto } from '../../ops/cast/op.js';
+import { fillNormal } from '../../tensor/random/op.js';
+import { Tensor } from '../../tensor/tensor.js';
+
+const SIZE = 8192;
+const REPEATS = 9;
+
+/** FLOP/s of the median of several products of two random matrices: zeros would run faster than real data does. */
+export function measureMatrixPeak(device: CudaDevice): number {
+  const [a, b, d] = Array.from({ length: 3 }, () => Tensor.empty(device, [SIZE, SIZE], 'bf16'));
+  const numbers = Tensor.empty(device, [SIZE, SIZE]);
+  [a, b].forEach((matrix, stream) => {
+    fillNormal(numbers, { seed: 1, stream });
+    castInto(device, numbers, matrix);
+  });
+  const product = () => device.matrixProduct({ a, b, d, m: SIZE, n: SIZE, k: SIZE, transposeB: true });
+  device.time(product, 3); // wakes the clocks
+  const times = device.time(product, REPEATS).sort((x, y) => x - y);
+  for (const tensor of [a, b, d, numbers]) tensor.free();
+  return (2 * SIZE ** 3) / (times[Math.floor(REPEATS / 2)] / 1000);
+}

@@ -1,0 +1,98 @@
+/** One thing to measure, forward and backward, and the rows that come of it. */
+import type { Device } from '../device/device.js';
+import { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { type Budget, measure, type Trial } from './timing.js';
+
+export type What = 'nsa' | 'dense' | 'cmp' | 'score' | 'sel' | 'win' | 'linear';
+export type Pass = 'forward' | 'backward';
+
+/** One row of `bench attention --json`, but for the share of the peak. */
+export interface AttentionRow {
+  readonly what: What;
+  readonly pass: Pass;
+  readonly kernel: string;
+  readonly S: number;
+  readonly sequences: number;
+  readonly ms: number;
+  readonly gflops: number;
+  /** Memory beyond inputs and outputs: the pool's at its highest, and what kernels hold for themselves. */
+  readonly extra_bytes: number;
+}
+
+export interface Description {
+  readonly what: What;
+  readonly kernel: string;
+  readonly S: number;
+  readonly sequences: number;
+  readonly flops: number;
+  /** Null where nothing is differentiated. */
+  readonly backwardFlops: number | null;
+}
+
+/** How one pass is run, what it results in, and the memory it uses that was there before it began. */
+export interface Work {
+  start(): Trial;
+  readonly resultBytes: number;
+  readonly heldBytes?: number;
+}
+
+export interface Subject {
+  readonly description: Description;
+  readonly forward: Work;
+  readonly backward: Work | null;
+}
+
+/** An operation on the tape; `result` has its output's shape and dtype, and is the gradient that backward starts from. */
+export function tapeSubject(
+  device: Device,
+  description: Description,
+  operation: { readonly inputs: readonly Tensor[]; readonly result: Tensor; forward(tape: Tape): Tensor },
+): Subject {
+  const { inputs, result } = operation;
+  const forward = {
+    resultBytes: result.bytes,
+    start: () => {
+      const tape = new Tape(device, { record: false });
+      return { run: () => void operation.forward(tape), end: () => tape.end() };
+    },
+  };
+  const backward = {
+    resultBytes: inputs.reduce((total, { bytes }) => total + bytes, 0),
+    start: () => {
+      const tape = new Tape(device);
+      for (const input of inputs) tape.watch(input);
+      tape.seedWith(operation.forward(tape), result);
+      return { run: () => tape.backward(), end: () => tape.end() };
+    },
+  };
+  return { description, forward, backward: description.backwardFlops === null ? null : backward };
+}
+
+export function benchSubject(
+  device: Device,
+  { description, forward, backward }: Subject,
+  budget: Budget,
+  onRow: (row: AttentionRow) => void,
+): AttentionRow[] {
+  const rows = [rowOf(device, description, 'forward', forward, description.flops, budget)];
+  onRow(rows[0]);
+  if (backward === null || description.backwardFlops === null) return rows;
+  rows.push(rowOf(device, description, 'backward', backward, description.backwardFlops, budget));
+  onRow(rows[1]);
+  return rows;
+}
+
+function rowOf(
+  device: Device,
+  { what, kernel, S, sequences }: Description,
+  pass: Pass,
+  { start, resultBytes, heldBytes = 0 }: Work,
+  flops: number,
+  budget: Budget,
+): AttentionRow {
+  const { ms, peakBytes } = measure(device, start, budget);
+  const scratch = 'scratchBytes' in device ? Number(device.scratchBytes) : 0;
+  const extra = (heldBytes > 0 ? heldBytes : Math.max(0, peakBytes - resultBytes)) + scratch;
+  return { what, pass, kernel, S, sequences, ms, gflops: flops / ms / 1e6, extra_bytes: extra };
+}

@@ -1,0 +1,208 @@
+/**
+ * CUDA kernels are compiled for the GPU they run on by NVRTC, which the user needs no compiler for, and kept in the
+ * kernel cache. Where there is no NVRTC but a toolkit's nvcc, that does the same.
+ */
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import koffi from 'koffi';
+import { UsageError } from '../../errors.js';
+import { KernelCache, kernelKey } from '../kernel-cache.js';
+import { type Environment, LibraryMissing, NVRTC, openLibrary } from './libraries.js';
+import type { Macros } from './runtime.js';
+
+const HERE = dirname(fileURLToPath(import.meta.url));
+
+/** Turns a source into a cubin. */
+export interface CudaBackend {
+  /** Name and version: another compiler makes another kernel. */
+  readonly identity: string;
+  compile(source: string, flags: readonly string[]): Uint8Array;
+}
+
+type Native = (...values: unknown[]) => unknown;
+
+/** The run-time compiler as a library. */
+export class Nvrtc implements CudaBackend {
+  readonly identity: string;
+  readonly #create: Native;
+  readonly #compile: Native;
+  readonly #cubinSize: Native;
+  readonly #cubin: Native;
+  readonly #logSize: Native;
+  readonly #log: Native;
+  readonly #destroy: Native;
+  readonly #describe: Native;
+
+  constructor(environment: Environment = process.env) {
+    const library = openLibrary(NVRTC, environment);
+    const status = (name: string, types: readonly string[]) => library.func(name, 'int', [...types]) as Native;
+    this.#create = status('nvrtcCreateProgram', ['void *', 'str', 'str', 'int', 'void *', 'void *']);
+    this.#compile = status('nvrtcCompileProgram', ['void *', 'int', 'void *']);
+    this.#cubinSize = status('nvrtcGetCUBINSize', ['void *', 'void *']);
+    this.#cubin = status('nvrtcGetCUBIN', ['void *', 'void *']);
+    this.#logSize = status('nvrtcGetProgramLogSize', ['void *', 'void *']);
+    this.#log = status('nvrtcGetProgramLog', ['void *', 'void *']);
+    this.#destroy = status('nvrtcDestroyProgram', ['void *']);
+    this.#describe = library.func('nvrtcGetErrorString', 'str', ['int']) as Native;
+    const version = status('nvrtcVersion', ['void *', 'void *']);
+    const words = koffi.alloc('int', 2);
+    version(words, koffi.address(words) + 4n);
+    const [major, minor] = new Int32Array(koffi.view(words, 8));
+    koffi.free(words);
+    this.identity = `NVRTC ${major}.${minor}`;
+  }
+
+  compile(source: string, flags: readonly string[]): Uint8Array {
+    const out = koffi.alloc('uint64_t', 1);
+    const word = () => new DataView(koffi.view(out, 8)).getBigUint64(0, true);
+    const texts = [...flags, '-default-device'].map((flag) => Buffer.from(`${flag}\0`));
+    const options = koffi.alloc('uint64_t', Math.max(1, texts.length));
+    // The texts must stay where they are until the compilation ends: native memory, freed below.
+    const natives = texts.map((text) => {
+      const memory = koffi.alloc('uint8_t', text.length);
+      new Uint8Array(koffi.view(memory, text.length)).set(text);
+      return memory;
+    });
+    new BigUint64Array(koffi.view(options, 8 * Math.max(1, texts.length))).set(natives.map((at) => koffi.address(at)));
+    try {
+      this.#check(this.#create(out, readFileSync(source, 'utf8'), source, 0, null, null), source);
+      const program = word();
+      try {
+        const status = this.#compile(program, texts.length, options);
+        if (status !== 0) {
+          const log = this.#text(program, this.#logSize, this.#log);
+          throw new UsageError(
+            `${this.identity} could not compile ${source}: ${firstError(Buffer.from(log).toString())}`,
+          );
+        }
+        return this.#text(program, this.#cubinSize, this.#cubin);
+      } finally {
+        new DataView(koffi.view(out, 8)).setBigUint64(0, program, true);
+        this.#destroy(out);
+      }
+    } finally {
+      for (const memory of [out, options, ...natives]) koffi.free(memory);
+    }
+  }
+
+  #text(program: bigint, sizeOf: Native, read: Native): Uint8Array {
+    const size = koffi.alloc('uint64_t', 1);
+    this.#check(sizeOf(program, size), 'a kernel');
+    const bytes = Number(new DataView(koffi.view(size, 8)).getBigUint64(0, true));
+    koffi.free(size);
+    const memory = koffi.alloc('uint8_t', bytes);
+    this.#check(read(program, memory), 'a kernel');
+    const copy = new Uint8Array(koffi.view(memory, bytes)).slice();
+    koffi.free(memory);
+    return copy;
+  }
+
+  #check(status: unknown, what: string): void {
+    if (status !== 0) throw new UsageError(`${this.identity}: ${what}: ${this.#describe(status)}`);
+  }
+}
+
+/** A toolkit's compiler as a program. */
+export class Nvcc implements CudaBackend {
+  readonly identity: string;
+  readonly #command: string;
+
+  constructor(command: string, version: string) {
+    this.#command = command;
+    this.identity = version;
+  }
+
+  /** The nvcc of CUDA_HOME or of the path; null when there is none. */
+  static find(environment: Environment = process.env): Nvcc | null {
+    const home = environment['CUDA_HOME'] || environment['CUDA_PATH'];
+    for (const command of [...(home ? [join(home, 'bin', 'nvcc')] : []), 'nvcc', '/usr/local/cuda/bin/nvcc']) {
+      const answer = spawnSync(command, ['--version'], { encoding: 'utf8' });
+      if (answer.status !== 0) continue;
+      const version = answer.stdout.match(/release .*/)?.[0] ?? 'of an unknown version';
+      return new Nvcc(command, `nvcc ${version}`);
+    }
+    return null;
+  }
+
+  compile(source: string, flags: readonly string[]): Uint8Array {
+    const folder = mkdtempSync(join(tmpdir(), 'trefoil-nvcc-'));
+    try {
+      const path = join(folder, 'kernel.cubin');
+      const built = spawnSync(this.#command, ['-cubin', ...flags, source, '-o', path], { encoding: 'utf8' });
+      if (built.status !== 0) {
+        const log = built.stderr || String(built.error);
+        throw new UsageError(`${this.identity} could not compile ${source}: ${firstError(log)}`);
+      }
+      return readFileSync(path);
+    } finally {
+      rmSync(folder, { recursive: true, force: true });
+    }
+  }
+}
+
+function firstError(log: string): string {
+  return (log.split('\n').find((line) => /error/i.test(line)) ?? log.split('\n')[0] ?? '').trim();
+}
+
+/** NVRTC, or nvcc where there is no NVRTC. */
+export function findBackend(environment: Environment = process.env): CudaBackend {
+  try {
+    return new Nvrtc(environment);
+  } catch (error) {
+    const nvcc = error instanceof LibraryMissing ? Nvcc.find(environment) : null;
+    if (!nvcc) throw error;
+    return nvcc;
+  }
+}
+
+export interface CudaCompilerOptions {
+  /** Folder of the cache. */
+  readonly cache: string;
+  /** Told before a kernel is compiled: some take seconds, once per machine. */
+  readonly onCompile?: (source: string) => void;
+}
+
+export class CudaCompiler {
+  /** What code is made for: sm_80, sm_90a. */
+  readonly target: string;
+  readonly #backend: CudaBackend;
+  readonly #options: CudaCompilerOptions;
+  readonly #cache: KernelCache;
+  #headers: string | null = null;
+
+  /** `architecture`: compute capability times ten. */
+  constructor(architecture: number, backend: CudaBackend, options: CudaCompilerOptions) {
+    // Hopper's own instructions (wgmma, bulk copies) are only in the "a" variant.
+    this.target = architecture === 90 ? 'sm_90a' : `sm_${architecture}`;
+    this.#backend = backend;
+    this.#options = options;
+    this.#cache = new KernelCache(options.cache, 'cubin');
+  }
+
+  get identity(): string {
+    return this.#backend.identity;
+  }
+
+  /** The code of a source file with these macros, from the cache if it is there and whole. */
+  cubin(source: string, macros: Macros = {}): Uint8Array {
+    const defined = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
+    const flags = ['-std=c++17', `-arch=${this.target}`, `-I${HERE}`, `-I${dirname(source)}`, ...defined.sort()];
+    this.#headers ??= readdirSync(HERE)
+      .filter((name) => name.endsWith('.cuh'))
+      .sort()
+      .map((name) => readFileSync(join(HERE, name), 'utf8'))
+      .join('\n');
+    const text = readFileSync(source, 'utf8');
+    const key = kernelKey([text, this.#headers, this.target, defined.join(' '), this.#backend.identity]);
+    const path =
+      this.#cache.find(key) ??
+      this.#cache.store(key, (aside) => {
+        this.#options.onCompile?.(source);
+        writeFileSync(aside, this.#backend.compile(source, flags));
+      });
+    return readFileSync(path);
+  }
+}

@@ -1,0 +1,268 @@
+/**
+ * Matrix products by cuBLASLt. The algorithm of a shape is chosen once and kept: the library's first answer, or the
+ * fastest of its answers where there is time to be gained. cuBLASLt is column-major, and a row-major matrix is its
+ * transpose there: D = A B is computed as Dᵀ = Bᵀ Aᵀ, which costs nothing.
+ */
+import koffi from 'koffi';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { CUBLASLT, openLibrary } from './libraries.js';
+import type { MatrixProduct } from './runtime.js';
+
+type Native = (...values: unknown[]) => number;
+
+/** Numbers of the library's enumerations. */
+const COMPUTE_32F = 68;
+const TYPE: Record<string, number> = { f32: 0, bf16: 14 };
+const DESC_TRANSPOSE_A = 3;
+const DESC_TRANSPOSE_B = 4;
+const PREFERENCE_MAX_WORKSPACE = 1;
+/** Bytes of one answer of the heuristic; the algorithm is its first 64. */
+const HEURISTIC_BYTES = 96;
+const ALGORITHM_BYTES = 64;
+/** Where an answer says whether it can be used. */
+const STATE_OFFSET = 72;
+
+const WORKSPACE_BYTES = 64 * 2 ** 20;
+
+/** Answers of the heuristic that are tried, the runs of each, and how much faster than the first one must be. */
+const CANDIDATES = 8;
+const RUNS = 3;
+const WORTH = 0.99;
+/** Operations from which on trying pays. */
+const LARGE = 1e9;
+
+interface Layouts {
+  readonly descriptor: bigint;
+  readonly a: bigint;
+  readonly b: bigint;
+  readonly d: bigint;
+}
+
+interface Plan extends Layouts {
+  /** Native memory that holds the chosen algorithm. */
+  readonly algorithm: bigint;
+}
+
+/** What the products need of the device. */
+export interface CublasHost {
+  readonly stream: bigint;
+  /** Memory for good: the workspace that all products share. */
+  allocate(bytes: number): bigint;
+  /** How algorithms are compared; null when the library's first answer is to be taken. */
+  readonly trial: Trial | null;
+}
+
+export interface Trial {
+  /** Whether the device may run something and be waited for now. */
+  possible(): boolean;
+  /** Memory beside everything else while `use` runs; what it returns, or null when there is not enough. */
+  withMemory<T>(bytes: number, use: (address: bigint) => T): T | null;
+  /** Milliseconds of each of `repeats` runs. */
+  time(work: () => void, repeats: number): number[];
+}
+
+export class CublasLt {
+  readonly #handle: bigint;
+  readonly #calls: Record<
+    'matmul' | 'descriptor' | 'setDescriptor' | 'layout' | 'preference' | 'setPreference' | 'heuristic' | 'destroy',
+    Native
+  >;
+  readonly #plans = new Map<string, Plan>();
+  readonly #word = koffi.alloc('uint64_t', 1) as bigint;
+  readonly #one = constant(1);
+  readonly #zero = constant(0);
+  readonly #preference: bigint;
+  readonly #host: CublasHost;
+  readonly #workspace: bigint;
+
+  constructor(host: CublasHost) {
+    const library = openLibrary(CUBLASLT);
+    const bind = (name: string, types: string[]) => library.func(name, 'int', types) as Native;
+    const pointer = 'void *';
+    this.#calls = {
+      destroy: bind('cublasLtDestroy', [pointer]),
+      descriptor: bind('cublasLtMatmulDescCreate', [pointer, 'int', 'int']),
+      setDescriptor: bind('cublasLtMatmulDescSetAttribute', [pointer, 'int', pointer, 'size_t']),
+      layout: bind('cublasLtMatrixLayoutCreate', [pointer, 'int', 'uint64_t', 'uint64_t', 'int64_t']),
+      preference: bind('cublasLtMatmulPreferenceCreate', [pointer]),
+      setPreference: bind('cublasLtMatmulPreferenceSetAttribute', [pointer, 'int', pointer, 'size_t']),
+      heuristic: bind('cublasLtMatmulAlgoGetHeuristic', [
+        ...Array.from({ length: 7 }, () => pointer),
+        'int',
+        pointer,
+        pointer,
+      ]),
+      matmul: bind('cublasLtMatmul', [
+        ...[pointer, pointer, pointer], // handle, descriptor, alpha
+        ...['uint64_t', pointer, 'uint64_t', pointer, pointer], // a, its layout, b, its layout, beta
+        ...['uint64_t', pointer, 'uint64_t', pointer], // c, its layout, d, its layout
+        ...[pointer, 'uint64_t', 'size_t', pointer], // algorithm, workspace, its bytes, stream
+      ]),
+    };
+    const create = bind('cublasLtCreate', [pointer]);
+    this.#handle = this.#get('cublasLtCreate', create);
+    this.#host = host;
+    this.#workspace = host.allocate(WORKSPACE_BYTES);
+    this.#preference = this.#get('cublasLtMatmulPreferenceCreate', this.#calls.preference);
+    const bytes = koffi.alloc('uint64_t', 1) as bigint;
+    new BigUint64Array(koffi.view(bytes, 8))[0] = BigInt(WORKSPACE_BYTES);
+    check(
+      'cublasLtMatmulPreferenceSetAttribute',
+      this.#calls.setPreference(this.#preference, PREFERENCE_MAX_WORKSPACE, bytes, 8),
+    );
+    koffi.free(bytes);
+  }
+
+  product(product: MatrixProduct): void {
+    if (product.m === 0 || product.n === 0) return;
+    const plan = this.#plan(product);
+    const status = this.#run(product, plan, plan.algorithm, product.d.pointer);
+    if (status !== 0) throw new TrefoilError(`cuBLASLt: a product of ${sizeOf(product)} failed with status ${status}`);
+  }
+
+  /** Chooses the algorithm, which may take a while the first time. `product` does it as well where this was not called. */
+  prepare(product: MatrixProduct): void {
+    if (product.m > 0 && product.n > 0) this.#plan(product);
+  }
+
+  #run({ a, b, c, accumulate = false }: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+    return this.#calls.matmul(
+      ...[this.#handle, layouts.descriptor, this.#one],
+      ...[b.pointer, layouts.a, a.pointer, layouts.b, accumulate || c ? this.#one : this.#zero],
+      ...[c?.pointer ?? d, layouts.d, d, layouts.d],
+      ...[algorithm, this.#workspace, WORKSPACE_BYTES, this.#host.stream],
+    );
+  }
+
+  #plan(product: MatrixProduct): Plan {
+    const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false } = product;
+    const added = accumulate ? 'd' : c ? 'c' : '';
+    const key = `${a.dtype} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
+    const known = this.#plans.get(key);
+    if (known) return known;
+    if (k === 0) throw new UsageError('a matrix product needs at least one term');
+    if (a.dtype !== b.dtype) throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
+    if (c && (accumulate || c.dtype !== d.dtype))
+      throw new UsageError(`a matrix product in ${d.dtype} adds either what is there or another ${d.dtype} matrix`);
+    const [from, into] = [typeOf(a.dtype), typeOf(d.dtype)];
+    const descriptor = this.#get('cublasLtMatmulDescCreate', this.#calls.descriptor, COMPUTE_32F, TYPE['f32']);
+    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; what lies transposed here lies straight there.
+    this.#setTransposed(descriptor, DESC_TRANSPOSE_A, transposeB);
+    this.#setTransposed(descriptor, DESC_TRANSPOSE_B, transposeA);
+    const first = transposeB ? this.#layout(from, k, n) : this.#layout(from, n, k);
+    const second = transposeA ? this.#layout(from, m, k) : this.#layout(from, k, m);
+    const layouts = { descriptor, a: first, b: second, d: this.#layout(into, n, m) };
+    const plan = { ...layouts, algorithm: this.#choose(product, layouts) };
+    this.#plans.set(key, plan);
+    return plan;
+  }
+
+  /**
+   * The heuristic's first answer is the same for the same library and GPU, so a run repeats bit for bit; the fastest of
+   * several is not, and adds in another order when it changes.
+   */
+  #choose(product: MatrixProduct, layouts: Layouts): bigint {
+    const { m, n, k } = product;
+    const { trial } = this.#host;
+    const isTried = trial !== null && 2 * m * n * k >= LARGE && trial.possible();
+    const algorithms = this.#ask(product, layouts, isTried ? CANDIDATES : 1);
+    const best = isTried && algorithms.length > 1 ? this.#fastest(product, layouts, algorithms, trial) : 0;
+    algorithms.forEach((algorithm, i) => {
+      if (i !== best) koffi.free(algorithm);
+    });
+    return algorithms[best];
+  }
+
+  /** Up to `count` algorithms, each in native memory of its own, the most promising first. */
+  #ask(product: MatrixProduct, { descriptor, a, b, d }: Layouts, count: number): bigint[] {
+    const answers = koffi.alloc('uint8_t', count * HEURISTIC_BYTES) as bigint;
+    const status = this.#calls.heuristic(
+      ...[this.#handle, descriptor, a, b, d, d, this.#preference],
+      ...[count, answers, this.#word],
+    );
+    const found = status === 0 ? Number(this.#read() & 0xffffffffn) : 0;
+    const bytes = new DataView(koffi.view(answers, count * HEURISTIC_BYTES));
+    const algorithms: bigint[] = [];
+    for (let i = 0; i < found; i++) {
+      if (bytes.getInt32(i * HEURISTIC_BYTES + STATE_OFFSET, true) !== 0) continue;
+      const algorithm = koffi.alloc('uint8_t', ALGORITHM_BYTES) as bigint;
+      const from = new Uint8Array(bytes.buffer, bytes.byteOffset + i * HEURISTIC_BYTES, ALGORITHM_BYTES);
+      new Uint8Array(koffi.view(algorithm, ALGORITHM_BYTES)).set(from);
+      algorithms.push(algorithm);
+    }
+    koffi.free(answers);
+    if (algorithms.length === 0)
+      throw new TrefoilError(`cuBLASLt has no algorithm for a product of ${sizeOf(product)} (status ${status})`);
+    return algorithms;
+  }
+
+  /**
+   * Which of the algorithms is the fastest on these very operands (their numbers count too: zeros cost less power). The
+   * results go to other memory, so that a product that is added to D is added once.
+   */
+  #fastest(product: MatrixProduct, layouts: Layouts, algorithms: readonly bigint[], trial: Trial): number {
+    const bytes = product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
+    const times = trial.withMemory(bytes, (into) => {
+      const run = (i: number) => this.#run(product, layouts, algorithms[i], into);
+      // The first run of each loads its code, and some may refuse.
+      const able = algorithms.flatMap((_, i) => (run(i) === 0 ? [i] : []));
+      const least = algorithms.map(() => Number.POSITIVE_INFINITY);
+      // By turns and without a pause: the clocks of a GPU change while it works.
+      let next = 0;
+      const all = trial.time(() => void run(able[next++ % able.length]), RUNS * able.length);
+      all.forEach((ms, at) => {
+        const i = able[at % able.length];
+        least[i] = Math.min(least[i], ms);
+      });
+      return least;
+    });
+    if (!times) return 0;
+    const best = times.indexOf(Math.min(...times));
+    return times[best] < WORTH * times[0] ? best : 0;
+  }
+
+  #layout(type: number, rows: number, columns: number): bigint {
+    return this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, rows);
+  }
+
+  #setTransposed(descriptor: bigint, attribute: number, transposed: boolean): void {
+    new Int32Array(koffi.view(this.#word, 8)).fill(Number(transposed));
+    check(
+      'cublasLtMatmulDescSetAttribute',
+      this.#calls.setDescriptor(descriptor, attribute, this.#word, Int32Array.BYTES_PER_ELEMENT),
+    );
+  }
+
+  #get(name: string, create: Native, ...values: unknown[]): bigint {
+    check(name, create(this.#word, ...values));
+    return this.#read();
+  }
+
+  #read(): bigint {
+    return new BigUint64Array(koffi.view(this.#word, 8))[0];
+  }
+
+  close(): void {
+    this.#calls.destroy(this.#handle);
+  }
+}
+
+function sizeOf({ m, n, k }: MatrixProduct): string {
+  return `${m}x${n}x${k}`;
+}
+
+function typeOf(dtype: string | undefined): number {
+  const type = dtype === undefined ? undefined : TYPE[dtype];
+  if (type === undefined) throw new UsageError(`there are no matrix products of ${dtype}`);
+  return type;
+}
+
+function constant(value: number): bigint {
+  const memory = koffi.alloc('float', 1) as bigint;
+  new Float32Array(koffi.view(memory, 4))[0] = value;
+  return memory;
+}
+
+function check(name: string, status: number): void {
+  if (status !== 0) throw new TrefoilError(`cuBLASLt: ${name} failed with status ${status}`);
+}

@@ -1,0 +1,192 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { afterAll, describe, expect, it } from 'vitest';
+import { Tensor } from '../../tensor/tensor.js';
+import { cuda } from '../../testing/devices.js';
+import { randomValues, relativeError } from '../../testing/numbers.js';
+import { CudaCompiler, findBackend } from './compile.js';
+import { CudaDevice, cudaAbsence } from './cuda.js';
+import { LibraryMissing, libraryFolders, openLibrary } from './libraries.js';
+import { f32, f64 } from './runtime.js';
+
+const absence = cudaAbsence();
+const ARGUMENTS = new URL('./testing/arguments.cu', import.meta.url);
+
+describe('CUDA libraries', () => {
+  it('says what is missing and what to do', () => {
+    const name = {
+      title: 'the library of nothing (libnothing.so)',
+      files: ['libnothing-trefoil.so'],
+      remedy: 'install it',
+    };
+    expect(() => openLibrary(name, {})).toThrow(LibraryMissing);
+    expect(() => openLibrary(name, {})).toThrow('the library of nothing (libnothing.so) was not found: install it');
+  });
+
+  it('names the reason when the file is there and does not load', () => {
+    const home = mkdtempSync(join(tmpdir(), 'trefoil-cuda-'));
+    writeFileSync(join(home, 'libbroken-trefoil.so'), 'no library');
+    const name = { title: 'a broken library', files: ['libbroken-trefoil.so'], remedy: 'install it again' };
+    const folders = libraryFolders({ CUDA_HOME: home });
+    expect(folders).not.toContain(join(home, 'lib64')); // only folders that exist are searched
+    expect(() => openLibrary(name, { CONDA_PREFIX: home })).toThrow(LibraryMissing);
+    rmSync(home, { recursive: true });
+  });
+
+  it('says in one line whether there is a GPU', () => {
+    if (absence === null) expect(new CudaDevice().name).not.toBe('');
+    else {
+      expect(absence).toMatch(/^no CUDA device: .+/);
+      expect(absence).not.toContain('\n');
+      expect(() => new CudaDevice()).toThrow(absence);
+    }
+  });
+});
+
+function backendAbsence(): string | null {
+  try {
+    findBackend();
+    return null;
+  } catch (error) {
+    return (error as Error).message;
+  }
+}
+
+describe('the CUDA compiler', () => {
+  const missing = backendAbsence();
+  const folder = mkdtempSync(join(tmpdir(), 'trefoil-cubin-'));
+  afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+  it('compiles once and takes the second answer from the cache', (context) => {
+    if (missing) return context.skip(`no CUDA compiler: ${missing}`);
+    let compiled = 0;
+    const compiler = new CudaCompiler(90, findBackend(), { cache: folder, onCompile: () => compiled++ });
+    const source = fileURLToPath(ARGUMENTS);
+    const first = compiler.cubin(source, { OFFSET: 1 });
+    expect(Buffer.from(first.subarray(1, 4)).toString()).toBe('ELF');
+    expect(Buffer.compare(first, compiler.cubin(source, { OFFSET: 1 }))).toBe(0);
+    expect(compiled).toBe(1);
+    compiler.cubin(source, { OFFSET: 2 });
+    expect(compiled).toBe(2);
+  });
+
+  it('shows the first error of a source that is wrong', (context) => {
+    if (missing) return context.skip(`no CUDA compiler: ${missing}`);
+    const compiler = new CudaCompiler(90, findBackend(), { cache: folder });
+    expect(() => compiler.cubin(fileURLToPath(ARGUMENTS), { OFFSET: 'nothing_by_that_name' })).toThrow(
+      /could not compile .*arguments\.cu.*nothing_by_that_name/,
+    );
+  });
+});
+
+describe('a CUDA device', () => {
+  const onGpu = (name: string, body: (device: CudaDevice) => void) =>
+    it(name, (context) => {
+      if (absence) return context.skip(absence);
+      body(cuda());
+    });
+
+  onGpu('moves bytes there and back', (device) => {
+    const values = Float32Array.from(randomValues(3_000_001, 1));
+    const tensor = Tensor.from(device, values, [values.length]);
+    expect(Buffer.compare(Buffer.from(tensor.readBytes()), Buffer.from(values.buffer))).toBe(0);
+    const copy = Tensor.empty(device, [values.length]);
+    copy.copyFrom(tensor);
+    expect(copy.item(3_000_000)).toBe(values[3_000_000]);
+    copy.fill(2.5);
+    expect(copy.item(1234)).toBe(2.5);
+    copy.zero();
+    expect(copy.item(1234)).toBe(0);
+    tensor.free();
+    copy.free();
+  });
+
+  onGpu('passes every kind of argument', (device) => {
+    const from = Tensor.from(device, [1, 2, 3], [3]);
+    const to = Tensor.zeros(device, [3]);
+    const code = device.compile(ARGUMENTS, { OFFSET: 100 });
+    code.launch('every_argument', { grid: 1, block: 32 }, to, from, 3, 2 ** 33, f32(0.5), f64(10));
+    expect([...to.read()]).toEqual([112.5, 113, 113.5]);
+    expect(code.constant('answer')).toBe(42);
+    code.launch('shared_sum', { grid: 1, block: 64, shared: 200_000 }, to, 50_000);
+    expect(to.item()).toBe(Math.fround((50_000 * 49_999) / 2));
+    code.launch('every_argument', { grid: 0, block: 32 }, to, from, 3, 0, f32(0), f64(0)); // nothing to do: no error
+    expect(() => code.launch('nobody', { grid: 1, block: 1 })).toThrow('has no kernel nobody');
+    expect(() => code.launch('shared_sum', { grid: 1, block: 64, shared: 10 ** 6 }, to, 1)).toThrow(/CUDA: /);
+    from.free();
+    to.free();
+  });
+
+  onGpu('multiplies matrices, straight and transposed, f32 and bf16', (device) => {
+    const [m, n, k] = [48, 72, 40];
+    const shapes = { a: [m, k], b: [k, n] } as const;
+    for (const [from, into] of [
+      ['f32', 'f32'],
+      ['bf16', 'bf16'],
+      ['bf16', 'f32'],
+    ] as const)
+      for (const transposeA of [false, true])
+        for (const transposeB of [false, true])
+          for (const accumulate of [false, true]) {
+            const a = Tensor.from(device, randomValues(m * k, 1), transposeA ? [k, m] : shapes.a, from);
+            const b = Tensor.from(device, randomValues(k * n, 2), transposeB ? [n, k] : shapes.b, from);
+            const start = randomValues(m * n, 3);
+            const d = Tensor.from(device, start, [m, n], into);
+            const [av, bv, dv] = [a.read(), b.read(), d.read()];
+            device.matrixProduct({ a, b, d, m, n, k, transposeA, transposeB, accumulate });
+            const expected = Float64Array.from({ length: m * n }, (_, at) => {
+              const [i, j] = [Math.floor(at / n), at % n];
+              let sum = accumulate ? dv[at] : 0;
+              for (let t = 0; t < k; t++)
+                sum += av[transposeA ? t * m + i : i * k + t] * bv[transposeB ? j * k + t : t * n + j];
+              return sum;
+            });
+            expect(relativeError(d.read(), expected)).toBeLessThan(into === 'f32' ? 1e-6 : 4e-3);
+            for (const tensor of [a, b, d]) tensor.free();
+          }
+  });
+
+  onGpu('replays what it captured', (device) => {
+    const x = Tensor.from(device, [1, 2, 3], [3]);
+    const y = Tensor.zeros(device, [3]);
+    const code = device.compile(ARGUMENTS, { OFFSET: 0 });
+    const pool = device.newPool();
+    const work = () => {
+      const middle = Tensor.empty(device, [3]);
+      code.launch('every_argument', { grid: 1, block: 32 }, middle, x, 3, 0, f32(2), f64(0));
+      code.launch('every_argument', { grid: 1, block: 32 }, y, middle, 3, 0, f32(1), f64(1));
+      middle.free();
+    };
+    device.withPool(pool, work);
+    const graph = device.withPool(pool, () => device.record(work));
+    expect([...y.read()]).toEqual([3, 5, 7]); // from the first run: recording runs nothing
+    expect(pool.systemAllocations).toBe(1);
+    const elsewhere = Tensor.from(device, [7, 7, 7], [3]); // must not land in the graph's memory
+    x.write([10, 20, 30]);
+    graph.replay();
+    expect([...y.read()]).toEqual([21, 41, 61]);
+    expect([...elsewhere.read()]).toEqual([7, 7, 7]);
+    graph.free();
+    expect(() => graph.replay()).toThrow('freed');
+    for (const tensor of [x, y, elsewhere]) tensor.free();
+  });
+
+  onGpu('says what was asked for and what is there when memory runs out', (device) => {
+    expect(() => Tensor.empty(device, [2 ** 40])).toThrow(
+      /out of GPU memory: \d+ MiB were asked for, \d+ MiB of \d+ MiB are free and this run holds \d+ MiB; lower/,
+    );
+    const after = Tensor.from(device, [1], [1]);
+    expect(after.item()).toBe(1);
+    after.free();
+  });
+
+  onGpu('measures time by its own clock', (device) => {
+    const x = Tensor.zeros(device, [2 ** 24]);
+    const times = device.time(() => x.fill(1), 5);
+    expect(times).toHaveLength(5);
+    for (const time of times) expect(time).toBeGreaterThan(0.001);
+    x.free();
+  });
+});

@@ -1,0 +1,179 @@
+// What kernels over rows and numbers share: f32 and bf16 in memory as float in registers, 16 bytes at a time, sums in a
+// fixed order, and the search for a token's sequence. No host code, no standard headers: NVRTC compiles this with
+// nothing installed but the driver.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef int i32;
+typedef float f32;
+typedef double f64;
+typedef unsigned short bf16;  // the upper half of a float
+
+// How many numbers of a type fill 16 bytes, the widest access there is.
+template <class T> constexpr int WIDE = 16 / (int)sizeof(T);
+
+// A number known to the compiler, for bodies that are instantiated for vectors and for single numbers.
+template <int N> struct Count {
+  static constexpr int value = N;
+};
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float positive_infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fc00000); }
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two numbers rounded to nearest, ties to even; the first lies first in memory.
+__device__ __forceinline__ u32 to_halves(float first, float second) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first));
+  return r;
+}
+__device__ __forceinline__ float first_half(u32 x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float second_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+
+__device__ __forceinline__ float read_one(const f32* from) { return *from; }
+__device__ __forceinline__ float read_one(const bf16* from) { return __uint_as_float((u32)*from << 16); }
+__device__ __forceinline__ void write_one(f32* to, float x) { *to = x; }
+__device__ __forceinline__ void write_one(bf16* to, float x) { *to = (bf16)to_halves(x, 0.0f); }
+
+// N numbers: one, or a multiple of 4, whose address is then a multiple of 16 bytes (8 for four bf16).
+template <int N> __device__ __forceinline__ void load(float (&to)[N], const f32* from) {
+  if constexpr (N == 1) {
+    to[0] = *from;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 x = *(const float4*)(from + i);
+      to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+    }
+  }
+}
+template <int N> __device__ __forceinline__ void load(float (&to)[N], const bf16* from) {
+  if constexpr (N == 1) {
+    to[0] = read_one(from);
+  } else if constexpr (N == 4) {
+    const uint2 x = *(const uint2*)from;
+    to[0] = first_half(x.x), to[1] = second_half(x.x), to[2] = first_half(x.y), to[3] = second_half(x.y);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 8) {
+      const uint4 x = *(const uint4*)(from + i);
+      to[i] = first_half(x.x), to[i + 1] = second_half(x.x), to[i + 2] = first_half(x.y);
+      to[i + 3] = second_half(x.y), to[i + 4] = first_half(x.z), to[i + 5] = second_half(x.z);
+      to[i + 6] = first_half(x.w), to[i + 7] = second_half(x.w);
+    }
+  }
+}
+template <int N> __device__ __forceinline__ void store(f32* to, const float (&from)[N]) {
+  if constexpr (N == 1) {
+    *to = from[0];
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 4)
+      *(float4*)(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+  }
+}
+template <int N> __device__ __forceinline__ void store(bf16* to, const float (&from)[N]) {
+  if constexpr (N == 1) {
+    write_one(to, from[0]);
+  } else if constexpr (N == 4) {
+    *(uint2*)to = make_uint2(to_halves(from[0], from[1]), to_halves(from[2], from[3]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 8)
+      *(uint4*)(to + i) =
+          make_uint4(to_halves(from[i], from[i + 1]), to_halves(from[i + 2], from[i + 3]),
+                     to_halves(from[i + 4], from[i + 5]), to_halves(from[i + 6], from[i + 7]));
+  }
+}
+// The same, added to what is there if `accumulate`.
+template <int N, class T> __device__ __forceinline__ void store(T* to, const float (&from)[N], bool accumulate) {
+  if (!accumulate) return store(to, from);
+  float sum[N];
+  load(sum, to);
+#pragma unroll
+  for (int i = 0; i < N; i++) sum[i] += from[i];
+  store(to, sum);
+}
+
+__device__ __forceinline__ bool aligned(const void* p) { return ((u64)p & 15) == 0; }
+
+// Walks `count` numbers with all threads of the grid: body(index, Count<N>) for vectors of N where `wide` allows them,
+// body(index, Count<1>) for the rest.
+template <int N, class Body> __device__ __forceinline__ void each(i64 count, bool wide, const Body& body) {
+  const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
+  const i64 vectors = wide ? count / N : 0;
+  for (i64 i = thread; i < vectors; i += threads) body(i * N, Count<N>{});
+  for (i64 i = vectors * N + thread; i < count; i += threads) body(i, Count<1>{});
+}
+
+// Sums and maxima over a warp; every lane gets the same bits, whatever its place.
+template <class T> __device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) x += __shfl_xor_sync(~0u, x, s);
+  return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, s));
+  return x;
+}
+
+// The same over a block of whole warps. `room` holds one T for each warp and is free again when all have returned.
+template <class T> __device__ __forceinline__ T block_sum(T x, T* room) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  x = warp_sum(x);
+  if (lane == 0) room[warp] = x;
+  __syncthreads();
+  x = warp_sum(lane < warps ? room[lane] : T(0));
+  __syncthreads();
+  return x;
+}
+__device__ __forceinline__ float block_max(float x, float* room) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  x = warp_max(x);
+  if (lane == 0) room[warp] = x;
+  __syncthreads();
+  x = warp_max(lane < warps ? room[lane] : -positive_infinity());
+  __syncthreads();
+  return x;
+}
+
+// total[i] (+)= partial[0][i] + partial[1][i] + ... for `count` numbers. A block of 32 x 32 threads (as 1024) takes 32
+// neighbouring columns: a warp adds every 32nd partial sum, then one warp adds what the warps have, in order.
+__device__ __forceinline__ void add_partial_sums(const float* partial, i64 partials, float* total, i64 count,
+                                                 bool accumulate) {
+  __shared__ float sums[32][33];
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+  const i64 column = (i64)blockIdx.x * 32 + lane;
+  float sum = 0.0f;
+  if (column < count) {
+#pragma unroll 4
+    for (i64 p = row; p < partials; p += 32) sum += partial[p * count + column];
+  }
+  sums[row][lane] = sum;
+  __syncthreads();
+  if (row != 0 || column >= count) return;
+  sum = accumulate ? total[column] : 0.0f;
+#pragma unroll
+  for (int r = 0; r < 32; r++) sum += sums[r][lane];
+  total[column] = sum;
+}
+
+// The sequence that holds the row: offsets[s] <= row < offsets[s + 1].
+__device__ __forceinline__ int sequence_of(const i32* offsets, i64 sequences, i64 row) {
+  int low = 0, high = (int)sequences;  // offsets[low] <= row < offsets[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (offsets[middle] <= row) low = middle;
+    else high = middle;
+  }
+  return low;
+}

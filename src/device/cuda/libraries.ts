@@ -1,0 +1,110 @@
+/**
+ * Where CUDA's libraries are: the driver's own folder, a toolkit, a distribution's packages, or the wheels of a Python
+ * that is installed for other reasons. A library that is missing is named with what to install.
+ */
+import { existsSync, readdirSync } from 'node:fs';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import koffi from 'koffi';
+
+export type Library = ReturnType<typeof koffi.load>;
+
+export interface LibraryName {
+  /** What a person calls it. */
+  readonly title: string;
+  /** File names in the order of preference. */
+  readonly files: readonly string[];
+  readonly remedy: string;
+}
+
+export const DRIVER: LibraryName = {
+  title: 'the NVIDIA driver (libcuda.so.1)',
+  files: ['libcuda.so.1', 'libcuda.so'],
+  remedy: 'install the NVIDIA driver; in a container, start it with GPU access (docker run --gpus all)',
+};
+
+export const NVRTC: LibraryName = {
+  title: 'the CUDA run-time compiler (libnvrtc.so)',
+  files: ['libnvrtc.so.13', 'libnvrtc.so.12', 'libnvrtc.so'],
+  remedy:
+    'install the CUDA toolkit 12.3 or newer, or its NVRTC package (pip install nvidia-cuda-nvrtc), or set CUDA_HOME to where it is',
+};
+
+export const CUBLASLT: LibraryName = {
+  title: 'cuBLASLt (libcublasLt.so)',
+  files: ['libcublasLt.so.13', 'libcublasLt.so.12', 'libcublasLt.so'],
+  remedy:
+    'install the CUDA toolkit, or its cuBLAS package (pip install nvidia-cublas), or set CUDA_HOME to where it is',
+};
+
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Thrown when a library is in none of the places; the message is a sentence for a person. */
+export class LibraryMissing extends Error {}
+
+/** Opens a library: by its bare name first (the system's own search), then in every usual folder. */
+export function openLibrary(name: LibraryName, environment: Environment = process.env): Library {
+  const problems: string[] = [];
+  const folders = ['', ...libraryFolders(environment)];
+  for (const folder of folders)
+    for (const file of name.files) {
+      const path = folder === '' ? file : join(folder, file);
+      if (folder !== '' && !existsSync(path)) continue;
+      try {
+        return koffi.load(path);
+      } catch (error) {
+        // A file that is there and does not load says more than all that are not there.
+        if (folder !== '') problems.push((error as Error).message.split('\n')[0]);
+      }
+    }
+  const tried = problems.length > 0 ? `could not be loaded (${problems[0]})` : 'was not found';
+  throw new LibraryMissing(`${name.title} ${tried}: ${name.remedy}`);
+}
+
+/** The folders of toolkits, distributions and Python wheels that exist on this machine. */
+export function libraryFolders(environment: Environment): string[] {
+  const toolkits = [
+    environment['CUDA_HOME'],
+    environment['CUDA_PATH'],
+    '/usr/local/cuda',
+    ...children('/usr/local', /^cuda-\d/),
+    '/opt/cuda',
+    environment['CONDA_PREFIX'],
+  ];
+  const system = ['/usr/lib/x86_64-linux-gnu', '/usr/lib/aarch64-linux-gnu', '/usr/lib64', '/usr/lib/wsl/lib'];
+  const folders = [
+    ...toolkits.flatMap((root) =>
+      root ? [join(root, 'lib64'), join(root, 'lib'), join(root, 'targets/x86_64-linux/lib')] : [],
+    ),
+    ...system,
+    ...wheelFolders(environment),
+  ];
+  return [...new Set(folders)].filter((folder) => existsSync(folder));
+}
+
+/** `nvidia/<part>/lib` of every site-packages that can be guessed without running Python. */
+function wheelFolders(environment: Environment): string[] {
+  const prefixes = [
+    environment['VIRTUAL_ENV'],
+    environment['CONDA_PREFIX'],
+    join(homedir(), '.local'),
+    '/usr/local',
+    '/usr',
+    ...children('/opt', /./),
+    ...children(join(homedir(), '.pyenv', 'versions'), /./),
+  ];
+  return prefixes
+    .flatMap((prefix) => (prefix ? children(join(prefix, 'lib'), /^python3/) : []))
+    .flatMap((python) => [join(python, 'site-packages'), join(python, 'dist-packages')])
+    .flatMap((packages) => children(join(packages, 'nvidia'), /./))
+    .map((part) => join(part, 'lib'));
+}
+
+/** Paths of the entries of a folder whose names match, newest version first; none when it cannot be read. */
+function children(folder: string, pattern: RegExp): string[] {
+  if (!existsSync(folder)) return [];
+  return readdirSync(folder)
+    .filter((name) => pattern.test(name))
+    .sort((a, b) => b.localeCompare(a, 'en', { numeric: true }))
+    .map((name) => join(folder, name));
+}

@@ -1,0 +1,69 @@
+import { describe, expect, it } from 'vitest';
+import { parseConfig } from '../config/parse.js';
+import type { Config } from '../config/schema.js';
+import type { Device } from '../device/device.js';
+import { cpu } from '../testing/devices.js';
+import { auditKernels, kernelOptions } from './kernels.js';
+
+const config = (runtime: Partial<Config['runtime']> = {}, model: Partial<Config['model']> = {}) =>
+  parseConfig({ model: { dim: 768, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64, ...model }, runtime });
+/** Enough of a GPU to be asked what it could do. */
+const gpu = (architecture: number) => ({ kind: 'cuda', architecture, compile() {} }) as unknown as Device;
+
+describe('kernelOptions', () => {
+  const fusedFrom = (runtime: Partial<Config['runtime']>) => kernelOptions(config(runtime)).fusedFrom;
+
+  it('takes the fused kernels at every length unless told otherwise', () => {
+    expect(kernelOptions(config())).toEqual({
+      ...{ kernel: 'adaptive', sharedFrom: 1024, parity: false, deterministic: false, fusedFrom: 0 },
+    });
+    expect(kernelOptions(config({ deterministic: true, use_sel_pack: false }))).toMatchObject({
+      ...{ deterministic: true, kernel: 'v1' },
+    });
+  });
+
+  it('leaves the fused kernels when a branch must not use them', () => {
+    expect(fusedFrom({ use_fa2: false })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ use_fa2_cmp: false })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ use_fa2: false, use_fa2_win: true })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ use_fa2: false, use_fa2_win: true, use_fa2_cmp: true })).toBe(0);
+    expect(fusedFrom({ fa2_min_len_win: -1 })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ fa2_min_len_win: 512, fa2_min_len_cmp: 2048 })).toBe(2048);
+  });
+});
+
+describe('auditKernels', () => {
+  it('names the kernels of the CPU', () => {
+    expect(auditKernels(config(), cpu(), 2048)).toBe(
+      'attention kernels at S = 2048: cmp = cpu fp32, score = cpu fp32, sel = v2, win = cpu fp32',
+    );
+    expect(auditKernels(config({ precision: 'bf16' }, { attention: 'dense' }), cpu(), 64)).toBe(
+      'attention kernels at S = 64: dense = cpu fp32',
+    );
+    expect(auditKernels(config({ force_parity: true }), cpu(), 64)).toContain('float64 reference');
+  });
+
+  it('says on CUDA what is fused, and why something is not', () => {
+    const fused = 'cuda bf16, fused, wgmma';
+    expect(auditKernels(config({ precision: 'bf16' }), gpu(90), 512)).toBe(
+      `attention kernels at S = 512: cmp = ${fused}, score = ${fused}, ` +
+        `sel = v2 (tile-union or KV-outer, chosen on the device), win = ${fused}`,
+    );
+    expect(auditKernels(config({ precision: 'bf16', selection_kernel: 'v1' }), gpu(80), 512)).toContain(
+      'sel = v1 (query-major), win = cuda bf16, fused, mma.sync',
+    );
+    expect(auditKernels(config({ precision: 'bf16' }, { attention: 'dense' }), gpu(90), 512)).toBe(
+      `attention kernels at S = 512: dense = ${fused}`,
+    );
+    expect(auditKernels(config(), gpu(90), 512)).toBe(
+      'attention kernels at S = 512: cmp = cuda fp32, score = cuda fp32, sel = v1, win = cuda fp32 ' +
+        '(portable kernels: the fused kernels take bf16, not f32)',
+    );
+    expect(auditKernels(config({ precision: 'bf16', use_fa2_win: false }), gpu(90), 2048)).toContain(
+      'sel = v2, win = cuda bf16 (portable kernels: the fused kernels are switched off)',
+    );
+    expect(auditKernels(config({ precision: 'bf16' }, { d_k: 20 }), gpu(90), 2048)).toContain(
+      '(portable kernels: d_k 20: multiples of 16 up to 192 are supported)',
+    );
+  });
+});

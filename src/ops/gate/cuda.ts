@@ -1,0 +1,29 @@
+import { byDtype, strided } from '../../device/cuda/elements.js';
+import { type CudaRuntime, f32 } from '../../device/cuda/runtime.js';
+import type { Kernels } from '../../device/device.js';
+import type { signatures } from './op.js';
+
+/** Rows of a partial result (op.ts and cuda.cu have the same). */
+const ROWS_PER_PARTIAL = 4096;
+
+export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
+  const variant = byDtype(cuda, new URL('./cuda.cu', import.meta.url), ['DTYPE']);
+  return {
+    gate_forward: (logits, gates, rows, softmax, temperature) =>
+      variant(logits!).launch('gate_forward', strided(cuda, rows), logits, gates, rows, softmax, f32(temperature)),
+    gate_backward: (gates, dGates, dLogits, rows, softmax, temperature, accumulate) =>
+      variant(dLogits!).launch(
+        'gate_backward',
+        strided(cuda, rows),
+        ...[gates, dGates, dLogits, rows, softmax, f32(temperature), accumulate],
+      ),
+    gate_constant: (gates, rows, cmp, sel, win) =>
+      variant(gates!).launch('gate_constant', strided(cuda, rows), gates, rows, f32(cmp), f32(sel), f32(win)),
+    gate_sums: (gates, partial, sums, rows) => {
+      const partials = Math.ceil(rows / ROWS_PER_PARTIAL);
+      const code = variant(gates!);
+      code.launch('gate_partial', { grid: partials, block: 256 }, gates, partial, rows);
+      code.launch('gate_sums', { grid: 1, block: 32 }, partial, partials, sums);
+    },
+  };
+}

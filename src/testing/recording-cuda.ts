@@ -1,0 +1,154 @@
+/**
+ * A CUDA device without a GPU: memory is only accounted for, and a launch is compared with the kernel's parameters in its
+ * source: how many, and whether each is given memory of its type or a number. It computes nothing.
+ */
+import { readFileSync } from 'node:fs';
+import {
+  type CudaCode,
+  type CudaRuntime,
+  Floating,
+  type LaunchArgument,
+  type LaunchShape,
+  type Macros,
+  type MatrixProduct,
+} from '../device/cuda/runtime.js';
+import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
+import { MemoryPool } from '../device/pool.js';
+import { type FusedShape, sharedBytes, sharedLimit, unionTokens } from '../ops/nsa-fused/plan.js';
+
+export interface Launch {
+  readonly kernel: string;
+  readonly shape: LaunchShape;
+  readonly values: readonly LaunchArgument[];
+  readonly macros: Macros;
+}
+
+/** Types of kernel parameters, and what a tensor must hold to be given for one. */
+const DTYPES: Readonly<Record<string, string>> = {
+  'bf16*': 'bf16',
+  'unsigned char*': 'bf16', // packed keys and values
+  'float*': 'f32',
+  'int*': 'i32',
+  'u32*': 'i32',
+};
+
+export class RecordingCuda implements Device, CudaRuntime {
+  readonly kind = 'cuda';
+  readonly name = 'no GPU';
+  readonly multiprocessors = 132;
+  readonly architecture: number;
+  readonly pool: MemoryPool;
+  readonly launches: Launch[] = [];
+  readonly #constants: (name: string) => number;
+
+  /** `constants`: what compiled code would say of itself. */
+  constructor(constants: (name: string) => number, architecture = 90) {
+    let next = 4096n;
+    this.architecture = architecture;
+    this.#constants = constants;
+    this.pool = new MemoryPool({
+      allocate: (bytes) => {
+        const address = next;
+        next += BigInt(bytes);
+        return address;
+      },
+      free: () => {},
+    });
+  }
+
+  get memory() {
+    return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
+  }
+
+  compile(source: URL, macros: Macros = {}): CudaCode {
+    const text = readFileSync(source, 'utf8');
+    return {
+      constant: this.#constants,
+      launch: (kernel, shape, ...values) => {
+        checkArguments(kernel, parametersOf(text, kernel), values);
+        this.launches.push({ kernel, shape, values, macros });
+      },
+    };
+  }
+
+  /** Operations called along the way; they are not what is tested. */
+  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+    const names = Object.keys(module.functions);
+    return Object.fromEntries(
+      names.map((kernel) => [
+        kernel,
+        (...values: LaunchArgument[]) => {
+          for (const value of values) if (isMemory(value)) void value.pointer; // throws when it was freed
+          this.launches.push({ kernel, shape: { grid: 1, block: 1 }, values, macros: {} });
+        },
+      ]),
+    ) as unknown as Kernels<S>;
+  }
+
+  matrixProduct(_: MatrixProduct): void {}
+  withScratch<T>(_: number, use: (address: bigint) => T): T {
+    return use(0n);
+  }
+  upload(): void {}
+  download(_: bigint, into: Uint8Array): void {
+    into.fill(0);
+  }
+  fillZero(): void {}
+  fill(): void {}
+  copy(): void {}
+  synchronize(): void {}
+}
+
+/** What the compiled attention kernels say of themselves, for head sizes up to 64; the tests on a GPU compare it. */
+export function exportedBy(shape: FusedShape): (name: string) => number {
+  const build = { queryMajor: false, portable: false };
+  const tokens = unionTokens(shape, build, sharedLimit(90));
+  const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
+  const numbers: Readonly<Record<string, number>> = {
+    ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 256, select_plan_words: 647 },
+    ...{ selected_outer_ring: 4, selected_outer_chosen: shape.sparse.nSel - 3, selected_outer_blocks: 4 },
+    ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
+  };
+  return (name) => {
+    const rows = name.includes('query_gradient') ? 192 : 128;
+    if (name.endsWith('_rows')) return rows;
+    if (name.endsWith('_threads')) return 2 * rows;
+    const value = numbers[name] ?? shared[name];
+    if (value === undefined) throw new Error(`no constant ${name}`);
+    return value;
+  };
+}
+
+function parametersOf(source: string, kernel: string): string[] {
+  const found = new RegExp(`__global__[^;{]*?\\b${kernel}\\(([^)]*)\\)\\s*\\{`, 's').exec(source);
+  if (!found) throw new Error(`there is no kernel ${kernel}`);
+  // `const bf16 *a, *b` does not occur in parameters; each is a type and a name.
+  return found[1].split(',').map((parameter) =>
+    parameter
+      .trim()
+      .replace(/^const\s+/, '')
+      .replace(/\s*\w+$/, ''),
+  );
+}
+
+function checkArguments(kernel: string, types: readonly string[], values: readonly LaunchArgument[]): void {
+  if (types.length !== values.length)
+    throw new Error(`${kernel} takes ${types.length} arguments and is given ${values.length}`);
+  types.forEach((type, i) => {
+    const value = values[i];
+    const where = `argument ${i} of ${kernel} is ${type}`;
+    if (type === 'float' || type === 'double') {
+      if (!(value instanceof Floating)) throw new Error(`${where}: f32 or f64 must wrap it`);
+    } else if (type === 'int' || type === 'i64') {
+      if (!Number.isSafeInteger(value)) throw new Error(`${where}, not ${String(value)}`);
+    } else if (value !== null) {
+      if (!isMemory(value)) throw new Error(`${where}, not ${String(value)}`);
+      void value.pointer; // throws when it was freed
+      if (DTYPES[type] !== value.dtype) throw new Error(`${where}, not ${value.dtype}`);
+    }
+  });
+}
+
+function isMemory(value: LaunchArgument): value is Addressable {
+  return typeof value === 'object' && value !== null && !(value instanceof Floating);
+}

@@ -1,0 +1,279 @@
+/**
+ * The fused bf16 kernels of CUDA under the same invariants. Checks that compare bits force a path: which one `adaptive`
+ * takes depends on the whole batch. Values of the future are finite here: tensor cores multiply masked ones by zero.
+ */
+import type { Device } from '../device/device.js';
+import { denseAttention } from '../ops/dense/op.js';
+import { denseBackward, denseForward } from '../ops/dense/reference.js';
+import type { SparseOptions } from '../ops/nsa.js';
+import { fusedRefusal } from '../ops/nsa-fused.js';
+import type { NsaInputs } from '../ops/nsa-reference.js';
+import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
+import { AWKWARD, INPUT_NAMES, outputShape, randomInputs, type Shapes } from './cases.js';
+import { BF16_TOLERANCE, type Check, type Finding, Worst } from './check.js';
+import { compareCore } from './compare.js';
+import { type CoreResult, gradientOf, OUTPUT_NAMES, record, runCore, withSequences } from './core.js';
+import { type LongCase, sampled } from './long.js';
+import { differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
+
+const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
+const HEADS_125M = { heads: 12, groups: 2, dk: 64, dv: 64 };
+
+/** Long enough for more blocks than slots; the head sizes of the paper and of small models. */
+const TYPICAL: readonly (Shapes & { readonly name: string })[] = [
+  { name: 'the 125m shape', lengths: [1100, 70], heads: HEADS_125M, sparse: PAPER },
+  {
+    name: 'heads of 32, small blocks',
+    lengths: [500, 0, 31],
+    heads: { heads: 12, groups: 2, dk: 32, dv: 32 },
+    sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 48 },
+  },
+  {
+    name: 'keys of 192, values of 128',
+    lengths: [600],
+    heads: { heads: 4, groups: 2, dk: 192, dv: 128 },
+    sparse: { ...PAPER, nSel: 6 },
+  },
+];
+
+/** Every way the kernels can be told to go. */
+const WAYS: Readonly<Record<string, SparseOptions>> = {
+  adaptive: {},
+  v1: { kernel: 'v1' },
+  union: { path: 'union' },
+  outer: { path: 'outer' },
+  deterministic: { path: 'outer', deterministic: true },
+  'mma.sync': { path: 'outer', portable: true },
+};
+
+/** Two scores closer than this, relative to the larger, are a tie in bf16. */
+const NEAR_TIE = 1e-3;
+
+const LONG: readonly LongCase[] = [
+  { name: 'bf16, S = 8192, the 125m shape, sampled rows', length: 8192, heads: HEADS_125M, sparse: PAPER },
+  { name: 'bf16, S = 65,601, the 125m shape, sampled rows', length: 65_601, heads: HEADS_125M, sparse: PAPER },
+  { name: 'bf16, S = 131,072, the 125m shape, sampled rows', length: 131_072, heads: HEADS_125M, sparse: PAPER },
+];
+
+/** None on a device without such kernels. */
+export function fusedChecks(device: Device, full: boolean): Check[] {
+  if (device.kind !== 'cuda') return [];
+  const limit = BF16_TOLERANCE;
+  const awkward = AWKWARD.filter((shapes) => refusal(device, shapes) === null);
+  return [
+    ...TYPICAL.map(
+      (shapes): Check => ({
+        invariant: '1 reference',
+        case: `bf16, ${shapes.name}: ${Object.keys(WAYS).join(', ')}`,
+        limit,
+        run: () => parity(device, shapes, WAYS),
+      }),
+    ),
+    { invariant: '1 reference', case: 'bf16, dense baseline', limit, run: () => denseParity(device) },
+    ...awkward.map(
+      (shapes): Check => ({
+        invariant: '9 shapes',
+        case: `bf16, ${shapes.name}`,
+        limit,
+        run: () => parity(device, shapes, { union: WAYS['union'], outer: WAYS['outer'] }),
+      }),
+    ),
+    ...(['union', 'outer'] as const).flatMap((path): Check[] => [
+      {
+        invariant: '2 causality',
+        case: `bf16 core, ${path}: other tokens after t`,
+        limit: 0,
+        run: () => causality(device, { path }),
+      },
+      {
+        invariant: '3 prefix',
+        case: `bf16 core, ${path}: a prefix alone equals the whole`,
+        limit,
+        run: () => prefixes(device, { path }),
+      },
+      {
+        invariant: '4 packing',
+        case: `bf16 core, ${path}: ragged batch equals each sequence alone`,
+        limit,
+        run: () => packing(device, { path }),
+      },
+      {
+        invariant: '8 repeat',
+        case: `bf16 core, ${path}, deterministic: again`,
+        limit: 0,
+        run: () => repeated(device, { path, deterministic: true }),
+      },
+    ]),
+    ...(full
+      ? LONG.map(
+          (long): Check => ({
+            invariant: '9 shapes',
+            case: long.name,
+            limit,
+            run: () => sampled(device, long, 'bf16'),
+          }),
+        )
+      : []),
+  ];
+}
+
+function refusal(device: Device, { lengths, heads, sparse }: Shapes): string | null {
+  const tokens = { total: sum(lengths), longest: Math.max(0, ...lengths) };
+  return fusedRefusal({ heads, sparse, dtype: 'bf16', tokens }, device);
+}
+
+function rounded(values: Float64Array): Float64Array {
+  return Float64Array.from(bfloat16ToFloat32(float32ToBfloat16(values)));
+}
+
+/** Rounded, and with gates that are not negative: no gate is. */
+function bf16Inputs(shapes: Shapes, seed: number): NsaInputs {
+  const inputs = randomInputs(shapes, seed);
+  return record(INPUT_NAMES, (name) => (name === 'gates' ? inputs.gates.map(Math.abs) : rounded(inputs[name])));
+}
+
+function slopes(shapes: Shapes, seed: number): Float64Array {
+  const count = outputShape(shapes).reduce((a, b) => a * b);
+  return rounded(randomValues(count, seed));
+}
+
+function parity(device: Device, shapes: Shapes, ways: Readonly<Record<string, SparseOptions>>): Finding {
+  const inputs = bf16Inputs(shapes, 61);
+  const dOut = slopes(shapes, 62);
+  const results = record(Object.keys(ways), (way) => runCore(device, inputs, shapes, dOut, ways[way], 'bf16'));
+  return compareCore(results, inputs, shapes, dOut, NEAR_TIE);
+}
+
+function denseParity(device: Device): Finding {
+  const [{ lengths, heads }] = TYPICAL;
+  const shapes = { lengths, heads, sparse: PAPER };
+  const { q, kSel: k, vSel: v } = bf16Inputs(shapes, 63);
+  const dOut = slopes(shapes, 64);
+  const tokens = sum(lengths);
+  const starts = startsOf(lengths);
+  return withSequences(device, lengths, (sequences, tape) => {
+    const tensors = {
+      q: tape.watch(tape.from(q, [tokens, heads.heads, heads.dk], 'bf16')),
+      k: tape.watch(tape.from(k, [tokens, heads.groups, heads.dk], 'bf16')),
+      v: tape.watch(tape.from(v, [tokens, heads.groups, heads.dv], 'bf16')),
+    };
+    const out = denseAttention(tape, tensors, sequences);
+    const worst = new Worst();
+    worst.add(relativeError(out.read(), denseForward(q, k, v, starts, heads).out), 'the output is off');
+    tape.seed(out, dOut);
+    tape.backward();
+    const { dq, dk, dv } = denseBackward(q, k, v, starts, heads, dOut);
+    worst.add(relativeError(gradientOf(tape, tensors.q), dq), 'dq is off');
+    worst.add(relativeError(gradientOf(tape, tensors.k), dk), 'dk is off');
+    worst.add(relativeError(gradientOf(tape, tensors.v), dv), 'dv is off');
+    return worst.finding;
+  });
+}
+
+/** One sequence of small blocks: every edge within a few hundred tokens. */
+const EDGES: Shapes = {
+  lengths: [300],
+  heads: { heads: 6, groups: 2, dk: 32, dv: 32 },
+  sparse: { l: 16, d: 8, lSel: 16, nSel: 5, w: 40 },
+};
+const CUTS = [1, 15, 16, 17, 40, 63, 64, 65, 127, 128, 130, 191, 255, 299];
+
+/** The same tokens up to `end`, and their compressed keys; others after it. */
+function changedAfter(inputs: NsaInputs, other: NsaInputs, end: number): NsaInputs {
+  const { heads, groups, dk, dv } = EDGES.heads;
+  const { l, d } = EDGES.sparse;
+  const blocks = end < l ? 0 : Math.floor((end - l) / d) + 1;
+  const kept = {
+    ...{ q: end * heads * dk, kSel: end * groups * dk, vSel: end * groups * dv, kWin: end * groups * dk },
+    ...{ vWin: end * groups * dv, kCmp: blocks * groups * dk, vCmp: blocks * groups * dv, gates: end * heads * 3 },
+  };
+  return record(INPUT_NAMES, (name) => {
+    const values = inputs[name].slice();
+    values.set(other[name].subarray(kept[name]), kept[name]);
+    return values;
+  });
+}
+
+function causality(device: Device, options: SparseOptions): Finding {
+  const [inputs, other] = [bf16Inputs(EDGES, 65), bf16Inputs(EDGES, 66)];
+  const { heads, dv, groups } = EDGES.heads;
+  const whole = runCore(device, inputs, EDGES, null, options, 'bf16');
+  const worst = new Worst();
+  for (const end of CUTS) {
+    const after = runCore(device, changedAfter(inputs, other, end), EDGES, null, options, 'bf16');
+    for (const name of OUTPUT_NAMES) {
+      const rows = ({ outputs }: CoreResult) => outputs[name].subarray(0, end * heads * dv);
+      const count = differentBits(rows(after), rows(whole));
+      worst.add(count, `${count} values of ${name} before token ${end} change with the tokens after it`);
+    }
+    const blocks = ({ selected }: CoreResult) => selected.subarray(0, end * groups * EDGES.sparse.nSel);
+    worst.add(differentBits(blocks(after), blocks(whole)), `selected blocks before token ${end} change`);
+  }
+  return worst.finding;
+}
+
+/** The part of packed inputs that belongs to tokens [from, to) and compressed blocks [fromBlock, toBlock). */
+function cut(inputs: NsaInputs, tokens: readonly [number, number], blocks: readonly [number, number]): NsaInputs {
+  const { heads, groups, dk, dv } = EDGES.heads;
+  const width = {
+    ...{ q: heads * dk, kSel: groups * dk, vSel: groups * dv, kWin: groups * dk, vWin: groups * dv },
+    ...{ kCmp: groups * dk, vCmp: groups * dv, gates: heads * 3 },
+  };
+  return record(INPUT_NAMES, (name) => {
+    const [from, to] = name === 'kCmp' || name === 'vCmp' ? blocks : tokens;
+    return inputs[name].slice(from * width[name], to * width[name]);
+  });
+}
+
+function blockCount(length: number): number {
+  const { l, d } = EDGES.sparse;
+  return length < l ? 0 : Math.floor((length - l) / d) + 1;
+}
+
+function prefixes(device: Device, options: SparseOptions): Finding {
+  const inputs = bf16Inputs(EDGES, 67);
+  const { heads, dv } = EDGES.heads;
+  const whole = runCore(device, inputs, EDGES, null, options, 'bf16');
+  const worst = new Worst();
+  for (const end of CUTS) {
+    const shapes = { ...EDGES, lengths: [end] };
+    const alone = runCore(device, cut(inputs, [0, end], [0, blockCount(end)]), shapes, null, options, 'bf16');
+    const rows = whole.outputs.out.subarray(0, end * heads * dv);
+    worst.add(relativeError(alone.outputs.out, rows), `the first ${end} tokens alone give another output`);
+  }
+  return worst.finding;
+}
+
+function packing(device: Device, options: SparseOptions): Finding {
+  const lengths = [3, 0, 170, 1, 16, 90];
+  const shapes = { ...EDGES, lengths };
+  const inputs = bf16Inputs(shapes, 68);
+  const packed = runCore(device, inputs, shapes, null, options, 'bf16');
+  const { heads, dv } = EDGES.heads;
+  const [starts, blocks] = [startsOf(lengths), startsOf(lengths.map(blockCount))];
+  const worst = new Worst();
+  lengths.forEach((length, s) => {
+    const one = cut(inputs, [starts[s], starts[s + 1]], [blocks[s], blocks[s + 1]]);
+    const alone = runCore(device, one, { ...EDGES, lengths: [length] }, null, options, 'bf16');
+    const rows = packed.outputs.out.subarray(starts[s] * heads * dv, starts[s + 1] * heads * dv);
+    worst.add(relativeError(alone.outputs.out, rows), `sequence ${s} alone gives another output`);
+  });
+  return worst.finding;
+}
+
+function repeated(device: Device, options: SparseOptions): Finding {
+  const [shapes] = TYPICAL;
+  const inputs = bf16Inputs(shapes, 69);
+  const dOut = slopes(shapes, 70);
+  const bits = () => {
+    const { outputs, selected, gradients } = runCore(device, inputs, shapes, dOut, options, 'bf16');
+    return [selected, ...Object.values(outputs), ...Object.values(gradients!)];
+  };
+  const first = bits();
+  const worst = new Worst();
+  for (let run = 2; run <= 4; run++) {
+    const count = bits().reduce((total, values, i) => total + differentBits(values, first[i]), 0);
+    worst.add(count, `${count} values differ in run ${run}`);
+  }
+  return worst.finding;
+}
