@@ -11,21 +11,11 @@ import { stringify } from 'yaml';
 import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
 import { runPaths } from '../src/run/run-folder.js';
 import { ended, startTrefoil, trefoil } from '../src/testing/cli.js';
+import { randomNumbers } from '../src/testing/random.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
 const KILLS = process.env['TREFOIL_LONG'] ? 30 : 6;
 const SEED = Number(process.env['TREFOIL_SEED'] ?? Math.floor(Math.random() * 1e9));
-
-/** A small generator whose seed a failing test prints. */
-function randomNumbers(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
 
 let folder: { path: string; remove: () => void };
 beforeAll(() => {

@@ -12,6 +12,14 @@ export const COMMANDS: readonly CommandEntry[] = [
     load: () => import('./verify.js'),
   },
   { name: 'attend', summary: 'run one attention case from a safetensors file', load: () => import('./attend.js') },
+  { name: 'doctor', summary: 'check this machine and a config before a run', load: () => import('./doctor.js') },
+  { name: 'status', summary: 'how far runs are', load: () => import('./status.js') },
+  { name: 'watch', summary: 'watch a run: stalls, collapse, NaN; may halt it', load: () => import('./watch.js') },
+  { name: 'health', summary: 'one look at a run, for cron', load: () => import('./health.js') },
+  { name: 'check', summary: 'check what a run has done; compare with a baseline', load: () => import('./check.js') },
+  { name: 'halt', summary: 'end a run gracefully and wait for it', load: () => import('./halt.js') },
+  { name: 'backup', summary: 'write a run into an archive', load: () => import('./backup.js') },
+  { name: 'report', summary: 'a report of one or several runs, with plots', load: () => import('./report.js') },
 ];
 
 /** Commands of `trefoil bench`. */

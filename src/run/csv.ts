@@ -1,8 +1,8 @@
 /** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. */
-import { readFileSync } from 'node:fs';
+import { closeSync, readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { AppendFile } from './append-file.js';
-import { errorCode, fileError, writeFileAtomic } from './atomic.js';
+import { errorCode, fileError, openRegularFile, readFully, writeFileAtomic } from './atomic.js';
 import { formatFloat32 } from './float32.js';
 import { Sink, type SinkOptions } from './sink.js';
 
@@ -24,6 +24,9 @@ export const K_STATS_CSV = {
 } as const;
 /** One row per counter: a new counter in a newer version then needs no new column in the file of a resumed run. */
 export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 'integer' } as const;
+
+/** Enough for some hundred rows. */
+const TAIL_BYTES = 64 * 1024;
 
 export class CsvWriter<Schema extends CsvSchema> {
   readonly path: string;
@@ -97,7 +100,47 @@ export interface CsvContent<Schema extends CsvSchema> {
  * names, so files with more columns are read too.
  */
 export function readCsv<Schema extends CsvSchema>(path: string, schema: Schema): CsvContent<Schema> {
-  const [header, ...lines] = wholeLines(readText(path) ?? '');
+  return parseLines(path, schema, wholeLines(readText(path) ?? ''));
+}
+
+/** The last `count` rows, from the end of the file alone, however long it is. */
+export function tailCsv<Schema extends CsvSchema>(path: string, schema: Schema, count: number): CsvContent<Schema> {
+  const [beginning, end] = readEnds(path);
+  const [header, ...first] = wholeLines(beginning);
+  if (header === undefined) return { rows: [], badLines: 0 };
+  // The part that is the end mostly begins inside a line.
+  const lines = end === null ? first : wholeLines(end).slice(1);
+  return parseLines(path, schema, [header, ...lines.slice(-count)]);
+}
+
+/** The first bytes of a file and the last; `null` when the first are all. */
+function readEnds(path: string): [beginning: string, end: string | null] {
+  let descriptor: number;
+  let size: number;
+  try {
+    ({ descriptor, size } = openRegularFile(path));
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return ['', null];
+    throw error;
+  }
+  try {
+    const read = (start: number) => {
+      const bytes = new Uint8Array(Math.min(TAIL_BYTES, size - start));
+      return new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, start)));
+    };
+    return [read(0), size <= TAIL_BYTES ? null : read(size - TAIL_BYTES)];
+  } catch (error) {
+    throw fileError('read', path, error);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+function parseLines<Schema extends CsvSchema>(
+  path: string,
+  schema: Schema,
+  [header, ...lines]: readonly string[],
+): CsvContent<Schema> {
   const content: CsvContent<Schema> = { rows: [], badLines: 0 };
   if (header === undefined) return content;
   const names = header.split(',');

@@ -27,7 +27,9 @@ export interface HeartbeatFields {
   grad_norm?: number;
   gate_entropy_mean?: number;
   gate_entropy_min?: number;
+  /** The largest gate of all tokens and heads, and the mean over them of the largest of three. */
   gate_max_gate?: number;
+  gate_max_gate_mean?: number;
   gate_collapse_frac?: number;
   /** Mean gate of the compressed, selected and window branch. */
   gate_branch_shares?: number[];

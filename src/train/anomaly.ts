@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import type { Batch } from '../data/batch.js';
 import { writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
-import { writeAnomaly, writeHalt } from '../run/run-folder.js';
+import { writeAnomaly, writeHalt } from '../run/run-paths.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { StepGradients } from './optimizer-step.js';
 

@@ -10,7 +10,8 @@ import type { Batch } from '../data/batch.js';
 import { trainingFlops } from '../model/flops.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { SaveFailed } from '../run/checkpoint-save.js';
-import { readHalt } from '../run/run-folder.js';
+import { readHalt } from '../run/run-paths.js';
+import type { SectionName } from '../run/section.js';
 import { reportNonFinite } from './anomaly.js';
 import type { BatchUploader } from './batches.js';
 import { saveTrainingState, type TrainingState } from './checkpoints.js';
@@ -72,15 +73,14 @@ export class TrainingLoop {
   }
 
   async run(): Promise<TrainStatus> {
-    const { config, state, position } = this.#context;
+    const { config, state } = this.#context;
     const { progress } = state;
     while (progress.step < config.train.steps) {
-      position.step = progress.step + 1;
       if (!this.#step()) return 'non-finite';
       this.#saveIfDue();
       this.#evaluateIfDue();
       await this.#sampleIfDue();
-      position.section = 'between steps';
+      this.#enter('between');
       await setImmediate(); // signals arrive here
       const ending = await this.#ending();
       if (ending) return ending;
@@ -95,9 +95,9 @@ export class TrainingLoop {
   }
 
   evaluateNow(): void {
-    const { config, state, uploader, records, say, position, live } = this.#context;
+    const { config, state, uploader, records, say, live } = this.#context;
     if (state.loader.validationSamples === 0) return;
-    position.section = 'eval';
+    this.#enter('eval');
     const batches = state.loader.evalBatches(config.train.eval_batches);
     const evaluation = evaluate(state.model, uploader, batches, config);
     state.progress.lastValLoss = evaluation.loss;
@@ -110,14 +110,16 @@ export class TrainingLoop {
 
   /** Saves a checkpoint. A disk that does not take it is a warning: training goes on and the next interval tries again. */
   save(): boolean {
-    const { outDir, config, state, records, warn, position, live } = this.#context;
+    const { outDir, config, state, records, warn, live } = this.#context;
     const { step } = state.progress;
-    position.section = 'save';
-    records.flush();
+    this.#enter('save');
+    const isLogged = records.flush();
     try {
       const options = { keepLast: config.train.keep_last, ...this.#context.saveOptions };
       const { path, warnings } = saveTrainingState(outDir, state, config, options);
       this.#savedAt = step;
+      // The disk took the checkpoint and not its rows a moment ago: a kill now must not lose them.
+      if (!isLogged) records.flush();
       records.event({ step, msg: 'checkpoint', detail: path });
       for (const warning of warnings) warn(warning);
       return true;
@@ -135,16 +137,22 @@ export class TrainingLoop {
     return this.#savedAt;
   }
 
+  /** Tells stack dumps and watchdogs where the loop is. */
+  #enter(section: SectionName, step: number = this.#context.state.progress.step): void {
+    Object.assign(this.#context.position, { section, step });
+    this.#context.records.enter(section, step);
+  }
+
   /** One optimizer step; false when its numbers were not finite and nothing was changed. */
   #step(): boolean {
-    const { config, state, stepper, position, outDir, say, warn, live, records } = this.#context;
+    const { config, state, stepper, outDir, say, warn, live, records } = this.#context;
     const { model, loader, progress } = state;
     const step = progress.step + 1;
     const started = performance.now();
-    position.section = 'fetch';
+    this.#enter('fetch', step);
     const batches = Array.from({ length: config.train.accumulate_grad_batches }, () => loader.next());
     this.#fetchTimes.add((performance.now() - started) / 1000);
-    position.section = 'step';
+    this.#enter('step', step);
     const computing = performance.now();
     const rate = learningRate(step, config.train);
     const result = stepper.step({ batches, learningRate: rate, accept: (gradients) => !this.#isSkipped(gradients) });
@@ -252,11 +260,11 @@ export class TrainingLoop {
   }
 
   async #sampleIfDue(): Promise<void> {
-    const { config, state, sample, say, live, position } = this.#context;
+    const { config, state, sample, say, live } = this.#context;
     const { sample_every: every } = config.train;
     if (!sample || every === 0 || state.progress.step % every !== 0) return;
     if (config.train.save_every > 0 && this.#savedAt !== state.progress.step) this.save();
-    position.section = 'sample';
+    this.#enter('sample');
     const text = await sample();
     live.clear();
     say(`sample ${state.progress.step} | ${JSON.stringify(text)}`);

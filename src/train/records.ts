@@ -4,7 +4,8 @@ import type { GateStatistics } from '../ops/gate/op.js';
 import type { SelectionStatistics } from '../ops/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
 import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
-import type { RunPaths } from '../run/run-folder.js';
+import type { RunPaths } from '../run/run-paths.js';
+import { type SectionName, SectionWriter } from '../run/section.js';
 import { TensorboardWriter } from '../run/tensorboard.js';
 import type { Evaluation } from './evaluate.js';
 
@@ -28,6 +29,7 @@ export interface StepRecord {
 
 export class RunRecords {
   readonly #heartbeat: HeartbeatWriter;
+  readonly #section: SectionWriter;
   readonly #training: CsvWriter<typeof TRAINING_CSV> | null = null;
   readonly #val: CsvWriter<typeof VAL_CSV> | null = null;
   readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
@@ -44,6 +46,7 @@ export class RunRecords {
     onProblem: (message: string) => void,
   ) {
     const sink = { onProblem };
+    this.#section = new SectionWriter(paths.section(rank), rank, sink);
     this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, sink);
     this.#writers = [this.#heartbeat];
     if (rank !== 0) return;
@@ -70,6 +73,11 @@ export class RunRecords {
     return this.#writers.reduce((total, { drops }) => total + drops, 0);
   }
 
+  /** Says what the rank does from now on, for watchdogs. */
+  enter(section: SectionName, step: number): void {
+    this.#section.enter(section, step);
+  }
+
   event(fields: HeartbeatFields): void {
     this.#heartbeat.write(fields);
   }
@@ -90,6 +98,7 @@ export class RunRecords {
         gate_entropy_mean: gates.entropyMean,
         gate_entropy_min: gates.entropyMin,
         gate_max_gate: gates.max,
+        gate_max_gate_mean: gates.maxMean,
         gate_collapse_frac: gates.collapseFraction,
         gate_branch_shares: [...gates.shares],
       }),
@@ -146,12 +155,13 @@ export class RunRecords {
     this.#heartbeat.write({ step, msg: 'eval', loss });
   }
 
-  /** Before a checkpoint: its rows must be on the disk when it is. */
-  flush(): void {
-    for (const writer of this.#writers) writer.flush();
+  /** Before a checkpoint: its rows must be on the disk when it is. False when the disk did not take them all. */
+  flush(): boolean {
+    return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
   }
 
   close(): void {
     for (const writer of this.#writers) writer.close();
+    this.#section.close();
   }
 }

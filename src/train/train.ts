@@ -147,6 +147,7 @@ async function runIn(
   const stepper = createStepper({ model, optimizer: state.optimizer, uploader, config });
   const started = performance.now();
   try {
+    records.enter('boot', state.progress.step);
     records.event({ step: state.progress.step, msg: 'boot', detail: found ? `resumed from ${found.path}` : 'new run' });
     records.event({ step: state.progress.step, msg: 'loader_ready', data });
     const loop = new TrainingLoop(

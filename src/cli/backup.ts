@@ -1,0 +1,37 @@
+/** `trefoil backup`: a run as one archive. */
+import { basename, join, resolve } from 'node:path';
+import { type Command, Option } from 'commander';
+import { backupRun, type CheckpointChoice } from '../watch/backup.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption } from './options.js';
+import { dirOption } from './run-options.js';
+
+interface Options {
+  readonly dir: string;
+  readonly out?: string;
+  readonly checkpoints: CheckpointChoice;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(dirOption())
+    .addOption(new Option('--out <file>', 'the .tar.gz to write (default: <run>_<time>.tar.gz here)'))
+    .addOption(
+      new Option('--checkpoints <which>', 'the newest that verifies, all, or none')
+        .choices(['latest', 'all', 'none'])
+        .default('latest'),
+    )
+    .addOption(jsonOption())
+    .action((options: Options) => backup(options, io));
+}
+
+async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise<void> {
+  const stamp = new Date().toISOString().slice(0, 19).replace(/[-:]/g, '').replace('T', '_');
+  const file = out ?? join('.', `${basename(resolve(dir))}_${stamp}.tar.gz`);
+  const result = await backupRun(dir, file, checkpoints);
+  if (json) return printJson(io, result);
+  const steps = result.checkpoints.length > 0 ? `checkpoint of step ${result.checkpoints.join(', ')}` : 'no checkpoint';
+  io.out(`${result.file}: ${result.files} files, ${(result.bytes / 2 ** 20).toFixed(1)} MiB, ${steps}`);
+  for (const name of result.missed) io.err(`warning: ${name} vanished while it was read`);
+}

@@ -1,0 +1,118 @@
+/** `trefoil check`: smoke checks on the files of a run, or of one trained on the spot. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type Command, Option } from 'commander';
+import { parseConfig } from '../config/parse.js';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { runPaths } from '../run/run-paths.js';
+import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline } from '../watch/check.js';
+import { verdict } from '../watch/row.js';
+import { resolveThresholds } from '../watch/thresholds.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption, wholeNumber } from './options.js';
+import { rowSummary, rowTable } from './rows.js';
+import { numberFrom } from './run-options.js';
+import { runTraining } from './train.js';
+
+interface Options {
+  readonly dir?: string;
+  readonly csv?: string;
+  readonly heartbeat?: string;
+  readonly minSteps?: number;
+  readonly minTps: number;
+  readonly saveBaseline?: string;
+  readonly compareBaseline?: string;
+  readonly baselineTolerance: number;
+  readonly runSynthetic?: boolean;
+  readonly json?: boolean;
+}
+
+const DEFAULT_MIN_STEPS = 10;
+const SYNTHETIC_STEPS = 60;
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(new Option('--dir <folder>', 'folder of the run'))
+    .addOption(new Option('--csv <file>', 'training.csv, in place of the one in --dir'))
+    .addOption(new Option('--heartbeat <file>', 'heartbeat file, in place of the one in --dir'))
+    .addOption(
+      new Option('--min-steps <n>', `steps the run must have (default: ${DEFAULT_MIN_STEPS})`).argParser(
+        wholeNumber(1),
+      ),
+    )
+    .addOption(
+      new Option('--min-tps <n>', 'median tokens per second it must reach').argParser(numberFrom(0)).default(0),
+    )
+    .addOption(new Option('--save-baseline <file>', 'write the numbers of this run, if it passes'))
+    .addOption(new Option('--compare-baseline <file>', 'compare with the numbers of another run'))
+    .addOption(
+      new Option('--baseline-tolerance <share>', 'how much worse than the baseline is allowed')
+        .argParser(numberFrom(0))
+        .default(0.2),
+    )
+    .addOption(new Option('--run-synthetic', 'train a small model on random tokens first, and check that'))
+    .addOption(jsonOption())
+    .addHelpText('after', '\nExit code: 0 no rule is red, 1 one is.\n')
+    .action((options: Options) => check(options, io));
+}
+
+async function check(options: Options, io: Io): Promise<void> {
+  // Before any training: a missing baseline is found at once.
+  const baseline = options.compareBaseline === undefined ? undefined : loadBaseline(options.compareBaseline);
+  const folder = options.runSynthetic ? mkdtempSync(join(tmpdir(), 'trefoil-check-')) : undefined;
+  try {
+    if (folder) await trainSynthetic(join(folder, 'run'), io);
+    const input = folder ? filesOf(join(folder, 'run')) : inputOf(options);
+    const { rows: found, measured } = checkRun(input, {
+      minSteps: options.minSteps ?? (folder ? SYNTHETIC_STEPS : DEFAULT_MIN_STEPS),
+      minTps: options.minTps,
+      thresholds: resolveThresholds(io.env),
+      mustLearn: folder === undefined,
+    });
+    const compared = baseline ? compareBaseline(measured, baseline, options.baselineTolerance) : [];
+    const result = verdict([...found, ...compared]);
+    if (options.json) printJson(io, result);
+    else {
+      io.out(rowTable(result.rows));
+      io.out(`${result.ok ? 'passed' : 'FAILED'}: ${rowSummary(result.rows)}`);
+    }
+    if (options.saveBaseline !== undefined && result.ok) {
+      saveBaseline(options.saveBaseline, measured);
+      io.err(`wrote ${options.saveBaseline}`);
+    } else if (options.saveBaseline !== undefined) io.err('no baseline written: the run did not pass');
+    if (!result.ok) io.exitCode = ExitCode.failed;
+  } finally {
+    if (folder) rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+function inputOf({ dir, csv, heartbeat }: Options): CheckInput {
+  if (dir !== undefined) {
+    const files = filesOf(dir);
+    return { csv: csv ?? files.csv, heartbeat: heartbeat ?? files.heartbeat };
+  }
+  if (csv !== undefined && heartbeat !== undefined) return { csv, heartbeat };
+  throw new UsageError('check: name a run with --dir, files with --csv and --heartbeat, or give --run-synthetic');
+}
+
+function filesOf(dir: string): CheckInput {
+  const paths = runPaths(dir);
+  return { csv: paths.training, heartbeat: paths.heartbeat(0) };
+}
+
+/** A whole run in a few seconds: every part takes part, only the size is small. */
+async function trainSynthetic(outDir: string, io: Io): Promise<void> {
+  const config = parseConfig({
+    model: { dim: 64, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 16, d_v: 16, mlp_ratio: 2 },
+    nsa: { l: 16, d: 8, l_sel: 32, n_sel: 4, w: 32 },
+    data: { source: 'synthetic', tokenizer: 'byte', val_fraction: 0 },
+    runtime: { device: 'auto' },
+    train: {
+      ...{ steps: SYNTHETIC_STEPS, seq_len: 256, batch_size: 2, lr: 1e-3, warmup_steps: 5, log_every: 1 },
+      ...{ save_every: SYNTHETIC_STEPS, out_dir: outDir },
+    },
+  });
+  const result = await runTraining(config, { resume: null, save: null, say: io.err }, io);
+  if (result.status !== 'done') throw new TrefoilError(`the synthetic run ended early: ${result.status}`);
+}

@@ -1,0 +1,48 @@
+/** `trefoil doctor`: the preflight of a machine and of a config. */
+import { type Command, Option } from 'commander';
+import { parseTrainFlags } from '../config/flags.js';
+import { ExitCode } from '../errors.js';
+import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption } from './options.js';
+import { formatTable } from './table.js';
+
+interface Options {
+  readonly config?: string;
+  readonly set?: string[];
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(
+      new Option('--config <name|file>', 'also judge this config (env CONFIG): will it fit, can it be recovered?'),
+    )
+    .addOption(new Option('--set <key=value...>', 'change keys of the config, as for train'))
+    .addOption(jsonOption())
+    .addHelpText('after', '\nExit code: 0 nothing is red, 1 something is.\n')
+    .action((options: Options) => doctor(options, io));
+}
+
+async function doctor({ config, set = [], json }: Options, io: Io): Promise<void> {
+  const { layer } = parseTrainFlags(set.flatMap((pair) => ['--set', pair]));
+  const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());
+  const asked = isAsked ? { env: io.env, flags: layer, config: config ?? null } : null;
+  const diagnosis = await diagnose(io.env, asked);
+  if (json) printJson(io, diagnosis);
+  else {
+    io.out(table(diagnosis.rows));
+    const count = (level: DoctorRow['level']) => diagnosis.rows.filter((row) => row.level === level).length;
+    io.out(
+      `${count('green')} green, ${count('yellow')} yellow, ${count('red')} red${asked ? '' : '; name a config to judge it too'}`,
+    );
+  }
+  if (!diagnosis.ok) io.exitCode = ExitCode.failed;
+}
+
+function table(rows: readonly DoctorRow[]): string {
+  return formatTable(
+    [{ title: '' }, { title: 'check' }, { title: 'found' }],
+    rows.map(({ level, check, found, remedy }) => [level, check, remedy ? `${found} -> ${remedy}` : found]),
+  ).trimEnd();
+}

@@ -1,0 +1,41 @@
+/** `trefoil halt`: end a run gracefully, after its step and a checkpoint. */
+import { type Command, Option } from 'commander';
+import { ExitCode } from '../errors.js';
+import { haltRun } from '../watch/halt.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption } from './options.js';
+import { dirOption, numberFrom } from './run-options.js';
+
+interface Options {
+  readonly dir: string;
+  readonly reason: string;
+  readonly timeout: number;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(dirOption())
+    .addOption(new Option('--reason <text>', 'what .HALT says').default('manual_stop'))
+    .addOption(
+      new Option('--timeout <seconds>', 'how long to wait for the end; 0 = do not wait')
+        .argParser(numberFrom(0))
+        .default(600),
+    )
+    .addOption(jsonOption())
+    .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it has not in that time.\n')
+    .action((options: Options) => halt(options, io));
+}
+
+async function halt(options: Options, io: Io): Promise<void> {
+  const result = await haltRun(options.dir, options);
+  if (options.json) printJson(io, result);
+  else {
+    const checkpoint = result.checkpoint === null ? 'no checkpoint' : `newest checkpoint: step ${result.checkpoint}`;
+    io.out(`${result.status} at step ${result.step ?? '-'} (${result.detail}); ${checkpoint}`);
+  }
+  if (result.status === 'waiting' && options.timeout > 0) {
+    io.err('it has not ended yet: wait longer, or send SIGTERM to its process (trefoil status --json shows the pid)');
+    io.exitCode = ExitCode.failed;
+  }
+}

@@ -1,0 +1,78 @@
+/**
+ * Where each file of a run lies, and the marks that control it. Apart from the folder's writer, because a watchdog that looks
+ * at a run should not load a YAML library for it.
+ */
+import { readFileSync, rmSync } from 'node:fs';
+import { basename, join } from 'node:path';
+import { errorCode, statOrUndefined, writeFileAtomic } from './atomic.js';
+
+/** All names are here and nowhere else. */
+export function runPaths(outDir: string) {
+  const path = (...names: string[]): string => join(outDir, ...names);
+  return {
+    training: path('training.csv'),
+    val: path('val.csv'),
+    kStats: path('k_stats.csv'),
+    fallbackCounters: path('fallback_counters.csv'),
+    heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
+    section: (rank: number): string => path(`.section_rank${rank}`),
+    metrics: path('metrics.json'),
+    env: path('env.json'),
+    config: path('config.yaml'),
+    checkpoints: path('checkpoints'),
+    latest: path('checkpoints', 'latest'),
+    model: path('model.safetensors'),
+    modelConfig: path('config.json'),
+    tensorboard: path('tb'),
+    halt: path('.HALT'),
+    anomalyType: path('.anomaly_type'),
+    gateCollapseDetails: path('gate_collapse_details.json'),
+    stackdump: (label: string): string => path(`stackdump_${label}.txt`),
+    lock: path('.lock'),
+  } as const;
+}
+
+export type RunPaths = ReturnType<typeof runPaths>;
+
+/** The reason to halt, or undefined. Any .HALT counts, also an empty one made by `touch`. */
+export function readHalt(outDir: string): string | undefined {
+  return readMark(runPaths(outDir).halt);
+}
+
+export function writeHalt(outDir: string, reason: string): void {
+  writeFileAtomic(runPaths(outDir).halt, `halt: ${oneLine(reason)}\n`);
+}
+
+export function readAnomaly(outDir: string): string | undefined {
+  return readMark(runPaths(outDir).anomalyType);
+}
+
+export function writeAnomaly(outDir: string, type: string): void {
+  writeFileAtomic(runPaths(outDir).anomalyType, `${oneLine(type)}\n`);
+}
+
+/** Removes .HALT and .anomaly_type, as a start after a halt does. */
+export function clearMarks(outDir: string): void {
+  const { halt, anomalyType } = runPaths(outDir);
+  for (const path of [halt, anomalyType]) rmSync(path, { force: true });
+}
+
+/** The text of a small control file without its label; looked at every step, so a missing file is the fast path. */
+function readMark(path: string): string | undefined {
+  if (!statOrUndefined(path)) return undefined;
+  try {
+    return (
+      readFileSync(path, 'utf8')
+        .trim()
+        .replace(/^halt:\s*/, '') || 'no reason given'
+    );
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    // Somebody put it there, and that is the message; why it cannot be read is only a detail.
+    return `${basename(path)} cannot be read: ${errorCode(error) ?? String(error)}`;
+  }
+}
+
+function oneLine(text: string): string {
+  return text.replace(/\s+/g, ' ').trim();
+}

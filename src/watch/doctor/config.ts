@@ -1,0 +1,166 @@
+/** A config before a long run: is it the intended one, will it fit, can it be recovered? */
+import type { ResolvedConfig } from '../../config/load.js';
+import type { Config } from '../../config/schema.js';
+import { resolveFiles } from '../../data/documents/files.js';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { TrefoilError } from '../../errors.js';
+import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
+import { modelShape } from '../../model/shape.js';
+import { listCheckpoints } from '../../run/checkpoint-folder.js';
+import { readLockOwner } from '../../run/lock.js';
+import { runPaths } from '../../run/run-paths.js';
+import { availableMemory, diskRow, gib } from './machine.js';
+import { type DoctorRow, fail, fine, warn } from './row.js';
+
+/** Beyond so many steps a run is worth protecting. */
+const LONG_STEPS = 1000;
+const TIGHT = 0.85;
+const MIB = 2 ** 20;
+/** Logs of a run: a heartbeat of about 700 bytes per step, and the rest. */
+const LOG_BYTES_PER_STEP = 1000;
+
+export interface ConfigFacts {
+  readonly gpuMemoryMib: number | null;
+}
+
+export async function configRows({ config, file }: ResolvedConfig, facts: ConfigFacts): Promise<DoctorRow[]> {
+  const { train } = config;
+  const plan = `${train.steps} steps, S ${train.seq_len}, batch ${train.batch_size} x ${train.accumulate_grad_batches}`;
+  const estimate = tryEstimate(config);
+  return [
+    fine('config', `${file ?? 'defaults'}: ${plan}`),
+    deviceRow(config, facts),
+    precisionRow(config, facts),
+    checkpointRow(config),
+    checkpointingRow(config, facts),
+    debugRow(config),
+    folderRow(train.out_dir),
+    await dataRow(config),
+    ...('row' in estimate
+      ? [estimate.row]
+      : [memoryRow(estimate, facts, config), diskRow(train.out_dir, diskBytes(estimate, config))]),
+  ];
+}
+
+function usesGpu({ runtime }: Config, { gpuMemoryMib }: ConfigFacts): boolean {
+  return runtime.device === 'cuda' || (runtime.device === 'auto' && gpuMemoryMib !== null);
+}
+
+function isLong({ train }: Config): boolean {
+  return train.steps > LONG_STEPS;
+}
+
+function deviceRow({ runtime }: Config, { gpuMemoryMib }: ConfigFacts): DoctorRow {
+  if (runtime.device === 'cuda' && gpuMemoryMib === null)
+    return fail(
+      'device',
+      'the config wants cuda, and there is none to use',
+      'use --device cpu, or a machine with a GPU',
+    );
+  return fine('device', runtime.device === 'auto' ? `auto: ${gpuMemoryMib === null ? 'cpu' : 'cuda'}` : runtime.device);
+}
+
+function precisionRow(config: Config, facts: ConfigFacts): DoctorRow {
+  const { precision } = config.runtime;
+  if (usesGpu(config, facts) && precision === 'fp32') {
+    const remedy = 'set runtime.precision to bf16: half the memory and several times the speed';
+    return isLong(config)
+      ? fail('precision', 'fp32 on a GPU for a long run', remedy)
+      : warn('precision', 'fp32 on a GPU', remedy);
+  }
+  return fine('precision', precision);
+}
+
+function checkpointRow(config: Config): DoctorRow {
+  const { save_every: every, steps, keep_last: kept } = config.train;
+  if (every === 0) {
+    const remedy = 'set train.save_every: without it a crash loses everything';
+    return isLong(config) ? fail('checkpoints', `none in ${steps} steps`, remedy) : warn('checkpoints', 'none', remedy);
+  }
+  if (every > steps)
+    return warn('checkpoints', `every ${every} of ${steps} steps: only at the end`, 'lower train.save_every');
+  return fine('checkpoints', `every ${every} steps, ${kept} kept`);
+}
+
+function checkpointingRow(config: Config, facts: ConfigFacts): DoctorRow {
+  const isOn = config.runtime.gradient_checkpointing;
+  if (isOn || !usesGpu(config, facts) || !isLong(config)) return fine('gradient checkpointing', isOn ? 'on' : 'off');
+  return warn('gradient checkpointing', 'off', 'runtime.gradient_checkpointing: true makes room for longer sequences');
+}
+
+function debugRow({ runtime, nsa }: Config): DoctorRow {
+  const on = [
+    ...(['strict_asserts', 'debug_compare', 'debug_timing', 'force_parity'] as const)
+      .filter((name) => runtime[name])
+      .map((name) => `runtime.${name}`),
+    ...(nsa.force_branch === 'none' ? [] : ['nsa.force_branch']),
+    ...(['force_uniform_gate', 'stopgrad_gates'] as const).filter((name) => nsa[name]).map((name) => `nsa.${name}`),
+  ];
+  if (on.length === 0) return fine('debugging', 'off');
+  return warn('debugging', `${on.join(', ')} on`, 'turn off for a real run: slow, or another model');
+}
+
+function folderRow(outDir: string): DoctorRow {
+  const paths = runPaths(outDir);
+  const owner = readLockOwner(paths.lock);
+  if (owner?.alive !== false && owner)
+    return fail(
+      'out_dir',
+      `${outDir} is in use by process ${owner.pid} on ${owner.host}`,
+      'choose another train.out_dir',
+    );
+  const [newest] = listCheckpoints(paths.checkpoints);
+  if (newest)
+    return warn(
+      'out_dir',
+      `${outDir} holds a run at step ${newest.step}`,
+      'go on with --resume auto, or choose another',
+    );
+  return fine('out_dir', outDir);
+}
+
+async function dataRow({ data }: Config): Promise<DoctorRow> {
+  try {
+    createTokenizer(data.tokenizer);
+    if (data.source === 'synthetic')
+      return warn('data', 'synthetic: random tokens', 'nothing can be learned from them');
+    if (data.source === 'fineweb_edu') return warn('data', 'fineweb_edu: streamed', 'needs the network during the run');
+    if (data.path === null) return fail('data', `${data.source} without data.path`, 'give --local-path');
+    const files = await resolveFiles(data.path);
+    const bytes = files.reduce((total, { size }) => total + size, 0);
+    return fine(
+      'data',
+      `${data.source}: ${files.length} files, ${(bytes / MIB).toFixed(1)} MiB, tokenizer ${data.tokenizer}`,
+    );
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return fail('data', 'cannot be opened', error.message);
+  }
+}
+
+function tryEstimate(config: Config): MemoryEstimate | { readonly row: DoctorRow } {
+  try {
+    const synthetic = config.data.source === 'synthetic' ? config.data.vocab_size : null;
+    return estimateMemory(modelShape(config, synthetic ?? createTokenizer(config.data.tokenizer).vocabSize), config);
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return { row: fail('model', 'cannot be built', error.message) };
+  }
+}
+
+function memoryRow({ state, activations, total }: MemoryEstimate, facts: ConfigFacts, config: Config): DoctorRow {
+  const onGpu = usesGpu(config, facts) && facts.gpuMemoryMib !== null;
+  const available = onGpu ? facts.gpuMemoryMib! * MIB : availableMemory();
+  const parts = `${gib(state)} weights, gradients and moments, ${gib(activations)} activations`;
+  const found = `about ${(total / MIB).toFixed(0)} MiB (${parts}) of ${gib(available)} ${onGpu ? 'on the GPU' : 'in memory'}`;
+  const remedy = 'a smaller train.batch_size with more accumulate_grad_batches, then runtime.gradient_checkpointing';
+  if (total > available) return fail('memory estimate', found, remedy);
+  return total > TIGHT * available ? warn('memory estimate', found, remedy) : fine('memory estimate', found);
+}
+
+/** Weights and two moments of every checkpoint kept and the one being written, the final model, and logs. */
+function diskBytes({ state }: MemoryEstimate, { train }: Config): number {
+  const weights = state / 4;
+  const checkpoints = train.save_every > 0 ? (train.keep_last + 1) * 3 * weights : 0;
+  return checkpoints + weights + train.steps * LOG_BYTES_PER_STEP;
+}

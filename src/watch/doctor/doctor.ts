@@ -1,0 +1,32 @@
+/** The preflight: machine, GPU, environment and config, each green, yellow or red with a remedy. */
+import type { Environment } from '../../config/environment.js';
+import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/load.js';
+import { UsageError } from '../../errors.js';
+import { configRows } from './config.js';
+import { gpuMemoryMib, gpuRows } from './gpu.js';
+import { environmentRows, machineRows } from './machine.js';
+import { type DoctorRow, fail } from './row.js';
+
+export type { DoctorRow } from './row.js';
+
+export interface Diagnosis {
+  readonly ok: boolean;
+  readonly rows: readonly DoctorRow[];
+}
+
+/** `asked`: the config to judge as well; null judges the machine alone. */
+export async function diagnose(env: Environment, asked: LoadOptions | null): Promise<Diagnosis> {
+  const rows = [...machineRows(env), ...gpuRows(), ...environmentRows(env), ...(asked ? await rowsOf(asked) : [])];
+  return { ok: rows.every(({ level }) => level !== 'red'), rows };
+}
+
+async function rowsOf(asked: LoadOptions): Promise<DoctorRow[]> {
+  let resolved: ResolvedConfig;
+  try {
+    resolved = loadConfig(asked);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    return error.message.split('\n').map((line) => fail('config', 'does not hold', line));
+  }
+  return configRows(resolved, { gpuMemoryMib: gpuMemoryMib() });
+}

@@ -1,0 +1,142 @@
+/** The machine: can Trefoil compile, compute and write here? */
+import { accessSync, constants, existsSync, statfsSync } from 'node:fs';
+import { cpus, freemem, platform, release, totalmem } from 'node:os';
+import { dirname, resolve } from 'node:path';
+import { type Environment, environmentWarnings } from '../../config/environment.js';
+import { foreignVariables } from '../../config/foreign.js';
+import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { TrefoilError } from '../../errors.js';
+import { collectEnvironment } from '../../run/environment.js';
+import { fillNormal } from '../../tensor/random/op.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { type DoctorRow, fail, fine, warn } from './row.js';
+
+const OLDEST_NODE = 20;
+const GIB = 2 ** 30;
+const LITTLE_DISK_BYTES = 5 * GIB;
+
+export function machineRows(env: Environment): DoctorRow[] {
+  return [nodeRow(), systemRow(), processorRow(), memoryRow(), compilerRow(env), kernelRow(), cacheRow(env), codeRow()];
+}
+
+function nodeRow(): DoctorRow {
+  const { node } = process.versions;
+  const remedy = `install Node ${OLDEST_NODE} or newer`;
+  return Number.parseInt(node, 10) >= OLDEST_NODE ? fine('node', node) : fail('node', node, remedy);
+}
+
+function systemRow(): DoctorRow {
+  const found = `${platform()} ${release()} ${process.arch}`;
+  if (platform() === 'linux' || platform() === 'darwin') return fine('system', found);
+  return fail('system', found, 'use Linux or macOS');
+}
+
+function processorRow(): DoctorRow {
+  const model = cpus()[0]?.model ?? 'unknown';
+  const identity = processorIdentity();
+  const vectors = ['avx512f', 'avx2', 'asimd'].find((name) => new RegExp(`\\b${name}\\b`).test(identity));
+  const found = `${cpus().length} cores, ${model}${vectors ? `, ${vectors}` : ''}`;
+  if (vectors !== undefined || process.arch === 'arm64') return fine('processor', found);
+  return warn('processor', found, 'no AVX2 or NEON: kernels will be slow');
+}
+
+/** What this process may use: the machine's, or a container's limit. */
+export function availableMemory(): number {
+  const limit = process.constrainedMemory?.() ?? 0;
+  return limit > 0 && limit < totalmem() ? Math.max(0, limit - process.memoryUsage().rss) : freemem();
+}
+
+function memoryRow(): DoctorRow {
+  const available = availableMemory();
+  const found = `${gib(available)} of ${gib(totalmem())} available`;
+  return available > GIB ? fine('memory', found) : warn('memory', found, 'stop other programs before a run');
+}
+
+function compilerRow(env: Environment): DoctorRow {
+  try {
+    const { command, version } = findCompiler(defaultCompilerOptions(env).candidates);
+    return fine('compiler', `${command}: ${version}`);
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return fail('compiler', 'none', error.message);
+  }
+}
+
+/** Compiles and runs a kernel: everything between the compiler and the processor takes part. */
+function kernelRow(): DoctorRow {
+  try {
+    const device = new CpuDevice();
+    const tensor = Tensor.empty(device, [64]);
+    fillNormal(tensor, { seed: 1, stream: 0 });
+    const isSound = tensor.read().every(Number.isFinite);
+    tensor.free();
+    if (!isSound)
+      return fail('kernels', 'a kernel gave numbers that are not finite', 'report it with your compiler and CPU');
+    return fine('kernels', `compile and run on ${device.name}`);
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return fail('kernels', 'cannot be compiled or run', error.message);
+  }
+}
+
+function cacheRow(env: Environment): DoctorRow {
+  const { cache } = defaultCompilerOptions(env);
+  const folder = existingParent(cache);
+  try {
+    accessSync(folder, constants.W_OK);
+    return fine('cache', `${cache}, ${gib(freeBytes(folder))} free`);
+  } catch {
+    return fail('cache', `${folder} is not writable`, 'set TREFOIL_CACHE to a folder that is');
+  }
+}
+
+function codeRow(): DoctorRow {
+  const { git, versions } = collectEnvironment();
+  const version = `trefoil ${versions['trefoil']}`;
+  if (git === null) return fine('code', `${version}, not in a git repository`);
+  const found = `${version}, ${git.branch} ${git.commit.slice(0, 12)}`;
+  return git.dirty ? warn('code', `${found} with changes`, 'commit before a run you will report') : fine('code', found);
+}
+
+/** Variables that somebody set and nobody reads. */
+export function environmentRows(env: Environment): DoctorRow[] {
+  const rows = [
+    ...foreignVariables(env).map(({ name, note }) => warn('environment', `${name} has no meaning here`, note)),
+    ...environmentWarnings(env).map((line) => warn('environment', line, 'unset it')),
+  ];
+  return rows.length > 0 ? rows : [fine('environment', 'no variable without meaning')];
+}
+
+export function diskRow(outDir: string, neededBytes: number): DoctorRow {
+  const folder = existingParent(resolve(outDir));
+  const free = freeBytes(folder);
+  const found = `${gib(free)} free in ${folder}, the run needs about ${gib(neededBytes)}`;
+  if (!isWritable(folder)) return fail('disk', `${folder} is not writable`, 'choose another train.out_dir');
+  if (free < neededBytes) return fail('disk', found, 'free some space, or lower train.keep_last');
+  if (free - neededBytes < LITTLE_DISK_BYTES)
+    return warn('disk', found, 'little will be left for logs and other programs');
+  return fine('disk', found);
+}
+
+function isWritable(folder: string): boolean {
+  try {
+    accessSync(folder, constants.W_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function existingParent(path: string): string {
+  return existsSync(path) || dirname(path) === path ? path : existingParent(dirname(path));
+}
+
+function freeBytes(folder: string): number {
+  const { bavail, bsize } = statfsSync(folder);
+  return bavail * bsize;
+}
+
+export function gib(bytes: number): string {
+  return `${(bytes / GIB).toFixed(bytes < 10 * GIB ? 2 : 0)} GiB`;
+}

@@ -1,0 +1,22 @@
+/** What doctor says about one thing. */
+import type { Level } from '../row.js';
+
+export interface DoctorRow {
+  readonly check: string;
+  readonly level: Level;
+  readonly found: string;
+  /** What to do; empty when there is nothing to do. */
+  readonly remedy: string;
+}
+
+export function fine(check: string, found: string): DoctorRow {
+  return { check, level: 'green', found, remedy: '' };
+}
+
+export function warn(check: string, found: string, remedy: string): DoctorRow {
+  return { check, level: 'yellow', found, remedy };
+}
+
+export function fail(check: string, found: string, remedy: string): DoctorRow {
+  return { check, level: 'red', found, remedy };
+}

@@ -1,0 +1,54 @@
+/** Ending a run gracefully: writes .HALT and waits until its process is gone. */
+import { setTimeout } from 'node:timers/promises';
+import { UsageError } from '../errors.js';
+import { listCheckpoints } from '../run/checkpoint-folder.js';
+import { writeHalt } from '../run/run-paths.js';
+import { readRun } from '../run/run-reader.js';
+import { wallAges } from './ages.js';
+import { runState } from './state.js';
+
+export interface HaltOptions {
+  readonly reason: string;
+  /** Seconds to wait for the end; 0 does not wait. */
+  readonly timeout: number;
+}
+
+/** The JSON of `halt`. */
+export interface HaltResult {
+  /** ended: it is over. waiting: still going on when the time was up. */
+  readonly status: 'ended' | 'waiting';
+  readonly detail: string;
+  readonly step: number | null;
+  readonly checkpoint: number | null;
+  readonly seconds: number;
+}
+
+const POLL_MS = 100;
+
+export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Promise<HaltResult> {
+  const started = performance.now();
+  const look = () => {
+    const view = readRun(dir, { beats: 8 });
+    return { view, state: runState(view, wallAges()) };
+  };
+  const answer = ({ view, state }: ReturnType<typeof look>, status: HaltResult['status']): HaltResult => ({
+    status,
+    detail: state.kind === 'ended' ? state.how : state.kind,
+    step: view.ranks[0].beats.at(-1)?.step ?? null,
+    checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,
+    seconds: (performance.now() - started) / 1000,
+  });
+  let seen = look();
+  if (seen.state.kind === 'ended') return answer(seen, 'ended');
+  // A mark for nobody would lie there until the next start removes it.
+  if (seen.view.owner === undefined || seen.state.kind === 'gone')
+    throw new UsageError(`${dir}: no run is going on here; see trefoil status`);
+  writeHalt(seen.view.dir, reason);
+  while ((performance.now() - started) / 1000 < timeout) {
+    seen = look();
+    const isOver = seen.state.kind === 'ended' && seen.view.owner === undefined;
+    if (isOver || seen.state.kind === 'gone') return answer(seen, 'ended');
+    await setTimeout(POLL_MS);
+  }
+  return answer(seen, 'waiting');
+}

@@ -1,0 +1,76 @@
+/** Telling others about an alert: a command or a webhook. Neither may ever stop or delay the watchdog for long. */
+import { spawn } from 'node:child_process';
+import type { Row } from './row.js';
+
+export interface Alert extends Row {
+  readonly run: string;
+  readonly rank: number;
+  readonly line: string;
+  /** When it was raised. */
+  readonly iso: string;
+}
+
+export interface Channels {
+  readonly command?: string | undefined;
+  readonly webhook?: string | undefined;
+}
+
+const COMMAND_LIMIT_MS = 30_000;
+const WEBHOOK_LIMIT_MS = 10_000;
+
+/** Resolves when all channels have been tried; problems become lines. */
+export async function notify(
+  alert: Alert,
+  { command, webhook }: Channels,
+  onProblem: (line: string) => void,
+): Promise<void> {
+  await Promise.all([
+    command === undefined ? undefined : runCommand(command, alert, onProblem),
+    webhook === undefined ? undefined : post(webhook, alert, onProblem),
+  ]);
+}
+
+/** The shell gets the alert as variables and as JSON on its input. */
+function runCommand(command: string, alert: Alert, onProblem: (line: string) => void): Promise<void> {
+  return new Promise((resolve) => {
+    const child = spawn('/bin/sh', ['-c', command], {
+      env: {
+        ...process.env,
+        TREFOIL_ALERT_RUN: alert.run,
+        TREFOIL_ALERT_RULE: alert.rule,
+        TREFOIL_ALERT_LEVEL: alert.level,
+        TREFOIL_ALERT_LINE: alert.line,
+      },
+      stdio: ['pipe', 'ignore', 'inherit'],
+      timeout: COMMAND_LIMIT_MS,
+      killSignal: 'SIGKILL',
+    });
+    child.stdin.on('error', () => {}); // A command that does not read its input is fine.
+    child.stdin.end(`${JSON.stringify(alert)}\n`);
+    child.once('error', (error) => {
+      onProblem(`the alert command could not be started: ${error.message}`);
+      resolve();
+    });
+    child.once('close', (code, signal) => {
+      if (code !== 0) onProblem(`the alert command ended with ${signal ?? `code ${code}`}`);
+      resolve();
+    });
+  });
+}
+
+async function post(url: string, alert: Alert, onProblem: (line: string) => void): Promise<void> {
+  try {
+    const response = await fetch(url, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(alert),
+      signal: AbortSignal.timeout(WEBHOOK_LIMIT_MS),
+      redirect: 'error',
+    });
+    await response.body?.cancel();
+    if (!response.ok) onProblem(`the webhook answered ${response.status}`);
+  } catch (error) {
+    const { message, cause } = error as Error;
+    onProblem(`the webhook was not reached: ${cause instanceof Error ? cause.message : message}`);
+  }
+}

@@ -1,0 +1,21 @@
+/** Statistics of a few hundred numbers. */
+
+/** NaN for none. */
+export function quantile(values: readonly number[], share: number): number {
+  const sorted = values.filter((value) => Number.isFinite(value)).sort((a, b) => a - b);
+  if (sorted.length === 0) return Number.NaN;
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+}
+
+export function median(values: readonly number[]): number {
+  return quantile(values, 0.5);
+}
+
+export function mean(values: readonly number[]): number {
+  return values.length === 0 ? Number.NaN : values.reduce((total, value) => total + value, 0) / values.length;
+}
+
+/** Rounded for reports: four digits say enough about a health value. */
+export function round(value: number, digits = 4): number {
+  return Number.isFinite(value) ? Number(value.toPrecision(digits)) : value;
+}

@@ -1,0 +1,188 @@
+/** What a report says about a run, gathered from its files. */
+import { readSavedConfig } from '../../config/load.js';
+import type { Config } from '../../config/schema.js';
+import { TrefoilError } from '../../errors.js';
+import { statOrUndefined } from '../../run/atomic.js';
+import { readCsv, TRAINING_CSV, VAL_CSV } from '../../run/csv.js';
+import { type Heartbeat, readHeartbeats } from '../../run/heartbeat.js';
+import { sampleHeartbeats } from '../../run/heartbeat-history.js';
+import { readJsonFile, readRun } from '../../run/run-reader.js';
+import { wallAges } from '../ages.js';
+import { mean, median, quantile } from '../numbers.js';
+import { runState } from '../state.js';
+
+/** Points of a plot. */
+export interface RunSeries {
+  readonly loss: readonly (readonly [number, number])[];
+  readonly val_loss: readonly (readonly [number, number])[];
+  readonly toks_per_s: readonly (readonly [number, number])[];
+  readonly gate_entropy: readonly (readonly [number, number])[];
+  readonly gate_shares: readonly (readonly (readonly [number, number])[])[];
+  readonly fetch_ms: readonly (readonly [number, number])[];
+  readonly memory_mib: readonly (readonly [number, number])[];
+}
+
+export interface RunReport {
+  readonly run: string;
+  readonly dir: string;
+  readonly state: string;
+  /** Selection kernel, or `dense`. */
+  readonly mode: string;
+  readonly S: number | null;
+  readonly batch: number | null;
+  readonly step: number | null;
+  readonly steps: number | null;
+  readonly first_loss: number | null;
+  readonly last_loss: number | null;
+  readonly val_loss: number | null;
+  readonly ms_step: number | null;
+  readonly tokens_per_s: number | null;
+  readonly mfu: number | null;
+  readonly peak_mem_mib: number | null;
+  readonly fetch_p50_ms: number | null;
+  readonly fetch_p95_ms: number | null;
+  readonly gate_entropy_mean: number | null;
+  readonly gate_collapse_frac: number | null;
+  readonly gate_branch_shares: readonly number[] | null;
+  readonly sel_k_mean: number | null;
+  readonly counters: Readonly<Record<string, number>>;
+  readonly metrics: Readonly<Record<string, unknown>> | null;
+  readonly environment: Readonly<Record<string, unknown>> | null;
+  readonly config: Config | null;
+  /** What makes this run another one than planned, in lines. */
+  readonly deviations: readonly string[];
+  readonly series: RunSeries;
+}
+
+/** A file up to this size is read whole; of a larger one, so many heartbeats spread over it. */
+const WHOLE_BYTES = 64 * 2 ** 20;
+const SAMPLES = 4000;
+const POINTS = 400;
+/** The first steps compile kernels and fill caches. */
+const WARMUP_STEPS = 3;
+
+export function collectRun(dir: string): RunReport {
+  const view = readRun(dir);
+  const { paths } = view;
+  const beats = allBeats(paths.heartbeat(0));
+  const steps = beats.filter(({ msg }) => msg === 'progress');
+  const timed = steps.filter(({ step }) => step > WARMUP_STEPS || steps.length <= WARMUP_STEPS);
+  const config = savedConfig(paths.config);
+  const metrics = readJsonFile(paths.metrics) ?? null;
+  const environment = readJsonFile(paths.env) ?? null;
+  const training = readCsv(paths.training, TRAINING_CSV).rows;
+  const val = readCsv(paths.val, VAL_CSV).rows;
+  const last = steps.at(-1);
+  const of = (name: keyof Heartbeat, from = timed) => from.flatMap((beat) => (beat[name] as number | undefined) ?? []);
+  const rate = finite(median(of('toks_per_s')));
+  const tokens = config && config.train.seq_len * config.train.batch_size * config.train.accumulate_grad_batches;
+  const counters = Object.fromEntries(
+    Object.entries(last ?? {}).flatMap(([name, value]) =>
+      name.startsWith('fb_') ? [[name.slice(3), value as number]] : [],
+    ),
+  );
+  const state = runState(view, wallAges());
+  return {
+    run: view.name,
+    dir: view.dir,
+    state: state.kind === 'ended' ? `ended (${state.how})` : state.kind,
+    mode: config === null ? 'unknown' : config.model.attention === 'dense' ? 'dense' : config.runtime.selection_kernel,
+    S: config?.train.seq_len ?? null,
+    batch: config ? config.train.batch_size * config.train.accumulate_grad_batches : null,
+    step: beats.at(-1)?.step ?? null,
+    steps: config?.train.steps ?? null,
+    first_loss: training[0]?.loss ?? steps[0]?.loss ?? null,
+    last_loss: training.at(-1)?.loss ?? last?.loss ?? null,
+    val_loss: val.at(-1)?.val_loss ?? null,
+    ms_step: rate !== null && tokens ? (1000 * tokens) / rate : null,
+    tokens_per_s: rate,
+    mfu: finite(median(of('mfu'))),
+    peak_mem_mib: finite(Math.max(...of('gpu_mem_reserved', steps))),
+    fetch_p50_ms: finite(1000 * median(of('dt_fetch_s'))),
+    fetch_p95_ms: finite(1000 * quantile(of('dt_fetch_s'), 0.95)),
+    gate_entropy_mean: finite(mean(of('gate_entropy_mean').slice(-POINTS))),
+    gate_collapse_frac: finite(mean(of('gate_collapse_frac').slice(-POINTS))),
+    gate_branch_shares: last?.gate_branch_shares ?? null,
+    sel_k_mean: finite(mean(of('sel_k_mean').slice(-POINTS))),
+    ...{ counters, metrics, environment, config },
+    deviations: deviationsOf({ beats, config, metrics, environment, counters }),
+    series: seriesOf(thin(steps), thin(training), val),
+  };
+}
+
+function allBeats(path: string): Heartbeat[] {
+  const size = statOrUndefined(path)?.size ?? 0;
+  return size <= WHOLE_BYTES ? [...readHeartbeats(path)] : sampleHeartbeats(path, 0, Number.POSITIVE_INFINITY, SAMPLES);
+}
+
+function savedConfig(path: string): Config | null {
+  try {
+    return readSavedConfig(path);
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return null; // Of another version, or missing: the report then says so in its deviations.
+  }
+}
+
+interface Facts {
+  readonly beats: readonly Heartbeat[];
+  readonly config: Config | null;
+  readonly metrics: Readonly<Record<string, unknown>> | null;
+  readonly environment: Readonly<Record<string, unknown>> | null;
+  readonly counters: Readonly<Record<string, number>>;
+}
+
+function deviationsOf({ beats, config, metrics, environment, counters }: Facts): string[] {
+  const git = environment?.['git'] as { dirty?: boolean } | null | undefined;
+  const variables = Object.entries((environment?.['environment'] ?? {}) as Record<string, string>);
+  const boots = beats.filter(({ msg }) => msg === 'boot').length;
+  const synthetic = beats.filter(({ data }) => data === 'synthetic').length;
+  const lost = metrics?.['dropped_log_lines'];
+  return [
+    ...(config === null ? ['config.yaml is missing or cannot be read'] : []),
+    ...(git?.dirty ? ['the code had changes that were not committed'] : []),
+    ...(git === null ? ['the code was not in a git repository'] : []),
+    ...(boots > 1 ? [`started ${boots} times (resumed ${boots - 1})`] : []),
+    ...(config && config.data.source !== 'synthetic' && synthetic > 0
+      ? [`${synthetic} steps on synthetic tokens in place of ${config.data.source}`]
+      : []),
+    ...(metrics && metrics['status'] !== 'done'
+      ? [`did not finish: ${metrics['status']} at step ${metrics['step']}`]
+      : []),
+    ...(metrics === null ? ['has not ended, or ended without metrics.json'] : []),
+    ...Object.entries(counters).flatMap(([name, count]) => (count > 0 ? [`${name}: ${count}`] : [])),
+    ...(typeof lost === 'number' && lost > 0 ? [`${lost} log lines were lost`] : []),
+    ...variables.filter(([name]) => name.startsWith('NSA_')).map(([name, value]) => `${name}=${value}`),
+  ];
+}
+
+function seriesOf(
+  steps: readonly Heartbeat[],
+  training: readonly { step: number; loss: number }[],
+  val: readonly { step: number; val_loss: number }[],
+): RunSeries {
+  const points = (pick: (beat: Heartbeat) => number | undefined) =>
+    steps.flatMap((beat) => {
+      const value = pick(beat);
+      return value === undefined ? [] : [[beat.step, value] as const];
+    });
+  return {
+    loss: training.length > 0 ? training.map(({ step, loss }) => [step, loss] as const) : points(({ loss }) => loss),
+    val_loss: val.map(({ step, val_loss: loss }) => [step, loss] as const),
+    toks_per_s: points(({ toks_per_s: rate }) => rate),
+    gate_entropy: points(({ gate_entropy_mean: entropy }) => entropy),
+    gate_shares: [0, 1, 2].map((branch) => points(({ gate_branch_shares: shares }) => shares?.[branch])),
+    fetch_ms: points(({ dt_fetch_s: seconds }) => (seconds === undefined ? undefined : 1000 * seconds)),
+    memory_mib: points(({ gpu_mem_reserved: mib }) => mib),
+  };
+}
+
+/** Evenly spread, the last one always among them. */
+function thin<Item>(items: readonly Item[]): Item[] {
+  if (items.length <= POINTS) return [...items];
+  return Array.from({ length: POINTS }, (_, i) => items[Math.round((i * (items.length - 1)) / (POINTS - 1))]);
+}
+
+function finite(value: number): number | null {
+  return Number.isFinite(value) ? value : null;
+}

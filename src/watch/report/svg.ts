@@ -1,0 +1,141 @@
+/** Line charts as SVG: axes with round numbers, a legend, gaps where a value is not finite. No script, no font, no style sheet. */
+
+export interface Series {
+  readonly name: string;
+  readonly points: readonly (readonly [x: number, y: number])[];
+}
+
+export interface Chart {
+  readonly title: string;
+  readonly x: string;
+  readonly y: string;
+  readonly series: readonly Series[];
+  /** Whether the y axis must begin at 0. */
+  readonly fromZero?: boolean;
+}
+
+const [WIDTH, HEIGHT] = [760, 320];
+const MARGIN = { left: 70, right: 20, top: 34, bottom: 44 };
+/** Okabe and Ito's colours, which people with any colour vision can tell apart. */
+const COLORS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000', '#8a7500'];
+const TICKS = 5;
+const LEGEND_ROW = 16;
+
+export function lineChart({ title, x, y, series, fromZero = false }: Chart): string {
+  const points = series.flatMap((one) => one.points).filter(isFinitePoint);
+  const [xs, ys] = [points.map(([value]) => value), points.map(([, value]) => value)];
+  const xAxis = axis(range(xs, false));
+  const yAxis = axis(range(ys, fromZero));
+  const [right, bottom] = [WIDTH - MARGIN.right, HEIGHT - MARGIN.bottom];
+  const legend = series.length > 1 ? legendOf(series) : { parts: [], rows: 1 };
+  const top = MARGIN.top + (legend.rows - 1) * LEGEND_ROW;
+  const toX = (value: number) => MARGIN.left + ((value - xAxis.low) / (xAxis.high - xAxis.low)) * (right - MARGIN.left);
+  const toY = (value: number) => bottom - ((value - yAxis.low) / (yAxis.high - yAxis.low)) * (bottom - top);
+  const grid = [
+    ...yAxis.ticks.map((value) => {
+      const at = coordinate(toY(value));
+      return `<path d="M${MARGIN.left} ${at}H${right}" stroke="#ddd"/>${text(MARGIN.left - 8, toY(value) + 4, label(value), 'end')}`;
+    }),
+    ...xAxis.ticks.map((value) => text(toX(value), bottom + 18, label(value), 'middle')),
+  ];
+  const lines = series.map(({ points: own }, index) => {
+    const path = pathOf(own, toX, toY);
+    return path ? `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>` : '';
+  });
+  const empty = points.length === 0 ? text((MARGIN.left + right) / 2, (top + bottom) / 2, 'no data', 'middle') : '';
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" font-family="sans-serif" font-size="12" role="img">`,
+    `<title>${escapeXml(title)}</title>`,
+    `<rect width="${WIDTH}" height="${HEIGHT}" fill="#fff"/>`,
+    text(MARGIN.left, 14, title, 'start', 'font-weight="bold"'),
+    ...legend.parts,
+    ...(points.length > 0 ? grid : []),
+    `<path d="M${MARGIN.left} ${top}V${bottom}H${right}" fill="none" stroke="#333"/>`,
+    ...lines,
+    empty,
+    text((MARGIN.left + right) / 2, HEIGHT - 8, x, 'middle'),
+    text(right, 14, y, 'end'),
+    '</svg>',
+  ]
+    .filter((part) => part !== '')
+    .join('\n');
+}
+
+/** Names beside their colours, in as many rows as they need. */
+function legendOf(series: readonly Series[]): { parts: string[]; rows: number } {
+  let [x, row] = [MARGIN.left, 0];
+  const parts = series.map(({ name }, index) => {
+    const width = 26 + 7 * name.length;
+    if (x > MARGIN.left && x + width > WIDTH - MARGIN.right) [x, row] = [MARGIN.left, row + 1];
+    const y = 26 + row * LEGEND_ROW;
+    const part = `<path d="M${x} ${y}h14" stroke="${colorOf(index)}" stroke-width="3"/>${text(x + 18, y + 4, name, 'start')}`;
+    x += width;
+    return part;
+  });
+  return { parts, rows: row + 1 };
+}
+
+function colorOf(index: number): string {
+  return COLORS[index % COLORS.length];
+}
+
+function isFinitePoint([x, y]: readonly [number, number]): boolean {
+  return Number.isFinite(x) && Number.isFinite(y);
+}
+
+/** A piece for every stretch of finite points; a lone point becomes a dot. */
+function pathOf(points: Series['points'], toX: (x: number) => number, toY: (y: number) => number): string {
+  let path = '';
+  let isOpen = false;
+  points.forEach((point, i) => {
+    if (!isFinitePoint(point)) {
+      isOpen = false;
+      return;
+    }
+    const [x, y] = [coordinate(toX(point[0])), coordinate(toY(point[1]))];
+    const isLone = !isOpen && !(points[i + 1] && isFinitePoint(points[i + 1]));
+    path += isOpen ? `L${x} ${y}` : `M${x} ${y}${isLone ? 'h0.1' : ''}`;
+    isOpen = true;
+  });
+  return path;
+}
+
+/** Smallest and largest, never the same. */
+function range(values: readonly number[], fromZero: boolean): [number, number] {
+  if (values.length === 0) return [0, 1];
+  let [low, high] = [fromZero ? 0 : Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
+  for (const value of values) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  if (high > low) return [low, high];
+  const room = Math.abs(high) * 0.1 || 1;
+  return [fromZero ? 0 : low - room, high + room];
+}
+
+/** An axis that begins and ends at round numbers: 1, 2 or 5 times a power of ten apart. */
+function axis([low, high]: readonly [number, number]): { low: number; high: number; ticks: number[] } {
+  const rough = (high - low) / TICKS;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5, 10].find((factor) => factor * power >= rough) ?? 10);
+  const [first, last] = [Math.floor(low / step), Math.ceil(high / step)];
+  const ticks = Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
+  return { low: first * step, high: last * step, ticks };
+}
+
+function label(value: number): string {
+  return Math.abs(value) >= 1e6 ? value.toExponential(1) : String(Number(value.toPrecision(6)));
+}
+
+function coordinate(value: number): string {
+  return String(Number(value.toFixed(1)));
+}
+
+function text(x: number, y: number, content: string, anchor: string, more = ''): string {
+  const attributes = `x="${coordinate(x)}" y="${coordinate(y)}" text-anchor="${anchor}"${more ? ` ${more}` : ''}`;
+  return `<text ${attributes}>${escapeXml(content)}</text>`;
+}
+
+function escapeXml(content: string): string {
+  return content.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
+}

@@ -1,0 +1,85 @@
+/** How far a run is, in a few numbers. */
+
+import { readFileSync } from 'node:fs';
+import { errorCode } from '../run/atomic.js';
+import { listCheckpoints } from '../run/checkpoint-folder.js';
+import type { Heartbeat } from '../run/heartbeat.js';
+import { readRun } from '../run/run-reader.js';
+import { wallAges } from './ages.js';
+import { median } from './numbers.js';
+import { runState } from './state.js';
+
+/** The JSON of `status`: one per run. */
+export interface RunStatus {
+  readonly run: string;
+  readonly dir: string;
+  readonly state: 'running' | 'ended' | 'gone' | 'empty';
+  /** Where it runs, or how it ended. */
+  readonly detail: string;
+  readonly step: number | null;
+  readonly steps: number | null;
+  readonly loss: number | null;
+  readonly val_loss: number | null;
+  readonly tokens_per_s: number | null;
+  readonly seconds_left: number | null;
+  readonly heartbeat_age_s: number | null;
+  /** Step of the newest checkpoint. */
+  readonly checkpoint: number | null;
+  readonly section: string | null;
+  readonly halt: string | null;
+  readonly anomaly: string | null;
+  readonly problems: readonly string[];
+}
+
+/** `now` in seconds since 1970. */
+export function runStatus(dir: string, now: number = Date.now() / 1000): RunStatus {
+  const view = readRun(dir);
+  const ageOf = wallAges(now);
+  const state = runState(view, ageOf);
+  const { beats, section } = view.ranks[0];
+  const progress = beats.filter(({ msg }) => msg === 'progress');
+  const [last, newest] = [progress.at(-1), beats.at(-1)];
+  const steps = plannedSteps(view.paths.config);
+  const step = newest?.step ?? null;
+  const isRunning = state.kind === 'running';
+  return {
+    run: view.name,
+    dir: view.dir,
+    state: state.kind,
+    detail: state.kind === 'running' ? state.where : state.kind === 'ended' ? state.how : '',
+    step,
+    steps,
+    loss: last?.loss ?? null,
+    val_loss: view.val.at(-1)?.val_loss ?? null,
+    tokens_per_s:
+      isRunning && last ? median(progress.slice(-16).map(({ toks_per_s: rate }) => rate ?? Number.NaN)) : null,
+    seconds_left: isRunning && steps !== null && step !== null ? secondsLeft(progress, steps - step) : null,
+    heartbeat_age_s: newest ? Math.max(0, ageOf('beat', newest.ts)) : null,
+    checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,
+    section: isRunning ? (section?.section ?? null) : null,
+    halt: view.halt ?? null,
+    anomaly: view.anomaly ?? null,
+    problems: view.problems,
+  };
+}
+
+/** By the wall clock between heartbeats, so that saves and evaluations count. */
+function secondsLeft(progress: readonly Heartbeat[], steps: number): number | null {
+  const [first, last] = [progress[0], progress.at(-1)];
+  if (!first || !last || last.step <= first.step || last.ts < first.ts) return null;
+  return ((last.ts - first.ts) / (last.step - first.step)) * steps;
+}
+
+/** Out of the file that the trainer wrote, without a YAML library: looking at a run must be quick. */
+function plannedSteps(path: string): number | null {
+  let text: string;
+  try {
+    text = readFileSync(path, 'utf8');
+  } catch (error) {
+    if (errorCode(error) === undefined) throw error;
+    return null; // A status needs no config.
+  }
+  const train = /^train:\n((?:[ \t].*\n?)*)/m.exec(text)?.[1] ?? '';
+  const steps = /^\s+steps: (\d+)\s*$/m.exec(train)?.[1];
+  return steps === undefined ? null : Number(steps);
+}

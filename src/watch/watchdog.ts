@@ -1,0 +1,170 @@
+/**
+ * The watchdog: looks at a run again and again and acts on what is new. It is another process than the trainer's and talks to
+ * it by files and signals only, so it works when the trainer hangs, and the trainer never waits for it.
+ */
+import { TrefoilError } from '../errors.js';
+import { errorCode, writeFileAtomic } from '../run/atomic.js';
+import { toJson } from '../run/json.js';
+import { isAlive } from '../run/process-identity.js';
+import { writeAnomaly, writeHalt } from '../run/run-paths.js';
+import { type RunView, readRun } from '../run/run-reader.js';
+import { SteadyAges } from './ages.js';
+import { dumpProcess } from './dump.js';
+import type { Alert } from './notify.js';
+import type { Level, Row } from './row.js';
+import { type Finding, healthFindings } from './rules.js';
+import { type RunState, runState } from './state.js';
+import type { Thresholds } from './thresholds.js';
+
+export interface WatchdogOptions {
+  readonly dir: string;
+  readonly thresholds: Thresholds;
+  /** Write .HALT on a critical alert. */
+  readonly halt: boolean;
+  readonly ages?: SteadyAges;
+  /** Sends a signal; tests hand in their own. */
+  readonly signal?: (pid: number, signal: NodeJS.Signals) => void;
+}
+
+export interface Tick {
+  readonly state: RunState;
+  readonly rows: readonly Row[];
+  /** Rules that are worse than at the last look. */
+  readonly alerts: readonly Alert[];
+  /** Rules that are green again. */
+  readonly recovered: readonly string[];
+  /** What was done about the alerts, in lines. */
+  readonly actions: readonly string[];
+}
+
+const SEVERITY: Record<Level, number> = { green: 0, yellow: 1, red: 2 };
+/** Rules that a halt cannot help: nobody is there to read the file. */
+const BEYOND_HALT = new Set(['process', 'halt', 'anomaly', 'files']);
+const GATE_BEATS = 20;
+
+export class Watchdog {
+  readonly #options: WatchdogOptions;
+  readonly #ages: SteadyAges;
+  #levels = new Map<string, Level>();
+  /** The mark this watchdog wrote itself: no news when it is read back. */
+  #ownAnomaly: string | undefined;
+  #pid: number | undefined;
+
+  constructor(options: WatchdogOptions) {
+    this.#options = options;
+    this.#ages = options.ages ?? new SteadyAges();
+  }
+
+  /** One look. Throws a TrefoilError when there is no run to look at. */
+  tick(): Tick {
+    const view = readRun(this.#options.dir);
+    this.#forgetFormerProcess(view);
+    const ageOf = this.#ages.look();
+    const findings = healthFindings(view, this.#options.thresholds, ageOf);
+    const worse = findings.filter((finding) => {
+      const before = this.#levels.get(finding.rule) ?? 'green';
+      const isOwnMark = finding.rule === 'anomaly' && view.anomaly === this.#ownAnomaly;
+      const isOwnHalt = finding.rule === 'halt' && this.#ownAnomaly !== undefined;
+      return SEVERITY[finding.level] > SEVERITY[before] && !isOwnMark && !isOwnHalt;
+    });
+    const recovered = findings.filter(
+      ({ rule, level }) => level === 'green' && (this.#levels.get(rule) ?? level) !== level,
+    );
+    this.#levels = new Map(findings.map(({ rule, level }) => [rule, level]));
+    const state = runState(view, ageOf);
+    const actions = worse.filter(({ level }) => level === 'red').flatMap((finding) => this.#act(view, state, finding));
+    const iso = new Date().toISOString();
+    return {
+      state,
+      rows: findings,
+      alerts: worse.map(({ rule, level, value, limit, rank }) => {
+        const line = `${level === 'red' ? 'CRITICAL' : 'warning'} ${view.name} rank ${rank}: ${rule} is ${value} (limit ${limit})`;
+        return { run: view.name, rank, rule, level, value, limit, line, iso };
+      }),
+      recovered: recovered.map(({ rule }) => rule),
+      actions,
+    };
+  }
+
+  /** A restarted run begins with a clean sheet, as it begins without marks. */
+  #forgetFormerProcess({ owner }: RunView): void {
+    if (owner?.pid === this.#pid || owner === undefined) return;
+    this.#pid = owner.pid;
+    this.#levels = new Map();
+    this.#ownAnomaly = undefined;
+  }
+
+  /** A disk that takes no mark must not keep the alert from being told. */
+  #act(view: RunView, state: RunState, finding: Finding): string[] {
+    if (state.kind !== 'running' || BEYOND_HALT.has(finding.rule)) return [];
+    const lines: string[] = [];
+    const attempt = (what: string, action: () => string | undefined) => {
+      try {
+        const done = action();
+        if (done !== undefined) lines.push(done);
+      } catch (error) {
+        if (!(error instanceof TrefoilError)) throw error;
+        lines.push(`${what} failed: ${error.message}`);
+      }
+    };
+    const reason = `${finding.anomaly} rank ${finding.rank}: ${finding.value} (limit ${finding.limit})`;
+    attempt('the mark', () => {
+      writeAnomaly(view.dir, finding.anomaly);
+      this.#ownAnomaly = finding.anomaly;
+      return `wrote ${view.paths.anomalyType}`;
+    });
+    if (finding.anomaly === 'gate_collapse') attempt('the details', () => writeGateDetails(view, finding));
+    if (finding.anomaly.endsWith('_stall')) attempt('the dump', () => this.#dump(view, finding, reason));
+    if (this.#options.halt)
+      attempt('the halt', () => {
+        writeHalt(view.dir, reason);
+        return `wrote ${view.paths.halt}`;
+      });
+    return lines;
+  }
+
+  /** The kernel's view at once; the trainer's own dump follows if it can still hear a signal. */
+  #dump({ owner, paths, ranks }: RunView, { rank }: Finding, reason: string): string | undefined {
+    const seen = ranks.find((one) => one.rank === rank);
+    const pid = seen?.section?.pid ?? seen?.beats.at(-1)?.pid;
+    if (pid === undefined || owner === undefined || isAlive(owner) !== true) return undefined;
+    const path = dumpProcess(paths, rank, pid, reason);
+    const send = this.#options.signal ?? sendSignal;
+    // Only the owner of the lock is known to be a trainer that handles the signal.
+    if (pid === owner.pid) send(pid, 'SIGUSR1');
+    return `wrote ${path}`;
+  }
+}
+
+/** To a process that may have ended by now, or belong to somebody else. */
+function sendSignal(pid: number, signal: NodeJS.Signals): void {
+  try {
+    process.kill(pid, signal);
+  } catch (error) {
+    if (!['ESRCH', 'EPERM'].includes(errorCode(error) ?? '')) throw error;
+  }
+}
+
+function writeGateDetails({ ranks, paths }: RunView, finding: Finding): string {
+  const beats = ranks.find(({ rank }) => rank === finding.rank)!.beats.filter(({ msg }) => msg === 'progress');
+  const recent = beats.slice(-GATE_BEATS).map((beat) => ({
+    step: beat.step,
+    gate_entropy_mean: beat.gate_entropy_mean,
+    gate_entropy_min: beat.gate_entropy_min,
+    gate_max_gate: beat.gate_max_gate,
+    gate_collapse_frac: beat.gate_collapse_frac,
+    gate_branch_shares: beat.gate_branch_shares,
+    grad_norm: beat.grad_norm,
+  }));
+  const details = {
+    iso: new Date().toISOString(),
+    rank: finding.rank,
+    rule: finding.rule,
+    value: finding.value,
+    limit: finding.limit,
+    step: beats.at(-1)!.step,
+    recent,
+  };
+  writeFileAtomic(paths.gateCollapseDetails, `${toJson(details, 2)}\n`);
+  return `wrote ${paths.gateCollapseDetails}`;
+}

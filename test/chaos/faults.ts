@@ -1,0 +1,319 @@
+/**
+ * What can happen to a run, each as one function. A fault says how the trainer must answer; the test compares the end. A
+ * streaming source will add its broken network here: the row is kept, with the reason why it cannot happen yet.
+ */
+import {
+  closeSync,
+  ftruncateSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { expect } from 'vitest';
+import { openCheckpoint } from '../../src/run/checkpoint-find.js';
+import { listCheckpoints } from '../../src/run/checkpoint-folder.js';
+import { runPaths, writeHalt } from '../../src/run/run-paths.js';
+import { type Ending, Life, pause } from './supervisor.js';
+
+export interface Storm {
+  readonly args: readonly string[];
+  readonly outDir: string;
+  readonly dataDir: string;
+  /** The small disk the run lies on; null where none can be mounted. */
+  readonly disk: string | null;
+  readonly scratch: string;
+  readonly random: () => number;
+  /** The process that trains now; undefined between two lives. */
+  life: Life | undefined;
+  env: Record<string, string>;
+}
+
+export interface Fault {
+  readonly name: string;
+  /** Why it cannot happen here; undefined when it can. */
+  readonly absent?: (storm: Storm) => string | undefined;
+  readonly inject: (storm: Storm) => Promise<void>;
+}
+
+const DONE: Ending = { code: 0, signal: null };
+
+function start(storm: Storm): Life {
+  storm.life ??= new Life(storm.args, storm.env);
+  return storm.life;
+}
+
+/** A life that has done one to six steps more. */
+async function running(storm: Storm): Promise<Life> {
+  let life = start(storm);
+  if (life.isOver) {
+    storm.life = undefined;
+    life = start(storm);
+  }
+  await life.progress(life.steps + 1 + Math.floor(storm.random() * 6));
+  // Anywhere inside a step, not only after its line.
+  await pause(storm.random() * 25);
+  return life;
+}
+
+/** Waits for the end and holds it against what may be; a run that was just done is always right. */
+async function over(storm: Storm, life: Life, ...allowed: Ending[]): Promise<void> {
+  const ending = await life.ending;
+  expect([DONE, ...allowed], life.stderr).toContainEqual(ending);
+  storm.life = undefined;
+}
+
+async function killed(storm: Storm): Promise<void> {
+  if (!storm.life) return;
+  storm.life.send('SIGKILL');
+  await over(storm, storm.life, { code: null, signal: 'SIGKILL' });
+}
+
+/** Starts a life that must refuse to train, in one line that names the file. */
+async function refused(storm: Storm, name: string): Promise<void> {
+  const life = start(storm);
+  const { code } = await life.ending;
+  storm.life = undefined;
+  expect(code, life.stderr).toBe(2);
+  expect(life.stderr).toContain(name);
+  expect(life.stderr).not.toMatch(/\n {4}at /);
+}
+
+/** Checkpoints that verify, newest first. */
+function soundCheckpoints(outDir: string): string[] {
+  return listCheckpoints(runPaths(outDir).checkpoints)
+    .map(({ path }) => path)
+    .filter((path) => {
+      try {
+        openCheckpoint(path);
+        return true;
+      } catch {
+        return false; // which is the answer
+      }
+    });
+}
+
+function fill(path: string): void {
+  const descriptor = openSync(path, 'w');
+  for (const size of [1 << 20, 4096, 1]) {
+    const bytes = Buffer.alloc(size, 0xff);
+    for (;;) {
+      try {
+        if (writeSync(descriptor, bytes) === 0) break;
+      } catch (error) {
+        expect((error as NodeJS.ErrnoException).code).toBe('ENOSPC');
+        break;
+      }
+    }
+  }
+  closeSync(descriptor);
+}
+
+/** A file that is there and cannot be opened, even by root: a link to itself. Returns how to undo it. */
+function makeUnreadable(path: string): () => void {
+  const aside = `${path}.aside`;
+  renameSync(path, aside);
+  symlinkSync(path, path);
+  return () => {
+    unlinkSync(path);
+    renameSync(aside, path);
+  };
+}
+
+export const FAULTS: readonly Fault[] = [
+  {
+    name: 'SIGKILL in training',
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+    },
+  },
+  {
+    name: 'SIGKILL while starting',
+    inject: async (storm) => {
+      await killed(storm);
+      start(storm);
+      await pause(storm.random() * 1500);
+      await killed(storm);
+    },
+  },
+  {
+    name: 'SIGTERM',
+    inject: async (storm) => {
+      const life = await running(storm);
+      life.send('SIGTERM');
+      await over(storm, life, { code: 4, signal: null });
+    },
+  },
+  {
+    name: 'SIGTERM twice',
+    inject: async (storm) => {
+      const life = await running(storm);
+      life.send('SIGTERM');
+      await pause(storm.random() * 30);
+      life.send('SIGTERM');
+      await over(storm, life, { code: 4, signal: null }, { code: null, signal: 'SIGTERM' });
+    },
+  },
+  {
+    name: 'SIGSTOP and SIGCONT',
+    inject: async (storm) => {
+      const life = await running(storm);
+      life.send('SIGSTOP');
+      await pause(50 + storm.random() * 400);
+      life.send('SIGCONT');
+      await life.progress(life.steps + 1);
+    },
+  },
+  {
+    name: 'SIGSTOP and SIGKILL',
+    inject: async (storm) => {
+      const life = await running(storm);
+      life.send('SIGSTOP');
+      await pause(20 + storm.random() * 100);
+      await killed(storm);
+    },
+  },
+  {
+    name: 'SIGUSR1 and SIGUSR2',
+    inject: async (storm) => {
+      const life = await running(storm);
+      life.send(storm.random() < 0.5 ? 'SIGUSR1' : 'SIGUSR2');
+      await life.progress(life.steps + 1);
+    },
+  },
+  {
+    name: '.HALT',
+    inject: async (storm) => {
+      const life = await running(storm);
+      writeHalt(storm.outDir, 'chaos');
+      await over(storm, life, { code: 3, signal: null });
+    },
+  },
+  {
+    name: 'disk full',
+    absent: ({ disk }) => (disk === null ? 'a small tmpfs cannot be mounted here (needs root)' : undefined),
+    inject: async (storm) => {
+      const life = await running(storm);
+      const ballast = join(storm.disk!, 'ballast');
+      fill(ballast);
+      await pause(50 + storm.random() * 300);
+      // Half of the time the process dies while nothing can be written.
+      if (storm.random() < 0.5) await killed(storm);
+      rmSync(ballast);
+      if (!storm.life) return;
+      await life.progress(life.steps + 1);
+    },
+  },
+  {
+    name: 'disk full at the start',
+    absent: ({ disk }) => (disk === null ? 'a small tmpfs cannot be mounted here (needs root)' : undefined),
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+      const ballast = join(storm.disk!, 'ballast');
+      fill(ballast);
+      const life = start(storm);
+      await Promise.race([life.ending, pause(4000)]);
+      if (life.isOver) {
+        const { code } = await life.ending;
+        expect(code, life.stderr).toBe(1);
+        expect(life.stderr).toContain('no space left on the disk');
+        storm.life = undefined;
+      } else await killed(storm);
+      rmSync(ballast);
+    },
+  },
+  {
+    name: 'a damaged or unreadable checkpoint',
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+      const sound = soundCheckpoints(storm.outDir);
+      if (sound.length < 2) return; // with nothing behind it the run would rightly refuse to start again
+      const file = join(sound[0], storm.random() < 0.5 ? 'model.safetensors' : 'optimizer.safetensors');
+      const kind = Math.floor(storm.random() * 3);
+      if (kind === 0) {
+        const bytes = readFileSync(file);
+        bytes[Math.floor(storm.random() * bytes.length)] ^= 1 << Math.floor(storm.random() * 8);
+        writeFileSync(file, bytes);
+      } else if (kind === 1) {
+        const descriptor = openSync(file, 'r+');
+        ftruncateSync(descriptor, Math.floor(storm.random() * statSync(file).size));
+        closeSync(descriptor);
+      } else makeUnreadable(file);
+      const life = start(storm);
+      await life.progress(1);
+      expect(life.stderr).toContain('is skipped');
+    },
+  },
+  {
+    name: 'an unreadable log',
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+      const paths = runPaths(storm.outDir);
+      const path = [paths.training, paths.val, paths.heartbeat(0), paths.kStats][Math.floor(storm.random() * 4)];
+      const restore = makeUnreadable(path);
+      await refused(storm, path);
+      restore();
+    },
+  },
+  {
+    name: 'data that is gone',
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+      renameSync(storm.dataDir, `${storm.dataDir}.aside`);
+      await refused(storm, storm.dataDir);
+      renameSync(`${storm.dataDir}.aside`, storm.dataDir);
+    },
+  },
+  {
+    name: 'a clock that jumps',
+    inject: async (storm) => {
+      await killed(storm);
+      storm.env = storm.random() < 0.3 ? {} : jumpingClock(storm);
+      const life = start(storm);
+      await life.progress(2);
+    },
+  },
+  {
+    name: 'a broken network',
+    absent: () => 'no source of this test reads over a network; the streaming source brings its own faults',
+    inject: () => Promise.reject(new Error('absent')),
+  },
+];
+
+/** The trainer's wall clock, off by up to a year and jumping by hours every few milliseconds; timers are left alone. */
+function jumpingClock({ scratch, random }: Storm): Record<string, string> {
+  const file = join(scratch, 'clock.mjs');
+  const program = `const real = Date.now;
+let offset = Number(process.env.CHAOS_CLOCK_OFFSET_MS);
+setInterval(() => { offset += (Math.random() - 0.5) * 8 * 3600_000; }, 20).unref();
+Date.now = () => real() + offset;
+globalThis.Date = class extends Date {
+  constructor(...words) { words.length === 0 ? super(real() + offset) : super(...words); }
+  static now() { return real() + offset; }
+};\n`;
+  writeFileSync(file, program);
+  return {
+    NODE_OPTIONS: `--import=${pathToFileURL(file).href}`,
+    CHAOS_CLOCK_OFFSET_MS: String(Math.round((random() - 0.5) * 2 * 365 * 86_400_000)),
+  };
+}
+
+/** What a run leaves, by name, without what only a storm leaves. */
+export function filesOf(outDir: string): string[] {
+  return readdirSync(outDir)
+    .filter((name) => !/^stackdump_/.test(name))
+    .sort();
+}
