@@ -51,6 +51,8 @@ export interface Loader {
   next(): Batch;
   /** Of loaders that read ahead: waits until `batches` can be taken at once. Rejects when the source is dead. */
   ready?(batches: number): Promise<void>;
+  /** The same for `evalBatches(batches)`. */
+  readyToEvaluate?(batches: number): Promise<void>;
   telemetry?(): LoaderTelemetry;
   /** A JSON value; what `restore` takes. */
   state(): object;

@@ -35,6 +35,7 @@ const FEW_FILES = 48;
 /** A smaller part of a file of lines is not worth a request of its own. */
 const LEAST_PART_BYTES = 1 << 20;
 const LONGEST_STALL_MS = 15_000;
+const FIRST_PAUSE_MS = 250;
 
 type Listed = Omit<CorpusFile, 'parts'>;
 
@@ -46,6 +47,7 @@ export async function openCorpus(options: CorpusOptions): Promise<CorpusSpec> {
     credential: access.credential,
     giveUpAfterMs,
     stallMs: Math.min(LONGEST_STALL_MS, giveUpAfterMs / 3),
+    firstPauseMs: FIRST_PAUSE_MS,
   };
   const { textField, shuffle, seed, valFraction, cache } = options;
   const listed = access && http ? await listHub(options.hub, access, http) : await listLocal(options);

@@ -13,6 +13,8 @@ export interface HttpOptions {
   readonly giveUpAfterMs: number;
   /** Break off an attempt that has been silent for so long. */
   readonly stallMs: number;
+  /** Before the second attempt; later pauses double. */
+  readonly firstPauseMs: number;
 }
 
 export interface ByteRange {
@@ -23,7 +25,6 @@ export interface ByteRange {
   readonly size?: number | undefined;
 }
 
-const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 20_000;
 const JSON_LIMIT = 64 << 20;
 
@@ -133,7 +134,8 @@ async function untilDone(
       failures++;
       const left = options.giveUpAfterMs - (performance.now() - lastProgress);
       // Jitter: many ranks that failed together must not come back together.
-      const growing = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (failures - 1)) * (0.5 + 0.5 * Math.random());
+      const growing =
+        Math.min(LONGEST_PAUSE_MS, options.firstPauseMs * 2 ** (failures - 1)) * (0.5 + 0.5 * Math.random());
       const pause = Math.max(growing, (error as Transient).pauseMs ?? 0);
       if (left <= 0) {
         const seconds = (options.giveUpAfterMs / 1000).toFixed(0);

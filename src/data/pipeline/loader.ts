@@ -106,7 +106,7 @@ export class StreamLoader implements Loader {
   #epoch = 0;
   #cursors: (Cursor | null)[];
   #pipeline: Pipeline | undefined;
-  #validation: Int32Array[] | undefined;
+  readonly #validation: Int32Array[] = [];
   #validationEnded = false;
   #reported = 0;
   #closed = false;
@@ -128,7 +128,7 @@ export class StreamLoader implements Loader {
 
   get validationSamples(): number {
     if (this.#options.spec.valFraction === 0) return 0;
-    return this.#validationEnded ? this.#validation!.length : Number.POSITIVE_INFINITY;
+    return this.#validationEnded ? this.#validation.length : Number.POSITIVE_INFINITY;
   }
 
   /** Starts reading from the present position; `next` and `ready` do so by themselves. */
@@ -253,7 +253,20 @@ export class StreamLoader implements Loader {
     this.#cursors = state.lanes.map((cursor, lane) => (this.#lanes.includes(lane) ? cursor : null));
   }
 
-  /** Waits for the validation documents at the first call; they are kept then. */
+  async readyToEvaluate(batches: number): Promise<void> {
+    if (this.#options.spec.valFraction === 0) return;
+    await this.start();
+    const pipeline = this.#pipeline!;
+    const place = this.#lanes.length;
+    const samples = batches * this.#options.batch_size * this.#world;
+    while (this.#validation.length < samples && !this.#validationEnded) {
+      this.#grantValidation(pipeline, samples);
+      await pipeline.until(() => pipeline.available(place) > 0 || pipeline.hasEnded(place), this.#options.timeout);
+      this.#takeValidation(pipeline);
+    }
+  }
+
+  /** Validation samples are read at the first call and kept; without `readyToEvaluate` before, that blocks. */
   *evalBatches(count: number): Generator<Batch> {
     if (this.#options.spec.valFraction === 0)
       throw new UsageError('data.val_fraction is 0: there is nothing to evaluate on; set it above 0');
@@ -287,17 +300,25 @@ export class StreamLoader implements Loader {
     return this.#pipeline;
   }
 
-  #readValidation(samples: number): Int32Array[] {
+  #readValidation(samples: number): readonly Int32Array[] {
     const pipeline = this.#running();
-    const place = this.#lanes.length;
-    this.#validation ??= [];
     while (this.#validation.length < samples && !this.#validationEnded) {
-      pipeline.grantAtLeast(place, pipeline.taken(place) + Math.min(this.#slots(), samples - this.#validation.length));
-      const sample = pipeline.takeUnlessEnded(place, this.#options.timeout);
-      if (sample === undefined) this.#validationEnded = true;
-      else this.#validation.push(sample.window);
+      this.#grantValidation(pipeline, samples);
+      this.#takeValidation(pipeline);
     }
     return this.#validation;
+  }
+
+  #grantValidation(pipeline: Pipeline, samples: number): void {
+    const place = this.#lanes.length;
+    const most = Math.min(this.#slots(), samples - this.#validation.length);
+    pipeline.grantAtLeast(place, pipeline.taken(place) + most);
+  }
+
+  #takeValidation(pipeline: Pipeline): void {
+    const sample = pipeline.takeUnlessEnded(this.#lanes.length, this.#options.timeout);
+    if (sample === undefined) this.#validationEnded = true;
+    else this.#validation.push(sample.window);
   }
 
   /** Slots in each ring, so that all together hold the queue. */
@@ -361,6 +382,10 @@ class Pipeline {
     return this.#ring.produced(place) - this.#taken[place];
   }
 
+  hasEnded(place: number): boolean {
+    return this.#ring.hasEnded(place);
+  }
+
   grant(place: number, upTo: number): void {
     const worker = place % this.#workerCount;
     if (this.#ring.grant(place, upTo, worker)) this.#workers.wake(worker);
@@ -374,13 +399,14 @@ class Pipeline {
   async until(isReady: () => boolean, timeoutSeconds: number): Promise<void> {
     const end = performance.now() + 1000 * timeoutSeconds;
     while (!isReady()) {
-      this.#ring.announceWait();
-      if (isReady()) return;
       const failure = this.#workers.failure();
       if (failure !== undefined) throw failure;
       const left = end - performance.now();
       if (left <= 0) throw timeOut(timeoutSeconds);
-      await this.#workers.news(left);
+      await this.#workers.news(left, () => {
+        this.#ring.announceWait();
+        return isReady();
+      });
     }
   }
 

@@ -52,8 +52,11 @@ export class PipelineWorkers {
     return this.#failure;
   }
 
-  /** Resolves with the next message, or when the time is over. */
-  async news(ms: number): Promise<void> {
+  /**
+   * Resolves with the next message, or when the time is over, or at once when `isPointless` says so. It is asked after
+   * listening has begun: what arrives while it looks is not missed.
+   */
+  async news(ms: number, isPointless: () => boolean): Promise<void> {
     let finish = (): void => {};
     const arrived = new Promise<void>((resolve) => {
       finish = resolve;
@@ -62,7 +65,7 @@ export class PipelineWorkers {
     // Unreferenced ports do not keep a waiting process alive, but this timer does.
     const timer = setTimeout(finish, ms);
     try {
-      await arrived;
+      if (!isPointless()) await arrived;
     } finally {
       clearTimeout(timer);
       this.#listeners.delete(finish);
