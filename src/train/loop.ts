@@ -7,6 +7,7 @@
 import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
+import { TrefoilError } from '../errors.js';
 import { trainingFlops } from '../model/flops.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { SaveFailed } from '../run/checkpoint-save.js';
@@ -25,13 +26,13 @@ import type { Position } from './stackdump.js';
 import { strictObserver } from './strict.js';
 import { StepTelemetry } from './telemetry.js';
 
-export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite';
+export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data';
 
 export interface LoopContext {
   readonly outDir: string;
   readonly config: Config;
-  /** What the batches really come from; every heartbeat says it. */
-  readonly data: string;
+  /** What the batches really come from, now; every heartbeat says it. */
+  readonly data: () => string;
   readonly state: TrainingState;
   readonly uploader: BatchUploader;
   readonly records: RunRecords;
@@ -47,6 +48,12 @@ export interface LoopContext {
   readonly saveOptions?: SaveOptions;
   /** A text the model continues, for train.sample_every. */
   readonly sample?: () => Promise<string>;
+}
+
+interface Fetched {
+  readonly batches: readonly Batch[];
+  /** When fetching began: the time of the step counts from there. */
+  readonly started: number;
 }
 
 const MIB = 2 ** 20;
@@ -73,9 +80,11 @@ export class TrainingLoop {
     const { progress } = state;
     while (progress.step < config.train.steps) {
       position.step = progress.step + 1;
-      if (!this.#step()) return 'non-finite';
+      const fetched = await this.#fetch();
+      if (fetched instanceof TrefoilError) return this.#sourceGaveUp(fetched);
+      if (!this.#step(fetched)) return 'non-finite';
       this.#saveIfDue();
-      this.#evaluateIfDue();
+      await this.#evaluateIfDue();
       await this.#sampleIfDue();
       position.section = 'between steps';
       await setImmediate(); // signals arrive here
@@ -91,10 +100,11 @@ export class TrainingLoop {
     return step > 0 && every > 0 && (step % every === 0 || step === steps);
   }
 
-  evaluateNow(): void {
+  async evaluateNow(): Promise<void> {
     const { config, state, uploader, records, say, position, live } = this.#context;
     if (state.loader.validationSamples === 0) return;
     position.section = 'eval';
+    await state.loader.readyToEvaluate?.(config.train.eval_batches);
     const batches = state.loader.evalBatches(config.train.eval_batches);
     const evaluation = evaluate(state.model, uploader, batches, config);
     state.progress.lastValLoss = evaluation.loss;
@@ -132,15 +142,45 @@ export class TrainingLoop {
     return this.#savedAt;
   }
 
-  /** One optimizer step; false when its numbers were not finite and nothing was changed. */
-  #step(): boolean {
-    const { config, state, uploader, position, outDir, say, warn, live, records } = this.#context;
-    const { model, optimizer, loader, progress } = state;
-    const step = progress.step + 1;
+  /** The micro-batches of a step. Waiting for them leaves the thread free, so that signals are heard meanwhile. */
+  async #fetch(): Promise<Fetched | TrefoilError> {
+    const { config, state, position } = this.#context;
+    const { loader } = state;
     const started = performance.now();
     position.section = 'fetch';
-    const batches = Array.from({ length: config.train.accumulate_grad_batches }, () => loader.next());
+    const before = loader.state();
+    const batches: Batch[] = [];
+    try {
+      while (batches.length < config.train.accumulate_grad_batches) {
+        await loader.ready?.(1);
+        batches.push(loader.next());
+      }
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      // Some micro-batches may have been taken: the step did not happen, so neither did they.
+      loader.restore(before);
+      return error;
+    }
     this.#fetchTimes.add((performance.now() - started) / 1000);
+    return { batches, started };
+  }
+
+  /** A source that stays dead ends the run, with a checkpoint from which it goes on when the source is back. */
+  #sourceGaveUp(error: TrefoilError): TrainStatus {
+    const { state, records, warn, live } = this.#context;
+    const { step } = state.progress;
+    live.clear();
+    if (step > 0 && this.#savedAt !== step) this.save();
+    records.event({ step, msg: 'loader_error', detail: error.message });
+    warn(error.message);
+    return 'no-data';
+  }
+
+  /** One optimizer step; false when its numbers were not finite and nothing was changed. */
+  #step({ batches, started }: Fetched): boolean {
+    const { config, state, uploader, position, outDir, say, warn, live, records } = this.#context;
+    const { model, optimizer, progress } = state;
+    const step = progress.step + 1;
     position.section = 'step';
     const telemetry = config.runtime.aux_stats ? new StepTelemetry(model.device) : undefined;
     const observer = config.runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry;
@@ -220,7 +260,8 @@ export class TrainingLoop {
       ...observed,
       memoryMib: { allocated: Math.round(pool.peakBytesInUse / MIB), reserved: Math.round(pool.bytesReserved / MIB) },
       counters: this.#counters,
-      data: this.#context.data,
+      data: this.#context.data(),
+      loader: state.loader.telemetry?.(),
     };
     records.progress(record);
     this.#secondsPerStep =
@@ -258,8 +299,8 @@ export class TrainingLoop {
     requests.save = false;
   }
 
-  #evaluateIfDue(): void {
-    if (this.evaluationDue(this.#context.state.progress.step)) this.evaluateNow();
+  async #evaluateIfDue(): Promise<void> {
+    if (this.evaluationDue(this.#context.state.progress.step)) await this.evaluateNow();
   }
 
   async #sampleIfDue(): Promise<void> {

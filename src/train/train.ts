@@ -25,7 +25,7 @@ import { RunRecords } from './records.js';
 import { watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
-import { openTrainingData } from './training-data.js';
+import { openTrainingData, warmUp } from './training-data.js';
 
 export interface TrainOptions {
   readonly config: Config;
@@ -59,6 +59,7 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
   halted: ExitCode.halted,
   signalled: ExitCode.signalled,
   'non-finite': ExitCode.nonFinite,
+  'no-data': ExitCode.dataSource,
 };
 
 export async function train(options: TrainOptions): Promise<TrainResult> {
@@ -83,7 +84,7 @@ async function runIn(
   folder: RunFolder,
   options: TrainOptions,
   loader: Loader,
-  data: string,
+  data: () => string,
   shape: ModelShape,
 ): Promise<TrainResult> {
   const { config, device, say, warn } = options;
@@ -134,7 +135,8 @@ async function runIn(
   const started = performance.now();
   try {
     records.event({ step: state.progress.step, msg: 'boot', detail: found ? `resumed from ${found.path}` : 'new run' });
-    records.event({ step: state.progress.step, msg: 'loader_ready', data });
+    await warmUp(loader, config, warn);
+    records.event({ step: state.progress.step, msg: 'loader_ready', data: data() });
     const loop = new TrainingLoop(
       {
         ...{ outDir, config, data, state, uploader, records, say, warn, position },
@@ -148,7 +150,8 @@ async function runIn(
     );
     if (config.runtime.sdpa_audit) say(auditKernels(config, device, config.train.seq_len));
     // A run killed between its checkpoint and the evaluation that follows it owes that evaluation.
-    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step)) loop.evaluateNow();
+    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step))
+      await loop.evaluateNow();
     const status = await loop.run();
     const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
     if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });

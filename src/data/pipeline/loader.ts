@@ -176,12 +176,14 @@ export class StreamLoader implements Loader {
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
     const { lanes } = this.#options.spec;
     const taken: { address: SampleAddress; window: Int32Array; place: number }[] = [];
+    // Applied when the batch is whole: a source that dies in the middle leaves the position before it.
+    const moved = new Map<number, Cursor>();
     const first = this.#sample;
     for (let sample = first; sample < first + rows * this.#world; sample++) {
       const place = this.#lanes.indexOf(sample % lanes);
       if (place < 0) continue;
       const { window, cursor, epoch } = pipeline.take(place, this.#options.timeout);
-      this.#cursors[sample % lanes] = cursor;
+      moved.set(sample % lanes, cursor);
       this.#epoch = Math.max(this.#epoch, epoch);
       // Other ranks may share the lane (when their number does not divide that of the lanes): theirs is passed over.
       if (sample % this.#world === this.#rank)
@@ -194,6 +196,7 @@ export class StreamLoader implements Loader {
       taken.map(({ address }) => address),
       { sequenceLength, documentMask },
     );
+    for (const [lane, cursor] of moved) this.#cursors[lane] = cursor;
     this.#sample += rows * this.#world;
     this.#report(pipeline);
     return batch;
@@ -216,7 +219,7 @@ export class StreamLoader implements Loader {
       epoch: this.#epoch,
       dataset: this.#identity,
       ...this.#settings(),
-      lanes: this.#cursors,
+      lanes: [...this.#cursors],
     };
   }
 
@@ -248,6 +251,9 @@ export class StreamLoader implements Loader {
       );
     this.#pipeline?.close();
     this.#pipeline = undefined;
+    // Validation is read by the pipeline too, and a new one reads it from its start.
+    this.#validation.length = 0;
+    this.#validationEnded = false;
     this.#sample = state.sample;
     this.#epoch = state.epoch;
     this.#cursors = state.lanes.map((cursor, lane) => (this.#lanes.includes(lane) ? cursor : null));

@@ -33,7 +33,18 @@ export interface PrepareTask {
   readonly folder: string;
 }
 
-export type WorkerTask = StreamTask | PrepareTask;
+export interface BareTask {
+  readonly kind: 'bare';
+  readonly spec: CorpusSpec;
+  readonly tokenizer: string;
+  readonly seconds: number;
+  readonly worker: number;
+  readonly workers: number;
+  /** Becomes 1 when all threads are to start. */
+  readonly go: SharedArrayBuffer;
+}
+
+export type WorkerTask = StreamTask | PrepareTask | BareTask;
 
 export type FromWorker =
   | { readonly kind: 'news' }
@@ -46,6 +57,7 @@ export type FromWorker =
       readonly stack: string;
     }
   | { readonly kind: 'ready' }
+  | { readonly kind: 'rate'; readonly tokens: number; readonly bytes: number; readonly seconds: number }
   | {
       readonly kind: 'unit';
       readonly unit: number;

@@ -9,6 +9,7 @@ import { type LaneCounts, LaneSamples } from '../corpus/samples.js';
 import type { CorpusSpec } from '../corpus/spec.js';
 import { prepareUnits } from '../shards/prepare-units.js';
 import { createTokenizer, type Tokenizer } from '../tokenizer.js';
+import { encodeBare } from './bare.js';
 import type { FromWorker, LaneTask, WorkerTask } from './messages.js';
 import { Ring } from './ring.js';
 
@@ -85,6 +86,7 @@ class LaneRunner {
 
 async function main(): Promise<void> {
   if (task.kind === 'prepare') return prepareUnits(task, port, send);
+  if (task.kind === 'bare') return encodeBare(task, send);
   const ring = new Ring(task.ring);
   const runner = new LaneRunner(ring, task.worker);
   const tokenizer = createTokenizer(task.tokenizer);
@@ -102,6 +104,6 @@ async function main(): Promise<void> {
 
 main().catch((error) => {
   // A failing lane was reported above; a failing preparation is reported here. The thread ends either way.
-  if (task.kind === 'prepare') send(describeFailure(error));
+  if (task.kind !== 'stream') send(describeFailure(error));
   process.exit(1);
 });

@@ -1,0 +1,41 @@
+/** The tokenizer alone, for `bench data`: documents are in memory before the clock starts. */
+
+import { BlobOpener } from '../corpus/blob.js';
+import { LaneDocuments } from '../corpus/documents.js';
+import { CorpusOrder } from '../corpus/order.js';
+import { documentText } from '../corpus/reader.js';
+import { createTokenizer } from '../tokenizer.js';
+import type { BareTask, FromWorker } from './messages.js';
+
+const DOCUMENTS = 2000;
+const BYTES = 24e6;
+
+export async function encodeBare(task: BareTask, send: (message: FromWorker) => void): Promise<void> {
+  const order = new CorpusOrder(task.spec);
+  const opener = new BlobOpener(task.spec);
+  const lane = task.worker % task.spec.lanes;
+  const documents = new LaneDocuments(order, lane, { side: 'all', opener });
+  const tokenizer = createTokenizer(task.tokenizer);
+  const texts: string[] = [];
+  for (let size = 0; texts.length < DOCUMENTS && size < BYTES; ) {
+    const placed = await documents.next();
+    if (placed === undefined || placed.epoch > 0) break;
+    const text = documentText(placed.document);
+    texts.push(text);
+    size += text.length;
+  }
+  const sizes = texts.map((text) => Buffer.byteLength(text));
+  const run = (seconds: number) => {
+    const started = performance.now();
+    const done = { tokens: 0, bytes: 0 };
+    for (let index = 0; performance.now() - started < 1000 * seconds; index = (index + 1) % texts.length) {
+      done.tokens += tokenizer.encode(texts[index]).length + 1;
+      done.bytes += sizes[index];
+    }
+    return { ...done, seconds: (performance.now() - started) / 1000 };
+  };
+  run(task.seconds / 3);
+  send({ kind: 'ready' });
+  Atomics.wait(new Int32Array(task.go), 0, 0);
+  send({ kind: 'rate', ...run(task.seconds) });
+}
