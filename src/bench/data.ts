@@ -13,6 +13,8 @@ import { FetchTimes } from '../train/fetch-times.js';
 export interface Rate {
   readonly tokensPerSecond: number;
   readonly megabytesPerSecond: number;
+  /** By the time that processors worked for it, all threads together: what a busy machine does not change. */
+  readonly megabytesPerCpuSecond: number;
 }
 
 export interface Wait {
@@ -61,21 +63,28 @@ export async function measurePipeline(
     ...{ spec, tokenizer, workers, documentBatch: 64, prefetch: true, queue: 8, timeout: 120, ...shape },
   });
   try {
-    const run = async (time: number) => {
-      const [started, before] = [performance.now(), loader.telemetry().bytes];
+    const run = async (isOver: (seconds: number) => boolean) => {
+      const [started, before, cpu] = [performance.now(), loader.telemetry().bytes, process.cpuUsage()];
       let tokens = 0;
-      while (performance.now() - started < 1000 * time) {
+      while (!isOver((performance.now() - started) / 1000)) {
         await loader.ready(1);
         tokens += loader.next().inputs.length;
       }
       const elapsed = (performance.now() - started) / 1000;
+      const megabytes = (loader.telemetry().bytes - before) / 1e6;
       return {
         tokensPerSecond: tokens / elapsed,
-        megabytesPerSecond: (loader.telemetry().bytes - before) / 1e6 / elapsed,
+        megabytesPerSecond: megabytes / elapsed,
+        megabytesPerCpuSecond: megabytes / cpuSeconds(cpu),
       };
     };
-    await run(seconds / 3);
-    return await run(seconds);
+    // Warm like the tokenizer alone: once over the corpus, or over as much of it as that one has in memory.
+    const corpus = Math.min(
+      workers * 64e6,
+      spec.files.reduce((sum, file) => sum + file.size, 0),
+    );
+    await run(() => loader.telemetry().bytes >= corpus);
+    return await run((elapsed) => elapsed >= seconds);
   } finally {
     loader.close();
   }
@@ -112,17 +121,26 @@ export async function measureBare(
     const results = threads.map(next);
     Atomics.store(go, 0, 1);
     Atomics.notify(go, 0);
+    const cpu = process.cpuUsage();
     const total = { tokensPerSecond: 0, megabytesPerSecond: 0 };
+    let megabytes = 0;
     for (const result of await Promise.all(results)) {
       if (result.kind === 'failed') throw failureOf(result);
       if (result.kind !== 'rate') continue;
       total.tokensPerSecond += result.tokens / result.seconds;
       total.megabytesPerSecond += result.bytes / 1e6 / result.seconds;
+      megabytes += result.bytes / 1e6;
     }
-    return total;
+    return { ...total, megabytesPerCpuSecond: megabytes / cpuSeconds(cpu) };
   } finally {
     await Promise.all(threads.map((thread) => thread.terminate()));
   }
+}
+
+/** Of this process, since a measurement. */
+function cpuSeconds(since: NodeJS.CpuUsage): number {
+  const { user, system } = process.cpuUsage(since);
+  return (user + system) / 1e6;
 }
 
 /** How long a trainer of a given speed waits for its batches. Between them it computes: here, it sleeps. */

@@ -167,8 +167,8 @@ export class StreamLoader implements Loader {
     const most = this.#options.prefetch ? Math.min(batches, this.#options.queue) : 1;
     const needed = this.#needed(most);
     for (const [place, count] of needed) pipeline.grantAtLeast(place, pipeline.taken(place) + count);
-    const isReady = () => [...needed].every(([place, count]) => pipeline.available(place) >= count);
-    await pipeline.until(isReady, this.#options.timeout);
+    // The lane that is filled last comes first: when it tells, the others are mostly there, and need not.
+    for (const [place, count] of [...needed].reverse()) await pipeline.until(place, count, this.#options.timeout);
   }
 
   next(): Batch {
@@ -267,7 +267,7 @@ export class StreamLoader implements Loader {
     const samples = batches * this.#options.batch_size * this.#world;
     while (this.#validation.length < samples && !this.#validationEnded) {
       this.#grantValidation(pipeline, samples);
-      await pipeline.until(() => pipeline.available(place) > 0 || pipeline.hasEnded(place), this.#options.timeout);
+      await pipeline.until(place, 1, this.#options.timeout);
       this.#takeValidation(pipeline);
     }
   }
@@ -388,10 +388,6 @@ class Pipeline {
     return this.#ring.produced(place) - this.#taken[place];
   }
 
-  hasEnded(place: number): boolean {
-    return this.#ring.hasEnded(place);
-  }
-
   grant(place: number, upTo: number): void {
     const worker = place % this.#workerCount;
     if (this.#ring.grant(place, upTo, worker)) this.#workers.wake(worker);
@@ -401,8 +397,9 @@ class Pipeline {
     if (this.#ring.granted(place) < upTo) this.grant(place, upTo);
   }
 
-  /** Waits without blocking the thread. */
-  async until(isReady: () => boolean, timeoutSeconds: number): Promise<void> {
+  /** Waits, without blocking the thread, until a lane has so many samples or no more at all. */
+  async until(place: number, count: number, timeoutSeconds: number): Promise<void> {
+    const isReady = () => this.available(place) >= count || this.#ring.hasEnded(place);
     const end = performance.now() + 1000 * timeoutSeconds;
     while (!isReady()) {
       const failure = this.#workers.failure();
@@ -410,7 +407,7 @@ class Pipeline {
       const left = end - performance.now();
       if (left <= 0) throw timeOut(timeoutSeconds);
       await this.#workers.news(left, () => {
-        this.#ring.announceWait();
+        this.#ring.announceWait(place);
         return isReady();
       });
     }

@@ -96,17 +96,18 @@ export class Ring {
     const at = this.#slot(lane, sample) * SLOT_NUMBERS;
     this.#numbers.set([cursor.turn, cursor.block, cursor.document, cursor.token, epoch], at);
     Atomics.store(this.#control, this.#field(lane, PRODUCED), sample + 1);
-    return this.#wakeTrainer();
+    return this.#tellTrainer(lane);
   }
 
   end(lane: number): boolean {
     Atomics.store(this.#control, this.#field(lane, ENDED), 1);
-    return this.#wakeTrainer();
+    return this.#tellTrainer(lane);
   }
 
   fail(): boolean {
     Atomics.store(this.#control, FAILED, 1);
-    return this.#wakeTrainer();
+    this.#wakeTrainer();
+    return Atomics.exchange(this.#control, WAITING, 0) !== 0;
   }
 
   /** The cursor behind a sample, and its epoch. */
@@ -126,9 +127,9 @@ export class Ring {
     Atomics.wait(this.#control, SIGNAL, seen, ms);
   }
 
-  /** Trainer: the next news must also come as a message. */
-  announceWait(): void {
-    Atomics.store(this.#control, WAITING, 1);
+  /** Trainer: the next news of this lane must also come as a message. A message costs far more than a sample. */
+  announceWait(lane: number): void {
+    Atomics.store(this.#control, WAITING, lane + 1);
   }
 
   count(worker: number, documents: number, bytes: number): void {
@@ -146,10 +147,14 @@ export class Ring {
     return total;
   }
 
-  #wakeTrainer(): boolean {
+  #wakeTrainer(): void {
     Atomics.add(this.#control, SIGNAL, 1);
     Atomics.notify(this.#control, SIGNAL);
-    return Atomics.exchange(this.#control, WAITING, 0) === 1;
+  }
+
+  #tellTrainer(lane: number): boolean {
+    this.#wakeTrainer();
+    return Atomics.compareExchange(this.#control, WAITING, lane + 1, 0) === lane + 1;
   }
 
   #field(lane: number, field: number): number {
