@@ -13,14 +13,29 @@ export interface Blob {
   close(): Promise<void>;
 }
 
+/** A footer of a thousand row groups takes some megabytes. */
+const REMEMBERED_FILES = 16;
+
 /** Opens the files of a corpus; one for a thread, so that its cache is shared. */
 export class BlobOpener {
   readonly #http: HttpOptions | undefined;
   readonly #cache: RangeCache;
+  /** Oldest use first. */
+  readonly #facts = new Map<string, unknown>();
 
   constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>) {
     this.#http = spec.http;
     this.#cache = new RangeCache(spec.cache?.folder ?? '', spec.cache?.limitBytes ?? 0);
+  }
+
+  /** What was found out about a file that is opened for each of its parts; the last few files are remembered. */
+  async remember<Fact>(file: CorpusFile, find: () => Promise<Fact>): Promise<Fact> {
+    if (file.parts === 1) return find();
+    const known = (this.#facts.get(file.location) as Fact | undefined) ?? (await find());
+    this.#facts.delete(file.location);
+    this.#facts.set(file.location, known);
+    if (this.#facts.size > REMEMBERED_FILES) this.#facts.delete(this.#facts.keys().next().value!);
+    return known;
   }
 
   async open(file: CorpusFile): Promise<Blob> {

@@ -97,7 +97,8 @@ export class LaneDocuments {
   }
 
   async close(): Promise<void> {
-    await this.#ahead;
+    // Nobody will ask for what was being read ahead: whether it came does not matter any more.
+    await this.#ahead?.catch(() => {});
     await this.#reader?.reader.close();
   }
 

@@ -24,7 +24,7 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
   const blob = await opener.open(file);
   try {
     const buffer = asyncBuffer(blob);
-    const metadata = await decode(file.name, 'footer', () => readFooter(buffer));
+    const metadata = await opener.remember(file, () => decode(file.name, 'footer', () => readFooter(buffer)));
     const { column, path } = findText(file.name, metadata, textField);
     const groups = metadata.row_groups.length;
     const first = Math.floor((part * groups) / file.parts);

@@ -108,13 +108,17 @@ export class LaneSamples {
       tokens.set(piece, at);
       at += piece.length;
     }
-    const { vocabSize, separator, name } = this.#tokenizer;
-    for (let index = 0; index < length; index++) {
-      if (tokens[index] >>> 0 < vocabSize) continue;
-      throw new TrefoilError(`tokenizer ${name} gave token ${tokens[index]}, outside its vocabulary of ${vocabSize}`);
-    }
-    tokens[length] = separator;
+    checkRange(tokens, this.#tokenizer);
+    tokens[length] = this.#tokenizer.separator;
     tokens[0] |= DOCUMENT_START;
     return tokens;
   }
+}
+
+/** Kernels take an id as an address: one outside the vocabulary would read foreign memory. */
+function checkRange(tokens: Int32Array, { vocabSize, name }: Tokenizer): void {
+  let largest = 0;
+  for (let index = 0; index < tokens.length; index++) largest = Math.max(largest, tokens[index] >>> 0);
+  if (largest >= vocabSize)
+    throw new TrefoilError(`tokenizer ${name} gave token ${largest}, outside its vocabulary of ${vocabSize}`);
 }

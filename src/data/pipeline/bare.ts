@@ -11,10 +11,10 @@ import type { BareTask, FromWorker } from './messages.js';
 const BYTES = 64e6;
 
 export async function encodeBare(task: BareTask, send: (message: FromWorker) => void): Promise<void> {
-  // Every thread has its share of all documents: with fewer of them a cache of words would look better than it is.
-  const order = new CorpusOrder({ ...task.spec, lanes: task.workers });
+  // Every thread has all documents, as over time it has in a run: with a share of them a cache of words would look better.
+  const order = new CorpusOrder({ ...task.spec, lanes: 1 });
   const opener = new BlobOpener(task.spec);
-  const documents = new LaneDocuments(order, task.worker, { side: 'all', opener });
+  const documents = new LaneDocuments(order, 0, { side: 'all', opener });
   const tokenizer = createTokenizer(task.tokenizer);
   const texts: string[] = [];
   for (let size = 0; size < BYTES; ) {
@@ -28,7 +28,8 @@ export async function encodeBare(task: BareTask, send: (message: FromWorker) => 
   const run = (seconds: number) => {
     const started = performance.now();
     const done = { tokens: 0, bytes: 0 };
-    for (let index = 0; performance.now() - started < 1000 * seconds; index = (index + 1) % texts.length) {
+    const first = Math.floor((task.worker * texts.length) / task.workers);
+    for (let index = first; performance.now() - started < 1000 * seconds; index = (index + 1) % texts.length) {
       done.tokens += tokenizer.encode(texts[index]).length + 1;
       done.bytes += sizes[index];
     }

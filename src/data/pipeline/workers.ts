@@ -86,6 +86,8 @@ export class PipelineWorkers {
   }
 
   #lost(message: string): void {
+    // What it said before it ended may still be under way, and says more.
+    this.failure();
     this.#failure ??= new TrefoilError(message);
     for (const listener of this.#listeners) listener();
   }
