@@ -48,6 +48,7 @@ async function trained(changes: TinyOverrides = {}): Promise<Seen> {
 }
 
 beforeAll(async () => {
+  process.env['HF_ENDPOINT'] = 'http://127.0.0.1:9'; // nothing listens there
   folder = temporaryFolder();
   baseline = await trained();
   writeFileSync(
@@ -63,7 +64,11 @@ afterAll(() => folder.remove());
 /** What a key does: changes the numbers of the run, or leaves them (`same`: bit for bit) and shows elsewhere. */
 type Effect =
   | { readonly kind: 'numbers'; readonly against?: TinyOverrides }
-  | { readonly kind: 'same' | 'shown'; readonly shows: (seen: Seen, baseline: Seen) => void }
+  | {
+      readonly kind: 'same' | 'shown';
+      readonly shows: (seen: Seen, baseline: Seen) => void;
+      readonly against?: TinyOverrides;
+    }
   | { readonly kind: 'refused'; readonly message: string };
 
 const numbers: Effect = { kind: 'numbers' };
@@ -77,8 +82,11 @@ const steps = (paths: RunPaths) =>
   readdirSync(paths.checkpoints)
     .filter((name) => name.startsWith('step-'))
     .sort();
-const fineweb = refused('fineweb_edu');
-const FINEWEB = { source: 'fineweb_edu', loader_timeout: 2 };
+/** A hub that nobody answers for: what is asked of it shows in the refusal. */
+const HUB = { source: 'fineweb_edu', loader_timeout: 1 };
+/** Streamed from a folder; how it is read ahead must not change what is read. */
+const STREAM = { source: 'fineweb_edu_local', path: 'stream' };
+const sameStream: Effect = { kind: 'same', shows: () => {}, against: { data: STREAM } };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
 /** Key, what to change, and what must come of it. */
@@ -125,11 +133,18 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
     { data: { source: 'synthetic', vocab_size: 100 } },
     numbersAgainst({ data: { source: 'synthetic' } }),
   ],
-  'data.fwe_doc_batch': [{ data: { ...FINEWEB, fwe_doc_batch: 8 } }, fineweb],
-  'data.fwe_prefetch': [{ data: { ...FINEWEB, fwe_prefetch: false } }, fineweb],
-  'data.fwe_queue': [{ data: { ...FINEWEB, fwe_queue: 9 } }, fineweb],
-  'data.fwe_warmup_batches': [{ data: { ...FINEWEB, fwe_warmup_batches: 2 } }, fineweb],
-  'data.fwe_warmup_timeout': [{ data: { ...FINEWEB, fwe_warmup_timeout: 5 } }, fineweb],
+  'data.fwe_doc_batch': [{ data: { ...STREAM, fwe_doc_batch: 2 } }, sameStream],
+  'data.fwe_prefetch': [{ data: { ...STREAM, fwe_prefetch: false } }, sameStream],
+  'data.fwe_queue': [{ data: { ...STREAM, fwe_queue: 1 } }, sameStream],
+  'data.fwe_warmup_batches': [{ data: { ...STREAM, fwe_warmup_batches: 2 } }, sameStream],
+  'data.fwe_warmup_timeout': [{ data: { ...STREAM, fwe_warmup_batches: 2, fwe_warmup_timeout: 5 } }, sameStream],
+  'data.workers': [{ data: { ...STREAM, workers: 1 } }, sameStream],
+  'data.cache_gb': [{ data: { ...STREAM, cache_gb: 0.5 } }, sameStream], // a folder needs none; src/data/hub tests the limit
+  'data.hub_dataset': [{ data: { ...HUB, hub_dataset: 'some/where' } }, refused('some/where')],
+  'data.hub_revision': [{ data: { ...HUB, hub_revision: 'v7' } }, refused('v7')],
+  // Read when the dataset is there: src/data/hub/hub.test.ts chooses both from a hub of its own.
+  'data.hub_config': [{ data: { ...HUB, hub_config: 'sample' } }, refused('api/datasets')],
+  'data.hub_split': [{ data: { ...HUB, hub_split: 'test' } }, refused('api/datasets')],
   // Too short for anything to be read.
   'data.loader_timeout': [{ data: { path: 'many', loader_timeout: 1e-6 } }, refused('--loader-timeout')],
   'data.report_docs': [
@@ -137,7 +152,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
     shown(({ said }) => expect(said).toMatch(/^tokenised \d+ documents/m)),
   ],
   'data.synthetic_on_fail': [
-    { data: { ...FINEWEB, synthetic_on_fail: true } },
+    { data: { ...HUB, synthetic_on_fail: true } },
     { kind: 'numbers' }, // and the warning and heartbeats of train.test.ts
   ],
   'runtime.device': [{}, refused('--device cuda')],
@@ -233,7 +248,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
 /** Relative paths of a row lie in the folder of this test. */
 function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
   const path = data?.['path'];
-  if (path === 'many' || path === 'other') writeDocuments(String(path));
+  if (path === 'many' || path === 'other' || path === 'stream') writeDocuments(String(path));
   const outDir = train?.['out_dir'];
   return {
     ...rest,
@@ -246,7 +261,7 @@ function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
 function writeDocuments(name: string): void {
   mkdirSync(join(folder.path, name), { recursive: true });
   for (let i = 0; i < 60; i++)
-    writeFileSync(join(folder.path, name, `${i}.txt`), `${folder.path} ${i} `.repeat(name === 'many' ? 20_000 : 20));
+    writeFileSync(join(folder.path, name, `${i}.txt`), `${folder.path} ${i} `.repeat(name === 'many' ? 20_000 : 200));
 }
 
 describe('every config key does what it says, or is refused by name', () => {
@@ -271,8 +286,9 @@ describe('every config key does what it says, or is refused by name', () => {
       const base = effect.against ? await trained(placed(effect.against)) : baseline;
       expect(seen.weights === base.weights && `${seen.losses}` === `${base.losses}`).toBe(false);
     } else {
-      if (effect.kind === 'same') expect(seen.weights === baseline.weights).toBe(true);
-      effect.shows(seen, baseline);
+      const base = effect.against ? await trained(placed(effect.against)) : baseline;
+      if (effect.kind === 'same') expect(seen.weights === base.weights).toBe(true);
+      effect.shows(seen, base);
     }
   });
 });

@@ -3,7 +3,7 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { describe, expect, it } from 'vitest';
-import { BENCHES, COMMANDS } from '../src/cli/commands.js';
+import { BENCHES, COMMANDS, DATA_COMMANDS } from '../src/cli/commands.js';
 import { createIo } from '../src/cli/io.js';
 import { main } from '../src/cli/program.js';
 import { configSchema } from '../src/config/schema.js';
@@ -57,12 +57,15 @@ describe.each(pages)('%s', (name) => {
 
   it('names only commands there are', () => {
     const known = new Set(COMMANDS.map((command) => command.name));
-    const benches = new Set(BENCHES.map((command) => command.name));
+    const groups = new Map([
+      ['bench', new Set(BENCHES.map((command) => command.name))],
+      ['data', new Set(DATA_COMMANDS.map((command) => command.name))],
+    ]);
     const unknown = codeOf(page).flatMap((line) => {
       const words = /^\s*(?:npx )?trefoil ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?/.exec(line);
       if (!words) return [];
       const [, command, second] = words;
-      if (command === 'bench' && second && !benches.has(second)) return [line];
+      if (second && groups.get(command)?.has(second) === false) return [line];
       return known.has(command) ? [] : [line];
     });
     expect(unknown).toEqual([]);
@@ -102,8 +105,9 @@ describe('docs/cli.md', () => {
       .filter(([name]) => name !== ''),
   );
   const commands = [
-    ...COMMANDS.map(({ name }) => name).filter((name) => name !== 'bench'),
+    ...COMMANDS.map(({ name }) => name).filter((name) => name !== 'bench' && name !== 'data'),
     ...BENCHES.map(({ name }) => `bench ${name}`),
+    ...DATA_COMMANDS.map(({ name }) => `data ${name}`),
   ];
 
   it('has a section for every command, and no other', () => {

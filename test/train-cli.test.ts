@@ -158,7 +158,6 @@ describe('trefoil train', () => {
     [['train', '--set', 'model.n_kv_groups=5'], 'model.n_kv_groups'],
     [['train', '--device', 'cuda'], 'cuda'],
     [['train', '--dataset', 'text', '--local-path', '/does/not/exist'], '/does/not/exist'],
-    [['train', '--dataset', 'fineweb_edu'], 'fineweb_edu is not part of this version'],
     [['generate', '--model', '/does/not/exist'], '/does/not/exist'],
     [['frobnicate'], 'frobnicate'],
   ])('%j: one line, code 2, no stack, nothing created', (args, message) => {

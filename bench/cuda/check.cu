@@ -239,6 +239,11 @@ int main(int argc, char** argv) {
       if (after[want] != before[want] + 1 || after[0] + after[1] != before[0] + before[1] + 1) printf("  FAIL adaptive choice\n"), failures++;
     };
     adaptive(1e9f, 0), adaptive(0.5f, 1);
+    b.os.poison(), b.ls.poison(), b.out.poison(), b.partial.poison(), b.partial_lse.poison();
+    b.choose(3), b.selected_all(true), sync("mixed");
+    const auto os_mixed = b.os.get(), fused_mixed = b.out.get();
+    const auto ls_mixed = b.ls.get();
+    b.choose(2), b.selected_all(false), sync("outer last");
     b.out.poison(), b.combine(), sync("combine");
     b.prepare(), sync("prepare");
     b.clear();
@@ -284,6 +289,8 @@ int main(int argc, char** argv) {
     check16("o_cmp", r.oc, b.oc.get());
     check16("o_sel union", r.os, os_union);
     check16("o_sel outer", r.os, os_outer);
+    check16("o_sel mixed", r.os, os_mixed), check16("out mixed", r.out, fused_mixed);
+    compare("lse_sel mixed", r.ls, ls_mixed, 1e-5);
     check16("o_win", r.ow, b.ow.get());
     check16("out", r.out, b.out.get());
     check16("out fused", r.out, fused), check16("out fused union", r.out, fused_union);

@@ -205,7 +205,7 @@ struct Batch {
     const unsigned grid = (NB * s.G + 7) / 8;
     CUDA(cudaMemsetAsync(plan.p, 0, number("select", "select_max_stretches") * 4, k->stream));
     k->launch("select", "select_totals", dim3(grid), 256, 0, counts.p, begins.p, totals.p, places.p, plan.p, d_blocks.p, B, stretches);
-    k->launch("select", "select_index", dim3(1), 1024, 0, totals.p, offsets.p, plan.p, d_cu.p, d_blocks.p, B, T, stretch, stretches);
+    k->launch("select", "select_index", dim3(1), 1024, 0, totals.p, offsets.p, plan.p, d_cu.p, d_blocks.p, B, stretches);
     k->launch("select", "select_items", dim3(grid), 256, 0, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, d_blocks.p, B, stretches);
   }
   void fill() {
@@ -215,20 +215,20 @@ struct Batch {
     k->launch("select", "select_sort", dim3(NB, s.G), 256, (longest + 31) / 32 * 4, selected.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
   }
   int words() const { return (blocks_longest + 31) / 32; }
-  // 0 adaptive, 1 tile-union, 2 KV-outer; limit: blocks of the mean union up to which tile-union is faster
-  void choose(int choice, float limit = 33) {
-    const int from = number("select", "select_plan_choice"), tiles_ = token_tiles(number("select", "select_union_tokens")) * s.G;
+  // 0 adaptive, 1 tile-union, 2 KV-outer, 3 stretches in turn; limit: blocks of the mean union up to which tile-union is faster
+  void choose(int choice, float limit = 43) {
+    const int from = number("select", "select_plan_unions"), tiles_ = token_tiles(number("select", "select_union_tokens")) * s.G;
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
-    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), tiles_, choice, limit);
+    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), stretch, stretches, choice, limit);
   }
   void union_(bool combined) {
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G), number("selected", "selected_union_threads"),
               number("selected", "selected_union_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
-              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words());
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words(), stretch);
   }
   void forced() {
     const int rows = number("selected", "selected_forced_rows");
-    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"), q.p, ps.p, os.p, ls.p, plan.p, d_cu.p, B);
+    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"), q.p, ps.p, os.p, ls.p, plan.p, d_cu.p, B, stretch);
   }
   void rewind() {  // before the KV-outer kernel runs a second time on one plan
     const int from = number("select", "select_plan_done");

@@ -99,7 +99,12 @@ int main(int argc, char** argv) {
   kernels.load(argv[1]);
   std::mt19937 rng(5);
   const int all_tokens = getenv("TOKENS") ? atoi(getenv("TOKENS")) : 65536;
-  for (int sequences : {1, 8}) {
+  std::vector<int> batches = {1, 8};
+  if (getenv("BATCHES")) {
+    batches.clear();
+    for (char* c = strtok(getenv("BATCHES"), ","); c; c = strtok(nullptr, ",")) batches.push_back(atoi(c));
+  }
+  for (int sequences : batches) {
     if (getenv("PROFILE") && sequences != atoi(getenv("PROFILE"))) continue;
     Batch b;
     b.make(s, &kernels, std::vector<int>(sequences, all_tokens / sequences));
@@ -134,6 +139,10 @@ int main(int argc, char** argv) {
     show("forced", [&] { b.forced(); });
     show("outer", [&] { b.rewind(), b.outer(false); });
     show("outer+combine", [&] { b.rewind(), b.outer(true); });
+    b.choose(0);
+    show("adaptive union", [&] { b.union_(true); });
+    show("adaptive forced", [&] { b.forced(); });
+    show("adaptive outer", [&] { b.rewind(), b.outer(true); });
     b.choose(1);
     show("union", [&] { b.union_(false); });
     show("union+combine", [&] { b.union_(true); });
@@ -209,7 +218,11 @@ int main(int argc, char** argv) {
         const auto plan = b.plan.get();
         printf("%-14s S=%-6d %-12s union %.3f  forced %.3f + outer %.3f = %.3f  backward %.3f; forward without scoring: union %.3f outer %.3f adaptive %.3f (mean union %.1f, served %d/%d)\n",
                label.c_str(), b.longest, name.c_str(), u, f, o, f + o, back, all1, all2, all0,
-               (double)plan[b.number("select", "select_plan_choice") + 1] / (b.token_tiles(b.number("select", "select_union_tokens")) * s.G), served[0], served[1]);
+               [&] {
+                 double sum = 0;
+                 for (int i = 0; i < b.stretches; i++) sum += plan[b.number("select", "select_plan_unions") + i];
+                 return sum / std::max(1, b.token_tiles(b.number("select", "select_union_tokens")) * s.G);
+               }(), served[0], served[1]);
       }
     b.drop();
   }

@@ -11,6 +11,7 @@ export const COMMANDS: readonly CommandEntry[] = [
     summary: 'check the mathematics on this machine: causality, gradients, equality with the reference',
     load: () => import('./verify.js'),
   },
+  { name: 'data', summary: 'try, stage, prepare and look at training data', load: () => import('./data.js') },
   { name: 'attend', summary: 'run one attention case from a safetensors file', load: () => import('./attend.js') },
   { name: 'doctor', summary: 'check this machine and a config before a run', load: () => import('./doctor.js') },
   { name: 'status', summary: 'how far runs are', load: () => import('./status.js') },
@@ -33,5 +34,30 @@ export const BENCHES: readonly CommandEntry[] = [
     name: 'train',
     summary: 'whole training steps: tokens per second, share of the peak, and where the time goes',
     load: () => import('./bench-train.js'),
+  },
+  {
+    name: 'data',
+    summary: 'prepared shards, tokenising from Parquet, and how long a trainer would wait',
+    load: () => import('./bench-data.js'),
+  },
+];
+
+/** Commands of `trefoil data`. */
+export const DATA_COMMANDS: readonly CommandEntry[] = [
+  { name: 'smoke', summary: 'fetch a first batch within a time limit', load: () => import('./data-smoke.js') },
+  {
+    name: 'bootstrap',
+    summary: 'stage some gigabytes of a source as local JSON Lines',
+    load: () => import('./data-bootstrap.js'),
+  },
+  {
+    name: 'prepare',
+    summary: 'tokenise a source to shards that are read by position',
+    load: () => import('./data-prepare.js'),
+  },
+  {
+    name: 'inspect',
+    summary: 'documents, tokens, lengths and samples of a source',
+    load: () => import('./data-inspect.js'),
   },
 ];

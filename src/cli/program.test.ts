@@ -58,7 +58,7 @@ describe('the command line', () => {
     [['verify', '--threads', '0'], "argument '0' is invalid. It must be a whole number from 1."],
     [['verify', '--threads', '99999'], 'trefoil: threads must be a whole number from 1 to 1024, not 99999'],
     [['verify', '--device', 'gpu'], "argument 'gpu' is invalid. Allowed choices are auto, cpu, cuda."],
-    [['verify', '--device', 'cuda'], 'trefoil: --device cuda: no CUDA backend in this build; use --device cpu'],
+    [['verify', '--device', 'cuda'], 'trefoil: --device cuda: no CUDA device: '],
     [['attend'], "trefoil: required option '--in <file>' not specified"],
     [['attend', '--in'], "trefoil: option '--in <file>' argument missing"],
     [['bench', 'attention', '--csv', '--json'], "option '--csv' cannot be used with option '--json'"],

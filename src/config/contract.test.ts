@@ -53,6 +53,12 @@ const KEYS: [string, string, unknown][] = [
   ['data.seed', '5', 5],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
+  ['data.hub_dataset', 'owner/name', 'owner/name'],
+  ['data.hub_config', 'sample-10BT', 'sample-10BT'],
+  ['data.hub_split', 'test', 'test'],
+  ['data.hub_revision', 'v1', 'v1'],
+  ['data.cache_gb', '0.5', 0.5],
+  ['data.workers', '3', 3],
   ['data.fwe_doc_batch', '8', 8],
   ['data.fwe_prefetch', 'false', false],
   ['data.fwe_queue', '9', 9],
@@ -235,8 +241,10 @@ const VARIABLES: [string, string, string, unknown][] = [
 ];
 
 const WATCH = [
-  ...['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'FLATLINE_N', 'LOSS_FLATLINE_N', 'GRAD_ZERO_N', 'FETCH_STALL_RATIO'],
-  ...['GATE_COLLAPSE_N', 'GATE_ENTROPY_MIN', 'GATE_MAX_THRESHOLD'],
+  ...['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'GONE_S', 'DEADLINE_FETCH_S', 'DEADLINE_STEP_S', 'DEADLINE_SAVE_S'],
+  ...['DEADLINE_EVAL_S', 'FLATLINE_N', 'LOSS_FLATLINE_N', 'GRAD_ZERO_N', 'GRAD_SPIKE', 'THROUGHPUT_DROP'],
+  ...['THROUGHPUT_WINDOW_S', 'FETCH_S', 'FETCH_STALL_RATIO', 'FETCH_P95_MS', 'GATE_COLLAPSE_N', 'COLLAPSE_WARNING'],
+  ...['COLLAPSE_CRITICAL', 'COMMAND', 'WEBHOOK', 'GATE_ENTROPY_MIN', 'GATE_MAX_THRESHOLD'],
 ];
 const RANKS = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'NSA_PG_TIMEOUT_MIN'];
 const WITHOUT_MEANING = ['NSA_USE_TRITON_SEL', 'NSA_USE_SEL_VARLEN', 'NSA_ENV_STATIC'];

@@ -40,7 +40,12 @@ export const trainFlags: readonly TrainFlag[] = [
     sets: false,
     meaning: 'no gradient checkpointing',
   },
-  { name: 'loader-timeout', value: 'seconds', key: 'data.loader_timeout', meaning: 'time for the first batch' },
+  {
+    name: 'loader-timeout',
+    value: 'seconds',
+    key: 'data.loader_timeout',
+    meaning: 'time after which a source that gives nothing is dead',
+  },
   { name: 'fwe-report-docs', value: 'n', key: 'data.report_docs', meaning: 'print progress every n documents' },
   {
     name: 'synthetic-on-fail',

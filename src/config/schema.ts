@@ -72,12 +72,18 @@ const data = z.strictObject({
     .nullable()
     .default(null)
     .describe('vocabulary of synthetic tokens; null = the tokenizer’s'),
+  hub_dataset: text().default('HuggingFaceFW/fineweb-edu').describe('dataset of fineweb_edu, as owner/name'),
+  hub_config: text().nullable().default(null).describe('its configuration, such as sample-10BT; null = its default'),
+  hub_split: text().default('train').describe('its split'),
+  hub_revision: text().default('main').describe('its branch, tag or commit'),
+  cache_gb: notNegative().default(4).describe('disk for fetched data; 0 = keep nothing'),
+  workers: count().default(2).describe('threads that fetch and tokenise'),
   fwe_doc_batch: count().default(64).describe('documents tokenised at a time'),
   fwe_prefetch: on().describe('read ahead of the trainer'),
   fwe_queue: count().default(4).describe('batches that wait ready'),
   fwe_warmup_batches: countOrZero().default(0).describe('batches to have ready before step 1'),
   fwe_warmup_timeout: notNegative().default(60).describe('seconds to wait for them'),
-  loader_timeout: positive().default(60).describe('seconds the first batch may take'),
+  loader_timeout: positive().default(60).describe('seconds after which a source that gives nothing is dead'),
   report_docs: countOrZero().default(1000).describe('print progress every so many documents; 0 = never'),
   synthetic_on_fail: off().describe('train on synthetic tokens when the source gives up'),
 });

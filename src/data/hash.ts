@@ -19,4 +19,12 @@ export function absorb(state: number, value: number): number {
 }
 
 /** What a hash is for: two uses of one seed must not see related numbers. */
-export const Purpose = { split: 1, shuffle: 2, syntheticTrain: 3, syntheticValidation: 4 } as const;
+export const Purpose = {
+  split: 1,
+  shuffle: 2,
+  syntheticTrain: 3,
+  syntheticValidation: 4,
+  units: 5,
+  block: 6,
+  generated: 7,
+} as const;

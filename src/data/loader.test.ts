@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../errors.js';
 import { type Batch, IGNORED_TARGET } from './batch.js';
-import { createLoader, type Loader, type LoaderOptions } from './loader.js';
+import { createLoader, type Loader, type LoaderOptions, type LoaderState } from './loader.js';
 import { testFolder } from './testing/folder.js';
 import { numberTokenizer, streamOf, writeShards } from './testing/shards.js';
 
@@ -150,12 +150,12 @@ describe('ranks', () => {
   });
 
   it('have the same state', async () => {
-    const states = [];
+    const states: LoaderState[] = [];
     for (const rank of [0, 1]) {
       states.push(
         await using({ world: 2, rank }, (loader) => {
           loader.next();
-          return loader.state();
+          return loader.state() as LoaderState;
         }),
       );
     }

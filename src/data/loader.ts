@@ -32,6 +32,15 @@ const LoaderState = z.strictObject({
 /** A JSON value that says exactly where the run stands in its data. The same on every rank. */
 export type LoaderState = z.infer<typeof LoaderState>;
 
+/** What a loader that reads ahead tells about itself. */
+export interface LoaderTelemetry {
+  /** Documents read since the start of the process, and their bytes of text. */
+  readonly documents: number;
+  readonly bytes: number;
+  /** Batches that wait ready. */
+  readonly queueFill: number;
+}
+
 export interface Loader {
   readonly vocabSize: number;
   /** Training tokens; Infinity for synthetic data, as is samplesPerEpoch. */
@@ -40,7 +49,13 @@ export interface Loader {
   /** Whole samples set aside for validation. */
   readonly validationSamples: number;
   next(): Batch;
-  state(): LoaderState;
+  /** Of loaders that read ahead: waits until `batches` can be taken at once. Rejects when the source is dead. */
+  ready?(batches: number): Promise<void>;
+  /** The same for `evalBatches(batches)`. */
+  readyToEvaluate?(batches: number): Promise<void>;
+  telemetry?(): LoaderTelemetry;
+  /** A JSON value; what `restore` takes. */
+  state(): object;
   /** Continues exactly behind the last batch of the run that gave this state. Takes no time, wherever that is. */
   restore(state: unknown): void;
   /**
@@ -52,12 +67,17 @@ export interface Loader {
   close(): void;
 }
 
-export async function createLoader(options: LoaderOptions): Promise<Loader> {
+/** A loader of samples that are known by number: its position is one number too. */
+export interface NumberedLoader extends Loader {
+  state(): LoaderState;
+}
+
+export async function createLoader(options: LoaderOptions): Promise<NumberedLoader> {
   checkOptions(options);
   return new SourceLoader(options, await openSource(options, options));
 }
 
-class SourceLoader implements Loader {
+class SourceLoader implements NumberedLoader {
   readonly vocabSize: number;
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;

@@ -6,7 +6,7 @@ import type { Device } from '../device/device.js';
 import { Tensor } from '../tensor/tensor.js';
 
 export interface AttentionCounts {
-  /** Calls whose selected branch ran by tile-union, and by KV-outer. */
+  /** Calls whose selected branch ran by tile-union, and by KV-outer; where stretches of a batch differ, both count. */
   readonly attention_union: number;
   readonly attention_outer: number;
   /** Calls that the fused kernels refused, so that the kernels of each operation served. */

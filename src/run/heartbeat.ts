@@ -39,6 +39,9 @@ export interface HeartbeatFields {
   gpu_mem_alloc?: number;
   gpu_mem_reserved?: number;
   mfu?: number;
+  /** Documents the loader has read, and batches it holds ready. */
+  docs_seen?: number;
+  queue_fill?: number;
   /** The source the batch came from: `synthetic` whenever it is not the one that was asked for. */
   data?: string;
   /** What the rank was about to do, so that a watchdog can name where it hangs. */

@@ -105,7 +105,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
   const tokens = unionTokens(shape, build, sharedLimit(90));
   const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
   const numbers: Readonly<Record<string, number>> = {
-    ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 256, select_plan_words: 647 },
+    ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 512, select_plan_words: 1415 },
     ...{ selected_outer_ring: 4, selected_outer_chosen: shape.sparse.nSel - 3, selected_outer_blocks: 4 },
     ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
   };

@@ -7,6 +7,7 @@
 import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
+import { TrefoilError } from '../errors.js';
 import { trainingFlops } from '../model/flops.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { SaveFailed } from '../run/checkpoint-save.js';
@@ -25,13 +26,13 @@ import type { SignalRequests } from './signals.js';
 import type { Position } from './stackdump.js';
 import type { Stepper, StepResult } from './stepper.js';
 
-export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite';
+export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data';
 
 export interface LoopContext {
   readonly outDir: string;
   readonly config: Config;
-  /** What the batches really come from; every heartbeat says it. */
-  readonly data: string;
+  /** What the batches really come from, now; every heartbeat says it. */
+  readonly data: () => string;
   readonly state: TrainingState;
   readonly uploader: BatchUploader;
   readonly stepper: Stepper;
@@ -51,6 +52,12 @@ export interface LoopContext {
   readonly onStep?: (record: StepRecord) => void;
   /** A text the model continues, for train.sample_every. */
   readonly sample?: () => Promise<string>;
+}
+
+interface Fetched {
+  readonly batches: readonly Batch[];
+  /** When fetching began: the time of the step counts from there. */
+  readonly started: number;
 }
 
 const MIB = 2 ** 20;
@@ -76,9 +83,11 @@ export class TrainingLoop {
     const { config, state } = this.#context;
     const { progress } = state;
     while (progress.step < config.train.steps) {
-      if (!this.#step()) return 'non-finite';
+      const fetched = await this.#fetch();
+      if (fetched instanceof TrefoilError) return this.#sourceGaveUp(fetched);
+      if (!this.#step(fetched)) return 'non-finite';
       this.#saveIfDue();
-      this.#evaluateIfDue();
+      await this.#evaluateIfDue();
       await this.#sampleIfDue();
       this.#enter('between');
       await setImmediate(); // signals arrive here
@@ -94,10 +103,11 @@ export class TrainingLoop {
     return step > 0 && every > 0 && (step % every === 0 || step === steps);
   }
 
-  evaluateNow(): void {
+  async evaluateNow(): Promise<void> {
     const { config, state, uploader, records, say, live } = this.#context;
     if (state.loader.validationSamples === 0) return;
     this.#enter('eval');
+    await state.loader.readyToEvaluate?.(config.train.eval_batches);
     const batches = state.loader.evalBatches(config.train.eval_batches);
     const evaluation = evaluate(state.model, uploader, batches, config);
     state.progress.lastValLoss = evaluation.loss;
@@ -143,15 +153,45 @@ export class TrainingLoop {
     this.#context.records.enter(section, step);
   }
 
-  /** One optimizer step; false when its numbers were not finite and nothing was changed. */
-  #step(): boolean {
-    const { config, state, stepper, outDir, say, warn, live, records } = this.#context;
-    const { model, loader, progress } = state;
-    const step = progress.step + 1;
+  /** The micro-batches of a step. Waiting for them leaves the thread free, so that signals are heard meanwhile. */
+  async #fetch(): Promise<Fetched | TrefoilError> {
+    const { config, state } = this.#context;
+    const { loader } = state;
     const started = performance.now();
-    this.#enter('fetch', step);
-    const batches = Array.from({ length: config.train.accumulate_grad_batches }, () => loader.next());
+    this.#enter('fetch', state.progress.step + 1);
+    const before = loader.state();
+    const batches: Batch[] = [];
+    try {
+      while (batches.length < config.train.accumulate_grad_batches) {
+        await loader.ready?.(1);
+        batches.push(loader.next());
+      }
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      // Some micro-batches may have been taken: the step did not happen, so neither did they.
+      loader.restore(before);
+      return error;
+    }
     this.#fetchTimes.add((performance.now() - started) / 1000);
+    return { batches, started };
+  }
+
+  /** A source that stays dead ends the run, with a checkpoint from which it goes on when the source is back. */
+  #sourceGaveUp(error: TrefoilError): TrainStatus {
+    const { state, records, warn, live } = this.#context;
+    const { step } = state.progress;
+    live.clear();
+    if (step > 0 && this.#savedAt !== step) this.save();
+    records.event({ step, msg: 'loader_error', detail: error.message });
+    warn(error.message);
+    return 'no-data';
+  }
+
+  /** One optimizer step; false when its numbers were not finite and nothing was changed. */
+  #step({ batches, started }: Fetched): boolean {
+    const { config, state, stepper, outDir, say, warn, live, records } = this.#context;
+    const { model, progress } = state;
+    const step = progress.step + 1;
     this.#enter('step', step);
     const computing = performance.now();
     const rate = learningRate(step, config.train);
@@ -216,7 +256,8 @@ export class TrainingLoop {
       ...result.observed,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
       counters: { ...this.#counters, ...result.counters },
-      data: this.#context.data,
+      data: this.#context.data(),
+      loader: state.loader.telemetry?.(),
     };
     records.progress(record);
     this.#context.onStep?.(record);
@@ -255,8 +296,8 @@ export class TrainingLoop {
     requests.save = false;
   }
 
-  #evaluateIfDue(): void {
-    if (this.evaluationDue(this.#context.state.progress.step)) this.evaluateNow();
+  async #evaluateIfDue(): Promise<void> {
+    if (this.evaluationDue(this.#context.state.progress.step)) await this.evaluateNow();
   }
 
   async #sampleIfDue(): Promise<void> {

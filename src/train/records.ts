@@ -1,5 +1,6 @@
 /** All that a run writes about itself while it goes: CSV files, heartbeats, TensorBoard events. */
 import type { Config } from '../config/schema.js';
+import type { LoaderTelemetry } from '../data/loader.js';
 import type { GateStatistics } from '../ops/gate/op.js';
 import type { SelectionStatistics } from '../ops/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
@@ -25,6 +26,8 @@ export interface StepRecord {
   /** How often something slower or else stood in for what was asked, by name. */
   readonly counters: Readonly<Record<string, number>>;
   readonly data: string;
+  /** Of a loader that reads ahead. */
+  readonly loader?: LoaderTelemetry | undefined;
 }
 
 export class RunRecords {
@@ -111,6 +114,7 @@ export class RunRecords {
       gpu_mem_alloc: record.memoryMib.allocated,
       gpu_mem_reserved: record.memoryMib.reserved,
       ...(record.mfu === null ? {} : { mfu: record.mfu }),
+      ...(record.loader && { docs_seen: record.loader.documents, queue_fill: record.loader.queueFill }),
       data: record.data,
     });
   }

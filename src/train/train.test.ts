@@ -299,7 +299,6 @@ describe('train', () => {
     it.each([
       [{ runtime: { prefill_tile: 64 } }, 'runtime.prefill_batched and runtime.prefill_tile'],
       [{ train: { ...short, ddp: 1 } }, 'train.ddp'],
-      [{ data: { source: 'fineweb_edu', path: null } }, 'data.source: fineweb_edu is not part of this version'],
     ])('refuses by name what this version does not have: %j', async (overrides, message) => {
       await expect(runTraining(tinyConfig(folder.path, overrides))).rejects.toThrow(message);
     });

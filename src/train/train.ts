@@ -26,7 +26,7 @@ import { type SignalSource, watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
 import { createStepper } from './stepper.js';
-import { openTrainingData } from './training-data.js';
+import { openTrainingData, warmUp } from './training-data.js';
 
 export interface TrainOptions {
   readonly config: Config;
@@ -68,6 +68,7 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
   halted: ExitCode.halted,
   signalled: ExitCode.signalled,
   'non-finite': ExitCode.nonFinite,
+  'no-data': ExitCode.dataSource,
 };
 
 /** Trains, writes the files of the run into `config.train.out_dir`, and says how it ended. */
@@ -95,7 +96,7 @@ async function runIn(
   folder: RunFolder,
   options: Settled,
   loader: Loader,
-  data: string,
+  data: () => string,
   shape: ModelShape,
 ): Promise<TrainResult> {
   const { config, device, say, warn } = options;
@@ -149,7 +150,8 @@ async function runIn(
   try {
     records.enter('boot', state.progress.step);
     records.event({ step: state.progress.step, msg: 'boot', detail: found ? `resumed from ${found.path}` : 'new run' });
-    records.event({ step: state.progress.step, msg: 'loader_ready', data });
+    await warmUp(loader, config, warn);
+    records.event({ step: state.progress.step, msg: 'loader_ready', data: data() });
     const loop = new TrainingLoop(
       {
         ...{ outDir, config, data, state, uploader, stepper, records, say, warn, position },
@@ -165,7 +167,8 @@ async function runIn(
     );
     if (config.runtime.sdpa_audit) say(auditKernels(config, device, config.train.seq_len));
     // A run killed between its checkpoint and the evaluation that follows it owes that evaluation.
-    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step)) loop.evaluateNow();
+    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step))
+      await loop.evaluateNow();
     const status = await loop.run();
     const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
     if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });

@@ -19,19 +19,24 @@ export async function* readJsonlDocuments(
   textField: string,
   statistics: ReadStatistics,
 ): AsyncGenerator<Document> {
-  // Without `ignoreBOM` a byte order mark at the start of a file is dropped, which JSON.parse would refuse.
-  const decoder = new TextDecoder('utf-8', { fatal: true });
+  const parse = createLineParser(textField);
   for (const file of files) {
     let number = 0;
     for await (const line of splitLines(readBytes(file.path, statistics), file.path)) {
       number++;
-      const text = parseLine(decoder, line, textField, `${file.path}:${number}`);
+      const text = parse(line, `${file.path}:${number}`);
       if (text !== undefined) yield { text, origin: `${file.path}:${number}` };
     }
   }
 }
 
-/** The document of one line; undefined for a blank one. */
+/** A function from the bytes of a line, and its place for messages, to its document; undefined for a blank line. */
+export function createLineParser(textField: string): (line: Uint8Array, place: string) => string | undefined {
+  // Without `ignoreBOM` a byte order mark at the start of a file is dropped, which JSON.parse would refuse.
+  const decoder = new TextDecoder('utf-8', { fatal: true });
+  return (line, place) => parseLine(decoder, line, textField, place);
+}
+
 function parseLine(decoder: TextDecoder, line: Uint8Array, textField: string, place: string): string | undefined {
   let value: unknown;
   try {
@@ -52,7 +57,7 @@ function parseLine(decoder: TextDecoder, line: Uint8Array, textField: string, pl
 }
 
 /** Lines without their end. Parts of a long line are joined once, so its cost is linear. */
-async function* splitLines(chunks: AsyncIterable<Uint8Array>, path: string): AsyncGenerator<Uint8Array> {
+export async function* splitLines(chunks: AsyncIterable<Uint8Array>, path: string): AsyncGenerator<Uint8Array> {
   let parts: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of chunks) {

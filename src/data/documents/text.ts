@@ -52,7 +52,7 @@ async function* readTextFile(file: SourceFile, statistics: ReadStatistics): Asyn
 }
 
 /** True for a NUL byte, or too much that is not UTF-8, near the start. */
-function looksBinary(start: Uint8Array): boolean {
+export function looksBinary(start: Uint8Array): boolean {
   if (start.includes(0)) return true;
   // `stream` leaves out a character that the end of the inspected part cuts in two.
   const text = new TextDecoder('utf-8').decode(start, { stream: true });

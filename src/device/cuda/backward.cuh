@@ -10,18 +10,25 @@
 
 #define BACKWARD_BLOCKS (PK + PV <= 2 ? 3 : 1)
 
-constexpr int BACKWARD_SHARED = 3 * (PK + PV) * PANEL + 2 * 4 * 64 * 4 + 1024;
-constexpr int BACKWARD_SHARED_DQ = BACKWARD_SHARED + 2 * PANEL;
+// Stages of queries. With three the next step is made ready while the last products run; with dQ there is room for two.
+template <bool WITH_DQ> constexpr int BACKWARD_STAGES = WITH_DQ || PK + PV > 2 ? 2 : 3;
+constexpr int BACKWARD_SHARED = (1 + BACKWARD_STAGES<false>) * (PK + PV) * PANEL + BACKWARD_STAGES<false> * 1024 + 1024;
+constexpr int BACKWARD_SHARED_DQ = (1 + BACKWARD_STAGES<true>) * (PK + PV) * PANEL + BACKWARD_STAGES<true> * 1024 + 1024 + 2 * PANEL;
+
+static __device__ const float ABSENT[2] = {3.0e38f, 0.0f};  // shift and delta of rows past the end
 
 // Queries that follow each other: tokens start, start + 1, ... of the sequence.
 struct ContiguousRows {
   int first, group, start, tokens;
   __device__ __forceinline__ int token(int i) const { return start + i; }
-  __device__ __forceinline__ int last(int i) const { return start + i; }
+  __device__ __forceinline__ u32 row(int r) const {  // (first + start + r / h) * H + group * h + r % h
+    return (u32)(first + start) * HEADS + group * HPG + r + (u32)r / HPG * (HEADS - HPG);
+  }
 };
 
 // A branch says which queries the block walks:
 //   tokens, token(i)      how many, and which position in the sequence the i-th is
+//   row(r)                index of (token, head) of packed row r in q, d_out, lse and delta
 //   whole(from, to)       true when the tokens of a step (first and last given) all see all 64 keys
 //   range(t, lo, hi)      token t sees keys lo <= r < hi
 //   share(r)              where packed row r's share of dQ goes (when WITH_DQ)
@@ -34,41 +41,51 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 key_panel = base, value_panel = base + PK * PANEL, ring = value_panel + PV * PANEL;
-  const u32 ds_panel = ring + 2 * (PK + PV) * PANEL;              // and a panel to write dQ through
+  constexpr int COUNT = BACKWARD_STAGES<WITH_DQ>, STAGE = (PK + PV) * PANEL;
+  const u32 ds_panel = ring + COUNT * STAGE;                      // and a panel to write dQ through
   const u32 side = ds_panel + (WITH_DQ ? 2 * PANEL : 0);          // per stage: lse[64], delta[64], low[64], high[64]
   unsigned char* const generic = shared - origin;
   const int rows = branch.tokens * HPG, steps = (rows + 63) / 64;
 
-  const auto packed = [&](int r) {  // index of (token, head) for packed row r
-    return (i64)(branch.first + branch.token((u32)r / HPG)) * HEADS + branch.group * HPG + (int)((u32)r % HPG);
-  };
   const u32 keys_at = handle(key_panel), values_at = handle(value_panel);
-  const auto request = [&](int i) {
+  const auto request = [&](int i, int slot) {
     if (i < steps) {
-      const u32 stage = ring + (i & 1) * (PK + PV) * PANEL;
+      const u32 stage = ring + slot * STAGE;
+      // Absent rows repeat the last one with an immense shift: all that they add is zero.
+      const auto row = [&](int r) { return branch.row(min(i * 64 + r, rows - 1)); };
       if constexpr (DK == 64 && DV == 64) {  // four rows a thread, each index once for Q and dO
+        const u32 to = stage + swizzle(thread / 8, thread % 8);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          const int r = thread / 8 + e * 16, chunk = thread % 8;
-          const bool present = i * 64 + r < rows;
-          const i64 at = present ? packed(i * 64 + r) * 64 + chunk * 8 : 0;
-          copy16(stage + swizzle(r, chunk), q + at, present);
-          copy16(stage + PANEL + swizzle(r, chunk), d_out + at, present);
+          const u32 at = row(thread / 8 + e * 16);
+          copy16(to + e * 2048, q + thread % 8 * 8 + (i64)at * 64);
+          copy16(to + PANEL + e * 2048, d_out + thread % 8 * 8 + (i64)at * 64);
         }
       } else {
-        load_panel<DK, 128>(stage, thread, q, [&](int r) { return i * 64 + r < rows ? packed(i * 64 + r) : -1; });
-        load_panel<DV, 128>(stage + PK * PANEL, thread, d_out, [&](int r) { return i * 64 + r < rows ? packed(i * 64 + r) : -1; });
+        load_rows<DK>(stage, q, row);
+        load_rows<DV>(stage + PK * PANEL, d_out, row);
       }
-      // absent rows: Q, dO, lse and delta are zero, and so is all they add
       const int r = i * 64 + (thread & 63);
-      const i64 index = r < rows ? packed(r) : 0;
-      copy4(side + (i & 1) * 1024 + thread * 4, (thread < 64 ? lse : delta) + index, r < rows);
+      copy4(side + slot * 1024 + thread * 4, r < rows ? (thread < 64 ? lse : delta) + branch.row(r) : ABSENT + thread / 64, true);
     }
     copies_commit();
   };
+  const auto sees_all = [&](int i) { return branch.whole(branch.token(i * 64 / HPG), branch.token(min(rows - 1, i * 64 + 63) / HPG)); };
+  // After this the rows of step i, and which keys they see, are in shared memory.
+  const auto arrive = [&](int i, int slot) {
+    if (thread < 64 && !sees_all(i)) {
+      int low = 0, high = 64;
+      if (i * 64 + thread < rows) branch.range(branch.token((i * 64 + thread) / HPG), low, high);
+      ((int*)(generic + side + slot * 1024 + 512))[thread] = low;
+      ((int*)(generic + side + slot * 1024 + 768))[thread] = high;
+    }
+    copies_wait<0>();
+    matrix_publish();
+    __syncthreads();
+  };
   load_panel<DK, 128>(key_panel, thread, k, [&](int r) { return r < keys ? r * GROUPS : -1; });
   load_panel<DV, 128>(value_panel, thread, v, [&](int r) { return r < keys ? r * GROUPS : -1; });
-  request(0);
+  request(0, 0);
 
   const float c = scale_log2();
   float d_key[PK][32], d_value[PV][32];
@@ -80,20 +97,28 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     for (int p = 0; p < PV; p++) d_value[p][i] = 0.0f;
   }
 
+  // dQ of a step is written while the next one's products run; `panel` is its last 64 columns.
+  const auto emit = [&](int i, int panel) {
+    if constexpr (WITH_DQ) emit_rows(generic + ds_panel + PANEL, [&](int, int r, int chunk, uint4 x) {
+      if (i * 64 + r < rows && panel * 64 + chunk * 8 < DK) store_streaming(branch.share(i * 64 + r) + panel * 64 + chunk * 8, x);
+    });
+  };
+  constexpr bool AHEAD = COUNT > 2;
+  int slot = 0;
+  if (AHEAD) {
+    arrive(0, 0);
+    request(1, 1);
+  }
   for (int i = 0; i < steps; i++) {
-    const u32 queries = handle(ring + (i & 1) * (PK + PV) * PANEL), gradients = advance(queries, PK * PANEL);
-    const unsigned char* stage_side = generic + side + (i & 1) * 1024;
-    const bool whole = branch.whole(branch.token(i * 64 / HPG), branch.last(min(rows - 1, i * 64 + 63) / HPG));
-    if (!whole && thread < 64) {
-      int low = 0, high = 64;
-      if (i * 64 + thread < rows) branch.range(branch.token((i * 64 + thread) / HPG), low, high);
-      ((int*)(stage_side + 512))[thread] = low;
-      ((int*)(stage_side + 768))[thread] = high;
+    const int following = COUNT == 2 ? (i + 1) & 1 : slot + 1 < COUNT ? slot + 1 : 0;
+    if (COUNT == 2) slot = i & 1;
+    if (!AHEAD) {
+      arrive(i, slot);
+      request(i + 1, following);
     }
-    copies_wait<0>();
-    matrix_publish();
-    __syncthreads();
-    request(i + 1);
+    const u32 queries = handle(ring + slot * STAGE), gradients = advance(queries, PK * PANEL);
+    const unsigned char* stage_side = generic + side + slot * 1024;
+    const bool whole = sees_all(i);
 
     float score[32], d_score[32];
     u32 operand[4][4];
@@ -102,6 +127,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     matrix_commit();
     product_rows<DV>(d_score, values_at, gradients);
     matrix_commit();
+    if (WITH_DQ && i > 0) emit(i - 1, PK - 1);
     matrix_wait<1>();
     hold(score);
 #pragma unroll
@@ -169,17 +195,22 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         matrix_commit();
         matrix_wait<0>();
         hold(d_query);
-        store_rows(d_query, generic + ds_panel + PANEL, scale(), scale(), [&](int, int r, int chunk, uint4 x) {
-          if (i * 64 + r < rows && p * 64 + chunk * 8 < DK) store_streaming(branch.share(i * 64 + r) + p * 64 + chunk * 8, x);
-        });
+        stage_rows(d_query, generic + ds_panel + PANEL, 1.0f, 1.0f);  // whoever sums the shares applies the scale
+        if (p + 1 < PK) emit(i, p);
       }
+    }
+    if (AHEAD && i + 1 < steps) {  // while the last products run; nobody reads the third stage any more
+      arrive(i + 1, following);
+      request(i + 2, following + 1 < COUNT ? following + 1 : 0);
     }
     matrix_wait<0>();
 #pragma unroll
     for (int p = 0; p < PK; p++) hold(d_key[p]);
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(d_value[p]);
+    slot = following;
   }
+  if (WITH_DQ && steps > 0) emit(steps - 1, PK - 1);
 
   const auto store = [&](Out* to, float(&d)[32], int column, int size, float f) {
 #pragma unroll

@@ -92,6 +92,9 @@ __device__ __forceinline__ u32 swizzle(int row, int chunk) {
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0) : "memory");
 }
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void copy4(u32 to, const void* from, bool present) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(present ? 4 : 0) : "memory");
 }
@@ -113,6 +116,21 @@ __device__ __forceinline__ void load_panel(u32 to, int thread, const bf16* from,
     const i64 index = row(r);
     const bool present = index >= 0 && (D % 64 == 0 || chunk * 8 < D);
     copy16(to + (chunk / 8) * PANEL + swizzle(r, chunk & 7), from + (present ? index * D + chunk * 8 : 0), present);
+  }
+}
+
+// The same for 128 threads when every row exists, row(r) without a sign.
+template <int D, class Row>
+__device__ __forceinline__ void load_rows(u32 to, const bf16* from, Row row) {
+  constexpr int CHUNKS = ((D + 63) / 64) * 8;
+  if constexpr (D % 64 != 0 || 128 % CHUNKS != 0) {
+    load_panel<D, 128>(to, threadIdx.x, from, [&](int r) { return (i64)row(r); });
+  } else {
+    const int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;  // 128 / CHUNKS rows apart: the same permutation
+    static_assert(128 / CHUNKS % 8 == 0, "rows of a thread must lie alike");
+#pragma unroll
+    for (int e = 0; e < CHUNKS / 2; e++)
+      copy16(to + (chunk / 8) * PANEL + swizzle(first, chunk & 7) + e * (128 / CHUNKS) * 128, from + chunk * 8 + (i64)row(first + e * (128 / CHUNKS)) * D);
   }
 }
 

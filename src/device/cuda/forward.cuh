@@ -9,6 +9,9 @@
 #include "matrix.cuh"
 
 constexpr int STAGES = 4;
+#ifndef RAISE
+#define RAISE 8.0f  // weights stay below 2^RAISE
+#endif
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
 template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
@@ -21,6 +24,7 @@ template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 //   tiles            how many it streams
 //   packed, tile(i)  key tile i is packed tile tile(i); past the end any tile that exists
 //   whole(i)         true when every row of the tile sees all 64 keys of tile i
+//   even(i), sees(i, t)  true when every token sees all 64 keys of tile i or none; whether t does
 //   range(i, t, lo, hi)  token t sees rows lo <= r < hi of tile i; nothing for i >= tiles
 //   token(row), index(row)   of a packed row; -1 past the end
 //   finish(row, column, x, lse)   takes eight output columns (bf16) of a row that exists, and its lse (base 2)
@@ -90,6 +94,7 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
   const float c = scale_log2();
   float out[PV][32], score[WIDE][32], top0 = -infinity(), top1 = -infinity(), sum0 = 0.0f, sum1 = 0.0f;
+  float shift0 = 0.0f, shift1 = 0.0f, limit0 = -infinity(), limit1 = -infinity();
   u32 weights[WIDE][4][4];
 #pragma unroll
   for (int p = 0; p < PV; p++)
@@ -111,12 +116,17 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
         for (int s = 0; s < 4; s++) product<ACROSS>(out[p], weights[j][s], advance(values, j * PACKED + p * PANEL), s, true);
     matrix_commit();
   };
-  // Scores of step k become weights; the caller waits for the last P*V before it rescales the output.
-  const auto soften = [&](int k, float& keep0, float& keep1) {
+  // Scores of step k become weights, relative to a reference that moves only when a score exceeds it by 2^RAISE:
+  // then `raised` is set for the whole warp, and the caller rescales the output once the last P*V is done.
+  const auto soften = [&](int k, float& keep0, float& keep1, bool& raised) {
+    bool in0 = true, in1 = true;  // rows that see nothing of the step
 #pragma unroll
     for (int j = 0; j < WIDE; j++) {
       hold(score[j]);
-      if (!branch.whole(k * WIDE + j)) {
+      if (WIDE == 1 && branch.even(k)) {
+        in0 = branch.sees(k, token0);
+        in1 = branch.sees(k, token1);
+      } else if (!branch.whole(k * WIDE + j)) {
         int low0, high0, low1, high1;
         branch.range(k * WIDE + j, token0, low0, high0);
         branch.range(k * WIDE + j, token1, low1, high1);
@@ -128,7 +138,7 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
         }
       }
     }
-    float max0 = top0, max1 = top1;
+    float max0 = score[0][0], max1 = score[0][2];
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
@@ -136,39 +146,50 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
         max0 = fmaxf(max0, fmaxf(score[j][i], score[j][i + 1]));
         max1 = fmaxf(max1, fmaxf(score[j][i + 2], score[j][i + 3]));
       }
-    max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 1));
-    max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 1));
-    max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 2));
-    max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 2));
-    const float shift0 = max0 == -infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
-    const float shift1 = max1 == -infinity() ? 0.0f : max1 * c;
-    keep0 = exp2_fast(top0 * c - shift0);
-    keep1 = exp2_fast(top1 * c - shift1);
+    if (!in0) max0 = -infinity();
+    if (!in1) max1 = -infinity();
+    raised = __any_sync(~0u, max0 > limit0 || max1 > limit1);
+    if (raised) {
+      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 1));
+      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 1));
+      max0 = fmaxf(top0, fmaxf(max0, __shfl_xor_sync(~0u, max0, 2)));
+      max1 = fmaxf(top1, fmaxf(max1, __shfl_xor_sync(~0u, max1, 2)));
+      shift0 = max0 == -infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
+      shift1 = max1 == -infinity() ? 0.0f : max1 * c;
+      keep0 = exp2_fast(top0 * c - shift0);
+      keep1 = exp2_fast(top1 * c - shift1);
+      top0 = max0;
+      top1 = max1;
+      limit0 = max0 + RAISE / c;
+      limit1 = max1 + RAISE / c;
+      sum0 *= keep0;
+      sum1 *= keep1;
+    }
+    const float minus0 = in0 ? -shift0 : -infinity(), minus1 = in1 ? -shift1 : -infinity();
     float add0 = 0.0f, add1 = 0.0f;
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
-        score[j][i] = exp2_fast(fmaf(score[j][i], c, -shift0));
-        score[j][i + 1] = exp2_fast(fmaf(score[j][i + 1], c, -shift0));
-        score[j][i + 2] = exp2_fast(fmaf(score[j][i + 2], c, -shift1));
-        score[j][i + 3] = exp2_fast(fmaf(score[j][i + 3], c, -shift1));
+        score[j][i] = exp2_fast(fmaf(score[j][i], c, minus0));
+        score[j][i + 1] = exp2_fast(fmaf(score[j][i + 1], c, minus0));
+        score[j][i + 2] = exp2_fast(fmaf(score[j][i + 2], c, minus1));
+        score[j][i + 3] = exp2_fast(fmaf(score[j][i + 3], c, minus1));
         add0 += score[j][i] + score[j][i + 1];
         add1 += score[j][i + 2] + score[j][i + 3];
       }
-    top0 = max0;
-    top1 = max1;
-    sum0 = sum0 * keep0 + add0;
-    sum1 = sum1 * keep1 + add1;
+    sum0 += add0;
+    sum1 += add1;
   };
 
   if (steps > 0) {
     float keep0, keep1;
+    bool raised;
     ring.wait(0);
     matrix_begin();
     multiply(0);
     matrix_wait<0>();
-    soften(0, keep0, keep1);
+    soften(0, keep0, keep1, raised);
 #pragma unroll
     for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
     for (int k = 1; k < steps; k++) {
@@ -178,13 +199,13 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
       accumulate(k - 1);
       ring.refill(branch, k);
       matrix_wait<1>();
-      soften(k, keep0, keep1);
+      soften(k, keep0, keep1, raised);
       matrix_wait<0>();
       ring.leave(k - 1);
 #pragma unroll
       for (int p = 0; p < PV; p++) {
         hold(out[p]);
-        if (__any_sync(~0u, keep0 != 1.0f || keep1 != 1.0f)) {  // the maximum rarely moves after the first steps
+        if (raised) {
 #pragma unroll
           for (int i = 0; i < 32; i += 4) {
             out[p][i] *= keep0;
@@ -231,6 +252,8 @@ struct PackedRows {
     const int token = (u32)(start + r) / HPG;  // (first + token) * HEADS + group * HPG + (start + r) % HPG
     return r < rows ? (i64)first * HEADS + token * (HEADS - HPG) + group * HPG + start + r : -1;
   }
+  __device__ __forceinline__ bool even(int) const { return false; }
+  __device__ __forceinline__ bool sees(int, int) const { return true; }
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
     const i64 at = index(r);
     *(uint4*)(o + at * DV + column) = x;

@@ -133,8 +133,7 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4][4], const float (&d)[32])
 // A warpgroup's accumulator leaves as bf16 rows, 16 bytes a thread, through a panel of shared memory.
 // A warp handles its own sixteen rows. sink(i, r, chunk, x): x is columns 8 * chunk ... of row r, the i-th of
 // four that this thread is given.
-template <class Sink>
-__device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1, Sink sink) {
+__device__ __forceinline__ void stage_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1) {
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -142,10 +141,19 @@ __device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* 
     *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) = pack(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
   }
   __syncwarp();
+}
+template <class Sink>
+__device__ __forceinline__ void emit_rows(const unsigned char* panel, Sink sink) {
+  const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int r = first + i * 4 + lane / 8, chunk = lane % 8;
     sink(i, r, chunk, *(const uint4*)(panel + swizzle(r, chunk)));
   }
   __syncwarp();
+}
+template <class Sink>
+__device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1, Sink sink) {
+  stage_rows(d, panel, scale0, scale1);
+  emit_rows(panel, sink);
 }

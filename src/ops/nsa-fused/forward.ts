@@ -178,7 +178,7 @@ export class FusedForward {
     launch(
       'select_index',
       { grid: 1, block: 1024 },
-      ...[totals, offsets, schedule, tokenStarts, blockStarts, sequences, plan.tokens, plan.stretch, plan.stretches],
+      ...[totals, offsets, schedule, tokenStarts, blockStarts, sequences, plan.stretches],
     );
     const listed = [offsets, begins, places, schedule, forwardItems, backwardItems] as const;
     launch('select_items', perList, ...listed, blockStarts, sequences, plan.stretches);
@@ -213,7 +213,7 @@ export class FusedForward {
     this.#outer(served);
   }
 
-  /** Measures the mean union of the tiles, and notes in the schedule which kernels work. */
+  /** Measures the mean union of the tiles of every stretch, and notes in the schedule which kernel works on which. */
   #choose(path: SelectedPath): void {
     const { batch, results, scratch } = this;
     const { plan } = batch;
@@ -223,7 +223,7 @@ export class FusedForward {
       'select_choose',
       { grid: Math.ceil(tiles / 8), block: 256, shared: 8 * plan.words * 4 },
       ...[results.selected, scratch.schedule, batch.tokenStarts, batch.sequences],
-      ...[plan.words, tiles, CHOICE[path], f32(batch.unionLimit)],
+      ...[plan.words, plan.stretch, plan.stretches, CHOICE[path], f32(batch.unionLimit)],
     );
   }
 
@@ -242,7 +242,7 @@ export class FusedForward {
       },
       ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
       ...[results.oSel, results.lseSel, results.out, schedule, served],
-      ...[batch.tokenStarts, batch.sequences, plan.words],
+      ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch],
     );
   }
 
@@ -254,7 +254,7 @@ export class FusedForward {
     batch.launchTiles(
       'selected',
       'selected_forced',
-      ...[inputs.q, scratch.packedSel, oSel, lseSel, scratch.schedule, tokenStarts, sequences],
+      ...[inputs.q, scratch.packedSel, oSel, lseSel, scratch.schedule, tokenStarts, sequences, plan.stretch],
     );
     batch.launch(
       'selected',

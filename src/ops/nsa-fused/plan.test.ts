@@ -25,7 +25,7 @@ const shaped = (heads: Partial<FusedShape['heads']>, sparse: Partial<FusedShape[
   sparse: { ...PAPER.sparse, ...sparse },
 });
 const constants = (nSel: number): KernelConstants => ({
-  ...{ maxStretches: 128, forwardChunk: 128, backwardChunk: 256, ring: 4, compressedChunk: 512 },
+  ...{ maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 },
   chosen: Math.max(1, nSel - 3),
 });
 
@@ -51,7 +51,7 @@ function harness(lengths: readonly number[], { heads: { heads: H, groups: G }, s
       words: Math.trunc((Math.trunc((longest + s.lSel - 1) / s.lSel) + 31) / 32),
       choices: T * G * s.nSel,
       forwardItems: Math.trunc((T * G * s.nSel) / 128) + Math.min(lists * stretches, T * G * s.nSel),
-      backwardItems: Math.trunc((T * G * s.nSel) / 256) + NB * G,
+      backwardItems: Math.trunc((T * G * s.nSel) / 512) + NB * G,
       compressedTiles: lengths.reduce(
         (n, L) => n + Math.trunc(((L < s.l ? 0 : Math.trunc((L - s.l) / s.d) + 1) + 63) / 64),
         0,
@@ -116,16 +116,16 @@ describe('sizes', () => {
     // Read from compiled code; the test on the GPU compares all of them for all its shapes.
     expect(sharedBytes(PAPER, SHARED, 21)).toEqual({
       compressed_forward_shared: 83_072,
-      compressed_backward_shared: 52_224,
+      compressed_backward_shared: 69_632,
       compressed_query_gradient_shared: 115_840,
       window_forward_shared: 83_072,
-      window_backward_shared: 52_224,
+      window_backward_shared: 69_632,
       window_query_gradient_shared: 115_840,
       select_blocks_shared: 68_096,
-      selected_union_shared: 85_388,
+      selected_union_shared: 85_348,
       selected_forced_shared: 83_072,
-      selected_outer_shared: 43_008,
-      selected_backward_shared: 69_632,
+      selected_outer_shared: 48_128,
+      selected_backward_shared: 74_752,
     });
     const queryMajor = { queryMajor: true, portable: false };
     expect(sharedBytes(PAPER, queryMajor, 1).selected_union_shared).toBe(74_956);
@@ -146,8 +146,8 @@ describe('sizes', () => {
     const crowded = shaped({ heads: 2, groups: 2 }, { nSel: 64 });
     expect(unionTokens(crowded, SHARED, limit)).toBe(64);
     expect(sharedBytes(crowded, SHARED, 64).selected_union_shared).toBeLessThan(limit);
-    expect(unionLimit(PAPER, 21)).toBe(33);
-    expect(unionLimit(crowded, 64)).toBe(33 * 4 * 0.5);
+    expect(unionLimit(PAPER, 21)).toBe(43);
+    expect(unionLimit(crowded, 64)).toBe(43 * 4 * 0.5);
   });
 });
 

@@ -31,7 +31,7 @@ const LEAST_BLOCK = 16;
 const MOST_BLOCK = 64;
 const MOST_SELECTED = 64;
 const OUTER_CHUNK = 128;
-const SELECTED_CHUNK = 256;
+const SELECTED_CHUNK = 512;
 /** Bits for the blocks of the longest sequence: 65,536 blocks. */
 const UNION_BITMAP_BYTES = 8192;
 /** The queries of a group's heads and two tiles of keys must fit this, whatever the GPU has. */
@@ -67,12 +67,12 @@ export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number)
 }
 
 /**
- * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: 33 with 16 blocks a token; both
+ * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: 43 with 16 blocks a token; both
  * ways cost in proportion to the blocks a token has, and a tile that is not full costs the union as much as a full one.
  */
 export function unionLimit(shape: FusedShape, tokens: number): number {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
-  return ((33 * shape.sparse.nSel) / 16) * (tokens / full);
+  return ((43 * shape.sparse.nSel) / 16) * (tokens / full);
 }
 
 export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {
@@ -101,7 +101,12 @@ function streamShared({ dk, dv }: HeadShape, warpgroups: number, ownPanels: numb
 function unionShared({ heads, sparse }: FusedShape, tokens: number, warpgroups: number): number {
   const most = tokens * sparse.nSel;
   const words = Math.ceil(most / 32);
-  return streamShared(heads, warpgroups, panels(heads.dk)) + 4 * (most + tokens * words + words + 1);
+  return streamShared(heads, warpgroups, panels(heads.dk)) + 4 * (most + tokens * words + 2);
+}
+
+/** Shared memory of a block that walks queries: keys and values, stages of queries, four numbers for each of their rows. */
+function backwardShared({ dk, dv }: HeadShape, stages: number): number {
+  return (1 + stages) * (panels(dk) + panels(dv)) * PANEL + stages * 4 * TILE * 4 + 1024;
 }
 
 /** Of dense and window attention alone. */
@@ -109,7 +114,7 @@ export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 
   const [pk, pv] = [panels(heads.dk), panels(heads.dv)];
   return {
     forward: streamShared(heads, 2, pk),
-    backward: 3 * (pk + pv) * PANEL + 2 * 4 * TILE * 4 + 1024,
+    backward: backwardShared(heads, pk + pv <= 2 ? 3 : 2),
     queryGradient: streamShared(heads, pk + pv <= 2 ? 3 : 1, pk + pv),
   };
 }
@@ -130,8 +135,8 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
     select_blocks_shared: (h + 2) * pk * PANEL + h * TILE * 4 + 1024 + (pooledInRegisters ? 0 : TILE * (72 + 8) * 4),
     selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
     selected_forced_shared: forward,
-    selected_outer_shared: (pk + pv + 2 * pk + 1) * PANEL + OUTER_CHUNK * 8 + 1024,
-    selected_backward_shared: backward + 2 * PANEL + SELECTED_CHUNK * 4,
+    selected_outer_shared: (pk + pv + 2 * pk + 1) * PANEL + OUTER_CHUNK * h * 8 + 1024,
+    selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SELECTED_CHUNK * 12,
   };
 }
 

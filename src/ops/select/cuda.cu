@@ -16,10 +16,11 @@ static_assert(HPG * PK * PANEL + 2 * PK * PANEL + 64 * STRIDE * 4 < 226 * 1024, 
 constexpr bool IN_PACKED_TILES = KEYS == 64;
 // The usual case, four compressed keys a block and one carried over, is pooled in registers.
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
+constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;  // lanes of a token, apart
 EXPORT(select_blocks_shared, (HPG + 2) * PK * PANEL + HPG * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4))
 EXPORT(select_forward_chunk, OUTER_CHUNK)
 EXPORT(select_plan_words, PLAN_WORDS)
-EXPORT(select_plan_choice, PLAN_CHOICE)
+EXPORT(select_plan_unions, PLAN_UNIONS)
 EXPORT(select_plan_done, PLAN_DONE)
 EXPORT(select_union_tokens, UNION_TOKENS)
 EXPORT(select_max_stretches, MAX_STRETCHES)
@@ -175,9 +176,19 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       constexpr int OFFERS = (BLOCKS + 1) / 2;
       float offers[OFFERS];
       u32 waiting = 0;
+      // The token's two lists together already hold TOP blocks, all lower, that score at least this much.
+      float least = top.score[TOP > 0 ? TOP - 1 : 0];
+      if (TOP > 1) {
+        constexpr int HALF = TOP / 2, REST = TOP - HALF;  // HALF of one list and REST of the other
+        least = fmaxf(least, __shfl_xor_sync(~0u, least, PARTNER));
+        const float theirs = __shfl_xor_sync(~0u, top.score[HALF - 1], PARTNER);
+        const float rest = top.score[REST - 1];
+        const float mixed = fminf(rest, theirs);
+        least = fmaxf(least, fmaxf(mixed, __shfl_xor_sync(~0u, mixed, PARTNER)));
+      }
       const auto offer = [&](int n, float importance, int block, bool present) {
         offers[n] = importance;
-        if (present && block > 0 && block < current - 1 && importance > top.score[TOP > 0 ? TOP - 1 : 0]) waiting |= 1u << n;
+        if (present && block > 0 && block < current - 1 && importance > least) waiting |= 1u << n;
       };
       if constexpr (POOL_IN_REGISTERS) {
         // Weights 1 | 2 2 2 1. Lanes 0 and 1 of a quad hold the four keys of one block, 2 and 3 of the next,
@@ -236,7 +247,6 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       }
     }
     // The first thread of a pair takes in the second one's list.
-    constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;
     Top other = top;
 #pragma unroll 1
     for (int e = 0; e < TOP; e++) {
@@ -304,9 +314,9 @@ select_totals(const int* counts, int* begins, int* totals, int* places, int* pla
 }
 
 // One block of 1024 threads: offsets [2, G * blocks + 1] of every list and of its backward work items (forced
-// tokens included), and the schedule of the KV-outer forward.
+// tokens included), and where each stretch's forward work items start.
 extern "C" __global__ void __launch_bounds__(1024)
-select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int tokens, int stretch, int stretches) {
+select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretches) {
   __shared__ int sums[2][32];
   __shared__ int bases[2];
   __shared__ int items[MAX_STRETCHES];
@@ -315,15 +325,10 @@ select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, 
   if (thread < 2) bases[thread] = 0;
   if (thread < stretches) items[thread] = plan[PLAN_ITEMS + thread];
   __syncthreads();
-  if (thread < stretches + LAG + 1) {
-    int base = 0, ticket = 0;
-    for (int s = 0; s < thread; s++) {
-      const int count = s < stretches ? items[s] : 0;
-      base += count;
-      ticket += count + (s >= LAG ? merge_items(s - LAG, stretch, tokens) : 0);
-    }
-    if (thread < stretches) plan[PLAN_BASE + thread] = base;
-    plan[PLAN_TICKET + thread] = ticket;
+  if (thread < stretches) {
+    int base = 0;
+    for (int e = 0; e < thread; e++) base += items[e];
+    plan[PLAN_BASE + thread] = base;
   }
   for (int from = 0; from < all; from += 1024) {
     const int i = from + thread;
@@ -386,13 +391,16 @@ select_items(const int* offsets, const int* begins, const int* places, const int
   }
 }
 
-// Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses the kernel of the
-// selected branch. choice: ADAPTIVE takes tile-union when the mean union is at most `limit` blocks, KV-outer otherwise;
-// other choices are taken as they are. tiles counts all groups. grid (tiles / 8); shared: 8 * words * 4 bytes, words as in selected_union
+// Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses, for every stretch, the kernel
+// of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union is at most
+// `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in both.
+// grid (tiles of all groups / 8); shared: 8 * words * 4 bytes, words as in selected_union
 extern "C" __global__ void __launch_bounds__(256)
-select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int tiles, int choice, float limit) {
+select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int stretch, int stretches, int choice, float limit) {
   extern __shared__ u32 bitmaps[];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, at = blockIdx.x * 8 + warp, group = at % GROUPS;
+  __shared__ int choices[MAX_STRETCHES], pieces;
+  __shared__ bool last;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, at = blockIdx.x * 8 + warp, group = at % GROUPS;
   u32* const bits = bitmaps + warp * words;
   Place place;
   if (find_place(cu_seqlens, sequences, at / GROUPS, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; }, place)) {
@@ -409,15 +417,45 @@ select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequenc
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) count += __shfl_xor_sync(~0u, count, d);
     if (lane == 0) {
-      atomicAdd(plan + PLAN_UNIONS, count);
+      const int from = (place.first + t0) / stretch, to = (place.first + t0 + tokens - 1) / stretch;
+      for (int s = from; s <= to; s++) {
+        atomicAdd(plan + PLAN_UNIONS + s, count);
+        atomicAdd(plan + PLAN_TILES + s, 1);
+      }
       __threadfence();
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0 && atomicAdd(plan + PLAN_TILES, 1) == (int)gridDim.x - 1) {
-    __threadfence();
-    const float mean = (float)atomicAdd(plan + PLAN_UNIONS, 0) / (float)tiles;
-    plan[PLAN_CHOICE] = choice != ADAPTIVE ? choice : mean <= limit ? TILE_UNION : KV_OUTER;
+  if (thread == 0) last = atomicAdd(plan + PLAN_COUNTED, 1) == (int)gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (thread < stretches) {
+    const int s = thread, unions = atomicAdd(plan + PLAN_UNIONS + s, 0), tiles = atomicAdd(plan + PLAN_TILES + s, 0);
+    const int mine = choice == ADAPTIVE ? ((float)unions <= limit * (float)tiles ? TILE_UNION : KV_OUTER)
+                   : choice == ALTERNATE ? (s & 1 ? KV_OUTER : TILE_UNION) : choice;
+    choices[s] = plan[PLAN_CHOICE + s] = mine;
+  }
+  __syncthreads();
+  if (thread < stretches) {
+    int piece = 0;
+    for (int s = 0; s < thread; s++) piece += choices[s] == KV_OUTER;
+    if (choices[thread] == KV_OUTER) {
+      plan[PLAN_ORDER + piece] = thread;
+      plan[PLAN_OUTERS + piece] = plan[PLAN_ITEMS + thread];
+      plan[PLAN_MERGES + piece] = merge_items(thread, stretch, cu_seqlens[sequences]);
+      piece++;
+    }
+    if (thread == stretches - 1) {
+      plan[PLAN_PIECES] = pieces = piece;
+      plan[PLAN_SHARED] = stretches - piece;
+    }
+  }
+  __syncthreads();
+  if (thread < pieces + LAG + 1) {
+    int ticket = 0;
+    for (int e = 0; e < thread; e++) ticket += (e < pieces ? plan[PLAN_OUTERS + e] : 0) + (e >= LAG ? plan[PLAN_MERGES + e - LAG] : 0);
+    plan[PLAN_TICKET + thread] = ticket;
   }
 }
 

@@ -5,12 +5,14 @@
 //                     KV-outer: blocks 0, cur-1, cur densely; then every chosen block over the list of tokens
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
 //   selected_backward KV-outer over forced and chosen tokens alike.
-// Both forward ways are launched; the plan (plan.cuh) says on the device which one works and which returns at once.
+// Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. A
+// tile of the union that reaches into a stretch of the other way is overwritten there by what follows it.
 // They end with the combination of the branches when asked for.
 #include "../../device/cuda/forward.cuh"
 #include "../../device/cuda/backward.cuh"
 #include "../../device/cuda/plan.cuh"
 
+static_assert(OUTER_CHUNK % 64 == 0, "a full item fills its steps");
 static_assert(SEL_L <= 64, "selection blocks over 64 tokens are not supported");
 
 #ifndef UNION_WIDE
@@ -26,8 +28,7 @@ constexpr int UNION_WORDS = (UNION_MAX + 31) / 32;
 struct Union {
   int blocks[UNION_MAX];
   u32 member[UNION_TOKENS][UNION_WORDS];
-  u32 whole[UNION_WORDS];  // blocks that every token selected and that lie before all of them: no mask
-  int count;
+  int count, before;  // blocks of the union, and how many of them lie before every token
 };
 
 // plus 4 bytes per word, words = (blocks of the longest sequence + 31) / 32
@@ -37,7 +38,7 @@ EXPORT(selected_union_threads, STREAM_THREADS<UNION_WARPGROUPS>)
 EXPORT(selected_forced_threads, STREAM_THREADS<FORCED_WARPGROUPS>)
 EXPORT(selected_forced_shared, STREAM_SHARED<FORCED_WARPGROUPS, 1, PK>)
 EXPORT(selected_forced_rows, FORCED_WARPGROUPS * 64)
-EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 4)
+EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 12)
 
 // grid (blocks of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, const bf16* v, unsigned char* packed, const int* cu_seqlens, int sequences) {
@@ -65,26 +66,45 @@ struct Combination {
   const bf16 *cmp, *win;
   const float* gates;
   bf16* out;
-  __device__ __forceinline__ void operator()(i64 at, int column, uint4 selected) const {
+  struct Others {
+    uint4 cmp, win;
+    float gates[3];
+  };
+  __device__ __forceinline__ void load(Others& o, i64 at, int column) const {
+    if (out == nullptr) return;
+    o.cmp = *(const uint4*)(cmp + at * DV + column);
+    o.win = *(const uint4*)(win + at * DV + column);
+#pragma unroll
+    for (int i = 0; i < 3; i++) o.gates[i] = gates[at * 3 + i];
+  }
+  __device__ __forceinline__ void store(const Others& o, i64 at, int column, uint4 selected) const {
     if (out == nullptr) return;
     Columns c;
     c.clear();
-    c.add(*(const uint4*)(cmp + at * DV + column), gates[at * 3]);
-    c.add(selected, gates[at * 3 + 1]);
-    c.add(*(const uint4*)(win + at * DV + column), gates[at * 3 + 2]);
+    c.add(o.cmp, o.gates[0]);
+    c.add(selected, o.gates[1]);
+    c.add(o.win, o.gates[2]);
     *(uint4*)(out + at * DV + column) = c.packed(1.0f);
+  }
+  __device__ __forceinline__ void operator()(i64 at, int column, uint4 selected) const {
+    Others o;
+    load(o, at, column);
+    store(o, at, column, selected);
   }
 };
 
 struct SelectedUnion : PackedRows {
   const Union* u;
   Combination combine;
-  __device__ __forceinline__ bool whole(int i) const { return i < tiles && (u->whole[i / 32] >> (i & 31) & 1); }
+  // blocks before every token come first: a token sees all of one or nothing
+  __device__ __forceinline__ bool even(int i) const { return i < before; }
+  __device__ __forceinline__ bool sees(int i, int t) const { return t >= 0 && (u->member[t - token_first][i / 32] >> (i & 31) & 1); }
+  __device__ __forceinline__ bool whole(int) const { return false; }
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
     PackedRows::finish(r, column, x, lse);
     combine(index(r), column, x);
   }
-  int tiles, packed0, token_first;
+  int tiles, before, packed0, token_first;
   __device__ __forceinline__ int tile(int i) const { return packed0 + u->blocks[min(i, tiles - 1)]; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     low = 0;
@@ -93,12 +113,12 @@ struct SelectedUnion : PackedRows {
   }
 };
 
-// grid (tiles of UNION_TOKENS tokens, groups); works when the plan is null or says so; served[0] counts the times it did
+// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or says so; served[0] counts the times it did
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
 selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
-               bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words) {
+               bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words, int stretch) {
   extern __shared__ unsigned char shared[];
-  if (plan != nullptr && plan[PLAN_CHOICE] != TILE_UNION) return;
+  if (plan != nullptr && plan[PLAN_SHARED] == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
   Union* const u = (Union*)(shared + STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK>);
   u32* const bits = (u32*)(u + 1);
@@ -108,6 +128,8 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
                   [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
   const int thread = threadIdx.x, group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
   const int tokens = min(UNION_TOKENS, place.length - t0);
+  if (plan != nullptr && plan[PLAN_CHOICE + (place.first + t0) / stretch] != TILE_UNION &&
+      plan[PLAN_CHOICE + (place.first + t0 + tokens - 1) / stretch] != TILE_UNION) return;
   const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
   for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) bits[w] = 0;
   for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>) u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
@@ -123,6 +145,9 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     for (int e = 0; e < w; e++) position += __popc(bits[e]);
     for (u32 word = bits[w]; word != 0; word &= word - 1) u->blocks[position++] = w * 32 + __ffs(word) - 1;
     if (w == words - 1) u->count = position;
+    const int before = (t0 + 1) / SEL_L;  // blocks that end before the tile
+    if (w == min(before / 32, words - 1))
+      u->before = position - __popc(bits[w]) + __popc(before / 32 > w ? bits[w] : bits[w] & ((1u << (before & 31)) - 1));
   }
   __syncthreads();
   for (int i = thread; i < tokens * SEL_N; i += STREAM_THREADS<UNION_WARPGROUPS>) {
@@ -134,14 +159,6 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
       if (u->blocks[middle] <= block) low = middle; else high = middle;
     }
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
-  }
-  __syncthreads();
-  for (int w = thread; w < UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>) {
-    u32 all = SEL_L == 64 ? ~0u : 0;
-    for (int t = 0; t < tokens; t++) all &= u->member[t][w];
-    for (u32 word = all; word != 0; word &= word - 1)
-      if ((u->blocks[w * 32 + __ffs(word) - 1] + 1) * SEL_L > t0 + 1) all &= ~(word & -word);
-    u->whole[w] = all;
   }
   __syncthreads();
   SelectedUnion branch;
@@ -158,18 +175,23 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
   branch.combine = {cmp, win, gates, combined};
   branch.token_first = t0;
   branch.tiles = u->count;
+  branch.before = SEL_L == 64 ? u->before : 0;
   attend<UNION_WARPGROUPS, UNION_WIDE>(branch, shared);
 }
 
 // Blocks 0, cur - 1 and cur. A tile whose tokens lie in two blocks streams one more.
 struct SelectedForced : PackedRows {
+  int border;    // of two stretches: its tokens' side that is the other kernel's is not written
+  bool before, after;
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+    if (token(r) < border ? before : after) PackedRows::finish(r, column, x, lse);
+  }
   int tiles, packed0, token_first, token_last, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
-  __device__ __forceinline__ bool whole(int tile) const {
-    const int b = block(tile);
-    return SEL_L == 64 && tile < tiles && (b == 0 || b >= token_last / SEL_L - 1) && (b + 1) * SEL_L <= token_first + 1;
-  }
+  __device__ __forceinline__ bool even(int tile) const { return SEL_L == 64 && tile < tiles && (block(tile) + 1) * SEL_L <= token_first + 1; }
+  __device__ __forceinline__ bool sees(int tile, int t) const { return t >= 0 && (block(tile) == 0 || block(tile) >= t / SEL_L - 1); }
+  __device__ __forceinline__ bool whole(int) const { return false; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     const int b = block(tile);
     low = 0;
@@ -179,9 +201,9 @@ struct SelectedForced : PackedRows {
 
 // Blocks 0, cur-1, cur densely: output and lse as if nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<FORCED_WARPGROUPS>, FORWARD_BLOCKS(FORCED_WARPGROUPS, 1))
-selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* plan, const int* cu_seqlens, int sequences) {
+selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
-  if (plan[PLAN_CHOICE] != KV_OUTER) return;
+  if (plan[PLAN_PIECES] == 0) return;
   constexpr int ROWS = FORCED_WARPGROUPS * 64;
   Place place;
   if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
@@ -198,12 +220,17 @@ selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* ls
   branch.packed = packed;
   branch.token_first = branch.start / HPG;
   branch.token_last = (branch.start + branch.rows - 1) / HPG;
+  const int piece = (place.first + branch.token_first) / stretch, piece1 = (place.first + branch.token_last) / stretch;
+  branch.before = plan[PLAN_CHOICE + piece] == KV_OUTER;
+  branch.after = plan[PLAN_CHOICE + piece1] == KV_OUTER;
+  if (!branch.before && !branch.after) return;
+  branch.border = piece1 * stretch - place.first;
   branch.from = max(1, branch.token_first / SEL_L - 1);
   branch.tiles = max(1, branch.token_last / SEL_L - branch.from + 2);
   attend<FORCED_WARPGROUPS, 1>(branch, shared);
 }
 
-constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_CHUNK * 8 + 1024;
+constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_CHUNK * HPG * 8 + 1024;
 constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : 2;
 constexpr int CHOSEN = SEL_N > 3 ? SEL_N - 3 : 1;  // slots 1 ... SEL_N - 3 have partials
 EXPORT(selected_outer_shared, OUTER_SHARED)
@@ -238,24 +265,31 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + 2 * PK * PANEL;
   unsigned char* const generic = shared - origin;
-  u32* const list = (u32*)(generic + staging + PANEL);
+  u32* const row_of = (u32*)(generic + staging + PANEL);  // of q, per packed row of the item
+  u32* const place_of = row_of + OUTER_CHUNK * HPG;       // of the partial results
 #pragma unroll
   for (int i = 0; i < PACKED / 2048; i++) copy16(base + (i * 128 + thread) * 16, tile + (i * 128 + thread) * 16, true);
-  for (int i = thread; i < tokens; i += 128) {  // rows of q and of the partials where the token's heads start
-    const u32 entry = entries[i], token = first + entry / 64;
-    list[i] = token * HEADS + group * HPG;
-    list[OUTER_CHUNK + i] = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
+  // the last step's absent rows repeat the last token's
+  for (int i = thread; i < min(OUTER_CHUNK, (steps * 64 + HPG - 1) / HPG); i += 128) {
+    const u32 entry = entries[min(i, tokens - 1)], token = first + entry / 64;
+    const u32 row = token * HEADS + group * HPG, place = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
+#pragma unroll
+    for (int h = 0; h < HPG; h++) {
+      row_of[i * HPG + h] = row + h;
+      place_of[i * HPG + h] = place + h;
+    }
   }
   __syncthreads();
   const auto request = [&](int i) {
-    if (i < steps)
-      load_panel<DK, 128>(ring + (i & 1) * PK * PANEL, thread, q, [&](int r) {
-        const int row = i * 64 + r;
-        return row < rows ? (i64)(list[(u32)row / HPG] + (u32)row % HPG) : -1;
-      });
+    if (i < steps) load_rows<DK>(ring + (i & 1) * PK * PANEL, q, [&](int r) { return row_of[i * 64 + r]; });
     copies_commit();
   };
-  const auto place = [&](int row) { return (i64)(list[OUTER_CHUNK + (u32)row / HPG] + (u32)row % HPG); };  // of the partial
+  // A step's results are written while the next one's scores are computed; p: the panel of columns.
+  const auto emit = [&](int i, int p) {
+    emit_rows(generic + staging, [&](int, int r, int chunk, uint4 x) {
+      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV) *(uint4*)(partial + chunk * 8 + (i64)place_of[i * 64 + r] * DV + p * 64) = x;
+    });
+  };
   request(0);
   const float c = scale_log2();
   for (int i = 0; i < steps; i++) {
@@ -268,6 +302,7 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     matrix_begin();
     product_rows<DK>(score, handle(ring + (i & 1) * PK * PANEL), handle(base));
     matrix_commit();
+    if (i > 0) emit(i - 1, PV - 1);
     matrix_wait<0>();
     hold(score);
     if (SEL_L < 64) {
@@ -302,8 +337,8 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     sum1 += __shfl_xor_sync(~0u, sum1, 2);
     const int inner = warp * 16 + lane / 4, row = i * 64 + inner;
     if ((lane & 3) == 0) {
-      if (row < rows) partial_lse[place(row)] = top0 + log2_fast(sum0);
-      if (row + 8 < rows) partial_lse[place(row + 8)] = top1 + log2_fast(sum1);
+      if (row < rows) partial_lse[place_of[row]] = top0 + log2_fast(sum0);
+      if (row + 8 < rows) partial_lse[place_of[row + 8]] = top1 + log2_fast(sum1);
     }
     const float scale0 = 1.0f / sum0, scale1 = 1.0f / sum1;
 #pragma unroll
@@ -315,12 +350,11 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
       matrix_commit();
       matrix_wait<0>();
       hold(out);
-      store_rows(out, generic + staging, scale0, scale1, [&](int, int r, int chunk16, uint4 x) {
-        if (i * 64 + r < rows && p * 64 + chunk16 * 8 < DV)
-          *(uint4*)(partial + place(i * 64 + r) * DV + p * 64 + chunk16 * 8) = x;
-      });
+      stage_rows(out, generic + staging, scale0, scale1);
+      if (p + 1 < PV) emit(i, p);
     }
   }
+  emit(steps - 1, PV - 1);
 }
 
 constexpr int MERGE_LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;
@@ -342,6 +376,8 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
       x[s] = s < count ? load_shared_cache(partial + (place + s * HPG) * DV + column) : make_uint4(0, 0, 0, 0);
     }
     const uint4 forced = *(const uint4*)(out + at * DV + column);
+    Combination::Others others;
+    combine.load(others, at, column);
 #pragma unroll
     for (int s = 0; s < CHOSEN; s++) top = fmaxf(top, logs[s]);
     Columns c;
@@ -358,7 +394,7 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
     *(uint4*)(out + at * DV + column) = y;
     __syncwarp(__activemask());  // every lane of the row has read its lse
     if (column == 0) lse[at] = LN2 * (top + log2f(sum));
-    combine(at, column, y);
+    combine.store(others, at, column, y);
   }
 }
 
@@ -372,8 +408,9 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
                bf16* combined, int* plan, int* served, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
   __shared__ int drawn, chosen[MERGE_TOKENS];
-  if (plan[PLAN_CHOICE] != KV_OUTER) return;
-  const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], end = plan[PLAN_TICKET + stretches + LAG];
+  const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], pieces = plan[PLAN_PIECES];
+  if (pieces == 0) return;
+  const int end = plan[PLAN_TICKET + pieces + LAG];
   if (thread == 0) {
     if (blockIdx.x == 0 && served != nullptr) served[1]++;
     drawn = atomicAdd(plan + PLAN_NEXT, 1);
@@ -384,35 +421,40 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
     if (ticket >= end) return;
     int next = 0;
     if (thread == 0) next = atomicAdd(plan + PLAN_NEXT, 1);  // arrives while this item is worked on
-    int piece = 0, upper = stretches + LAG;
+    int piece = 0, upper = pieces + LAG;
     while (upper - piece > 1) {
       const int middle = (piece + upper) / 2;
       if (plan[PLAN_TICKET + middle] <= ticket) piece = middle; else upper = middle;
     }
-    const int within = ticket - plan[PLAN_TICKET + piece], outers = piece < stretches ? plan[PLAN_ITEMS + piece] : 0;
-    if (within < outers) {
-      if (piece >= RING && thread == 0) await(plan + PLAN_MERGED + piece - RING, merge_items(piece - RING, stretch, tokens));
-      const int2 item = ((const int2*)items)[plan[PLAN_BASE + piece] + within];
+    // Items and merge items take turns, so that products and memory are both busy all the time.
+    const int within = ticket - plan[PLAN_TICKET + piece], merges = piece >= LAG ? plan[PLAN_MERGES + piece - LAG] : 0;
+    const u32 all = merges + (piece < pieces ? plan[PLAN_OUTERS + piece] : 0);
+    const int merged = (int)((u64)within * merges / all);
+    const bool merging = (int)((u64)(within + 1) * merges / all) > merged;
+    if (!merging) {
+      if (piece >= RING && thread == 0) await(plan + PLAN_MERGED + piece - RING, plan[PLAN_MERGES + piece - RING]);
+      const int s = plan[PLAN_ORDER + piece];
+      const int2 item = ((const int2*)items)[plan[PLAN_BASE + s] + within - merged];
       const int list = item.x, at = list % blocks, group = list / blocks, from = offsets[list];
-      const int upto = piece + 1 < stretches ? begins[(i64)list * stretches + piece + 1] : offsets[list + 1] - from;
+      const int upto = s + 1 < stretches ? begins[(i64)list * stretches + s + 1] : offsets[list + 1] - from;
       const int first = cu_seqlens[find_sequence(cu_blocks, sequences, at)];
       outer_item(shared, q, packed + ((i64)at * GROUPS + group) * PACKED, lists + from + item.y, min(OUTER_CHUNK, upto - item.y), first, group,
-                 (piece % RING - piece) * stretch, partial, partial_lse);
+                 (piece % RING - s) * stretch, partial, partial_lse);
     } else {
-      const int s = piece - LAG, token0 = s * stretch + (within - outers) * MERGE_TOKENS;
+      const int s = plan[PLAN_ORDER + piece - LAG], token0 = s * stretch + merged * MERGE_TOKENS;
       const int count = min(MERGE_TOKENS, min((s + 1) * stretch, tokens) - token0);
       if (thread < count) {
         const int t = token0 + thread - cu_seqlens[find_sequence(cu_seqlens, sequences, token0 + thread)];
         chosen[thread] = max(0, min(t / SEL_L + 1, SEL_N) - 3);
       }
-      if (thread == 0) await(plan + PLAN_DONE + s, plan[PLAN_ITEMS + s]);
+      if (thread == 0) await(plan + PLAN_DONE + piece - LAG, plan[PLAN_OUTERS + piece - LAG]);
       __syncthreads();
-      merge_item(token0, count, (s % RING - s) * stretch, partial, partial_lse, out, lse, {cmp, win, gates, combined}, chosen);
+      merge_item(token0, count, ((piece - LAG) % RING - s) * stretch, partial, partial_lse, out, lse, {cmp, win, gates, combined}, chosen);
     }
     __syncthreads();
     if (thread == 0) {
       __threadfence();
-      atomicAdd(plan + (within < outers ? PLAN_DONE + piece : PLAN_MERGED + piece - LAG), 1);
+      atomicAdd(plan + (merging ? PLAN_MERGED + piece - LAG : PLAN_DONE + piece), 1);
       drawn = next;
     }
   }
@@ -421,15 +463,13 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
 // The tokens that see a block: first the forced ones (every token for block 0, two blocks of tokens for the
 // others), then the list. A work item is a stretch of that sequence.
 struct SelectedBackward {
-  const u32* list;  // in shared memory: this item's tokens, position * 64 + slot
+  // in shared memory, per token of the item: its position, and where its heads start in q and in the shares
+  const u32 *positions, *starts, *places;
   bf16* shares;
-  int first, group, tokens, key0;
-  __device__ __forceinline__ int token(int i) const { return (int)(list[i] / 64); }
-  __device__ __forceinline__ int last(int i) const { return (int)(list[i] / 64); }
-  __device__ __forceinline__ bf16* share(int r) const {
-    const u32 entry = list[(u32)r / HPG];
-    return shares + ((((i64)(first + (int)(entry / 64)) * GROUPS + group) * SEL_N + entry % 64) * HPG + (u32)r % HPG) * DK;
-  }
+  int tokens, key0;
+  __device__ __forceinline__ int token(int i) const { return (int)positions[i]; }
+  __device__ __forceinline__ u32 row(int r) const { return starts[(u32)r / HPG] + (u32)r % HPG; }
+  __device__ __forceinline__ bf16* share(int r) const { return shares + (i64)(places[(u32)r / HPG] + (u32)r % HPG) * DK; }
   // only tokens inside the block are masked, and they come first, in order
   __device__ __forceinline__ bool whole(int from, int) const { return SEL_L == 64 && from >= key0 + SEL_L - 1; }
   __device__ __forceinline__ void range(int t, int& low, int& high) const {
@@ -453,23 +493,31 @@ selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out
   const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
   const int chosen = offsets[item + 1] - offsets[item], from = chunk * SEL_CHUNK;
   u32* const list = (u32*)(shared + BACKWARD_SHARED_DQ);
+  const int first = cu_seqlens[s], group = item / blocks;
   SelectedBackward branch;
-  branch.list = list;
+  branch.positions = list;
+  branch.starts = list + SEL_CHUNK;
+  branch.places = list + 2 * SEL_CHUNK;
   branch.shares = shares;
-  branch.first = cu_seqlens[s];
-  branch.group = item / blocks;
   branch.key0 = block * SEL_L;
   branch.tokens = min(SEL_CHUNK, forced + chosen - from);
   for (int i = threadIdx.x; i < branch.tokens; i += 128) {
+    u32 t, slot;
     if (from + i < forced) {  // slots of forced blocks: 0, or the last two
-      const int t = branch.key0 + from + i, current = t / SEL_L;
-      list[i] = (u32)t * 64 + (block == 0 ? 0 : min(current, SEL_N - 1) - (current - block));
+      t = branch.key0 + from + i;
+      const int current = t / SEL_L;
+      slot = block == 0 ? 0 : min(current, SEL_N - 1) - (current - block);
     } else {
-      list[i] = lists[offsets[item] + from + i - forced];
+      const u32 entry = lists[offsets[item] + from + i - forced];
+      t = entry / 64;
+      slot = entry % 64;
     }
+    list[i] = t;
+    list[SEL_CHUNK + i] = (first + t) * HEADS + group * HPG;
+    list[2 * SEL_CHUNK + i] = (((first + t) * GROUPS + group) * SEL_N + slot) * HPG;
   }
   __syncthreads();
-  const i64 key = (i64)(branch.first + branch.key0) * GROUPS + branch.group;
+  const i64 key = (i64)(first + branch.key0) * GROUPS + group;
   const i64 to = parts ? (i64)blockIdx.x * SEL_L : key;
   backward<false, true>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV, min(SEL_L, length - branch.key0),
                         dk + to * DK, dv + to * DV, parts ? 1 : GROUPS, parts != 0);
@@ -511,10 +559,12 @@ selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win, const bf16* shar
     o[0] += low_half(x.x), o[1] += high_half(x.x), o[2] += low_half(x.y), o[3] += high_half(x.y);
     o[4] += low_half(x.z), o[5] += high_half(x.z), o[6] += low_half(x.w), o[7] += high_half(x.w);
   };
-  add(*(const uint4*)(dq_cmp + row * DK + chunk * 8));
-  add(*(const uint4*)(dq_win + row * DK + chunk * 8));
 #pragma unroll
   for (int s = 0; s < SEL_N; s++)
     if (blocks[s] >= 0) add(*(const uint4*)(shares + (at + s * HPG) * DK + chunk * 8));
+#pragma unroll
+  for (int i = 0; i < 8; i++) o[i] *= scale();
+  add(*(const uint4*)(dq_cmp + row * DK + chunk * 8));
+  add(*(const uint4*)(dq_win + row * DK + chunk * 8));
   *(uint4*)(dq + row * DK + chunk * 8) = make_uint4(pack(o[0], o[1]), pack(o[2], o[3]), pack(o[4], o[5]), pack(o[6], o[7]));
 }

@@ -1,0 +1,169 @@
+/** How fast data comes: from prepared shards, and tokenised on the way from Parquet, against the tokenizer alone. */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Worker } from 'node:worker_threads';
+import { openCorpus } from '../data/corpus/open.js';
+import type { CorpusSpec } from '../data/corpus/spec.js';
+import { createLoader, type Loader } from '../data/loader.js';
+import { createStreamLoader } from '../data/pipeline/loader.js';
+import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
+import { workerFile } from '../data/pipeline/worker-file.js';
+import { failureOf } from '../data/pipeline/workers.js';
+import { FetchTimes } from '../train/fetch-times.js';
+
+export interface Rate {
+  readonly tokensPerSecond: number;
+  readonly megabytesPerSecond: number;
+  /** By the time that processors worked for it, all threads together: what a busy machine does not change. */
+  readonly megabytesPerCpuSecond: number;
+}
+
+export interface Wait {
+  readonly p50Ms: number;
+  readonly p95Ms: number;
+  readonly maxMs: number;
+}
+
+/** The shape of a batch, as a trainer would ask for it. */
+export interface BatchShape {
+  readonly seq_len: number;
+  readonly batch_size: number;
+}
+
+export function openPrepared(folder: string, tokenizer: string, shape: BatchShape): Promise<Loader> {
+  return createLoader({ source: 'tokens', path: folder, tokenizer, val_fraction: 0, seed: 1, ...shape });
+}
+
+export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpec> {
+  return openCorpus({
+    ...{ source: 'fineweb_edu_local', path, textField, shuffle: true, seed: 1, valFraction: 0, timeoutSeconds: 60 },
+    hub: { dataset: '', configuration: null, split: '', revision: '' },
+    cache: { folder: '', limitBytes: 0 },
+    environment: {},
+  });
+}
+
+/** A consumer that is always faster would otherwise be woken for every batch, which no trainer is. */
+const TAKEN_TOGETHER = 4;
+
+/** Takes batches as fast as they come, for so many seconds. */
+export function measurePrepared(loader: Loader, seconds: number): number {
+  const end = performance.now() + 1000 * seconds;
+  const started = performance.now();
+  let tokens = 0;
+  while (performance.now() < end) tokens += loader.next().inputs.length;
+  return tokens / ((performance.now() - started) / 1000);
+}
+
+/** The pipeline from Parquet to batches, as fast as it goes, after it is warm. */
+export async function measurePipeline(
+  spec: CorpusSpec,
+  tokenizer: string,
+  workers: number,
+  shape: BatchShape,
+  seconds: number,
+): Promise<Rate> {
+  const loader = await createStreamLoader({
+    ...{ spec, tokenizer, workers, documentBatch: 64, prefetch: true, queue: 8, timeout: 120, ...shape },
+  });
+  try {
+    const run = async (isOver: (seconds: number) => boolean) => {
+      const [started, before, cpu] = [performance.now(), loader.telemetry().bytes, process.cpuUsage()];
+      let tokens = 0;
+      while (!isOver((performance.now() - started) / 1000)) {
+        await loader.ready(TAKEN_TOGETHER);
+        for (let batch = 0; batch < TAKEN_TOGETHER; batch++) tokens += loader.next().inputs.length;
+      }
+      const elapsed = (performance.now() - started) / 1000;
+      const megabytes = (loader.telemetry().bytes - before) / 1e6;
+      return {
+        tokensPerSecond: tokens / elapsed,
+        megabytesPerSecond: megabytes / elapsed,
+        megabytesPerCpuSecond: megabytes / cpuSeconds(cpu),
+      };
+    };
+    // Warm like the tokenizer alone: once over the corpus, or over as much of it as that one has in memory.
+    const corpus = Math.min(
+      workers * 64e6,
+      spec.files.reduce((sum, file) => sum + file.size, 0),
+    );
+    await run(() => loader.telemetry().bytes >= corpus);
+    return await run((elapsed) => elapsed >= seconds);
+  } finally {
+    loader.close();
+  }
+}
+
+/** The tokenizer alone on the same documents, already in memory as strings, in as many threads. */
+export async function measureBare(
+  spec: CorpusSpec,
+  tokenizer: string,
+  workers: number,
+  seconds: number,
+): Promise<Rate> {
+  const file = await workerFile();
+  const go = new Int32Array(new SharedArrayBuffer(4));
+  const threads = Array.from({ length: workers }, (_, worker) => {
+    const workerData: BareTask = {
+      kind: 'bare',
+      spec,
+      tokenizer,
+      seconds,
+      worker,
+      workers,
+      go: go.buffer as SharedArrayBuffer,
+    };
+    return new Worker(file, { workerData });
+  });
+  const next = (thread: Worker): Promise<FromWorker> =>
+    new Promise((resolve, reject) => {
+      thread.once('message', resolve);
+      thread.once('error', reject);
+    });
+  try {
+    await Promise.all(threads.map(next));
+    const results = threads.map(next);
+    Atomics.store(go, 0, 1);
+    Atomics.notify(go, 0);
+    const cpu = process.cpuUsage();
+    const total = { tokensPerSecond: 0, megabytesPerSecond: 0 };
+    let megabytes = 0;
+    for (const result of await Promise.all(results)) {
+      if (result.kind === 'failed') throw failureOf(result);
+      if (result.kind !== 'rate') continue;
+      total.tokensPerSecond += result.tokens / result.seconds;
+      total.megabytesPerSecond += result.bytes / 1e6 / result.seconds;
+      megabytes += result.bytes / 1e6;
+    }
+    return { ...total, megabytesPerCpuSecond: megabytes / cpuSeconds(cpu) };
+  } finally {
+    await Promise.all(threads.map((thread) => thread.terminate()));
+  }
+}
+
+/** Of this process, since a measurement. */
+function cpuSeconds(since: NodeJS.CpuUsage): number {
+  const { user, system } = process.cpuUsage(since);
+  return (user + system) / 1e6;
+}
+
+/** How long a trainer of a given speed waits for its batches. Between them it computes: here, it sleeps. */
+export async function measureWaits(loader: Loader, tokensPerSecond: number, seconds: number): Promise<Wait> {
+  const times = new FetchTimes();
+  let longest = 0;
+  const end = performance.now() + 1000 * seconds;
+  await loader.ready?.(1);
+  let due = performance.now();
+  while (performance.now() < end) {
+    const asked = performance.now();
+    await loader.ready?.(1);
+    const { inputs } = loader.next();
+    const taken = (performance.now() - asked) / 1000;
+    times.add(taken);
+    longest = Math.max(longest, taken);
+    // A consumer that is behind does not pause: it stays a consumer of the given speed.
+    due += (1000 * inputs.length) / tokensPerSecond;
+    const pause = due - performance.now();
+    if (pause > 1) await sleep(pause);
+  }
+  return { p50Ms: times.percentileMs(0.5), p95Ms: times.percentileMs(0.95), maxMs: 1000 * longest };
+}

@@ -1,0 +1,155 @@
+/**
+ * A piece of a corpus as local JSON Lines. Files appear whole, under their names, one after the other; a small list beside
+ * them says how far the corpus was read, so that a stopped run, or one that wants more, goes on at the next document.
+ */
+
+import {
+  closeSync,
+  existsSync,
+  fsyncSync,
+  openSync,
+  readFileSync,
+  renameSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { z } from 'zod';
+import { UsageError } from '../errors.js';
+import { ensureFolder } from '../folders.js';
+import { LaneDocuments, START } from './corpus/documents.js';
+import { CorpusOrder, corpusIdentity } from './corpus/order.js';
+import { documentText } from './corpus/reader.js';
+import type { CorpusSpec } from './corpus/spec.js';
+
+/** Not a name that a folder of JSON Lines is searched for. */
+const LIST = 'bootstrap.json';
+const FILE_BYTES = 64e6;
+const BUFFERED_BYTES = 1 << 20;
+
+const Count = z.number().int().min(0);
+const Progress = z.strictObject({
+  identity: z.string(),
+  documents: Count,
+  bytes: Count,
+  files: Count,
+  exhausted: z.boolean(),
+  lanes: z.array(z.strictObject({ turn: Count, block: Count, document: Count, token: Count })),
+});
+type Progress = z.infer<typeof Progress>;
+
+export interface BootstrapOptions {
+  readonly spec: CorpusSpec;
+  readonly folder: string;
+  /** Stop with the document that brings the files to this. */
+  readonly bytes: number;
+  readonly fileBytes?: number;
+  readonly onProgress?: (progress: Pick<Progress, 'documents' | 'bytes' | 'files'>) => void;
+}
+
+export type BootstrapResult = Pick<Progress, 'documents' | 'bytes' | 'files' | 'exhausted'>;
+
+export async function bootstrap(options: BootstrapOptions): Promise<BootstrapResult> {
+  const { spec, folder, bytes: wanted, onProgress } = options;
+  const identity = corpusIdentity({ ...spec, lanes: spec.lanes }, `seed ${spec.seed} ${spec.shuffle}`);
+  ensureFolder(folder);
+  const progress = readProgress(folder, identity) ?? {
+    ...{ identity, documents: 0, bytes: 0, files: 0, exhausted: false },
+    lanes: Array.from({ length: spec.lanes }, () => START),
+  };
+  const order = new CorpusOrder(spec);
+  const lanes = progress.lanes.map((cursor, lane) => new LaneDocuments(order, lane, { side: 'all', cursor }));
+  try {
+    while (progress.bytes < wanted && !progress.exhausted) {
+      await writeOneFile(lanes, progress, options, Math.min(wanted - progress.bytes, options.fileBytes ?? FILE_BYTES));
+      onProgress?.(progress);
+    }
+  } finally {
+    await Promise.all(lanes.map((lane) => lane.close()));
+  }
+  const { documents, bytes, files, exhausted } = progress;
+  return { documents, bytes, files, exhausted };
+}
+
+/** Fills the next file and moves `progress` behind it. */
+async function writeOneFile(
+  lanes: readonly LaneDocuments[],
+  progress: Progress,
+  { spec, folder, onProgress }: BootstrapOptions,
+  bytes: number,
+): Promise<void> {
+  const path = join(folder, `part-${String(progress.files).padStart(5, '0')}.jsonl`);
+  const aside = `${path}.partial`;
+  const descriptor = openSync(aside, 'w');
+  const cursors = [...progress.lanes];
+  const ended = new Set<number>();
+  const counted = { documents: 0, bytes: 0 };
+  let pending: string[] = [];
+  let pendingBytes = 0;
+  const flush = (): void => {
+    const buffer = Buffer.from(pending.join(''));
+    for (let done = 0; done < buffer.length; ) done += writeSync(descriptor, buffer, done);
+    pending = [];
+    pendingBytes = 0;
+  };
+  try {
+    // Lanes in turn, as training takes them; a lane that has come to its second epoch has given all it has.
+    for (let turn = progress.documents; counted.bytes < bytes && ended.size < lanes.length; turn++) {
+      const lane = turn % lanes.length;
+      if (ended.has(lane)) continue;
+      const placed = await lanes[lane].next();
+      if (placed === undefined || placed.epoch > 0) {
+        ended.add(lane);
+        continue;
+      }
+      cursors[lane] = { turn: placed.turn, block: placed.block, document: placed.index + 1, token: 0 };
+      const text = documentText(placed.document);
+      if (text === '') continue;
+      const line = `${JSON.stringify({ text })}\n`;
+      const size = Buffer.byteLength(line);
+      pending.push(line);
+      pendingBytes += size;
+      counted.documents++;
+      counted.bytes += size;
+      if (pendingBytes < BUFFERED_BYTES) continue;
+      flush();
+      onProgress?.({
+        documents: progress.documents + counted.documents,
+        bytes: progress.bytes + counted.bytes,
+        files: progress.files + 1,
+      });
+    }
+    flush();
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
+  }
+  if (counted.documents > 0) {
+    renameSync(aside, path);
+    progress.files++;
+  }
+  progress.documents += counted.documents;
+  progress.bytes += counted.bytes;
+  progress.exhausted = ended.size === lanes.length;
+  progress.lanes = cursors;
+  if (progress.documents === 0) throw new UsageError(`no text in ${spec.files[0].name}; check data.text_field`);
+  const list = join(folder, LIST);
+  writeFileSync(`${list}.partial`, JSON.stringify(progress));
+  renameSync(`${list}.partial`, list);
+}
+
+function readProgress(folder: string, identity: string): Progress | undefined {
+  const path = join(folder, LIST);
+  if (!existsSync(path)) return undefined;
+  let value: unknown;
+  try {
+    value = JSON.parse(readFileSync(path, 'utf8'));
+  } catch (error) {
+    throw new UsageError(`${path}: damaged; remove the folder and start again`, { cause: error });
+  }
+  const parsed = Progress.safeParse(value);
+  if (!parsed.success) throw new UsageError(`${path}: not a list of staged files; choose another --out`);
+  if (parsed.data.identity !== identity)
+    throw new UsageError(`${folder} holds a piece of another corpus or order; choose another --out`);
+  return parsed.data;
+}

@@ -1,0 +1,124 @@
+/** The samples of one lane: documents tokenised, joined by separators, cut into windows of S + 1 tokens. */
+
+import { setImmediate } from 'node:timers/promises';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { cutText } from '../documents/document.js';
+import type { Tokenizer } from '../tokenizer.js';
+import { type Cursor, type LaneDocuments, START } from './documents.js';
+import { documentBytes, documentText } from './reader.js';
+
+/** Set in a token that begins a document. Far above any id. */
+export const DOCUMENT_START = 1 << 30;
+export const TOKEN_MASK = DOCUMENT_START - 1;
+
+/** So many parts with nothing but empty documents in a row are no accident. */
+const MOST_EMPTY_TURNS = 1000;
+
+/** Counted while it is read; documents are those that had text. */
+export interface LaneCounts {
+  documents: number;
+  bytes: number;
+}
+
+export class LaneSamples {
+  readonly #documents: LaneDocuments;
+  readonly #tokenizer: Tokenizer;
+  readonly #documentBatch: number;
+  readonly #counts: LaneCounts;
+  /** Tokens of the open document, its separator among them. */
+  #tokens: Int32Array = new Int32Array(0);
+  #at = 0;
+  #turn = 0;
+  #block = 0;
+  #document = 0;
+  /** Tokens to pass over in the first document after a resume. */
+  #resumeAt: number;
+  #sinceYield = 0;
+  epoch = 0;
+
+  constructor(
+    documents: LaneDocuments,
+    tokenizer: Tokenizer,
+    options: { cursor?: Cursor; documentBatch: number; counts: LaneCounts },
+  ) {
+    this.#documents = documents;
+    this.#tokenizer = tokenizer;
+    this.#documentBatch = options.documentBatch;
+    this.#counts = options.counts;
+    this.#resumeAt = (options.cursor ?? START).token;
+  }
+
+  /**
+   * Fills a window; returns where the next one begins, or undefined when the documents end before the window is full.
+   * Windows share a token: the last target of one is the first input of the next, so no token is a target twice.
+   */
+  async fill(window: Int32Array): Promise<Cursor | undefined> {
+    for (let filled = 0; filled < window.length; ) {
+      if (this.#at === this.#tokens.length && !(await this.#nextDocument())) return undefined;
+      const taken = Math.min(window.length - filled, this.#tokens.length - this.#at);
+      window.set(this.#tokens.subarray(this.#at, this.#at + taken), filled);
+      filled += taken;
+      this.#at += taken;
+    }
+    this.#at -= 1;
+    return { turn: this.#turn, block: this.#block, document: this.#document, token: this.#at };
+  }
+
+  /** Opens the next document that has tokens; false at the end. */
+  async #nextDocument(): Promise<boolean> {
+    for (let firstTurn = -1; ; ) {
+      const placed = await this.#documents.next();
+      if (placed === undefined) return false;
+      // Tokenising is one long computation: in between, what the network brought must get its turn.
+      if (++this.#sinceYield >= this.#documentBatch) {
+        this.#sinceYield = 0;
+        await setImmediate();
+      }
+      const tokens = this.#encode(documentText(placed.document));
+      const skipped = this.#resumeAt;
+      this.#resumeAt = 0;
+      if (tokens === undefined && skipped === 0) {
+        if (firstTurn < 0) firstTurn = placed.turn;
+        if (placed.turn - firstTurn > MOST_EMPTY_TURNS)
+          throw new UsageError(`${placed.origin} and what follows it hold only empty documents; check data.text_field`);
+        continue;
+      }
+      if (tokens === undefined || skipped >= tokens.length)
+        throw new UsageError(`${placed.origin}: holds other text than when this run was saved; use the same data`);
+      this.#counts.documents++;
+      this.#counts.bytes += documentBytes(placed.document);
+      this.#tokens = tokens;
+      this.#at = skipped;
+      this.#turn = placed.turn;
+      this.#block = placed.block;
+      this.#document = placed.index;
+      this.epoch = placed.epoch;
+      return true;
+    }
+  }
+
+  /** The tokens of a text with their separator; undefined for a text without any. */
+  #encode(text: string): Int32Array | undefined {
+    const pieces = [...cutText(text)].map((piece) => this.#tokenizer.encode(piece));
+    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
+    if (length === 0) return undefined;
+    const tokens = new Int32Array(length + 1);
+    let at = 0;
+    for (const piece of pieces) {
+      tokens.set(piece, at);
+      at += piece.length;
+    }
+    checkRange(tokens, this.#tokenizer);
+    tokens[length] = this.#tokenizer.separator;
+    tokens[0] |= DOCUMENT_START;
+    return tokens;
+  }
+}
+
+/** Kernels take an id as an address: one outside the vocabulary would read foreign memory. */
+function checkRange(tokens: Int32Array, { vocabSize, name }: Tokenizer): void {
+  let largest = 0;
+  for (let index = 0; index < tokens.length; index++) largest = Math.max(largest, tokens[index] >>> 0);
+  if (largest >= vocabSize)
+    throw new TrefoilError(`tokenizer ${name} gave token ${largest}, outside its vocabulary of ${vocabSize}`);
+}

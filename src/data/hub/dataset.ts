@@ -1,0 +1,224 @@
+/** The Parquet files of a dataset on the Hugging Face hub (or a mirror of it): which, how large, and where. */
+
+import { createHash } from 'node:crypto';
+import { parse as parseYaml } from 'yaml';
+import { z } from 'zod';
+import { UsageError } from '../../errors.js';
+import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp } from './http.js';
+
+const DEFAULT_ENDPOINT = 'https://huggingface.co';
+
+export interface HubRequest {
+  /** owner/name */
+  readonly dataset: string;
+  /** Null: the configuration that the dataset calls its default. */
+  readonly configuration: string | null;
+  readonly split: string;
+  readonly revision: string;
+}
+
+export interface HubFile {
+  readonly name: string;
+  readonly url: string;
+  readonly size: number;
+  /** Equal for equal content. */
+  readonly identity: string;
+}
+
+export interface HubAccess {
+  readonly endpoint: string;
+  readonly credential: HttpOptions['credential'];
+}
+
+/** HF_ENDPOINT and HF_TOKEN, checked. */
+export function hubAccess(environment: Readonly<Record<string, string | undefined>>): HubAccess {
+  const given = environment['HF_ENDPOINT']?.trim() || DEFAULT_ENDPOINT;
+  let url: URL;
+  try {
+    url = new URL(given);
+  } catch {
+    throw new UsageError('HF_ENDPOINT: not a URL; give something like https://huggingface.co');
+  }
+  if (url.protocol !== 'https:' && url.protocol !== 'http:')
+    throw new UsageError('HF_ENDPOINT: must begin with https:// or http://');
+  // In a URL it would end up in messages and lists of processes.
+  if (url.username !== '' || url.password !== '')
+    throw new UsageError('HF_ENDPOINT: must not hold a user or password; put a token in HF_TOKEN');
+  const token = environment['HF_TOKEN']?.trim();
+  return { endpoint: given.replace(/\/+$/, ''), credential: token ? { origin: url.origin, token } : undefined };
+}
+
+const Revision = z.looseObject({ sha: z.string().regex(/^[0-9a-f]{7,64}$/) });
+const Tree = z.array(
+  z.looseObject({
+    type: z.string(),
+    path: z.string(),
+    size: z.number().int().min(0).optional(),
+    oid: z.string().optional(),
+    lfs: z.looseObject({ oid: z.string(), size: z.number().int().min(0) }).optional(),
+  }),
+);
+const Urls = z.array(z.string().regex(/^https?:\/\//));
+
+const Paths = z.union([z.string(), z.array(z.string())]);
+const Card = z.looseObject({
+  configs: z
+    .array(
+      z.looseObject({
+        config_name: z.string(),
+        default: z.boolean().optional(),
+        data_dir: z.string().optional(),
+        data_files: z
+          .union([Paths, z.array(z.looseObject({ split: z.string(), path: Paths })), z.record(z.string(), Paths)])
+          .optional(),
+      }),
+    )
+    .optional(),
+});
+type CardConfig = NonNullable<z.infer<typeof Card>['configs']>[number];
+
+/** Lists the files, pinned to one commit, in the order of their names. */
+export async function listDataset(request: HubRequest, access: HubAccess, http: HttpOptions): Promise<HubFile[]> {
+  const { dataset, split } = request;
+  if (!/^[\w.-]+\/[\w.-]+$/.test(dataset))
+    throw new UsageError(`data.hub_dataset: ${dataset} is not of the form owner/name`);
+  const api = `${access.endpoint}/api/datasets/${dataset}`;
+  const found = await fetchSmall(`${api}/revision/${encodeURIComponent(request.revision)}`, http);
+  if (found === undefined)
+    throw new UsageError(
+      `data.hub_dataset: ${describeUrl(access.endpoint)} has no dataset ${dataset} with revision ${request.revision}`,
+    );
+  const { sha } = parseAnswer(api, found.text, Revision);
+  const base = `${access.endpoint}/datasets/${dataset}/resolve/${sha}`;
+  const card = await fetchSmall(`${base}/README.md`, http);
+  const configs = card === undefined ? [] : cardConfigs(card.text);
+  const chosen = chooseConfig(configs, request);
+  const tree = await listTree(`${api}/tree/${sha}?recursive=true`, http);
+  const patterns = chosen === undefined ? undefined : patternsOf(chosen, split);
+  const files = tree
+    .filter(({ type, path }) => type === 'file' && path.endsWith('.parquet'))
+    .filter(({ path }) =>
+      patterns === undefined ? inFolder(path, request.configuration) : patterns.some((pattern) => pattern.test(path)),
+    )
+    .map((entry) => ({
+      name: entry.path,
+      url: `${base}/${entry.path.split('/').map(encodeURIComponent).join('/')}`,
+      size: entry.lfs?.size ?? entry.size ?? 0,
+      identity: entry.lfs?.oid ?? entry.oid ?? `${sha}/${entry.path}`,
+    }));
+  if (files.length > 0) return files.sort((a, b) => (a.name < b.name ? -1 : 1));
+  return listConverted(api, request, chosen?.config_name, http);
+}
+
+/** Datasets in other formats: the hub keeps Parquet copies of them. */
+async function listConverted(
+  api: string,
+  { dataset, configuration, split }: HubRequest,
+  chosen: string | undefined,
+  http: HttpOptions,
+): Promise<HubFile[]> {
+  const name = configuration ?? chosen ?? 'default';
+  const answer = await fetchSmall(`${api}/parquet/${encodeURIComponent(name)}/${encodeURIComponent(split)}`, http);
+  const urls = answer === undefined ? [] : parseAnswer(api, answer.text, Urls);
+  if (urls.length === 0)
+    throw new UsageError(
+      `data.hub_config: ${dataset} has no Parquet files for configuration ${name}, split ${split}; ` +
+        'check data.hub_config and data.hub_split',
+    );
+  const sizes = await Promise.all(urls.map((url) => fetchSize(url, http)));
+  return urls.map((url, index) => ({
+    name: new URL(url).pathname,
+    url,
+    size: sizes[index],
+    identity: createHash('sha256').update(`${url} ${sizes[index]}`).digest('hex'),
+  }));
+}
+
+/** All pages of a listing. */
+async function listTree(first: string, http: HttpOptions): Promise<z.infer<typeof Tree>> {
+  const entries: z.infer<typeof Tree> = [];
+  for (let url: string | undefined = first; url !== undefined; ) {
+    const page = await fetchSmall(url, http);
+    if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
+    entries.push(...parseAnswer(url, page.text, Tree));
+    const next: string | undefined = /<([^>]+)>;\s*rel="next"/.exec(page.headers.get('link') ?? '')?.[1];
+    // The token goes where the listing says: only to the host it was meant for.
+    if (next !== undefined && new URL(next, url).origin !== new URL(first).origin)
+      throw new SourceGaveUp(`${describeUrl(first)}: its listing leads to another host; refused`);
+    url = next === undefined ? undefined : new URL(next, url).href;
+  }
+  return entries;
+}
+
+/** The configurations in the YAML head of a dataset's README. */
+function cardConfigs(readme: string): CardConfig[] {
+  const head = /^---\r?\n([\s\S]*?)\r?\n---/.exec(readme)?.[1];
+  if (head === undefined) return [];
+  try {
+    return Card.parse(parseYaml(head, { logLevel: 'error' })).configs ?? [];
+  } catch (error) {
+    // What a card says otherwise (licence, tags, of whatever form) is not ours to judge; without configs folders decide.
+    if (error instanceof z.ZodError || (error as Error).name.startsWith('YAML')) return [];
+    throw error;
+  }
+}
+
+function chooseConfig(configs: readonly CardConfig[], { dataset, configuration }: HubRequest): CardConfig | undefined {
+  if (configs.length === 0) return undefined;
+  if (configuration === null)
+    return (
+      configs.find((config) => config.default) ??
+      configs.find((config) => config.config_name === 'default') ??
+      configs[0]
+    );
+  const chosen = configs.find((config) => config.config_name === configuration);
+  if (chosen !== undefined) return chosen;
+  const names = configs.slice(0, 12).map((config) => config.config_name);
+  throw new UsageError(
+    `data.hub_config: ${dataset} has no configuration ${configuration}; it has ${names.join(', ')}` +
+      (configs.length > names.length ? ` and ${configs.length - names.length} more` : ''),
+  );
+}
+
+function patternsOf({ config_name, data_dir, data_files }: CardConfig, split: string): RegExp[] {
+  const folder = data_dir === undefined ? '' : `${data_dir.replace(/\/+$/, '')}/`;
+  if (data_files === undefined) return [globPattern(`${folder || `${config_name}/`}**`)];
+  const bySplit = new Map<string, string[]>();
+  const add = (name: string, paths: string | string[]): void => {
+    bySplit.set(name, [...(bySplit.get(name) ?? []), ...[paths].flat()]);
+  };
+  if (typeof data_files === 'string') add('train', data_files);
+  else if (!Array.isArray(data_files)) for (const [name, paths] of Object.entries(data_files)) add(name, paths);
+  else for (const entry of data_files) typeof entry === 'string' ? add('train', entry) : add(entry.split, entry.path);
+  const paths = bySplit.get(split);
+  if (paths === undefined)
+    throw new UsageError(
+      `data.hub_split: configuration ${config_name} has no split ${split}; it has ${[...bySplit.keys()].join(', ')}`,
+    );
+  return paths.map((path) => globPattern(`${folder}${path}`));
+}
+
+/** `*` stays within a folder, `**` does not. */
+function globPattern(pattern: string): RegExp {
+  const source = pattern
+    .replace(/[.+^$()|[\]{}\\]/g, '\\$&')
+    .replace(/\*\*\/?|\*|\?/g, (wild) => (wild.startsWith('**') ? '.*' : wild === '*' ? '[^/]*' : '[^/]'));
+  return new RegExp(`^${source}$`);
+}
+
+/** Without a card a configuration is a folder, and the default is everything. */
+function inFolder(path: string, configuration: string | null): boolean {
+  return configuration === null || configuration === 'default' || path.split('/').includes(configuration);
+}
+
+function parseAnswer<Value>(url: string, text: string, schema: z.ZodType<Value>): Value {
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    throw new SourceGaveUp(`${describeUrl(url)}: the answer is not JSON; is HF_ENDPOINT a hub?`, { cause: error });
+  }
+  const parsed = schema.safeParse(value);
+  if (parsed.success) return parsed.data;
+  throw new SourceGaveUp(`${describeUrl(url)}: not the answer of a hub (${parsed.error.issues[0].message})`);
+}

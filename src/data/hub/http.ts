@@ -1,0 +1,246 @@
+/**
+ * Bytes over HTTP that arrive whole or not at all: a dropped, stalled, truncated or refused answer is asked for again from
+ * the byte where it ended, with growing pauses, until nothing has arrived for the time limit.
+ */
+
+import { setTimeout as sleep } from 'node:timers/promises';
+import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
+
+export interface HttpOptions {
+  /** Sent as a bearer token to this origin and to no other; never part of a message. */
+  readonly credential?: { readonly origin: string; readonly token: string } | undefined;
+  /** Give up when no byte has arrived for so long, over all attempts. */
+  readonly giveUpAfterMs: number;
+  /** Break off an attempt that has been silent for so long. */
+  readonly stallMs: number;
+  /** Before the second attempt; later pauses double. */
+  readonly firstPauseMs: number;
+}
+
+export interface ByteRange {
+  readonly start: number;
+  /** Not included. */
+  readonly end: number;
+  /** Of the whole file, where it is known: another one means another file. */
+  readonly size?: number | undefined;
+}
+
+const LONGEST_PAUSE_MS = 20_000;
+const JSON_LIMIT = 64 << 20;
+
+/** A source that stays dead: ends a run with its own exit code, after a checkpoint. */
+export class SourceGaveUp extends TrefoilError {
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, ExitCode.dataSource, options);
+  }
+}
+
+/** A fault that another attempt may not meet. */
+class Transient extends Error {
+  readonly pauseMs: number | undefined;
+
+  constructor(message: string, pauseMs?: number) {
+    super(message);
+    this.pauseMs = pauseMs;
+  }
+}
+
+/** Host and path only: a query may hold a signature, and the part before the host a password. */
+export function describeUrl(url: string): string {
+  const { host, pathname } = new URL(url);
+  return `${host}${pathname}`;
+}
+
+/** The bytes [start, end) of a file. */
+export async function fetchRange(url: string, range: ByteRange, options: HttpOptions): Promise<Uint8Array> {
+  const bytes = new Uint8Array(range.end - range.start);
+  let received = 0;
+  await untilDone(url, options, async (progress) => {
+    if (received === bytes.length) return;
+    const from = range.start + received;
+    const response = await request(url, options, { range: `bytes=${from}-${range.end - 1}` });
+    checkRangeAnswer(url, response, from, range);
+    for await (const chunk of body(response, options.stallMs)) {
+      const part = chunk.subarray(0, bytes.length - received);
+      bytes.set(part, received);
+      received += part.length;
+      if (part.length > 0) progress();
+      if (received === bytes.length) return; // a server that sends on is cut off
+    }
+    throw new Transient(`the answer ended after ${received} of ${bytes.length} bytes`);
+  });
+  return bytes;
+}
+
+/** A whole small document. Undefined when there is none at this address. */
+export async function fetchSmall(
+  url: string,
+  options: HttpOptions,
+): Promise<{ text: string; headers: Headers } | undefined> {
+  let found: { text: string; headers: Headers } | undefined;
+  await untilDone(url, options, async () => {
+    const response = await request(url, options, {});
+    if (response.status === 404) return;
+    checkStatus(url, response);
+    const chunks: Uint8Array[] = [];
+    let length = 0;
+    for await (const chunk of body(response, options.stallMs)) {
+      chunks.push(chunk);
+      length += chunk.length;
+      if (length > JSON_LIMIT) throw new SourceGaveUp(`${describeUrl(url)}: an answer of more than 64 MiB; refused`);
+    }
+    // fetch reports a body cut short for a plain length, but not for every proxy.
+    const expected = response.headers.get('content-length');
+    const encoded = response.headers.get('content-encoding') !== null;
+    if (expected !== null && !encoded && Number(expected) !== length)
+      throw new Transient(`the answer has ${length} bytes, not ${expected}`);
+    found = { text: Buffer.concat(chunks).toString('utf8'), headers: response.headers };
+  });
+  return found;
+}
+
+/** The size of a file whose listing does not tell it. */
+export async function fetchSize(url: string, options: HttpOptions): Promise<number> {
+  let size = Number.NaN;
+  await untilDone(url, options, async () => {
+    const response = await request(url, options, { range: 'bytes=0-0' });
+    checkStatus(url, response);
+    await response.body?.cancel();
+    const total = /\/(\d+)$/.exec(response.headers.get('content-range') ?? '')?.[1];
+    if (response.status !== 206 || total === undefined) throw noRanges(url);
+    size = Number(total);
+  });
+  return size;
+}
+
+/** Runs attempts until one succeeds, or nothing has moved for the time limit. */
+async function untilDone(
+  url: string,
+  options: HttpOptions,
+  attempt: (progress: () => void) => Promise<void>,
+): Promise<void> {
+  let lastProgress = performance.now();
+  let failures = 0;
+  const progress = (): void => {
+    lastProgress = performance.now();
+    failures = 0;
+  };
+  for (;;) {
+    try {
+      return await attempt(progress);
+    } catch (error) {
+      const reason = transientReason(error);
+      if (reason === undefined) throw error;
+      failures++;
+      const left = options.giveUpAfterMs - (performance.now() - lastProgress);
+      // Jitter: many ranks that failed together must not come back together.
+      const growing =
+        Math.min(LONGEST_PAUSE_MS, options.firstPauseMs * 2 ** (failures - 1)) * (0.5 + 0.5 * Math.random());
+      const pause = Math.max(growing, (error as Transient).pauseMs ?? 0);
+      if (left <= 0) {
+        const seconds = (options.giveUpAfterMs / 1000).toFixed(0);
+        throw new SourceGaveUp(
+          `${describeUrl(url)} gave nothing for ${seconds} s (${failures} attempts; the last: ${reason}); ` +
+            'check the network and HF_ENDPOINT, or allow more with --loader-timeout',
+        );
+      }
+      await sleep(Math.min(pause, left));
+    }
+  }
+}
+
+/** What to say about a fault worth another attempt; undefined for every other error. */
+function transientReason(error: unknown): string | undefined {
+  if (error instanceof Transient) return error.message;
+  if (error instanceof TrefoilError || !(error instanceof Error)) return undefined;
+  if (error.name === 'AbortError' || error.name === 'TimeoutError') return 'no answer in time';
+  // fetch wraps what the network did in a TypeError; its cause has the code. Messages are not repeated: they hold URLs.
+  const { code } = (error.cause ?? error) as NodeJS.ErrnoException;
+  if (error instanceof TypeError && (error.cause !== undefined || error.message === 'terminated'))
+    return code ?? 'connection lost';
+  return undefined;
+}
+
+async function request(url: string, options: HttpOptions, headers: Record<string, string>): Promise<Response> {
+  const { credential } = options;
+  const mayKnow = credential !== undefined && new URL(url).origin === credential.origin;
+  const authorization = mayKnow ? { authorization: `Bearer ${credential.token}` } : {};
+  const abort = new AbortController();
+  const timer = setTimeout(() => abort.abort(), options.stallMs);
+  try {
+    // fetch drops the authorization header when a redirect leads to another origin.
+    return await fetch(url, { headers: { ...headers, ...authorization }, signal: abort.signal });
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The chunks of an answer; silence for `stallMs` ends it. */
+async function* body(response: Response, stallMs: number): AsyncGenerator<Uint8Array> {
+  if (response.body === null) return;
+  const reader = response.body.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await withLimit(reader.read(), stallMs);
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    // Also when the reader of the chunks stops early; a connection that fails while it is closed is closed all the same.
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function withLimit<Value>(promise: Promise<Value>, ms: number): Promise<Value> {
+  let timer: NodeJS.Timeout | undefined;
+  const limit = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Transient(`no byte for ${(ms / 1000).toFixed(0)} s`)), ms);
+  });
+  try {
+    return await Promise.race([promise, limit]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function checkStatus(url: string, response: Response): void {
+  const { status } = response;
+  if (status === 200 || status === 206) return;
+  response.body?.cancel().catch(() => {}); // the answer is not wanted; how its connection ends does not matter
+  if (status === 429 || status === 408 || status >= 500)
+    throw new Transient(`HTTP status ${status}`, retryAfter(response.headers.get('retry-after')));
+  const where = describeUrl(url);
+  if (status === 401 || status === 403)
+    throw new UsageError(`${where}: access refused (HTTP ${status}); set HF_TOKEN to a token that may read it`);
+  if (status === 404) throw new UsageError(`${where}: there is no such file (HTTP 404); check data.hub_dataset`);
+  throw new SourceGaveUp(`${where}: HTTP status ${status}`);
+}
+
+function checkRangeAnswer(url: string, response: Response, from: number, range: ByteRange): void {
+  checkStatus(url, response);
+  if (response.status !== 206) {
+    const whole = response.headers.get('content-length');
+    // A server may answer a request for everything with a plain 200.
+    if (from === 0 && range.end === range.size && Number(whole) === range.size) return;
+    throw noRanges(url);
+  }
+  const answer = /^bytes (\d+)-\d+\/(\d+|\*)$/.exec(response.headers.get('content-range') ?? '');
+  if (answer === null || Number(answer[1]) !== from)
+    throw new Transient('the answer is about other bytes than asked for');
+  if (range.size !== undefined && answer[2] !== '*' && Number(answer[2]) !== range.size) {
+    throw new SourceGaveUp(
+      `${describeUrl(url)} has ${answer[2]} bytes now, not ${range.size} as listed: it was replaced; start again`,
+    );
+  }
+}
+
+function noRanges(url: string): SourceGaveUp {
+  return new SourceGaveUp(`${describeUrl(url)}: the server does not answer range requests; use another mirror`);
+}
+
+/** Seconds or a date. */
+function retryAfter(header: string | null): number | undefined {
+  if (header === null) return undefined;
+  const ms = /^\d+$/.test(header.trim()) ? Number(header) * 1000 : Date.parse(header) - Date.now();
+  return Number.isFinite(ms) ? Math.max(0, ms) : undefined;
+}

@@ -1,0 +1,40 @@
+import { describe, expect, it } from 'vitest';
+import type { CorpusSpec } from '../corpus/spec.js';
+import { createStreamLoader } from './loader.js';
+
+const long = process.env['TREFOIL_LONG'] === '1';
+const DOCUMENTS = long ? 10_000_000 : 400_000;
+const MIB = 2 ** 20;
+
+describe('memory', () => {
+  it(`stays flat over ${DOCUMENTS} documents`, { timeout: long ? 1_800_000 : 120_000 }, async () => {
+    const file = {
+      kind: 'generated',
+      name: 'made',
+      location: `${DOCUMENTS}:40`,
+      size: 1,
+      identity: '1',
+      parts: 4,
+    } as const;
+    const spec: CorpusSpec = { files: [file], textField: 'text', lanes: 2, shuffle: true, seed: 1, valFraction: 0 };
+    const loader = await createStreamLoader({
+      ...{ spec, tokenizer: 'byte', seq_len: 1024, batch_size: 8, workers: 2, documentBatch: 256 },
+      ...{ prefetch: true, queue: 4, timeout: 60 },
+    });
+    const used: number[] = [];
+    let checkpoint = 0;
+    while (loader.telemetry().documents < DOCUMENTS) {
+      await loader.ready(1);
+      loader.next();
+      if (loader.telemetry().documents < checkpoint) continue;
+      checkpoint += DOCUMENTS / 20;
+      used.push(process.memoryUsage().rss / MIB);
+    }
+    loader.close();
+    // The heap of each thread breathes; what would grow with documents or their lists grows by far more than this.
+    const middle = (values: number[]) => values.sort((a, b) => a - b)[values.length >> 1];
+    const [early, late] = [middle(used.slice(4, 10)), middle(used.slice(14))];
+    expect(late - early, used.map((value) => value.toFixed(0)).join(' ')).toBeLessThan(48);
+    expect(loader.state().sample).toBeGreaterThan(0);
+  });
+});

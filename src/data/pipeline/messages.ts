@@ -1,0 +1,68 @@
+/** What the trainer's thread and its workers say to each other; samples themselves go through shared memory. */
+
+import type { MessagePort } from 'node:worker_threads';
+import type { Cursor, Side } from '../corpus/documents.js';
+import type { CorpusSpec } from '../corpus/spec.js';
+import type { RingMemory } from './ring.js';
+
+export interface LaneTask {
+  /** Number of the lane in the corpus, and of its ring. */
+  readonly lane: number;
+  readonly ring: number;
+  readonly side: Side;
+  readonly cursor: Cursor;
+}
+
+export interface StreamTask {
+  readonly kind: 'stream';
+  readonly worker: number;
+  /** A channel of its own: the trainer can read it without giving up control. */
+  readonly port: MessagePort;
+  readonly spec: CorpusSpec;
+  readonly lanes: readonly LaneTask[];
+  readonly ring: RingMemory;
+  readonly tokenizer: string;
+  readonly documentBatch: number;
+  readonly fetchAhead: boolean;
+}
+
+export interface PrepareTask {
+  readonly kind: 'prepare';
+  readonly spec: CorpusSpec;
+  readonly tokenizer: string;
+  readonly folder: string;
+}
+
+export interface BareTask {
+  readonly kind: 'bare';
+  readonly spec: CorpusSpec;
+  readonly tokenizer: string;
+  readonly seconds: number;
+  readonly worker: number;
+  readonly workers: number;
+  /** Becomes 1 when all threads are to start. */
+  readonly go: SharedArrayBuffer;
+}
+
+export type WorkerTask = StreamTask | PrepareTask | BareTask;
+
+export type FromWorker =
+  | { readonly kind: 'news' }
+  | {
+      readonly kind: 'failed';
+      readonly message: string;
+      /** Null for an error that nobody foresaw. */
+      readonly exitCode: number | null;
+      readonly name: string;
+      readonly stack: string;
+    }
+  | { readonly kind: 'ready' }
+  | { readonly kind: 'rate'; readonly tokens: number; readonly bytes: number; readonly seconds: number }
+  | {
+      readonly kind: 'unit';
+      readonly unit: number;
+      readonly documents: number;
+      readonly tokens: number;
+      readonly bytes: number;
+      readonly done: boolean;
+    };

@@ -1,0 +1,109 @@
+/** A worker thread of the data pipeline: fetches, parses, tokenises and packs the lanes it owns, as far as it was granted. */
+
+import { setImmediate } from 'node:timers/promises';
+import { parentPort, workerData } from 'node:worker_threads';
+import { BlobOpener } from '../corpus/blob.js';
+import { type Cursor, LaneDocuments } from '../corpus/documents.js';
+import { CorpusOrder } from '../corpus/order.js';
+import { type LaneCounts, LaneSamples } from '../corpus/samples.js';
+import type { CorpusSpec } from '../corpus/spec.js';
+import { prepareUnits } from '../shards/prepare-units.js';
+import { createTokenizer, type Tokenizer } from '../tokenizer.js';
+import { encodeBare } from './bare.js';
+import type { FromWorker, LaneTask, WorkerTask } from './messages.js';
+import { Ring } from './ring.js';
+
+const task = workerData as WorkerTask;
+const port = task.kind === 'stream' ? task.port : parentPort!;
+
+function send(message: FromWorker): void {
+  port.postMessage(message);
+}
+
+function describeFailure(error: unknown): FromWorker {
+  const { message, stack, exitCode, name } = error as Error & { exitCode?: number };
+  return { kind: 'failed', message: message ?? String(error), exitCode: exitCode ?? null, name, stack: stack ?? '' };
+}
+
+class LaneRunner {
+  readonly #ring: Ring;
+  readonly #wakers = new Set<() => void>();
+  readonly #counts: LaneCounts = { documents: 0, bytes: 0 };
+  readonly #worker: number;
+
+  constructor(ring: Ring, worker: number) {
+    this.#ring = ring;
+    this.#worker = worker;
+    port.on('message', () => {
+      const wakers = [...this.#wakers];
+      this.#wakers.clear();
+      for (const wake of wakers) wake();
+    });
+  }
+
+  async run(
+    spec: CorpusSpec,
+    lane: LaneTask,
+    tokenizer: Tokenizer,
+    opener: BlobOpener,
+    settings: { documentBatch: number; fetchAhead: boolean },
+  ): Promise<void> {
+    const ring = this.#ring;
+    const cursor: Cursor = lane.cursor;
+    const { documentBatch, fetchAhead } = settings;
+    const documents = new LaneDocuments(new CorpusOrder(spec), lane.lane, {
+      side: lane.side,
+      cursor,
+      fetchAhead,
+      opener,
+    });
+    const samples = new LaneSamples(documents, tokenizer, { cursor, documentBatch, counts: this.#counts });
+    const window = new Int32Array(ring.shape.sequenceLength + 1);
+    for (let sample = 0; ; sample++) {
+      await this.#granted(lane.ring, sample);
+      const behind = await samples.fill(window);
+      if (behind === undefined) {
+        if (ring.end(lane.ring)) send({ kind: 'news' });
+        return;
+      }
+      ring.window(lane.ring, sample).set(window);
+      ring.count(this.#worker, this.#counts.documents, this.#counts.bytes);
+      if (ring.publish(lane.ring, sample, behind, samples.epoch)) send({ kind: 'news' });
+      // The other lanes of this thread take turns, and the network gets its own.
+      await setImmediate();
+    }
+  }
+
+  async #granted(ringLane: number, sample: number): Promise<void> {
+    while (this.#ring.granted(ringLane) <= sample) {
+      const woken = new Promise<void>((resolve) => this.#wakers.add(resolve));
+      this.#ring.announceSleep(this.#worker);
+      if (this.#ring.granted(ringLane) > sample) return;
+      await woken;
+    }
+  }
+}
+
+async function main(): Promise<void> {
+  if (task.kind === 'prepare') return prepareUnits(task, port, send);
+  if (task.kind === 'bare') return encodeBare(task, send);
+  const ring = new Ring(task.ring);
+  const runner = new LaneRunner(ring, task.worker);
+  const tokenizer = createTokenizer(task.tokenizer);
+  const opener = new BlobOpener(task.spec);
+  const running = task.lanes.map((lane) => runner.run(task.spec, lane, tokenizer, opener, task));
+  try {
+    await Promise.all(running);
+  } catch (error) {
+    // The message first: who sees the flag must find it.
+    send(describeFailure(error));
+    if (ring.fail()) send({ kind: 'news' });
+    throw error;
+  }
+}
+
+main().catch((error) => {
+  // A failing lane was reported above; a failing preparation is reported here. The thread ends either way.
+  if (task.kind !== 'stream') send(describeFailure(error));
+  process.exit(1);
+});

@@ -1,0 +1,102 @@
+/** The worker threads of a pipeline as the trainer's thread sees them. */
+
+import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
+import { TrefoilError } from '../../errors.js';
+import type { FromWorker, StreamTask } from './messages.js';
+import { workerFile } from './worker-file.js';
+
+type Failure = Extract<FromWorker, { kind: 'failed' }>;
+
+export class PipelineWorkers {
+  readonly #workers: readonly Worker[];
+  readonly #ports: readonly MessagePort[];
+  readonly #listeners = new Set<() => void>();
+  #failure: TrefoilError | undefined;
+
+  private constructor(workers: readonly Worker[], ports: readonly MessagePort[]) {
+    this.#workers = workers;
+    this.#ports = ports;
+    for (const [index, worker] of workers.entries()) {
+      // A thread that dies without a word (out of memory, say) must not look like a slow source.
+      worker.on('error', (error) => this.#lost(`a data worker failed: ${error.message}`));
+      worker.on('exit', (code) => code !== 0 && this.#lost(`data worker ${index} ended with code ${code}`));
+      ports[index].on('message', (message: FromWorker) => this.#receive(message));
+      // Neither keeps the process alive: the trainer does.
+      worker.unref();
+      ports[index].unref();
+    }
+  }
+
+  static async start(tasks: readonly Omit<StreamTask, 'port'>[]): Promise<PipelineWorkers> {
+    const file = await workerFile();
+    const ports: MessagePort[] = [];
+    const workers = tasks.map((task) => {
+      const { port1, port2 } = new MessageChannel();
+      ports.push(port1);
+      const workerData: StreamTask = { ...task, port: port2 };
+      return new Worker(file, { workerData, transferList: [port2], name: `trefoil-data-${task.worker}` });
+    });
+    return new PipelineWorkers(workers, ports);
+  }
+
+  wake(worker: number): void {
+    this.#ports[worker].postMessage('granted');
+  }
+
+  /** The error of a worker that failed; also what has arrived but was not yet delivered, as this thread never paused. */
+  failure(): TrefoilError | undefined {
+    for (const port of this.#ports) {
+      for (let next = receiveMessageOnPort(port); next !== undefined; next = receiveMessageOnPort(port))
+        this.#receive(next.message as FromWorker);
+    }
+    return this.#failure;
+  }
+
+  /**
+   * Resolves with the next message, or when the time is over, or at once when `isPointless` says so. It is asked after
+   * listening has begun: what arrives while it looks is not missed.
+   */
+  async news(ms: number, isPointless: () => boolean): Promise<void> {
+    let finish = (): void => {};
+    const arrived = new Promise<void>((resolve) => {
+      finish = resolve;
+    });
+    this.#listeners.add(finish);
+    // Unreferenced ports do not keep a waiting process alive, but this timer does.
+    const timer = setTimeout(finish, ms);
+    try {
+      if (!isPointless()) await arrived;
+    } finally {
+      clearTimeout(timer);
+      this.#listeners.delete(finish);
+    }
+  }
+
+  close(): void {
+    for (const port of this.#ports) port.close();
+    for (const worker of this.#workers) {
+      worker.removeAllListeners();
+      void worker.terminate();
+    }
+  }
+
+  #receive(message: FromWorker): void {
+    if (message.kind === 'failed') this.#failure ??= failureOf(message);
+    for (const listener of this.#listeners) listener();
+  }
+
+  #lost(message: string): void {
+    // What it said before it ended may still be under way, and says more.
+    this.failure();
+    this.#failure ??= new TrefoilError(message);
+    for (const listener of this.#listeners) listener();
+  }
+}
+
+/** The error of the other thread: expected ones keep their message and code, others say that they were not. */
+export function failureOf({ message, exitCode, stack }: Failure): TrefoilError {
+  const cause = new Error(message);
+  cause.stack = stack;
+  if (exitCode !== null) return new TrefoilError(message, exitCode, { cause });
+  return new TrefoilError(`internal error in a data worker: ${message}`, undefined, { cause });
+}

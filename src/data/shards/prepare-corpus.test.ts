@@ -1,0 +1,104 @@
+import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { openCorpus } from '../corpus/open.js';
+import { hubOptions, numberedDocuments } from '../testing/corpora.js';
+import { testFolder } from '../testing/folder.js';
+import { parquetFile } from '../testing/parquet.js';
+import { createByteTokenizer } from '../tokenizers/byte.js';
+import { listTextSource, prepareShards } from './prepare.js';
+import { prepareCorpus } from './prepare-corpus.js';
+import { ShardReader } from './reader.js';
+
+const folder = testFolder();
+const plain = { ...hubOptions(''), environment: {}, source: 'fineweb_edu_local' as const, shuffle: false };
+const jsonl = (documents: readonly string[]) => documents.map((text) => `${JSON.stringify({ text })}\n`).join('');
+
+/** All tokens as one text; opening compares all hashes. */
+function textOf(path: string): string {
+  const reader = ShardReader.open(path);
+  const text = createByteTokenizer().decode(reader.readTokens(0, reader.index.tokens));
+  reader.close();
+  return text;
+}
+
+describe('preparing a corpus', () => {
+  const documents = numberedDocuments(400, 'k');
+  const corpus = folder.write('corpus/a.jsonl', jsonl(documents.slice(0, 250)));
+  folder.write('corpus/b.parquet', parquetFile({ documents: documents.slice(250) }));
+  const expected = documents.map((document) => `${document}\0`).join('');
+  const open = () => openCorpus({ ...plain, path: folder.path('corpus'), partBytes: 3000 });
+
+  it('gives the same shards with any number of threads, with all documents in order', async () => {
+    const checksums = [];
+    for (const workers of [1, 3]) {
+      const path = folder.path(`shards-${workers}`);
+      const progress: number[] = [];
+      const index = await prepareCorpus({
+        ...{ spec: await open(), tokenizer: 'byte', folder: path, workers },
+        onProgress: ({ parts, totalParts }) => progress.push(parts / totalParts),
+      });
+      expect(index.documents).toBe(400);
+      expect(index.shards.length).toBeGreaterThan(3);
+      expect(textOf(path)).toBe(expected);
+      expect(progress.at(-1)).toBe(1);
+      expect(existsSync(`${path}.preparing`)).toBe(false);
+      checksums.push(index.checksum);
+    }
+    expect(checksums[0]).toBe(checksums[1]);
+  });
+
+  it('holds the tokens that the cache of training would', async () => {
+    const path = folder.path('by-prepare');
+    await prepareCorpus({
+      spec: await openCorpus({ ...plain, source: 'jsonl', path: corpus }),
+      tokenizer: 'byte',
+      folder: path,
+      workers: 1,
+    });
+    await prepareShards(await listTextSource('jsonl', corpus), createByteTokenizer(), folder.path('by-cache'));
+    expect(textOf(path)).toBe(textOf(folder.path('by-cache')));
+  });
+
+  it('goes on after an interruption without doing parts again, and refuses to mix corpora', async () => {
+    const path = folder.path('interrupted');
+    const spec = await open();
+    // A part that fails leaves the others done: the file is damaged for the first attempt only.
+    const damaged = readFileSync(folder.path('corpus/b.parquet'));
+    writeFileSync(folder.path('corpus/b.parquet'), Buffer.alloc(damaged.length));
+    await expect(prepareCorpus({ spec, tokenizer: 'byte', folder: path, workers: 1 })).rejects.toThrow(/b\.parquet/);
+    writeFileSync(folder.path('corpus/b.parquet'), damaged);
+    const done = readdirSync(`${path}.preparing`).filter((name) => /^unit-\d+$/.test(name)).length;
+    expect(done).toBeGreaterThan(1);
+    await expect(prepareCorpus({ spec, tokenizer: 'gpt2', folder: path, workers: 1 })).rejects.toThrow(
+      /another corpus or tokenizer/,
+    );
+    const notes: string[] = [];
+    await prepareCorpus({ spec, tokenizer: 'byte', folder: path, workers: 2, onNote: (line) => notes.push(line) });
+    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are there already$`))]);
+    expect(textOf(path)).toBe(expected);
+  });
+
+  it('is known by its hashes: one flipped byte is named', async () => {
+    const path = folder.path('flipped');
+    await prepareCorpus({ spec: await open(), tokenizer: 'byte', folder: path, workers: 1 });
+    const file = join(path, 'tokens-00001.bin');
+    const bytes = readFileSync(file);
+    bytes[5] ^= 1;
+    writeFileSync(file, bytes);
+    expect(() => ShardReader.open(path)).toThrow(/tokens-00001\.bin: damaged \(its SHA-256/);
+  });
+
+  it('writes over nothing, and leaves a folder that is in use alone', async () => {
+    const path = folder.path('full');
+    mkdirSync(path);
+    writeFileSync(join(path, 'mine'), 'x');
+    const spec = await open();
+    await expect(prepareCorpus({ spec, tokenizer: 'byte', folder: path, workers: 1 })).rejects.toThrow(/is not empty/);
+    mkdirSync(folder.path('busy.preparing'));
+    writeFileSync(folder.path('busy.preparing', 'owner'), '1\n');
+    await expect(prepareCorpus({ spec, tokenizer: 'byte', folder: folder.path('busy'), workers: 1 })).rejects.toThrow(
+      /in use by process 1/,
+    );
+  });
+});

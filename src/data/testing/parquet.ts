@@ -1,0 +1,66 @@
+/** Parquet files for tests, with the columns of a web corpus. */
+
+import { spawnSync } from 'node:child_process';
+import { type ColumnSource, parquetWriteBuffer } from 'hyparquet-writer';
+
+export interface ParquetRequest {
+  /** Null is a missing value; bytes need not be UTF-8. */
+  readonly documents: readonly (string | Uint8Array | null)[];
+  readonly codec?: 'UNCOMPRESSED' | 'SNAPPY' | 'ZSTD';
+  readonly rowsPerGroup?: number;
+  /** Default "text"; `meta.body` puts the text into a struct. */
+  readonly textField?: string;
+}
+
+export function parquetFile({
+  documents,
+  codec = 'SNAPPY',
+  rowsPerGroup = 10,
+  textField = 'text',
+}: ParquetRequest): Uint8Array {
+  const ids = documents.map((_, index) => `id-${index}`);
+  const texts = documents.map((text) => (typeof text === 'string' ? new TextEncoder().encode(text) : text));
+  const [outer, inner] = textField.split('.');
+  const common = { codec, rowGroupSize: rowsPerGroup, compressors: { ZSTD: zstandard } };
+  if (inner !== undefined) {
+    const schema = [
+      { name: 'root', num_children: 2 },
+      { name: 'id', type: 'BYTE_ARRAY', converted_type: 'UTF8', repetition_type: 'REQUIRED' },
+      { name: outer, num_children: 2, repetition_type: 'OPTIONAL' },
+      { name: inner, type: 'BYTE_ARRAY', converted_type: 'UTF8', repetition_type: 'OPTIONAL' },
+      { name: 'score', type: 'DOUBLE', repetition_type: 'OPTIONAL' },
+    ] as const;
+    const structs = documents.map((text, index) => ({ [inner]: text, score: index / 2 }));
+    const columnData = [
+      { name: 'id', data: ids },
+      { name: outer, data: structs },
+    ];
+    return new Uint8Array(parquetWriteBuffer({ ...common, columnData, schema: [...schema] }));
+  }
+  const columnData: ColumnSource[] = [
+    { name: 'id', data: ids, type: 'STRING' },
+    { name: textField, data: texts as Uint8Array[], type: 'BYTE_ARRAY', nullable: true },
+    { name: 'score', data: documents.map((_, index) => index / 2), type: 'DOUBLE' },
+    { name: 'meta', data: documents.map((_, index) => ({ url: `u${index}`, tags: [index] })), type: 'JSON' },
+  ];
+  return new Uint8Array(parquetWriteBuffer({ ...common, columnData }));
+}
+
+/** By the zstd program where it is there, else a frame of blocks that are stored as they are. */
+function zstandard(input: Uint8Array): Uint8Array {
+  const { status, stdout } = spawnSync('zstd', ['-q', '-c'], { input, maxBuffer: 1 << 28 });
+  if (status === 0) return stdout;
+  const head = Buffer.alloc(9);
+  head.writeUInt32LE(0xfd2fb528, 0);
+  head.writeUInt8(0xa0, 4); // one segment, a content size of four bytes
+  head.writeUInt32LE(input.length, 5);
+  const parts: Uint8Array[] = [head];
+  for (let at = 0; at < input.length || at === 0; at += 1 << 17) {
+    const piece = input.subarray(at, at + (1 << 17));
+    const last = at + piece.length >= input.length ? 1 : 0;
+    const block = Buffer.alloc(3);
+    block.writeUIntLE((piece.length << 3) | last, 0, 3);
+    parts.push(block, piece);
+  }
+  return Buffer.concat(parts);
+}
