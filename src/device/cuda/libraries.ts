@@ -15,6 +15,8 @@ export interface LibraryName {
   /** File names in the order of preference. */
   readonly files: readonly string[];
   readonly remedy: string;
+  /** Files beside it that it opens by name alone, and would not find: Python's wheels know no search path. */
+  readonly companions?: RegExp;
 }
 
 export const DRIVER: LibraryName = {
@@ -28,6 +30,7 @@ export const NVRTC: LibraryName = {
   files: ['libnvrtc.so.13', 'libnvrtc.so.12', 'libnvrtc.so'],
   remedy:
     'install the CUDA toolkit 12.3 or newer, or its NVRTC package (pip install nvidia-cuda-nvrtc), or set CUDA_HOME to where it is',
+  companions: /^libnvrtc-builtins\.so/,
 };
 
 export const CUBLASLT: LibraryName = {
@@ -51,6 +54,8 @@ export function openLibrary(name: LibraryName, environment: Environment = proces
       const path = folder === '' ? file : join(folder, file);
       if (folder !== '' && !existsSync(path)) continue;
       try {
+        if (folder !== '' && name.companions)
+          for (const companion of children(folder, name.companions)) koffi.load(companion, { global: true });
         return koffi.load(path);
       } catch (error) {
         // A file that is there and does not load says more than all that are not there.
