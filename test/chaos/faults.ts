@@ -1,6 +1,6 @@
 /**
- * What can happen to a run, each as one function. A fault says how the trainer must answer; the test compares the end. A
- * streaming source will add its broken network here: the row is kept, with the reason why it cannot happen yet.
+ * What can happen to a run that trains from a hub, each as one function. A fault says how the trainer must answer; the
+ * test compares the end.
  */
 import {
   closeSync,
@@ -19,15 +19,17 @@ import {
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { expect } from 'vitest';
+import { DATASET } from '../../src/data/testing/corpora.js';
 import { openCheckpoint } from '../../src/run/checkpoint-find.js';
 import { listCheckpoints } from '../../src/run/checkpoint-folder.js';
 import { runPaths, writeHalt } from '../../src/run/run-paths.js';
+import type { Network, NetworkFault } from './network.js';
 import { type Ending, Life, pause } from './supervisor.js';
 
 export interface Storm {
   readonly args: readonly string[];
   readonly outDir: string;
-  readonly dataDir: string;
+  readonly network: Network;
   /** The small disk the run lies on; null where none can be mounted. */
   readonly disk: string | null;
   readonly scratch: string;
@@ -47,7 +49,7 @@ export interface Fault {
 const DONE: Ending = { code: 0, signal: null };
 
 function start(storm: Storm): Life {
-  storm.life ??= new Life(storm.args, storm.env);
+  storm.life ??= new Life(storm.args, { ...storm.network.environment, ...storm.env });
   return storm.life;
 }
 
@@ -55,7 +57,7 @@ function start(storm: Storm): Life {
 async function running(storm: Storm): Promise<Life> {
   let life = start(storm);
   if (life.isOver) {
-    storm.life = undefined;
+    await over(storm, life); // nothing was done to it since: it may only be done
     life = start(storm);
   }
   await life.progress(life.steps + 1 + Math.floor(storm.random() * 6));
@@ -268,13 +270,13 @@ export const FAULTS: readonly Fault[] = [
     },
   },
   {
-    name: 'data that is gone',
+    name: 'a dataset that is gone',
     inject: async (storm) => {
       await running(storm);
       await killed(storm);
-      renameSync(storm.dataDir, `${storm.dataDir}.aside`);
-      await refused(storm, storm.dataDir);
-      renameSync(`${storm.dataDir}.aside`, storm.dataDir);
+      storm.network.hub.missing = true;
+      await refused(storm, DATASET);
+      storm.network.hub.missing = false;
     },
   },
   {
@@ -286,12 +288,41 @@ export const FAULTS: readonly Fault[] = [
       await life.progress(2);
     },
   },
+  ...(['drop', '429', '503', 'truncate', 'stall', 'wrong-range'] as const).map((kind) => ({
+    name: `a network with ${kind}`,
+    inject: (storm: Storm) => brokenNetwork(storm, kind),
+  })),
   {
-    name: 'a broken network',
-    absent: () => 'no source of this test reads over a network; the streaming source brings its own faults',
-    inject: () => Promise.reject(new Error('absent')),
+    name: 'a dead network',
+    inject: async (storm) => {
+      const life = await running(storm);
+      const { network } = storm;
+      network.hub.dead = true;
+      // What is ready is trained on; then the run ends with its own code, and with a checkpoint of that moment.
+      await over(storm, life, { code: 6, signal: null });
+      if (storm.random() < 0.3) {
+        const late = start(storm); // nothing is there at the start either
+        await over(storm, late, { code: 6, signal: null });
+      }
+      network.hub.dead = false;
+    },
   },
 ];
+
+/** Every other answer is spoilt in one way until some were; half of the time the process dies in the middle of it. */
+async function brokenNetwork(storm: Storm, kind: NetworkFault): Promise<void> {
+  const { network, random } = storm;
+  const life = await running(storm);
+  const before = network.spoilt;
+  network.spoil(kind);
+  const wanted = before + 1 + Math.floor(random() * 3);
+  // What was read ahead is used up first: the network is asked again some steps later.
+  while (network.spoilt < wanted && !life.isOver) await life.progress(life.steps + 1);
+  expect(network.spoilt, `no answer was spoilt by ${kind}: ${life.stderr}`).toBeGreaterThan(before);
+  if (random() < 0.5) await killed(storm);
+  else await life.progress(life.steps + 1);
+  network.heal();
+}
 
 /** The trainer's wall clock, off by up to a year and jumping by hours every few milliseconds; timers are left alone. */
 function jumpingClock({ scratch, random }: Storm): Record<string, string> {
