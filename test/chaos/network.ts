@@ -10,9 +10,18 @@ const DOCUMENTS = 48;
 /** Seconds until a source is dead; an answer that is silent for a third of it is broken off. */
 const TIMEOUT = 4;
 
+/** In which order the kinds come, which of them were served since, and every other answer is left alone. */
+interface Spoiling {
+  kinds: readonly NetworkFault[];
+  asked: number;
+  spoilt: number;
+}
+
+export const KINDS: readonly NetworkFault[] = ['drop', '429', '503', 'truncate', 'stall', 'wrong-range'];
+
 export class Network {
   readonly hub: HubServer;
-  readonly #state: { kind: NetworkFault | undefined; asked: number; spoilt: number };
+  readonly #spoiling: Spoiling;
 
   /** Row groups of two short documents, so that a training of small steps keeps asking for more. */
   static async start(): Promise<Network> {
@@ -20,24 +29,24 @@ export class Network {
       const documents = numberedDocuments(DOCUMENTS, `f${file}-`);
       return [`data/${file}.parquet`, parquetFile({ documents, rowsPerGroup: 2 })] as const;
     });
-    const state = { kind: undefined as NetworkFault | undefined, asked: 0, spoilt: 0 };
+    const spoiling: Spoiling = { kinds: [], asked: 0, spoilt: 0 };
     const fault = (): NetworkFault | undefined => {
-      // Every other answer: the second attempt succeeds, and what was spoilt does not hang on luck.
-      if (state.kind === undefined || state.asked++ % 2 === 1) return undefined;
-      state.spoilt++;
-      return state.kind;
+      const { kinds } = spoiling;
+      // Every other answer: the second attempt succeeds, and how often one fails does not hang on luck.
+      if (kinds.length === 0 || spoiling.asked++ % 2 === 1) return undefined;
+      return kinds[spoiling.spoilt++ % kinds.length];
     };
-    return new Network(await startHub({ dataset: DATASET, files: new Map(files), fault }), state);
+    return new Network(await startHub({ dataset: DATASET, files: new Map(files), fault }), spoiling);
   }
 
-  private constructor(hub: HubServer, state: { kind: NetworkFault | undefined; asked: number; spoilt: number }) {
+  private constructor(hub: HubServer, spoiling: Spoiling) {
     this.hub = hub;
-    this.#state = state;
+    this.#spoiling = spoiling;
   }
 
-  /** Answers spoilt so far. */
+  /** Answers spoilt since `spoil`. */
   get spoilt(): number {
-    return this.#state.spoilt;
+    return this.#spoiling.spoilt;
   }
 
   get environment(): Record<string, string> {
@@ -52,13 +61,12 @@ export class Network {
     };
   }
 
-  /** Spoils every other answer from here on. */
-  spoil(kind: NetworkFault): void {
-    this.#state.kind = kind;
-    this.#state.asked = 0;
+  /** Spoils every other answer from here on, in these ways by turns. */
+  spoil(kinds: readonly NetworkFault[]): void {
+    Object.assign(this.#spoiling, { kinds, asked: 0, spoilt: 0 });
   }
 
   heal(): void {
-    this.#state.kind = undefined;
+    this.#spoiling.kinds = [];
   }
 }
