@@ -48,8 +48,11 @@ export interface Fault {
 
 const DONE: Ending = { code: 0, signal: null };
 
-function start(storm: Storm): Life {
-  storm.life ??= new Life(storm.args, { ...storm.network.environment, ...storm.env });
+/** For a source that will be dead: other lives have time to start on a machine that is busy. */
+const HASTY = ['--loader-timeout', '4'];
+
+function start(storm: Storm, flags: readonly string[] = []): Life {
+  storm.life ??= new Life([...storm.args, ...flags], { ...storm.network.environment, ...storm.env });
   return storm.life;
 }
 
@@ -308,16 +311,15 @@ export const FAULTS: readonly Fault[] = [
   {
     name: 'a dead network',
     inject: async (storm) => {
-      const life = await running(storm);
-      const { network } = storm;
-      network.hub.dead = true;
+      await killed(storm);
+      const life = start(storm, HASTY);
+      await life.progress(1 + Math.floor(storm.random() * 6));
+      storm.network.hub.dead = true;
       // What is ready is trained on; then the run ends with its own code, and with a checkpoint of that moment.
       await over(storm, life, { code: 6, signal: null });
-      if (storm.random() < 0.3) {
-        const late = start(storm); // nothing is there at the start either
-        await over(storm, late, { code: 6, signal: null });
-      }
-      network.hub.dead = false;
+      // Nothing is there at the start either.
+      if (storm.random() < 0.3) await over(storm, start(storm, HASTY), { code: 6, signal: null });
+      storm.network.hub.dead = false;
     },
   },
 ];
