@@ -304,7 +304,6 @@ export const FAULTS: readonly Fault[] = [
     inject: async (storm) => {
       await spoilt(storm, 1 + Math.floor(storm.random() * 3));
       await killed(storm);
-      if (storm.random() < 0.5) await running(storm); // broken while it starts again, too
       storm.network.heal();
     },
   },
