@@ -1,8 +1,8 @@
 /**
- * Chaos: a training under random faults, started again after each, ends with the very files of one that nothing disturbed:
- * losses, evaluations, selection statistics, the position in the data, weights.
+ * Chaos: a training that streams from a hub, under random faults and started again after each, ends with the very files of
+ * one that nothing disturbed: losses, evaluations, selection statistics, the position in the data, weights.
  *
- * A dozen faults here, every kind among them; TREFOIL_LONG=1 makes it 200. A failure prints its seed; TREFOIL_SEED=<seed>
+ * Every kind of fault once here; TREFOIL_LONG=1 makes it 200. A failure prints its seed; TREFOIL_SEED=<seed>
  * makes the same choices again.
  */
 import { spawnSync } from 'node:child_process';
@@ -16,24 +16,28 @@ import { runPaths } from '../src/run/run-paths.js';
 import { randomNumbers } from '../src/testing/random.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 import { FAULTS, type Fault, filesOf, type Storm } from './chaos/faults.js';
+import { Network } from './chaos/network.js';
 import { Life } from './chaos/supervisor.js';
 
-const COUNT = process.env['TREFOIL_LONG'] ? 200 : 14;
+const COUNT = process.env['TREFOIL_LONG'] ? 200 : FAULTS.length;
 const SEED = Number(process.env['TREFOIL_SEED'] ?? Math.floor(Math.random() * 1e9));
 /** A fault lets a few steps pass; with this many of them the run does not end before the last fault. */
-const STEPS = 12 * COUNT;
+const STEPS = 8 * COUNT;
 const DISK_MIB = 48;
 
 let folder: { path: string; remove: () => void };
 let disk: string | null = null;
-beforeAll(() => {
+let network: Network;
+beforeAll(async () => {
+  network = await Network.start();
   folder = temporaryFolder();
   const path = join(folder.path, 'disk');
   mkdirSync(path);
   const mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${DISK_MIB}m`, 'tmpfs', path]);
   disk = mounted.status === 0 ? path : null;
 });
-afterAll(() => {
+afterAll(async () => {
+  await network.hub.close();
   if (disk !== null) expect(spawnSync('umount', ['-l', disk]).status).toBe(0);
   folder.remove();
 });
@@ -56,7 +60,7 @@ function schedule(storm: Storm): Fault[] {
 
 /** A life that nothing disturbs, to its end. */
 async function completes(args: readonly string[]): Promise<void> {
-  const life = new Life(args, {});
+  const life = new Life(args, network.environment);
   expect(await life.ending, life.stderr).toEqual({ code: 0, signal: null });
 }
 
@@ -65,11 +69,12 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     const prepare = (name: string, outDir: string) => {
       const config = tinyConfig(folder.path, {
         model: { dim: 48, n_layers: 2 },
+        data: network.data,
         train: { steps: STEPS, eval_every: 25, save_every: 3, keep_last: 4, out_dir: outDir },
       });
       const file = join(folder.path, `${name}.yaml`);
       writeFileSync(file, stringify(config));
-      return { args: ['train', '--config', file, '--resume', 'auto'], outDir, dataDir: config.data.path! };
+      return { args: ['train', '--config', file, '--resume', 'auto'], outDir };
     };
     const calm = prepare('calm', join(folder.path, 'calm'));
     await completes(calm.args);
@@ -77,7 +82,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     const stormy = prepare('stormy', join(disk ?? folder.path, 'stormy'));
     const storm: Storm = {
       ...stormy,
-      ...{ disk, scratch: folder.path, random: randomNumbers(SEED), life: undefined, env: {} },
+      ...{ disk, network, scratch: folder.path, random: randomNumbers(SEED), life: undefined, env: {} },
     };
     const injected = new Map<string, number>();
     for (const { name, inject } of schedule(storm)) {

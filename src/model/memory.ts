@@ -1,16 +1,30 @@
 /**
  * How much memory training will take, from the shapes alone: weights with gradients and Adam moments, the activations
  * that the backward pass needs, and the largest working set beside them. docs/model.md lists what each block keeps.
+ *
+ * In bf16 on a GPU weights, gradients and moments stay f32, every matrix has a bf16 copy, and activations have two bytes
+ * but for gates, log-sum-exps and the scales of norms. Tests hold the figures against a step whose tensors are counted.
  */
 import type { Config } from '../config/schema.js';
-import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize } from './shape.js';
+import type { Device } from '../device/device.js';
+import { chunkRows } from '../ops/crossentropy/op.js';
+import { type FusedBytes, fusedBytes } from '../ops/nsa-fused/bytes.js';
+import { shapeRefusal } from '../ops/nsa-fused/plan.js';
+import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
+import { kernelOptions } from './kernels.js';
+import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
 const FLOAT = 4;
+const BF16 = 2;
 /** Value, gradient, and the two moments. */
 const COPIES = 4;
+/** The fused kernels' buffers do not depend on the GPU; whether a shape fits them hardly does. */
+const ARCHITECTURE = 90;
 
 export interface MemoryEstimate {
-  /** Bytes that stay for the whole run. */
+  /** Bytes of the weights alone, as a checkpoint holds them. */
+  readonly weights: number;
+  /** Bytes that stay for the whole run: weights, gradients, moments, and copies in bf16. */
   readonly state: number;
   /** Bytes at the peak of a step beyond that. */
   readonly activations: number;
@@ -23,87 +37,143 @@ export function parameterCount(shape: ModelShape): number {
 }
 
 function blockParameters(shape: ModelShape): number {
+  const biases = shape.attention === 'nsa' ? 3 * shape.n_heads : 0;
+  return 2 * shape.dim + biases + blockMatrices(shape) + phiParameters(shape).plain;
+}
+
+/** Those of them that matrix products read: in bf16 they have a copy. */
+function blockMatrices(shape: ModelShape): number {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const hidden = hiddenSize(shape);
   const sparse = shape.attention === 'nsa';
   const projection = dim * (heads * dk + (sparse ? 3 : 1) * groups * (dk + dv));
-  const gate = sparse ? 3 * heads * (dim + 1) : 0;
+  const gate = sparse ? 3 * heads * dim : 0;
   const output = dim * heads * dv;
-  const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hidden;
-  return 2 * dim + projection + gate + output + feedForward + (sparse ? phiParameters(shape) : 0);
+  const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
+  return projection + gate + output + feedForward + phiParameters(shape).matrices;
 }
 
-function phiParameters(shape: ModelShape): number {
+function phiParameters(shape: ModelShape): { readonly plain: number; readonly matrices: number } {
   const { phi, l } = shape.nsa;
   const { groups, dk, dv } = headShapeOf(shape);
-  if (phi === 'avg') return 0;
-  const perPosition = l * groups * (dk + dv);
-  return phi === 'conv' ? perPosition : perPosition + phiHiddenSize(shape) * (l + 1) * (dk + dv);
-}
-
-/** Floats per token that one block keeps until its backward pass. */
-function keptPerToken(shape: ModelShape): number {
-  const { dim, mlp, nsa } = shape;
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const hidden = hiddenSize(shape);
-  const feedForward = 2 * dim + (mlp === 'swiglu' ? 3 : 2) * hidden; // middle, its norm, up, active
-  const input = 2 * dim + 2; // the block's input, its norm, two 1/rms
-  if (shape.attention === 'dense') return input + feedForward + heads * (dk + dv + 1) + groups * (dk + dv);
-  const compressed = (groups * (dk + dv)) / nsa.d;
-  const raw = nsa.phi === 'conv' ? groups * (dk + dv) : 0;
-  const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
-  const branches = 4 * heads * dv + 3 * heads + 3 * heads; // three outputs and their sum, LSEs, gates
-  return (
-    input +
-    feedForward +
-    heads * dk +
-    2 * groups * (dk + dv) +
-    compressed +
-    raw +
-    unfolded +
-    branches +
-    groups * nsa.n_sel
-  );
-}
-
-/**
- * Floats per token at the busiest point inside one block's backward pass, beyond what the block keeps. The feed-forward's
- * gradients come first, while everything is still kept; attention's come when the feed-forward's activations are gone.
- */
-function workingPerToken(shape: ModelShape): number {
-  const { dim, mlp } = shape;
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const hidden = hiddenSize(shape);
-  const isGated = mlp === 'swiglu';
-  const feedForward = 2 * dim + (isGated ? 2 : 1) * hidden;
-  const freed = 2 * dim + (isGated ? 3 : 2) * hidden;
-  const sparse = shape.attention === 'nsa';
-  const attention =
-    2 * dim + (sparse ? 4 : 1) * heads * dv + heads * dk + (sparse ? 3 : 1) * groups * (dk + dv) - freed;
-  return Math.max(feedForward, attention);
-}
-
-/** Largest chunk of logits the loss holds at a time, and the gradients it makes beside them. */
-function lossBytes(shape: ModelShape, tokens: number): number {
-  const logits = Math.min(FLOAT * tokens * shape.vocab_size, 128 * 2 ** 20);
-  return logits + FLOAT * (tokens * 2 * shape.dim + shape.vocab_size * shape.dim);
+  if (shape.attention === 'dense' || phi === 'avg') return { plain: 0, matrices: 0 };
+  const plain = l * groups * (dk + dv);
+  return { plain, matrices: phi === 'conv' ? 0 : phiHiddenSize(shape) * (l + 1) * (dk + dv) };
 }
 
 export function estimateMemory(
   shape: ModelShape,
-  { train, runtime }: Pick<Config, 'train' | 'runtime'>,
+  config: Pick<Config, 'train' | 'runtime'>,
+  on: Device['kind'] = config.runtime.device === 'cuda' ? 'cuda' : 'cpu',
 ): MemoryEstimate {
+  const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
+  const weights = FLOAT * parameterCount(shape);
+  const matrices = shape.n_layers * blockMatrices(shape) + shape.vocab_size * shape.dim;
+  const state = COPIES * weights + (rounds ? BF16 * matrices : 0);
+  const activations = peakBytes(shape, config, { on, bytes: rounds ? BF16 : FLOAT });
+  return { weights, state, activations, total: state + activations };
+}
+
+/** Where activations are, and the bytes of one number. */
+interface Setting {
+  readonly on: Device['kind'];
+  readonly bytes: number;
+}
+
+/** The most that is held at once in a step: in one of the four moments that can be the busiest. */
+function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
+  const { train, runtime } = config;
   const tokens = train.seq_len * train.batch_size;
-  const state = COPIES * FLOAT * parameterCount(shape);
-  const kept = keptPerToken(shape);
-  // With checkpointing: the input of every block, and one block at a time run again.
-  const layers = runtime.gradient_checkpointing ? (shape.n_layers - 1) * shape.dim + kept : shape.n_layers * kept;
-  const afterLoss = FLOAT * tokens * (layers + workingPerToken(shape));
+  const { bytes } = setting;
+  const fused = fusedParts(shape, config, setting);
+  const stream = bytes * tokens * shape.dim; // one tensor of the residual stream
+  const attention = tokens * attentionKept(shape, bytes) + (fused?.kept ?? 0);
+  const { heads, dv } = headShapeOf(shape);
+  const attended = bytes * tokens * heads * dv;
+  const feedForward = tokens * feedForwardKept(shape, bytes);
+  const block = stream + attention + attended + feedForward;
+  const isCheckpointed = runtime.gradient_checkpointing;
+  // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
+  const before = isCheckpointed ? (shape.n_layers - 1) * stream : (shape.n_layers - 1) * block;
+  const again = isCheckpointed ? stream : 0;
   const atLoss =
-    FLOAT * tokens * (runtime.gradient_checkpointing ? shape.n_layers * shape.dim : shape.n_layers * kept) +
-    lossBytes(shape, tokens);
-  const dWeight = FLOAT * shape.vocab_size * shape.dim;
-  const activations = Math.max(atLoss, afterLoss + dWeight);
-  return { state, activations, total: state + activations };
+    (isCheckpointed ? shape.n_layers * stream : shape.n_layers * block) +
+    lossBytes(shape, tokens, setting) +
+    2 * stream + // the last norm and its input
+    FLOAT * tokens;
+  const inForward = before + block - feedForward + (fused?.forward ?? 0);
+  const inFeedForward = before + block + again + stream + bytes * tokens * upSize(shape);
+  const inAttention =
+    before +
+    again +
+    block -
+    feedForward -
+    (shape.attention === 'nsa' ? attended : 0) + // its rule does not read it
+    2 * stream +
+    tokens * attentionGradients(shape, bytes, fused !== null) +
+    (fused?.backward ?? 0);
+  const ids = 2 * FLOAT * tokens;
+  return ids + Math.max(atLoss, inForward, inFeedForward, inAttention);
+}
+
+/** What the fused kernels hold beside the tensors that every kernel has; null where they do not serve. */
+function fusedParts(
+  shape: ModelShape,
+  config: Pick<Config, 'train' | 'runtime'>,
+  { on, bytes }: Setting,
+): FusedBytes | null {
+  const { train, runtime } = config;
+  if (on !== 'cuda' || bytes !== BF16 || shape.attention !== 'nsa') return null;
+  const options = kernelOptions({ runtime });
+  const fusedShape = { heads: headShapeOf(shape), sparse: sparseShapeOf(shape) };
+  const serves =
+    !options.parity &&
+    options.kernel !== 'reference' &&
+    train.seq_len >= (options.fusedFrom ?? 0) &&
+    shapeRefusal(fusedShape, fusedBuild(options), ARCHITECTURE) === null;
+  if (!serves) return null;
+  const lengths = new Array<number>(train.batch_size).fill(train.seq_len);
+  return fusedBytes(lengths, fusedShape, { path: fusedPath(options), deterministic: runtime.deterministic });
+}
+
+/** Bytes per token that attention keeps until its backward pass: all but the block's input and the attended values. */
+function attentionKept(shape: ModelShape, bytes: number): number {
+  const { dim, nsa } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const pair = groups * (dk + dv);
+  const norm = bytes * dim + FLOAT; // and 1/rms
+  if (shape.attention === 'dense') return norm + bytes * (heads * dk + pair) + FLOAT * heads;
+  const compressed = pair / nsa.d;
+  const raw = nsa.phi === 'conv' ? pair : 0;
+  const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
+  const branches = 3 * heads * dv;
+  const numbers = 3 * heads + 3 * heads + groups * nsa.n_sel; // log-sum-exps, gates, selections
+  return norm + bytes * (heads * dk + 2 * pair + compressed + raw + unfolded + branches) + FLOAT * numbers;
+}
+
+/** The same of the feed-forward: what attention added to, its norm, and the two sides of the activation. */
+function feedForwardKept(shape: ModelShape, bytes: number): number {
+  return bytes * (2 * shape.dim + upSize(shape) + hiddenSize(shape)) + FLOAT;
+}
+
+function upSize(shape: ModelShape): number {
+  return (shape.mlp === 'swiglu' ? 2 : 1) * hiddenSize(shape);
+}
+
+/**
+ * Bytes per token of gradients in attention's backward pass: of the attended values, queries, keys, values and gates.
+ * Kernels of single branches take the gradient of each branch as well.
+ */
+function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean): number {
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const pair = groups * (dk + dv);
+  if (shape.attention === 'dense') return bytes * (heads * dv + heads * dk + pair);
+  const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : 3 * pair;
+  return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
+}
+
+/** The chunk of logits the loss holds at a time, and the gradients it makes beside them. */
+function lossBytes({ vocab_size: vocab, dim }: ModelShape, tokens: number, { on, bytes }: Setting): number {
+  const rows = Math.min(tokens, chunkRows(tokens, vocab, { on, bytes }));
+  return bytes * rows * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
 }

@@ -187,7 +187,7 @@ async function runIn(
 
 function announce(model: LanguageModel, config: Config, say: (line: string) => void): void {
   const { shape, parameterCount } = model;
-  const memory = estimateMemory(shape, config);
+  const memory = estimateMemory(shape, config, model.device.kind);
   say(
     `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.n_layers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +

@@ -1,6 +1,6 @@
 /**
- * What can happen to a run, each as one function. A fault says how the trainer must answer; the test compares the end. A
- * streaming source will add its broken network here: the row is kept, with the reason why it cannot happen yet.
+ * What can happen to a run that trains from a hub, each as one function. A fault says how the trainer must answer; the
+ * test compares the end.
  */
 import {
   closeSync,
@@ -19,15 +19,17 @@ import {
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { expect } from 'vitest';
+import { DATASET } from '../../src/data/testing/corpora.js';
 import { openCheckpoint } from '../../src/run/checkpoint-find.js';
 import { listCheckpoints } from '../../src/run/checkpoint-folder.js';
 import { runPaths, writeHalt } from '../../src/run/run-paths.js';
+import { KINDS, type Network } from './network.js';
 import { type Ending, Life, pause } from './supervisor.js';
 
 export interface Storm {
   readonly args: readonly string[];
   readonly outDir: string;
-  readonly dataDir: string;
+  readonly network: Network;
   /** The small disk the run lies on; null where none can be mounted. */
   readonly disk: string | null;
   readonly scratch: string;
@@ -46,8 +48,11 @@ export interface Fault {
 
 const DONE: Ending = { code: 0, signal: null };
 
-function start(storm: Storm): Life {
-  storm.life ??= new Life(storm.args, storm.env);
+/** For a source that will be dead: other lives have time to start on a machine that is busy. */
+const HASTY = ['--loader-timeout', '4'];
+
+function start(storm: Storm, flags: readonly string[] = []): Life {
+  storm.life ??= new Life([...storm.args, ...flags], { ...storm.network.environment, ...storm.env });
   return storm.life;
 }
 
@@ -55,7 +60,7 @@ function start(storm: Storm): Life {
 async function running(storm: Storm): Promise<Life> {
   let life = start(storm);
   if (life.isOver) {
-    storm.life = undefined;
+    await over(storm, life); // nothing was done to it since: it may only be done
     life = start(storm);
   }
   await life.progress(life.steps + 1 + Math.floor(storm.random() * 6));
@@ -268,13 +273,13 @@ export const FAULTS: readonly Fault[] = [
     },
   },
   {
-    name: 'data that is gone',
+    name: 'a dataset that is gone',
     inject: async (storm) => {
       await running(storm);
       await killed(storm);
-      renameSync(storm.dataDir, `${storm.dataDir}.aside`);
-      await refused(storm, storm.dataDir);
-      renameSync(`${storm.dataDir}.aside`, storm.dataDir);
+      storm.network.hub.missing = true;
+      await refused(storm, DATASET);
+      storm.network.hub.missing = false;
     },
   },
   {
@@ -288,10 +293,47 @@ export const FAULTS: readonly Fault[] = [
   },
   {
     name: 'a broken network',
-    absent: () => 'no source of this test reads over a network; the streaming source brings its own faults',
-    inject: () => Promise.reject(new Error('absent')),
+    inject: async (storm) => {
+      const life = await spoilt(storm, KINDS.length);
+      await life.progress(life.steps + 1);
+      storm.network.heal();
+    },
+  },
+  {
+    name: 'SIGKILL in a broken network',
+    inject: async (storm) => {
+      await spoilt(storm, 1 + Math.floor(storm.random() * 3));
+      await killed(storm);
+      storm.network.heal();
+    },
+  },
+  {
+    name: 'a dead network',
+    inject: async (storm) => {
+      await killed(storm);
+      const life = start(storm, HASTY);
+      await life.progress(1 + Math.floor(storm.random() * 6));
+      storm.network.hub.dead = true;
+      // What is ready is trained on; then the run ends with its own code, and with a checkpoint of that moment.
+      await over(storm, life, { code: 6, signal: null });
+      // Nothing is there at the start either.
+      if (storm.random() < 0.3) await over(storm, start(storm, HASTY), { code: 6, signal: null });
+      storm.network.hub.dead = false;
+    },
   },
 ];
+
+/** Breaks the network in all ways, by turns from any of them on, until so many answers were spoilt. */
+async function spoilt(storm: Storm, answers: number): Promise<Life> {
+  const { network } = storm;
+  const life = await running(storm);
+  const first = Math.floor(storm.random() * KINDS.length);
+  network.spoil([...KINDS.slice(first), ...KINDS.slice(0, first)]);
+  // What was read ahead is used up first: the network is asked again some steps later.
+  while (network.spoilt < answers && !life.isOver) await life.progress(life.steps + 1);
+  expect(network.spoilt, life.stderr).toBeGreaterThanOrEqual(answers);
+  return life;
+}
 
 /** The trainer's wall clock, off by up to a year and jumping by hours every few milliseconds; timers are left alone. */
 function jumpingClock({ scratch, random }: Storm): Record<string, string> {

@@ -28,6 +28,8 @@ export interface HubServer {
   bytes: number;
   /** All requests fail from here on. */
   dead: boolean;
+  /** Nothing is here any more: all requests get 404. */
+  missing: boolean;
   readonly authorizations: (string | undefined)[];
   close(): Promise<void>;
 }
@@ -37,11 +39,15 @@ const SHA = 'abcdef0123456789abcdef0123456789abcdef01';
 export async function startHub(options: HubServerOptions): Promise<HubServer> {
   const sockets = new Set<Socket>();
   let fileRequests = 0;
-  const hub = { requests: [] as string[], bytes: 0, dead: false, authorizations: [] as (string | undefined)[] };
+  const hub = {
+    ...{ requests: [] as string[], authorizations: [] as (string | undefined)[] },
+    ...{ bytes: 0, dead: false, missing: false },
+  };
   const server = createServer((request, response) => {
     hub.requests.push(`${request.method} ${request.url} ${request.headers.range ?? ''}`.trim());
     hub.authorizations.push(request.headers.authorization);
     if (hub.dead) return request.socket.destroy();
+    if (hub.missing) return plain(response, 404, 'not here');
     if (options.token !== undefined && request.headers.authorization !== `Bearer ${options.token}`)
       return plain(response, 401, 'who are you?');
     answer(request, response);

@@ -5,7 +5,7 @@
  */
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { CUBLASLT, openLibrary } from './libraries.js';
+import { CUBLASLT, type Environment, openLibrary } from './libraries.js';
 import type { MatrixProduct } from './runtime.js';
 
 type Native = (...values: unknown[]) => number;
@@ -59,6 +59,12 @@ export interface Trial {
   withMemory<T>(bytes: number, use: (address: bigint) => T): T | null;
   /** Milliseconds of each of `repeats` runs. */
   time(work: () => void, repeats: number): number[];
+}
+
+/** Name and version of the installed library; throws `LibraryMissing` where there is none. */
+export function cublasLtIdentity(environment: Environment = process.env): string {
+  const version = Number(openLibrary(CUBLASLT, environment).func('cublasLtGetVersion', 'size_t', [])());
+  return `cuBLASLt ${Math.floor(version / 10_000)}.${Math.floor(version / 100) % 100}.${version % 100}`;
 }
 
 export class CublasLt {

@@ -43,7 +43,17 @@ export const CUBLASLT: LibraryName = {
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Thrown when a library is in none of the places; the message is a sentence for a person. */
-export class LibraryMissing extends Error {}
+export class LibraryMissing extends Error {
+  /** Its two halves: what is wrong, and what to do. */
+  readonly found: string;
+  readonly remedy: string;
+
+  constructor(found: string, remedy: string) {
+    super(`${found}: ${remedy}`);
+    this.found = found;
+    this.remedy = remedy;
+  }
+}
 
 /** Opens a library: by its bare name first (the system's own search), then in every usual folder. */
 export function openLibrary(name: LibraryName, environment: Environment = process.env): Library {
@@ -63,7 +73,7 @@ export function openLibrary(name: LibraryName, environment: Environment = proces
       }
     }
   const tried = problems.length > 0 ? `could not be loaded (${problems[0]})` : 'was not found';
-  throw new LibraryMissing(`${name.title} ${tried}: ${name.remedy}`);
+  throw new LibraryMissing(`${name.title} ${tried}`, name.remedy);
 }
 
 /** The folders of toolkits, distributions and Python wheels that exist on this machine. */

@@ -163,19 +163,23 @@ function countTargets(what: string, device: Device, targets: Tensor, tokens: num
 function expectLinear(what: string, x: Tensor, weight: Tensor, options: ChunkOptions) {
   const [tokens, dim] = expectFloats(`${what}: x`, x, [-1, -1]);
   const [vocab] = expectShape(`${what}: weight`, weight, [-1, dim], x.dtype);
-  const chunk = options.chunk ?? defaultChunk(x, vocab);
+  const chunk = options.chunk ?? chunkRows(tokens, vocab, { on: x.device.kind, bytes: DTYPE_BYTES[x.dtype] });
   if (!Number.isSafeInteger(chunk) || chunk < 1)
     throw new UsageError(`${what}: chunk must be a whole number from 1, not ${chunk}`);
   return { tokens, dim, vocab, chunk };
 }
 
-/** Equal chunks, so that no short one at the end costs a whole pass over the weight's gradient. */
-function defaultChunk({ shape: [tokens], dtype, device }: Tensor, vocab: number): number {
-  const logits = CHUNK_BYTES[device.kind] / DTYPE_BYTES[dtype];
+/** Tokens of a chunk by default. Equal chunks, so that no short one at the end costs a whole pass over the weight's gradient. */
+export function chunkRows(
+  tokens: number,
+  vocab: number,
+  { on, bytes }: { readonly on: Device['kind']; readonly bytes: number },
+): number {
+  const logits = CHUNK_BYTES[on] / bytes;
   const most = Math.max(1, Math.floor(logits / Math.max(1, vocab)));
   const chunks = Math.max(1, Math.ceil(tokens / most));
   const rows = Math.max(1, Math.ceil(tokens / chunks));
-  const whole = TILE_ROWS[device.kind] * Math.ceil(rows / TILE_ROWS[device.kind]);
+  const whole = TILE_ROWS[on] * Math.ceil(rows / TILE_ROWS[on]);
   return chunks > 1 && whole <= most ? whole : rows;
 }
 

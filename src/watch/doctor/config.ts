@@ -26,7 +26,7 @@ export interface ConfigFacts {
 export async function configRows({ config, file }: ResolvedConfig, facts: ConfigFacts): Promise<DoctorRow[]> {
   const { train } = config;
   const plan = `${train.steps} steps, S ${train.seq_len}, batch ${train.batch_size} x ${train.accumulate_grad_batches}`;
-  const estimate = tryEstimate(config);
+  const estimate = tryEstimate(config, facts);
   return [
     fine('config', `${file ?? 'defaults'}: ${plan}`),
     deviceRow(config, facts),
@@ -138,10 +138,11 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
   }
 }
 
-function tryEstimate(config: Config): MemoryEstimate | { readonly row: DoctorRow } {
+function tryEstimate(config: Config, facts: ConfigFacts): MemoryEstimate | { readonly row: DoctorRow } {
   try {
     const synthetic = config.data.source === 'synthetic' ? config.data.vocab_size : null;
-    return estimateMemory(modelShape(config, synthetic ?? createTokenizer(config.data.tokenizer).vocabSize), config);
+    const shape = modelShape(config, synthetic ?? createTokenizer(config.data.tokenizer).vocabSize);
+    return estimateMemory(shape, config, usesGpu(config, facts) ? 'cuda' : 'cpu');
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
     return { row: fail('model', 'cannot be built', error.message) };
@@ -159,8 +160,7 @@ function memoryRow({ state, activations, total }: MemoryEstimate, facts: ConfigF
 }
 
 /** Weights and two moments of every checkpoint kept and the one being written, the final model, and logs. */
-function diskBytes({ state }: MemoryEstimate, { train }: Config): number {
-  const weights = state / 4;
+function diskBytes({ weights }: MemoryEstimate, { train }: Config): number {
   const checkpoints = train.save_every > 0 ? (train.keep_last + 1) * 3 * weights : 0;
   return checkpoints + weights + train.steps * LOG_BYTES_PER_STEP;
 }

@@ -1,6 +1,9 @@
-/** The GPU rows of doctor: is there a CUDA device that training can use, and how much memory has it? */
+/** The GPU rows of doctor: is there a CUDA device that training can use, how much memory has it, are its libraries here? */
 import { existsSync, readFileSync } from 'node:fs';
+import { findBackend } from '../../device/cuda/compile.js';
+import { cublasLtIdentity } from '../../device/cuda/cublaslt.js';
 import { CudaDevice, cudaAbsence } from '../../device/cuda/cuda.js';
+import { DRIVER, LibraryMissing, openLibrary } from '../../device/cuda/libraries.js';
 import { TrefoilError } from '../../errors.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
@@ -9,19 +12,59 @@ const MIB = 2 ** 20;
 
 /** What there is to compute on beside the CPU. */
 export function gpuRows(): DoctorRow[] {
-  const absence = cudaAbsence();
   const driver = driverVersion();
   const rows = driver === undefined ? [] : [fine('gpu driver', driver)];
+  return [...rows, deviceRow(), ...(hasDriver() ? cudaLibraryRows() : [])];
+}
+
+function deviceRow(): DoctorRow {
+  const absence = cudaAbsence();
   if (absence !== null) {
     const remedy = 'training uses the CPU; for a GPU install NVIDIA’s driver, and in a container pass the device in';
-    return [...rows, warn('gpu', absence, remedy)];
+    return warn('gpu', absence, remedy);
   }
   try {
     const { name, totalBytes } = new CudaDevice();
-    return [...rows, fine('gpu', `${name}, ${Math.round(totalBytes / MIB)} MiB`)];
+    return fine('gpu', `${name}, ${Math.round(totalBytes / MIB)} MiB`);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
-    return [...rows, fail('gpu', 'there, but cannot be used', error.message)];
+    return fail('gpu', 'there, but cannot be used', error.message);
+  }
+}
+
+/** Names and versions of what a GPU needs beside its driver; both throw `LibraryMissing`. */
+export interface CudaLibraries {
+  compiler(): string;
+  products(): string;
+}
+
+const INSTALLED: CudaLibraries = { compiler: () => findBackend().identity, products: () => cublasLtIdentity() };
+
+/** Without a compiler training takes the CPU; without cuBLASLt it would start on the GPU and fail at the first product. */
+export function cudaLibraryRows(libraries: CudaLibraries = INSTALLED): DoctorRow[] {
+  return [
+    libraryRow('cuda compiler', libraries.compiler, warn),
+    libraryRow('cuda matrix products', libraries.products, fail),
+  ];
+}
+
+function libraryRow(check: string, find: () => string, missing: typeof fail): DoctorRow {
+  try {
+    return fine(check, find());
+  } catch (error) {
+    if (!(error instanceof LibraryMissing)) throw error;
+    return missing(check, error.found, error.remedy);
+  }
+}
+
+/** Where no driver is, nobody needs to be told of its libraries. */
+function hasDriver(): boolean {
+  try {
+    openLibrary(DRIVER);
+    return true;
+  } catch (error) {
+    if (!(error instanceof LibraryMissing)) throw error;
+    return false;
   }
 }
 
