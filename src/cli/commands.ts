@@ -36,6 +36,16 @@ export const BENCHES: readonly CommandEntry[] = [
     load: () => import('./bench-train.js'),
   },
   {
+    name: 'decode',
+    summary: 'one token by context length on the decode cache, branch by branch, dense beside it',
+    load: () => import('./bench-decode.js'),
+  },
+  {
+    name: 'prefill',
+    summary: 'whole prompts by length, branch by branch, dense beside them',
+    load: () => import('./bench-prefill.js'),
+  },
+  {
     name: 'data',
     summary: 'prepared shards, tokenising from Parquet, and how long a trainer would wait',
     load: () => import('./bench-data.js'),

@@ -233,6 +233,44 @@ describe('reads', () => {
   });
 });
 
+describe('reads of a step', () => {
+  it('are counted where they happen: as predicted once every block is full, never more', () => {
+    const model = made({ nsa: { n_sel: 4 } });
+    const { nsa } = model.shape;
+    withCache(model, (make) => {
+      const sequence = make();
+      let [equal, below] = [0, 0];
+      for (let S = 1; S <= 100; S++) {
+        const measured: number[] = [];
+        const observer = {
+          reads: (_: number, { cmp, sel, win }: Record<'cmp' | 'sel' | 'win', { read(): ArrayLike<number> }>) => {
+            for (let group = 0; group < 2; group++) {
+              const blocks = Math.min(nsa.n_sel, Math.ceil(S / nsa.l_sel));
+              const last = ((S - 1) % nsa.l_sel) + 1;
+              expect(sel.read()[group]).toBe((blocks - 1) * nsa.l_sel + last);
+              expect(win.read()[group]).toBe(Math.min(nsa.w, S));
+              measured.push(cmp.read()[group] + sel.read()[group] + win.read()[group]);
+            }
+          },
+        };
+        // A first token is a prefill: attention over itself, outside the cache.
+        readTokens(model, [sequence], [[S]], { observer });
+        if (S === 1) continue;
+        expect(measured).toHaveLength(4); // two layers, two groups
+        for (const reads of measured) {
+          expect(reads).toBeLessThanOrEqual(predictedReads(model.shape, S));
+          if (reads === predictedReads(model.shape, S)) equal += 1;
+          else below += 1;
+        }
+        if (S % nsa.l_sel === 0 && S >= nsa.n_sel * nsa.l_sel)
+          expect(new Set(measured)).toEqual(new Set([predictedReads(model.shape, S)]));
+      }
+      expect(equal).toBeGreaterThan(0);
+      expect(below).toBeGreaterThan(0);
+    });
+  });
+});
+
 describe('settings', () => {
   it('runtime.prefill_batched and runtime.prefill_tile', () => {
     const { runtime } = tinyConfig();

@@ -6,14 +6,14 @@ import { compressAverage, compressConv, compressMlp, type MlpParameters } from '
 import { denseAttention } from '../ops/dense/op.js';
 import { gate } from '../ops/gate/op.js';
 import { linear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout, type SparseOptions } from '../ops/nsa.js';
+import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
 import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
 import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep } from './cache.js';
-import { cachedSparseAttention } from './cached-attention.js';
+import { type BranchReads, cachedSparseAttention } from './cached-attention.js';
 import { operand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
@@ -22,6 +22,8 @@ import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './sh
 export interface Observer {
   gates?(layer: number, gates: Tensor): void;
   selected?(layer: number, selected: Tensor): void;
+  /** Keys that each branch really read; on a cache that holds earlier tokens only. */
+  reads?(layer: number, reads: BranchReads): void;
 }
 
 export interface AttentionContext {
@@ -168,7 +170,7 @@ class SparseAttention implements AttentionModule {
     }
     const attended =
       cache && !cache.isFresh
-        ? cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape)
+        ? this.#attendCached(tape, q, gates, cache, observer)
         : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
     observer?.selected?.(this.#layer, attended.selected);
     const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
@@ -177,6 +179,14 @@ class SparseAttention implements AttentionModule {
     const out = linear(tape, flat(attended.out), operand(this.#output, attended.out), null, residual);
     tape.drop(attended.out);
     return out;
+  }
+
+  #attendCached(tape: Tape, q: Tensor, gates: Tensor, cache: CacheStep, observer: Observer | undefined): SparseOutputs {
+    const count = () => tape.empty([q.shape[0], this.#shape.n_kv_groups], 'i32');
+    const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
+    const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
+    if (reads) observer?.reads?.(this.#layer, reads);
+    return attended;
   }
 
   /** The rows that blocks to come still need are kept, once the joined ones are there. */
