@@ -56,6 +56,11 @@ export const BENCHES: readonly CommandEntry[] = [
 /** Commands of `trefoil eval`. */
 export const EVALUATIONS: readonly CommandEntry[] = [
   { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval-loss.js') },
+  {
+    name: 'selection',
+    summary: 'which blocks a model selects and how it weighs its branches, with pictures',
+    load: () => import('./eval-selection.js'),
+  },
 ];
 
 /** Commands of `trefoil data`. */

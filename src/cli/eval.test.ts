@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -93,5 +93,44 @@ describe('eval loss', () => {
     expect(code).toBe(2);
     expect(stdout).toBe('');
     expect(stderr).toMatch(message);
+  });
+});
+
+describe('eval selection', () => {
+  const select = (...words: string[]) => runCli(['eval', 'selection', '--model', run, '--text-file', file, ...words]);
+
+  it('prints one JSON value and writes the same with its pictures', async () => {
+    const folder = join(root, 'pictures');
+    const { code, stdout, stderr } = await select('--json', '--out-dir', folder, '--max-tokens', '50');
+    expect(code, stderr).toBe(0);
+    const result = JSON.parse(stdout);
+    expect(Object.keys(result)).toEqual(['model', 'step', 'tokens', 'l_sel', 'layers']);
+    expect(result).toMatchObject({ step: 7, tokens: 50, l_sel: 8 });
+    expect(result.layers).toHaveLength(2);
+    expect(Object.keys(result.layers[1])).toEqual(['layer', 'rate_by_distance', 'gates', 'gates_by_block']);
+    expect(readdirSync(folder).sort()).toEqual(['gates.svg', 'selection.json', 'selection.svg']);
+    expect(JSON.parse(readFileSync(join(folder, 'selection.json'), 'utf8'))).toEqual(result);
+    for (const name of ['gates.svg', 'selection.svg'])
+      expect(readFileSync(join(folder, name), 'utf8')).toMatch(/^<svg [\s\S]*<\/svg>\s*$/);
+  });
+
+  it('prints a table', async () => {
+    const { stdout } = await select();
+    expect(stdout).toMatch(/^layer +cmp +sel +win +mean distance$/m);
+    expect(stdout).toMatch(/^ +1( +[\d.]+ %){3} +[\d.]+ blocks$/m);
+  });
+
+  it('a file that is not there or empty is one line and exit code 2', async () => {
+    const empty = join(root, 'empty.txt');
+    writeFileSync(empty, '');
+    for (const [path, message] of [
+      ['/none', '/none: cannot read: there is no such file'],
+      [empty, `${empty}: holds no text`],
+    ]) {
+      const { code, stderr } = await runCli(['eval', 'selection', '--model', run, '--text-file', path]);
+      expect(code).toBe(2);
+      expect(stderr).toContain(message);
+      expect(stderr.trimEnd().split('\n')).toHaveLength(1);
+    }
   });
 });
