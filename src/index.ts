@@ -19,10 +19,19 @@ export { CpuDevice, type CpuOptions } from './device/cpu/cpu.js';
 export { CudaDevice, type CudaOptions, cudaAbsence } from './device/cuda/cuda.js';
 export type { Device, DeviceKind } from './device/device.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
-export { type FinishReason, type GenerateOptions, type Generation, generate } from './infer/generate.js';
+export { prefill, readTokens } from './infer/decode.js';
+export {
+  type FinishReason,
+  type GenerateOptions,
+  type Generation,
+  generate,
+  generateAll,
+  type TextPiece,
+} from './infer/generate.js';
 export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
 export type { SamplingOptions } from './infer/sampler.js';
 export { type AttentionContext, type AttentionModule, createAttention, type Observer } from './model/attention.js';
+export { type CachedSequence, DecodeCache } from './model/cache.js';
 export { type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export { ParameterStore } from './model/parameters.js';

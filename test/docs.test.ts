@@ -3,7 +3,7 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { describe, expect, it } from 'vitest';
-import { BENCHES, COMMANDS, DATA_COMMANDS } from '../src/cli/commands.js';
+import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
 import { createIo } from '../src/cli/io.js';
 import { main } from '../src/cli/program.js';
 import { configSchema } from '../src/config/schema.js';
@@ -59,6 +59,7 @@ describe.each(pages)('%s', (name) => {
     const known = new Set(COMMANDS.map((command) => command.name));
     const groups = new Map([
       ['bench', new Set(BENCHES.map((command) => command.name))],
+      ['eval', new Set(EVALUATIONS.map((command) => command.name))],
       ['data', new Set(DATA_COMMANDS.map((command) => command.name))],
     ]);
     const unknown = codeOf(page).flatMap((line) => {
@@ -105,8 +106,9 @@ describe('docs/cli.md', () => {
       .filter(([name]) => name !== ''),
   );
   const commands = [
-    ...COMMANDS.map(({ name }) => name).filter((name) => name !== 'bench' && name !== 'data'),
+    ...COMMANDS.map(({ name }) => name).filter((name) => !['bench', 'eval', 'data'].includes(name)),
     ...BENCHES.map(({ name }) => `bench ${name}`),
+    ...EVALUATIONS.map(({ name }) => `eval ${name}`),
     ...DATA_COMMANDS.map(({ name }) => `data ${name}`),
   ];
 

@@ -5,6 +5,7 @@ export const COMMANDS: readonly CommandEntry[] = [
   { name: 'start', summary: 'train a first small model and see what it learned', load: () => import('./start.js') },
   { name: 'train', summary: 'train a model from a config', load: () => import('./train.js') },
   { name: 'generate', summary: 'text from a trained model', load: () => import('./generate.js') },
+  { name: 'eval', summary: 'how good a trained model is', load: () => import('./eval.js') },
   { name: 'bench', summary: 'measure speed on this machine', load: () => import('./bench.js') },
   {
     name: 'verify',
@@ -36,9 +37,29 @@ export const BENCHES: readonly CommandEntry[] = [
     load: () => import('./bench-train.js'),
   },
   {
+    name: 'decode',
+    summary: 'one token by context length on the decode cache, branch by branch, dense beside it',
+    load: () => import('./bench-decode.js'),
+  },
+  {
+    name: 'prefill',
+    summary: 'whole prompts by length, branch by branch, dense beside them',
+    load: () => import('./bench-prefill.js'),
+  },
+  {
     name: 'data',
     summary: 'prepared shards, tokenising from Parquet, and how long a trainer would wait',
     load: () => import('./bench-data.js'),
+  },
+];
+
+/** Commands of `trefoil eval`. */
+export const EVALUATIONS: readonly CommandEntry[] = [
+  { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval-loss.js') },
+  {
+    name: 'selection',
+    summary: 'which blocks a model selects and how it weighs its branches, with pictures',
+    load: () => import('./eval-selection.js'),
   },
 ];
 

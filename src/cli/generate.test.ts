@@ -115,6 +115,26 @@ describe('trefoil generate', () => {
     expect(err).not.toContain('seed');
   });
 
+  it('continues several prompts at once, each as it would be alone', async () => {
+    const words = ['--prompt', 'abc', '--prompt', 'another one', '--seed', '4', '--repetition-penalty', '1.2'];
+    const values = await json(words);
+    expect(values).toHaveLength(2);
+    for (const { prompt, text, finish_reason } of values) {
+      const alone = await json(['--prompt', prompt, '--seed', '4', '--repetition-penalty', '1.2']);
+      expect(alone).toMatchObject({ text, finish_reason });
+    }
+    const plain = await generate(['--model', run, '--max-new-tokens', '12', ...words]);
+    expect(plain.out).toBe(`--- 1\n${values[0].text}\n--- 2\n${values[1].text}\n`);
+    expect(plain.err).toMatch(/24 tokens in/);
+  });
+
+  it('--min-p 1 is greedy, and a penalty below 1 favours the context', async () => {
+    const greedy = await json(['--prompt', 'abc', '--greedy']);
+    expect((await json(['--prompt', 'abc', '--min-p', '1'])).text).toBe(greedy.text);
+    const penalized = await json(['--prompt', 'abc', '--greedy', '--repetition-penalty', '0.01']);
+    expect(penalized.text).not.toBe(greedy.text);
+  });
+
   it('takes a run folder, a checkpoint or a file', async () => {
     const { text } = await json(['--prompt', 'x', '--greedy']);
     for (const path of ['model.safetensors', 'checkpoints/step-3', 'checkpoints/latest'])
@@ -167,7 +187,8 @@ describe('trefoil generate', () => {
   it('obeys the environment in the choice of kernels and warns of what does nothing', async () => {
     const words = ['--prompt', 'some longer text to continue', '--greedy'];
     const { text } = await json(words);
-    expect((await json(words, { env: { NSA_FORCE_PARITY: '1' } })).text).toBe(text);
+    for (const env of [{ NSA_FORCE_PARITY: '1' }, { NSA_PREFILL_TILE: '5' }, { NSA_PREFILL_BATCHED: '0' }])
+      expect((await json(words, { env })).text).toBe(text);
     const { err } = await generate(['--model', run, '--prompt', 'a'], { env: { NSA_FORCE_PARTY: '1' } });
     expect(err).toContain('warning: NSA_FORCE_PARTY: unknown variable, ignored (did you mean NSA_FORCE_PARITY?)');
   });
@@ -180,6 +201,8 @@ describe('trefoil generate', () => {
     ['a bad number', ['--model', 'x', '--max-new-tokens', '0'], /--max-new-tokens.*whole number from 1/],
     ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number from 0/],
     ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number above 0, up to 1/],
+    ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number from 0 to 1/],
+    ['a bad penalty', ['--model', 'x', '--repetition-penalty', '0'], /--repetition-penalty.*number above 0/],
     ['two prompts', ['--model', 'x', '--prompt', 'a', '--prompt-file', 'b'], /cannot be used with/],
     ['greedy and hot', ['--model', 'x', '--greedy', '--temperature', '2'], /cannot be used with/],
     ['a missing prompt file', ['--model', 'x', '--prompt-file', '/none'], /\/none: cannot read: there is no such file/],
@@ -208,7 +231,8 @@ describe('trefoil generate', () => {
   it('--help shows every flag', async () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
-    const flags = 'model prompt prompt-file max-new-tokens max-context temperature top-k top-p seed greedy stop device';
+    const flags =
+      'model prompt prompt-file max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop device';
     for (const flag of [...flags.split(' '), 'threads', 'json']) expect(out).toContain(`--${flag}`);
   });
 });

@@ -10,7 +10,8 @@ import {
   DEFAULT_NEW_TOKENS,
   type FinishReason,
   type Generation,
-  generate,
+  generateAll,
+  type TextPiece,
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
@@ -23,13 +24,15 @@ export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: bool
 
 interface Options {
   readonly model: string;
-  readonly prompt?: string;
+  readonly prompt?: readonly string[];
   readonly promptFile?: string;
   readonly maxNewTokens: number;
   readonly maxContext: number;
   readonly temperature: number;
   readonly topK: number;
   readonly topP: number;
+  readonly minP: number;
+  readonly repetitionPenalty: number;
   readonly seed?: number;
   readonly greedy?: boolean;
   readonly stop?: readonly string[];
@@ -43,7 +46,11 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
     new Option(flags, meaning).argParser(wholeNumber(least));
   command
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
-    .addOption(new Option('--prompt <text>', 'text to continue').conflicts('promptFile'))
+    .addOption(
+      new Option('--prompt <text>', 'text to continue; may be repeated: all are continued at once')
+        .argParser((text: string, all: readonly string[] = []) => [...all, text])
+        .conflicts('promptFile'),
+    )
     .option('--prompt-file <file>', 'take the prompt from a file; one newline at its end does not count')
     .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(DEFAULT_NEW_TOKENS))
     .addOption(whole('--max-context <n>', 'most tokens of prompt and text together', 2).default(DEFAULT_MAX_CONTEXT))
@@ -53,6 +60,16 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
     .addOption(whole('--top-k <k>', 'draw among the k most probable tokens; 0 = all', 0).default(0))
     .addOption(
       new Option('--top-p <p>', 'draw among the tokens that make up p of the mass').argParser(share).default(1),
+    )
+    .addOption(
+      new Option('--min-p <p>', 'draw among the tokens at least p times as probable as the best')
+        .argParser(fraction)
+        .default(0),
+    )
+    .addOption(
+      new Option('--repetition-penalty <x>', 'above 1, tokens of the context become less probable')
+        .argParser(positive)
+        .default(1),
     )
     .addOption(whole('--seed <n>', 'the same seed gives the same text (default: a random one, printed)', 0))
     .addOption(new Option('--greedy', 'always the most probable token').conflicts('temperature'))
@@ -66,13 +83,14 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
 
 const HELP = `
 Without --prompt and --prompt-file the prompt is read from stdin when something is piped in; with no prompt at all
-the model begins a document. The text goes to stdout, everything else to stderr.
+the model begins a document. The text goes to stdout, everything else to stderr. Several prompts are continued side by
+side, each with the text it would have alone; their texts come one after the other, each behind a line with its number.
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.err(`warning: ${warning}`);
-  const { json = false, maxNewTokens, maxContext, topK, topP, stop = [] } = options;
-  const prompt = await readPrompt(options, stdin);
+  const { json = false, maxNewTokens, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
+  const prompts = await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
   const seed = options.seed ?? randomInt(2 ** 32);
   const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
@@ -80,20 +98,26 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     for (const warning of warnings) io.err(`warning: ${warning}`);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const started = performance.now();
-    const stream = generate({ model, tokenizer, config: withEnvironment(config, io.env) }, prompt, {
+    const stream = generateAll({ model, tokenizer, config: withEnvironment(config, io.env) }, prompts, {
       ...{ maxNewTokens, maxContext, stop },
-      sampling: { temperature: greedy ? 0 : options.temperature, topK, topP, seed },
+      sampling: { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed },
     });
-    const result = await print(stream, io, json);
-    if (result === null) return;
+    const results = await print(stream, prompts.length, io, json);
+    if (results === null) return;
     const seconds = (performance.now() - started) / 1000;
-    const { text, finishReason } = result;
-    const tokens = result.tokens.length;
-    const perSecond = tokens / seconds;
-    if (json) printJson(io, { prompt, text, tokens, tokens_per_s: perSecond, finish_reason: finishReason });
+    const perSecond = (count: number) => count / seconds;
+    if (json) {
+      const rows = results.map(({ text, tokens, finishReason }, i) => ({
+        ...{ prompt: prompts[i], text, tokens: tokens.length },
+        ...{ tokens_per_s: perSecond(tokens.length), finish_reason: finishReason },
+      }));
+      printJson(io, rows.length === 1 ? rows[0] : rows);
+    }
+    const total = results.reduce((sum, { tokens }) => sum + tokens.length, 0);
+    const reasons = [...new Set(results.map(({ finishReason }) => REASONS[finishReason]))].join('; ');
     io.err(
-      `${tokens} tokens in ${seconds.toFixed(1)} s, ${perSecond.toFixed(1)} tok/s; ` +
-        `${REASONS[finishReason]}${greedy ? '' : `; seed ${seed}`}`,
+      `${total} tokens in ${seconds.toFixed(1)} s, ${perSecond(total).toFixed(1)} tok/s; ` +
+        `${reasons}${greedy ? '' : `; seed ${seed}`}`,
     );
   } finally {
     model.free();
@@ -107,28 +131,38 @@ const REASONS: Record<FinishReason, string> = {
   context: '--max-context is full: raise it for more',
 };
 
-/** Streams the text unless it goes into JSON. Null when the reader of stdout has gone: nobody wants the rest. */
+/**
+ * Streams one text as it comes, several when all are done, unless they go into JSON. Null when the reader of stdout has gone:
+ * nobody wants the rest.
+ */
 async function print(
-  stream: AsyncGenerator<string, Generation>,
+  stream: AsyncGenerator<TextPiece, Generation[]>,
+  count: number,
   io: Io,
   json: boolean,
-): Promise<(Generation & { text: string }) | null> {
+): Promise<(Generation & { text: string })[] | null> {
   let isOpen = true;
   const close = () => {
     isOpen = false;
   };
+  const write = (text: string) => io.stdout.write(io.stdout.isTTY ? visible(text) : text);
+  const streams = count === 1 && !json;
   io.stdout.once('error', close);
   try {
-    let text = '';
+    const texts = new Array<string>(count).fill('');
     for (;;) {
       const { done, value } = await stream.next();
       if (done) {
-        if (!json) io.stdout.write('\n');
-        return { ...value, text };
+        if (streams) write('\n');
+        else if (!json) texts.forEach((text, i) => void write(`--- ${i + 1}\n${text}\n`));
+        return value.map((generation, i) => ({ ...generation, text: texts[i] }));
       }
-      text += value;
-      if (!json) io.stdout.write(io.stdout.isTTY ? visible(value) : value);
-      if (!isOpen) return null;
+      texts[value.index] += value.text;
+      if (streams) write(value.text);
+      if (!isOpen) {
+        await stream.return([]);
+        return null;
+      }
     }
   } finally {
     io.stdout.off('error', close);
@@ -143,13 +177,13 @@ function visible(text: string): string {
   });
 }
 
-async function readPrompt({ prompt, promptFile }: Options, stdin: Input): Promise<string> {
+async function readPrompts({ prompt, promptFile }: Options, stdin: Input): Promise<readonly string[]> {
   if (prompt !== undefined) return prompt;
-  if (promptFile !== undefined) return promptText(promptFile, readFile(promptFile));
-  if (stdin.isTTY) return '';
+  if (promptFile !== undefined) return [promptText(promptFile, readFile(promptFile))];
+  if (stdin.isTTY) return [''];
   const pieces: Uint8Array[] = [];
   for await (const piece of stdin) pieces.push(typeof piece === 'string' ? Buffer.from(piece) : piece);
-  return promptText('stdin', Buffer.concat(pieces));
+  return [promptText('stdin', Buffer.concat(pieces))];
 }
 
 function readFile(path: string): Uint8Array {
@@ -179,5 +213,18 @@ function temperature(text: string): number {
 function share(text: string): number {
   const value = Number(text);
   if (!(value > 0 && value <= 1)) throw new InvalidArgumentError('It must be a number above 0, up to 1.');
+  return value;
+}
+
+function fraction(text: string): number {
+  const value = Number(text);
+  if (text.trim() === '' || !(value >= 0 && value <= 1))
+    throw new InvalidArgumentError('It must be a number from 0 to 1.');
+  return value;
+}
+
+function positive(text: string): number {
+  const value = Number(text);
+  if (!(Number.isFinite(value) && value > 0)) throw new InvalidArgumentError('It must be a number above 0.');
   return value;
 }

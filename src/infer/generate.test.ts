@@ -4,7 +4,7 @@ import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { cpu } from '../testing/devices.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
-import { type GenerateOptions, type Generation, generate, lastLogits } from './generate.js';
+import { type GenerateOptions, type Generation, generate, generateAll, lastLogits } from './generate.js';
 import { createSampler, UnusableLogits } from './sampler.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
@@ -78,6 +78,63 @@ describe('generation', () => {
     expect(tokens.length).toBeGreaterThan(3);
     const whole = (shown: string) => shown.replace(/\uFFFD+$/, '');
     expect(whole(text)).toBe(whole(tokenizer.decode(tokens)));
+  });
+
+  it('of several prompts at once is that of each alone', async () => {
+    const prompts = ['Once', 'a much longer prompt than the others, beyond every window', '', 'x'];
+    const options = {
+      maxNewTokens: 24,
+      sampling: { temperature: 1.2, seed: 3, repetitionPenalty: 1.3 },
+      maxContext: 64,
+    };
+    const texts = prompts.map(() => '');
+    const stream = generateAll(loaded, prompts, options);
+    let results: Generation[] | null = null;
+    while (results === null) {
+      const { done, value } = await stream.next();
+      if (done) results = value;
+      else texts[value.index] += value.text;
+    }
+    for (const [i, prompt] of prompts.entries()) {
+      const alone = await run(options, prompt);
+      expect(texts[i]).toBe(alone.text);
+      expect(results[i]).toEqual({ tokens: alone.tokens, finishReason: alone.finishReason });
+    }
+    expect(new Set(results.map(({ tokens }) => tokens.length)).size).toBeGreaterThan(1); // they end at different times
+  });
+
+  it('draws the same in tiles, token by token, and by the slow loop', async () => {
+    const sampling = { temperature: 1.1, seed: 5, minP: 0.01 };
+    const prompt = 'a prompt that is longer than windows and blocks of this small model';
+    const wanted = await run({ sampling }, prompt);
+    for (const runtime of [
+      { prefill_tile: 8 },
+      { prefill_batched: false },
+      { selection_kernel: 'reference' as const },
+    ]) {
+      const from = { ...loaded, config: { ...config, runtime: { ...config.runtime, ...runtime } } };
+      expect(await run({ sampling }, prompt, from)).toEqual(wanted);
+    }
+  });
+
+  it('reads every token once', async () => {
+    const lengths: number[] = [];
+    const counting = new Proxy(model, {
+      get: (target, name) => {
+        if (name === 'logits')
+          return (...given: Parameters<LanguageModel['logits']>) => {
+            lengths.push(given[1].size);
+            return target.logits(...given);
+          };
+        return Reflect.get(target, name, target);
+      },
+    });
+    const { tokens } = await run({ sampling: { seed: 6 }, maxNewTokens: 5 }, 'Once upon', {
+      ...loaded,
+      model: counting,
+    });
+    expect(tokens).toHaveLength(5);
+    expect(lengths).toEqual([9, 1, 1, 1, 1]);
   });
 
   it('is the same for a seed and another for another', async () => {

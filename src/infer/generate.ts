@@ -1,15 +1,19 @@
 /**
- * Text from a model, token by token. Each token runs the model over the whole context again: no state between tokens,
- * which makes this the slow reference of the decode path. Positions are absolute and the context is never cut.
+ * Text from a model, token by token, on the decode cache. Where there is none (CUDA, the reference kernels) each token runs
+ * the model over the whole context again, which is the slow reference of the decode path. Positions are absolute and the
+ * context is never cut.
  */
 import { setImmediate } from 'node:timers/promises';
+import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
+import { type CachedSequence, cacheRefusal, DecodeCache } from '../model/cache.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { SparseOptions } from '../ops/nsa.js';
 import { sparseLayout } from '../ops/nsa.js';
 import { Sequences } from '../ops/sequences.js';
 import { Tape } from '../tensor/tape.js';
+import { prefill, prefillTile, readTokens } from './decode.js';
 import type { LoadedModel } from './load-model.js';
 import { createSampler, type SamplingOptions } from './sampler.js';
 import { StopFilter } from './stop.js';
@@ -38,58 +42,180 @@ export const DEFAULT_MAX_CONTEXT = 32_768;
 
 export const DEFAULT_NEW_TOKENS = 128;
 
+/** A piece of the text of prompt number `index`. */
+export interface TextPiece {
+  readonly index: number;
+  readonly text: string;
+}
+
+type Source = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
+
 /** Yields pieces of text as they become certain; returns what was drawn and why it ended. */
 export async function* generate(
-  { model, tokenizer, config }: Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>,
+  source: Source,
   prompt: string,
-  { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] }: GenerateOptions = {},
+  options: GenerateOptions = {},
 ): AsyncGenerator<string, Generation, void> {
+  const stream = generateAll(source, [prompt], options);
+  try {
+    for (;;) {
+      const { done, value } = await stream.next();
+      if (done) return value[0];
+      yield value.text;
+    }
+  } finally {
+    await stream.return([]);
+  }
+}
+
+/** Several prompts side by side, each with the text it would have alone. */
+export async function* generateAll(
+  { model, tokenizer, config }: Source,
+  prompts: readonly string[],
+  { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] }: GenerateOptions = {},
+): AsyncGenerator<TextPiece, Generation[], void> {
   expectWhole('max-new-tokens', maxNewTokens);
   expectWhole('max-context', maxContext);
   if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
   const sample = createSampler(sampling);
   // Rows that no token has (a padded embedding) are never drawn.
   const vocabulary = Math.min(model.shape.vocab_size, tokenizer.vocabSize);
-  const context = encodePrompt(prompt, tokenizer, vocabulary);
-  const promptLength = context.length;
-  if (promptLength >= maxContext)
-    throw new UsageError(
-      `the prompt has ${promptLength} tokens and max-context is ${maxContext}: ` +
-        'shorten the prompt, or raise --max-context',
-    );
-  const decoder = tokenizer.createStreamDecoder();
-  const filter = new StopFilter(stop);
-  const kernels = kernelOptions(config);
-  let trimmedAt = promptLength;
-  let finishReason: FinishReason | null = null;
-  while (finishReason === null) {
-    const drawn = context.length - promptLength;
-    const token = sample(lastLogits(model, context, kernels).subarray(0, vocabulary), drawn);
-    // The pool keeps a block of every size class the growing context went through: give them back now and then.
-    if (context.length > trimmedAt * 1.125) {
-      model.device.pool.trim();
-      trimmedAt = context.length;
+  const drafts = prompts.map((prompt, index) => {
+    const context = encodePrompt(prompt, tokenizer, vocabulary);
+    if (context.length >= maxContext)
+      throw new UsageError(
+        `the prompt has ${context.length} tokens and max-context is ${maxContext}: ` +
+          'shorten the prompt, or raise --max-context',
+      );
+    return new Draft(index, context, tokenizer.createStreamDecoder(), new StopFilter(stop));
+  });
+  const reader = contextReader(model, config);
+  try {
+    for (let active = drafts; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
+      const logits = reader.next(active.map(({ context }) => context));
+      for (const [i, draft] of active.entries()) {
+        const token = sample(logits[i].subarray(0, vocabulary), draft.drawn, draft.seen);
+        const text = draft.add(token, token === tokenizer.separator, maxNewTokens, maxContext);
+        if (text !== '') yield { index: draft.index, text };
+      }
+      await setImmediate(); // the model blocks; let output and signals through
     }
-    await setImmediate(); // the model blocks; let output and signals through
-    if (token === tokenizer.separator) {
-      finishReason = 'separator';
-      break;
-    }
-    context.push(token);
-    const { text, stopped } = filter.push(decoder.push(token));
-    if (text !== '') yield text;
-    if (stopped) finishReason = 'stop';
-    else if (drawn + 1 === maxNewTokens) finishReason = 'length';
-    else if (context.length === maxContext) finishReason = 'context';
+  } finally {
+    reader.free();
   }
-  if (finishReason !== 'stop') {
+  return drafts.map(({ tokens, finishReason }) => ({ tokens, finishReason: finishReason ?? 'length' }));
+}
+
+/** One prompt and what was drawn after it. */
+class Draft {
+  readonly index: number;
+  /** The prompt and the text so far. */
+  readonly context: number[];
+  /** Its tokens, each once. */
+  readonly seen: Set<number>;
+  finishReason: FinishReason | null = null;
+  readonly #promptLength: number;
+  readonly #decoder: ReturnType<LoadedModel['tokenizer']['createStreamDecoder']>;
+  readonly #filter: StopFilter;
+
+  constructor(
+    index: number,
+    context: number[],
+    decoder: ReturnType<LoadedModel['tokenizer']['createStreamDecoder']>,
+    filter: StopFilter,
+  ) {
+    this.index = index;
+    this.context = context;
+    this.seen = new Set(context);
+    this.#promptLength = context.length;
+    this.#decoder = decoder;
+    this.#filter = filter;
+  }
+
+  get drawn(): number {
+    return this.context.length - this.#promptLength;
+  }
+
+  get tokens(): number[] {
+    return this.context.slice(this.#promptLength);
+  }
+
+  /** Takes the next token; returns the text that is certain now. */
+  add(token: number, isSeparator: boolean, maxNewTokens: number, maxContext: number): string {
+    if (isSeparator) {
+      this.finishReason = 'separator';
+      return this.#rest();
+    }
+    this.context.push(token);
+    this.seen.add(token);
+    const { text, stopped } = this.#filter.push(this.#decoder.push(token));
+    if (stopped) {
+      this.finishReason = 'stop';
+      return text;
+    }
+    if (this.drawn === maxNewTokens) this.finishReason = 'length';
+    else if (this.context.length === maxContext) this.finishReason = 'context';
+    return this.finishReason === null ? text : text + this.#rest();
+  }
+
+  #rest(): string {
     // A character whose last bytes were never drawn is left out rather than shown as a replacement character.
-    const rest = filter.push(decoder.end().replace(/\uFFFD+$/, ''));
-    const text = rest.stopped ? rest.text : rest.text + filter.end();
-    if (text !== '') yield text;
-    if (rest.stopped) finishReason = 'stop';
+    const rest = this.#filter.push(this.#decoder.end().replace(/\uFFFD+$/, ''));
+    if (!rest.stopped) return rest.text + this.#filter.end();
+    this.finishReason = 'stop';
+    return rest.text;
   }
-  return { tokens: context.slice(promptLength), finishReason };
+}
+
+/** Logits of what follows each of some contexts, which grow by one token from call to call and may drop out. */
+interface ContextReader {
+  next(contexts: readonly (readonly number[])[]): Float32Array[];
+  free(): void;
+}
+
+function contextReader(model: LanguageModel, config: Config): ContextReader {
+  const kernels = kernelOptions(config);
+  // The reference computes whole sequences only.
+  const isCached = cacheRefusal(model.device) === null && !kernels.parity && kernels.kernel !== 'reference';
+  return isCached ? cachedReader(model, kernels, prefillTile(config)) : slowReader(model, kernels);
+}
+
+function cachedReader(model: LanguageModel, kernels: SparseOptions, tile: number | null): ContextReader {
+  const cache = new DecodeCache(model.device, model.shape);
+  const held = new Map<readonly number[], CachedSequence>();
+  return {
+    next(contexts) {
+      if (held.size > 0) {
+        const sequences = contexts.map((context) => held.get(context) as CachedSequence);
+        const tokens = contexts.map((context, i) => context.slice(sequences[i].length));
+        return readTokens(model, sequences, tokens, { kernels });
+      }
+      for (const context of contexts) held.set(context, cache.sequence());
+      const logits = prefill(model, [...held.values()], contexts, tile, { kernels });
+      model.device.pool.trim(); // a long prompt takes much more memory than any step after it
+      return logits;
+    },
+    free() {
+      for (const sequence of held.values()) sequence.free();
+    },
+  };
+}
+
+/** Runs the whole context again for every token: where there is no cache. */
+function slowReader(model: LanguageModel, kernels: SparseOptions): ContextReader {
+  let trimmedAt = 0;
+  return {
+    next(contexts) {
+      const longest = Math.max(...contexts.map(({ length }) => length));
+      // The pool keeps a block of every size class the growing context went through: give them back now and then.
+      if (longest > trimmedAt * 1.125) {
+        model.device.pool.trim();
+        trimmedAt = longest;
+      }
+      return contexts.map((context) => lastLogits(model, context, kernels));
+    },
+    free() {},
+  };
 }
 
 /** Logits of the token that follows `context`. */

@@ -208,3 +208,52 @@ describe('refusals', () => {
     expect(() => createSampler(options)).toThrow(message);
   });
 });
+
+describe('min-p', () => {
+  it('keeps the tokens at least that share as probable as the best', () => {
+    fc.assert(
+      fc.property(logitsOf(1), fc.double({ min: 0.01, max: 1, noNaN: true }), (logits, minP) => {
+        const probabilities = softmax(logits);
+        const limit = minP * Math.max(...probabilities);
+        for (let draw = 0; draw < 50; draw++)
+          expect(probabilities[createSampler({ minP })(logits, draw)]).toBeGreaterThanOrEqual(limit * (1 - 1e-6));
+      }),
+    );
+    const logits = Float32Array.of(0, Math.log(2), Math.log(4), Math.log(8));
+    expect(counts(logits, { minP: 0.4 }).map((count) => count > 0)).toEqual([false, false, true, true]);
+    expect(counts(logits, { minP: 0.2 }).map((count) => count > 0)).toEqual([false, true, true, true]);
+    expect(counts(logits, { minP: 1 })).toEqual([0, 0, 0, DRAWS]);
+    expect(counts(logits, { minP: 0 })).toEqual(counts(logits, {}));
+  });
+});
+
+describe('the penalty of repetition', () => {
+  const logits = Float32Array.of(3, 2, -1, -2);
+
+  it('divides positive logits of the context and multiplies negative ones', () => {
+    const greedy = (repetitionPenalty: number, seen: number[]) =>
+      createSampler({ temperature: 0, repetitionPenalty })(logits, 0, seen);
+    expect(greedy(2, [])).toBe(0);
+    expect(greedy(1.4, [0])).toBe(0); // 2.14 against 2
+    expect(greedy(1.6, [0])).toBe(1); // 1.875 against 2
+    expect(greedy(1.6, [0, 0, 0, 1])).toBe(0); // a token counts once
+    expect(greedy(0.5, [1])).toBe(1); // below 1 it favours them
+    const low = Float32Array.of(-1, -1.5);
+    expect(createSampler({ temperature: 0, repetitionPenalty: 2 })(low, 0, [0])).toBe(1);
+  });
+
+  it('leaves the logits it was given as they were', () => {
+    createSampler({ repetitionPenalty: 3 })(logits, 0, [0, 1, 2]);
+    expect(logits).toEqual(Float32Array.of(3, 2, -1, -2));
+  });
+
+  it.each<[SamplingOptions, string]>([
+    [{ minP: -0.1 }, 'min-p: -0.1'],
+    [{ minP: 1.1 }, 'min-p: 1.1'],
+    [{ repetitionPenalty: 0 }, 'repetition-penalty: 0'],
+    [{ repetitionPenalty: Number.POSITIVE_INFINITY }, 'repetition-penalty: Infinity'],
+  ])('refuses %j', (options, message) => {
+    expect(() => createSampler(options)).toThrow(UsageError);
+    expect(() => createSampler(options)).toThrow(message);
+  });
+});

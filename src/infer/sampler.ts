@@ -1,5 +1,6 @@
 /**
- * From logits to the next token: temperature, then the k most probable, then the smallest set of mass p, then a draw.
+ * From logits to the next token: the penalty of repetition, temperature, then the k most probable, then the smallest set of
+ * mass p, then those near enough to the best, then a draw.
  *
  * Draw i is a function of (seed, i) alone (Philox, as for weights): the same seed gives the same tokens on every
  * machine that computes the same logits, whatever was drawn before.
@@ -14,11 +15,15 @@ export interface SamplingOptions {
   readonly topK?: number;
   /** Keep the fewest tokens whose probabilities reach this sum; 1 = all. */
   readonly topP?: number;
+  /** Keep the tokens at least this share as probable as the best; 0 = all. */
+  readonly minP?: number;
+  /** Above 1, tokens of the context lose: a positive logit is divided by it, a negative one multiplied; 1 = none. */
+  readonly repetitionPenalty?: number;
   readonly seed?: number;
 }
 
-/** The index of the token chosen for draw number `draw`. */
-export type Sampler = (logits: Float32Array, draw: number) => number;
+/** The index of the token chosen for draw number `draw`; `seen` are the tokens of the context, for the penalty. */
+export type Sampler = (logits: Float32Array, draw: number, seen?: Iterable<number>) => number;
 
 /** A model whose logits say nothing: training went wrong, or the weights were damaged. */
 export class UnusableLogits extends TrefoilError {
@@ -27,22 +32,47 @@ export class UnusableLogits extends TrefoilError {
   }
 }
 
-export function createSampler({ temperature = 1, topK = 0, topP = 1, seed = 0 }: SamplingOptions = {}): Sampler {
+export function createSampler(options: SamplingOptions = {}): Sampler {
+  const { temperature = 1, topK = 0, topP = 1, minP = 0, repetitionPenalty = 1, seed = 0 } = options;
   if (!(Number.isFinite(temperature) && temperature >= 0))
     throw new UsageError(`temperature: ${temperature} is not allowed; a number from 0 (greedy)`);
   if (!(Number.isSafeInteger(topK) && topK >= 0))
     throw new UsageError(`top-k: ${topK} is not allowed; a whole number from 0 (all tokens)`);
   if (!(topP > 0 && topP <= 1))
     throw new UsageError(`top-p: ${topP} is not allowed; a number above 0, up to 1 (all tokens)`);
+  if (!(minP >= 0 && minP <= 1))
+    throw new UsageError(`min-p: ${minP} is not allowed; a number from 0 (all tokens) to 1`);
+  if (!(Number.isFinite(repetitionPenalty) && repetitionPenalty > 0))
+    throw new UsageError(`repetition-penalty: ${repetitionPenalty} is not allowed; a number above 0, 1 for none`);
   if (!(Number.isSafeInteger(seed) && seed >= 0))
     throw new UsageError(`seed: ${seed} is not allowed; a whole number from 0 below 2^53`);
-  return (logits, draw) => {
+  return (given, draw, seen = []) => {
+    const logits = repetitionPenalty === 1 ? given : penalized(given, seen, repetitionPenalty);
     const best = mostProbable(logits);
     if (temperature === 0) return best;
     const weigh = (token: number) => Math.exp((logits[token] - logits[best]) / temperature);
-    const kept = nucleus(logits, largest(logits, topK), weigh, topP);
+    const kept = nearBest(nucleus(logits, largest(logits, topK), weigh, topP), minP);
     return pick(kept, uniform(seed, draw));
   };
+}
+
+function penalized(logits: Float32Array, seen: Iterable<number>, penalty: number): Float32Array {
+  const result = logits.slice();
+  for (const token of new Set(seen)) {
+    const logit = result[token];
+    result[token] = logit > 0 ? logit / penalty : logit * penalty;
+  }
+  return result;
+}
+
+/** The best token's weight is 1. */
+function nearBest(kept: Weighed, minP: number): Weighed {
+  if (minP === 0) return kept;
+  const near = kept.tokens.flatMap((token, i) => (kept.weights[i] >= minP ? [{ token, weight: kept.weights[i] }] : []));
+  return weighed(
+    near.map(({ token }) => token),
+    near.map(({ weight }) => weight),
+  );
 }
 
 /** The lowest index among equals. */

@@ -6,11 +6,14 @@ import { compressAverage, compressConv, compressMlp, type MlpParameters } from '
 import { denseAttention } from '../ops/dense/op.js';
 import { gate } from '../ops/gate/op.js';
 import { linear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout, type SparseOptions } from '../ops/nsa.js';
+import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
+import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
 import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import type { CacheStep } from './cache.js';
+import { type BranchReads, cachedSparseAttention } from './cached-attention.js';
 import { operand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
@@ -19,12 +22,16 @@ import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './sh
 export interface Observer {
   gates?(layer: number, gates: Tensor): void;
   selected?(layer: number, selected: Tensor): void;
+  /** Keys that each branch really read; on a cache that holds earlier tokens only. */
+  reads?(layer: number, reads: BranchReads): void;
 }
 
 export interface AttentionContext {
   readonly layout: SparseLayout;
   readonly kernels?: SparseOptions;
   readonly observer?: Observer | undefined;
+  /** The tokens continue cached sequences, and are cached in turn; `layout` is then the step's own. Without gradients. */
+  readonly cache?: CacheStep | undefined;
 }
 
 export interface AttentionModule {
@@ -40,18 +47,20 @@ export function createAttention(
 ): AttentionModule {
   return shape.attention === 'nsa'
     ? new SparseAttention(store, name, layer, shape)
-    : new DenseAttention(store, name, shape);
+    : new DenseAttention(store, name, layer, shape);
 }
 
 class DenseAttention implements AttentionModule {
   readonly #shape: ModelShape;
+  readonly #layer: number;
   readonly #parts: HeadPart[];
   readonly #projection: Parameter;
   readonly #output: Parameter;
 
-  constructor(store: ParameterStore, name: string, shape: ModelShape) {
+  constructor(store: ParameterStore, name: string, layer: number, shape: ModelShape) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
     this.#shape = shape;
+    this.#layer = layer;
     this.#parts = [
       { heads, size: dk, rotate: true },
       { heads: groups, size: dk, rotate: true },
@@ -61,15 +70,27 @@ class DenseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(tape: Tape, x: Tensor, { layout, kernels }: AttentionContext, residual: Tensor | null = null): Tensor {
+  forward(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext, residual: Tensor | null = null): Tensor {
     const { rope_theta: theta, rope_scale: scale } = this.#shape;
     const fused = linear(tape, x, operand(this.#projection, x));
-    const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
+    const start = cache?.tokens.starts ?? 0;
+    const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
     tape.drop(fused);
-    const attended = denseAttention(tape, { q, k, v }, layout.tokens, kernels);
+    if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
+    const attended =
+      cache && !cache.isFresh
+        ? this.#attendCached(tape, q, cache)
+        : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
     const out = linear(tape, flat(attended), operand(this.#output, attended), null, residual);
     tape.drop(attended);
+    return out;
+  }
+
+  #attendCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
+    const pages = cache.pages('win', this.#layer);
+    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
+    tape.drop(lse);
     return out;
   }
 }
@@ -119,31 +140,61 @@ class SparseAttention implements AttentionModule {
   forward(
     tape: Tape,
     x: Tensor,
-    { layout, kernels, observer }: AttentionContext,
+    { layout, kernels, observer, cache }: AttentionContext,
     residual: Tensor | null = null,
   ): Tensor {
     const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
     const fused = linear(tape, x, operand(this.#projection, x));
-    const split = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale });
+    const start = cache?.tokens.starts ?? 0;
+    const split = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
     tape.drop(fused);
-    const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = split;
-    const compressedKeys = this.#compress(tape, this.#phiKeys, rawKeys, layout);
-    const vCmp = this.#compress(tape, this.#phiValues, rawValues, layout);
+    const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
+    // Blocks that begin in tokens read earlier need their rows too.
+    const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
+    const rawValues = cache ? this.#join(tape, newValues, 'values', cache) : newValues;
+    const rawLayout = cache ? { tokens: cache.joined, blocks: layout.blocks } : layout;
+    const compressedKeys = this.#compress(tape, this.#phiKeys, rawKeys, rawLayout);
+    const vCmp = this.#compress(tape, this.#phiValues, rawValues, rawLayout);
+    const blockStart = cache?.blockPositions ?? 0;
     const kCmp =
       nsa.cmp_rope === 'after'
-        ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d })
+        ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d, start: blockStart })
         : compressedKeys;
     const gates = this.#gates(tape, x);
     observer?.gates?.(this.#layer, gates);
     const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
-    const attended = nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
+    if (cache) {
+      storePages(tape.device, kCmp, vCmp, cache.pages('cmp', this.#layer), cache.blocks);
+      storePages(tape.device, kSel, vSel, cache.pages('sel', this.#layer), cache.tokens);
+      storePages(tape.device, kWin, vWin, cache.pages('win', this.#layer), cache.tokens);
+    }
+    const attended =
+      cache && !cache.isFresh
+        ? this.#attendCached(tape, q, gates, cache, observer)
+        : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
     observer?.selected?.(this.#layer, attended.selected);
     const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
-    const done = new Set([...split, compressedKeys, vCmp, kCmp, gates, ...branches]);
+    const done = new Set([...split, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates, ...branches]);
     for (const tensor of done) tape.drop(tensor);
     const out = linear(tape, flat(attended.out), operand(this.#output, attended.out), null, residual);
     tape.drop(attended.out);
     return out;
+  }
+
+  #attendCached(tape: Tape, q: Tensor, gates: Tensor, cache: CacheStep, observer: Observer | undefined): SparseOutputs {
+    const count = () => tape.empty([q.shape[0], this.#shape.n_kv_groups], 'i32');
+    const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
+    const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
+    if (reads) observer?.reads?.(this.#layer, reads);
+    return attended;
+  }
+
+  /** The rows that blocks to come still need are kept, once the joined ones are there. */
+  #join(tape: Tape, x: Tensor, part: 'keys' | 'values', cache: CacheStep): Tensor {
+    const tail = cache.tail(part, this.#layer);
+    const joined = joinTail(tape, x, tail, cache.tokens, cache.joined);
+    keepTail(tape.device, joined, cache.joined, cache.done, tail, cache.tokens);
+    return joined;
   }
 
   #gates(tape: Tape, x: Tensor): Tensor {

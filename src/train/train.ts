@@ -228,7 +228,7 @@ function refuseUnsupported(
 ): void {
   if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
     throw new UsageError(
-      'runtime.prefill_batched and runtime.prefill_tile belong to decoding, which is not part of this version; leave them out',
+      'runtime.prefill_batched and runtime.prefill_tile belong to decoding (trefoil generate); leave them out of a training',
     );
   if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
   if (device !== 'cpu') return;

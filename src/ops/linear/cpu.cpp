@@ -111,6 +111,33 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
   });
 }
 
+// Few rows (decode): packing the weights would cost several times the product, so they are read where they lie, once. The
+// sums run in the order of `product`, slab by slab: a token's result is the same alone and in a batch, bit for bit.
+constexpr int64_t kFewRows = 4;
+
+template <int Rows>
+void multiply_few(const float* x, const float* w, float* y, int64_t outputs, int64_t inputs, int64_t slab, int64_t j) {
+  vec total[Rows];
+  for (int64_t k0 = 0; k0 < inputs; k0 += slab) {
+    vec acc[Rows] = {};
+    for (int64_t k = k0; k < std::min(k0 + slab, inputs); ++k) {
+      const vec column = load_column(w + j * inputs + k, inputs);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) acc[r] += splat(x[r * inputs + k]) * column;
+    }
+    for (int r = 0; r < Rows; ++r) total[r] = k0 == 0 ? acc[r] : total[r] + acc[r];
+  }
+  for (int r = 0; r < Rows; ++r) store(y + r * outputs + j, total[r]);
+}
+
+void product_few(const float* x, const float* w, float* y, int64_t rows, int64_t outputs, int64_t inputs) {
+  const int64_t slabs = (inputs + kDepthBlock - 1) / kDepthBlock, slab = (inputs + slabs - 1) / slabs;
+  const auto run = rows == 1 ? multiply_few<1> : rows == 2 ? multiply_few<2> : rows == 3 ? multiply_few<3> : multiply_few<4>;
+  parallel_chunks(outputs / kLanes, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t v = begin; v < end; ++v) run(x, w, y, outputs, inputs, slab, v * kLanes);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -119,7 +146,9 @@ extern "C" {
 // the finished sum, not the start of it: a small update would lose digits if every term were added to a large number.
 void linear_forward(const float* x, const float* w, float* y, int64_t rows, int64_t outputs, int64_t inputs,
                     int64_t accumulate, const float* residual) {
-  product({x, inputs, 1}, {w, 1, inputs}, y, rows, outputs, inputs, accumulate != 0);
+  const bool few = rows > 0 && rows <= kFewRows && inputs > 0 && outputs % kLanes == 0 && accumulate == 0;
+  if (few) product_few(x, w, y, rows, outputs, inputs);
+  else product({x, inputs, 1}, {w, 1, inputs}, y, rows, outputs, inputs, accumulate != 0);
   if (residual == nullptr) return;
   parallel_chunks(rows * outputs, 1 << 15, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) y[i] += residual[i];

@@ -198,3 +198,24 @@ it('gives a row the same numbers whatever rows stand beside it', () => {
   }
   tape.end();
 });
+
+describe('few rows on the CPU', () => {
+  it.each([
+    [64, 48],
+    [32, 1100], // several slabs of depth
+    [70, 33], // outputs that are no whole vectors
+  ])('are bit for bit those of a batch: %i outputs, %i inputs', (outputs, inputs) => {
+    const tape = new Tape(cpu(), { record: false });
+    const x = tape.from(randomValues(9 * inputs, 1), [9, inputs]);
+    const w = tape.from(randomValues(outputs * inputs, 2), [outputs, inputs]);
+    const residual = tape.from(randomValues(9 * outputs, 3), [9, outputs]);
+    const bias = tape.from(randomValues(outputs, 4), [outputs]);
+    const batch = linear(tape, x, w, bias, residual).read();
+    for (const rows of [1, 2, 3, 4, 5])
+      for (const from of [0, 9 - rows])
+        expect(linear(tape, x.rows(from, from + rows), w, bias, residual.rows(from, from + rows)).read()).toEqual(
+          batch.slice(from * outputs, (from + rows) * outputs),
+        );
+    tape.end();
+  });
+});

@@ -4,78 +4,9 @@
 // Probabilities are recomputed from q, k_cmp and the LSE for a tile of tokens; only the tile's sums over the heads of
 // the group are ever held, [tile][compressed blocks], so memory stays linear in the length.
 #include "banded.h"
-
-namespace {
+#include "selection.h"
 
 using namespace attention;
-
-struct Sparse {
-  int64_t l, d, block, count;
-};
-
-// Block j takes part of compressed blocks first(j) ... first(j) + weights - 1; the weight of each, tokens shared / d,
-// is the same for every j because d divides the block.
-struct Pooling {
-  int64_t lead, weights;
-  float weight[1024];  // op.ts refuses more
-
-  explicit Pooling(const Sparse& sparse) {
-    lead = sparse.l / sparse.d - 1;
-    weights = lead + sparse.block / sparse.d;
-    for (int64_t i = 0; i < weights; ++i) {
-      const int64_t begin = (i - lead) * sparse.d, end = begin + sparse.l;
-      const int64_t shared = std::min(end, sparse.block) - std::max<int64_t>(begin, 0);
-      weight[i] = static_cast<float>(shared) / static_cast<float>(sparse.d);
-    }
-  }
-};
-
-// Keeps the best `room` of the candidates, in falling order; among equals the earlier (lower) index stays ahead.
-struct Best {
-  int64_t room, count = 0;
-  float* score;
-  int32_t* index;
-
-  void offer(int32_t j, float value) {
-    if (count == room && !(value > score[count - 1])) return;
-    int64_t at = count < room ? count++ : count - 1;
-    for (; at > 0 && value > score[at - 1]; --at) {
-      score[at] = score[at - 1];
-      index[at] = index[at - 1];
-    }
-    score[at] = value;
-    index[at] = j;
-  }
-};
-
-void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, const float* probability, int32_t* out) {
-  const int64_t current = t / sparse.block;
-  int64_t n = 0;
-  if (current + 1 <= sparse.count) {  // fewer blocks than slots: all
-    for (; n <= current; ++n) out[n] = static_cast<int32_t>(n);
-  } else {
-    // Here current >= count >= 3, so block 0, current-1 and current are three different blocks.
-    Best best;
-    best.room = sparse.count - 3;
-    best.score = scratch<float>(kMembers, 2 * sparse.count);
-    best.index = reinterpret_cast<int32_t*>(best.score + sparse.count);
-    if (best.room > 0)
-      for (int64_t j = 1; j < current - 1; ++j) {
-        const float* p = probability + j * (sparse.block / sparse.d) - pooling.lead;
-        float importance = 0;
-        for (int64_t i = 0; i < pooling.weights; ++i) importance += pooling.weight[i] * p[i];
-        best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
-      }
-    out[n++] = 0;
-    std::sort(best.index, best.index + best.count);
-    for (int64_t i = 0; i < best.count; ++i) out[n++] = best.index[i];
-    out[n++] = static_cast<int32_t>(current - 1);
-    out[n++] = static_cast<int32_t>(current);
-  }
-  for (; n < sparse.count; ++n) out[n] = -1;
-}
-
-}  // namespace
 
 extern "C" {
 

@@ -1,0 +1,219 @@
+/**
+ * Decode and prefill of a whole model by length, with the time of each branch and the same model with dense attention
+ * beside it. Branch times are those of the branch's own kernels, all layers together; `cmp` holds the selection too,
+ * which is made of its scores.
+ */
+import type { Device } from '../device/device.js';
+import { prefill, readTokens } from '../infer/decode.js';
+import { type CachedSequence, DecodeCache, predictedReads } from '../model/cache.js';
+import { LanguageModel } from '../model/language-model.js';
+import { headShapeOf, type ModelShape } from '../model/shape.js';
+import { type NewTokens, storePages } from '../ops/paged/op.js';
+import { fillNormal } from '../tensor/random/op.js';
+import { Tensor } from '../tensor/tensor.js';
+import { median } from './timing.js';
+import { TimedDevice } from './train-profile.js';
+
+export interface PrefillRow {
+  readonly S: number;
+  readonly batch: number;
+  readonly ms_total: number;
+  readonly ms_cmp: number;
+  readonly ms_sel: number;
+  readonly ms_win: number;
+  /** The whole model with dense attention; NaN where it was not measured. */
+  readonly ms_dense: number;
+  readonly tokens_per_s: number;
+}
+
+export interface DecodeRow extends PrefillRow {
+  /** Keys read by one token in one layer and group. */
+  readonly reads_measured: number;
+  readonly reads_predicted: number;
+}
+
+export interface DecodeBench {
+  readonly shape: ModelShape;
+  readonly batch: number;
+  readonly runs: number;
+  readonly dense: boolean;
+}
+
+type Branch = 'cmp' | 'sel' | 'win';
+
+const DECODE_KERNELS: Record<Branch, readonly string[]> = {
+  cmp: ['paged_compressed', 'paged_select'],
+  sel: ['paged_selected'],
+  win: ['paged_window'],
+};
+const PREFILL_KERNELS: Record<Branch, readonly string[]> = {
+  cmp: ['compressed_forward', 'select_forward'],
+  sel: ['selected_forward'],
+  win: ['window_forward'],
+};
+
+const WARM_UPS = 2;
+
+/** One new token for each of `batch` sequences of length S (the token included), for each of the lengths. */
+export function benchDecode(
+  device: Device,
+  lengths: readonly number[],
+  { shape, batch, runs, dense }: DecodeBench,
+  onRow: (row: DecodeRow) => void = () => {},
+): DecodeRow[] {
+  const denseMs = dense
+    ? measureSteps(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
+    : lengths.map(() => Number.NaN);
+  return measureSteps(device, shape, lengths, batch, runs).map(({ ms, branches, reads }, i) => {
+    const S = lengths[i];
+    const row = {
+      ...{ S, batch, ms_total: ms, ...branches, ms_dense: denseMs[i] },
+      ...{ reads_measured: reads, reads_predicted: predictedReads(shape, S), tokens_per_s: (1000 * batch) / ms },
+    };
+    onRow(row);
+    return row;
+  });
+}
+
+/** `batch` prompts of S tokens, read at once into an empty cache. */
+export function benchPrefill(
+  device: Device,
+  lengths: readonly number[],
+  { shape, batch, runs, dense }: DecodeBench,
+  onRow: (row: PrefillRow) => void = () => {},
+): PrefillRow[] {
+  const denseMs = dense
+    ? measurePrefills(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
+    : lengths.map(() => Number.NaN);
+  return measurePrefills(device, shape, lengths, batch, runs).map(({ ms, branches }, i) => {
+    const tokens_per_s = (1000 * batch * lengths[i]) / ms;
+    const row = { S: lengths[i], batch, ms_total: ms, ...branches, ms_dense: denseMs[i], tokens_per_s };
+    onRow(row);
+    return row;
+  });
+}
+
+interface StepTimes {
+  readonly ms: number;
+  readonly branches: Record<`ms_${Branch}`, number>;
+}
+
+function measureSteps(device: Device, shape: ModelShape, lengths: readonly number[], batch: number, runs: number) {
+  return withModel(device, shape, (model, timed) =>
+    lengths.map((S) => {
+      const cache = new DecodeCache(timed, shape);
+      const sequences = Array.from({ length: batch }, () => cache.sequence());
+      try {
+        if (S > 1) fillCache(cache, sequences, S - 1);
+        let reads = 0;
+        const observer = {
+          reads: (_: number, counts: Record<Branch, Tensor>) => {
+            reads = counts.cmp.item() + counts.sel.item() + counts.win.item();
+          },
+        };
+        const step = () =>
+          withForks(sequences, (forks) => readTokens(model, forks, forks.map(nextToken), { observer }));
+        return { ...timeRuns(timed, step, runs, DECODE_KERNELS), reads };
+      } finally {
+        for (const sequence of sequences) sequence.free();
+        timed.pool.trim();
+      }
+    }),
+  );
+}
+
+function measurePrefills(device: Device, shape: ModelShape, lengths: readonly number[], batch: number, runs: number) {
+  return withModel(device, shape, (model, timed) =>
+    lengths.map((S) => {
+      const cache = new DecodeCache(timed, shape);
+      const prompts = Array.from({ length: batch }, (_, row) =>
+        Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+      );
+      const read = () => {
+        const sequences = prompts.map(() => cache.sequence());
+        prefill(model, sequences, prompts);
+        for (const sequence of sequences) sequence.free();
+      };
+      const times = timeRuns(timed, read, runs, PREFILL_KERNELS);
+      timed.pool.trim();
+      return times;
+    }),
+  );
+}
+
+function withModel<T>(device: Device, shape: ModelShape, body: (model: LanguageModel, timed: TimedDevice) => T): T {
+  const timed = new TimedDevice(device, () => 0);
+  const model = new LanguageModel(timed, shape, 1);
+  try {
+    return body(model, timed);
+  } finally {
+    model.free();
+  }
+}
+
+/** Every run begins at the same length: it steps forks, which are thrown away. */
+function withForks(sequences: readonly CachedSequence[], body: (forks: CachedSequence[]) => void): void {
+  const forks = sequences.map((sequence) => sequence.fork());
+  try {
+    body(forks);
+  } finally {
+    for (const fork of forks) fork.free();
+  }
+}
+
+function nextToken(_: unknown, row: number): number[] {
+  return [row % 7];
+}
+
+function timeRuns(
+  timed: TimedDevice,
+  run: () => void,
+  runs: number,
+  kernels: Record<Branch, readonly string[]>,
+): StepTimes {
+  for (let i = 0; i < WARM_UPS; i++) run();
+  const times: (Record<Branch, number> & { total: number })[] = [];
+  for (let i = 0; i < runs; i++) {
+    timed.restart();
+    const started = performance.now();
+    run();
+    const total = performance.now() - started;
+    const rows = timed.rows(1);
+    const branch = (name: Branch) =>
+      rows.reduce((sum, row) => sum + (kernels[name].includes(row.name) ? row.ms : 0), 0);
+    times.push({ total, cmp: branch('cmp'), sel: branch('sel'), win: branch('win') });
+  }
+  const middle = (name: Branch | 'total') => median(times.map((time) => time[name]));
+  return { ms: middle('total'), branches: { ms_cmp: middle('cmp'), ms_sel: middle('sel'), ms_win: middle('win') } };
+}
+
+/** Random keys and values in place of a prefill, which would take much longer than what is measured. */
+function fillCache(cache: DecodeCache, sequences: readonly CachedSequence[], length: number): void {
+  const { device, shape } = cache;
+  const { groups, dk, dv } = headShapeOf(shape);
+  let stream = 0;
+  const random = (rows: number, size: number) => {
+    const tensor = Tensor.empty(device, [rows, groups, size]);
+    stream += 1;
+    fillNormal(tensor, { seed: 1, stream });
+    return tensor;
+  };
+  const step = cache.begin(
+    sequences,
+    sequences.map(() => length),
+  );
+  const fill = (kind: 'sel' | 'win' | 'cmp', layer: number, tokens: NewTokens) => {
+    const [k, v] = [random(tokens.sequences.total, dk), random(tokens.sequences.total, dv)];
+    storePages(device, k, v, step.pages(kind, layer), tokens);
+    k.free();
+    v.free();
+  };
+  for (let layer = 0; layer < shape.n_layers; layer++) {
+    fill('win', layer, step.tokens);
+    if (shape.attention === 'dense') continue;
+    fill('sel', layer, step.tokens);
+    fill('cmp', layer, step.blocks);
+  }
+  step.commit();
+  step.free();
+}

@@ -1,0 +1,23 @@
+/** `trefoil bench decode`: one token of a whole model by context length, sparse and dense. */
+import type { Command } from 'commander';
+import { benchDecode } from '../bench/decode.js';
+import { configureCacheBench } from './bench-cache.js';
+import type { Io } from './io.js';
+
+export function configure(command: Command, io: Io): void {
+  configureCacheBench(command, io, {
+    lengths: [1024, 4096, 16_384, 32_768],
+    quickLengths: [256, 1024],
+    runs: 15,
+    columns: [
+      ...(['S', 'batch', 'ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense'] as const),
+      ...(['reads_measured', 'reads_predicted', 'tokens_per_s'] as const),
+    ],
+    help: `
+One new token for every sequence of a batch whose cache holds random keys and values, on the CPU. ms_total and ms_dense are
+steps of the whole model with sparse and with dense attention, medians; the branches are their kernels in all layers, cmp with
+the selection. reads are the keys that a token reads in one layer and group: counted, and by the formula.
+`,
+    measure: benchDecode,
+  });
+}

@@ -1,0 +1,295 @@
+import { setImmediate } from 'node:timers/promises';
+import { afterAll, describe, expect, it } from 'vitest';
+import { UsageError } from '../errors.js';
+import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { cpu } from '../testing/devices.js';
+import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
+import { prefill, prefillTile, readTokens } from './decode.js';
+import { lastLogits } from './generate.js';
+import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+
+const models: LanguageModel[] = [];
+afterAll(() => {
+  for (const model of models) model.free();
+});
+
+function made(sections: Parameters<typeof tinyConfig>[0] = {}): LanguageModel {
+  const model = tinyModel(tinyConfig(sections));
+  models.push(model);
+  return model;
+}
+
+function text(length: number, seed = 1): number[] {
+  return Array.from({ length }, (_, i) => (i * i * 7 + i * 91 * seed + seed) % 256);
+}
+
+/** Runs `body` with sequences that are freed after it, and checks that nothing is left of the cache. */
+function withCache<T>(model: LanguageModel, body: (make: () => CachedSequence, cache: DecodeCache) => T): T {
+  const before = cpu().pool.bytesInUse;
+  const cache = new DecodeCache(cpu(), model.shape);
+  const sequences: CachedSequence[] = [];
+  const result = body(() => {
+    const sequence = cache.sequence();
+    sequences.push(sequence);
+    return sequence;
+  }, cache);
+  for (const sequence of sequences) sequence.free();
+  expect(cache.bytes).toBe(0);
+  expect(cpu().pool.bytesInUse).toBe(before);
+  return result;
+}
+
+/** Logits after every token from `split` on: the first `split` tokens at once, the others one by one. */
+function decoded(model: LanguageModel, tokens: readonly number[], split: number): Float32Array[] {
+  return withCache(model, (make) => {
+    const sequence = make();
+    const logits = prefill(model, [sequence], [tokens.slice(0, split)]);
+    for (const token of tokens.slice(split)) logits.push(...readTokens(model, [sequence], [[token]]));
+    expect(sequence.length).toBe(tokens.length);
+    return logits;
+  });
+}
+
+const variants = {
+  avg: {},
+  conv: { nsa: { phi: 'conv', cmp_rope: 'before' } },
+  mlp: { nsa: { phi: 'mlp', cmp_rope: 'none', gate: 'sigmoid' } },
+  'scaled positions, tied, swiglu': { model: { rope_scale: 2, tie_embeddings: true, mlp: 'swiglu' } },
+  'h = 1, odd values': { model: { n_kv_groups: 4, d_v: 5 } },
+  dense: { model: { attention: 'dense' } },
+};
+
+describe('prefill and decode', () => {
+  it.each(Object.entries(variants))(
+    'equal a prefill of the whole at every split, bit for bit: %s',
+    async (_, sections) => {
+      const model = made(sections);
+      const tokens = text(37);
+      const whole = tokens.map((_, i) => lastLogits(model, tokens.slice(0, i + 1)));
+      for (let split = 1; split < tokens.length; split++) {
+        expect(decoded(model, tokens, split)).toEqual(whole.slice(split - 1));
+        await setImmediate(); // the model blocks; let the runner speak
+      }
+    },
+  );
+
+  const long = { 'wide window': { l: 4, d: 2, w: 200 }, 'many blocks': { l: 2, d: 1, n_sel: 7, l_sel: 4, w: 130 } };
+  it.each(Object.entries(long))('equal it across the edges of pages and windows: %s', async (_, nsa) => {
+    const model = made({ nsa });
+    const tokens = text(420);
+    for (const split of [1, 127, 128, 129, 200, 201, 256, 257, 300]) {
+      const got = decoded(model, tokens, split);
+      for (const at of [split, split + 1, 128, 129, 130, 255, 256, 257, 258, 300, 384, 385, 420])
+        if (at >= split) expect(got[at - split]).toEqual(lastLogits(model, tokens.slice(0, at)));
+      await setImmediate();
+    }
+  });
+
+  it('select what a prefill selects', () => {
+    const model = made();
+    const tokens = text(90);
+    const selections = (run: (observer: { selected(layer: number, selected: { read(): unknown }): void }) => void) => {
+      const all: number[][] = [[], []];
+      run({ selected: (layer, selected) => all[layer].push(...(selected.read() as Int32Array)) });
+      return all;
+    };
+    const whole = selections((observer) =>
+      withCache(model, (make) => readTokens(model, [make()], [tokens], { observer })),
+    );
+    const steps = selections((observer) =>
+      withCache(model, (make) => {
+        const sequence = make();
+        for (const token of tokens) readTokens(model, [sequence], [[token]], { observer });
+      }),
+    );
+    expect(whole[0]).toHaveLength(90 * 2 * 3);
+    expect(steps).toEqual(whole);
+    // Not only the forced blocks 0, cur-1 and cur: this model has no free slot, the next one has two.
+    const wide = made({ nsa: { n_sel: 5 } });
+    const free = selections((observer) =>
+      withCache(wide, (make) => prefill(wide, [make()], [tokens], 7, { observer })),
+    );
+    const wanted = selections((observer) =>
+      withCache(wide, (make) => prefill(wide, [make()], [tokens], null, { observer })),
+    );
+    expect(free).toEqual(wanted);
+    expect(new Set(wanted[1].filter((_, i) => i % 5 === 1)).size).toBeGreaterThan(3);
+  });
+
+  it.each([1, 2, 5, 16, 128, 1000])('in tiles of %i tokens', (tile) => {
+    const model = made({ nsa: { w: 140 } });
+    const tokens = text(150);
+    const [logits] = withCache(model, (make) => prefill(model, [make()], [tokens], tile));
+    expect(logits).toEqual(lastLogits(model, tokens));
+  });
+
+  it('of a batch equal those of each sequence alone', () => {
+    const model = made();
+    const lengths = [1, 3, 9, 33, 60];
+    const prompts = lengths.map((length, i) => text(length, i + 1));
+    const next = [4, 90, 17, 200, 3, 65];
+    for (const tile of [null, 4])
+      withCache(model, (make) => {
+        const sequences = prompts.map(make);
+        expect(prefill(model, sequences, prompts, tile)).toEqual(prompts.map((prompt) => lastLogits(model, prompt)));
+        next.forEach((token, i) => {
+          // Every other sequence rests now and then, so that they grow apart.
+          const rows = sequences.flatMap((_, row) => (i % 2 === 0 || row % 2 === 0 ? [row] : []));
+          const logits = readTokens(
+            model,
+            rows.map((row) => sequences[row]),
+            rows.map((row) => [token + row]),
+          );
+          rows.forEach((row, at) => {
+            prompts[row] = [...prompts[row], token + row];
+            expect(logits[at]).toEqual(lastLogits(model, prompts[row]));
+          });
+        });
+      });
+  });
+
+  it('do not depend on the number of threads', () => {
+    const model = made();
+    const tokens = text(70);
+    expectSameForAnyThreadCount(() =>
+      decoded(model, tokens, 40).map(
+        ({ buffer, byteOffset, byteLength }) => new Uint8Array(buffer, byteOffset, byteLength),
+      ),
+    );
+  });
+});
+
+describe('a fork', () => {
+  it('equals reading everything again, and leaves the other untouched', () => {
+    const model = made({ nsa: { w: 20 } });
+    const prefix = text(45);
+    const [left, right] = [text(30, 3), text(30, 4)];
+    withCache(model, (make) => {
+      const trunk = make();
+      prefill(model, [trunk], [prefix]);
+      const branch = trunk.fork();
+      left.forEach((token, i) => {
+        const [a, b] = readTokens(model, [trunk, branch], [[token], [right[i]]]);
+        expect(a).toEqual(lastLogits(model, [...prefix, ...left.slice(0, i + 1)]));
+        expect(b).toEqual(lastLogits(model, [...prefix, ...right.slice(0, i + 1)]));
+      });
+      branch.free();
+    });
+  });
+
+  it('shares all pages until one of the two writes, and then copies the last of each kind', () => {
+    const model = made();
+    withCache(model, (make, cache) => {
+      const trunk = make();
+      prefill(model, [trunk], [text(1003)]);
+      const before = cache.bytes;
+      const branches = Array.from({ length: 10 }, () => trunk.fork());
+      expect(cache.bytes).toBe(before);
+      readTokens(model, [branches[0]], [[5]]);
+      expect(cache.bytes - before).toBeGreaterThan(0);
+      expect(cache.bytes - before).toBeLessThan(cacheBytes(model.shape, cpu(), 8) + 1);
+      for (const branch of branches) branch.free();
+      expect(cache.bytes).toBe(before);
+    });
+  });
+
+  it('outlives what it was forked from', () => {
+    const model = made();
+    withCache(model, (_make, cache) => {
+      const trunk = cache.sequence();
+      prefill(model, [trunk], [text(45)]);
+      const branch = trunk.fork();
+      trunk.free();
+      expect(readTokens(model, [branch], [[7]])).toEqual([lastLogits(model, [...text(45), 7])]);
+      branch.free();
+    });
+  });
+});
+
+describe('memory', () => {
+  it.each(['nsa', 'dense'])('is what was predicted at every length: %s', (attention) => {
+    const model = made({ model: { attention }, nsa: { w: 150 } });
+    withCache(model, (make, cache) => {
+      const sequence = make();
+      for (let length = 1; length <= 400; length++) {
+        readTokens(model, [sequence], [[length % 256]]);
+        expect(cache.bytes).toBe(cacheBytes(model.shape, cpu(), length));
+      }
+      const whole = make();
+      prefill(model, [whole], [text(400)]);
+      expect(cache.bytes).toBe(2 * cacheBytes(model.shape, cpu(), 400));
+    });
+    expect(cacheBytes(model.shape, cpu(), 0)).toBe(0);
+  });
+});
+
+describe('reads', () => {
+  it('are predicted by the formula of the definition', () => {
+    const { shape } = made();
+    const nsa = { ...shape.nsa, l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512 };
+    const predicted = (S: number) => predictedReads({ ...shape, nsa }, S);
+    expect([1, 32, 512, 2048, 8192, 65536].map(predicted)).toEqual([1025, 1057, 1567, 1663, 2047, 5631]);
+  });
+});
+
+describe('reads of a step', () => {
+  it('are counted where they happen: as predicted once every block is full, never more', () => {
+    const model = made({ nsa: { n_sel: 4 } });
+    const { nsa } = model.shape;
+    withCache(model, (make) => {
+      const sequence = make();
+      let [equal, below] = [0, 0];
+      for (let S = 1; S <= 100; S++) {
+        const measured: number[] = [];
+        const observer = {
+          reads: (_: number, { cmp, sel, win }: Record<'cmp' | 'sel' | 'win', { read(): ArrayLike<number> }>) => {
+            for (let group = 0; group < 2; group++) {
+              const blocks = Math.min(nsa.n_sel, Math.ceil(S / nsa.l_sel));
+              const last = ((S - 1) % nsa.l_sel) + 1;
+              expect(sel.read()[group]).toBe((blocks - 1) * nsa.l_sel + last);
+              expect(win.read()[group]).toBe(Math.min(nsa.w, S));
+              measured.push(cmp.read()[group] + sel.read()[group] + win.read()[group]);
+            }
+          },
+        };
+        // A first token is a prefill: attention over itself, outside the cache.
+        readTokens(model, [sequence], [[S]], { observer });
+        if (S === 1) continue;
+        expect(measured).toHaveLength(4); // two layers, two groups
+        for (const reads of measured) {
+          expect(reads).toBeLessThanOrEqual(predictedReads(model.shape, S));
+          if (reads === predictedReads(model.shape, S)) equal += 1;
+          else below += 1;
+        }
+        if (S % nsa.l_sel === 0 && S >= nsa.n_sel * nsa.l_sel)
+          expect(new Set(measured)).toEqual(new Set([predictedReads(model.shape, S)]));
+      }
+      expect(equal).toBeGreaterThan(0);
+      expect(below).toBeGreaterThan(0);
+    });
+  });
+});
+
+describe('settings', () => {
+  it('runtime.prefill_batched and runtime.prefill_tile', () => {
+    const { runtime } = tinyConfig();
+    expect(prefillTile({ runtime })).toBeNull();
+    expect(prefillTile({ runtime: { ...runtime, prefill_tile: 64 } })).toBe(64);
+    expect(prefillTile({ runtime: { ...runtime, prefill_tile: 64, prefill_batched: false } })).toBe(1);
+  });
+
+  it('a device without a cache says so', () => {
+    const gpu = { ...cpu(), kind: 'cuda' as const };
+    expect(() => new DecodeCache(gpu as never, made().shape)).toThrow(UsageError);
+    expect(() => new DecodeCache(gpu as never, made().shape)).toThrow('the decode cache is not there yet on cuda');
+  });
+
+  it('one sequence cannot be twice in a step', () => {
+    const model = made();
+    withCache(model, (make) => {
+      const sequence = make();
+      expect(() => readTokens(model, [sequence, sequence], [[1], [2]])).toThrow('twice');
+    });
+  });
+});

@@ -1,0 +1,98 @@
+/** What a model looks at while it reads a text: how far away the blocks it selects are, and how it weighs its branches. */
+import { UsageError } from '../errors.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
+import { Sequences } from '../ops/sequences.js';
+import { Tape } from '../tensor/tape.js';
+
+type Shares = Record<'cmp' | 'sel' | 'win', number>;
+
+export interface LayerSelection {
+  readonly layer: number;
+  /** Of all (token, group) that have a block so many blocks back, the share that selected it; from 0, their own block. */
+  readonly rate_by_distance: readonly number[];
+  /** Mean shares of the branches, gates normalised to sum 1. */
+  readonly gates: Shares;
+  /** The same by position, in stretches of one selection block. */
+  readonly gates_by_block: readonly Shares[];
+}
+
+/** Reads `tokens` in one pass; one entry for each layer. */
+export function inspectSelection(
+  model: LanguageModel,
+  tokens: readonly number[],
+  kernels: SparseOptions = {},
+): LayerSelection[] {
+  const { device, shape } = model;
+  if (shape.attention !== 'nsa')
+    throw new UsageError('a model with dense attention selects nothing: it sees every token');
+  const sequences = new Sequences(device, [tokens.length]);
+  const layout = sparseLayout(sequences, shape.nsa);
+  const tape = new Tape(device, { record: false });
+  const [rates, gates]: [number[][], Shares[][]] = [[], []];
+  const observer = {
+    selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
+      rates[layer] = rateByDistance(selected.read(), tokens.length, shape.n_kv_groups, shape.nsa);
+    },
+    gates: (layer: number, values: { read(): ArrayLike<number> }) => {
+      gates[layer] = sharesByBlock(values.read(), tokens.length, shape.n_heads, shape.nsa.l_sel);
+    },
+  };
+  try {
+    model.logits(tape, tape.from(tokens, [tokens.length], 'i32'), [tokens.length - 1], { layout, kernels, observer });
+  } finally {
+    tape.end();
+    layout.blocks.free();
+    sequences.free();
+  }
+  return rates.map((rate_by_distance, layer) => ({
+    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.l_sel) },
+    gates_by_block: gates[layer],
+  }));
+}
+
+/** `selected` [T, G, n]. */
+export function rateByDistance(
+  selected: ArrayLike<number>,
+  tokens: number,
+  groups: number,
+  { l_sel, n_sel }: { readonly l_sel: number; readonly n_sel: number },
+): number[] {
+  const blocks = Math.ceil(tokens / l_sel);
+  const [chosen, possible] = [new Array<number>(blocks).fill(0), new Array<number>(blocks).fill(0)];
+  for (let token = 0; token < tokens; token++) {
+    const current = Math.floor(token / l_sel);
+    for (let distance = 0; distance <= current; distance++) possible[distance] += groups;
+    const first = token * groups * n_sel;
+    for (let slot = first; slot < first + groups * n_sel; slot++)
+      if (selected[slot] >= 0) chosen[current - selected[slot]] += 1;
+  }
+  return chosen.map((count, distance) => count / possible[distance]);
+}
+
+/** `gates` [T, H, 3]. */
+export function sharesByBlock(gates: ArrayLike<number>, tokens: number, heads: number, size: number): Shares[] {
+  const sums = Array.from({ length: Math.ceil(tokens / size) }, () => ({ cmp: 0, sel: 0, win: 0 }));
+  for (let row = 0; row < tokens * heads; row++) {
+    const [cmp, sel, win] = [gates[3 * row], gates[3 * row + 1], gates[3 * row + 2]];
+    const into = sums[Math.floor(row / heads / size)];
+    const total = cmp + sel + win;
+    into.cmp += cmp / total;
+    into.sel += sel / total;
+    into.win += win / total;
+  }
+  return sums.map((sum, block) => scaled(sum, 1 / (heads * Math.min(size, tokens - block * size))));
+}
+
+function weightedMean(blocks: readonly Shares[], tokens: number, size: number): Shares {
+  const mean = { cmp: 0, sel: 0, win: 0 };
+  for (const [block, shares] of blocks.entries()) {
+    const weight = Math.min(size, tokens - block * size) / tokens;
+    for (const name of ['cmp', 'sel', 'win'] as const) mean[name] += weight * shares[name];
+  }
+  return mean;
+}
+
+function scaled({ cmp, sel, win }: Shares, factor: number): Shares {
+  return { cmp: cmp * factor, sel: sel * factor, win: win * factor };
+}

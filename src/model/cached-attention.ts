@@ -1,0 +1,36 @@
+/** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
+import { combine } from '../ops/combine/op.js';
+import type { SparseOutputs } from '../ops/nsa.js';
+import { pagedCompressed, pagedSelect, pagedSelected, pagedWindow } from '../ops/paged/op.js';
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import type { CacheStep } from './cache.js';
+import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
+
+/** Keys each branch read, i32 [T, G]. */
+export interface BranchReads {
+  readonly cmp: Tensor;
+  readonly sel: Tensor;
+  readonly win: Tensor;
+}
+
+export function cachedSparseAttention(
+  tape: Tape,
+  q: Tensor,
+  gates: Tensor,
+  cache: CacheStep,
+  layer: number,
+  shape: ModelShape,
+  reads: BranchReads | null = null,
+): SparseOutputs {
+  const { tokens } = cache;
+  const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
+  const compressed = cache.pages('cmp', layer);
+  const cmp = pagedCompressed(tape, q, compressed, tokens, heads, sparse, reads?.cmp);
+  const selected = pagedSelect(tape, q, cmp.lse, compressed, tokens, heads, sparse);
+  const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
+  const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
+  const out = combine(tape, gates, cmp.out, sel.out, win.out);
+  for (const { lse } of [cmp, sel, win]) tape.drop(lse);
+  return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
+}

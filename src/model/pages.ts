@@ -1,0 +1,119 @@
+/** Pages of cached keys and values: taken when a sequence grows into them, shared by forks, copied when one writes. */
+import type { Device } from '../device/device.js';
+import { Tensor } from '../tensor/tensor.js';
+
+const ADDRESS_BYTES = 8;
+
+interface Page {
+  readonly memory: Tensor;
+  /** Sequences that have it in their table. */
+  holders: number;
+}
+
+/** All pages of one kind: the same number of floats for each. */
+export class PageStore {
+  readonly device: Device;
+  readonly floats: number;
+  #pages = 0;
+
+  constructor(device: Device, floats: number) {
+    this.device = device;
+    this.floats = floats;
+  }
+
+  /** What the pages take that some sequence holds; one that is shared counts once. */
+  get bytes(): number {
+    return this.#pages * this.floats * Float32Array.BYTES_PER_ELEMENT;
+  }
+
+  take(): Page {
+    this.#pages += 1;
+    return { memory: Tensor.zeros(this.device, [this.floats]), holders: 1 };
+  }
+
+  release(page: Page): void {
+    page.holders -= 1;
+    if (page.holders > 0) return;
+    page.memory.free();
+    this.#pages -= 1;
+  }
+
+  /** A page nobody else holds, with the same content. */
+  copy(page: Page): Page {
+    const copy = this.take();
+    copy.memory.copyFrom(page.memory);
+    this.release(page);
+    return copy;
+  }
+}
+
+/** The pages of one sequence, in order, and the table of their addresses that kernels read. */
+export class PageList {
+  readonly #store: PageStore;
+  readonly #pages: (Page | null)[];
+  #table: Tensor;
+  /** Where the host's table differs from the device's. */
+  #changed = true;
+
+  constructor(store: PageStore, pages: readonly (Page | null)[] = []) {
+    this.#store = store;
+    this.#pages = [...pages];
+    for (const page of pages) if (page) page.holders += 1;
+    this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'f64');
+  }
+
+  /** Makes the pages `from` to `to` (exclusive) this sequence's own, to be written. */
+  writable(from: number, to: number): void {
+    while (this.#pages.length < to) this.#put(this.#pages.length, null);
+    for (let i = from; i < to; i++) {
+      const page = this.#pages[i];
+      if (page === null) this.#put(i, this.#store.take());
+      else if (page.holders > 1) this.#put(i, this.#store.copy(page));
+    }
+  }
+
+  /** Gives back the pages before `first`. */
+  dropBefore(first: number): void {
+    // Pages are dropped in order: the ones before the first null were dropped earlier.
+    for (let i = Math.min(first, this.#pages.length) - 1; i >= 0; i--) {
+      const page = this.#pages[i];
+      if (page === null) break;
+      this.#store.release(page);
+      this.#put(i, null);
+    }
+  }
+
+  fork(): PageList {
+    return new PageList(this.#store, this.#pages);
+  }
+
+  free(): void {
+    for (const page of this.#pages) if (page) this.#store.release(page);
+    this.#pages.length = 0;
+    this.#table.free();
+  }
+
+  /** The address of the table on the device, up to date. */
+  tableAddress(): bigint {
+    if (this.#changed) this.#upload();
+    return this.#table.pointer;
+  }
+
+  #put(index: number, page: Page | null): void {
+    this.#pages[index] = page;
+    this.#changed = true;
+  }
+
+  #upload(): void {
+    if (this.#table.size < this.#pages.length) {
+      this.#table.free();
+      this.#table = Tensor.empty(this.#store.device, [2 * this.#pages.length], 'f64');
+    }
+    const addresses = new BigUint64Array(this.#table.size);
+    this.#pages.forEach((page, i) => {
+      addresses[i] = page?.memory.pointer ?? 0n;
+    });
+    this.#table.writeBytes(new Uint8Array(addresses.buffer, 0, this.#table.size * ADDRESS_BYTES));
+    this.#changed = false;
+  }
+}
