@@ -115,7 +115,7 @@ describe('npm start', () => {
     expect(output).toContain('training loss (nats per byte) by step');
     expect(output).toMatch(/^validation loss \d\.\d{3} nats per byte/m);
     expect(output).toContain('A sample after "The "');
-    // Seconds of it are the compiler's on a machine that never ran it; the whole quickstart is 400 steps.
+    // Seconds of it are the compiler's on a machine that never ran it; the whole quickstart is 320 steps.
     expect((performance.now() - began) / 1000).toBeLessThan(100);
   });
 
