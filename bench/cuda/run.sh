@@ -60,6 +60,6 @@ for what in "$@"; do
       lib=$(ls /usr/local/cuda*/lib64/libnvrtc.so.13 /usr/local/cuda*/targets/*/lib/libnvrtc.so.13 $(python3 -c 'import site; print(" ".join(p + "/nvidia/cu13/lib/libnvrtc.so.13" for p in site.getsitepackages()))' 2>/dev/null) 2>/dev/null | head -1)
       timeout 200 $out/nvrtc "${lib:-libnvrtc.so}" ;;
     profile) PROFILE=${SEQUENCES:-1} timeout 200 ncu --clock-control none --set detailed --import-source no $out/time $out/default 12 2 64 64 32 16 64 16 512 default > $out/profile.txt 2>&1 ;;
-    peers) timeout 100 python3 bench/cuda/peers.py ;;
+    peers) timeout 100 python3 bench/peers/cuda/attention_torch.py ;;
   esac
 done

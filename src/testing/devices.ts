@@ -1,6 +1,8 @@
 /** The devices a test runs on. Every operation's test runs on each; a device that is absent is named, never passed over. */
 import { CpuDevice } from '../device/cpu/cpu.js';
+import { findBackend } from '../device/cuda/compile.js';
 import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
+import { LibraryMissing } from '../device/cuda/libraries.js';
 import type { Device } from '../device/device.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 
@@ -16,6 +18,17 @@ export function cpu(): CpuDevice {
 export function cuda(): CudaDevice {
   sharedCuda ??= new CudaDevice();
   return sharedCuda;
+}
+
+/** Why CUDA sources cannot be compiled here; null when they can. No GPU is needed for it. */
+export function cudaCompilerAbsence(): string | null {
+  try {
+    findBackend();
+    return null;
+  } catch (error) {
+    if (!(error instanceof LibraryMissing)) throw error;
+    return `no CUDA compiler: ${error.message}`;
+  }
 }
 
 export type Precision = 'f32' | 'bf16';

@@ -3,8 +3,6 @@
  * takes depends on the whole batch. Values of the future are finite here: tensor cores multiply masked ones by zero.
  */
 import type { Device } from '../device/device.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { denseBackward, denseForward } from '../ops/dense/reference.js';
 import type { SparseOptions } from '../ops/nsa.js';
 import { fusedRefusal } from '../ops/nsa-fused.js';
 import type { NsaInputs } from '../ops/nsa-reference.js';
@@ -12,9 +10,10 @@ import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { AWKWARD, INPUT_NAMES, outputShape, randomInputs, type Shapes } from './cases.js';
 import { BF16_TOLERANCE, type Check, type Finding, Worst } from './check.js';
 import { compareCore } from './compare.js';
-import { type CoreResult, gradientOf, OUTPUT_NAMES, record, runCore, withSequences } from './core.js';
+import { type CoreResult, OUTPUT_NAMES, record, runCore } from './core.js';
 import { type LongCase, sampled } from './long.js';
 import { differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
+import { compareDense } from './parity.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const HEADS_125M = { heads: 12, groups: 2, dk: 64, dv: 64 };
@@ -69,7 +68,12 @@ export function fusedChecks(device: Device, full: boolean): Check[] {
         run: () => parity(device, shapes, WAYS),
       }),
     ),
-    { invariant: '1 reference', case: 'bf16, dense baseline', limit, run: () => denseParity(device) },
+    {
+      invariant: '1 reference',
+      case: 'bf16, dense baseline',
+      limit,
+      run: () => compareDense(device, TYPICAL[0], bf16Inputs(TYPICAL[0], 63), slopes(TYPICAL[0], 64), 'bf16'),
+    },
     ...awkward.map(
       (shapes): Check => ({
         invariant: '9 shapes',
@@ -142,32 +146,6 @@ function parity(device: Device, shapes: Shapes, ways: Readonly<Record<string, Sp
   const dOut = slopes(shapes, 62);
   const results = record(Object.keys(ways), (way) => runCore(device, inputs, shapes, dOut, ways[way], 'bf16'));
   return compareCore(results, inputs, shapes, dOut, NEAR_TIE);
-}
-
-function denseParity(device: Device): Finding {
-  const [{ lengths, heads }] = TYPICAL;
-  const shapes = { lengths, heads, sparse: PAPER };
-  const { q, kSel: k, vSel: v } = bf16Inputs(shapes, 63);
-  const dOut = slopes(shapes, 64);
-  const tokens = sum(lengths);
-  const starts = startsOf(lengths);
-  return withSequences(device, lengths, (sequences, tape) => {
-    const tensors = {
-      q: tape.watch(tape.from(q, [tokens, heads.heads, heads.dk], 'bf16')),
-      k: tape.watch(tape.from(k, [tokens, heads.groups, heads.dk], 'bf16')),
-      v: tape.watch(tape.from(v, [tokens, heads.groups, heads.dv], 'bf16')),
-    };
-    const out = denseAttention(tape, tensors, sequences);
-    const worst = new Worst();
-    worst.add(relativeError(out.read(), denseForward(q, k, v, starts, heads).out), 'the output is off');
-    tape.seed(out, dOut);
-    tape.backward();
-    const { dq, dk, dv } = denseBackward(q, k, v, starts, heads, dOut);
-    worst.add(relativeError(gradientOf(tape, tensors.q), dq), 'dq is off');
-    worst.add(relativeError(gradientOf(tape, tensors.k), dk), 'dk is off');
-    worst.add(relativeError(gradientOf(tape, tensors.v), dv), 'dv is off');
-    return worst.finding;
-  });
 }
 
 /** One sequence of small blocks: every edge within a few hundred tokens. */

@@ -2,6 +2,7 @@
 import type { Device } from '../device/device.js';
 import { denseAttention } from '../ops/dense/op.js';
 import { denseBackward, denseForward } from '../ops/dense/reference.js';
+import type { NsaInputs } from '../ops/nsa-reference.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
 import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
 import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
@@ -27,7 +28,12 @@ export function parityChecks(device: Device): Check[] {
       limit,
       run: () => parity(device, TYPICAL, SELECTION_KERNELS),
     },
-    { invariant: '1 reference', case: 'dense baseline', limit, run: () => denseParity(device, DENSE) },
+    {
+      invariant: '1 reference',
+      case: 'dense baseline',
+      limit,
+      run: () => compareDense(device, DENSE, randomInputs(DENSE, 2), randomValues(outputSize(DENSE), 98)),
+    },
     ...AWKWARD.map(
       (shapes): Check => ({
         invariant: '9 shapes',
@@ -39,27 +45,33 @@ export function parityChecks(device: Device): Check[] {
   ];
 }
 
+function outputSize(shapes: Shapes): number {
+  return outputShape(shapes).reduce((a, b) => a * b);
+}
+
 function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKernel[]): Finding {
   const inputs = randomInputs(shapes, 1);
-  const dOut = randomValues(
-    outputShape(shapes).reduce((a, b) => a * b),
-    99,
-  );
+  const dOut = randomValues(outputSize(shapes), 99);
   const results = record(kernels, (kernel) => runCore(device, inputs, shapes, dOut, { kernel }));
   return compareCore(results, inputs, shapes, dOut);
 }
 
-function denseParity(device: Device, shapes: Shapes): Finding {
-  const { lengths, heads } = shapes;
-  const { q, kSel: k, vSel: v } = randomInputs(shapes, 2);
+/** `inputs` and `dOut` are rounded to `dtype` by the caller. */
+export function compareDense(
+  device: Device,
+  { lengths, heads }: Shapes,
+  inputs: Pick<NsaInputs, 'q' | 'kSel' | 'vSel'>,
+  dOut: Float64Array,
+  dtype: 'f32' | 'bf16' = 'f32',
+): Finding {
+  const { q, kSel: k, vSel: v } = inputs;
   const tokens = sum(lengths);
-  const dOut = randomValues(tokens * heads.heads * heads.dv, 98);
   const starts = startsOf(lengths);
   return withSequences(device, lengths, (sequences, tape) => {
     const tensors = {
-      q: tape.watch(tape.from(q, [tokens, heads.heads, heads.dk])),
-      k: tape.watch(tape.from(k, [tokens, heads.groups, heads.dk])),
-      v: tape.watch(tape.from(v, [tokens, heads.groups, heads.dv])),
+      q: tape.watch(tape.from(q, [tokens, heads.heads, heads.dk], dtype)),
+      k: tape.watch(tape.from(k, [tokens, heads.groups, heads.dk], dtype)),
+      v: tape.watch(tape.from(v, [tokens, heads.groups, heads.dv], dtype)),
     };
     const out = denseAttention(tape, tensors, sequences);
     const worst = new Worst();

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { Tensor } from '../../tensor/tensor.js';
-import { cuda } from '../../testing/devices.js';
+import { cuda, cudaCompilerAbsence } from '../../testing/devices.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { CudaCompiler, findBackend } from './compile.js';
 import { CudaDevice, cudaAbsence } from './cuda.js';
@@ -45,22 +45,13 @@ describe('CUDA libraries', () => {
   });
 });
 
-function backendAbsence(): string | null {
-  try {
-    findBackend();
-    return null;
-  } catch (error) {
-    return (error as Error).message;
-  }
-}
-
 describe('the CUDA compiler', () => {
-  const missing = backendAbsence();
+  const missing = cudaCompilerAbsence();
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-cubin-'));
   afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
   it('compiles once and takes the second answer from the cache', (context) => {
-    if (missing) return context.skip(`no CUDA compiler: ${missing}`);
+    if (missing) return context.skip(missing);
     let compiled = 0;
     const compiler = new CudaCompiler(90, findBackend(), { cache: folder, onCompile: () => compiled++ });
     const source = fileURLToPath(ARGUMENTS);
@@ -73,7 +64,7 @@ describe('the CUDA compiler', () => {
   });
 
   it('shows the first error of a source that is wrong', (context) => {
-    if (missing) return context.skip(`no CUDA compiler: ${missing}`);
+    if (missing) return context.skip(missing);
     const compiler = new CudaCompiler(90, findBackend(), { cache: folder });
     expect(() => compiler.cubin(fileURLToPath(ARGUMENTS), { OFFSET: 'nothing_by_that_name' })).toThrow(
       /could not compile .*arguments\.cu.*nothing_by_that_name/,

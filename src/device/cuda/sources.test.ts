@@ -17,6 +17,7 @@ import { type SparseOptions, sparseLayout } from '../../ops/nsa.js';
 import { Sequences } from '../../ops/sequences.js';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
+import { cudaCompilerAbsence } from '../../testing/devices.js';
 import { exportedBy, RecordingCuda } from '../../testing/recording-cuda.js';
 import type { KernelModule, Kernels, Signatures } from '../device.js';
 import { CudaCompiler, findBackend, Nvcc } from './compile.js';
@@ -71,17 +72,8 @@ function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptio
   return device.wanted;
 }
 
-function backendAbsence(): string | null {
-  try {
-    findBackend();
-    return null;
-  } catch (error) {
-    return (error as Error).message;
-  }
-}
-
 describe('CUDA sources', () => {
-  const missing = backendAbsence();
+  const missing = cudaCompilerAbsence();
   const cache = mkdtempSync(join(tmpdir(), 'trefoil-sources-'));
   afterAll(() => rmSync(cache, { recursive: true, force: true }));
 
@@ -110,7 +102,7 @@ describe('CUDA sources', () => {
   });
 
   it('were all really compiled', (context) => {
-    if (missing) context.skip(`no CUDA compiler: ${missing}`);
+    if (missing) context.skip(missing);
     if (findBackend() instanceof Nvcc && !process.env['TREFOIL_LONG'])
       context.skip(
         'only the first case: nvcc is slow without NVRTC (pip install nvidia-cuda-nvrtc, or TREFOIL_LONG=1)',
