@@ -37,6 +37,8 @@ const SHAPES: readonly AttentionCase[] = [
     heads: heads(12, 2, 32),
     sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 48 },
   },
+  { name: '16 heads of 128', lengths: [1100, 90], heads: heads(32, 2, 128), sparse: { ...PAPER, nSel: 8 } },
+  { name: '15 heads of 192', lengths: [900], heads: heads(15, 1, 192, 128), sparse: { ...PAPER, nSel: 6, w: 100 } },
   { name: 'keys of 192, values of 128', lengths: [600], heads: heads(4, 2, 192, 128), sparse: { ...PAPER, nSel: 6 } },
   {
     name: 'blocks of 48',

@@ -51,6 +51,16 @@ export interface HeartbeatFields {
   [counter: `fb_${string}`]: number;
 }
 
+/** Counters that say which kernel served: they grow in a healthy run. All others count failures and stand-ins. */
+const SERVED: ReadonlySet<string> = new Set(['fb_attention_union', 'fb_attention_outer']);
+
+/** The counters of a line that should stay near 0. */
+export function fallbackCounters(beat: HeartbeatFields): [name: `fb_${string}`, count: number][] {
+  return Object.entries(beat).filter(
+    (entry): entry is [`fb_${string}`, number] => entry[0].startsWith('fb_') && !SERVED.has(entry[0]),
+  );
+}
+
 /** A line of the file. */
 export interface Heartbeat extends HeartbeatFields {
   /** Seconds since 1970, with fraction. */

@@ -14,7 +14,7 @@ import {
 } from '../device/cuda/runtime.js';
 import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { MemoryPool } from '../device/pool.js';
-import { type FusedShape, sharedBytes, sharedLimit, unionTokens } from '../ops/nsa-fused/plan.js';
+import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/nsa-fused/plan.js';
 
 export interface Launch {
   readonly kernel: string;
@@ -107,6 +107,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
   const numbers: Readonly<Record<string, number>> = {
     ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 512, select_plan_words: 1415 },
     ...{ selected_outer_ring: 4, selected_outer_chosen: shape.sparse.nSel - 3, selected_outer_blocks: 4 },
+    select_blocks_tokens: 64 / scoringSplit(shape.heads),
     ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
   };
   return (name) => {

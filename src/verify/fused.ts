@@ -28,6 +28,12 @@ const TYPICAL: readonly (Shapes & { readonly name: string })[] = [
     sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 48 },
   },
   {
+    name: '16 heads of 128 a group',
+    lengths: [700],
+    heads: { heads: 16, groups: 1, dk: 128, dv: 128 },
+    sparse: { ...PAPER, nSel: 6 },
+  },
+  {
     name: 'keys of 192, values of 128',
     lengths: [600],
     heads: { heads: 4, groups: 2, dk: 192, dv: 128 },

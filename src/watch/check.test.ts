@@ -56,6 +56,7 @@ describe('checkRun', () => {
     ['a few collapsed gates', () => recorded(() => ({ gate_collapse_frac: 0.2 })), ['yellow gate_collapse']],
     ['nothing selected', () => recorded(() => ({ sel_k_mean: 0 })), ['red selection']],
     ['fallbacks', () => recorded(() => ({ fb_save_failed: 2 })), ['yellow fallbacks']],
+    ['no fallback in kernels that served', () => recorded((step) => ({ fb_attention_union: step })), []],
   ])('sees %s', (_, make, expected) => {
     const input = make();
     expect(bad(checkRun(input, OPTIONS).rows)).toEqual(expected);

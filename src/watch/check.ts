@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { explainFileError, writeFileAtomic } from '../run/atomic.js';
 import { readCsv, TRAINING_CSV } from '../run/csv.js';
-import { type Heartbeat, tailHeartbeats } from '../run/heartbeat.js';
+import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/heartbeat.js';
 import { sampleHeartbeats } from '../run/heartbeat-history.js';
 import { isPlainObject } from '../run/json.js';
 import { mean, median, quantile, round } from './numbers.js';
@@ -119,9 +119,7 @@ function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thres
   }
   if (blocks.length > 0)
     rows.push(judge('selection', !(median(blocks) >= 1), 'red', round(median(blocks)), '1 block or more'));
-  const fallbacks = Object.entries(beats.at(-1)!).filter(
-    ([name, count]) => name.startsWith('fb_') && (count as number) > 0,
-  );
+  const fallbacks = fallbackCounters(beats.at(-1)!).filter(([, count]) => count > 0);
   const value = fallbacks.map(([name, count]) => `${name.slice(3)} ${count}`).join(', ') || '0';
   return [...rows, judge('fallbacks', fallbacks.length > 0, 'yellow', value, 'near 0')];
 }

@@ -2,7 +2,7 @@
  * The health rules (docs/runbooks/operations.md has them as a table). Each is a function of one view of a run: no rule
  * remembers, so a single look by `health` sees what `watch` sees. "For n checks" means: in the newest n heartbeats.
  */
-import type { Heartbeat } from '../run/heartbeat.js';
+import { fallbackCounters, type Heartbeat } from '../run/heartbeat.js';
 import { sampleHeartbeats } from '../run/heartbeat-history.js';
 import type { RankView, RunView } from '../run/run-reader.js';
 import type { AgeOf } from './ages.js';
@@ -267,9 +267,8 @@ function throughputRow(path: string, last: Heartbeat, { throughputDrop, throughp
 /** Counters of what stood in for something else, or failed, must not grow. */
 function counterRow(steps: readonly Heartbeat[]): Row {
   const [first, last] = [steps[0], steps.at(-1)!];
-  const grown = Object.keys(last)
-    .filter((name): name is `fb_${string}` => name.startsWith('fb_'))
-    .map((name) => ({ name, by: last[name] - (first[name] ?? 0) }))
+  const grown = fallbackCounters(last)
+    .map(([name, count]) => ({ name, by: count - (first[name] ?? 0) }))
     .filter(({ by }) => by > 0);
   const value = grown.map(({ name, by }) => `${name.slice(3)} +${by}`).join(', ') || '0';
   return judge('fallbacks', grown.length > 0, 'yellow', value, `no growth in ${steps.length} steps`);

@@ -155,7 +155,7 @@ export class FusedForward {
       'select',
       'select_blocks',
       {
-        grid: [plan.tokenTiles(64), batch.groups],
+        grid: [plan.tokenTiles(batch.constant('select', 'select_blocks_tokens')), batch.groups],
         block: 128,
         shared: batch.constant('select', 'select_blocks_shared'),
       },

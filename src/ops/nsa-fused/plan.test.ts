@@ -8,6 +8,7 @@ import {
   packedTileBytes,
   planBatch,
   rowLanes,
+  scoringSplit,
   shapeRefusal,
   sharedBytes,
   sharedLimit,
@@ -132,6 +133,12 @@ describe('sizes', () => {
     expect(sharedBytes(shaped({}, { lSel: 48, nSel: 10 }), SHARED, 21).select_blocks_shared).toBe(88_576);
   });
 
+  it('let heads share a tile of queries where all of a group do not fit', () => {
+    const split = (heads: number, dk: number) => scoringSplit({ heads, groups: 1, dk, dv: 64 });
+    expect([split(6, 64), split(16, 64), split(10, 128)]).toEqual([1, 1, 1]);
+    expect([split(11, 128), split(16, 128), split(8, 192), split(16, 192)]).toEqual([2, 2, 2, 4]);
+  });
+
   it('of rows and tiles', () => {
     expect([16, 32, 48, 64, 96, 128, 192].map(rowLanes)).toEqual([4, 4, 8, 8, 16, 16, 32]);
     expect(packedTileBytes(PAPER.heads)).toBe(2 * 2 * 8192);
@@ -170,6 +177,8 @@ describe('refusals', () => {
     [PAPER, 80],
     [PAPER, 100],
     [shaped({ heads: 16, groups: 1 }), 90],
+    [shaped({ heads: 64, groups: 4, dk: 128, dv: 128 }), 90],
+    [shaped({ heads: 16, groups: 1, dk: 192, dv: 128 }), 90],
     [shaped({ heads: 4, dk: 192, dv: 128 }), 90],
     [shaped({ heads: 4, groups: 4, dk: 16, dv: 48 }, { l: 8, d: 4, lSel: 16, nSel: 3, w: 1 }), 90],
     [shaped({ dk: 128, dv: 128 }), 80],
@@ -187,7 +196,6 @@ describe('refusals', () => {
     ['l_sel 8', shaped({}, { l: 8, d: 8, lSel: 8 })],
     ['n_sel 65', shaped({}, { nSel: 65 })],
     ['l 32 is 32 strides of d 1', shaped({}, { d: 1 })],
-    ['11 heads a group with d_k 128 do not fit', shaped({ heads: 11, groups: 1, dk: 128 })],
   ])('name %s', (reason, shape) => {
     expect(shapeRefusal(shape, SHARED, 90)).toContain(reason);
   });

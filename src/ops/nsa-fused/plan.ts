@@ -35,7 +35,10 @@ const SELECTED_CHUNK = 512;
 /** Bits for the blocks of the longest sequence: 65,536 blocks. */
 const UNION_BITMAP_BYTES = 8192;
 /** The queries of a group's heads and two tiles of keys must fit this, whatever the GPU has. */
-const SCORING_BYTES = 226 * 1024;
+const SCORING_BYTES = 220 * 1024;
+/** A row of probabilities and what the tile before carries over; the sums of all threads where heads share a tile. */
+const POOLING_BYTES = TILE * (72 + 8) * 4;
+const SHARES_BYTES = 128 * 32 * 4;
 const LARGEST_INT = 2 ** 31 - 1;
 
 export const panels = (size: number) => Math.ceil(size / TILE);
@@ -119,12 +122,25 @@ export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 
   };
 }
 
+/** Heads of a group in one tile of the kernel that ranks blocks: 1, or 2 or 4 with fewer tokens where they do not fit. */
+export function scoringSplit(heads: HeadShape): 1 | 2 | 4 {
+  const bytes = (split: number) => scoringBytes(heads, split) + POOLING_BYTES;
+  return bytes(1) < SCORING_BYTES ? 1 : bytes(2) < SCORING_BYTES ? 2 : 4;
+}
+
+function scoringBytes(heads: HeadShape, split: number): number {
+  const tiles = Math.ceil(headsPerGroup(heads) / split) + 2;
+  return tiles * panels(heads.dk) * PANEL + (split > 1 ? SHARES_BYTES : 0);
+}
+
 /** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */
 export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
   const { heads, sparse } = shape;
   const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
   const { forward, backward, queryGradient } = windowShared(heads);
   const pooledInRegisters = sparse.lSel / sparse.d === 4 && sparse.l / sparse.d === 2;
+  const split = scoringSplit(heads);
+  const shifts = Math.ceil(h / split) * TILE * 4;
   return {
     compressed_forward_shared: forward,
     compressed_backward_shared: backward,
@@ -132,7 +148,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
     window_forward_shared: forward,
     window_backward_shared: backward,
     window_query_gradient_shared: queryGradient,
-    select_blocks_shared: (h + 2) * pk * PANEL + h * TILE * 4 + 1024 + (pooledInRegisters ? 0 : TILE * (72 + 8) * 4),
+    select_blocks_shared: scoringBytes(heads, split) + shifts + 1024 + (pooledInRegisters ? 0 : POOLING_BYTES),
     selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
     selected_forced_shared: forward,
     selected_outer_shared: (pk + pv + 2 * pk + 1) * PANEL + OUTER_CHUNK * h * 8 + 1024,
@@ -165,8 +181,6 @@ export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture:
     return `l ${l}, d ${d}, l_sel ${lSel}: d must divide both, and l <= l_sel`;
   if (l / d > 9) return `l ${l} is ${l / d} strides of d ${d}: at most 9 are supported`;
   if (nSel < 3 || nSel > MOST_SELECTED) return `n_sel ${nSel}: 3 to ${MOST_SELECTED} are supported`;
-  if ((headsPerGroup(shape.heads) + 2) * panels(shape.heads.dk) * PANEL + TILE * 72 * 4 >= SCORING_BYTES)
-    return `${headsPerGroup(shape.heads)} heads a group with d_k ${shape.heads.dk} do not fit the kernel that ranks blocks`;
   const limit = sharedLimit(architecture);
   const needed = sharedBytes(shape, build, unionTokens(shape, build, limit));
   for (const [name, bytes] of Object.entries(needed))

@@ -8,16 +8,25 @@ constexpr int CARRY = CMP_L / CMP_D - 1;                // earlier ones that rea
 constexpr int KEYS = (64 / PER_BLOCK) * PER_BLOCK;      // compressed keys taken per step: whole blocks
 constexpr int BLOCKS = KEYS / PER_BLOCK;
 constexpr int TOP = SEL_N - 3;                          // slots that are not forced
+constexpr int SCORING_BYTES = 220 * 1024;               // of shared memory, whatever the GPU has
 constexpr int STRIDE = 72;                              // floats of a row of probabilities; no bank conflicts
 static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
-static_assert(HPG * PK * PANEL + 2 * PK * PANEL + 64 * STRIDE * 4 < 226 * 1024, "heads of a group do not fit");
+
+// The queries of all heads of a group stay in shared memory. Where those of 64 tokens do not fit, a tile of 64 rows holds
+// 32 tokens of two heads, or 16 of four: its quarters are added up before the blocks are ranked.
+constexpr int scoring_bytes(int split) { return ((HPG + split - 1) / split + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + (split > 1 ? 128 * 32 * 4 : 0); }
+constexpr int SPLIT = scoring_bytes(1) < SCORING_BYTES ? 1 : scoring_bytes(2) < SCORING_BYTES ? 2 : 4;
+constexpr int TOKENS = 64 / SPLIT;                      // of a tile
+constexpr int ROUNDS = (HPG + SPLIT - 1) / SPLIT;       // tiles of queries
+static_assert(scoring_bytes(SPLIT) < SCORING_BYTES, "heads of a group do not fit");
 
 // Packed tiles hold whole blocks, unless a block has an odd number of compressed keys.
 constexpr bool IN_PACKED_TILES = KEYS == 64;
 // The usual case, four compressed keys a block and one carried over, is pooled in registers.
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
 constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;  // lanes of a token, apart
-EXPORT(select_blocks_shared, (HPG + 2) * PK * PANEL + HPG * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4))
+EXPORT(select_blocks_shared, (ROUNDS + 2) * PK * PANEL + ROUNDS * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4) + (SPLIT > 1 ? 128 * 32 * 4 : 0))
+EXPORT(select_blocks_tokens, TOKENS)
 EXPORT(select_forward_chunk, OUTER_CHUNK)
 EXPORT(select_plan_words, PLAN_WORDS)
 EXPORT(select_plan_unions, PLAN_UNIONS)
@@ -57,31 +66,32 @@ struct Top {
   }
 };
 
-// One block scores 64 tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
+// One block scores TOKENS tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
-// counts [G, blocks, stretches] may be null. grid (64-token tiles of all sequences, groups)
+// counts [G, blocks, stretches] may be null. grid (tiles of TOKENS tokens of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(128, HPG * PK <= 6 ? 3 : 1)
 select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
               const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
   __shared__ __align__(8) u64 barriers[4];
   Place place;
-  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + 63) / 64; },
+  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
                   [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
-  const u32 keys = base + HPG * PK * PANEL, floats = keys + 2 * PK * PANEL;
-  float* const shifts = (float*)(shared + (floats - origin));  // [HPG][64] lse in base 2
-  float* const chance = shifts + HPG * 64;                     // [64][STRIDE] summed over heads
+  const u32 keys = base + ROUNDS * PK * PANEL, floats = keys + 2 * PK * PANEL;
+  float* const shifts = (float*)(shared + (floats - origin));  // [ROUNDS][64] lse in base 2
+  float* const chance = shifts + ROUNDS * 64;                  // [64][STRIDE] summed over heads
   float* const carry = chance + 64 * STRIDE;                   // [64][8] the last CARRY keys of the tile before
+  float* const shares = chance + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8));  // [32][128] sums of a thread's heads
 
-  const int t0 = place.tile * 64, tokens = min(64, place.length - t0);
+  const int t0 = place.tile * TOKENS, tokens = min(TOKENS, place.length - t0);
   // Two threads a token, each with its own list, later merged: neighbours in the general case; with
   // pooling in registers lanes 0 and 2 of a quad for its upper row, 1 and 3 for its lower one.
   const int mine = POOL_IN_REGISTERS ? warp * 16 + lane / 4 + (lane & 1) * 8 : thread / 2;
   const int side = POOL_IN_REGISTERS ? (lane >> 1) & 1 : thread & 1;
-  const int t = t0 + mine, current = t / SEL_L;
+  const int t = t0 + mine % TOKENS, current = t / SEL_L;  // with SPLIT > 1 several rows rank the same token, alike
   const int last = (t0 + tokens - 1) / SEL_L;
   const int needed = min(max(last - 1, 0) * PER_BLOCK, cu_cmp[place.sequence + 1] - cu_cmp[place.sequence]);
   const int steps = TOP == 0 || last + 1 <= SEL_N ? 0 : (needed + KEYS - 1) / KEYS;
@@ -116,13 +126,13 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     if (IN_PACKED_TILES && warp == 0)
       for (int i = 0; i < 2 && i < steps; i++) request(i);
 #pragma unroll
-    for (int head = 0; head < HPG; head++) {
-      load_panel<DK, 128>(base + head * PK * PANEL, thread, q, [&](int r) {
-        return r < tokens ? (i64)(place.first + t0 + r) * HEADS + group * HPG + head : -1;
-      });
-      if (thread < 64)
-        shifts[head * 64 + thread] = thread < tokens
-            ? LOG2E * lse_cmp[(i64)(place.first + t0 + thread) * HEADS + group * HPG + head] : infinity();
+    for (int round = 0; round < ROUNDS; round++) {
+      const auto query = [&](int r) {  // the row of q that is row r of the tile; -1 for none
+        const int head = round * SPLIT + r / TOKENS, token = r % TOKENS;
+        return head < HPG && token < tokens ? (i64)(place.first + t0 + token) * HEADS + group * HPG + head : -1;
+      };
+      load_panel<DK, 128>(base + round * PK * PANEL, thread, q, query);
+      if (thread < 64) shifts[round * 64 + thread] = query(thread) >= 0 ? LOG2E * lse_cmp[query(thread)] : infinity();
     }
     if (!POOL_IN_REGISTERS)
       for (int c = thread; c < 64 * 8; c += 128) carry[c] = 0.0f;
@@ -152,24 +162,36 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       product_rows<DK>(score[0], queries, tile);
       matrix_commit();
 #pragma unroll
-      for (int head = 0; head < HPG; head++) {
-        if (IN_PACKED_TILES && head == 0 && warp == 0 && i > 0 && i + 1 < steps) {  // the stage that the last step read
+      for (int round = 0; round < ROUNDS; round++) {
+        if (IN_PACKED_TILES && round == 0 && warp == 0 && i > 0 && i + 1 < steps) {  // the stage that the last step read
           barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
           request(i + 1);
         }
-        if (head + 1 < HPG) {
+        if (round + 1 < ROUNDS) {
           matrix_begin();
-          product_rows<DK>(score[(head + 1) & 1], advance(queries, (head + 1) * PK * PANEL), tile);
+          product_rows<DK>(score[(round + 1) & 1], advance(queries, (round + 1) * PK * PANEL), tile);
           matrix_commit();
           matrix_wait<1>();
         } else {
           matrix_wait<0>();
           if (IN_PACKED_TILES && lane == 0) barrier_arrive(empty + (i & 1) * 8);
         }
-        hold(score[head & 1]);
-        const float shift0 = shifts[head * 64 + row], shift1 = shifts[head * 64 + row + 8];
+        hold(score[round & 1]);
+        const float shift0 = shifts[round * 64 + row], shift1 = shifts[round * 64 + row + 8];
 #pragma unroll
-        for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[head & 1][e], c, (e & 2) ? -shift1 : -shift0));
+        for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+      }
+      if constexpr (SPLIT > 1) {  // the same order in every share, so that the rows of a token agree
+#pragma unroll
+        for (int e = 0; e < 32; e++) shares[e * 128 + thread] = sum[e];
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < 32; e++) {
+          sum[e] = 0.0f;
+#pragma unroll
+          for (int part = 0; part < SPLIT; part++) sum[e] += shares[e * 128 + part * (128 / SPLIT) + thread % (128 / SPLIT)];
+        }
+        __syncthreads();
       }
       // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
       // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
