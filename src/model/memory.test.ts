@@ -102,6 +102,18 @@ describe('memory estimate on a GPU', () => {
     expect(Math.abs(peak / MIB - H200_PEAK_MIB)).toBeLessThan(8);
   });
 
+  it('is within 10 % of what an H200 used for the production config, evaluations included', () => {
+    const config = gpuConfig({
+      model: { tie_embeddings: false },
+      runtime: { gradient_checkpointing: true },
+      train: { batch_size: 1, eval_every: 250 },
+    });
+    // gpu_mem_alloc of the 1,000 steps of m7c_125m_1xa100_production (docs/benchmarks.md).
+    const share = estimateMemory(modelShape(config, 50_304), config).total / MIB / 3327;
+    expect(share).toBeGreaterThan(0.9);
+    expect(share).toBeLessThan(1.1);
+  });
+
   it.each<[string, Overrides]>([
     ['checkpointing', { runtime: { gradient_checkpointing: true } }],
     [

@@ -70,7 +70,8 @@ export function estimateMemory(
   const weights = FLOAT * parameterCount(shape);
   const matrices = shape.n_layers * blockMatrices(shape) + shape.vocab_size * shape.dim;
   const state = COPIES * weights + (rounds ? BF16 * matrices : 0);
-  const activations = peakBytes(shape, config, { on, bytes: rounds ? BF16 : FLOAT });
+  const setting = { on, bytes: rounds ? BF16 : FLOAT };
+  const activations = peakBytes(shape, config, setting) + evaluationBytes(shape, config, setting);
   return { weights, state, activations, total: state + activations };
 }
 
@@ -114,6 +115,20 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
     (fused?.backward ?? 0);
   const ids = 2 * FLOAT * tokens;
   return ids + Math.max(atLoss, inForward, inFeedForward, inAttention);
+}
+
+/** On a GPU an evaluation has memory of its own: what a step holds must stay where its graph has it. */
+function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
+  const { train } = config;
+  const { on, bytes } = setting;
+  if (on !== 'cuda' || train.eval_every === 0) return 0;
+  const tokens = train.seq_len * train.batch_size;
+  const stream = bytes * tokens * shape.dim;
+  const inAttention = tokens * attentionKept(shape, bytes) + (fusedParts(shape, config, setting)?.forward ?? 0);
+  const inFeedForward = bytes * tokens * (upSize(shape) + hiddenSize(shape));
+  return (
+    2 * stream + Math.max(bytes * logitRows(shape, tokens, setting) * shape.vocab_size, inAttention, inFeedForward)
+  );
 }
 
 /** What the fused kernels hold beside the tensors that every kernel has; null where they do not serve. */
@@ -173,7 +188,12 @@ function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean):
 }
 
 /** The chunk of logits the loss holds at a time, and the gradients it makes beside them. */
-function lossBytes({ vocab_size: vocab, dim }: ModelShape, tokens: number, { on, bytes }: Setting): number {
-  const rows = Math.min(tokens, chunkRows(tokens, vocab, { on, bytes }));
-  return bytes * rows * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
+function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number {
+  const { vocab_size: vocab, dim } = shape;
+  const { bytes } = setting;
+  return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
+}
+
+function logitRows({ vocab_size: vocab }: ModelShape, tokens: number, setting: Setting): number {
+  return Math.min(tokens, chunkRows(tokens, vocab, setting));
 }
