@@ -198,7 +198,7 @@ struct Batch {
   }
   void select() {
     counts.zero(k->stream);
-    k->launch("select", "select_blocks", dim3(token_tiles(number("select", "select_blocks_tokens")), s.G), 128, number("select", "select_blocks_shared"),
+    k->launch("select", "select_blocks", dim3(token_tiles(number("select", "select_blocks_tokens")), s.G), number("select", "select_blocks_threads"), number("select", "select_blocks_shared"),
               q.p, kc.p, pc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B, stretch, stretches);
   }
   void index() {

@@ -156,7 +156,7 @@ export class FusedForward {
       'select_blocks',
       {
         grid: [plan.tokenTiles(batch.constant('select', 'select_blocks_tokens')), batch.groups],
-        block: 128,
+        block: batch.constant('select', 'select_blocks_threads'),
         shared: batch.constant('select', 'select_blocks_shared'),
       },
       ...[inputs.q, inputs.kCmp, scratch.packedCmp, results.lseCmp, results.selected, scratch.counts, scratch.ranks],

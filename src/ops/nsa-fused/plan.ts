@@ -38,7 +38,7 @@ const UNION_BITMAP_BYTES = 8192;
 const SCORING_BYTES = 220 * 1024;
 /** A row of probabilities and what the tile before carries over; the sums of all threads where heads share a tile. */
 const POOLING_BYTES = TILE * (72 + 8) * 4;
-const SHARES_BYTES = 128 * 32 * 4;
+const SHARES_BYTES = 2 * 128 * 32 * 4;
 const LARGEST_INT = 2 ** 31 - 1;
 
 export const panels = (size: number) => Math.ceil(size / TILE);
@@ -129,8 +129,13 @@ export function scoringSplit(heads: HeadShape): 1 | 2 | 4 {
 }
 
 function scoringBytes(heads: HeadShape, split: number): number {
-  const tiles = Math.ceil(headsPerGroup(heads) / split) + 2;
-  return tiles * panels(heads.dk) * PANEL + (split > 1 ? SHARES_BYTES : 0);
+  return (scoringTiles(heads, split) + 2) * panels(heads.dk) * PANEL + (split > 1 ? SHARES_BYTES : 0);
+}
+
+/** Tiles of queries: as many for each of the two warpgroups that work together where heads share a tile. */
+function scoringTiles(heads: HeadShape, split: number): number {
+  const teams = split > 1 ? 2 : 1;
+  return teams * Math.ceil(headsPerGroup(heads) / (split * teams));
 }
 
 /** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */
@@ -140,7 +145,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
   const { forward, backward, queryGradient } = windowShared(heads);
   const pooledInRegisters = sparse.lSel / sparse.d === 4 && sparse.l / sparse.d === 2;
   const split = scoringSplit(heads);
-  const shifts = Math.ceil(h / split) * TILE * 4;
+  const shifts = scoringTiles(heads, split) * TILE * 4;
   return {
     compressed_forward_shared: forward,
     compressed_backward_shared: backward,

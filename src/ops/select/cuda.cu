@@ -13,11 +13,15 @@ constexpr int STRIDE = 72;                              // floats of a row of pr
 static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
 
 // The queries of all heads of a group stay in shared memory. Where those of 64 tokens do not fit, a tile of 64 rows holds
-// 32 tokens of two heads, or 16 of four: its quarters are added up before the blocks are ranked.
-constexpr int scoring_bytes(int split) { return ((HPG + split - 1) / split + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + (split > 1 ? 128 * 32 * 4 : 0); }
+// 32 tokens of two heads, or 16 of four, and two teams (warpgroups) take turns with the tiles, because only one such block fits
+// a multiprocessor. What all of them found for a token is added up before the first team ranks the blocks.
+constexpr int teams(int split) { return split > 1 ? 2 : 1; }
+constexpr int rounds(int split) { return (HPG + split * teams(split) - 1) / (split * teams(split)); }  // tiles of queries of a team
+constexpr int shares_bytes(int split) { return split > 1 ? teams(split) * 128 * 32 * 4 : 0; }
+constexpr int scoring_bytes(int split) { return (teams(split) * rounds(split) + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + shares_bytes(split); }
 constexpr int SPLIT = scoring_bytes(1) < SCORING_BYTES ? 1 : scoring_bytes(2) < SCORING_BYTES ? 2 : 4;
 constexpr int TOKENS = 64 / SPLIT;                      // of a tile
-constexpr int ROUNDS = (HPG + SPLIT - 1) / SPLIT;       // tiles of queries
+constexpr int TEAMS = teams(SPLIT), ROUNDS = rounds(SPLIT), THREADS = TEAMS * 128;
 static_assert(scoring_bytes(SPLIT) < SCORING_BYTES, "heads of a group do not fit");
 
 // Packed tiles hold whole blocks, unless a block has an odd number of compressed keys.
@@ -25,7 +29,8 @@ constexpr bool IN_PACKED_TILES = KEYS == 64;
 // The usual case, four compressed keys a block and one carried over, is pooled in registers.
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
 constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;  // lanes of a token, apart
-EXPORT(select_blocks_shared, (ROUNDS + 2) * PK * PANEL + ROUNDS * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4) + (SPLIT > 1 ? 128 * 32 * 4 : 0))
+EXPORT(select_blocks_shared, (TEAMS * ROUNDS + 2) * PK * PANEL + TEAMS * ROUNDS * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4) + shares_bytes(SPLIT))
+EXPORT(select_blocks_threads, THREADS)
 EXPORT(select_blocks_tokens, TOKENS)
 EXPORT(select_forward_chunk, OUTER_CHUNK)
 EXPORT(select_plan_words, PLAN_WORDS)
@@ -70,7 +75,7 @@ struct Top {
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
 // counts [G, blocks, stretches] may be null. grid (tiles of TOKENS tokens of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(128, HPG * PK <= 6 ? 3 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, HPG * PK <= 6 ? 3 : 1)
 select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
               const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
@@ -78,13 +83,13 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
   Place place;
   if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
                   [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return;
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
+  const int team = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
-  const u32 keys = base + ROUNDS * PK * PANEL, floats = keys + 2 * PK * PANEL;
-  float* const shifts = (float*)(shared + (floats - origin));  // [ROUNDS][64] lse in base 2
-  float* const chance = shifts + ROUNDS * 64;                  // [64][STRIDE] summed over heads
+  const u32 keys = base + TEAMS * ROUNDS * PK * PANEL, floats = keys + 2 * PK * PANEL;
+  float* const shifts = (float*)(shared + (floats - origin));  // [ROUNDS][TEAMS][64] lse in base 2
+  float* const chance = shifts + TEAMS * ROUNDS * 64;          // [64][STRIDE] summed over heads
   float* const carry = chance + 64 * STRIDE;                   // [64][8] the last CARRY keys of the tile before
-  float* const shares = chance + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8));  // [32][128] sums of a thread's heads
+  float* const shares = chance + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8));  // [32][THREADS] sums of a thread's heads
 
   const int t0 = place.tile * TOKENS, tokens = min(TOKENS, place.length - t0);
   // Two threads a token, each with its own list, later merged: neighbours in the general case; with
@@ -108,34 +113,34 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         bulk_copy(to, packed + ((i64)(place.units + i) * GROUPS + group) * PACKED, PK * PANEL, full + (i & 1) * 8, lane);
         bulk_end(full + (i & 1) * 8, lane);
       } else {
-        load_panel<DK, 128>(to, thread, k_cmp, [&](int r) {
+        load_panel<DK, THREADS>(to, threadIdx.x, k_cmp, [&](int r) {
           const int key = i * KEYS + r;
           return r < KEYS && key < needed ? (cmp_first + key) * GROUPS + group : -1;
         });
         copies_commit();
       }
     };
-    if (thread == 0) {
+    if (threadIdx.x == 0) {
       for (int i = 0; i < 2; i++) {
         barrier_init(full + i * 8, FULL_ARRIVALS);
-        barrier_init(empty + i * 8, 4);
+        barrier_init(empty + i * 8, TEAMS * 4);
       }
       matrix_publish();
     }
     __syncthreads();
-    if (IN_PACKED_TILES && warp == 0)
+    if (IN_PACKED_TILES && threadIdx.x < 32)
       for (int i = 0; i < 2 && i < steps; i++) request(i);
 #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < TEAMS * ROUNDS; round++) {
       const auto query = [&](int r) {  // the row of q that is row r of the tile; -1 for none
         const int head = round * SPLIT + r / TOKENS, token = r % TOKENS;
         return head < HPG && token < tokens ? (i64)(place.first + t0 + token) * HEADS + group * HPG + head : -1;
       };
-      load_panel<DK, 128>(base + round * PK * PANEL, thread, q, query);
-      if (thread < 64) shifts[round * 64 + thread] = query(thread) >= 0 ? LOG2E * lse_cmp[query(thread)] : infinity();
+      load_panel<DK, THREADS>(base + round * PK * PANEL, threadIdx.x, q, query);
+      if (threadIdx.x < 64) shifts[round * 64 + thread] = query(thread) >= 0 ? LOG2E * lse_cmp[query(thread)] : infinity();
     }
     if (!POOL_IN_REGISTERS)
-      for (int c = thread; c < 64 * 8; c += 128) carry[c] = 0.0f;
+      for (int c = threadIdx.x; c < 64 * 8; c += THREADS) carry[c] = 0.0f;
     float tail = 0.0f;  // the key before this thread's next block
     if (!IN_PACKED_TILES) request(0);
     copies_commit();
@@ -154,7 +159,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base);
+      const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base + team * PK * PANEL);
       float sum[32], score[2][32];
 #pragma unroll
       for (int e = 0; e < 32; e++) sum[e] = 0.0f;
@@ -163,13 +168,13 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       matrix_commit();
 #pragma unroll
       for (int round = 0; round < ROUNDS; round++) {
-        if (IN_PACKED_TILES && round == 0 && warp == 0 && i > 0 && i + 1 < steps) {  // the stage that the last step read
+        if (IN_PACKED_TILES && round == 0 && threadIdx.x < 32 && i > 0 && i + 1 < steps) {  // the stage that the last step read
           barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
           request(i + 1);
         }
         if (round + 1 < ROUNDS) {
           matrix_begin();
-          product_rows<DK>(score[(round + 1) & 1], advance(queries, (round + 1) * PK * PANEL), tile);
+          product_rows<DK>(score[(round + 1) & 1], advance(queries, (round + 1) * TEAMS * PK * PANEL), tile);
           matrix_commit();
           matrix_wait<1>();
         } else {
@@ -177,21 +182,24 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           if (IN_PACKED_TILES && lane == 0) barrier_arrive(empty + (i & 1) * 8);
         }
         hold(score[round & 1]);
-        const float shift0 = shifts[round * 64 + row], shift1 = shifts[round * 64 + row + 8];
+        const float* const shift = shifts + (round * TEAMS + team) * 64 + row;
+        const float shift0 = shift[0], shift1 = shift[8];
 #pragma unroll
         for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
       }
-      if constexpr (SPLIT > 1) {  // the same order in every share, so that the rows of a token agree
+      if constexpr (SPLIT > 1) {
 #pragma unroll
-        for (int e = 0; e < 32; e++) shares[e * 128 + thread] = sum[e];
+        for (int e = 0; e < 32; e++) shares[e * THREADS + threadIdx.x] = sum[e];
         __syncthreads();
+        if (team == 0)  // in the same order in every row of a token, so that they agree
 #pragma unroll
-        for (int e = 0; e < 32; e++) {
-          sum[e] = 0.0f;
+          for (int e = 0; e < 32; e++) {
+            sum[e] = 0.0f;
 #pragma unroll
-          for (int part = 0; part < SPLIT; part++) sum[e] += shares[e * 128 + part * (128 / SPLIT) + thread % (128 / SPLIT)];
-        }
+            for (int part = 0; part < SPLIT * TEAMS; part++) sum[e] += shares[e * THREADS + part * (128 / SPLIT) + thread % (128 / SPLIT)];
+          }
         __syncthreads();
+        if (team != 0) continue;
       }
       // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
       // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
@@ -268,6 +276,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         waiting &= waiting - 1;
       }
     }
+    if (team != 0) return;
     // The first thread of a pair takes in the second one's list.
     Top other = top;
 #pragma unroll 1
@@ -287,7 +296,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     for (int e = 0; e < TOP; e++)
       if (e + 1 < current - 1) top.block[e] = e + 1;
   }
-  if (side != 0 || mine >= tokens) return;
+  if (team != 0 || side != 0 || mine >= tokens) return;
   // ascending: block 0, the chosen ones, cur - 1, cur
 #pragma unroll
   for (int pass = 0; pass < TOP; pass++)
