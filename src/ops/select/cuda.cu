@@ -13,15 +13,16 @@ constexpr int STRIDE = 72;                              // floats of a row of pr
 static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
 
 // The queries of all heads of a group stay in shared memory. Where those of 64 tokens do not fit, a tile of 64 rows holds
-// 32 tokens of two heads, or 16 of four, and two teams (warpgroups) take turns with the tiles, because only one such block fits
-// a multiprocessor. What all of them found for a token is added up before the first team ranks the blocks.
+// 32 tokens of two heads, or 16 of four. Only one such block fits a multiprocessor, so it has two teams (warpgroups), which
+// take turns with the tiles, and warps apart that add up what all of them found for a token and rank the blocks meanwhile.
 constexpr int teams(int split) { return split > 1 ? 2 : 1; }
 constexpr int rounds(int split) { return (HPG + split * teams(split) - 1) / (split * teams(split)); }  // tiles of queries of a team
 constexpr int shares_bytes(int split) { return split > 1 ? teams(split) * 128 * 32 * 4 : 0; }
 constexpr int scoring_bytes(int split) { return (teams(split) * rounds(split) + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + shares_bytes(split); }
 constexpr int SPLIT = scoring_bytes(1) < SCORING_BYTES ? 1 : scoring_bytes(2) < SCORING_BYTES ? 2 : 4;
 constexpr int TOKENS = 64 / SPLIT;                      // of a tile
-constexpr int TEAMS = teams(SPLIT), ROUNDS = rounds(SPLIT), THREADS = TEAMS * 128;
+constexpr int TEAMS = teams(SPLIT), ROUNDS = rounds(SPLIT), SCORERS = TEAMS * 128;
+constexpr int RANKERS = 128 / SPLIT, THREADS = SPLIT > 1 ? SCORERS + RANKERS : SCORERS;
 static_assert(scoring_bytes(SPLIT) < SCORING_BYTES, "heads of a group do not fit");
 
 // Packed tiles hold whole blocks, unless a block has an odd number of compressed keys.
@@ -79,24 +80,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG * PK <= 6 ? 3 : 1)
 select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
               const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
-  __shared__ __align__(8) u64 barriers[4];
+  __shared__ __align__(8) u64 barriers[6];
   Place place;
   if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
                   [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return;
-  const int team = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
+  const int team = SPLIT == 1 ? 0 : threadIdx.x / 128, thread = SPLIT == 1 ? threadIdx.x : threadIdx.x % 128, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
+  const bool scores = SPLIT == 1 || threadIdx.x < SCORERS, ranks_blocks = SPLIT == 1 || !scores;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 keys = base + TEAMS * ROUNDS * PK * PANEL, floats = keys + 2 * PK * PANEL;
   float* const shifts = (float*)(shared + (floats - origin));  // [ROUNDS][TEAMS][64] lse in base 2
   float* const chance = shifts + TEAMS * ROUNDS * 64;          // [64][STRIDE] summed over heads
   float* const carry = chance + 64 * STRIDE;                   // [64][8] the last CARRY keys of the tile before
-  float* const shares = chance + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8));  // [32][THREADS] sums of a thread's heads
+  float* const shares = chance + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8));  // [32][SCORERS] sums of a thread's heads
 
   const int t0 = place.tile * TOKENS, tokens = min(TOKENS, place.length - t0);
   // Two threads a token, each with its own list, later merged: neighbours in the general case; with
   // pooling in registers lanes 0 and 2 of a quad for its upper row, 1 and 3 for its lower one.
   const int mine = POOL_IN_REGISTERS ? warp * 16 + lane / 4 + (lane & 1) * 8 : thread / 2;
   const int side = POOL_IN_REGISTERS ? (lane >> 1) & 1 : thread & 1;
-  const int t = t0 + mine % TOKENS, current = t / SEL_L;  // with SPLIT > 1 several rows rank the same token, alike
+  const int t = t0 + mine, current = t / SEL_L;
   const int last = (t0 + tokens - 1) / SEL_L;
   const int needed = min(max(last - 1, 0) * PER_BLOCK, cu_cmp[place.sequence + 1] - cu_cmp[place.sequence]);
   const int steps = TOP == 0 || last + 1 <= SEL_N ? 0 : (needed + KEYS - 1) / KEYS;
@@ -106,6 +108,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
   if (steps > 0) {
     const i64 cmp_first = cu_cmp[place.sequence];
     const u32 full = shared_address(barriers), empty = full + 16;  // two stages each
+    const u32 added = full + 32, taken = full + 40;                // shares are complete; shares were read
     const auto request = [&](int i) {  // tile i of keys, by the first warp; or, when packed tiles do not fit the blocks, by all
       const u32 to = keys + (i & 1) * PK * PANEL;
       if (IN_PACKED_TILES) {
@@ -113,7 +116,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         bulk_copy(to, packed + ((i64)(place.units + i) * GROUPS + group) * PACKED, PK * PANEL, full + (i & 1) * 8, lane);
         bulk_end(full + (i & 1) * 8, lane);
       } else {
-        load_panel<DK, THREADS>(to, threadIdx.x, k_cmp, [&](int r) {
+        if (scores) load_panel<DK, SCORERS>(to, threadIdx.x, k_cmp, [&](int r) {
           const int key = i * KEYS + r;
           return r < KEYS && key < needed ? (cmp_first + key) * GROUPS + group : -1;
         });
@@ -125,6 +128,8 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         barrier_init(full + i * 8, FULL_ARRIVALS);
         barrier_init(empty + i * 8, TEAMS * 4);
       }
+      barrier_init(added, TEAMS * 4);
+      barrier_init(taken, RANKERS / 32);
       matrix_publish();
     }
     __syncthreads();
@@ -136,7 +141,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         const int head = round * SPLIT + r / TOKENS, token = r % TOKENS;
         return head < HPG && token < tokens ? (i64)(place.first + t0 + token) * HEADS + group * HPG + head : -1;
       };
-      load_panel<DK, THREADS>(base + round * PK * PANEL, threadIdx.x, q, query);
+      if (scores) load_panel<DK, SCORERS>(base + round * PK * PANEL, threadIdx.x, q, query);
       if (threadIdx.x < 64) shifts[round * 64 + thread] = query(thread) >= 0 ? LOG2E * lse_cmp[query(thread)] : infinity();
     }
     if (!POOL_IN_REGISTERS)
@@ -152,54 +157,60 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
 
     for (int i = 0; i < steps; i++) {
       if (IN_PACKED_TILES) {
-        barrier_wait(full + (i & 1) * 8, (i >> 1) & 1);
+        if (scores) barrier_wait(full + (i & 1) * 8, (i >> 1) & 1);
       } else {
         copies_wait<0>();
         matrix_publish();
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base + team * PK * PANEL);
-      float sum[32], score[2][32];
+      float sum[32];
 #pragma unroll
       for (int e = 0; e < 32; e++) sum[e] = 0.0f;
-      matrix_begin();
-      product_rows<DK>(score[0], queries, tile);
-      matrix_commit();
+      if (scores) {
+        const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base + team * PK * PANEL);
+        float score[2][32];
+        matrix_begin();
+        product_rows<DK>(score[0], queries, tile);
+        matrix_commit();
 #pragma unroll
-      for (int round = 0; round < ROUNDS; round++) {
-        if (IN_PACKED_TILES && round == 0 && threadIdx.x < 32 && i > 0 && i + 1 < steps) {  // the stage that the last step read
-          barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
-          request(i + 1);
-        }
-        if (round + 1 < ROUNDS) {
-          matrix_begin();
-          product_rows<DK>(score[(round + 1) & 1], advance(queries, (round + 1) * TEAMS * PK * PANEL), tile);
-          matrix_commit();
-          matrix_wait<1>();
-        } else {
-          matrix_wait<0>();
-          if (IN_PACKED_TILES && lane == 0) barrier_arrive(empty + (i & 1) * 8);
-        }
-        hold(score[round & 1]);
-        const float* const shift = shifts + (round * TEAMS + team) * 64 + row;
-        const float shift0 = shift[0], shift1 = shift[8];
+        for (int round = 0; round < ROUNDS; round++) {
+          if (IN_PACKED_TILES && round == 0 && threadIdx.x < 32 && i > 0 && i + 1 < steps) {  // the stage that the last step read
+            barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
+            request(i + 1);
+          }
+          if (round + 1 < ROUNDS) {
+            matrix_begin();
+            product_rows<DK>(score[(round + 1) & 1], advance(queries, (round + 1) * TEAMS * PK * PANEL), tile);
+            matrix_commit();
+            matrix_wait<1>();
+          } else {
+            matrix_wait<0>();
+            if (IN_PACKED_TILES && lane == 0) barrier_arrive(empty + (i & 1) * 8);
+          }
+          hold(score[round & 1]);
+          const float* const shift = shifts + (round * TEAMS + team) * 64 + row;
+          const float shift0 = shift[0], shift1 = shift[8];
 #pragma unroll
-        for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+          for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+        }
       }
       if constexpr (SPLIT > 1) {
+        if (scores) {
+          if (i > 0) barrier_wait(taken, (i - 1) & 1);
 #pragma unroll
-        for (int e = 0; e < 32; e++) shares[e * THREADS + threadIdx.x] = sum[e];
-        __syncthreads();
-        if (team == 0)  // in the same order in every row of a token, so that they agree
+          for (int e = 0; e < 32; e++) shares[e * SCORERS + threadIdx.x] = sum[e];
+          __syncwarp();
+          if (lane == 0) barrier_arrive(added);
+          continue;
+        }
+        barrier_wait(added, i & 1);
 #pragma unroll
-          for (int e = 0; e < 32; e++) {
-            sum[e] = 0.0f;
+        for (int e = 0; e < 32; e++)
 #pragma unroll
-            for (int part = 0; part < SPLIT * TEAMS; part++) sum[e] += shares[e * THREADS + part * (128 / SPLIT) + thread % (128 / SPLIT)];
-          }
-        __syncthreads();
-        if (team != 0) continue;
+          for (int part = 0; part < SPLIT * TEAMS; part++) sum[e] += shares[e * SCORERS + part * RANKERS + thread];
+        __syncwarp();
+        if (lane == 0) barrier_arrive(taken);
       }
       // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
       // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
@@ -276,7 +287,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         waiting &= waiting - 1;
       }
     }
-    if (team != 0) return;
+    if (!ranks_blocks) return;
     // The first thread of a pair takes in the second one's list.
     Top other = top;
 #pragma unroll 1
@@ -296,7 +307,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     for (int e = 0; e < TOP; e++)
       if (e + 1 < current - 1) top.block[e] = e + 1;
   }
-  if (team != 0 || side != 0 || mine >= tokens) return;
+  if (!ranks_blocks || side != 0 || mine >= tokens) return;
   // ascending: block 0, the chosen ones, cur - 1, cur
 #pragma unroll
   for (int pass = 0; pass < TOP; pass++)
