@@ -62,7 +62,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--seq-len <n>', 'train.seq_len').argParser(wholeNumber(1)))
     .addOption(new Option('--batch-size <n>', 'train.batch_size: sequences of a GPU').argParser(wholeNumber(1)))
     .addOption(new Option('--accum-batches <n>', 'train.accumulate_grad_batches').argParser(wholeNumber(1)))
-    .addOption(new Option('--measured <file>', 'figures of your own: the output of bench train --json'))
+    .addOption(new Option('--measured <file>', 'figures of your own: what bench train prints as JSON'))
     .addOption(new Option('--wire <type>', 'gradients are sent as').choices(['f32', 'bf16']).default('f32'))
     .addOption(new Option('--zero1', 'shard the state of the optimizer'))
     .addOption(new Option('--bucket <MiB>', 'gradients sent at a time').argParser(above0).default(25))

@@ -9,7 +9,15 @@ import { memoryOn, type PlanLimits, type PlanRow, tokensOf } from './plan.js';
 import { type Compute, computeOf, type Parallel, type PlanCase, type Step, stepOn } from './step.js';
 
 export interface Advice {
-  readonly what: 'bf16 wire' | 'smaller batch' | 'checkpointing' | 'zero1' | 'sequence' | 'tensor' | 'pipeline';
+  readonly what:
+    | 'bf16 wire'
+    | 'larger buckets'
+    | 'smaller batch'
+    | 'checkpointing'
+    | 'zero1'
+    | 'sequence'
+    | 'tensor'
+    | 'pipeline';
   /** Whether Trefoil has it. */
   readonly built: boolean;
   /** GPUs that share the work of one rank. */
@@ -31,6 +39,9 @@ export interface PlanContext {
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 const BF16 = 2;
+const BUCKET_FACTORS = [2, 4, 8, 16, 32, 64];
+/** Gains of less than this share of the step are below what the equations can tell. */
+const WORTH_SAYING = 0.02;
 
 /** The first number of GPUs at which each limit is passed; null where none is. */
 export function stopsOf(rows: readonly PlanRow[]) {
@@ -44,7 +55,7 @@ export function adviceFor(context: PlanContext, rows: readonly PlanRow[]): Advic
   const stops = stopsOf(rows);
   return [
     ...(stops.memory === null ? [] : memoryAdvice(context, last)),
-    ...(stops.efficiency === null ? [] : wireAdvice(context, last)),
+    ...(stops.efficiency === null ? [] : [...wireAdvice(context, last), ...bucketAdvice(context, last)]),
     ...(stops.batch === null ? [] : smallerBatchAdvice(context, last)),
     ...(Object.values(stops).some((gpus) => gpus !== null) && last.gpus > 1 ? splitAdvice(context, last) : []),
   ];
@@ -79,6 +90,21 @@ function wireAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficien
   )} on ${gpus} GPUs`;
   const bytes = memory_mib * MIB;
   return [adviceOf('bf16 wire', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
+}
+
+/** Where every bucket costs a long way through many nodes, fewer of them do. */
+function bucketAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficiency, memory_mib }: PlanRow): Advice[] {
+  const compute = computeOf(planCase, speed);
+  const tried = BUCKET_FACTORS.map((factor) => {
+    const bucketBytes = factor * parallel.bucketBytes;
+    return { bucketBytes, step: stepOn(compute, gpus, { ...parallel, bucketBytes }) };
+  });
+  const { bucketBytes, step } = tried.reduce((best, one) => (one.step.total < best.step.total ? one : best));
+  const better = stepOn(compute, 1, parallel).total / step.total;
+  if (better < efficiency + WORTH_SAYING) return [];
+  const text = `buckets of ${(bucketBytes / MIB).toFixed(0)} MiB: efficiency ${percent(efficiency)} -> ${percent(better)} on ${gpus} GPUs`;
+  const bytes = memory_mib * MIB;
+  return [adviceOf('larger buckets', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
 }
 
 /** One sequence a GPU: as many GPUs as the critical batch has room for. */
@@ -128,7 +154,7 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   const step = stepOn(split, gpus, parallel);
   const share = (2 * shape.n_layers * gather) / step.total;
   const text = `${(moved / MIB).toFixed(1)} MiB of keys and values a layer and micro-batch, ${percent(share)} of the step`;
-  const state = stateBytes(context);
+  const state = stateBytes(context, gpus);
   return splitOf('sequence', context, { gpus, degree, step, bytes: state + (bytes - state) / degree, text });
 }
 
@@ -185,9 +211,9 @@ function between(parallel: Parallel, degree: number): Parallel {
   return { ...parallel, network: { ...network, perNode: Math.max(1, Math.floor(network.perNode / degree)) } };
 }
 
-function stateBytes({ planCase, speed, parallel }: PlanContext): number {
+function stateBytes({ planCase, speed, parallel }: PlanContext, gpus: number): number {
   const empty = withConfig(planCase, { train: { ...planCase.config.train, seq_len: 1, batch_size: 1 } });
-  return memoryOn(empty, speed, 1, parallel);
+  return memoryOn(empty, speed, gpus, parallel);
 }
 
 interface Scale {

@@ -115,6 +115,14 @@ describe('where it stops paying', () => {
     expect(nextOf(caseOf(), { ...SLOW, wire: 'bf16' }).map(({ what }) => what)).not.toContain('bf16 wire');
   });
 
+  it('many hops: fewer, larger buckets', () => {
+    const sharded = { ...PARALLEL, zero1: true, bucketBytes: 2 ** 20 };
+    const [row, next] = [rowsOf(caseOf(), sharded).at(-1)!, nextOf(caseOf(), sharded)];
+    const larger = next.find(({ what }) => what === 'larger buckets')!;
+    expect(larger.tokens_per_s).toBeGreaterThan(1.5 * row.tokens_per_s);
+    expect(larger.text).toMatch(/^buckets of 64 MiB: efficiency /);
+  });
+
   it('a batch too large: one sequence a GPU, or several GPUs a rank', () => {
     const next = nextOf(caseOf());
     expect(next.map(({ what }) => what)).toEqual(['smaller batch', 'sequence', 'tensor', 'pipeline']);
