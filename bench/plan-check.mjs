@@ -50,7 +50,8 @@ function caseOf(file, row) {
   const sizes = ['--seq-len', seq_len, '--batch-size', batch_size, '--accum-batches', accumulate_grad_batches];
   const { layer } = parseTrainFlags([...words, ...sizes.map(String)]);
   const { config } = loadConfig({ env: {}, flags: layer, config: file.config });
-  const vocabulary = config.model.vocab_size ?? config.data.vocab_size ?? createTokenizer(config.data.tokenizer).vocabSize;
+  const vocabulary =
+    config.model.vocab_size ?? config.data.vocab_size ?? createTokenizer(config.data.tokenizer).vocabSize;
   return { shape: modelShape(config, vocabulary), config };
 }
 
