@@ -148,7 +148,7 @@ export class StreamLoader implements Loader {
         lanes: lanes.filter((task) => task.ring % this.#workerCount === worker),
       }),
     );
-    this.#pipeline = new Pipeline(new Ring(ring), await PipelineWorkers.start(tasks), this.#workerCount);
+    this.#pipeline = new Pipeline(new Ring(ring), await PipelineWorkers.start(tasks));
     if (prefetch) for (const place of this.#lanes.keys()) this.#pipeline.grant(place, this.#slots());
   }
 
@@ -159,15 +159,15 @@ export class StreamLoader implements Loader {
     const most = this.#options.prefetch ? Math.min(batches, this.#options.queue) : 1;
     const needed = this.#needed(most);
     for (const [place, count] of needed) pipeline.grantAtLeast(place, pipeline.taken(place) + count);
-    // The lane that is filled last comes first: when it tells, the others are mostly there, and need not.
-    for (const [place, count] of [...needed].reverse()) await pipeline.until(place, count, this.#options.timeout);
+    await pipeline.until(needed, this.#options.timeout);
   }
 
   next(): Batch {
     const pipeline = this.#running();
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
     const { lanes } = this.#options.spec;
-    const taken: { address: SampleAddress; window: Int32Array; place: number }[] = [];
+    const addresses: SampleAddress[] = [];
+    const windows: Int32Array[] = [];
     // Applied when the batch is whole: a source that dies in the middle leaves the position before it.
     const moved = new Map<number, Cursor>();
     const first = this.#sample;
@@ -178,17 +178,18 @@ export class StreamLoader implements Loader {
       moved.set(sample % lanes, cursor);
       this.#epoch = Math.max(this.#epoch, epoch);
       // Other ranks may share the lane (when their number does not divide that of the lanes): theirs is passed over.
-      if (sample % this.#world === this.#rank)
-        taken.push({ address: { id: sample, epoch, position: taken.length }, window, place });
-      if (this.#options.prefetch) pipeline.grant(place, pipeline.taken(place) + this.#slots());
+      if (sample % this.#world !== this.#rank) continue;
+      addresses.push({ id: sample, epoch, position: windows.length });
+      windows.push(window);
     }
-    const windows = windowSamples(taken.map(({ window }) => window));
-    const batch = packBatch(
-      windows,
-      taken.map(({ address }) => address),
-      { sequenceLength, documentMask },
-    );
+    const batch = packBatch(windowSamples(windows), addresses, { sequenceLength, documentMask });
     for (const [lane, cursor] of moved) this.#cursors[lane] = cursor;
+    // Only now: a grant gives the slots of what was packed to the worker.
+    if (this.#options.prefetch)
+      for (const lane of moved.keys()) {
+        const place = this.#lanes.indexOf(lane);
+        pipeline.grant(place, pipeline.taken(place) + this.#slots());
+      }
     this.#sample += rows * this.#world;
     this.#report(pipeline);
     return batch;
@@ -259,7 +260,7 @@ export class StreamLoader implements Loader {
     const samples = batches * this.#options.batch_size * this.#world;
     while (this.#validation.length < samples && !this.#validationEnded) {
       this.#grantValidation(pipeline, samples);
-      await pipeline.until(place, 1, this.#options.timeout);
+      await pipeline.until(new Map([[place, 1]]), this.#options.timeout);
       this.#takeValidation(pipeline);
     }
   }
@@ -316,7 +317,7 @@ export class StreamLoader implements Loader {
   #takeValidation(pipeline: Pipeline): void {
     const sample = pipeline.takeUnlessEnded(this.#lanes.length, this.#options.timeout);
     if (sample === undefined) this.#validationEnded = true;
-    else this.#validation.push(sample.window);
+    else this.#validation.push(sample.window.slice());
   }
 
   /** Slots in each ring, so that all together hold the queue. */

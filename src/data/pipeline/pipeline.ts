@@ -3,17 +3,23 @@ import type { Cursor } from '../corpus/documents.js';
 import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 
+export interface TakenSample {
+  /** In shared memory: written over once the ring is granted more samples than it has slots behind this one. */
+  readonly window: Int32Array;
+  /** Where the next sample of the lane begins. */
+  readonly cursor: Cursor;
+  readonly epoch: number;
+}
+
 /** The rings and the threads that fill them, from the trainer's side. */
 export class Pipeline {
   readonly #ring: Ring;
   readonly #workers: PipelineWorkers;
-  readonly #workerCount: number;
   readonly #taken: number[];
 
-  constructor(ring: Ring, workers: PipelineWorkers, workerCount: number) {
+  constructor(ring: Ring, workers: PipelineWorkers) {
     this.#ring = ring;
     this.#workers = workers;
-    this.#workerCount = workerCount;
     this.#taken = new Array(ring.shape.lanes).fill(0);
   }
 
@@ -30,17 +36,18 @@ export class Pipeline {
   }
 
   grant(place: number, upTo: number): void {
-    const worker = place % this.#workerCount;
-    if (this.#ring.grant(place, upTo, worker)) this.#workers.wake(worker);
+    if (this.#ring.grant(place, upTo)) this.#workers.wake(this.#ring.workerOf(place));
   }
 
   grantAtLeast(place: number, upTo: number): void {
     if (this.#ring.granted(place) < upTo) this.grant(place, upTo);
   }
 
-  /** Waits, without blocking the thread, until a lane has so many samples or no more at all. */
-  async until(place: number, count: number, timeoutSeconds: number): Promise<void> {
-    const isReady = () => this.available(place) >= count || this.#ring.hasEnded(place);
+  /** Waits, without blocking the thread, until every lane has as many samples as are needed of it, or no more at all. */
+  async until(needed: ReadonlyMap<number, number>, timeoutSeconds: number): Promise<void> {
+    const wanted = this.#taken.map((taken, place) => (needed.has(place) ? taken + needed.get(place)! : 0));
+    const isReady = () =>
+      wanted.every((count, place) => this.#ring.produced(place) >= count || this.#ring.hasEnded(place));
     const end = performance.now() + 1000 * timeoutSeconds;
     while (!isReady()) {
       const failure = this.#workers.failure();
@@ -48,23 +55,20 @@ export class Pipeline {
       const left = end - performance.now();
       if (left <= 0) throw timeOut(timeoutSeconds);
       await this.#workers.news(left, () => {
-        this.#ring.announceWait(place);
+        this.#ring.announceWait(wanted);
         return isReady();
       });
     }
   }
 
-  /** The next sample of a ring, copied out of it; blocks until there is one. */
-  take(place: number, timeoutSeconds: number): { window: Int32Array; cursor: Cursor; epoch: number } {
+  /** The next sample of a ring; blocks until there is one. Its window is the ring's own: see `TakenSample`. */
+  take(place: number, timeoutSeconds: number): TakenSample {
     const sample = this.takeUnlessEnded(place, timeoutSeconds);
     if (sample === undefined) throw new TrefoilError('a data lane ended: training data has no end');
     return sample;
   }
 
-  takeUnlessEnded(
-    place: number,
-    timeoutSeconds: number,
-  ): { window: Int32Array; cursor: Cursor; epoch: number } | undefined {
+  takeUnlessEnded(place: number, timeoutSeconds: number): TakenSample | undefined {
     const end = performance.now() + 1000 * timeoutSeconds;
     this.grantAtLeast(place, this.#taken[place] + 1);
     for (;;) {
@@ -78,7 +82,7 @@ export class Pipeline {
       this.#ring.waitForNews(seen, left);
     }
     const sample = this.#taken[place]++;
-    return { window: this.#ring.window(place, sample).slice(), ...this.#ring.place(place, sample) };
+    return { window: this.#ring.window(place, sample), ...this.#ring.place(place, sample) };
   }
 
   close(): void {
