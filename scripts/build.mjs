@@ -9,9 +9,10 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const quiet = process.argv.includes('--quiet');
 const tsc = join(dirname(createRequire(import.meta.url).resolve('typescript/package.json')), 'bin', 'tsc');
 
-const KERNEL = /\.(cpp|h|cu|cuh)$/;
+// Kernel sources, and figures that a module reads.
+const BESIDE = /\.(cpp|h|cu|cuh|json)$/;
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
-  if (!entry.isFile() || !KERNEL.test(entry.name)) continue;
+  if (!entry.isFile() || !BESIDE.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
   if (/[\\/]testing[\\/]/.test(from)) continue;
   cpSync(from, join(root, 'dist', from.slice(join(root, 'src').length)));

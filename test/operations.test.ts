@@ -424,6 +424,8 @@ describe('usage', () => {
     [['watch', '--dir', 'x', '--webhook', 'file:///etc/passwd'], 'an http or https URL'],
     [['health', '--dir', 'x', '--gate-entropy-min', 'low'], 'It must be a number'],
     [['doctor', '--set', 'train.stepz=3'], 'did you mean'],
+    [['plan', '--measured', '/no/such/file'], 'cannot be read'],
+    [['plan', '--set', 'model.dimm=3'], 'did you mean'],
   ])('%j: one line, code 2', (args, message) => {
     const result = trefoil(args);
     expect(result.code).toBe(2);

@@ -15,6 +15,11 @@ export const COMMANDS: readonly CommandEntry[] = [
   { name: 'data', summary: 'try, stage, prepare and look at training data', load: () => import('./data.js') },
   { name: 'attend', summary: 'run one attention case from a safetensors file', load: () => import('./attend.js') },
   { name: 'doctor', summary: 'check this machine and a config before a run', load: () => import('./doctor.js') },
+  {
+    name: 'plan',
+    summary: 'step time, memory and tokens per day on many GPUs, on paper',
+    load: () => import('./plan.js'),
+  },
   { name: 'status', summary: 'how far runs are', load: () => import('./status.js') },
   { name: 'watch', summary: 'watch a run: stalls, collapse, NaN; may halt it', load: () => import('./watch.js') },
   { name: 'health', summary: 'one look at a run, for cron', load: () => import('./health.js') },

@@ -18,7 +18,7 @@ export interface LoaderOptions extends SourceOptions, OpenSourceOptions {
   world?: number | undefined;
 }
 
-const LoaderState = z.strictObject({
+export const LoaderState = z.strictObject({
   version: z.literal(1),
   /** Number of the next sample in the order of the run, over all ranks. */
   sample: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),

@@ -3,6 +3,7 @@
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
+import type { TokenBuffer } from './token-buffer.js';
 import { createByteTokenizer } from './tokenizers/byte.js';
 import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
@@ -17,6 +18,8 @@ export interface Tokenizer {
   readonly identity: string;
   /** Strings that look like special tokens are text here: a document can never inject a separator. */
   encode(text: string): Int32Array;
+  /** The same behind what a buffer holds already, for callers that have many texts to encode and want no array for each. */
+  encodeInto?(text: string, tokens: TokenBuffer): void;
   decode(ids: ArrayLike<number>): string;
   /** For output token by token: holds back the bytes of a character that is not complete yet. */
   createStreamDecoder(): StreamDecoder;

@@ -78,21 +78,30 @@ export class LaneDocuments {
     while (!this.#ended) {
       const block = this.#block ?? (await this.#advance());
       if (block === undefined) break;
-      const { documents, unit, position, turn } = block;
-      while (this.#index < documents.length) {
-        const index = this.#index++;
-        if (this.#fetchAhead && documents.length - index <= FETCH_AHEAD_SHARE * documents.length) this.#prefetch(block);
-        const row = block.order(index);
-        if (this.#side !== 'all' && this.#order.isValidation(unit, position, row) !== (this.#side === 'validation'))
-          continue;
-        this.#lastTurn = turn;
-        return { document: documents[row], turn, block: position, index, epoch: unit.epoch, origin: unit.file.name };
-      }
+      const placed = this.nextAtHand();
+      if (placed !== undefined) return placed;
       this.#index = 0;
-      this.#start = { turn, block: block.next, document: 0, token: 0 };
+      this.#start = { turn: block.turn, block: block.next, document: 0, token: 0 };
       this.#block = undefined;
     }
     this.#ended = true;
+    return undefined;
+  }
+
+  /** The next document of the block that is in memory, without waiting; undefined when `next` has to be asked. */
+  nextAtHand(): PlacedDocument | undefined {
+    const block = this.#block;
+    if (block === undefined) return undefined;
+    const { documents, unit, position, turn } = block;
+    while (this.#index < documents.length) {
+      const index = this.#index++;
+      if (this.#fetchAhead && documents.length - index <= FETCH_AHEAD_SHARE * documents.length) this.#prefetch(block);
+      const row = block.order(index);
+      if (this.#side !== 'all' && this.#order.isValidation(unit, position, row) !== (this.#side === 'validation'))
+        continue;
+      this.#lastTurn = turn;
+      return { document: documents[row], turn, block: position, index, epoch: unit.epoch, origin: unit.file.name };
+    }
     return undefined;
   }
 

@@ -2,7 +2,8 @@
 
 import { setImmediate } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { cutText } from '../documents/document.js';
+import { cutText, PIECE_LENGTH } from '../documents/document.js';
+import { TokenBuffer } from '../token-buffer.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { type Cursor, type LaneDocuments, START } from './documents.js';
 import { documentBytes, documentText } from './reader.js';
@@ -26,7 +27,7 @@ export class LaneSamples {
   readonly #documentBatch: number;
   readonly #counts: LaneCounts;
   /** Tokens of the open document, its separator among them. */
-  #tokens: Int32Array = new Int32Array(0);
+  readonly #tokens = new TokenBuffer();
   #at = 0;
   #turn = 0;
   #block = 0;
@@ -56,7 +57,7 @@ export class LaneSamples {
     for (let filled = 0; filled < window.length; ) {
       if (this.#at === this.#tokens.length && !(await this.#nextDocument())) return undefined;
       const taken = Math.min(window.length - filled, this.#tokens.length - this.#at);
-      window.set(this.#tokens.subarray(this.#at, this.#at + taken), filled);
+      window.set(this.#tokens.ids.subarray(this.#at, this.#at + taken), filled);
       filled += taken;
       this.#at += taken;
     }
@@ -67,27 +68,26 @@ export class LaneSamples {
   /** Opens the next document that has tokens; false at the end. */
   async #nextDocument(): Promise<boolean> {
     for (let firstTurn = -1; ; ) {
-      const placed = await this.#documents.next();
+      const placed = this.#documents.nextAtHand() ?? (await this.#documents.next());
       if (placed === undefined) return false;
       // Tokenising is one long computation: in between, what the network brought must get its turn.
       if (++this.#sinceYield >= this.#documentBatch) {
         this.#sinceYield = 0;
         await setImmediate();
       }
-      const tokens = this.#encode(documentText(placed.document));
+      const hasTokens = this.#encode(documentText(placed.document));
       const skipped = this.#resumeAt;
       this.#resumeAt = 0;
-      if (tokens === undefined && skipped === 0) {
+      if (!hasTokens && skipped === 0) {
         if (firstTurn < 0) firstTurn = placed.turn;
         if (placed.turn - firstTurn > MOST_EMPTY_TURNS)
           throw new UsageError(`${placed.origin} and what follows it hold only empty documents; check data.text_field`);
         continue;
       }
-      if (tokens === undefined || skipped >= tokens.length)
+      if (!hasTokens || skipped >= this.#tokens.length)
         throw new UsageError(`${placed.origin}: holds other text than when this run was saved; use the same data`);
       this.#counts.documents++;
       this.#counts.bytes += documentBytes(placed.document);
-      this.#tokens = tokens;
       this.#at = skipped;
       this.#turn = placed.turn;
       this.#block = placed.block;
@@ -97,28 +97,26 @@ export class LaneSamples {
     }
   }
 
-  /** The tokens of a text with their separator; undefined for a text without any. */
-  #encode(text: string): Int32Array | undefined {
-    const pieces = [...cutText(text)].map((piece) => this.#tokenizer.encode(piece));
-    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
-    if (length === 0) return undefined;
-    const tokens = new Int32Array(length + 1);
-    let at = 0;
-    for (const piece of pieces) {
-      tokens.set(piece, at);
-      at += piece.length;
+  /** Puts the tokens of a text with their separator into `#tokens`; false for a text without any. */
+  #encode(text: string): boolean {
+    const tokens = this.#tokens;
+    const tokenizer = this.#tokenizer;
+    tokens.length = 0;
+    for (const piece of text.length <= PIECE_LENGTH ? [text] : cutText(text)) {
+      if (tokenizer.encodeInto) tokenizer.encodeInto(piece, tokens);
+      else tokens.append(tokenizer.encode(piece));
     }
-    checkRange(tokens, this.#tokenizer);
-    tokens[length] = this.#tokenizer.separator;
-    tokens[0] |= DOCUMENT_START;
-    return tokens;
+    if (tokens.length === 0) return false;
+    checkRange(tokens, tokenizer);
+    tokens.ids[0] |= DOCUMENT_START;
+    tokens.reserve(1)[tokens.length++] = tokenizer.separator;
+    return true;
   }
 }
 
 /** Kernels take an id as an address: one outside the vocabulary would read foreign memory. */
-function checkRange(tokens: Int32Array, { vocabSize, name }: Tokenizer): void {
-  let largest = 0;
-  for (let index = 0; index < tokens.length; index++) largest = Math.max(largest, tokens[index] >>> 0);
-  if (largest >= vocabSize)
-    throw new TrefoilError(`tokenizer ${name} gave token ${largest}, outside its vocabulary of ${vocabSize}`);
+function checkRange({ ids, length }: TokenBuffer, { vocabSize, name }: Tokenizer): void {
+  for (let index = 0; index < length; index++)
+    if (ids[index] < 0 || ids[index] >= vocabSize)
+      throw new TrefoilError(`tokenizer ${name} gave token ${ids[index]}, outside its vocabulary of ${vocabSize}`);
 }

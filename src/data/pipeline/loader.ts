@@ -8,16 +8,17 @@
  */
 
 import { z } from 'zod';
-import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
+import { TrefoilError, UsageError } from '../../errors.js';
 import { type Batch, packBatch } from '../batch.js';
 import { type Cursor, START } from '../corpus/documents.js';
 import { corpusIdentity } from '../corpus/order.js';
 import { DOCUMENT_START, TOKEN_MASK } from '../corpus/samples.js';
 import type { CorpusSpec } from '../corpus/spec.js';
-import type { Loader, LoaderTelemetry } from '../loader.js';
+import { type Loader, LoaderState, type LoaderTelemetry } from '../loader.js';
 import type { SampleAddress, Samples } from '../stream.js';
 import { createTokenizer } from '../tokenizer.js';
 import type { LaneTask, StreamTask } from './messages.js';
+import { Pipeline } from './pipeline.js';
 import { createRing, Ring } from './ring.js';
 import { PipelineWorkers } from './workers.js';
 
@@ -50,18 +51,9 @@ const CursorState = z.strictObject({
   document: z.number().int().min(0),
   token: z.number().int().min(0),
 });
-const StreamState = z.strictObject({
-  version: z.literal(1),
+/** What every loader's position has, and where each lane goes on; null for a lane that this rank does not read. */
+const StreamState = LoaderState.extend({
   kind: z.literal('stream'),
-  /** Number of the next sample in the order of the run, over all ranks. */
-  sample: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),
-  epoch: z.number().int().min(0),
-  dataset: z.string(),
-  seed: z.number(),
-  seq_len: z.number(),
-  val_fraction: z.number(),
-  shuffle: z.boolean(),
-  /** Where each lane goes on; null for a lane that this rank does not read. */
   lanes: z.array(CursorState.nullable()).min(1),
 });
 export type StreamState = z.infer<typeof StreamState>;
@@ -156,7 +148,7 @@ export class StreamLoader implements Loader {
         lanes: lanes.filter((task) => task.ring % this.#workerCount === worker),
       }),
     );
-    this.#pipeline = new Pipeline(new Ring(ring), await PipelineWorkers.start(tasks), this.#workerCount);
+    this.#pipeline = new Pipeline(new Ring(ring), await PipelineWorkers.start(tasks));
     if (prefetch) for (const place of this.#lanes.keys()) this.#pipeline.grant(place, this.#slots());
   }
 
@@ -167,15 +159,15 @@ export class StreamLoader implements Loader {
     const most = this.#options.prefetch ? Math.min(batches, this.#options.queue) : 1;
     const needed = this.#needed(most);
     for (const [place, count] of needed) pipeline.grantAtLeast(place, pipeline.taken(place) + count);
-    // The lane that is filled last comes first: when it tells, the others are mostly there, and need not.
-    for (const [place, count] of [...needed].reverse()) await pipeline.until(place, count, this.#options.timeout);
+    await pipeline.until(needed, this.#options.timeout);
   }
 
   next(): Batch {
     const pipeline = this.#running();
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
     const { lanes } = this.#options.spec;
-    const taken: { address: SampleAddress; window: Int32Array; place: number }[] = [];
+    const addresses: SampleAddress[] = [];
+    const windows: Int32Array[] = [];
     // Applied when the batch is whole: a source that dies in the middle leaves the position before it.
     const moved = new Map<number, Cursor>();
     const first = this.#sample;
@@ -186,17 +178,18 @@ export class StreamLoader implements Loader {
       moved.set(sample % lanes, cursor);
       this.#epoch = Math.max(this.#epoch, epoch);
       // Other ranks may share the lane (when their number does not divide that of the lanes): theirs is passed over.
-      if (sample % this.#world === this.#rank)
-        taken.push({ address: { id: sample, epoch, position: taken.length }, window, place });
-      if (this.#options.prefetch) pipeline.grant(place, pipeline.taken(place) + this.#slots());
+      if (sample % this.#world !== this.#rank) continue;
+      addresses.push({ id: sample, epoch, position: windows.length });
+      windows.push(window);
     }
-    const windows = windowSamples(taken.map(({ window }) => window));
-    const batch = packBatch(
-      windows,
-      taken.map(({ address }) => address),
-      { sequenceLength, documentMask },
-    );
+    const batch = packBatch(windowSamples(windows), addresses, { sequenceLength, documentMask });
     for (const [lane, cursor] of moved) this.#cursors[lane] = cursor;
+    // Only now: a grant gives the slots of what was packed to the worker.
+    if (this.#options.prefetch)
+      for (const lane of moved.keys()) {
+        const place = this.#lanes.indexOf(lane);
+        pipeline.grant(place, pipeline.taken(place) + this.#slots());
+      }
     this.#sample += rows * this.#world;
     this.#report(pipeline);
     return batch;
@@ -267,7 +260,7 @@ export class StreamLoader implements Loader {
     const samples = batches * this.#options.batch_size * this.#world;
     while (this.#validation.length < samples && !this.#validationEnded) {
       this.#grantValidation(pipeline, samples);
-      await pipeline.until(place, 1, this.#options.timeout);
+      await pipeline.until(new Map([[place, 1]]), this.#options.timeout);
       this.#takeValidation(pipeline);
     }
   }
@@ -324,7 +317,7 @@ export class StreamLoader implements Loader {
   #takeValidation(pipeline: Pipeline): void {
     const sample = pipeline.takeUnlessEnded(this.#lanes.length, this.#options.timeout);
     if (sample === undefined) this.#validationEnded = true;
-    else this.#validation.push(sample.window);
+    else this.#validation.push(sample.window.slice());
   }
 
   /** Slots in each ring, so that all together hold the queue. */
@@ -362,89 +355,6 @@ export class StreamLoader implements Loader {
   }
 }
 
-/** The rings and the threads that fill them, from the trainer's side. */
-class Pipeline {
-  readonly #ring: Ring;
-  readonly #workers: PipelineWorkers;
-  readonly #workerCount: number;
-  readonly #taken: number[];
-
-  constructor(ring: Ring, workers: PipelineWorkers, workerCount: number) {
-    this.#ring = ring;
-    this.#workers = workers;
-    this.#workerCount = workerCount;
-    this.#taken = new Array(ring.shape.lanes).fill(0);
-  }
-
-  get counts(): { documents: number; bytes: number } {
-    return this.#ring.counts;
-  }
-
-  taken(place: number): number {
-    return this.#taken[place];
-  }
-
-  available(place: number): number {
-    return this.#ring.produced(place) - this.#taken[place];
-  }
-
-  grant(place: number, upTo: number): void {
-    const worker = place % this.#workerCount;
-    if (this.#ring.grant(place, upTo, worker)) this.#workers.wake(worker);
-  }
-
-  grantAtLeast(place: number, upTo: number): void {
-    if (this.#ring.granted(place) < upTo) this.grant(place, upTo);
-  }
-
-  /** Waits, without blocking the thread, until a lane has so many samples or no more at all. */
-  async until(place: number, count: number, timeoutSeconds: number): Promise<void> {
-    const isReady = () => this.available(place) >= count || this.#ring.hasEnded(place);
-    const end = performance.now() + 1000 * timeoutSeconds;
-    while (!isReady()) {
-      const failure = this.#workers.failure();
-      if (failure !== undefined) throw failure;
-      const left = end - performance.now();
-      if (left <= 0) throw timeOut(timeoutSeconds);
-      await this.#workers.news(left, () => {
-        this.#ring.announceWait(place);
-        return isReady();
-      });
-    }
-  }
-
-  /** The next sample of a ring, copied out of it; blocks until there is one. */
-  take(place: number, timeoutSeconds: number): { window: Int32Array; cursor: Cursor; epoch: number } {
-    const sample = this.takeUnlessEnded(place, timeoutSeconds);
-    if (sample === undefined) throw new TrefoilError('a data lane ended: training data has no end');
-    return sample;
-  }
-
-  takeUnlessEnded(
-    place: number,
-    timeoutSeconds: number,
-  ): { window: Int32Array; cursor: Cursor; epoch: number } | undefined {
-    const end = performance.now() + 1000 * timeoutSeconds;
-    this.grantAtLeast(place, this.#taken[place] + 1);
-    for (;;) {
-      const seen = this.#ring.news;
-      if (this.available(place) > 0) break;
-      if (this.#ring.hasEnded(place)) return undefined;
-      const failure = this.#ring.failed ? this.#workers.failure() : undefined;
-      if (failure !== undefined) throw failure;
-      const left = end - performance.now();
-      if (left <= 0) throw timeOut(timeoutSeconds);
-      this.#ring.waitForNews(seen, left);
-    }
-    const sample = this.#taken[place]++;
-    return { window: this.#ring.window(place, sample).slice(), ...this.#ring.place(place, sample) };
-  }
-
-  close(): void {
-    this.#workers.close();
-  }
-}
-
 /** Windows that are in memory already, as packing takes them. `position` is their number. */
 function windowSamples(windows: readonly Int32Array[]): Samples {
   return {
@@ -461,11 +371,6 @@ function windowSamples(windows: readonly Int32Array[]): Samples {
       return starts;
     },
   };
-}
-
-function timeOut(seconds: number): TrefoilError {
-  const remedy = 'check the source, or allow more with --loader-timeout';
-  return new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource);
 }
 
 function greatestCommonDivisor(a: number, b: number): number {

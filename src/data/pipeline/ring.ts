@@ -3,7 +3,8 @@
  *
  * The trainer grants a lane a number of samples, the worker that owns the lane produces up to it, the trainer takes them in
  * order. A slot holds S + 1 tokens and the cursor behind them, so the trainer's position is always that of what it has
- * taken, whatever else lies ready. Both sides wait without polling: the trainer on `signal`, a worker for a message.
+ * taken, whatever else lies ready. Both sides wait without polling: the trainer on `signal` or for a message, a worker for a
+ * message. Lane l belongs to worker l mod W.
  */
 
 import type { Cursor } from '../corpus/documents.js';
@@ -21,15 +22,20 @@ export interface RingMemory extends RingShape {
   readonly tokens: SharedArrayBuffer;
 }
 
-/** Int32 of the control block: these, then `LANE_FIELDS` per lane, then one flag per worker. */
+/** Int32 of the control block: these, then `LANE_FIELDS` per lane, then `WORKER_FIELDS` per worker. */
 const SIGNAL = 0;
-const WAITING = 1;
-const FAILED = 2;
-const HEAD = 3;
-const LANE_FIELDS = 3;
+const FAILED = 1;
+const HEAD = 2;
+const LANE_FIELDS = 4;
 const GRANTED = 0;
 const PRODUCED = 1;
 const ENDED = 2;
+/** The trainer waits for so many samples. */
+const WANTED = 3;
+const WORKER_FIELDS = 2;
+/** The worker sleeps; the trainer waits for a message of this worker. */
+const ASLEEP = 0;
+const AWAITED = 1;
 /** Float64 per slot: the cursor and the epoch. */
 const SLOT_NUMBERS = 5;
 /** Float64 per worker: documents and bytes. */
@@ -39,7 +45,7 @@ export function createRing(shape: RingShape): RingMemory {
   const { lanes, slots, sequenceLength, workers } = shape;
   return {
     ...shape,
-    control: new SharedArrayBuffer(4 * (HEAD + LANE_FIELDS * lanes + workers)),
+    control: new SharedArrayBuffer(4 * (HEAD + LANE_FIELDS * lanes + WORKER_FIELDS * workers)),
     numbers: new SharedArrayBuffer(8 * (SLOT_NUMBERS * lanes * slots + WORKER_NUMBERS * workers)),
     tokens: new SharedArrayBuffer(4 * lanes * slots * (sequenceLength + 1)),
   };
@@ -75,14 +81,18 @@ export class Ring {
   }
 
   /** The trainer's side: sample numbers below `upTo` may be produced. True when the worker sleeps and must be woken. */
-  grant(lane: number, upTo: number, worker: number): boolean {
+  grant(lane: number, upTo: number): boolean {
     Atomics.store(this.#control, this.#field(lane, GRANTED), upTo);
-    return Atomics.exchange(this.#control, this.#sleepFlag(worker), 0) === 1;
+    return Atomics.exchange(this.#control, this.#flag(this.workerOf(lane), ASLEEP), 0) === 1;
+  }
+
+  workerOf(lane: number): number {
+    return lane % this.shape.workers;
   }
 
   /** The worker's side: says that it will wait for a message; it must look at the grants once more before it does. */
   announceSleep(worker: number): void {
-    Atomics.store(this.#control, this.#sleepFlag(worker), 1);
+    Atomics.store(this.#control, this.#flag(worker, ASLEEP), 1);
   }
 
   window(lane: number, sample: number): Int32Array {
@@ -91,10 +101,14 @@ export class Ring {
     return this.#tokens.subarray(start, start + length);
   }
 
-  /** Worker: the sample in `window(lane, sample)` is complete. True when the trainer waits for a message about it. */
+  /** Worker: the sample in `window(lane, sample)` is complete. True when the trainer waits for a message now. */
   publish(lane: number, sample: number, cursor: Cursor, epoch: number): boolean {
     const at = this.#slot(lane, sample) * SLOT_NUMBERS;
-    this.#numbers.set([cursor.turn, cursor.block, cursor.document, cursor.token, epoch], at);
+    this.#numbers[at] = cursor.turn;
+    this.#numbers[at + 1] = cursor.block;
+    this.#numbers[at + 2] = cursor.document;
+    this.#numbers[at + 3] = cursor.token;
+    this.#numbers[at + 4] = epoch;
     Atomics.store(this.#control, this.#field(lane, PRODUCED), sample + 1);
     return this.#tellTrainer(lane);
   }
@@ -104,10 +118,9 @@ export class Ring {
     return this.#tellTrainer(lane);
   }
 
-  fail(): boolean {
+  fail(): void {
     Atomics.store(this.#control, FAILED, 1);
     this.#wakeTrainer();
-    return Atomics.exchange(this.#control, WAITING, 0) !== 0;
   }
 
   /** The cursor behind a sample, and its epoch. */
@@ -127,13 +140,20 @@ export class Ring {
     Atomics.wait(this.#control, SIGNAL, seen, ms);
   }
 
-  /** Trainer: the next news of this lane must also come as a message. A message costs far more than a sample. */
-  announceWait(lane: number): void {
-    Atomics.store(this.#control, WAITING, lane + 1);
+  /**
+   * Trainer: every worker that has not produced up to `wanted` (by lane; 0 where nothing is wanted) sends a message when
+   * it has. A message costs far more than a sample, so there is one for all lanes of a worker.
+   */
+  announceWait(wanted: readonly number[]): void {
+    for (const [lane, count] of wanted.entries()) Atomics.store(this.#control, this.#field(lane, WANTED), count);
+    for (let worker = 0; worker < this.shape.workers; worker++)
+      if (!this.#hasWanted(worker)) Atomics.store(this.#control, this.#flag(worker, AWAITED), 1);
   }
 
   count(worker: number, documents: number, bytes: number): void {
-    this.#numbers.set([documents, bytes], this.#workerNumbers(worker));
+    const at = this.#workerNumbers(worker);
+    this.#numbers[at] = documents;
+    this.#numbers[at + 1] = bytes;
   }
 
   /** Of all workers. */
@@ -154,15 +174,26 @@ export class Ring {
 
   #tellTrainer(lane: number): boolean {
     this.#wakeTrainer();
-    return Atomics.compareExchange(this.#control, WAITING, lane + 1, 0) === lane + 1;
+    const worker = this.workerOf(lane);
+    const flag = this.#flag(worker, AWAITED);
+    if (Atomics.load(this.#control, flag) === 0 || !this.#hasWanted(worker)) return false;
+    return Atomics.exchange(this.#control, flag, 0) === 1;
+  }
+
+  #hasWanted(worker: number): boolean {
+    for (let lane = worker; lane < this.shape.lanes; lane += this.shape.workers) {
+      const wanted = Atomics.load(this.#control, this.#field(lane, WANTED));
+      if (this.produced(lane) < wanted && !this.hasEnded(lane)) return false;
+    }
+    return true;
   }
 
   #field(lane: number, field: number): number {
     return HEAD + LANE_FIELDS * lane + field;
   }
 
-  #sleepFlag(worker: number): number {
-    return HEAD + LANE_FIELDS * this.shape.lanes + worker;
+  #flag(worker: number, flag: number): number {
+    return HEAD + LANE_FIELDS * this.shape.lanes + WORKER_FIELDS * worker + flag;
   }
 
   #slot(lane: number, sample: number): number {

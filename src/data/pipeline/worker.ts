@@ -97,7 +97,7 @@ async function main(): Promise<void> {
   } catch (error) {
     // The message first: who sees the flag must find it.
     send(describeFailure(error));
-    if (ring.fail()) send({ kind: 'news' });
+    ring.fail();
     throw error;
   }
 }

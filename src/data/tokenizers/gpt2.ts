@@ -2,6 +2,7 @@
 
 import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
 import { R50K_TOKEN_SPLIT_REGEX } from 'gpt-tokenizer/encodingParams/constants';
+import { TokenBuffer } from '../token-buffer.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 import { mergeBytePairs } from './merge.js';
@@ -35,22 +36,27 @@ export function createGpt2Tokenizer(): Tokenizer {
     return ids;
   };
 
-  const encode = (text: string): Int32Array => {
+  const encodeInto = (text: string, tokens: TokenBuffer): void => {
     // A token covers at least one byte of UTF-8; three bytes per UTF-16 unit is the most there can be. Most text needs
-    // a quarter of its length, so the buffer starts there and doubles.
-    let ids = new Int32Array((text.length >> 2) + 16);
-    let count = 0;
+    // a quarter of its length, so room for that is made first, and more when it is used up.
+    let ids = tokens.reserve((text.length >> 2) + 16);
+    let count = tokens.length;
     const pattern = new RegExp(R50K_TOKEN_SPLIT_REGEX.source, 'gu');
     for (let match = pattern.exec(text); match !== null; match = pattern.exec(text)) {
       const word = encodeWord(match[0]);
       if (count + word.length > ids.length) {
-        const larger = new Int32Array(2 * (count + word.length));
-        larger.set(ids);
-        ids = larger;
+        tokens.length = count;
+        ids = tokens.reserve(word.length);
       }
       for (let index = 0; index < word.length; index++) ids[count++] = word[index];
     }
-    return ids.slice(0, count);
+    tokens.length = count;
+  };
+
+  const encode = (text: string): Int32Array => {
+    const tokens = new TokenBuffer((text.length >> 2) + 16);
+    encodeInto(text, tokens);
+    return tokens.ids.slice(0, tokens.length);
   };
 
   const bytesOf = (id: number): Uint8Array => bytesById[checkedId(id, VOCAB_SIZE, 'gpt2')];
@@ -60,6 +66,7 @@ export function createGpt2Tokenizer(): Tokenizer {
     separator: END_OF_TEXT,
     identity: 'gpt2',
     encode,
+    encodeInto,
     decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
     createStreamDecoder: () => createByteStreamDecoder(bytesOf),
   };

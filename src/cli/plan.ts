@@ -1,0 +1,228 @@
+/** `trefoil plan`: a training on many GPUs, on paper. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { parseTrainFlags } from '../config/flags.js';
+import { loadConfig } from '../config/load.js';
+import { createTokenizer } from '../data/tokenizer.js';
+import { parameterCount } from '../model/memory.js';
+import { modelShape } from '../model/shape.js';
+import { adviceFor, count, stopsOf } from '../plan/advice.js';
+import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
+import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
+import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
+import type { Parallel, PlanCase } from '../plan/step.js';
+import { type Io, printJson } from './io.js';
+import { jsonOption, wholeNumber } from './options.js';
+import { numberFrom } from './run-options.js';
+import { formatTable } from './table.js';
+
+interface Options {
+  readonly gpus: number;
+  readonly perNode: number;
+  readonly link: number;
+  readonly nodeLink: number;
+  readonly latency: number;
+  readonly config?: string;
+  readonly set?: string[];
+  readonly seqLen?: number;
+  readonly batchSize?: number;
+  readonly accumBatches?: number;
+  readonly measured?: string;
+  readonly wire: Parallel['wire'];
+  readonly zero1?: boolean;
+  readonly bucket: number;
+  readonly overlap: boolean;
+  readonly gpuMemory: number;
+  readonly criticalBatch: number;
+  readonly minEfficiency: number;
+  readonly json?: boolean;
+}
+
+const MIB = 2 ** 20;
+const GIB = 2 ** 30;
+const GIGA = 1e9;
+const MICRO = 1e-6;
+const MOST_GPUS = 4096;
+/** Tokens of a step on one GPU when no config says otherwise: as the shipped figures were measured. */
+const MEASURED_TOKENS = 65_536;
+const MEASURED_LENGTH = 2048;
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(new Option('--gpus <n>', 'plan up to this many').argParser(wholeNumber(1)).default(MOST_GPUS))
+    .addOption(new Option('--per-node <n>', 'GPUs of a node').argParser(wholeNumber(1)).default(8))
+    .addOption(new Option('--link <GB/s>', 'what one GPU sends to other nodes').argParser(above0).default(50))
+    .addOption(new Option('--node-link <GB/s>', 'what one GPU sends inside a node').argParser(above0).default(450))
+    .addOption(
+      new Option('--latency <us>', 'of a hop between nodes')
+        .argParser(numberFrom(0))
+        .default(Number((LINK_LATENCY / MICRO).toFixed(1))),
+    )
+    .addOption(new Option('--config <name|file>', 'model and step of this config (default: as measured, see below)'))
+    .addOption(new Option('--set <key=value...>', 'change keys of the config, as for train'))
+    .addOption(new Option('--seq-len <n>', 'train.seq_len').argParser(wholeNumber(1)))
+    .addOption(new Option('--batch-size <n>', 'train.batch_size: sequences of a GPU').argParser(wholeNumber(1)))
+    .addOption(new Option('--accum-batches <n>', 'train.accumulate_grad_batches').argParser(wholeNumber(1)))
+    .addOption(new Option('--measured <file>', 'figures of your own: what bench train prints as JSON'))
+    .addOption(new Option('--wire <type>', 'gradients are sent as').choices(['f32', 'bf16']).default('f32'))
+    .addOption(new Option('--zero1', 'shard the state of the optimizer'))
+    .addOption(new Option('--bucket <MiB>', 'gradients sent at a time').argParser(above0).default(25))
+    .addOption(new Option('--no-overlap', 'send after the backward pass, as the safe mode does'))
+    .addOption(new Option('--gpu-memory <GiB>', 'of one GPU').argParser(above0).default(139))
+    .addOption(
+      new Option('--critical-batch <tokens>', 'global batch beyond which more tokens teach little more')
+        .argParser(wholeNumber(1))
+        .default(2 ** 20),
+    )
+    .addOption(new Option('--min-efficiency <share>', 'where a GPU stops paying').argParser(above0).default(0.85))
+    .addOption(jsonOption())
+    .addHelpText('after', HELP)
+    .action((options: Options) => plan(options, io));
+}
+
+const HELP = `
+Data parallel training from the measured step of one device: backward by layers, gradients in buckets by ring or tree, hidden
+behind the backward pass as far as it lasts. Without --config: the 125m shape with GPT-2's vocabulary in bf16, ${MEASURED_TOKENS} tokens
+a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/scaling.md says what was checked.
+useful/day: tokens of small batches that would teach as much, tokens/day / (1 + global batch / critical batch).
+`;
+
+function above0(text: string): number {
+  const value = numberFrom(0)(text);
+  if (value === 0) throw new InvalidArgumentError('It must be above 0.');
+  return value;
+}
+
+function plan(options: Options, io: Io): void {
+  const measured = readMeasured(options.measured ?? SHIPPED);
+  const speed = speedOf(measured);
+  const { planCase, name } = caseOf(options, io);
+  const parallel = parallelOf(options);
+  const limits = {
+    ...{ minEfficiency: options.minEfficiency, criticalBatch: options.criticalBatch },
+    gpuBytes: options.gpuMemory * GIB,
+  };
+  const rows = planRows(planCase, speed, parallel, limits, gpuCounts(options.gpus));
+  const stops = stopsOf(rows);
+  const next = adviceFor({ planCase, speed, parallel, limits }, rows);
+  if (options.json) {
+    const machine = { machine: speed.machine, device: speed.device };
+    printJson(io, { ...machine, config: name, ...settings(planCase, parallel, options), rows, stops, next });
+    return;
+  }
+  io.out(`${title(planCase, name)}; measured on ${speed.machine}`);
+  io.out(
+    `${options.perNode} GPUs a node, ${options.nodeLink} GB/s inside, ${options.link} GB/s a GPU between; ${how(options)}\n`,
+  );
+  io.out(table(rows));
+  for (const line of stopLines(stops, options)) io.out(line);
+  if (next.length > 0) io.out(`\nWhat would come next:\n${next.map(({ text }) => `  ${text}`).join('\n')}`);
+}
+
+/** What the rows were computed with. */
+function settings({ shape, config }: PlanCase, { wire, zero1, bucketBytes, overlap }: Parallel, options: Options) {
+  const { seq_len, batch_size, accumulate_grad_batches } = config.train;
+  const { gradient_checkpointing } = config.runtime;
+  const { perNode: per_node, nodeLink: node_link_gbs, link: link_gbs, latency: latency_us } = options;
+  return {
+    params: parameterCount(shape),
+    attention: shape.attention,
+    step: { seq_len, batch_size, accumulate_grad_batches, gradient_checkpointing },
+    network: { per_node, node_link_gbs, link_gbs, latency_us },
+    parallel: { wire, zero1, bucket_bytes: bucketBytes, overlap },
+    limits: {
+      critical_batch: options.criticalBatch,
+      min_efficiency: options.minEfficiency,
+      gpu_memory_gib: options.gpuMemory,
+    },
+  };
+}
+
+/** The config asked for; without one the shape and step that the shipped figures were measured with. */
+function caseOf(options: Options, io: Io): { planCase: PlanCase; name: string } {
+  const named = options.config ?? (io.env['CONFIG']?.trim() || undefined);
+  const length = options.seqLen ?? (named === undefined ? MEASURED_LENGTH : undefined);
+  const words = (options.set ?? []).flatMap((pair) => ['--set', pair]);
+  const pass = (flag: string, value: number | undefined) => value !== undefined && words.push(flag, String(value));
+  const defaults =
+    named === undefined ? ['--set', 'data.tokenizer=gpt2', '--precision', 'bf16', '--device', 'cuda'] : [];
+  pass('--seq-len', length);
+  const isFull = named === undefined && options.batchSize === undefined;
+  pass('--batch-size', isFull ? Math.max(1, Math.floor(MEASURED_TOKENS / length!)) : options.batchSize);
+  pass('--accum-batches', options.accumBatches);
+  const { layer } = parseTrainFlags([...defaults, ...words]);
+  const { config } = loadConfig({ env: io.env, flags: layer, config: named ?? 'base' });
+  const synthetic = config.data.source === 'synthetic' ? config.data.vocab_size : null;
+  const vocabulary = config.model.vocab_size ?? synthetic ?? createTokenizer(config.data.tokenizer).vocabSize;
+  return {
+    planCase: { shape: modelShape(config, vocabulary), config },
+    name: named ?? (options.set ? 'base, changed' : '125m'),
+  };
+}
+
+function parallelOf(options: Options): Parallel {
+  return {
+    network: {
+      perNode: options.perNode,
+      nodeBandwidth: options.nodeLink * GIGA,
+      linkBandwidth: options.link * GIGA,
+      nodeLatency: NODE_LATENCY,
+      linkLatency: options.latency * MICRO,
+      startLatency: START_LATENCY,
+    },
+    wire: options.wire,
+    zero1: options.zero1 ?? false,
+    bucketBytes: options.bucket * MIB,
+    overlap: options.overlap,
+  };
+}
+
+function title({ shape, config }: PlanCase, name: string): string {
+  const { train, runtime } = config;
+  const accumulated = train.accumulate_grad_batches > 1 ? ` x ${train.accumulate_grad_batches} micro-batches` : '';
+  const checkpointed = runtime.gradient_checkpointing ? ', checkpointing' : '';
+  return (
+    `${name}: ${shape.dim} wide, ${shape.n_layers} layers, ${count(parameterCount(shape))} parameters, ` +
+    `${shape.attention}; S ${train.seq_len} x ${train.batch_size}${accumulated} a GPU${checkpointed}`
+  );
+}
+
+function how({ wire, zero1, bucket, overlap }: Options): string {
+  const optimizer = zero1 ? 'ZeRO-1' : 'whole optimizer on every GPU';
+  return `gradients as ${wire} in buckets of ${bucket} MiB, ${overlap ? 'overlapped' : 'not overlapped'}, ${optimizer}`;
+}
+
+function table(rows: readonly PlanRow[]): string {
+  const titles = ['GPUs', 'nodes', 'step ms', 'comm ms', 'exposed ms', 'efficiency', 'GiB', 'global batch'];
+  const columns = [...titles, 'tokens/s', 'tokens/day', 'useful/day'];
+  return formatTable(
+    [...columns.map((title) => ({ title, align: 'right' as const })), { title: 'stops paying' }],
+    rows.map((row) => [
+      ...[String(row.gpus), String(row.nodes), row.step_ms.toFixed(1), row.communication_ms.toFixed(1)],
+      ...[row.exposed_ms.toFixed(1), `${(100 * row.efficiency).toFixed(1)} %`, (row.memory_mib / 1024).toFixed(1)],
+      ...[
+        count(row.global_batch),
+        count(row.tokens_per_s),
+        count(row.tokens_per_day),
+        count(row.useful_tokens_per_day),
+      ],
+      row.stops.join(', '),
+    ]),
+  );
+}
+
+function stopLines(stops: ReturnType<typeof stopsOf>, options: Options): string[] {
+  const share = `${(100 * options.minEfficiency).toFixed(0)} %`;
+  return [
+    stops.memory === null
+      ? 'memory: fits'
+      : `memory: more than ${options.gpuMemory} GiB on each of ${gpus(stops.memory)}`,
+    stops.efficiency === null
+      ? `communication: efficiency stays above ${share}`
+      : `communication: efficiency is below ${share} from ${gpus(stops.efficiency)} on`,
+    stops.batch === null
+      ? `batch: stays within ${count(options.criticalBatch)} tokens`
+      : `batch: beyond ${count(options.criticalBatch)} tokens from ${gpus(stops.batch)} on`,
+  ];
+}
+
+const gpus = (number: number): string => `${number} ${number === 1 ? 'GPU' : 'GPUs'}`;

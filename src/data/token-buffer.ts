@@ -1,0 +1,26 @@
+/** Token ids in memory that grows and is used again. */
+export class TokenBuffer {
+  /** The first `length` are meant. */
+  ids: Int32Array;
+  length = 0;
+
+  constructor(capacity = 1024) {
+    this.ids = new Int32Array(capacity);
+  }
+
+  /** Makes room for `count` more ids; returns the memory, which may be another than before. */
+  reserve(count: number): Int32Array {
+    const needed = this.length + count;
+    if (needed > this.ids.length) {
+      const larger = new Int32Array(Math.max(needed, 2 * this.ids.length));
+      larger.set(this.ids.subarray(0, this.length));
+      this.ids = larger;
+    }
+    return this.ids;
+  }
+
+  append(ids: Int32Array): void {
+    this.reserve(ids.length).set(ids, this.length);
+    this.length += ids.length;
+  }
+}

@@ -1,0 +1,289 @@
+/**
+ * Where data parallel training stops paying, and what would come next, each with its figures from the same equations.
+ * Tensor, sequence and pipeline parallelism are not built: their rows say what they would bring.
+ */
+import { headShapeOf } from '../model/shape.js';
+import type { Speed } from './measured.js';
+import { allReduceSeconds } from './network.js';
+import { memoryOn, type PlanLimits, type PlanRow, tokensOf } from './plan.js';
+import { type Compute, computeOf, type Parallel, type PlanCase, type Step, stepOn } from './step.js';
+
+export interface Advice {
+  readonly what:
+    | 'bf16 wire'
+    | 'larger buckets'
+    | 'smaller batch'
+    | 'checkpointing'
+    | 'zero1'
+    | 'sequence'
+    | 'tensor'
+    | 'pipeline';
+  /** Whether Trefoil has it. */
+  readonly built: boolean;
+  /** GPUs that share the work of one rank. */
+  readonly degree: number;
+  readonly gpus: number;
+  readonly global_batch: number;
+  readonly tokens_per_s: number;
+  readonly memory_mib: number;
+  readonly text: string;
+}
+
+export interface PlanContext {
+  readonly planCase: PlanCase;
+  readonly speed: Speed;
+  readonly parallel: Parallel;
+  readonly limits: PlanLimits;
+}
+
+const MIB = 2 ** 20;
+const GIB = 2 ** 30;
+const BF16 = 2;
+const BUCKET_FACTORS = [2, 4, 8, 16, 32, 64];
+/** Gains of less than this share of the step are below what the equations can tell. */
+const WORTH_SAYING = 0.02;
+
+/** The first number of GPUs at which each limit is passed; null where none is. */
+export function stopsOf(rows: readonly PlanRow[]) {
+  const first = (reason: PlanRow['stops'][number]) => rows.find(({ stops }) => stops.includes(reason))?.gpus ?? null;
+  return { efficiency: first('efficiency'), batch: first('batch'), memory: first('memory') };
+}
+
+/** What would come next on as many GPUs as the last row has. */
+export function adviceFor(context: PlanContext, rows: readonly PlanRow[]): Advice[] {
+  const last = rows[rows.length - 1];
+  const stops = stopsOf(rows);
+  return [
+    ...(stops.memory === null ? [] : memoryAdvice(context, last)),
+    ...(stops.efficiency === null ? [] : [...wireAdvice(context, last), ...bucketAdvice(context, last)]),
+    ...(stops.batch === null ? [] : smallerBatchAdvice(context, last)),
+    ...(Object.values(stops).some((gpus) => gpus !== null) && last.gpus > 1 ? splitAdvice(context, last) : []),
+  ];
+}
+
+function memoryAdvice({ planCase, speed, parallel, limits }: PlanContext, { gpus }: PlanRow): Advice[] {
+  const { runtime } = planCase.config;
+  const checkpointed = withConfig(planCase, { runtime: { ...runtime, gradient_checkpointing: true } });
+  const choices = [
+    ...(runtime.gradient_checkpointing
+      ? []
+      : [{ what: 'checkpointing' as const, planCase: checkpointed, zero1: parallel.zero1, name: 'checkpointing' }]),
+    ...(parallel.zero1 || gpus === 1
+      ? []
+      : [{ what: 'zero1' as const, planCase: checkpointed, zero1: true, name: 'ZeRO-1 and checkpointing' }]),
+  ];
+  return choices.map((choice) => {
+    const step = stepOn(computeOf(choice.planCase, speed), gpus, { ...parallel, zero1: choice.zero1 });
+    const bytes = memoryOn(choice.planCase, speed, gpus, choice);
+    const verdict = bytes <= limits.gpuBytes ? 'fits' : 'still does not fit';
+    const text = `${choice.name}: ${(bytes / GIB).toFixed(1)} GiB a GPU, ${verdict}`;
+    return adviceOf(choice.what, { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text);
+  });
+}
+
+function wireAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficiency, memory_mib }: PlanRow): Advice[] {
+  if (parallel.wire === 'bf16') return [];
+  const compute = computeOf(planCase, speed);
+  const step = stepOn(compute, gpus, { ...parallel, wire: 'bf16' });
+  const text = `bf16 on the wire: efficiency ${percent(efficiency)} -> ${percent(
+    stepOn(compute, 1, parallel).total / step.total,
+  )} on ${gpus} GPUs`;
+  const bytes = memory_mib * MIB;
+  return [adviceOf('bf16 wire', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
+}
+
+/** Where every bucket costs a long way through many nodes, fewer of them do. */
+function bucketAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficiency, memory_mib }: PlanRow): Advice[] {
+  const compute = computeOf(planCase, speed);
+  const tried = BUCKET_FACTORS.map((factor) => {
+    const bucketBytes = factor * parallel.bucketBytes;
+    return { bucketBytes, step: stepOn(compute, gpus, { ...parallel, bucketBytes }) };
+  });
+  const { bucketBytes, step } = tried.reduce((best, one) => (one.step.total < best.step.total ? one : best));
+  const better = stepOn(compute, 1, parallel).total / step.total;
+  if (better < efficiency + WORTH_SAYING) return [];
+  const text = `buckets of ${(bucketBytes / MIB).toFixed(0)} MiB: efficiency ${percent(efficiency)} -> ${percent(better)} on ${gpus} GPUs`;
+  const bytes = memory_mib * MIB;
+  return [adviceOf('larger buckets', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
+}
+
+/** One sequence a GPU: as many GPUs as the critical batch has room for. */
+function smallerBatchAdvice({ planCase, speed, parallel, limits }: PlanContext, last: PlanRow): Advice[] {
+  const { train } = planCase.config;
+  if (train.batch_size * train.accumulate_grad_batches === 1) return [];
+  const small = withConfig(planCase, { train: { ...train, batch_size: 1, accumulate_grad_batches: 1 } });
+  const gpus = Math.max(1, Math.min(last.gpus, 2 ** Math.floor(Math.log2(limits.criticalBatch / train.seq_len))));
+  const compute = computeOf(small, speed);
+  const step = stepOn(compute, gpus, parallel);
+  const bytes = memoryOn(small, speed, gpus, parallel);
+  const efficiency = stepOn(compute, 1, parallel).total / step.total;
+  const text =
+    `one sequence a GPU instead of ${train.batch_size * train.accumulate_grad_batches}: ${gpus} GPUs at a batch of ` +
+    `${count(gpus * train.seq_len)} tokens, efficiency ${percent(efficiency)}, if a step that small computes as well`;
+  return [adviceOf('smaller batch', { degree: 1, gpus, step, tokens: train.seq_len, bytes }, true, text)];
+}
+
+/** Several GPUs do the work of one rank: the batch grows by that much less. */
+function splitAdvice(context: PlanContext, last: PlanRow): Advice[] {
+  const { planCase, speed, parallel, limits } = context;
+  const tokens = tokensOf(planCase);
+  const within = Math.min(parallel.network.perNode, last.gpus);
+  let degree = 2;
+  while (degree * 2 <= within && (last.gpus / degree) * tokens > limits.criticalBatch) degree *= 2;
+  if (degree > within) return [];
+  const compute = computeOf(planCase, speed);
+  const bytes = memoryOn(planCase, speed, last.gpus, parallel);
+  return [
+    sequenceSplit(context, compute, last.gpus, degree, bytes),
+    ...tensorSplit(context, compute, last.gpus, degree, bytes),
+    ...pipelineSplit(context, compute, last.gpus, degree, bytes),
+  ];
+}
+
+/** Each GPU has a stretch of every sequence, and sees the keys and values of all: any block may be selected. */
+function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, degree: number, bytes: number): Advice {
+  const { planCase, parallel } = context;
+  const { shape, config } = planCase;
+  const { groups, dk, dv } = headShapeOf(shape);
+  const { seq_len, batch_size } = config.train;
+  const { d, w } = shape.nsa;
+  const seen = shape.attention === 'dense' ? seq_len : seq_len + seq_len / d + Math.min(w, seq_len);
+  const moved = BF16 * batch_size * seen * groups * (dk + dv);
+  const gather = (((degree - 1) / degree) * moved) / parallel.network.nodeBandwidth;
+  const split = scaled(compute, { time: 1 / degree, parameters: 1, forward: shape.n_layers * gather, block: gather });
+  const step = stepOn(split, gpus, parallel);
+  const share = (2 * shape.n_layers * gather) / step.total;
+  const text = `${(moved / MIB).toFixed(1)} MiB of keys and values a layer and micro-batch, ${percent(share)} of the step`;
+  const state = stateBytes(context, gpus);
+  return splitOf('sequence', context, { gpus, degree, step, bytes: state + (bytes - state) / degree, text });
+}
+
+/** Heads and feed-forward are cut; what they add to the stream is summed, twice in each direction. */
+function tensorSplit(
+  context: PlanContext,
+  compute: Compute,
+  gpus: number,
+  wanted: number,
+  bytes: number,
+): readonly Advice[] {
+  const { planCase, parallel } = context;
+  const { shape, config } = planCase;
+  const { groups } = headShapeOf(shape);
+  const degree = Math.min(wanted, 2 ** Math.floor(Math.log2(groups))); // a group's keys stay with its heads
+  if (degree < 2) return [];
+  const moved = BF16 * config.train.batch_size * config.train.seq_len * shape.dim;
+  const sums = 2 * allReduceSeconds(parallel.network, degree, moved);
+  const split = scaled(compute, {
+    ...{ time: 1 / degree, parameters: 1 / degree },
+    ...{ forward: shape.n_layers * sums, block: sums },
+  });
+  const step = stepOn(split, gpus / degree, between(parallel, degree));
+  const share = (2 * shape.n_layers * sums) / step.total;
+  const text = `at most ${groups}, the groups of heads; 4 sums of ${(moved / MIB).toFixed(0)} MiB a layer, ${percent(share)} of the step`;
+  return [splitOf('tensor', context, { gpus, degree, step, bytes: bytes / degree, text })];
+}
+
+/** Layers are dealt out; sequences follow one another through the stages, and stages wait at both ends. */
+function pipelineSplit(
+  context: PlanContext,
+  compute: Compute,
+  gpus: number,
+  wanted: number,
+  bytes: number,
+): readonly Advice[] {
+  const { planCase, parallel } = context;
+  const { n_layers } = planCase.shape;
+  const degree = Math.min(wanted, 2 ** Math.floor(Math.log2(n_layers)));
+  const { batch_size, accumulate_grad_batches } = planCase.config.train;
+  const sequences = batch_size * accumulate_grad_batches;
+  const stretch = 1 + (degree - 1) / sequences;
+  if (degree < 2) return [];
+  const split = scaled(compute, { time: stretch / degree, parameters: 1 / degree, forward: 0, block: 0 });
+  const step = stepOn(split, gpus / degree, between(parallel, degree));
+  const idle = (degree - 1) / (sequences + degree - 1);
+  const text = `${sequences} sequences through ${degree} stages, which idle ${percent(idle)} of the time`;
+  return [splitOf('pipeline', context, { gpus, degree, step, bytes: bytes / degree, text })];
+}
+
+/** The network as ranks of several GPUs of a node see it: each of a rank's GPUs exchanges its own part. */
+function between(parallel: Parallel, degree: number): Parallel {
+  const { network } = parallel;
+  return { ...parallel, network: { ...network, perNode: Math.max(1, Math.floor(network.perNode / degree)) } };
+}
+
+function stateBytes({ planCase, speed, parallel }: PlanContext, gpus: number): number {
+  const empty = withConfig(planCase, { train: { ...planCase.config.train, seq_len: 1, batch_size: 1 } });
+  return memoryOn(empty, speed, gpus, parallel);
+}
+
+interface Scale {
+  readonly time: number;
+  readonly parameters: number;
+  /** Seconds that come on top: of the forward pass, and of every block's backward. */
+  readonly forward: number;
+  readonly block: number;
+}
+
+function scaled(compute: Compute, { time, parameters, forward, block }: Scale): Compute {
+  return {
+    ...compute,
+    forward: compute.forward * time + forward,
+    backward: compute.backward.map((part) => ({
+      ...part,
+      seconds: part.seconds * time + (part.name.startsWith('block') ? block : 0),
+      parameters: part.parameters * parameters,
+    })),
+    update: compute.update * parameters,
+    parameters: compute.parameters * parameters,
+  };
+}
+
+interface Figures {
+  readonly degree: number;
+  readonly gpus: number;
+  readonly step: Step;
+  readonly tokens: number;
+  readonly bytes: number;
+}
+
+function adviceOf(what: Advice['what'], figures: Figures, built: boolean, text: string): Advice {
+  const { degree, gpus, step, tokens, bytes } = figures;
+  const global_batch = (gpus / degree) * tokens;
+  const tokens_per_s = global_batch / step.total;
+  return { what, built, degree, gpus, global_batch, tokens_per_s, memory_mib: bytes / MIB, text };
+}
+
+interface Split {
+  readonly gpus: number;
+  readonly degree: number;
+  readonly step: Step;
+  readonly bytes: number;
+  readonly text: string;
+}
+
+function splitOf(what: 'sequence' | 'tensor' | 'pipeline', { planCase }: PlanContext, split: Split): Advice {
+  const figures = { ...split, tokens: tokensOf(planCase) };
+  const { global_batch, tokens_per_s } = adviceOf(what, figures, false, '');
+  const text =
+    `${what} parallel over ${split.degree} (not built): ${count(tokens_per_s)} tokens/s on ${split.gpus} GPUs at a batch ` +
+    `of ${count(global_batch)} tokens, ${(split.bytes / GIB).toFixed(1)} GiB a GPU; ${split.text}`;
+  return adviceOf(what, figures, false, text);
+}
+
+function withConfig(planCase: PlanCase, changes: Partial<PlanCase['config']>): PlanCase {
+  return { ...planCase, config: { ...planCase.config, ...changes } };
+}
+
+const percent = (share: number): string => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+
+/** 1.05M, 268k */
+export function count(value: number): string {
+  for (const [size, letter] of [
+    [1e12, 'T'],
+    [1e9, 'G'],
+    [1e6, 'M'],
+    [1e3, 'k'],
+  ] as const)
+    if (value >= size) return `${(value / size).toPrecision(3)}${letter}`;
+  return value.toFixed(0);
+}

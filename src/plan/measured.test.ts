@@ -1,0 +1,87 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { temporaryFolder } from '../testing/run.js';
+import { interpolate, type MeasuredFile, readMeasured, SHIPPED, speedOf } from './measured.js';
+
+const row = { config: 'x', attention: 'nsa' as const, S: 2048, batch: 8, ms_step: 100, mfu: 0.5, params: 1000 };
+const file = (rows: MeasuredFile['rows'], device: 'cpu' | 'cuda' = 'cuda'): MeasuredFile => ({
+  ...{ machine: 'one', device, peak_gflops: 1e6, rows },
+});
+
+describe('rates', () => {
+  it('are the measured share of the peak, the update set aside', () => {
+    const { rate } = speedOf(file([row]));
+    expect(rate('nsa', 2048, 8 * 2048)).toBeCloseTo(0.5e15, -8);
+    // A tenth of the step is the update of 1.2 billion parameters or so: the passes are that much faster.
+    const params = 0.01 / speedOf(file([row])).updatePerParameter;
+    expect(speedOf(file([{ ...row, params: Math.round(params) }])).rate('nsa', 2048, 1) / 1e15).toBeCloseTo(
+      0.5 / 0.9,
+      6,
+    );
+  });
+
+  it('are interpolated over lengths and over tokens, and end with the last point', () => {
+    const { rate } = speedOf(
+      file([
+        { ...row, params: 1, mfu: 0.2, batch: 2 },
+        { ...row, params: 1, mfu: 0.4, batch: 8 },
+        { ...row, params: 1, mfu: 0.1, S: 8192, batch: 1 },
+      ]),
+    );
+    const share = (length: number, tokens: number) => rate('nsa', length, tokens) / 1e15;
+    expect(share(2048, 4 * 2048)).toBeCloseTo(0.3, 6); // halfway between 2 and 8 sequences
+    expect(share(2048, 2048)).toBeCloseTo(0.2, 6);
+    expect(share(2048, 64 * 2048)).toBeCloseTo(0.4, 6);
+    expect(share(4096, 8 * 2048)).toBeCloseTo(0.25, 6); // halfway between 2048 and 8192
+    expect(share(65_536, 65_536)).toBeCloseTo(0.1, 6);
+  });
+
+  it('take the fastest of several kernels', () => {
+    const { rate } = speedOf(file([row, { ...row, mfu: 0.6 }, { ...row, mfu: 0.3 }]));
+    expect(rate('nsa', 2048, 1) / 1e15).toBeCloseTo(0.6, 6);
+  });
+
+  it('are refused for what was not measured', () => {
+    expect(() => speedOf(file([row])).rate('dense', 2048, 1)).toThrow('no dense attention among the measured figures');
+    const short = file([{ ...row, params: 1e12 }]);
+    expect(() => speedOf(short).rate('nsa', 2048, 1)).toThrow('shorter than its update');
+  });
+});
+
+it('interpolate is exact at the points', () => {
+  const points = [
+    [8, 3],
+    [2, 1],
+    [32, 9],
+  ] as const;
+  for (const [x, y] of points) expect(interpolate(points, x)).toBe(y);
+  expect(interpolate(points, 4)).toBeCloseTo(2, 12);
+});
+
+describe('files', () => {
+  it('the shipped figures are those of bench/results', () => {
+    const results = join(import.meta.dirname, '..', '..', 'bench', 'results', 'train-h200.json');
+    expect(
+      JSON.parse(readFileSync(SHIPPED, 'utf8')),
+      'src/plan/h200.json is a copy of bench/results/train-h200.json: copy it again',
+    ).toEqual(JSON.parse(readFileSync(results, 'utf8')));
+    expect(readMeasured().device).toBe('cuda');
+  });
+
+  it('are refused by name and key when they are something else', () => {
+    const folder = temporaryFolder();
+    try {
+      const path = join(folder.path, 'measured.json');
+      expect(() => readMeasured(path)).toThrow(`${path}: cannot be read (ENOENT)`);
+      writeFileSync(path, 'step 3');
+      expect(() => readMeasured(path)).toThrow('is not JSON; the output of trefoil bench train --json is wanted');
+      writeFileSync(path, JSON.stringify({ ...file([row]), rows: [{ ...row, ms_step: 'fast' }] }));
+      expect(() => readMeasured(path)).toThrow('rows.0.ms_step');
+      writeFileSync(path, JSON.stringify(file([])));
+      expect(() => readMeasured(path)).toThrow(/rows: .*bench train --json/);
+    } finally {
+      folder.remove();
+    }
+  });
+});

@@ -1,0 +1,112 @@
+/**
+ * What one device reaches, from the rows of `bench train --json`: operations per second of a forward and a backward pass
+ * by length and by tokens of a micro-batch. Between measured points the rate is interpolated over the logarithm, beyond
+ * them it is that of the nearest.
+ */
+import { readFileSync } from 'node:fs';
+import { z } from 'zod';
+import type { Config } from '../config/schema.js';
+import type { DeviceKind } from '../device/device.js';
+import { UsageError } from '../errors.js';
+
+const rowSchema = z.object({
+  config: z.string(),
+  attention: z.enum(['nsa', 'dense']),
+  S: z.number().int().positive(),
+  batch: z.number().int().positive(),
+  ms_step: z.number().positive(),
+  mfu: z.number().positive(),
+  params: z.number().int().positive(),
+});
+
+const fileSchema = z.object({
+  machine: z.string(),
+  device: z.enum(['cpu', 'cuda']),
+  peak_gflops: z.number().positive(),
+  rows: z.array(rowSchema).min(1),
+});
+
+export type MeasuredFile = z.infer<typeof fileSchema>;
+type MeasuredRow = MeasuredFile['rows'][number];
+
+export interface Speed {
+  readonly machine: string;
+  readonly device: DeviceKind;
+  /** Operations per second without the update, for micro-batches of `tokens` tokens in sequences of `length`. */
+  rate(attention: Config['model']['attention'], length: number, tokens: number): number;
+  /** Seconds of gradient norm and AdamW for one parameter. */
+  readonly updatePerParameter: number;
+}
+
+/** The shipped figures: bench/results/train-h200.json, taken with `bench train --device cuda`. */
+export const SHIPPED = new URL('./h200.json', import.meta.url);
+
+/**
+ * Norm and AdamW, from the profiles in docs/benchmarks.md: 1.3 ms for the 155.5M parameters of the 125m shape on an H200,
+ * 103 ms for the 78.6M with a byte vocabulary on a CPU. Both run at the speed of memory, so they grow with parameters alone.
+ */
+const UPDATE_PER_PARAMETER: Readonly<Record<DeviceKind, number>> = { cuda: 1.3e-3 / 155.5e6, cpu: 0.103 / 78.6e6 };
+
+export function readMeasured(path: string | URL = SHIPPED): MeasuredFile {
+  let text: string;
+  try {
+    text = readFileSync(path, 'utf8');
+  } catch (error) {
+    throw new UsageError(`${String(path)}: cannot be read (${(error as NodeJS.ErrnoException).code})`, {
+      cause: error,
+    });
+  }
+  const wanted = 'the output of trefoil bench train --json is wanted';
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    throw new UsageError(`${String(path)}: is not JSON; ${wanted}`, { cause: error });
+  }
+  const parsed = fileSchema.safeParse(value);
+  if (parsed.success) return parsed.data;
+  const [{ path: key, message }] = parsed.error.issues;
+  throw new UsageError(`${String(path)}: ${key.join('.') || 'the file'}: ${message}; ${wanted}`);
+}
+
+export function speedOf(measured: MeasuredFile): Speed {
+  const updatePerParameter = UPDATE_PER_PARAMETER[measured.device];
+  const rateOf = ({ mfu, ms_step, params }: MeasuredRow): number => {
+    const seconds = ms_step / 1e3;
+    const passes = seconds - params * updatePerParameter;
+    if (passes <= 0) throw new UsageError(`${measured.machine}: a step of ${ms_step} ms is shorter than its update`);
+    return (mfu * measured.peak_gflops * 1e9 * seconds) / passes;
+  };
+  return {
+    ...{ machine: measured.machine, device: measured.device, updatePerParameter },
+    rate(attention, length, tokens) {
+      const rows = measured.rows.filter((row) => row.attention === attention);
+      if (rows.length === 0)
+        throw new UsageError(`no ${attention} attention among the measured figures; give yours with --measured FILE`);
+      const lengths = [...new Set(rows.map(({ S }) => S))];
+      const curve = lengths.map((S) => {
+        const points = rows.filter((row) => row.S === S).map((row) => [row.batch * S, rateOf(row)] as const);
+        return [S, interpolate(best(points), tokens)] as const;
+      });
+      return interpolate(curve, length);
+    },
+  };
+}
+
+/** Of several kernels for the same tokens, the fastest: it is what a run would take. */
+function best(points: readonly (readonly [number, number])[]): [number, number][] {
+  const fastest = new Map<number, number>();
+  for (const [x, y] of points) fastest.set(x, Math.max(y, fastest.get(x) ?? 0));
+  return [...fastest];
+}
+
+/** Straight lines over log x; constant beyond the ends. */
+export function interpolate(points: readonly (readonly [number, number])[], x: number): number {
+  const sorted = [...points].sort(([a], [b]) => a - b);
+  const above = sorted.findIndex(([at]) => at >= x);
+  if (above === -1) return sorted[sorted.length - 1][1];
+  if (above === 0) return sorted[0][1];
+  const [[x0, y0], [x1, y1]] = [sorted[above - 1], sorted[above]];
+  const share = Math.log(x / x0) / Math.log(x1 / x0);
+  return y0 + share * (y1 - y0);
+}

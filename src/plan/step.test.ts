@@ -1,0 +1,173 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { parseConfig } from '../config/parse.js';
+import type { ConfigInput } from '../config/schema.js';
+import { trainingFlops } from '../model/flops.js';
+import { parameterCount } from '../model/memory.js';
+import { modelShape } from '../model/shape.js';
+import { readMeasured, type Speed, speedOf } from './measured.js';
+import { allReduceSeconds, type Network, shardSeconds } from './network.js';
+import { type Compute, computeOf, type Parallel, type PlanCase, stepOn } from './step.js';
+
+const NETWORK: Network = {
+  ...{ perNode: 4, nodeBandwidth: 100e9, linkBandwidth: 10e9 },
+  ...{ nodeLatency: 1e-6, linkLatency: 5e-6, startLatency: 10e-6 },
+};
+const PARALLEL: Parallel = { network: NETWORK, wire: 'f32', zero1: false, bucketBytes: 1e6, overlap: true };
+const SPEED: Speed = { machine: 'paper', device: 'cuda', rate: () => 1e12, updatePerParameter: 1e-9 };
+
+function caseOf(input: ConfigInput, vocabulary = 1000): PlanCase {
+  const config = parseConfig(input);
+  return { shape: modelShape(config, vocabulary), config };
+}
+
+const TINY = { model: { dim: 64, n_layers: 3, n_heads: 4, n_kv_groups: 2, d_k: 16, d_v: 16 } };
+const seconds = ({ forward, backward }: Compute) => forward + backward.reduce((sum, part) => sum + part.seconds, 0);
+
+describe('what a rank computes', () => {
+  const tiny = caseOf({ ...TINY, train: { seq_len: 256, batch_size: 2 } });
+
+  it('is all operations at the measured rate, a third of them forward', () => {
+    const compute = computeOf(tiny, SPEED);
+    const { used } = trainingFlops(tiny.shape, [256, 256]);
+    expect(seconds(compute)).toBeCloseTo(used / 1e12, 12);
+    expect(compute.forward).toBeCloseTo(used / 3e12, 12);
+    expect(compute.update).toBeCloseTo(parameterCount(tiny.shape) * 1e-9, 12);
+  });
+
+  it.each([false, true])('has all parameters once, the embedding last (tied: %s)', (tie_embeddings) => {
+    const { shape, config } = caseOf({ model: { ...TINY.model, tie_embeddings } });
+    const { backward } = computeOf({ shape, config }, SPEED);
+    expect(backward.map(({ name }) => name)).toEqual(['head', 'block 2', 'block 1', 'block 0', 'embedding']);
+    expect(backward.reduce((sum, { parameters }) => sum + parameters, 0)).toBeCloseTo(parameterCount(shape), 6);
+    expect(backward[0].parameters).toBe(64 + (tie_embeddings ? 0 : 64_000));
+    expect(backward[4]).toMatchObject({ seconds: 0, parameters: 64_000 });
+  });
+
+  it('with checkpointing runs the forward of the blocks again, and of nothing else', () => {
+    const again = caseOf({
+      ...TINY,
+      runtime: { gradient_checkpointing: true },
+      train: { seq_len: 256, batch_size: 2 },
+    });
+    const [plain, checkpointed] = [computeOf(tiny, SPEED), computeOf(again, SPEED)];
+    const head = (2 * 64_000 * 512) / 1e12; // two operations a multiplication
+    expect(seconds(checkpointed) - seconds(plain)).toBeCloseTo(plain.forward - head, 12);
+  });
+
+  it('is the measured step for the measured shape', () => {
+    const measured = readMeasured();
+    const speed = speedOf(measured);
+    for (const { S, batch, ms_step, params } of measured.rows) {
+      const config = parseConfig({ train: { seq_len: S, batch_size: batch } });
+      const planCase = { shape: modelShape(config, 50_257), config };
+      const compute = computeOf(planCase, speed);
+      expect(compute.parameters).toBe(params);
+      expect((1e3 * stepOn(compute, 1, PARALLEL).total) / ms_step).toBeCloseTo(1, 3);
+    }
+  });
+});
+
+/** Half a second forward, a second backward in two halves, 10 million parameters: 40 MB of gradients. */
+const BY_HAND: Compute = {
+  forward: 0.5,
+  backward: [
+    { name: 'head', seconds: 0.5, parameters: 5e6 },
+    { name: 'block 0', seconds: 0.5, parameters: 5e6 },
+  ],
+  ...{ microBatches: 1, update: 0.1, parameters: 10e6 },
+};
+const CONTROL = 32;
+
+describe('a step by hand', () => {
+  const whole = { ...PARALLEL, bucketBytes: 20e6 };
+  const control = allReduceSeconds(NETWORK, 4, CONTROL);
+
+  it('four GPUs of a node: the second bucket is exposed', () => {
+    const bucket = 10e-6 + 2 * (3e-6 + (0.75 * 20e6) / 100e9);
+    const { total, exposed, communication, buckets } = stepOn(BY_HAND, 4, whole);
+    expect(buckets).toBe(2);
+    expect(exposed).toBeCloseTo(bucket + control, 12);
+    expect(communication).toBeCloseTo(2 * bucket + control, 12);
+    expect(total).toBeCloseTo(0.5 + 1 + 0.1 + bucket + control, 12);
+  });
+
+  it('without overlap both are', () => {
+    const { exposed, communication } = stepOn(BY_HAND, 4, { ...whole, overlap: false });
+    expect(exposed).toBeCloseTo(communication, 12);
+  });
+
+  it('in bf16 half as many bytes go', () => {
+    const { communication } = stepOn(BY_HAND, 4, { ...whole, wire: 'bf16' });
+    expect(communication).toBeCloseTo(10e-6 + 2 * (3e-6 + (0.75 * 20e6) / 100e9) + control, 12);
+  });
+
+  it('micro-batches but the last send nothing', () => {
+    const [one, three] = [stepOn(BY_HAND, 4, whole), stepOn({ ...BY_HAND, microBatches: 3 }, 4, whole)];
+    expect(three.exposed).toBeCloseTo(one.exposed, 12);
+    expect(three.total - one.total).toBeCloseTo(3, 12);
+  });
+
+  it('ZeRO-1 scatters sums, updates a quarter, and gathers the weights in f32', () => {
+    const { total, compute, exposed } = stepOn(BY_HAND, 4, { ...whole, zero1: true });
+    expect(compute).toBeCloseTo(1.5 + 0.1 / 4, 12);
+    expect(exposed).toBeCloseTo(shardSeconds(NETWORK, 4, 20e6) + shardSeconds(NETWORK, 4, 40e6) + control, 12);
+    expect(total).toBeCloseTo(compute + exposed, 12);
+  });
+});
+
+describe('always', () => {
+  const parallel = fc.record({
+    network: fc.constant(NETWORK),
+    wire: fc.constantFrom('f32' as const, 'bf16' as const),
+    zero1: fc.boolean(),
+    bucketBytes: fc.integer({ min: 1e5, max: 1e8 }),
+    overlap: fc.boolean(),
+  });
+  const compute = fc
+    .record({
+      forward: fc.double({ min: 1e-6, max: 1, noNaN: true }),
+      backward: fc.array(
+        fc.record({
+          name: fc.constant('block'),
+          seconds: fc.double({ min: 0, max: 0.2, noNaN: true }),
+          parameters: fc.integer({ min: 1, max: 1e7 }),
+        }),
+        { minLength: 1, maxLength: 10 },
+      ),
+      microBatches: fc.integer({ min: 1, max: 8 }),
+      update: fc.double({ min: 0, max: 0.1, noNaN: true }),
+    })
+    .map((one) => ({ ...one, parameters: one.backward.reduce((sum, part) => sum + part.parameters, 0) }));
+
+  it('one rank has no communication, and its step is what it computes', () => {
+    fc.assert(
+      fc.property(compute, parallel, (work, how) => {
+        const step = stepOn(work, 1, how);
+        expect(step).toMatchObject({ communication: 0, exposed: 0 });
+        expect(step.total).toBe(step.compute);
+      }),
+    );
+  });
+
+  it('more ranks never make a step of the plain kind shorter', () => {
+    fc.assert(
+      fc.property(compute, parallel, fc.integer({ min: 0, max: 11 }), (work, how, power) => {
+        const plain = { ...how, zero1: false };
+        const [few, many] = [stepOn(work, 2 ** power, plain), stepOn(work, 2 ** (power + 1), plain)];
+        expect(many.total).toBeGreaterThanOrEqual(few.total - 1e-9);
+      }),
+    );
+  });
+
+  it('overlap and bf16 never make it longer', () => {
+    fc.assert(
+      fc.property(compute, parallel, fc.integer({ min: 1, max: 12 }), (work, how, power) => {
+        const total = (changes: Partial<Parallel>) => stepOn(work, 2 ** power, { ...how, ...changes }).total;
+        expect(total({ overlap: true })).toBeLessThanOrEqual(total({ overlap: false }) + 1e-9);
+        const same = { bucketBytes: 1e12, overlap: false }; // one bucket, so that as many are sent
+        expect(total({ ...same, wire: 'bf16' })).toBeLessThanOrEqual(total({ ...same, wire: 'f32' }) + 1e-9);
+      }),
+    );
+  });
+});

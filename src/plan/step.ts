@@ -1,0 +1,116 @@
+/**
+ * One training step of a data-parallel rank, on paper: what it computes from measured rates, what it sends from the
+ * network's equations, and what of that the backward pass hides. docs/scaling.md has the equations.
+ */
+import type { Config } from '../config/schema.js';
+import { trainingFlops } from '../model/flops.js';
+import { parameterCount } from '../model/memory.js';
+import type { ModelShape } from '../model/shape.js';
+import type { Speed } from './measured.js';
+import { allReduceSeconds, type Network, shardSeconds } from './network.js';
+import { exchange, type Part } from './timeline.js';
+
+export interface PlanCase {
+  readonly shape: ModelShape;
+  readonly config: Pick<Config, 'train' | 'runtime'>;
+}
+
+/** How gradients are exchanged. */
+export interface Parallel {
+  readonly network: Network;
+  readonly wire: 'f32' | 'bf16';
+  /** Optimizer state is sharded: reduce-scatter, update of a part, all-gather. */
+  readonly zero1: boolean;
+  readonly bucketBytes: number;
+  /** False is the safe mode: nothing is sent before the backward pass has ended. */
+  readonly overlap: boolean;
+}
+
+/** A part of the model in the order of its backward pass. */
+export interface ComputePart {
+  readonly name: string;
+  readonly seconds: number;
+  readonly parameters: number;
+}
+
+/** What one rank computes in a step. */
+export interface Compute {
+  /** Forward of one micro-batch. */
+  readonly forward: number;
+  /** Backward of one micro-batch. */
+  readonly backward: readonly ComputePart[];
+  readonly microBatches: number;
+  /** Norm and AdamW over all parameters. */
+  readonly update: number;
+  readonly parameters: number;
+}
+
+export interface Step {
+  /** All of it, in seconds like the rest. */
+  readonly total: number;
+  readonly compute: number;
+  readonly communication: number;
+  readonly exposed: number;
+  readonly buckets: number;
+}
+
+const WIRE_BYTES = { f32: 4, bf16: 2 } as const;
+/** Loss, norm and the flags on which all ranks decide together. */
+const CONTROL_BYTES = 32;
+
+/** Two thirds of the operations are the backward pass; checkpointing runs every block's forward once more in it. */
+export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
+  const { train, runtime } = config;
+  const lengths = new Array<number>(train.batch_size).fill(train.seq_len);
+  const tokens = train.batch_size * train.seq_len;
+  const { used } = trainingFlops(shape, lengths);
+  const perSecond = speed.rate(shape.attention, train.seq_len, tokens);
+  const table = shape.vocab_size * shape.dim;
+  const head = (6 * table * tokens) / perSecond;
+  const block = (used / perSecond - head) / shape.n_layers;
+  const parameters = parameterCount(shape);
+  const perBlock = (parameters - shape.dim - (shape.tie_embeddings ? 1 : 2) * table) / shape.n_layers;
+  const again = runtime.gradient_checkpointing ? 1 : 0;
+  const blocks = Array.from({ length: shape.n_layers }, (_, i) => ({
+    name: `block ${shape.n_layers - 1 - i}`,
+    seconds: ((2 + again) * block) / 3,
+    parameters: perBlock,
+  }));
+  return {
+    forward: used / perSecond / 3,
+    backward: [
+      // A tied table gets its last gradient from the embedding.
+      { name: 'head', seconds: (2 * head) / 3, parameters: shape.dim + (shape.tie_embeddings ? 0 : table) },
+      ...blocks,
+      { name: 'embedding', seconds: 0, parameters: table },
+    ],
+    microBatches: train.accumulate_grad_batches,
+    update: parameters * speed.updatePerParameter,
+    parameters,
+  };
+}
+
+export function stepOn(compute: Compute, ranks: number, parallel: Parallel): Step {
+  const { network, zero1, overlap, bucketBytes } = parallel;
+  const bytes = WIRE_BYTES[parallel.wire];
+  const parts: Part[] = compute.backward.map(({ name, seconds, parameters }) => ({
+    name,
+    seconds: overlap ? seconds : 0,
+    bytes: bytes * parameters,
+  }));
+  const send = zero1 ? shardSeconds : allReduceSeconds;
+  const sent = exchange(parts, bucketBytes, (size) => send(network, ranks, size));
+  const gather = zero1 ? shardSeconds(network, ranks, WIRE_BYTES.f32 * compute.parameters) : 0;
+  const waits = gather + allReduceSeconds(network, ranks, CONTROL_BYTES);
+  const backward = compute.backward.reduce((sum, { seconds }) => sum + seconds, 0);
+  const update = zero1 ? compute.update / ranks : compute.update;
+  const computed = compute.microBatches * (compute.forward + backward) + update;
+  const exposed = sent.exposed + waits;
+  return {
+    total: computed + exposed,
+    compute: computed,
+    communication: sent.communication + waits,
+    exposed,
+    buckets: sent.buckets,
+  };
+}
