@@ -88,8 +88,8 @@ export class CudaDevice implements Device, CudaRuntime {
   #launches = 0;
   #marks: Mark[] | null = null;
   readonly #index: number;
-  /** Called again and again while the host waits; what it throws ends the wait. */
-  whileWaiting: (() => void) | null = null;
+  /** Called again and again while the host waits for the GPU; what it throws ends the wait. */
+  whileWaiting: ((waitedMs: number) => void) | null = null;
 
   constructor(options: CudaOptions = {}) {
     const missing = cudaAbsence();
@@ -221,8 +221,9 @@ export class CudaDevice implements Device, CudaRuntime {
       this.driver.call('cuStreamSynchronize', this.stream);
       return;
     }
+    const started = performance.now();
     while (!this.driver.isDone(this.stream)) {
-      whileWaiting();
+      whileWaiting(performance.now() - started);
       Atomics.wait(NOBODY, 0, 0, WAIT_MS);
     }
   }

@@ -6,16 +6,23 @@
 import { UsageError } from '../../errors.js';
 import type { Collectives, Reduction, Span } from '../collectives.js';
 import type { CudaDevice } from './cuda.js';
+import { withDeadline } from './deadline.js';
 import { NCCL_REDUCTION, NCCL_TYPE, NcclError, NcclLibrary } from './nccl-library.js';
 
 const STREAM_NON_BLOCKING = 1;
 const EVENT_WITHOUT_TIME = 2;
+/** How often a long wait looks about. */
+const LOOK_MS = 200;
 
 export interface NcclOptions {
   readonly rank: number;
   readonly world: number;
   /** Of `NcclLibrary.uniqueId` on rank 0, the same on every rank. */
   readonly id: Uint8Array;
+  /** How long to wait for the others to come. */
+  readonly timeoutMs: number;
+  /** Called every now and then while the host waits for the GPU, which may wait for other ranks; what it throws ends the wait. */
+  readonly onWait?: (waitedMs: number, operation: string) => void;
 }
 
 export class NcclCollectives implements Collectives {
@@ -28,21 +35,26 @@ export class NcclCollectives implements Collectives {
   /** Where the device's stream stood when an operation was asked for, and where this one stood at a join. */
   readonly #before: bigint;
   readonly #after: bigint;
+  readonly #onWait: NonNullable<NcclOptions['onWait']>;
   #communicator: bigint | null;
+  #latest = 'nothing';
+  #looked = 0;
 
   /** Returns when every rank has come here with the same id. */
-  constructor(device: CudaDevice, { rank, world, id }: NcclOptions, library: NcclLibrary = new NcclLibrary()) {
+  constructor(device: CudaDevice, options: NcclOptions, library: NcclLibrary = new NcclLibrary()) {
+    const { rank, world, id, timeoutMs, onWait = () => {} } = options;
     this.rank = rank;
     this.world = world;
+    this.#onWait = onWait;
     this.#device = device;
     this.#library = library;
-    this.#communicator = this.#told(() => library.join(id, rank, world));
+    const late = `rank ${rank} of ${world}: NCCL did not reach the other ranks within ${timeoutMs / 1000} s; NCCL_DEBUG=INFO prints why`;
+    this.#communicator = this.#told(() => withDeadline(timeoutMs, late, () => library.join(id, rank, world)));
     const { driver } = device;
     this.stream = driver.get('cuStreamCreate', STREAM_NON_BLOCKING);
     this.#before = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
     this.#after = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
-    // While the host waits for the GPU, the GPU may wait for a rank that is gone.
-    device.whileWaiting = () => this.check();
+    device.whileWaiting = (waitedMs) => this.#lookAbout(waitedMs);
   }
 
   allReduce({ address, count, dtype }: Span, reduction: Reduction = 'sum'): void {
@@ -130,9 +142,24 @@ export class NcclCollectives implements Collectives {
     driver.call('cuStreamDestroy_v2', this.stream);
   }
 
+  /** While the host waits for the GPU, the GPU may wait for a rank that is gone. */
+  #lookAbout(waitedMs: number): void {
+    if (waitedMs < this.#looked) this.#looked = 0; // another wait than last time
+    if (waitedMs - this.#looked < LOOK_MS) return;
+    this.#looked = waitedMs;
+    try {
+      this.check();
+      this.#onWait(waitedMs, this.#latest);
+    } catch (error) {
+      this.abort(); // lets the GPU go
+      throw error;
+    }
+  }
+
   #begin(name: string, launch: (communicator: bigint) => void): void {
     const communicator = this.#open();
     const { driver, stream } = this.#device;
+    this.#latest = name;
     driver.call('cuEventRecord', this.#before, stream);
     driver.call('cuStreamWaitEvent', this.stream, this.#before, 0);
     this.#device.marked(name, this.stream, () => this.#told(() => launch(communicator)));
