@@ -1,9 +1,11 @@
 /**
  * The optimizer step of a GPU: everything is launched without waiting, the update included; the GPU itself clips, and
- * leaves the update out when the gradient is not finite. The host reads loss, norm and statistics once, at the end. From
- * the second step of the same shapes on, the whole step is one graph that is replayed.
+ * leaves the update out when the gradient is not finite. The host reads loss, norm and statistics once, at the end, and
+ * before that sends the batches of the next step on their way. From the second step of the same shapes on, the whole step
+ * is one graph that is replayed.
  */
 import type { Batch } from '../data/batch.js';
+import { CopyQueue } from '../device/cuda/copy-queue.js';
 import type { CudaDevice, CudaGraph } from '../device/cuda/cuda.js';
 import type { MemoryPool } from '../device/pool.js';
 import { STEP_SCALARS } from '../ops/adamw/op.js';
@@ -37,6 +39,9 @@ export class DeviceStepper implements Stepper {
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';
+  /** How the batches of the next step come while this one runs, and which they are. */
+  #queue: CopyQueue | null = null;
+  #sent: readonly Batch[] = [];
   #graph: CudaGraph | null = null;
   #outputs: Outputs | null = null;
 
@@ -50,7 +55,7 @@ export class DeviceStepper implements Stepper {
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 
-  step({ batches, learningRate, accept }: StepRequest): StepResult {
+  step({ batches, learningRate, accept, ahead }: StepRequest): StepResult {
     const started = performance.now();
     const { optimizer, config } = this.#context;
     const weights = targetWeights(batches);
@@ -63,6 +68,7 @@ export class DeviceStepper implements Stepper {
       this.#launchInPool(weights);
     }
     this.#refused += this.#refusedPerStep;
+    this.#send(ahead?.() ?? []);
     const result = this.#read(weights);
     if (result.finite) accept(result);
     else optimizer.steps -= 1; // the device changed nothing
@@ -74,6 +80,7 @@ export class DeviceStepper implements Stepper {
     this.#device.synchronize();
     this.#forget();
     this.#releaseInputs();
+    this.#freeQueue();
     this.#norms.free();
     this.#counters.free();
     this.#uploader.free();
@@ -83,7 +90,7 @@ export class DeviceStepper implements Stepper {
 
   /** Puts the batches where the step reads them; false when their shapes are new. */
   #upload(batches: readonly Batch[], weights: readonly number[]): boolean {
-    const shapes = batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
+    const shapes = shapesOf(batches, weights);
     if (shapes !== this.#shapes) {
       this.#forget();
       this.#releaseInputs();
@@ -91,11 +98,30 @@ export class DeviceStepper implements Stepper {
       this.#shapes = shapes;
       return false;
     }
+    if (batches.every((batch, i) => batch === this.#sent[i])) {
+      this.#queue!.take(this.#inputs.flatMap(({ ids, targets }) => [ids, targets].map(placeOf)));
+      this.#sent = [];
+      return true;
+    }
     batches.forEach(({ inputs, targets }, i) => {
       this.#inputs[i].ids.write(inputs);
       this.#inputs[i].targets.write(targets);
     });
     return true;
+  }
+
+  /** Begins to copy the next step's batches. Those of other shapes need other tensors: they are uploaded in their turn. */
+  #send(batches: readonly Batch[]): void {
+    this.#sent = [];
+    if (batches.length === 0 || shapesOf(batches, targetWeights(batches)) !== this.#shapes) return;
+    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
+    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    if (this.#queue === null || this.#queue.capacity < total) {
+      this.#freeQueue();
+      this.#queue = new CopyQueue(this.#device, total);
+    }
+    this.#queue.send(pieces);
+    this.#sent = batches;
   }
 
   #record(weights: readonly number[]): CudaGraph {
@@ -153,4 +179,24 @@ export class DeviceStepper implements Stepper {
     for (const batch of this.#inputs) this.#uploader.release(batch);
     this.#inputs = [];
   }
+
+  #freeQueue(): void {
+    if (this.#queue) this.#device.synchronize();
+    this.#queue?.free();
+    this.#queue = null;
+    this.#sent = [];
+  }
+}
+
+/** What a graph is made for: lengths, and the share of each micro-batch. */
+function shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
+  return batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
+}
+
+function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
+  return { address: pointer, bytes };
+}
+
+function bytesOf({ buffer, byteOffset, byteLength }: Int32Array): Uint8Array {
+  return new Uint8Array(buffer, byteOffset, byteLength);
 }

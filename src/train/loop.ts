@@ -195,7 +195,12 @@ export class TrainingLoop {
     this.#enter('step', step);
     const computing = performance.now();
     const rate = learningRate(step, config.train);
-    const result = stepper.step({ batches, learningRate: rate, accept: (gradients) => !this.#isSkipped(gradients) });
+    const { accumulate_grad_batches: count, steps } = config.train;
+    const result = stepper.step({
+      ...{ batches, learningRate: rate },
+      accept: (gradients) => !this.#isSkipped(gradients),
+      ahead: () => (step < steps ? (state.loader.lookAhead?.(count) ?? []) : []),
+    });
     if (result.comparisons.length > 0)
       say(`compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`);
     if (!result.finite) {

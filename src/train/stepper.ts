@@ -25,6 +25,8 @@ export interface StepRequest {
   readonly learningRate: number;
   /** Asked when loss and gradients are finite; false leaves the update out. */
   readonly accept: (gradients: StepGradients) => boolean;
+  /** The batches of the step after this one, for a stepper that has time while its device computes; none at the end. */
+  readonly ahead?: () => readonly Batch[];
 }
 
 export interface StepResult extends StepGradients {

@@ -1,6 +1,7 @@
 /** A training run from a config to its final files: opens everything, resumes if asked, runs the loop, closes everything. */
 import { existsSync } from 'node:fs';
 import type { Config } from '../config/schema.js';
+import { AheadLoader } from '../data/ahead-loader.js';
 import type { Loader } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import type { Device, DeviceKind } from '../device/device.js';
@@ -78,7 +79,9 @@ export async function train(given: TrainOptions): Promise<TrainResult> {
   const options: Settled = { ...given, resume, save, say, warn, terminal };
   refuseUnsupported(config, options.device.kind, warn);
   if (options.resume === null) refuseUsedFolder(config.train.out_dir);
-  const { loader, data } = await openTrainingData(config, say, warn);
+  const { loader: opened, data } = await openTrainingData(config, say, warn);
+  // A GPU computes while the host has nothing to do but to pack what comes next.
+  const loader = options.device.kind === 'cuda' ? new AheadLoader(opened) : opened;
   try {
     const shape = modelShape(config, loader.vocabSize);
     const folder = new RunFolder(config.train.out_dir);

@@ -171,6 +171,12 @@ export class StreamLoader implements Loader {
     for (const [place, count] of [...needed].reverse()) await pipeline.until(place, count, this.#options.timeout);
   }
 
+  isReady(batches: number): boolean {
+    const pipeline = this.#pipeline;
+    if (pipeline === undefined) return false;
+    return [...this.#needed(batches)].every(([place, count]) => pipeline.available(place) >= count);
+  }
+
   next(): Batch {
     const pipeline = this.#running();
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
