@@ -7,20 +7,17 @@ import type { RankStore } from './store.js';
 
 const ID_KEY = 'nccl-id';
 
-export interface NcclRanks {
-  readonly rank: number;
-  readonly world: number;
+export interface NcclRanks extends Omit<NcclOptions, 'id'> {
   readonly store: RankStore;
-  readonly timeoutMs: number;
-  readonly onWait?: NcclOptions['onWait'];
 }
 
 /** Every rank calls it. `environment` is the process's own: NCCL reads its settings there. */
 export async function openNccl(
   device: CudaDevice,
-  { rank, world, store, timeoutMs, onWait }: NcclRanks,
+  { store, ...options }: NcclRanks,
   environment: NodeJS.ProcessEnv = process.env,
 ): Promise<NcclCollectives> {
+  const { rank } = options;
   const uuids = await store.gather('gpus', Buffer.from(device.uuid));
   const gpus = uuids.map((uuid, i) => ({ uuid: Buffer.from(uuid).toString(), host: store.members[i].host }));
   refuseSharedGpus(gpus, environment);
@@ -28,5 +25,5 @@ export async function openNccl(
   const library = new NcclLibrary();
   if (rank === 0) await store.set(ID_KEY, library.uniqueId());
   const id = await store.get(ID_KEY);
-  return new NcclCollectives(device, { rank, world, id, timeoutMs, ...(onWait && { onWait }) }, library);
+  return new NcclCollectives(device, { ...options, id }, library);
 }

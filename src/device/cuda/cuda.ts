@@ -44,6 +44,14 @@ export interface CudaOptions {
   readonly deterministic?: boolean;
 }
 
+/** Somebody with a reason to end a wait: the GPU may wait for other ranks. */
+export interface Lookout {
+  /** Called again and again; what it throws ends the wait. */
+  look(waitedMs: number): void;
+  /** The wait is over. */
+  resume(): void;
+}
+
 let absence: string | null | undefined;
 
 /** Why there is no CUDA here, in one sentence; null when there is. Asked once per process. */
@@ -88,8 +96,8 @@ export class CudaDevice implements Device, CudaRuntime {
   #launches = 0;
   #marks: Mark[] | null = null;
   readonly #index: number;
-  /** Called again and again while the host waits for the GPU; what it throws ends the wait. */
-  whileWaiting: ((waitedMs: number) => void) | null = null;
+  /** Looks about while the host waits for the GPU. */
+  lookout: Lookout | null = null;
 
   constructor(options: CudaOptions = {}) {
     const missing = cudaAbsence();
@@ -216,16 +224,17 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 
   synchronize(): void {
-    const { whileWaiting } = this;
-    if (!whileWaiting) {
+    const { lookout } = this;
+    if (!lookout) {
       this.driver.call('cuStreamSynchronize', this.stream);
       return;
     }
     const started = performance.now();
     while (!this.driver.isDone(this.stream)) {
-      whileWaiting(performance.now() - started);
+      lookout.look(performance.now() - started);
       Atomics.wait(NOBODY, 0, 0, WAIT_MS);
     }
+    lookout.resume();
   }
 
   /** A pool beside the device's own: a graph works in one, so that nothing else is put there between replays. */

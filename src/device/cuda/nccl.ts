@@ -22,7 +22,9 @@ export interface NcclOptions {
   /** How long to wait for the others to come. */
   readonly timeoutMs: number;
   /** Called every now and then while the host waits for the GPU, which may wait for other ranks; what it throws ends the wait. */
-  readonly onWait?: (waitedMs: number, operation: string) => void;
+  readonly onWait?: (waitedMs: number) => void;
+  /** A wait in which `onWait` was called is over. */
+  readonly onResume?: () => void;
 }
 
 export class NcclCollectives implements Collectives {
@@ -35,17 +37,17 @@ export class NcclCollectives implements Collectives {
   /** Where the device's stream stood when an operation was asked for, and where this one stood at a join. */
   readonly #before: bigint;
   readonly #after: bigint;
-  readonly #onWait: NonNullable<NcclOptions['onWait']>;
+  readonly #hooks: Required<Pick<NcclOptions, 'onWait' | 'onResume'>>;
   #communicator: bigint | null;
-  #latest = 'nothing';
+  /** When the present wait was last looked at, in its own milliseconds. */
   #looked = 0;
 
   /** Returns when every rank has come here with the same id. */
   constructor(device: CudaDevice, options: NcclOptions, library: NcclLibrary = new NcclLibrary()) {
-    const { rank, world, id, timeoutMs, onWait = () => {} } = options;
+    const { rank, world, id, timeoutMs, onWait = () => {}, onResume = () => {} } = options;
     this.rank = rank;
     this.world = world;
-    this.#onWait = onWait;
+    this.#hooks = { onWait, onResume };
     this.#device = device;
     this.#library = library;
     const late = `rank ${rank} of ${world}: NCCL did not reach the other ranks within ${timeoutMs / 1000} s; NCCL_DEBUG=INFO prints why`;
@@ -54,7 +56,7 @@ export class NcclCollectives implements Collectives {
     this.stream = driver.get('cuStreamCreate', STREAM_NON_BLOCKING);
     this.#before = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
     this.#after = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
-    device.whileWaiting = (waitedMs) => this.#lookAbout(waitedMs);
+    device.lookout = { look: (waitedMs) => this.#look(waitedMs), resume: () => this.#resume() };
   }
 
   allReduce({ address, count, dtype }: Span, reduction: Reduction = 'sum'): void {
@@ -120,7 +122,7 @@ export class NcclCollectives implements Collectives {
     if (this.#communicator === null) return;
     const communicator = this.#communicator;
     this.#communicator = null;
-    this.#device.whileWaiting = null;
+    this.#device.lookout = null;
     this.#told(() => this.#library.call('ncclCommAbort', communicator));
   }
 
@@ -132,7 +134,7 @@ export class NcclCollectives implements Collectives {
     this.#device.synchronize();
     const communicator = this.#communicator;
     this.#communicator = null;
-    this.#device.whileWaiting = null;
+    this.#device.lookout = null;
     this.#told(() => {
       this.#library.call('ncclCommFinalize', communicator);
       this.#library.call('ncclCommDestroy', communicator);
@@ -143,23 +145,26 @@ export class NcclCollectives implements Collectives {
   }
 
   /** While the host waits for the GPU, the GPU may wait for a rank that is gone. */
-  #lookAbout(waitedMs: number): void {
-    if (waitedMs < this.#looked) this.#looked = 0; // another wait than last time
+  #look(waitedMs: number): void {
     if (waitedMs - this.#looked < LOOK_MS) return;
     this.#looked = waitedMs;
     try {
+      this.#hooks.onWait(waitedMs); // first: it may know by name who is gone
       this.check();
-      this.#onWait(waitedMs, this.#latest);
     } catch (error) {
       this.abort(); // lets the GPU go
       throw error;
     }
   }
 
+  #resume(): void {
+    if (this.#looked > 0) this.#hooks.onResume();
+    this.#looked = 0;
+  }
+
   #begin(name: string, launch: (communicator: bigint) => void): void {
     const communicator = this.#open();
     const { driver, stream } = this.#device;
-    this.#latest = name;
     driver.call('cuEventRecord', this.#before, stream);
     driver.call('cuStreamWaitEvent', this.stream, this.#before, 0);
     this.#device.marked(name, this.stream, () => this.#told(() => launch(communicator)));
