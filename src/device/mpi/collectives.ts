@@ -34,6 +34,8 @@ const LOOK_MS = 200;
 export interface MpiOptions {
   /** Called every now and then while an operation waits for other ranks; what it throws ends the wait. */
   readonly onWait?: (waitedMs: number, operation: string) => void;
+  /** Called after a wait in which `onWait` was. */
+  readonly onResume?: () => void;
 }
 
 /** An operation under way. */
@@ -52,6 +54,7 @@ export class MpiCollectives implements Collectives {
   readonly #mpi: Mpi;
   readonly #device: CpuDevice;
   readonly #onWait: NonNullable<MpiOptions['onWait']>;
+  readonly #onResume: () => void;
   /**
    * Ranks must begin the exchanges of a communicator in one order. First exchanges begin when they are asked for; second
    * ones when the first is over, which is earlier on one rank than on another: they have a communicator of their own.
@@ -61,9 +64,10 @@ export class MpiCollectives implements Collectives {
   readonly #nap = new Int32Array(new SharedArrayBuffer(4));
   #pending: Operation[] = [];
 
-  constructor(device: CpuDevice, { onWait = () => {} }: MpiOptions = {}) {
+  constructor(device: CpuDevice, { onWait = () => {}, onResume = () => {} }: MpiOptions = {}) {
     this.#device = device;
     this.#onWait = onWait;
+    this.#onResume = onResume;
     this.#mpi = new Mpi();
     const { world } = this.#mpi.handles;
     this.rank = this.#mpi.integer('MPI_Comm_rank', world);
@@ -119,6 +123,7 @@ export class MpiCollectives implements Collectives {
       looked = now;
       this.#onWait(now - started, this.#pending[0].name);
     }
+    if (looked > started) this.#onResume();
   }
 
   /** MPI tells at once what went wrong; there is nothing behind the caller's back. It only lets work go on. */
