@@ -3,7 +3,8 @@
  * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
  */
 import { describe, expect, it } from 'vitest';
-import { readRanks, readVariable } from './environment.js';
+import { resolveRank } from '../ranks/identity.js';
+import { readTimeoutMinutes, readVariable } from './environment.js';
 import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
@@ -281,13 +282,16 @@ describe('every environment variable', () => {
 
   it.each([
     ['RANK', '1', 'rank', 1],
-    ['WORLD_SIZE', '2', 'worldSize', 2],
+    ['WORLD_SIZE', '3', 'world', 3],
     ['LOCAL_RANK', '1', 'localRank', 1],
     ['MASTER_ADDR', 'node0', 'masterAddress', 'node0'],
     ['MASTER_PORT', '4000', 'masterPort', 4000],
-    ['NSA_PG_TIMEOUT_MIN', '5', 'timeoutMinutes', 5],
   ] as const)('%s is read by the ranks', (name, text, field, value) => {
-    expect(readRanks({ WORLD_SIZE: '2', [name]: text })[field]).toBe(value);
+    expect(resolveRank({ RANK: '0', WORLD_SIZE: '2', [name]: text })[field]).toBe(value);
+  });
+
+  it('NSA_PG_TIMEOUT_MIN is read by the ranks', () => {
+    expect(readTimeoutMinutes({ NSA_PG_TIMEOUT_MIN: '5' })).toBe(5);
   });
 });
 

@@ -13,7 +13,7 @@ import { GradientNorms } from '../ops/gradnorm/op.js';
 import { AttentionCounters } from '../ops/nsa-counters.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
-import { launchGradients, targetWeights, weightedLoss } from './optimizer-step.js';
+import { launchGradients, ownGradients, targetWeights, weightedLoss } from './optimizer-step.js';
 import type { Stepper, StepperContext, StepRequest, StepResult } from './stepper.js';
 import { StepTelemetry } from './telemetry.js';
 
@@ -148,8 +148,7 @@ export class DeviceStepper implements Stepper {
     const before = counters.portable;
     const means = launchGradients({ model, config, observer, counters }, this.#inputs, weights);
     this.#refusedPerStep = counters.portable - before;
-    const gradients = model.parameters.flatMap(({ gradient }) => (gradient ? [gradient] : []));
-    optimizer.stepOnDevice(this.#scalars, this.#norms.launch(gradients));
+    optimizer.stepOnDevice(this.#scalars, this.#norms.launch(ownGradients(model)));
     return { means, telemetry };
   }
 
