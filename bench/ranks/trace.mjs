@@ -13,8 +13,8 @@ const [{ loadConfig }, { parseConfig }, { packBatch }, { SyntheticSamples }] = a
 const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
   ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
 );
-const [{ resolveRank }, { openWorld }, { joinRanks }, { openRankDevice }] = await Promise.all(
-  ['ranks/identity', 'ranks/world', 'train/ranks', 'ranks/device'].map(dist),
+const [{ resolveRank }, { openWorld }, { joinRanks }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
+  ['ranks/identity', 'ranks/world', 'train/ranks', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
 );
 const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
 
@@ -28,7 +28,7 @@ const { values } = parseArgs({
 });
 
 const identity = resolveRank(process.env);
-const device = openRankDevice(identity, process.env);
+const device = new CudaDevice({ index: chooseGpu(identity.localRank, gpuCount(), process.env) });
 const world = await openWorld(identity, device, { timeoutSeconds: 120 });
 const { config: base } = loadConfig({ env: {}, config: 'base' });
 

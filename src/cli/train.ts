@@ -6,6 +6,7 @@ import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
@@ -65,8 +66,9 @@ export async function runTraining(
   io: Io,
   report: (result: TrainResult) => void = () => {},
 ): Promise<TrainResult> {
-  const device = openDevice({ ...rankThreads(identity), ...deviceOptions(config) });
-  const world = identity && openWorld(identity, device, { timeoutSeconds: 60 * readTimeoutMinutes(io.env) });
+  const device = openDevice({ ...ownShare(identity, io), ...deviceOptions(config) });
+  const timeoutSeconds = 60 * readTimeoutMinutes(io.env);
+  const world = identity && (await openWorld(identity, device, { timeoutSeconds }));
   const work = async () => {
     if (config.runtime.device === 'auto') say(explainAuto(device));
     const peakFlops = measureDevicePeak(device);
@@ -98,9 +100,10 @@ async function asRank<Result>(world: World, io: Io, work: () => Promise<Result>)
   }
 }
 
-/** Ranks of one machine share its cores; a config that names a number of threads has the last word. */
-function rankThreads(identity: RankIdentity | null): { threads?: number } {
-  return identity ? { threads: threadsOfRank(identity) } : {};
+/** Ranks of one machine share its cores and GPUs; a config that names a number of threads has the last word. */
+function ownShare(identity: RankIdentity | null, { env }: Io): Pick<DeviceOptions, 'threads' | 'gpu'> {
+  if (!identity) return {};
+  return { threads: threadsOfRank(identity), gpu: (count) => chooseGpu(identity.localRank, count, env) };
 }
 
 export function deviceOptions({ runtime }: Config): DeviceOptions {

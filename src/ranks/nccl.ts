@@ -3,7 +3,9 @@ import type { CudaDevice } from '../device/cuda/cuda.js';
 import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../device/cuda/gpu-choice.js';
 import { NcclCollectives, type NcclOptions } from '../device/cuda/nccl.js';
 import { NcclLibrary } from '../device/cuda/nccl-library.js';
-import type { RankStore } from './store.js';
+import { UsageError } from '../errors.js';
+import type { RankIdentity } from './identity.js';
+import { openStore, type RankStore } from './store.js';
 
 const ID_KEY = 'nccl-id';
 
@@ -26,4 +28,50 @@ export async function openNccl(
   if (rank === 0) await store.set(ID_KEY, library.uniqueId());
   const id = await store.get(ID_KEY);
   return new NcclCollectives(device, { ...options, id }, library);
+}
+
+export interface GpuRanks {
+  readonly collectives: NcclCollectives;
+  readonly close: () => void;
+  readonly abort: () => void;
+}
+
+/** Meets the other ranks at rank 0's store and joins them. */
+export async function meetOnGpus(
+  identity: RankIdentity,
+  device: CudaDevice,
+  options: Pick<NcclOptions, 'timeoutMs' | 'onWait' | 'onResume'>,
+  environment: NodeJS.ProcessEnv = process.env,
+): Promise<GpuRanks> {
+  const { rank, masterAddress: address, masterPort: port } = identity;
+  const world = knownWorld(identity, environment);
+  // Ranks of an attempt that failed may still be about when the launcher starts the next.
+  const runId = `${identity.runId} attempt ${environment['TORCHELASTIC_RESTART_COUNT'] ?? 0}`;
+  const store = await openStore({ rank, world, runId, address, port, timeoutMs: options.timeoutMs });
+  const collectives = await openNccl(device, { ...options, rank, world, store }, environment);
+  return {
+    collectives,
+    close: () => {
+      collectives.close();
+      store.close();
+    },
+    abort: () => {
+      collectives.abort();
+      store.close();
+    },
+  };
+}
+
+/** How many ranks there are, if that and the place to meet are known without MPI. */
+function knownWorld({ launcher, world, localWorld }: RankIdentity, environment: NodeJS.ProcessEnv): number {
+  if (world === null)
+    throw new UsageError(
+      'ranks on GPUs must know how many they are: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT',
+    );
+  const isSpread = localWorld === null || localWorld < world;
+  if ((launcher === 'openmpi' || launcher === 'pmix') && isSpread && !environment['MASTER_ADDR'])
+    throw new UsageError(
+      'ranks on GPUs of several machines meet at the machine of rank 0: name it with mpirun -x MASTER_ADDR=<host>',
+    );
+  return world;
 }

@@ -2,11 +2,13 @@
 import { availableParallelism, cpus, hostname } from 'node:os';
 import type { Collectives } from '../device/collectives.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
+import { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { MpiCollectives } from '../device/mpi/collectives.js';
 import { UsageError } from '../errors.js';
 import { describeIdentity, type RankIdentity } from './identity.js';
 import { type Member, RankMonitor } from './monitor.js';
+import { meetOnGpus } from './nccl.js';
 import { Together } from './together.js';
 
 export interface WorldOptions {
@@ -20,6 +22,13 @@ export interface WaitHooks {
   readonly onResume: () => void;
 }
 
+export interface OpenedRanks {
+  readonly collectives: Collectives;
+  readonly close: () => void;
+  /** Ends every rank it can reach. */
+  readonly abort: (code: number) => void;
+}
+
 export class World {
   readonly identity: RankIdentity;
   readonly rank: number;
@@ -29,25 +38,21 @@ export class World {
   readonly monitor: RankMonitor;
   /** By rank. */
   readonly members: readonly Member[];
-  readonly #abort: (code: number) => void;
+  readonly #opened: OpenedRanks;
 
-  constructor(
-    identity: RankIdentity,
-    device: Device,
-    options: WorldOptions,
-    open: (hooks: WaitHooks) => { collectives: Collectives; abort: (code: number) => void },
-  ) {
+  constructor(identity: RankIdentity, device: Device, options: WorldOptions, open: (hooks: WaitHooks) => OpenedRanks) {
     // Until everybody is here there is nobody to blame.
     let monitor: RankMonitor | null = null;
-    const { collectives, abort } = open({
+    const opened = open({
       onWait: (waitedMs) => monitor?.look(waitedMs),
       onResume: () => monitor?.resume(),
     });
     this.identity = identity;
+    const { collectives } = opened;
     this.collectives = collectives;
     this.rank = collectives.rank;
     this.size = collectives.world;
-    this.#abort = abort;
+    this.#opened = opened;
     this.together = new Together(device, collectives);
     this.members = this.together
       .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
@@ -74,19 +79,33 @@ export class World {
   /** Every rank calls it, when all is done. */
   close(): void {
     this.monitor.watch(null);
-    this.collectives.close();
+    this.#opened.close();
   }
 
   /** Ends all ranks at once, with this exit code where the launcher passes it on. */
   abort(code: number): void {
-    this.#abort(code);
+    this.#opened.abort(code);
   }
 }
 
 /** Joins the other ranks. `identity` is that of a process among several. */
-export function openWorld(identity: RankIdentity, device: Device, options: WorldOptions): World {
+export async function openWorld(identity: RankIdentity, device: Device, options: WorldOptions): Promise<World> {
   if (device instanceof CpuDevice) return openMpiWorld(identity, device, options);
-  throw new UsageError('several ranks on GPUs are not part of this version; use --device cpu, or --ddp 0');
+  if (device instanceof CudaDevice) return openNcclWorld(identity, device, options);
+  throw new UsageError(`several ranks on a device of kind ${device.kind} cannot meet; use --ddp 0`);
+}
+
+async function openNcclWorld(identity: RankIdentity, device: CudaDevice, options: WorldOptions): Promise<World> {
+  let hooks: WaitHooks | null = null;
+  const ranks = await meetOnGpus(identity, device, {
+    timeoutMs: 1000 * options.timeoutSeconds,
+    onWait: (waitedMs) => hooks?.onWait(waitedMs),
+    onResume: () => hooks?.onResume(),
+  });
+  return new World(identity, device, options, (own) => {
+    hooks = own;
+    return ranks;
+  });
 }
 
 function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: WorldOptions): World {
@@ -107,7 +126,7 @@ function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: WorldO
       );
     if (collectives.rank !== rank)
       throw new UsageError(`the launcher (${launcher}) says rank ${rank}, but MPI says ${collectives.rank}`);
-    return { collectives, abort: (code) => collectives.abortWith(code) };
+    return { collectives, close: () => collectives.close(), abort: (code) => collectives.abortWith(code) };
   });
 }
 

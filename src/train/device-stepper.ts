@@ -55,20 +55,20 @@ export class DeviceStepper implements Stepper {
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 
-  step({ batches, learningRate, accept, ahead }: StepRequest): StepResult {
+  step({ batches, targets, learningRate, accept, ahead }: StepRequest): StepResult {
     const started = performance.now();
     const { optimizer, config } = this.#context;
-    const weights = targetWeights(batches);
+    const weights = targetWeights(batches, targets);
     const isRepeated = this.#upload(batches, weights);
     this.#scalars.write(optimizer.nextStep({ learningRate, maxNorm: config.train.grad_clip }));
-    if (isRepeated && config.runtime.cuda_graph) {
+    if (isRepeated && this.#mayRecord) {
       this.#graph ??= this.#record(weights);
       this.#graph.replay();
     } else {
       this.#launchInPool(weights);
     }
     this.#refused += this.#refusedPerStep;
-    this.#send(ahead?.() ?? []);
+    this.#send(ahead?.() ?? [], targets);
     const result = this.#read(weights);
     if (result.finite) accept(result);
     else optimizer.steps -= 1; // the device changed nothing
@@ -86,6 +86,12 @@ export class DeviceStepper implements Stepper {
     this.#uploader.free();
     this.#scalars.free();
     this.#device.dropPool(this.#pool);
+  }
+
+  /** Whether this step may be a graph. Ranks must do alike, and with document masks their shapes differ. */
+  get #mayRecord(): boolean {
+    const { config, parallel } = this.#context;
+    return config.runtime.cuda_graph && !(parallel && config.data.document_mask);
   }
 
   /** Puts the batches where the step reads them; false when their shapes are new. */
@@ -111,9 +117,9 @@ export class DeviceStepper implements Stepper {
   }
 
   /** Begins to copy the next step's batches. Those of other shapes need other tensors: they are uploaded in their turn. */
-  #send(batches: readonly Batch[]): void {
+  #send(batches: readonly Batch[], targets: number | undefined): void {
     this.#sent = [];
-    if (batches.length === 0 || shapesOf(batches, targetWeights(batches)) !== this.#shapes) return;
+    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
     const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
     const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
     if (this.#queue === null || this.#queue.capacity < total) {
@@ -141,21 +147,26 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { model, optimizer, config } = this.#context;
+    const { model, optimizer, config, parallel } = this.#context;
     const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device) : null;
     const observer = telemetry ?? undefined;
     const counters = this.#counters;
     const before = counters.portable;
-    const means = launchGradients({ model, config, observer, counters }, this.#inputs, weights);
+    const means = launchGradients({ model, config, observer, counters, parallel }, this.#inputs, weights);
     this.#refusedPerStep = counters.portable - before;
-    optimizer.stepOnDevice(this.#scalars, this.#norms.launch(ownGradients(model)));
+    const sums = this.#norms.launch(parallel?.gradients ?? ownGradients(model));
+    parallel?.reduceSums(sums);
+    optimizer.stepOnDevice(this.#scalars, sums);
+    parallel?.shareValues();
     return { means, telemetry };
   }
 
   #read(weights: readonly number[]) {
     const { means, telemetry } = this.#outputs!;
+    const { together } = this.#context;
     const { norm, each, nonFinite } = this.#norms.read();
-    const loss = weightedLoss(means, weights);
+    const own = weightedLoss(means, weights);
+    const loss = together ? together.sum([own])[0] : own;
     const observed = telemetry?.read() ?? { gates: null, selection: null };
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
     const counters = { ...this.#counters.read(), attention_portable: this.#refused };

@@ -73,6 +73,11 @@ function findAbsence(): string | null {
   }
 }
 
+/** How many GPUs this process sees. */
+export function gpuCount(): number {
+  return new Driver().getInt('cuDeviceGetCount');
+}
+
 export class CudaDevice implements Device, CudaRuntime {
   readonly kind = 'cuda';
   readonly name: string;
