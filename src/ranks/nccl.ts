@@ -25,8 +25,8 @@ export async function openNccl(
   refuseSharedGpus(gpus, environment);
   if (isGpuShared(environment)) Object.assign(environment, sharedGpuSettings(rank, environment));
   const library = new NcclLibrary();
-  if (rank === 0) await store.set(ID_KEY, library.uniqueId());
-  const id = await store.get(ID_KEY);
+  // Joining blocks this thread, and rank 0 cannot hand out anything then.
+  const id = await store.handOut(ID_KEY, rank === 0 ? library.uniqueId() : new Uint8Array());
   return new NcclCollectives(device, { ...options, id }, library);
 }
 

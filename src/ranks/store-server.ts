@@ -59,6 +59,8 @@ export class StoreServer {
   readonly #values = new Map<string, string>();
   readonly #waiting = new Map<string, Set<() => void>>();
   readonly #gatherings = new Map<string, Gathering>();
+  /** Who has got a value that was handed out, and who waits until all have. */
+  readonly #handedOut = new Map<string, { readonly got: Set<number>; check: () => void }>();
   readonly #sockets = new Set<Socket>();
   #onComplete: () => void = () => {};
   #isComplete = false;
@@ -120,9 +122,7 @@ export class StoreServer {
   async handle(rank: number, request: Request): Promise<Reply> {
     switch (request.op) {
       case 'set':
-        this.#values.set(request.key, request.value);
-        for (const wake of this.#waiting.get(request.key) ?? []) wake();
-        this.#waiting.delete(request.key);
+        this.#put(request.key, request.value);
         return { value: '' };
       case 'get':
         return this.#get(request.key, request.seconds * 1000);
@@ -131,12 +131,32 @@ export class StoreServer {
     }
   }
 
+  /** Gives every rank a value; resolves when all of them hold it. Ranks that do not take it are returned. */
+  async handOut(key: string, value: string, timeoutMs: number): Promise<number[]> {
+    const everyone = Array.from({ length: this.#options.world - 1 }, (_, i) => i + 1);
+    const got = new Set<number>();
+    await waitFor(timeoutMs, (done) => {
+      const check = () => got.size === everyone.length && done();
+      this.#handedOut.set(key, { got, check });
+      check();
+      this.#put(key, value);
+    });
+    this.#handedOut.delete(key);
+    return everyone.filter((rank) => !got.has(rank));
+  }
+
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#tell({ bye: true });
     this.#server.close();
     for (const socket of this.#sockets) socket.end();
+  }
+
+  #put(key: string, value: string): void {
+    this.#values.set(key, value);
+    for (const wake of this.#waiting.get(key) ?? []) wake();
+    this.#waiting.delete(key);
   }
 
   async #get(key: string, timeoutMs: number): Promise<Reply> {
@@ -239,6 +259,12 @@ export class StoreServer {
   #take(member: Member, socket: Socket, line: Record<string, unknown>): void {
     if (line['bye'] === true) {
       this.#members.delete(member.rank);
+      return;
+    }
+    if (typeof line['got'] === 'string') {
+      const handing = this.#handedOut.get(line['got']);
+      handing?.got.add(member.rank);
+      handing?.check();
       return;
     }
     const request = requestLine.safeParse(line);

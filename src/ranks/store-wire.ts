@@ -46,7 +46,7 @@ export type Notice =
   | { readonly bye: true };
 
 export type ServerLine = Notice | ({ readonly id: number } & Reply);
-export type ClientLine = Request | { readonly bye: true };
+export type ClientLine = Request | { readonly got: string } | { readonly bye: true };
 
 /** Both nonces are in it, so a proof is good for one connection. */
 export function proof(runId: string, role: 'server' | 'client', server: string, client: string, rank: number): string {

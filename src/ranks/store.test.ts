@@ -32,6 +32,8 @@ interface Said {
   readonly port?: number;
   readonly id?: number[];
   readonly names?: string[];
+  readonly handed?: string;
+  readonly at?: number;
   readonly lost?: string;
   readonly error?: string;
 }
@@ -44,7 +46,7 @@ interface Rank {
   readonly code: Promise<number | null>;
 }
 
-function start(options: StoreOptions & { stay?: boolean }): Rank {
+function start(options: StoreOptions & { stay?: boolean; block?: number }): Rank {
   const child = spawn(process.execPath, [program, JSON.stringify(options)], { stdio: ['ignore', 'pipe', 'inherit'] });
   children.add(child);
   const lines: Said[] = [];
@@ -103,7 +105,19 @@ describe('the store of ranks', () => {
       expect(lines).toEqual([
         { met: ['0@node0', '1@node1', '2@node2'], port: port + 1 },
         { id: [128, 255, 128], names: ['rank 0', 'rank 1', 'rank 2'] },
+        { handed: 'of rank 0', at: expect.any(Number) },
       ]);
+  });
+
+  it('has handed a value to everybody before rank 0 goes on, and may block', async () => {
+    const port = await freePort();
+    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, block: rank === 0 ? 4000 : 0 }));
+    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
+    const [first, ...others] = ranks.map(({ lines }) => lines.find(({ handed }) => handed !== undefined)!);
+    for (const { handed, at } of others) {
+      expect(handed).toBe('of rank 0');
+      expect(at!).toBeLessThan(first.at! - 2000); // while rank 0 was deaf
+    }
   });
 
   it('passes over ports that are taken: by a launcher, a silent program, another run', async () => {
@@ -116,7 +130,7 @@ describe('the store of ranks', () => {
     const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank }));
     expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
     expect(ranks[2].lines[0].port).toBe(port + 3);
-    expect(others.map(({ lines }) => lines.length)).toEqual([2, 2]); // the other run noticed nothing
+    expect(others.map(({ lines }) => lines.length)).toEqual([3, 3]); // the other run noticed nothing
   });
 
   it('names the ranks that do not come, to all that came', async () => {
@@ -193,7 +207,7 @@ describe('the store of ranks', () => {
     for (const victim of [2, 0]) {
       const port = await freePort();
       const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}`, stay: true }));
-      await Promise.all(ranks.map(({ line }) => line(({ names }) => names !== undefined)));
+      await Promise.all(ranks.map(({ line }) => line(({ handed }) => handed !== undefined)));
       const killed = performance.now();
       ranks[victim].child.kill('SIGKILL');
       const left = ranks.filter((_, rank) => rank !== victim);
@@ -212,6 +226,9 @@ describe('the store of ranks', () => {
       'rank 1 waited 0.6 s at "devices" for rank 0 (node0); look at what they printed',
     );
     await expect(zero.get('nothing')).rejects.toThrow('rank 0 waited');
+    await expect(zero.handOut('id', new Uint8Array(1))).rejects.toThrow(
+      'rank 0 waited 0.6 s at "id" for rank 1 (node1); look at what they printed',
+    );
     const lost: number[] = [];
     zero.onLost(({ rank }) => lost.push(rank));
     one.close(); // orderly: nobody is lost

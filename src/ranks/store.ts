@@ -61,6 +61,11 @@ export interface RankStore {
   set(key: string, value: Uint8Array): Promise<void>;
   /** Waits until somebody has set it. */
   get(key: string): Promise<Uint8Array>;
+  /**
+   * Rank 0's value, for all. Rank 0 goes on when everybody holds it: from then on nobody needs an answer of it, and it may
+   * call what blocks its thread.
+   */
+  handOut(key: string, value: Uint8Array): Promise<Uint8Array>;
   /** What every rank gave under this name, by rank, once all have. */
   gather(name: string, value: Uint8Array): Promise<Uint8Array[]>;
   /** Hears of every rank that goes without a word; of those that went before, at once. */
@@ -112,21 +117,26 @@ abstract class Store implements RankStore {
     );
   }
 
+  abstract handOut(key: string, value: Uint8Array): Promise<Uint8Array>;
+
   async gather(name: string, value: Uint8Array): Promise<Uint8Array[]> {
     const reply = await this.ask({ ...this.#request(name), op: 'gather', value: toText(value) });
     if ('values' in reply) return reply.values.map(toBytes);
-    const missing = 'missing' in reply ? reply.missing : [];
-    const { rank, timeoutMs } = this.#options;
-    const hosts = this.members.filter((member) => missing.includes(member.rank)).map(({ host }) => host);
-    throw new TrefoilError(
-      `rank ${rank} waited ${durationText(timeoutMs)} at "${name}" for ${rankList(missing)} ` +
-        `(${[...new Set(hosts)].join(', ')}); look at what they printed`,
-    );
+    throw this.late(name, 'missing' in reply ? reply.missing : []);
   }
 
   onLost(listener: (member: Member) => void): void {
     this.#listeners.push(listener);
     for (const member of this.#lost) listener(member);
+  }
+
+  protected late(name: string, missing: readonly number[]): TrefoilError {
+    const { rank, timeoutMs } = this.#options;
+    const hosts = this.members.filter((member) => missing.includes(member.rank)).map(({ host }) => host);
+    return new TrefoilError(
+      `rank ${rank} waited ${durationText(timeoutMs)} at "${name}" for ${rankList(missing)} ` +
+        `(${[...new Set(hosts)].join(', ')}); look at what they printed`,
+    );
   }
 
   protected lose(member: Member): void {
@@ -144,13 +154,21 @@ class LocalStore extends Store {
   readonly members: readonly Member[];
   readonly port: number;
   readonly #server: StoreServer;
+  readonly #timeoutMs: number;
 
   constructor(options: StoreOptions, server: StoreServer) {
     super(options);
     this.#server = server;
+    this.#timeoutMs = options.timeoutMs;
     this.members = server.members;
     this.port = server.port;
     server.onLost = (member) => this.lose(member);
+  }
+
+  async handOut(key: string, value: Uint8Array): Promise<Uint8Array> {
+    const missing = await this.#server.handOut(key, toText(value), this.#timeoutMs);
+    if (missing.length > 0) throw this.late(key, missing);
+    return value;
   }
 
   protected ask(request: Request): Promise<Reply> {
@@ -221,6 +239,12 @@ class RemoteStore extends Store {
       this.#waiting.set(request.id, { resolve, reject, timer });
       this.#send(request);
     });
+  }
+
+  async handOut(key: string): Promise<Uint8Array> {
+    const value = await this.get(key);
+    this.#send({ got: key });
+    return value;
   }
 
   close(): void {

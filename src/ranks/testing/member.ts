@@ -18,6 +18,9 @@ try {
   const id = await store.get('id');
   const all = await store.gather('names', Buffer.from(`rank ${options.rank}`));
   say({ id: [id.length, id[0], id[127]], names: all.map((name) => Buffer.from(name).toString()) });
+  const handed = await store.handOut('handed out', Buffer.from(`of rank ${options.rank}`));
+  if (options.block) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, options.block);
+  say({ handed: Buffer.from(handed).toString(), at: Date.now() });
   if (options.stay) await new Promise((resolve) => setTimeout(resolve, 60_000));
   await store.gather('end', new Uint8Array());
   store.close();
