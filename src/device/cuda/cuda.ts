@@ -32,7 +32,8 @@ const STAGING_BYTES = 32 * MIB;
 /** Up to this much shared memory a kernel needs no permission. */
 const FREE_SHARED = 48 * 1024;
 const SMALLEST_ARCHITECTURE = 80;
-/** How long the host sleeps between two looks at the GPU when something else is looked at too. */
+/** With a lookout: how long the host asks without a pause, and then sleeps between two questions. */
+const SPIN_MS = 0.3;
 const WAIT_MS = 0.05;
 const NOBODY = new Int32Array(new SharedArrayBuffer(4));
 
@@ -236,7 +237,9 @@ export class CudaDevice implements Device, CudaRuntime {
     }
     const started = performance.now();
     while (!this.driver.isDone(this.stream)) {
-      lookout.look(performance.now() - started);
+      const waited = performance.now() - started;
+      if (waited < SPIN_MS) continue;
+      lookout.look(waited);
       Atomics.wait(NOBODY, 0, 0, WAIT_MS);
     }
     lookout.resume();
