@@ -79,7 +79,10 @@ export async function runTraining(
       terminal: io.stderr,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
-    else say(`go on with: npx trefoil train --config ${result.outDir}/config.yaml --resume auto`);
+    else {
+      const launch = world ? `launch -n ${world.size} -- ` : '';
+      say(`go on with: npx trefoil ${launch}train --config ${result.outDir}/config.yaml --resume auto`);
+    }
     report(result);
     return result;
   };

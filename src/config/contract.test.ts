@@ -117,6 +117,11 @@ const KEYS: [string, string, unknown][] = [
   ['train.spike_z', '4', 4],
   ['train.sample_every', '10', 10],
   ['train.ddp', '1', 1],
+  ['train.ddp_safe', 'true', true],
+  ['train.bucket_mb', '25', 25],
+  ['train.wire', 'bf16', 'bf16'],
+  ['train.zero', '1', 1],
+  ['train.hash_every', '10', 10],
 ];
 
 describe('every config key', () => {
@@ -234,6 +239,8 @@ const VARIABLES: [string, string, string, unknown][] = [
   ['NSA_TB_DISABLE', '1', 'runtime.tb', false],
   ['NSA_DISABLE_CSV_LOGS', '1', 'runtime.csv_logs', false],
   ['NSA_DISABLE_AUX_STATS', '1', 'runtime.aux_stats', false],
+  ['NSA_DDP_SAFE_MODE', '1', 'train.ddp_safe', true],
+  ['DDP_SAFE', '1', 'train.ddp_safe', true],
   ['NSA_USE_FA2', '0', 'runtime.use_fa2', false],
   ['NSA_USE_FA2_WIN', '0', 'runtime.use_fa2_win', false],
   ['NSA_USE_FA2_CMP', '0', 'runtime.use_fa2_cmp', false],

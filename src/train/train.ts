@@ -1,5 +1,6 @@
 /** A training run from a config to its final files: opens everything, resumes if asked, runs the loop, closes everything. */
 import { existsSync } from 'node:fs';
+import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/ahead-loader.js';
 import type { Loader } from '../data/loader.js';
@@ -302,10 +303,18 @@ function refuseUnsupported(
     );
   if (settings.ddp === 1 && !world)
     throw new UsageError('train.ddp: 1 asks for several ranks; start them with trefoil launch, mpirun or torchrun');
+  if (!world) for (const key of rankChoices(settings)) warn(`train.${key}: no effect on a single rank`);
   if (device !== 'cpu') return;
   if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
   for (const key of portableChoices(runtime))
     warn(`runtime.${key}: no effect on the CPU, which has one kernel for each branch`);
+}
+
+/** Keys that only several ranks look at, and that somebody has set. */
+function rankChoices(settings: Config['train']): string[] {
+  const usual = parseConfig({}).train;
+  const keys = ['ddp_safe', 'bucket_mb', 'wire', 'zero', 'hash_every'] as const;
+  return keys.filter((key) => settings[key] !== usual[key]);
 }
 
 /** Switches between fused and portable attention kernels that ask for the portable ones. */
