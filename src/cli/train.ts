@@ -7,6 +7,7 @@ import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
+import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
@@ -97,7 +98,9 @@ async function asRank<Result>(world: World, io: Io, work: () => Promise<Result>)
     return result;
   } catch (error) {
     const isExpected = error instanceof TrefoilError;
-    io.err(`trefoil: rank ${world.rank}: ${isExpected ? error.message : `internal error: ${(error as Error).stack}`}`);
+    const lost = error instanceof NcclError ? await world.describeLost() : '';
+    const told = isExpected ? error.message : `internal error: ${(error as Error).stack}`;
+    io.err(`trefoil: rank ${world.rank}: ${lost && `${lost}: `}${told}`);
     world.abort(isExpected ? error.exitCode : ExitCode.failed);
     throw error;
   }

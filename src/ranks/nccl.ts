@@ -5,7 +5,7 @@ import { NcclCollectives, type NcclOptions } from '../device/cuda/nccl.js';
 import { NcclLibrary } from '../device/cuda/nccl-library.js';
 import { UsageError } from '../errors.js';
 import type { RankIdentity } from './identity.js';
-import { openStore, type RankStore } from './store.js';
+import { type Member, openStore, type RankStore } from './store.js';
 
 const ID_KEY = 'nccl-id';
 
@@ -34,7 +34,12 @@ export interface GpuRanks {
   readonly collectives: NcclCollectives;
   readonly close: () => void;
   readonly abort: () => void;
+  /** Who went without a word; waits a moment for the news. */
+  readonly lost: () => Promise<Member | null>;
 }
+
+/** NCCL notices a broken connection at about the same time as the store. */
+const NEWS_MS = 2000;
 
 /** Meets the other ranks at rank 0's store and joins them. */
 export async function meetOnGpus(
@@ -55,10 +60,13 @@ export async function meetOnGpus(
       collectives.close();
       store.close();
     },
-    abort: () => {
-      collectives.abort();
-      store.close();
-    },
+    // The store's connection ends with the process, without a word: so the others learn of it.
+    abort: () => collectives.abort(),
+    lost: () =>
+      new Promise((resolve) => {
+        setTimeout(() => resolve(null), NEWS_MS);
+        store.onLost(resolve);
+      }),
   };
 }
 

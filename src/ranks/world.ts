@@ -27,6 +27,8 @@ export interface OpenedRanks {
   readonly close: () => void;
   /** Ends every rank it can reach. */
   readonly abort: (code: number) => void;
+  /** The rank that went without a word, where that can be known. */
+  readonly lost?: () => Promise<(Member & { readonly rank: number }) | null>;
 }
 
 export class World {
@@ -80,6 +82,12 @@ export class World {
   close(): void {
     this.monitor.watch(null);
     this.#opened.close();
+  }
+
+  /** In words who went without a word, after an exchange has failed; empty when nobody knows. */
+  async describeLost(): Promise<string> {
+    const lost = await this.#opened.lost?.();
+    return lost ? `rank ${lost.rank} on ${lost.host} (pid ${lost.pid}) is gone` : '';
   }
 
   /** Ends all ranks at once, with this exit code where the launcher passes it on. */
