@@ -109,8 +109,9 @@ const operations: Scenario = (device, ranks) => {
     ranks.reduceScatter(inPlace.span, inPlace.part(rank, part));
     ranks.allGather(inPlace.part(rank, part), inPlace.span);
     ranks.join();
+    const given = everyRank.map((other) => values(count, other));
     const extreme = (pick: (...numbers: number[]) => number) =>
-      sum.map((_, i) => pick(...everyRank.map((other) => values(count, other)[i])));
+      sum.map((_, i) => pick(...given.map((numbers) => numbers[i])));
     say({
       dtype,
       allReduce: same(all.read(), sum),
