@@ -50,7 +50,7 @@ async function trained(name: string, world: number, overrides: TinyOverrides = {
   return { outDir, ranks };
 }
 
-function start(name: string, world: number, overrides: TinyOverrides, words: string[] = []) {
+function start(name: string, world: number, overrides: TinyOverrides, words: string[] = [], minutes = '1') {
   const outDir = join(folder.path, name);
   const config = tinyConfig(folder.path, {
     ...overrides,
@@ -70,7 +70,7 @@ function start(name: string, world: number, overrides: TinyOverrides, words: str
         ? {}
         : {
             ...{ RANK: `${rank}`, WORLD_SIZE: `${world}`, LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-            ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: '1' },
+            ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: minutes },
           };
     const child = startTrefoil(['train', '--config', file, ...words], env);
     let output = '';
@@ -78,7 +78,15 @@ function start(name: string, world: number, overrides: TinyOverrides, words: str
       stream.setEncoding('utf8').on('data', (text: string) => {
         output += text;
       });
-    return { child, done: ended(child).then(({ code }) => ({ code, output })), text: () => output };
+    const done = ended(child).then(({ code }) => ({ code, output }));
+    const says = (text: string) =>
+      new Promise<void>((resolve, reject) => {
+        const look = () => output.includes(text) && resolve();
+        for (const stream of [child.stdout!, child.stderr!]) stream.on('data', look);
+        look();
+        void done.then(() => reject(new Error(`ended without "${text}": ${output}`)));
+      });
+    return { child, done, says };
   });
   return { started, outDir };
 }
@@ -140,21 +148,22 @@ describe('ranks on a GPU', () => {
     }
   });
 
-  onGpu('name a rank that is killed, and stop', async () => {
-    const { started } = start('killed', 2, { train: { steps: 100_000, eval_every: 0 } });
-    await new Promise<void>((resolve, reject) => {
-      const timer = setInterval(() => {
-        if (!started[0].text().includes('step 0005')) return;
-        clearInterval(timer);
-        resolve();
-      }, 50);
-      void started[0].done.then(({ output }) => reject(new Error(output)));
+  for (const [signal, verdict] of [
+    ['SIGKILL', 'its process is gone'],
+    ['SIGSTOP', 'kept the other ranks waiting for'],
+  ] as const)
+    onGpu(`name a rank that gets ${signal}, and stop`, async () => {
+      const { started } = start(signal, 2, { train: { steps: 100_000, eval_every: 0 } }, [], '0.2');
+      try {
+        await started[0].says('step 0005');
+        const lost = performance.now();
+        started[1].child.kill(signal);
+        const { code, output } = await started[0].done;
+        expect(performance.now() - lost).toBeLessThan(30_000);
+        expect(code, output).toBe(1);
+        expect(output).toMatch(new RegExp(`rank 1 on \\S+ \\(pid \\d+, section \\w+ at step \\d+\\): ${verdict}`));
+      } finally {
+        for (const { child } of started) child.kill('SIGKILL');
+      }
     });
-    const killed = performance.now();
-    started[1].child.kill('SIGKILL');
-    const { code, output } = await started[0].done;
-    expect(performance.now() - killed).toBeLessThan(30_000);
-    expect(code, output).toBe(1);
-    expect(output).toMatch(/rank 1 on \S+ \(pid \d+, section \w+ at step \d+\): its process is gone/);
-  });
 });
