@@ -11,7 +11,10 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const { resolve } = createRequire(import.meta.url);
 
 /** What the tests need beyond npm: the names any of which will do, and the Debian package that has one. */
-const TOOLS = [{ names: process.env.CXX ? [process.env.CXX] : ['g++', 'clang++', 'c++'], debian: 'g++' }];
+const TOOLS = [
+  { names: process.env.CXX ? [process.env.CXX] : ['g++', 'clang++', 'c++'], debian: ['g++'] },
+  { names: ['mpirun'], debian: ['openmpi-bin', 'libopenmpi3'] },
+];
 
 /** The program of an installed package, run by this Node: no shell, no search in PATH. */
 const program = (name, file) => [process.execPath, join(dirname(resolve(`${name}/package.json`)), file)];
@@ -40,8 +43,9 @@ function isThere(name) {
 function provide({ names, debian }) {
   if (names.some(isThere)) return;
   const canInstall = process.getuid?.() === 0 && existsSync('/etc/debian_version');
-  const installed = canInstall && run(['apt-get', 'update', '-qq']) && run(['apt-get', 'install', '-y', '-qq', debian]);
-  if (!installed) console.error(`missing: ${names.join(' or ')} (Debian: apt-get install ${debian})`);
+  const installed =
+    canInstall && run(['apt-get', 'update', '-qq']) && run(['apt-get', 'install', '-y', '-qq', ...debian]);
+  if (!installed) console.error(`missing: ${names.join(' or ')} (Debian: apt-get install ${debian.join(' ')})`);
 }
 
 /** Counts from vitest's report. A file that could not even be loaded, and a run that broke off, count as one failure. */

@@ -243,6 +243,12 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'train.spike_z': [{ train: SPIKE }, shown(({ warned }) => expect(warned).toMatch(/^spike at step/m))],
   'train.sample_every': [{ train: { sample_every: 2 } }, says(/^sample 2 \| /m)],
   'train.ddp': [{ train: { ddp: 1 } }, refused('train.ddp')],
+  // What they do to several ranks is in test/ranks.test.ts.
+  'train.ddp_safe': [{ train: { ddp_safe: true } }, warns('train.ddp_safe')],
+  'train.bucket_mb': [{ train: { bucket_mb: 1 } }, warns('train.bucket_mb')],
+  'train.wire': [{ train: { wire: 'bf16' } }, warns('train.wire')],
+  'train.zero': [{ train: { zero: 1 } }, warns('train.zero')],
+  'train.hash_every': [{ train: { hash_every: 1 } }, warns('train.hash_every')],
 };
 
 /** Relative paths of a row lie in the folder of this test. */
@@ -301,7 +307,7 @@ describe('variables of several ranks', () => {
       env: { WORLD_SIZE: '2', RANK: '0' },
     });
     expect(run.code).toBe(2);
-    expect(run.stderr).toContain('WORLD_SIZE: several ranks');
+    expect(run.stderr).toContain('WORLD_SIZE: ranks on CPUs meet through MPI');
     expect(existsSync(out)).toBe(false);
     expect(trefoil(words, { env: { WORLD_SIZE: '2' } }).code).toBe(0);
   });

@@ -4,6 +4,7 @@ import type { CommandEntry } from './command.js';
 export const COMMANDS: readonly CommandEntry[] = [
   { name: 'start', summary: 'train a first small model and see what it learned', load: () => import('./start.js') },
   { name: 'train', summary: 'train a model from a config', load: () => import('./train.js') },
+  { name: 'launch', summary: 'start the ranks of a training on this machine', load: () => import('./launch.js') },
   { name: 'generate', summary: 'text from a trained model', load: () => import('./generate.js') },
   { name: 'eval', summary: 'how good a trained model is', load: () => import('./eval.js') },
   { name: 'bench', summary: 'measure speed on this machine', load: () => import('./bench.js') },

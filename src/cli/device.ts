@@ -1,7 +1,7 @@
 /** The devices of this machine, as commands ask for them. */
 import { Option } from 'commander';
 import { CpuDevice } from '../device/cpu/cpu.js';
-import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
+import { CudaDevice, cudaAbsence, gpuCount } from '../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import { UsageError } from '../errors.js';
 
@@ -10,6 +10,8 @@ export type DeviceChoice = DeviceKind | 'auto';
 export interface DeviceOptions {
   readonly device: DeviceChoice;
   readonly threads?: number;
+  /** Which GPU of so many; the first by default. */
+  readonly gpu?: (count: number) => number;
   /** Told before a CUDA kernel is compiled; the first run on a machine compiles for a while. */
   readonly onCompile?: (source: string) => void;
   /** CUDA: bitwise equal runs. */
@@ -21,9 +23,12 @@ export function deviceOption(description: string): Option {
 }
 
 /** One device: the one named, or the fastest there is. */
-export function openDevice({ device, threads, onCompile, deterministic = false }: DeviceOptions): Device {
+export function openDevice({ device, threads, gpu, onCompile, deterministic = false }: DeviceOptions): Device {
   const absence = device === 'cpu' ? 'not asked for' : cudaAbsence();
-  if (absence === null) return new CudaDevice({ compiler: onCompile ? { onCompile } : {}, deterministic });
+  if (absence === null) {
+    const index = gpu?.(gpuCount()) ?? 0;
+    return new CudaDevice({ index, compiler: onCompile ? { onCompile } : {}, deterministic });
+  }
   if (device === 'cuda') throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   return openCpu(threads);
 }

@@ -23,7 +23,19 @@ function status(options: { dir: string[]; json?: boolean }, io: Io): void {
   const runs = options.dir.flatMap(findRuns).map((dir) => runStatus(dir));
   if (options.json) printJson(io, { runs });
   else if (runs.length === 0) io.out(`no runs in ${options.dir.join(', ')}`);
-  else io.out(table(runs));
+  else {
+    io.out(table(runs));
+    for (const line of runs.flatMap(rankLines)) io.out(line);
+  }
+}
+
+/** One line for each of several ranks: which one the others wait for shows at a glance. */
+function rankLines({ run, state, ranks }: RunStatus): string[] {
+  if (state !== 'running') return [];
+  return ranks.map(({ rank, step, section, section_age_s: age }) => {
+    const where = section === null || age === null ? '' : `, in ${section} for ${duration(age)}`;
+    return `${run} rank ${rank}: step ${step ?? '-'}${where}`;
+  });
 }
 
 function table(runs: readonly RunStatus[]): string {

@@ -1,12 +1,16 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
 import { measureDevicePeak } from '../bench/peak/device.js';
-import { readRanks } from '../config/environment.js';
+import { readTimeoutMinutes } from '../config/environment.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
-import { UsageError } from '../errors.js';
+import { chooseGpu } from '../device/cuda/gpu-choice.js';
+import { NcclError } from '../device/cuda/nccl-library.js';
+import { ExitCode, TrefoilError } from '../errors.js';
+import { type RankIdentity, resolveRank } from '../ranks/identity.js';
+import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './device.js';
 import type { Io } from './io.js';
@@ -29,35 +33,83 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     io.out(line.json ? JSON.stringify(configRows(resolved)) : configTable(resolved));
     return 0;
   }
-  if (readRanks(io.env).worldSize > 1 && resolved.config.train.ddp !== 0)
-    throw new UsageError('WORLD_SIZE: several ranks are not part of this version; leave it out, or give --ddp 0');
-  const say = line.json ? io.err : io.out;
+  const identity = resolved.config.train.ddp === 0 ? null : several(resolveRank(io.env));
+  const isFirst = identity === null || identity.rank === 0;
+  const say = isFirst ? (line.json ? io.err : io.out) : () => {};
   say(`config: ${resolved.file ?? 'defaults'}`);
-  const result = await runTraining(resolved.config, { resume: line.resume, save: line.save, say }, io);
-  if (line.json) io.out(JSON.stringify(result));
+  const request = { resume: line.resume, save: line.save, say, identity };
+  const result = await runTraining(resolved.config, request, io, (done) => {
+    if (line.json && isFirst) io.out(JSON.stringify(done));
+  });
   return EXIT_CODES[result.status];
+}
+
+/** Null for a process that is alone. */
+function several(identity: RankIdentity): RankIdentity | null {
+  return identity.launcher === 'single' || identity.world === 1 ? null : identity;
 }
 
 export interface RunRequest {
   readonly resume: string | null;
   readonly save: string | null;
   readonly say: (line: string) => void;
+  /** Which of several ranks this is; null, the default, when it is alone. */
+  readonly identity?: RankIdentity | null;
 }
 
-/** Opens the device, measures its peak and trains; shared with `start`. */
-export async function runTraining(config: Config, { resume, save, say }: RunRequest, io: Io): Promise<TrainResult> {
-  const device = openDevice(deviceOptions(config));
-  if (config.runtime.device === 'auto') say(explainAuto(device));
-  const peakFlops = measureDevicePeak(device);
-  say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
-  const result = await train({
-    ...{ config, device, resume, save, say, peakFlops },
-    warn: (text) => io.err(`warning: ${text}`),
-    terminal: io.stderr,
-  });
-  if (result.status === 'done') say(`done: ${result.outDir}`);
-  else say(`go on with: npx trefoil train --config ${result.outDir}/config.yaml --resume auto`);
-  return result;
+/**
+ * Opens the device, joins the other ranks, measures the peak and trains; shared with `start`. `report` hears the result
+ * before the ranks part, after which a launcher may end this one.
+ */
+export async function runTraining(
+  config: Config,
+  { resume, save, say, identity = null }: RunRequest,
+  io: Io,
+  report: (result: TrainResult) => void = () => {},
+): Promise<TrainResult> {
+  const device = openDevice({ ...ownShare(identity, io), ...deviceOptions(config) });
+  const timeoutSeconds = 60 * readTimeoutMinutes(io.env);
+  const world = identity && (await openWorld(identity, device, { timeoutSeconds }));
+  const work = async () => {
+    if (config.runtime.device === 'auto') say(explainAuto(device));
+    const peakFlops = measureDevicePeak(device);
+    say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
+    const result = await train({
+      ...{ config, device, world, resume, save, say, peakFlops },
+      warn: (text) => io.err(`warning: ${text}`),
+      terminal: io.stderr,
+    });
+    if (result.status === 'done') say(`done: ${result.outDir}`);
+    else {
+      const launch = world ? `launch -n ${world.size} -- ` : '';
+      say(`go on with: npx trefoil ${launch}train --config ${result.outDir}/config.yaml --resume auto`);
+    }
+    report(result);
+    return result;
+  };
+  return world ? await asRank(world, io, work) : await work();
+}
+
+/** What goes wrong on one rank ends all of them: the others would wait for ever. */
+async function asRank<Result>(world: World, io: Io, work: () => Promise<Result>): Promise<Result> {
+  try {
+    const result = await work();
+    world.close();
+    return result;
+  } catch (error) {
+    const isExpected = error instanceof TrefoilError;
+    const lost = error instanceof NcclError ? await world.describeLost() : '';
+    const told = isExpected ? error.message : `internal error: ${(error as Error).stack}`;
+    io.err(`trefoil: rank ${world.rank}: ${lost && `${lost}: `}${told}`);
+    world.abort(isExpected ? error.exitCode : ExitCode.failed);
+    throw error;
+  }
+}
+
+/** Ranks of one machine share its cores and GPUs; a config that names a number of threads has the last word. */
+function ownShare(identity: RankIdentity | null, { env }: Io): Pick<DeviceOptions, 'threads' | 'gpu'> {
+  if (!identity) return {};
+  return { threads: threadsOfRank(identity), gpu: (count) => chooseGpu(identity.localRank, count, env) };
 }
 
 export function deviceOptions({ runtime }: Config): DeviceOptions {

@@ -3,7 +3,8 @@
  * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
  */
 import { describe, expect, it } from 'vitest';
-import { readRanks, readVariable } from './environment.js';
+import { resolveRank } from '../ranks/identity.js';
+import { readTimeoutMinutes, readVariable } from './environment.js';
 import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
@@ -116,6 +117,11 @@ const KEYS: [string, string, unknown][] = [
   ['train.spike_z', '4', 4],
   ['train.sample_every', '10', 10],
   ['train.ddp', '1', 1],
+  ['train.ddp_safe', 'true', true],
+  ['train.bucket_mb', '25', 25],
+  ['train.wire', 'bf16', 'bf16'],
+  ['train.zero', '1', 1],
+  ['train.hash_every', '10', 10],
 ];
 
 describe('every config key', () => {
@@ -233,6 +239,8 @@ const VARIABLES: [string, string, string, unknown][] = [
   ['NSA_TB_DISABLE', '1', 'runtime.tb', false],
   ['NSA_DISABLE_CSV_LOGS', '1', 'runtime.csv_logs', false],
   ['NSA_DISABLE_AUX_STATS', '1', 'runtime.aux_stats', false],
+  ['NSA_DDP_SAFE_MODE', '1', 'train.ddp_safe', true],
+  ['DDP_SAFE', '1', 'train.ddp_safe', true],
   ['NSA_USE_FA2', '0', 'runtime.use_fa2', false],
   ['NSA_USE_FA2_WIN', '0', 'runtime.use_fa2_win', false],
   ['NSA_USE_FA2_CMP', '0', 'runtime.use_fa2_cmp', false],
@@ -281,13 +289,16 @@ describe('every environment variable', () => {
 
   it.each([
     ['RANK', '1', 'rank', 1],
-    ['WORLD_SIZE', '2', 'worldSize', 2],
+    ['WORLD_SIZE', '3', 'world', 3],
     ['LOCAL_RANK', '1', 'localRank', 1],
     ['MASTER_ADDR', 'node0', 'masterAddress', 'node0'],
     ['MASTER_PORT', '4000', 'masterPort', 4000],
-    ['NSA_PG_TIMEOUT_MIN', '5', 'timeoutMinutes', 5],
   ] as const)('%s is read by the ranks', (name, text, field, value) => {
-    expect(readRanks({ WORLD_SIZE: '2', [name]: text })[field]).toBe(value);
+    expect(resolveRank({ RANK: '0', WORLD_SIZE: '2', [name]: text })[field]).toBe(value);
+  });
+
+  it('NSA_PG_TIMEOUT_MIN is read by the ranks', () => {
+    expect(readTimeoutMinutes({ NSA_PG_TIMEOUT_MIN: '5' })).toBe(5);
   });
 });
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { environmentLayer, environmentWarnings, readRanks, readVariable } from './environment.js';
+import { environmentLayer, environmentWarnings, readTimeoutMinutes, readVariable } from './environment.js';
 import { findKey } from './keys.js';
 import { environmentVariables } from './variables.js';
 
@@ -99,43 +99,14 @@ describe('readVariable', () => {
   it('knows only documented names', () => expect(() => readVariable({}, 'NSA_SECRET')).toThrow('not in the table'));
 });
 
-describe('readRanks', () => {
-  it('is one process by default', () => {
-    expect(readRanks({})).toEqual({
-      rank: 0,
-      worldSize: 1,
-      localRank: 0,
-      masterAddress: '127.0.0.1',
-      masterPort: 29500,
-      timeoutMinutes: 15,
-    });
+describe('readTimeoutMinutes', () => {
+  it('is a quarter of an hour by default, and takes fractions', () => {
+    expect(readTimeoutMinutes({})).toBe(15);
+    expect(readTimeoutMinutes({ NSA_PG_TIMEOUT_MIN: '2.5' })).toBe(2.5);
   });
 
-  it('reads all of them', () => {
-    const env = {
-      RANK: '3',
-      WORLD_SIZE: '4',
-      LOCAL_RANK: '1',
-      MASTER_ADDR: 'node0',
-      MASTER_PORT: '1234',
-      NSA_PG_TIMEOUT_MIN: '2.5',
-    };
-    const expected = {
-      rank: 3,
-      worldSize: 4,
-      localRank: 1,
-      masterAddress: 'node0',
-      masterPort: 1234,
-      timeoutMinutes: 2.5,
-    };
-    expect(readRanks(env)).toEqual(expected);
+  it('refuses 0 by name', () => {
+    const message = 'NSA_PG_TIMEOUT_MIN: "0" is not allowed; a number > 0';
+    expect(() => readTimeoutMinutes({ NSA_PG_TIMEOUT_MIN: '0' })).toThrow(message);
   });
-
-  it.each([
-    [{ RANK: '1' }, 'RANK: "1" is not allowed; an integer from 0 to 0'],
-    [{ WORLD_SIZE: '0' }, 'WORLD_SIZE: "0" is not allowed'],
-    [{ WORLD_SIZE: 'two' }, 'WORLD_SIZE: "two" is not allowed; an integer'],
-    [{ MASTER_PORT: '70000' }, 'MASTER_PORT: "70000" is not allowed; an integer from 1 to 65535'],
-    [{ NSA_PG_TIMEOUT_MIN: '0' }, 'NSA_PG_TIMEOUT_MIN: "0" is not allowed; a number > 0'],
-  ])('%j is refused by name', (env, message) => expect(() => readRanks(env)).toThrow(message));
 });

@@ -30,32 +30,11 @@ export function environmentWarnings(env: Environment): string[] {
     });
 }
 
-export interface Ranks {
-  rank: number;
-  worldSize: number;
-  localRank: number;
-  masterAddress: string;
-  masterPort: number;
-  timeoutMinutes: number;
-}
+const DEFAULT_TIMEOUT_MINUTES = 15;
 
-/** This process among the ranks of a run; a single process when the environment says nothing. */
-export function readRanks(env: Environment): Ranks {
-  const integer = (name: string, otherwise: number, least: number, most: number): number => {
-    const value = (readVariable(env, name) as number | undefined) ?? otherwise;
-    if (value < least || value > most) refuse(variableOf(name)!, String(value), `an integer from ${least} to ${most}`);
-    return value;
-  };
-  const worldSize = integer('WORLD_SIZE', 1, 1, 1 << 16);
-  const rank = integer('RANK', 0, 0, worldSize - 1);
-  const timeoutMinutes = (readVariable(env, 'NSA_PG_TIMEOUT_MIN') as number | undefined) ?? 15;
-  if (timeoutMinutes <= 0) refuse(variableOf('NSA_PG_TIMEOUT_MIN')!, String(timeoutMinutes), 'a number > 0');
-  return {
-    rank,
-    worldSize,
-    localRank: integer('LOCAL_RANK', rank, 0, worldSize - 1),
-    masterAddress: (readVariable(env, 'MASTER_ADDR') as string | undefined) ?? '127.0.0.1',
-    masterPort: integer('MASTER_PORT', 29500, 1, 65535),
-    timeoutMinutes,
-  };
+/** How long a rank waits for the others: NSA_PG_TIMEOUT_MIN, fractions allowed. */
+export function readTimeoutMinutes(env: Environment): number {
+  const minutes = (readVariable(env, 'NSA_PG_TIMEOUT_MIN') as number | undefined) ?? DEFAULT_TIMEOUT_MINUTES;
+  if (minutes <= 0) refuse(variableOf('NSA_PG_TIMEOUT_MIN')!, String(minutes), 'a number > 0');
+  return minutes;
 }

@@ -54,7 +54,12 @@ export const trainFlags: readonly TrainFlag[] = [
     sets: true,
     meaning: 'train on synthetic tokens when the source gives up',
   },
-  { name: 'ddp', value: '-1|0|1', key: 'train.ddp', meaning: 'several ranks: yes, no, or as WORLD_SIZE says' },
+  {
+    name: 'ddp',
+    value: '-1|0|1',
+    key: 'train.ddp',
+    meaning: 'several ranks: 1 yes, 0 no, -1 when a launcher started several',
+  },
   { name: 'set', value: 'key=value', key: null, meaning: 'set any config key; may be repeated' },
   { name: 'print-config', value: null, key: null, meaning: 'show every value and where it came from, then stop' },
   { name: 'json', value: null, key: null, meaning: 'print results as JSON' },

@@ -14,7 +14,6 @@ const NOTES: readonly (readonly [pattern: RegExp, note: string])[] = [
   [/^TRITON_/, 'a variable of Triton, which is not here'],
   [/^FLASH_ATTENTION_/, 'a variable of flash-attn, which is not here; NSA_USE_FA2 chooses the fused kernels'],
   [/^PYTHONUNBUFFERED$/, 'a variable of Python; here every line is written at once'],
-  [/^DDP_SAFE$/, 'a switch of the old trainer; --ddp 0 trains on one rank'],
   [/^IB_DISABLE$/, 'read by nobody; NCCL reads NCCL_IB_DISABLE'],
 ];
 

@@ -64,6 +64,8 @@ export const environmentVariables: readonly EnvironmentVariable[] = [
   sets('NSA_FWE_WARMUP_TIMEOUT', 'number', 'data.fwe_warmup_timeout', 'seconds to wait for them'),
   sets('NSA_TB_DISABLE', 'disable', 'runtime.tb', 'no TensorBoard events'),
   sets('NSA_DISABLE_CSV_LOGS', 'disable', 'runtime.csv_logs', 'no CSV files'),
+  sets('NSA_DDP_SAFE_MODE', 'flag', 'train.ddp_safe', 'ranks exchange gradients after the backward, in small pieces'),
+  sets('DDP_SAFE', 'flag', 'train.ddp_safe', 'the same as NSA_DDP_SAFE_MODE'),
   sets('NSA_DISABLE_AUX_STATS', 'disable', 'runtime.aux_stats', 'no gate and selection statistics'),
 
   readBy('watch', 'NSA_WATCH_INTERVAL_S', 'number', 'seconds between checks'),
@@ -91,7 +93,7 @@ export const environmentVariables: readonly EnvironmentVariable[] = [
   readBy('watch', 'NSA_WATCH_GATE_ENTROPY_MIN', 'number', 'gate entropy below this is a collapse'),
   readBy('watch', 'NSA_WATCH_GATE_MAX_THRESHOLD', 'number', 'mean of the largest gate above this is a collapse'),
 
-  readBy('launch', 'NSA_PG_TIMEOUT_MIN', 'number', 'minutes a rank waits for the others'),
+  readBy('train', 'NSA_PG_TIMEOUT_MIN', 'number', 'minutes a rank waits for the others'),
   readBy('train', 'RANK', 'integer', 'number of this process among all'),
   readBy('train', 'WORLD_SIZE', 'integer', 'number of processes'),
   readBy('train', 'LOCAL_RANK', 'integer', 'number of this process on its machine: which GPU it takes'),

@@ -51,7 +51,11 @@ export interface Loader {
   next(): Batch;
   /** Of loaders that read ahead: waits until `batches` can be taken at once. Rejects when the source is dead. */
   ready?(batches: number): Promise<void>;
-  /** The same for `evalBatches(batches)`. */
+  /** Of the same loaders: whether that is so now. */
+  isReady?(batches: number): boolean;
+  /** The next batches before their turn, while there is time; none when they would have to be waited for. */
+  lookAhead?(batches: number): readonly Batch[];
+  /** As `ready`, for `evalBatches(batches)`. */
   readyToEvaluate?(batches: number): Promise<void>;
   telemetry?(): LoaderTelemetry;
   /** A JSON value; what `restore` takes. */

@@ -11,7 +11,7 @@ import {
   UnsupportedCheckpoint,
   verifyFiles,
 } from './checkpoint-manifest.js';
-import { CHECKPOINT_FILES, type CheckpointState } from './checkpoint-save.js';
+import { CHECKPOINT_FILES, type CheckpointState, optimizerFiles } from './checkpoint-save.js';
 import { isPlainObject } from './json.js';
 
 export interface FoundCheckpoint {
@@ -35,13 +35,18 @@ export function findCheckpoint(runDir: string, which: string): FoundCheckpoint |
   return which === 'auto' ? findNewest(join(runDir, 'checkpoints')) : openCheckpoint(resolvePath(which));
 }
 
-/** Verifies every file of a checkpoint folder and reads its state; refused with the name of the file that is wrong. */
-export function openCheckpoint(path: string): FoundCheckpoint {
+/**
+ * Verifies every file of a checkpoint folder and reads its state; refused with the name of the file that is wrong. A rank
+ * whose first has verified it need not read everything again (`isVerified`).
+ */
+export function openCheckpoint(path: string, isVerified = false): FoundCheckpoint {
   const manifest = readManifest(path);
-  for (const name of Object.values(CHECKPOINT_FILES)) {
+  const needed: string[] = [CHECKPOINT_FILES.model, CHECKPOINT_FILES.state];
+  if (optimizerFiles(manifest).length === 0) needed.push(CHECKPOINT_FILES.optimizer);
+  for (const name of needed) {
     if (!Object.hasOwn(manifest.files, name)) throw new UsageError(`${path}: has no ${name}; use another checkpoint`);
   }
-  verifyFiles(path, manifest);
+  if (!isVerified) verifyFiles(path, manifest);
   const state = migrateState(readState(join(path, CHECKPOINT_FILES.state)), manifest.format_version, path);
   return { path, step: manifest.step, state, manifest, skipped: [] };
 }

@@ -36,12 +36,26 @@ export const CHECKPOINT_FILES = {
   state: 'state.json',
 } as const;
 
+/** The optimizer's file of a rank, in a checkpoint whose ranks each kept a part of its state. */
+export function shardName(rank: number): string {
+  return `optimizer-rank${rank}.safetensors`;
+}
+
+const SHARD_NAME = /^optimizer-rank\d+\.safetensors$/;
+
+/** The files that hold the optimizer's state: one, or one of each rank. */
+export function optimizerFiles({ files }: Pick<Manifest, 'files'>): string[] {
+  const shards = Object.keys(files).filter((name) => SHARD_NAME.test(name));
+  return Object.hasOwn(files, CHECKPOINT_FILES.optimizer) ? [CHECKPOINT_FILES.optimizer] : shards;
+}
+
 /** Everything a resume needs beside tensors; plain JSON, and every number in it finite. */
 export type CheckpointState = Record<string, unknown>;
 
 export interface CheckpointParts {
   model: Iterable<TensorToWrite>;
-  optimizer: Iterable<TensorToWrite>;
+  /** All of its state, or a function that has every rank write its part into the folder and tells what they wrote. */
+  optimizer: Iterable<TensorToWrite> | ((folder: string) => Readonly<Record<string, FileDigest>>);
   /** More files by name, such as the buffers of the data cursor. */
   extra?: Readonly<Record<string, Uint8Array>>;
 }
@@ -101,18 +115,13 @@ function writeFiles(
   onWrite: (what: string) => void,
 ): Manifest {
   const files: Record<string, FileDigest> = {};
-  for (const kind of ['model', 'optimizer'] as const) {
-    const name = CHECKPOINT_FILES[kind];
-    files[name] = writeSafetensors(
-      join(folder, name),
-      parts[kind],
-      { step: String(identity.step) },
-      {
-        fsync: true,
-        onWrite: (bytes) => onWrite(`${name} ${bytes}`),
-      },
-    );
-  }
+  const { step } = identity;
+  const write = (name: string, tensors: Iterable<TensorToWrite>) => {
+    files[name] = writeTensorFile(folder, name, step, tensors, onWrite);
+  };
+  write(CHECKPOINT_FILES.model, parts.model);
+  if (typeof parts.optimizer === 'function') Object.assign(files, parts.optimizer(folder));
+  else write(CHECKPOINT_FILES.optimizer, parts.optimizer);
   for (const name of Object.keys(parts.extra ?? {})) {
     if (!isCheckpointFileName(name) || Object.values<string>(CHECKPOINT_FILES).includes(name)) {
       throw new UsageError(`${folder}: an extra file of a checkpoint cannot be called ${JSON.stringify(name)}`);
@@ -127,6 +136,22 @@ function writeFiles(
   writeDurably(join(folder, MANIFEST_NAME), Buffer.from(serializeManifest(manifest)), onWrite);
   fsyncDir(folder);
   return manifest;
+}
+
+/** Writes and flushes one file of tensors of a checkpoint; also for ranks that write a part of one. */
+export function writeTensorFile(
+  folder: string,
+  name: string,
+  step: number,
+  tensors: Iterable<TensorToWrite>,
+  onWrite: (what: string) => void = () => {},
+): FileDigest {
+  return writeSafetensors(
+    join(folder, name),
+    tensors,
+    { step: String(step) },
+    { fsync: true, onWrite: (bytes) => onWrite(`${name} ${bytes}`) },
+  );
 }
 
 /** JSON turns NaN and infinity into null: a resume would then differ without a word. */

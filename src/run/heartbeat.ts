@@ -68,6 +68,8 @@ export interface Heartbeat extends HeartbeatFields {
   iso: string;
   pid: number;
   rank: number;
+  /** How many ranks the run has; absent in files of earlier versions. */
+  world?: number;
 }
 
 const TEXT_FIELDS = new Set(['iso', 'msg', 'data', 'section', 'detail']);
@@ -80,11 +82,13 @@ const NEWLINE = 0x0a;
 export class HeartbeatWriter {
   readonly #sink: Sink;
   readonly #rank: number;
+  readonly #world: number | undefined;
   readonly #clock: () => number;
 
-  /** `clock` gives milliseconds since 1970. */
-  constructor(path: string, rank: number, options: SinkOptions & { clock?: () => number } = {}) {
+  /** `clock` gives milliseconds since 1970; `world` is how many ranks there are, where that is known. */
+  constructor(path: string, rank: number, options: SinkOptions & { clock?: () => number; world?: number } = {}) {
     this.#rank = rank;
+    this.#world = options.world;
     this.#clock = options.clock ?? Date.now;
     this.#sink = new Sink(new AppendFile(path), options);
   }
@@ -97,7 +101,11 @@ export class HeartbeatWriter {
   write(fields: HeartbeatFields): void {
     const milliseconds = this.#clock();
     const identity = { ts: milliseconds / 1000, iso: new Date(milliseconds).toISOString(), pid: process.pid };
-    this.#sink.write(Buffer.from(`${toJson({ ...identity, rank: this.#rank, ...fields })}\n`));
+    this.#sink.write(
+      Buffer.from(
+        `${toJson({ ...identity, rank: this.#rank, ...(this.#world !== undefined && { world: this.#world }), ...fields })}\n`,
+      ),
+    );
   }
 
   flush(): boolean {

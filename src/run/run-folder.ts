@@ -9,7 +9,16 @@ import { toJson } from './json.js';
 import { acquireLock, type RunLock } from './lock.js';
 import { type RunPaths, runPaths } from './run-paths.js';
 
-export { clearMarks, type RunPaths, readAnomaly, readHalt, runPaths, writeAnomaly, writeHalt } from './run-paths.js';
+export {
+  clearMarks,
+  clearSections,
+  type RunPaths,
+  readAnomaly,
+  readHalt,
+  runPaths,
+  writeAnomaly,
+  writeHalt,
+} from './run-paths.js';
 
 /** A run folder opened for writing. */
 export class RunFolder {

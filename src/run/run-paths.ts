@@ -2,7 +2,7 @@
  * Where each file of a run lies, and the marks that control it. Apart from the folder's writer, because a watchdog that looks
  * at a run should not load a YAML library for it.
  */
-import { readFileSync, rmSync } from 'node:fs';
+import { readdirSync, readFileSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { errorCode, statOrUndefined, writeFileAtomic } from './atomic.js';
 
@@ -56,6 +56,13 @@ export function clearMarks(outDir: string): void {
   const { halt, anomalyType } = runPaths(outDir);
   for (const path of [halt, anomalyType]) rmSync(path, { force: true });
 }
+
+/** Removes the section files of ranks that were killed: a start writes those of its own ranks anew. */
+export function clearSections(outDir: string): void {
+  for (const name of readdirSync(outDir)) if (SECTION_NAME.test(name)) rmSync(join(outDir, name), { force: true });
+}
+
+const SECTION_NAME = /^\.section_rank\d+$/;
 
 /** The text of a small control file without its label; looked at every step, so a missing file is the fast path. */
 function readMark(path: string): string | undefined {

@@ -58,15 +58,18 @@ export function readRun(dir: string, { beats = DEFAULT_BEATS } = {}): RunView {
   };
   const csv = <Schema extends CsvSchema>(file: string, schema: Schema) =>
     attempt([] as CsvRow<Schema>[], () => tailCsv(file, schema, CSV_ROWS).rows);
+  const ranks = attempt([0], () => ranksIn(path)).map((rank) => ({
+    rank,
+    beats: attempt([], () => tailHeartbeats(paths.heartbeat(rank), beats)),
+    section: attempt(undefined, () => readSection(paths.section(rank))),
+  }));
+  // A run that went on with fewer ranks leaves the files of the others behind.
+  const world = ranks[0].beats.at(-1)?.world ?? Number.POSITIVE_INFINITY;
   return {
     dir: path,
     name: basename(path),
     paths,
-    ranks: attempt([0], () => ranksIn(path)).map((rank) => ({
-      rank,
-      beats: attempt([], () => tailHeartbeats(paths.heartbeat(rank), beats)),
-      section: attempt(undefined, () => readSection(paths.section(rank))),
-    })),
+    ranks: ranks.filter(({ rank }, i) => i === 0 || rank < world),
     training: csv(paths.training, TRAINING_CSV),
     val: csv(paths.val, VAL_CSV),
     halt: attempt(undefined, () => readHalt(path)),

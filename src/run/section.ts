@@ -8,8 +8,8 @@ import { UsageError } from '../errors.js';
 import { errorCode, explainFileError, fileError, statOrUndefined } from './atomic.js';
 import { isPlainObject } from './json.js';
 
-/** Everything a run may hang in. `between` is where signals and .HALT are looked at. */
-export type SectionName = 'boot' | 'fetch' | 'step' | 'save' | 'eval' | 'sample' | 'between';
+/** Everything a run may hang in. `between` is where signals and .HALT are looked at; `wait` is for other ranks. */
+export type SectionName = 'boot' | 'fetch' | 'step' | 'save' | 'eval' | 'sample' | 'between' | 'wait';
 
 export interface Section {
   /** When it was entered, in seconds since 1970. */

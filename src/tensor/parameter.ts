@@ -54,6 +54,23 @@ export class Parameter {
     this.#slot.filled = false;
   }
 
+  /** A parameter that no backward pass has reached has a gradient of zero from now on. */
+  fillGradient(): void {
+    if (this.#slot.filled) return;
+    this.#slot.gradient.zero();
+    this.#slot.filled = true;
+  }
+
+  /** From now on gradients lie in memory that belongs to the caller: a part of a larger piece that is sent as a whole. */
+  placeGradient(place: Tensor | null): void {
+    this.#slot.place(place);
+  }
+
+  /** Whom to tell when a backward pass is done with this parameter, while it still goes on for others. */
+  set onGradient(listener: (() => void) | null) {
+    this.#slot.finished = listener;
+  }
+
   free(): void {
     this.value.free();
     this.#rounded?.free();
@@ -64,9 +81,11 @@ export class Parameter {
 /** Takes memory when the first backward pass asks for it: a model that only runs needs none. */
 class Slot implements GradientSlot {
   filled = false;
+  finished: (() => void) | null = null;
   readonly #device: Device;
   readonly #shape: Shape;
   #gradient: Tensor | null = null;
+  #isPlaced = false;
 
   constructor(device: Device, shape: Shape) {
     this.#device = device;
@@ -78,8 +97,15 @@ class Slot implements GradientSlot {
     return this.#gradient;
   }
 
+  place(place: Tensor | null): void {
+    this.free();
+    this.filled = false;
+    this.#isPlaced = place !== null;
+    this.#gradient = place?.reshape(this.#shape) ?? null;
+  }
+
   free(): void {
-    this.#gradient?.free();
+    if (!this.#isPlaced) this.#gradient?.free();
     this.#gradient = null;
   }
 }

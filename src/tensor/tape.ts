@@ -9,7 +9,7 @@
  *   tape.end();                           // everything the tape still owns goes back to the pool
  */
 import type { Device } from '../device/device.js';
-import { type Dtype, type Shape, type Storage, Tensor } from './tensor.js';
+import { type Dtype, type GradientSlot, type Shape, type Storage, Tensor } from './tensor.js';
 
 export interface TapeOptions {
   /** False for inference: nothing is recorded and `drop` frees at once. */
@@ -20,6 +20,10 @@ interface Rule {
   readonly outputs: readonly Tensor[];
   readonly saved: readonly Tensor[];
   readonly backward: () => void;
+  /** Whose gradients the rule may add to, once for every use: when it is gone, these uses are over. */
+  readonly leaves: readonly GradientSlot[];
+  /** Uses that rules recorded by `backward` count off themselves, and that are over too when it does not run. */
+  readonly inner?: ReadonlyMap<GradientSlot, number>;
 }
 
 /** How a backward kernel must write a gradient: into `gradient`, adding to what is there if `accumulate`. */
@@ -44,6 +48,8 @@ export class Tape {
   readonly #saves = new Map<Storage, number>();
   readonly #dropped = new Set<Storage>();
   readonly #gradients = new Map<Storage, SharedGradient>();
+  /** How often each parameter is still to be used by the backward pass: at zero its gradient is finished. */
+  readonly #uses = new Map<GradientSlot, number>();
 
   constructor(device: Device, options: TapeOptions = {}, parent: Tape | null = null) {
     this.device = device;
@@ -97,10 +103,12 @@ export class Tape {
     saved: readonly Tensor[],
     backward: () => void,
   ): void {
+    const leaves = inputs.flatMap((input) => input?.storage.leaf ?? []);
+    this.#expectUses(leaves);
     if (!this.recording || !inputs.some((input) => input !== null && this.tracks(input))) return;
     for (const output of outputs) this.#tracked.add(output.storage);
     for (const tensor of saved) this.#saves.set(tensor.storage, (this.#saves.get(tensor.storage) ?? 0) + 1);
-    this.#rules.push({ outputs, saved, backward });
+    this.#rules.push({ outputs, saved, backward, leaves });
   }
 
   /** The forward code is done with this tensor: freed now, or when the last rule that saved it has run. */
@@ -167,6 +175,8 @@ export class Tape {
     if (loss) this.seedFilled(loss, 1);
     for (let rule = this.#rules.pop(); rule; rule = this.#rules.pop()) {
       if (rule.outputs.some((output) => this.#gradients.has(output.storage))) rule.backward();
+      else for (const [leaf, uses] of rule.inner ?? []) this.#endUses(leaf, uses);
+      for (const leaf of rule.leaves) this.#endUses(leaf, 1);
       for (const output of rule.outputs) {
         this.#releaseGradient(output.storage);
       }
@@ -183,22 +193,23 @@ export class Tape {
   checkpoint(inputs: readonly Tensor[], block: (tape: Tape) => Tensor): Tensor {
     const trial = new Tape(this.device, { record: false });
     const output = this.own(trial.keep(block(trial)));
+    const inner = new Map(trial.#uses);
     trial.end();
+    for (const [leaf, uses] of inner) this.#expectUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
     for (const input of inputs) this.#saves.set(input.storage, (this.#saves.get(input.storage) ?? 0) + 1);
     this.#tracked.add(output.storage);
     this.#rules.push({
       outputs: [output],
       saved: inputs,
+      leaves: [],
+      inner,
       backward: () => {
-        const inner = new Tape(this.device, {}, this);
-        const again = block(inner);
-        const gradient = this.gradient(output);
-        if (gradient) {
-          inner.seedWith(again, gradient);
-          inner.backward();
-        }
-        inner.end();
+        const rerun = new Tape(this.device, {}, this);
+        const again = block(rerun);
+        rerun.seedWith(again, this.gradient(output)!);
+        rerun.backward();
+        rerun.end();
       },
     });
     return output;
@@ -213,6 +224,23 @@ export class Tape {
     this.#tracked.clear();
     this.#saves.clear();
     this.#dropped.clear();
+    this.#uses.clear();
+  }
+
+  /** The second run of a checkpointed block does what the first did: that was counted. */
+  #expectUses(leaves: readonly GradientSlot[]): void {
+    if (this.#parent) return;
+    for (const leaf of leaves) this.#uses.set(leaf, (this.#uses.get(leaf) ?? 0) + 1);
+  }
+
+  #endUses(leaf: GradientSlot, count: number): void {
+    if (this.#parent) {
+      this.#parent.#endUses(leaf, count);
+      return;
+    }
+    const left = this.#uses.get(leaf)! - count;
+    this.#uses.set(leaf, left);
+    if (left === 0) leaf.finished?.();
   }
 
   #seedTarget(tensor: Tensor): Tensor | null {

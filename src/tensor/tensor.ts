@@ -47,6 +47,8 @@ export class Storage {
 export interface GradientSlot {
   readonly gradient: Tensor;
   filled: boolean;
+  /** Called when a backward pass will not add to the gradient any more. */
+  finished?: (() => void) | null;
 }
 
 export function elements(shape: Shape): number {

@@ -93,6 +93,23 @@ describe('training on CUDA', () => {
     }
   });
 
+  onGpu('goes on bit for bit after a stop, whatever it had looked at ahead', async () => {
+    const runtime = { precision: 'bf16', deterministic: true };
+    const train = { steps: 14, save_every: 5, eval_every: 7, accumulate_grad_batches: 2 };
+    for (const data of [{}, { document_mask: true }]) {
+      const name = JSON.stringify(data).replace(/\W/g, '');
+      const whole = await trained(`whole ${name}`, { runtime, train, data });
+      const halting = config(`halting ${name}`, { runtime, train, data });
+      await runTraining(halting, {
+        device: cuda(),
+        onLine: (line, signals) => line.startsWith('step 0006') && signals.emit('SIGTERM'),
+      });
+      const { result } = await runTraining(halting, { device: cuda(), resume: 'auto' });
+      expect(result.status).toBe('done');
+      expect([...losses(halting), ...evaluations(halting)]).toEqual(whole);
+    }
+  });
+
   onGpu('gives the same losses with gradient checkpointing, in less memory', async () => {
     const model = { ...MODEL, n_layers: 6 };
     const peak = (run: Config) => lastStep(run).gpu_mem_alloc!;

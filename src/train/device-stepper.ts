@@ -1,9 +1,11 @@
 /**
  * The optimizer step of a GPU: everything is launched without waiting, the update included; the GPU itself clips, and
- * leaves the update out when the gradient is not finite. The host reads loss, norm and statistics once, at the end. From
- * the second step of the same shapes on, the whole step is one graph that is replayed.
+ * leaves the update out when the gradient is not finite. The host reads loss, norm and statistics once, at the end, and
+ * before that sends the batches of the next step on their way. From the second step of the same shapes on, the whole step
+ * is one graph that is replayed.
  */
 import type { Batch } from '../data/batch.js';
+import { CopyQueue } from '../device/cuda/copy-queue.js';
 import type { CudaDevice, CudaGraph } from '../device/cuda/cuda.js';
 import type { MemoryPool } from '../device/pool.js';
 import { STEP_SCALARS } from '../ops/adamw/op.js';
@@ -11,7 +13,7 @@ import { GradientNorms } from '../ops/gradnorm/op.js';
 import { AttentionCounters } from '../ops/nsa-counters.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
-import { launchGradients, targetWeights, weightedLoss } from './optimizer-step.js';
+import { launchGradients, ownGradients, targetWeights, weightedLoss } from './optimizer-step.js';
 import type { Stepper, StepperContext, StepRequest, StepResult } from './stepper.js';
 import { StepTelemetry } from './telemetry.js';
 
@@ -37,6 +39,9 @@ export class DeviceStepper implements Stepper {
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';
+  /** How the batches of the next step come while this one runs, and which they are. */
+  #queue: CopyQueue | null = null;
+  #sent: readonly Batch[] = [];
   #graph: CudaGraph | null = null;
   #outputs: Outputs | null = null;
 
@@ -50,19 +55,20 @@ export class DeviceStepper implements Stepper {
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 
-  step({ batches, learningRate, accept }: StepRequest): StepResult {
+  step({ batches, targets, learningRate, accept, ahead }: StepRequest): StepResult {
     const started = performance.now();
     const { optimizer, config } = this.#context;
-    const weights = targetWeights(batches);
+    const weights = targetWeights(batches, targets);
     const isRepeated = this.#upload(batches, weights);
     this.#scalars.write(optimizer.nextStep({ learningRate, maxNorm: config.train.grad_clip }));
-    if (isRepeated && config.runtime.cuda_graph) {
+    if (isRepeated && this.#mayRecord) {
       this.#graph ??= this.#record(weights);
       this.#graph.replay();
     } else {
       this.#launchInPool(weights);
     }
     this.#refused += this.#refusedPerStep;
+    this.#send(ahead?.() ?? [], targets);
     const result = this.#read(weights);
     if (result.finite) accept(result);
     else optimizer.steps -= 1; // the device changed nothing
@@ -74,6 +80,7 @@ export class DeviceStepper implements Stepper {
     this.#device.synchronize();
     this.#forget();
     this.#releaseInputs();
+    this.#freeQueue();
     this.#norms.free();
     this.#counters.free();
     this.#uploader.free();
@@ -81,9 +88,15 @@ export class DeviceStepper implements Stepper {
     this.#device.dropPool(this.#pool);
   }
 
+  /** Whether this step may be a graph. Ranks must do alike, and with document masks their shapes differ. */
+  get #mayRecord(): boolean {
+    const { config, parallel } = this.#context;
+    return config.runtime.cuda_graph && !(parallel && config.data.document_mask);
+  }
+
   /** Puts the batches where the step reads them; false when their shapes are new. */
   #upload(batches: readonly Batch[], weights: readonly number[]): boolean {
-    const shapes = batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
+    const shapes = shapesOf(batches, weights);
     if (shapes !== this.#shapes) {
       this.#forget();
       this.#releaseInputs();
@@ -91,11 +104,30 @@ export class DeviceStepper implements Stepper {
       this.#shapes = shapes;
       return false;
     }
+    if (batches.every((batch, i) => batch === this.#sent[i])) {
+      this.#queue!.take(this.#inputs.flatMap(({ ids, targets }) => [ids, targets].map(placeOf)));
+      this.#sent = [];
+      return true;
+    }
     batches.forEach(({ inputs, targets }, i) => {
       this.#inputs[i].ids.write(inputs);
       this.#inputs[i].targets.write(targets);
     });
     return true;
+  }
+
+  /** Begins to copy the next step's batches. Those of other shapes need other tensors: they are uploaded in their turn. */
+  #send(batches: readonly Batch[], targets: number | undefined): void {
+    this.#sent = [];
+    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
+    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
+    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    if (this.#queue === null || this.#queue.capacity < total) {
+      this.#freeQueue();
+      this.#queue = new CopyQueue(this.#device, total);
+    }
+    this.#queue.send(pieces);
+    this.#sent = batches;
   }
 
   #record(weights: readonly number[]): CudaGraph {
@@ -115,22 +147,26 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { model, optimizer, config } = this.#context;
+    const { model, optimizer, config, parallel } = this.#context;
     const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device) : null;
     const observer = telemetry ?? undefined;
     const counters = this.#counters;
     const before = counters.portable;
-    const means = launchGradients({ model, config, observer, counters }, this.#inputs, weights);
+    const means = launchGradients({ model, config, observer, counters, parallel }, this.#inputs, weights);
     this.#refusedPerStep = counters.portable - before;
-    const gradients = model.parameters.flatMap(({ gradient }) => (gradient ? [gradient] : []));
-    optimizer.stepOnDevice(this.#scalars, this.#norms.launch(gradients));
+    const sums = this.#norms.launch(parallel?.gradients ?? ownGradients(model));
+    parallel?.reduceSums(sums);
+    optimizer.stepOnDevice(this.#scalars, sums);
+    parallel?.shareValues();
     return { means, telemetry };
   }
 
   #read(weights: readonly number[]) {
     const { means, telemetry } = this.#outputs!;
+    const { together } = this.#context;
     const { norm, each, nonFinite } = this.#norms.read();
-    const loss = weightedLoss(means, weights);
+    const own = weightedLoss(means, weights);
+    const loss = together ? together.sum([own])[0] : own;
     const observed = telemetry?.read() ?? { gates: null, selection: null };
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
     const counters = { ...this.#counters.read(), attention_portable: this.#refused };
@@ -153,4 +189,24 @@ export class DeviceStepper implements Stepper {
     for (const batch of this.#inputs) this.#uploader.release(batch);
     this.#inputs = [];
   }
+
+  #freeQueue(): void {
+    if (this.#queue) this.#device.synchronize();
+    this.#queue?.free();
+    this.#queue = null;
+    this.#sent = [];
+  }
+}
+
+/** What a graph is made for: lengths, and the share of each micro-batch. */
+function shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
+  return batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
+}
+
+function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
+  return { address: pointer, bytes };
+}
+
+function bytesOf({ buffer, byteOffset, byteLength }: Int32Array): Uint8Array {
+  return new Uint8Array(buffer, byteOffset, byteLength);
 }

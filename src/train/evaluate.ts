@@ -3,6 +3,7 @@ import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
+import type { Together } from '../ranks/together.js';
 import type { BatchUploader } from './batches.js';
 
 export interface Evaluation {
@@ -17,6 +18,7 @@ export function evaluate(
   uploader: BatchUploader,
   batches: Iterable<Batch>,
   config: Config,
+  together?: Together,
 ): Evaluation {
   let [total, targets] = [0, 0];
   for (const batch of batches) {
@@ -30,6 +32,8 @@ export function evaluate(
     losses.free();
     uploader.release(onDevice);
   }
+  // Every rank has evaluated its share of the batches.
+  if (together) [total, targets] = together.sum([total, targets]);
   const loss = total / targets;
   return { loss, perplexity: Math.exp(loss), targets };
 }

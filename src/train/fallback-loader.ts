@@ -44,6 +44,10 @@ export class FallbackLoader implements Loader {
     }
   }
 
+  isReady(batches: number): boolean {
+    return this.#replaced || (this.#real.isReady?.(batches) ?? true);
+  }
+
   async readyToEvaluate(batches: number): Promise<void> {
     await this.#real.readyToEvaluate?.(batches);
   }

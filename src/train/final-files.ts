@@ -12,10 +12,14 @@ export interface FinalFacts {
   readonly seconds: number;
   /** Log lines the disk did not take. */
   readonly drops: number;
+  readonly ranks: number;
   readonly save: string | null;
 }
 
-export function writeFinalFiles(folder: RunFolder, { state, config, status, seconds, drops, save }: FinalFacts): void {
+export function writeFinalFiles(
+  folder: RunFolder,
+  { state, config, status, seconds, drops, ranks, save }: FinalFacts,
+): void {
   const { model, progress } = state;
   folder.writeMetrics({
     status,
@@ -34,7 +38,8 @@ export function writeFinalFiles(folder: RunFolder, { state, config, status, seco
     dtype: 'fp32',
     parameters: model.parameterCount,
     seq_len: config.train.seq_len,
-    batch_size: config.train.batch_size * config.train.accumulate_grad_batches,
+    batch_size: config.train.batch_size * config.train.accumulate_grad_batches * ranks,
+    ranks,
   });
   if (status !== 'done') return;
   writeFinalModel(folder.path, model, config, { step: progress.step });

@@ -11,22 +11,24 @@ import { TrefoilError } from '../errors.js';
 import { trainingFlops } from '../model/flops.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { SaveFailed } from '../run/checkpoint-save.js';
-import { readHalt } from '../run/run-paths.js';
+import { readHalt, writeAnomaly, writeHalt } from '../run/run-paths.js';
 import type { SectionName } from '../run/section.js';
 import { reportNonFinite } from './anomaly.js';
 import type { BatchUploader } from './batches.js';
 import { saveTrainingState, type TrainingState } from './checkpoints.js';
 import { evaluate } from './evaluate.js';
 import { FetchTimes } from './fetch-times.js';
-import type { StepGradients } from './optimizer-step.js';
+import { countTargets, type StepGradients } from './optimizer-step.js';
 import { type LiveLine, stepLine } from './progress.js';
+import { differingWeights, type Ranks } from './ranks.js';
 import type { RunRecords, StepRecord } from './records.js';
 import { learningRate } from './schedule.js';
 import type { SignalRequests } from './signals.js';
 import type { Position } from './stackdump.js';
 import type { Stepper, StepResult } from './stepper.js';
+import { agreeOnWishes, type Wishes } from './wishes.js';
 
-export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data';
+export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
 
 export interface LoopContext {
   readonly outDir: string;
@@ -36,6 +38,8 @@ export interface LoopContext {
   readonly state: TrainingState;
   readonly uploader: BatchUploader;
   readonly stepper: Stepper;
+  /** Null for a single process. */
+  readonly ranks: Ranks | null;
   readonly records: RunRecords;
   readonly requests: SignalRequests;
   /** The program that called for the training wants it to stop. */
@@ -56,6 +60,9 @@ export interface LoopContext {
 
 interface Fetched {
   readonly batches: readonly Batch[];
+  /** Over all ranks. */
+  readonly targets: number;
+  readonly tokens: number;
   /** When fetching began: the time of the step counts from there. */
   readonly started: number;
 }
@@ -86,15 +93,42 @@ export class TrainingLoop {
       const fetched = await this.#fetch();
       if (fetched instanceof TrefoilError) return this.#sourceGaveUp(fetched);
       if (!this.#step(fetched)) return 'non-finite';
+      if (!this.weightsAgree()) return 'ranks-differ';
       this.#saveIfDue();
       await this.#evaluateIfDue();
       await this.#sampleIfDue();
       this.#enter('between');
       await setImmediate(); // signals arrive here
-      const ending = await this.#ending();
+      const wishes = this.#wishes();
+      if (wishes.save && this.#savedAt !== progress.step) this.save();
+      const ending = await this.#ending(wishes);
       if (ending) return ending;
     }
     return 'done';
+  }
+
+  /** Whether all ranks hold the same weights, where it is time to look; if not, the run has written down why it ends. */
+  weightsAgree(isDue = this.#hashDue()): boolean {
+    const { ranks, state, records, warn, live, outDir } = this.#context;
+    if (!ranks || !isDue) return true;
+    const problem = differingWeights(ranks, state.model.parameters);
+    if (problem === null) return true;
+    const { step } = state.progress;
+    const line = `${problem}, after step ${step}; the last checkpoint is from before`;
+    live.clear();
+    records.event({ step, msg: 'halt', detail: line });
+    if (ranks.world.isFirst) {
+      writeAnomaly(outDir, 'ranks_differ');
+      writeHalt(outDir, line);
+      warn(line);
+    }
+    return false;
+  }
+
+  #hashDue(): boolean {
+    const { hash_every: every, steps } = this.#context.config.train;
+    const { step } = this.#context.state.progress;
+    return every > 0 && (step % every === 0 || step === steps);
   }
 
   /** Whether an evaluation belongs to this step. A resumed run asks for the one its checkpoint was followed by. */
@@ -104,12 +138,12 @@ export class TrainingLoop {
   }
 
   async evaluateNow(): Promise<void> {
-    const { config, state, uploader, records, say, live } = this.#context;
+    const { config, state, uploader, records, ranks, say, live } = this.#context;
     if (state.loader.validationSamples === 0) return;
     this.#enter('eval');
     await state.loader.readyToEvaluate?.(config.train.eval_batches);
     const batches = state.loader.evalBatches(config.train.eval_batches);
-    const evaluation = evaluate(state.model, uploader, batches, config);
+    const evaluation = evaluate(state.model, uploader, batches, config, ranks?.world.together);
     state.progress.lastValLoss = evaluation.loss;
     records.evaluated(state.progress.step, evaluation);
     live.clear();
@@ -120,24 +154,25 @@ export class TrainingLoop {
 
   /** Saves a checkpoint. A disk that does not take it is a warning: training goes on and the next interval tries again. */
   save(): boolean {
-    const { outDir, config, state, records, warn, live } = this.#context;
+    const { outDir, config, state, ranks, records, warn, live } = this.#context;
     const { step } = state.progress;
     this.#enter('save');
     const isLogged = records.flush();
     try {
       const options = { keepLast: config.train.keep_last, ...this.#context.saveOptions };
-      const { path, warnings } = saveTrainingState(outDir, state, config, options);
+      const { path, warnings } = saveTrainingState(outDir, state, config, options, ranks);
       this.#savedAt = step;
       // The disk took the checkpoint and not its rows a moment ago: a kill now must not lose them.
       if (!isLogged) records.flush();
       records.event({ step, msg: 'checkpoint', detail: path });
-      for (const warning of warnings) warn(warning);
+      if (!ranks || ranks.world.isFirst) for (const warning of warnings) warn(warning);
       return true;
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
       this.#counters['save_failed'] += 1;
       live.clear();
-      warn(`${error.message}; training goes on and the next checkpoint will be tried`);
+      if (!ranks || ranks.world.isFirst)
+        warn(`${error.message}; training goes on and the next checkpoint will be tried`);
       records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
       return false;
     }
@@ -161,6 +196,7 @@ export class TrainingLoop {
     this.#enter('fetch', state.progress.step + 1);
     const before = loader.state();
     const batches: Batch[] = [];
+    let failure: TrefoilError | null = null;
     try {
       while (batches.length < config.train.accumulate_grad_batches) {
         await loader.ready?.(1);
@@ -168,12 +204,17 @@ export class TrainingLoop {
       }
     } catch (error) {
       if (!(error instanceof TrefoilError)) throw error;
-      // Some micro-batches may have been taken: the step did not happen, so neither did they.
-      loader.restore(before);
-      return error;
+      failure = error;
     }
     this.#fetchTimes.add((performance.now() - started) / 1000);
-    return { batches, started };
+    const own = [countTargets(batches), batches.reduce((total, { inputs }) => total + inputs.length, 0)];
+    const { together } = this.#context.ranks?.world ?? {};
+    const [targets, tokens, failures] = together ? together.sum([...own, Number(failure !== null)]) : own;
+    if (failure === null && failures > 0) failure = new TrefoilError('the data source of another rank gave up');
+    if (failure === null) return { batches, targets, tokens, started };
+    // Some micro-batches may have been taken: the step did not happen, so neither did they.
+    loader.restore(before);
+    return failure;
   }
 
   /** A source that stays dead ends the run, with a checkpoint from which it goes on when the source is back. */
@@ -188,25 +229,28 @@ export class TrainingLoop {
   }
 
   /** One optimizer step; false when its numbers were not finite and nothing was changed. */
-  #step({ batches, started }: Fetched): boolean {
-    const { config, state, stepper, outDir, say, warn, live, records } = this.#context;
+  #step({ batches, targets, tokens, started }: Fetched): boolean {
+    const { config, state, stepper, ranks, outDir, say, warn, live, records } = this.#context;
     const { model, progress } = state;
     const step = progress.step + 1;
     this.#enter('step', step);
     const computing = performance.now();
     const rate = learningRate(step, config.train);
-    const result = stepper.step({ batches, learningRate: rate, accept: (gradients) => !this.#isSkipped(gradients) });
+    const accept = (gradients: StepGradients) => !this.#isSkipped(gradients);
+    const { accumulate_grad_batches: count, steps } = config.train;
+    const ahead = () => (step < steps ? (state.loader.lookAhead?.(count) ?? []) : []);
+    const result = stepper.step({ batches, targets, learningRate: rate, accept, ahead });
     if (result.comparisons.length > 0)
       say(`compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`);
     if (!result.finite) {
       live.clear();
-      const line = reportNonFinite(outDir, step, result, batches, model.parameters);
+      const rank = ranks?.world.rank ?? 0;
+      const line = reportNonFinite(outDir, step, result, batches, model.parameters, rank);
       records.event({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
-      warn(line);
+      if (rank === 0) warn(line);
       return false;
     }
     if (config.runtime.debug_timing) say(timingLine(step, computing - started, result));
-    const tokens = batches.reduce((total, { inputs }) => total + inputs.length, 0);
     progress.step = step;
     progress.firstLoss ??= result.loss;
     progress.lastLoss = result.loss;
@@ -217,7 +261,7 @@ export class TrainingLoop {
 
   /** Scores the step against what came before, counts spikes, and says whether its update is left out. */
   #isSkipped({ loss, norm }: StepGradients): boolean {
-    const { config, state, warn, live } = this.#context;
+    const { config, state, ranks, warn, live } = this.#context;
     const { spikes, progress } = state;
     const scores = { loss: spikes.loss.score(loss), gradient: spikes.gradient.score(norm) };
     spikes.loss.add(loss);
@@ -227,10 +271,10 @@ export class TrainingLoop {
     progress.spikes += 1;
     this.#counters['spike'] += 1;
     live.clear();
-    warn(
+    const line =
       `spike at step ${progress.step + 1}: loss ${loss.toFixed(4)} (z ${scores.loss.toFixed(1)}), ` +
-        `gradient norm ${norm.toFixed(3)} (z ${scores.gradient.toFixed(1)})${config.train.spike_skip ? '; update skipped' : ''}`,
-    );
+      `gradient norm ${norm.toFixed(3)} (z ${scores.gradient.toFixed(1)})${config.train.spike_skip ? '; update skipped' : ''}`;
+    if (!ranks || ranks.world.isFirst) warn(line);
     if (!config.train.spike_skip) return false;
     progress.skippedUpdates += 1;
     this.#counters['update_skipped'] += 1;
@@ -288,12 +332,23 @@ export class TrainingLoop {
 
   /** A checkpoint comes before an evaluation: should that run out of memory, nothing is lost. */
   #saveIfDue(): void {
-    const { config, state, requests } = this.#context;
+    const { config, state } = this.#context;
     const { save_every: every, steps } = config.train;
     const { step } = state.progress;
-    const periodic = every > 0 && (step % every === 0 || step === steps || this.evaluationDue(step));
-    if (requests.save || periodic) this.save();
+    if (every > 0 && (step % every === 0 || step === steps || this.evaluationDue(step))) this.save();
+  }
+
+  /** What signals, the program and .HALT ask for; with several ranks what they ask of any of them. */
+  #wishes(): Wishes {
+    const { outDir, requests, isAborted, ranks } = this.#context;
+    const isFirst = !ranks || ranks.world.isFirst;
+    const own: Wishes = {
+      halt: isFirst ? readHalt(outDir) : undefined,
+      stop: requests.stop ?? (isAborted() ? 'abort' : null),
+      save: requests.save,
+    };
     requests.save = false;
+    return ranks ? agreeOnWishes(own, ranks.world.together) : own;
   }
 
   async #evaluateIfDue(): Promise<void> {
@@ -301,10 +356,11 @@ export class TrainingLoop {
   }
 
   async #sampleIfDue(): Promise<void> {
-    const { config, state, sample, say, live } = this.#context;
+    const { config, state, ranks, sample, say, live } = this.#context;
     const { sample_every: every } = config.train;
     if (!sample || every === 0 || state.progress.step % every !== 0) return;
     if (config.train.save_every > 0 && this.#savedAt !== state.progress.step) this.save();
+    if (ranks && !ranks.world.isFirst) return;
     this.#enter('sample');
     const text = await sample();
     live.clear();
@@ -312,11 +368,9 @@ export class TrainingLoop {
   }
 
   /** Why the run ends before its last step, after a checkpoint; null when it goes on. */
-  async #ending(): Promise<TrainStatus | null> {
-    const { outDir, requests, isAborted, state, records, say, live } = this.#context;
+  async #ending({ halt, stop }: Wishes): Promise<TrainStatus | null> {
+    const { requests, state, records, say, live } = this.#context;
     const { step } = state.progress;
-    const halt = readHalt(outDir);
-    const stop = requests.stop ?? (isAborted() ? 'abort' : null);
     if (halt === undefined && stop === null) return null;
     const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
     live.clear();

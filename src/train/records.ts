@@ -44,13 +44,13 @@ export class RunRecords {
   constructor(
     paths: RunPaths,
     config: Config,
-    rank: number,
+    { rank, world }: { readonly rank: number; readonly world: number },
     resumedFrom: number | null,
     onProblem: (message: string) => void,
   ) {
     const sink = { onProblem };
     this.#section = new SectionWriter(paths.section(rank), rank, sink);
-    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, sink);
+    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { ...sink, world });
     this.#writers = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {

@@ -7,7 +7,9 @@ import type { Batch } from '../data/batch.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { AdamW } from '../ops/adamw/op.js';
+import type { Together } from '../ranks/together.js';
 import type { BatchUploader } from './batches.js';
+import type { DataParallel } from './data-parallel.js';
 import { DeviceStepper } from './device-stepper.js';
 import { applyGradients, computeGradients, type StepGradients } from './optimizer-step.js';
 import { strictObserver } from './strict.js';
@@ -18,13 +20,20 @@ export interface StepperContext {
   readonly optimizer: AdamW;
   readonly uploader: BatchUploader;
   readonly config: Config;
+  /** Where there are several ranks: what sums their gradients, and how they agree on the rest. */
+  readonly parallel?: DataParallel | undefined;
+  readonly together?: Together | undefined;
 }
 
 export interface StepRequest {
   readonly batches: readonly Batch[];
+  /** Targets of the step over all ranks; those of the batches when absent. */
+  readonly targets?: number | undefined;
   readonly learningRate: number;
   /** Asked when loss and gradients are finite; false leaves the update out. */
   readonly accept: (gradients: StepGradients) => boolean;
+  /** The batches of the step after this one, for a stepper that has time while its device computes; none at the end. */
+  readonly ahead?: () => readonly Batch[];
 }
 
 export interface StepResult extends StepGradients {
@@ -63,7 +72,7 @@ export class HostStepper implements Stepper {
     this.#context = context;
   }
 
-  step({ batches, learningRate, accept }: StepRequest): StepResult {
+  step({ batches, targets, learningRate, accept }: StepRequest): StepResult {
     const { model, config } = this.#context;
     const { runtime } = config;
     const started = performance.now();
@@ -72,7 +81,7 @@ export class HostStepper implements Stepper {
     const comparisons: number[] = [];
     const onCompare = runtime.debug_compare ? { onCompare: (error: number) => void comparisons.push(error) } : {};
     const context = { ...this.#context, observer, ...onCompare };
-    const gradients = computeGradients(context, batches);
+    const gradients = computeGradients(context, batches, targets);
     const gradientsMs = performance.now() - started;
     const observed = telemetry?.read() ?? { gates: null, selection: null };
     telemetry?.free();

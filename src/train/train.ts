@@ -1,6 +1,8 @@
 /** A training run from a config to its final files: opens everything, resumes if asked, runs the loop, closes everything. */
 import { existsSync } from 'node:fs';
+import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
+import { AheadLoader } from '../data/ahead-loader.js';
 import type { Loader } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import type { Device, DeviceKind } from '../device/device.js';
@@ -11,16 +13,20 @@ import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
-import { findCheckpoint } from '../run/checkpoint-find.js';
+import { RankLost } from '../ranks/monitor.js';
+import type { World } from '../ranks/world.js';
+import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
 import { listCheckpoints } from '../run/checkpoint-folder.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
-import { clearMarks, RunFolder, runPaths } from '../run/run-folder.js';
+import { clearMarks, clearSections, RunFolder, runPaths, writeAnomaly } from '../run/run-folder.js';
+import type { SectionName } from '../run/section.js';
 import { BatchUploader } from './batches.js';
 import { restoreTrainingState, type TrainingState } from './checkpoints.js';
 import { writeFinalFiles } from './final-files.js';
 import { TrainingLoop, type TrainStatus } from './loop.js';
 import { LiveLine, type Terminal } from './progress.js';
+import { joinRanks } from './ranks.js';
 import { RunRecords, type StepRecord } from './records.js';
 import { type SignalSource, watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
@@ -31,6 +37,8 @@ import { openTrainingData, warmUp } from './training-data.js';
 export interface TrainOptions {
   readonly config: Config;
   readonly device: Device;
+  /** The ranks this process is one of (`openWorld`); null, the default, for a single process. */
+  readonly world?: World | null;
   /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
   readonly resume?: string | null;
   /** Also write the final model to this file. */
@@ -52,7 +60,7 @@ export interface TrainOptions {
 }
 
 /** The options with what stands in for those left out. */
-type Settled = TrainOptions & Required<Pick<TrainOptions, 'resume' | 'save' | 'say' | 'warn' | 'terminal'>>;
+type Settled = TrainOptions & Required<Pick<TrainOptions, 'world' | 'resume' | 'save' | 'say' | 'warn' | 'terminal'>>;
 
 export interface TrainResult {
   readonly status: TrainStatus;
@@ -69,19 +77,30 @@ export const EXIT_CODES: Record<TrainStatus, number> = {
   signalled: ExitCode.signalled,
   'non-finite': ExitCode.nonFinite,
   'no-data': ExitCode.dataSource,
+  'ranks-differ': ExitCode.failed,
 };
 
 /** Trains, writes the files of the run into `config.train.out_dir`, and says how it ended. */
 export async function train(given: TrainOptions): Promise<TrainResult> {
-  const { config, resume = null, save = null, terminal = null } = given;
-  const { say = () => {}, warn = (line) => console.warn(`warning: ${line}`) } = given;
-  const options: Settled = { ...given, resume, save, say, warn, terminal };
-  refuseUnsupported(config, options.device.kind, warn);
-  if (options.resume === null) refuseUsedFolder(config.train.out_dir);
-  const { loader, data } = await openTrainingData(config, say, warn);
+  const { config, resume = null, save = null, terminal = null, world = null } = given;
+  const { say, warn } = voices(given, world);
+  const isFirst = !world || world.isFirst;
+  const options: Settled = { ...given, world, resume, save, say, warn, terminal: isFirst ? terminal : null };
+  refuseUnsupported(config, options.device.kind, world, isFirst ? warn : () => {});
+  if (options.resume === null && isFirst) refuseUsedFolder(config.train.out_dir);
+  if (world) say(world.describe());
+  const rank = world ? { rank: { rank: world.rank, world: world.size } } : {};
+  const open = () => openTrainingData(config, say, warn, rank);
+  // One rank of a machine tokenises; the others find the result in the cache.
+  const { loader: opened, data } = world
+    ? await world.together.firstThenOthers(open, world.isFirstOfHost)
+    : await open();
+  // A GPU computes while the host has nothing to do but to pack what comes next.
+  const loader = options.device.kind === 'cuda' ? new AheadLoader(opened) : opened;
   try {
     const shape = modelShape(config, loader.vocabSize);
-    const folder = new RunFolder(config.train.out_dir);
+    const enter = () => enterFolder(config.train.out_dir, world?.rank ?? 0);
+    const folder = world ? await world.together.firstThenOthers(enter) : enter();
     try {
       return await runIn(folder, options, loader, data, shape);
     } finally {
@@ -99,22 +118,25 @@ async function runIn(
   data: () => string,
   shape: ModelShape,
 ): Promise<TrainResult> {
-  const { config, device, say, warn } = options;
+  const { config, device, world, say, warn } = options;
   const outDir = folder.path;
-  clearMarks(outDir);
+  const [rank, isFirst] = [world?.rank ?? 0, !world || world.isFirst];
   device.pool.resetPeak(); // a run tells of its own memory
-  const found = options.resume === null ? undefined : findCheckpoint(outDir, options.resume);
+  const found = options.resume === null ? undefined : findTogether(outDir, options.resume, world);
   for (const { path, reason } of found?.skipped ?? []) warn(`checkpoint ${path} is skipped: ${reason}`);
   const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));
   announce(model, config, say);
-  const decayed = (dimensions: number) => (dimensions >= 2 ? config.train.weight_decay : 0);
-  const trained = model.parameters.map((parameter) => ({
+  const ranks = world && joinRanks(world, device, model.parameters, config);
+  const held = ranks?.parallel.trained ?? model.parameters;
+  const matrices = new Set(model.parameters.filter(({ value }) => value.shape.length >= 2).map(({ name }) => name));
+  const trained = held.map((parameter) => ({
     parameter,
-    weightDecay: decayed(parameter.value.shape.length),
+    weightDecay: matrices.has(parameter.name) ? config.train.weight_decay : 0,
   }));
   const state: TrainingState = {
     model,
     optimizer: new AdamW(device, trained, { betas: config.train.betas, epsilon: config.train.eps }),
+    held,
     loader,
     spikes: { loss: new SpikeDetector(), gradient: new SpikeDetector() },
     progress: {
@@ -128,24 +150,34 @@ async function runIn(
     },
   };
   if (found) {
-    const changes = restoreTrainingState(found, state, config);
+    const changes = restoreTrainingState(found, state, config, world?.size ?? 1);
     say(`resumed from ${found.path} at step ${found.step}`);
     for (const change of changes) say(`changed since: ${change}`);
   } else if (options.resume !== null) {
     say('no checkpoint yet: starting from step 0');
   }
-  folder.writeConfig(config);
-  folder.writeEnvironment({ device: { kind: device.kind, name: device.name } });
-  const records = new RunRecords(folder.paths, config, 0, state.progress.step, warn);
-  const position = { step: state.progress.step, section: 'boot' };
+  if (isFirst) {
+    folder.writeConfig(config);
+    const members = world && {
+      ranks: { world: world.size, launcher: world.identity.launcher, members: world.members },
+    };
+    folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, ...members });
+  }
+  const records = new RunRecords(folder.paths, config, { rank, world: world?.size ?? 1 }, state.progress.step, warn);
+  const position: { step: number; section: SectionName } = { step: state.progress.step, section: 'boot' };
+  world?.monitor.watch({
+    paths: folder.paths,
+    waiting: (isWaiting) => records.enter(isWaiting ? 'wait' : position.section, position.step),
+  });
   const dump = () => {
-    const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank0`);
+    const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank${rank}`);
     writeStackDump(path, position);
     warn(`SIGUSR1: wrote ${path}`);
   };
   const signals = watchSignals(dump, options.signals);
   const uploader = new BatchUploader(device, config.nsa);
-  const stepper = createStepper({ model, optimizer: state.optimizer, uploader, config });
+  const parallel = ranks ? { parallel: ranks.parallel, together: ranks.world.together } : {};
+  const stepper = createStepper({ model, optimizer: state.optimizer, uploader, config, ...parallel });
   const started = performance.now();
   try {
     records.enter('boot', state.progress.step);
@@ -154,7 +186,7 @@ async function runIn(
     records.event({ step: state.progress.step, msg: 'loader_ready', data: data() });
     const loop = new TrainingLoop(
       {
-        ...{ outDir, config, data, state, uploader, stepper, records, say, warn, position },
+        ...{ outDir, config, data, state, uploader, stepper, ranks, records, say, warn, position },
         sample: () => sampleText(model, config),
         requests: signals.requests,
         isAborted: () => options.signal?.aborted ?? false,
@@ -169,20 +201,58 @@ async function runIn(
     // A run killed between its checkpoint and the evaluation that follows it owes that evaluation.
     if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step))
       await loop.evaluateNow();
-    const status = await loop.run();
+    const status = loop.weightsAgree(true) ? await loop.run() : 'ranks-differ';
     const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
     if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });
     const seconds = (performance.now() - started) / 1000;
-    writeFinalFiles(folder, { state, config, status, seconds, drops: records.drops, save: options.save });
+    const facts = { state, config, status, seconds, drops: records.drops, ranks: world?.size ?? 1, save: options.save };
+    if (isFirst) writeFinalFiles(folder, facts);
+    // A launcher may end all ranks as soon as one of them has ended: nobody goes before the files are there.
+    world?.together.wait();
     return { status, step, outDir, firstLoss, lastLoss, valLoss };
+  } catch (error) {
+    if (error instanceof RankLost) {
+      records.event({ step: state.progress.step, msg: 'halt', detail: error.message });
+      writeAnomaly(outDir, error.anomaly);
+    }
+    throw error;
   } finally {
+    world?.monitor.watch(null);
     signals.end();
     records.close();
     stepper.free();
     uploader.free();
     state.optimizer.free();
+    ranks?.parallel.free();
     model.free();
   }
+}
+
+/** The first rank takes the lock and removes what a former run left; the others come after it. */
+function enterFolder(outDir: string, rank: number): RunFolder {
+  const folder = new RunFolder(outDir, rank);
+  if (rank === 0) {
+    clearMarks(folder.path);
+    clearSections(folder.path);
+  }
+  return folder;
+}
+
+/** Lines for a person come from the first rank; the others only warn, by their number. */
+function voices(
+  { say = () => {}, warn = (line) => console.warn(`warning: ${line}`) }: TrainOptions,
+  world: World | null,
+) {
+  if (!world || world.isFirst) return { say, warn };
+  return { say: () => {}, warn: (line: string) => warn(`rank ${world.rank}: ${line}`) };
+}
+
+/** The first rank looks for the checkpoint and verifies it; the others open the same. */
+function findTogether(outDir: string, which: string, world: World | null): FoundCheckpoint | undefined {
+  if (!world) return findCheckpoint(outDir, which);
+  const found = world.isFirst ? findCheckpoint(outDir, which) : undefined;
+  const path = world.together.share(found?.path ?? '');
+  return world.isFirst || path === '' ? found : openCheckpoint(path, true);
 }
 
 function announce(model: LanguageModel, config: Config, say: (line: string) => void): void {
@@ -224,17 +294,27 @@ async function sampleText(model: LanguageModel, config: Config): Promise<string>
 function refuseUnsupported(
   { runtime, train: settings }: Config,
   device: DeviceKind,
+  world: World | null,
   warn: (line: string) => void,
 ): void {
   if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
     throw new UsageError(
       'runtime.prefill_batched and runtime.prefill_tile belong to decoding (trefoil generate); leave them out of a training',
     );
-  if (settings.ddp === 1) throw new UsageError('train.ddp: several ranks are not part of this version; use 0 or -1');
+  if (settings.ddp === 1 && !world)
+    throw new UsageError('train.ddp: 1 asks for several ranks; start them with trefoil launch, mpirun or torchrun');
+  if (!world) for (const key of rankChoices(settings)) warn(`train.${key}: no effect on a single rank`);
   if (device !== 'cpu') return;
   if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
   for (const key of portableChoices(runtime))
     warn(`runtime.${key}: no effect on the CPU, which has one kernel for each branch`);
+}
+
+/** Keys that only several ranks look at, and that somebody has set. */
+function rankChoices(settings: Config['train']): string[] {
+  const usual = parseConfig({}).train;
+  const keys = ['ddp_safe', 'bucket_mb', 'wire', 'zero', 'hash_every'] as const;
+  return keys.filter((key) => settings[key] !== usual[key]);
 }
 
 /** Switches between fused and portable attention kernels that ask for the portable ones. */

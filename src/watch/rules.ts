@@ -31,11 +31,13 @@ const SAMPLES = 64;
 const SLOW_SHARE = 0.9;
 const MEMORY_GROWTH = 1.1;
 const MEMORY_FLOOR_MIB = 64;
+/** A rank may have written its heartbeat while another is about to. */
+const RANK_STEPS = 2;
 
 export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf): Finding[] {
   const state = runState(view, ageOf);
   const first = view.ranks[0].rank;
-  const ofRun = [...processRows(state, limits), ...markRows(view)];
+  const ofRun = [...processRows(state, limits), ...markRows(view), ...rankRows(view)];
   const several = view.ranks.length > 1;
   return [
     ...ofRun.map((row) => ({ ...row, rank: first, anomaly: row.rule })),
@@ -84,6 +86,22 @@ function markRows({ halt, anomaly, problems }: RunView): Row[] {
     judge('anomaly', anomaly !== undefined, 'red', anomaly ?? 'none', '.anomaly_type'),
     judge('files', problems.length > 0, 'yellow', problems.join('; ') || 'readable', 'readable'),
   ];
+}
+
+/** Ranks go in step: one that is missing, or steps behind, is not part of the run any more. */
+function rankRows({ ranks }: RunView): Row[] {
+  const world = ranks[0].beats.at(-1)?.world ?? 1;
+  if (world < 2) return [];
+  const limit = `${world} ranks within ${RANK_STEPS} steps`;
+  const missing = Array.from({ length: world }, (_, rank) => rank).filter(
+    (rank) => !ranks.some((one) => one.rank === rank),
+  );
+  if (missing.length > 0) return [judge('ranks', true, 'yellow', `no heartbeat of rank ${missing.join(', ')}`, limit)];
+  const steps = ranks.map(({ beats }) => beats.at(-1)?.step ?? 0);
+  const [first, last] = [Math.max(...steps), Math.min(...steps)];
+  const behind = ranks.filter((_, i) => steps[i] === last).map(({ rank }) => rank);
+  const value = first === last ? `all at step ${first}` : `rank ${behind.join(', ')} at step ${last} of ${first}`;
+  return [judge('ranks', first - last > RANK_STEPS, 'yellow', value, limit)];
 }
 
 function livenessRows({ rank, beats, section }: RankView, state: RunState, limits: Thresholds, ageOf: AgeOf): Row[] {

@@ -4,8 +4,8 @@ import { readFileSync } from 'node:fs';
 import { errorCode } from '../run/atomic.js';
 import { listCheckpoints } from '../run/checkpoint-folder.js';
 import type { Heartbeat } from '../run/heartbeat.js';
-import { readRun } from '../run/run-reader.js';
-import { wallAges } from './ages.js';
+import { type RankView, readRun } from '../run/run-reader.js';
+import { type AgeOf, wallAges } from './ages.js';
 import { median } from './numbers.js';
 import { runState } from './state.js';
 
@@ -26,9 +26,20 @@ export interface RunStatus {
   /** Step of the newest checkpoint. */
   readonly checkpoint: number | null;
   readonly section: string | null;
+  /** Every rank, where there are several. */
+  readonly ranks: readonly RankStatus[];
   readonly halt: string | null;
   readonly anomaly: string | null;
   readonly problems: readonly string[];
+}
+
+export interface RankStatus {
+  readonly rank: number;
+  readonly step: number | null;
+  readonly section: string | null;
+  /** How long it is in it. */
+  readonly section_age_s: number | null;
+  readonly heartbeat_age_s: number | null;
 }
 
 /** `now` in seconds since 1970. */
@@ -57,9 +68,22 @@ export function runStatus(dir: string, now: number = Date.now() / 1000): RunStat
     heartbeat_age_s: newest ? Math.max(0, ageOf('beat', newest.ts)) : null,
     checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,
     section: isRunning ? (section?.section ?? null) : null,
+    ranks: view.ranks.length > 1 ? view.ranks.map((one) => rankStatus(one, isRunning, ageOf)) : [],
     halt: view.halt ?? null,
     anomaly: view.anomaly ?? null,
     problems: view.problems,
+  };
+}
+
+function rankStatus({ rank, beats, section }: RankView, isRunning: boolean, ageOf: AgeOf): RankStatus {
+  const newest = beats.at(-1);
+  const inside = isRunning ? section : undefined;
+  return {
+    rank,
+    step: newest?.step ?? null,
+    section: inside?.section ?? null,
+    section_age_s: inside ? Math.max(0, ageOf(`section ${rank}`, inside.ts)) : null,
+    heartbeat_age_s: newest ? Math.max(0, ageOf(`beat ${rank}`, newest.ts)) : null,
   };
 }
 

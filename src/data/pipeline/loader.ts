@@ -162,6 +162,12 @@ export class StreamLoader implements Loader {
     await pipeline.until(needed, this.#options.timeout);
   }
 
+  isReady(batches: number): boolean {
+    const pipeline = this.#pipeline;
+    if (pipeline === undefined) return false;
+    return [...this.#needed(batches)].every(([place, count]) => pipeline.available(place) >= count);
+  }
+
   next(): Batch {
     const pipeline = this.#running();
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;

@@ -7,6 +7,7 @@ import { Tensor } from '../../tensor/tensor.js';
 import { cuda, cudaCompilerAbsence } from '../../testing/devices.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { CudaCompiler, findBackend } from './compile.js';
+import { CopyQueue } from './copy-queue.js';
 import { CudaDevice, cudaAbsence } from './cuda.js';
 import { LibraryMissing, libraryFolders, openLibrary } from './libraries.js';
 import { f32, f64 } from './runtime.js';
@@ -181,6 +182,63 @@ describe('a CUDA device', () => {
     graph.free();
     expect(() => graph.replay()).toThrow('freed');
     for (const tensor of [x, y, elsewhere]) tensor.free();
+  });
+
+  onGpu('takes bytes that came beside its work, in its own order', (device) => {
+    const count = 2 ** 20;
+    const queue = new CopyQueue(device, 8 * count);
+    const [a, b, busy, copy] = [count, count, 16 * count, 16 * count].map((size) =>
+      Tensor.zeros(device, [size], 'i32'),
+    );
+    const places = [a, b].map(({ pointer, bytes }) => ({ address: pointer, bytes }));
+    const batch = (step: number) => [1, 2].map((part) => new Int32Array(count).fill(10 * step + part));
+    const bytes = (values: Int32Array) => new Uint8Array(values.buffer);
+    const ends = (tensor: Tensor) => [tensor.item(0), tensor.item(count - 1)];
+    queue.send(batch(0).map(bytes));
+    for (let step = 0; step < 5; step++) {
+      queue.take(places);
+      for (let i = 0; i < 30; i++) copy.copyFrom(busy); // the next batch comes meanwhile, and must not be seen yet
+      queue.send(batch(step + 1).map(bytes));
+      expect([ends(a), ends(b)]).toEqual([
+        [10 * step + 1, 10 * step + 1],
+        [10 * step + 2, 10 * step + 2],
+      ]);
+    }
+    expect(() => queue.send([new Uint8Array(8 * count + 1)])).toThrow('do not fit');
+    device.synchronize();
+    queue.free();
+    for (const tensor of [a, b, busy, copy]) tensor.free();
+  });
+
+  onGpu('tells when everything ran, and lets somebody look about while it waits', (device) => {
+    const [x, y] = [0, 1].map(() => Tensor.zeros(device, [2 ** 26]));
+    const work = () => {
+      for (let i = 0; i < 40; i++) y.copyFrom(x);
+    };
+    const timeline = device.timeline(work);
+    expect(timeline).toHaveLength(40);
+    for (const { name, isBeside, from, to } of timeline) {
+      expect([name, isBeside]).toEqual(['(copy)', false]);
+      expect(to).toBeGreaterThan(from);
+    }
+    expect(timeline[39].from).toBeGreaterThanOrEqual(timeline[38].to - 0.001);
+    expect(device.profile(work).get('(copy)')?.calls).toBe(40);
+    const seen: string[] = [];
+    device.lookout = { look: () => seen.push('look'), resume: () => seen.push('resume') };
+    work();
+    device.synchronize();
+    expect([seen[0], seen.at(-1)]).toEqual(['look', 'resume']);
+    device.lookout = {
+      look: () => {
+        throw new Error('enough');
+      },
+      resume: () => {},
+    };
+    work();
+    expect(() => device.synchronize()).toThrow('enough');
+    device.lookout = null;
+    device.synchronize();
+    for (const tensor of [x, y]) tensor.free();
   });
 
   onGpu('says what was asked for and what is there when memory runs out', (device) => {

@@ -1,6 +1,6 @@
 /**
  * One NVIDIA GPU as a device. All work goes to one stream, in the order of the calls; the host waits only in `download`
- * and `synchronize`. Batches may come through `CopyQueue`, a second stream beside the first.
+ * and `synchronize`. Two streams may run beside it: copies of batches (copy-queue.ts) and collectives (nccl.ts).
  */
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
@@ -32,6 +32,10 @@ const STAGING_BYTES = 32 * MIB;
 /** Up to this much shared memory a kernel needs no permission. */
 const FREE_SHARED = 48 * 1024;
 const SMALLEST_ARCHITECTURE = 80;
+/** With a lookout: how long the host asks without a pause, and then sleeps between two questions. */
+const SPIN_MS = 0.3;
+const WAIT_MS = 0.05;
+const NOBODY = new Int32Array(new SharedArrayBuffer(4));
 
 export interface CudaOptions {
   /** Which GPU, counted from 0 among the visible ones. */
@@ -39,6 +43,14 @@ export interface CudaOptions {
   readonly compiler?: Partial<CudaCompilerOptions>;
   /** Matrix products by the library's first choice instead of the fastest in a trial: bitwise equal runs. */
   readonly deterministic?: boolean;
+}
+
+/** Somebody with a reason to end a wait: the GPU may wait for other ranks. */
+export interface Lookout {
+  /** Called again and again; what it throws ends the wait. */
+  look(waitedMs: number): void;
+  /** The wait is over. */
+  resume(): void;
 }
 
 let absence: string | null | undefined;
@@ -60,6 +72,11 @@ function findAbsence(): string | null {
     if (error instanceof LibraryMissing || error instanceof CudaError) return `no CUDA device: ${error.message}`;
     throw error;
   }
+}
+
+/** How many GPUs this process sees. */
+export function gpuCount(): number {
+  return new Driver().getInt('cuDeviceGetCount');
 }
 
 export class CudaDevice implements Device, CudaRuntime {
@@ -84,6 +101,9 @@ export class CudaDevice implements Device, CudaRuntime {
   readonly #arguments: ArgumentTable;
   #launches = 0;
   #marks: Mark[] | null = null;
+  readonly #index: number;
+  /** Looks about while the host waits for the GPU. */
+  lookout: Lookout | null = null;
 
   constructor(options: CudaOptions = {}) {
     const missing = cudaAbsence();
@@ -95,6 +115,7 @@ export class CudaDevice implements Device, CudaRuntime {
       throw new UsageError(`there is no GPU ${index}: this machine shows ${count}, counted from 0`);
     const device = driver.getInt('cuDeviceGet', index);
     this.driver = driver;
+    this.#index = device;
     this.#deterministic = options.deterministic ?? false;
     this.name = driver.deviceName(device);
     this.multiprocessors = driver.attribute(device, ATTRIBUTE.multiprocessors);
@@ -113,6 +134,11 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#pool = this.newPool();
     this.#staging = new Staging(driver, STAGING_BYTES);
     this.#arguments = new ArgumentTable();
+  }
+
+  /** What tells this GPU from all others, on every machine. */
+  get uuid(): string {
+    return this.driver.deviceUuid(this.#index);
   }
 
   get pool(): MemoryPool {
@@ -146,10 +172,7 @@ export class CudaDevice implements Device, CudaRuntime {
     let code = this.#code.get(key);
     if (!code) {
       code = new LoadedCode(this.driver, this.compiler.cubin(path, macros), path, (name, kernel, shape, values) =>
-        this.#marked(
-          () => name,
-          () => this.#launch(kernel, shape, values),
-        ),
+        this.marked(name, this.stream, () => this.#launch(kernel, shape, values)),
       );
       this.#code.set(key, code);
     }
@@ -161,8 +184,9 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#launches += 1;
     const cublas = this.#cublas;
     cublas.prepare(product); // outside the marks: a trial is not the product's time
-    this.#marked(
+    this.marked(
       () => productName(product),
+      this.stream,
       () => cublas.product(product),
     );
   }
@@ -192,10 +216,7 @@ export class CudaDevice implements Device, CudaRuntime {
 
   fillZero(address: bigint, bytes: number): void {
     if (bytes > 0)
-      this.#marked(
-        () => '(zero)',
-        () => this.driver.call('cuMemsetD8Async', address, 0, bytes, this.stream),
-      );
+      this.marked('(zero)', this.stream, () => this.driver.call('cuMemsetD8Async', address, 0, bytes, this.stream));
   }
 
   fill(address: bigint, value: number, count: number): void {
@@ -205,14 +226,23 @@ export class CudaDevice implements Device, CudaRuntime {
 
   copy(to: bigint, from: bigint, bytes: number): void {
     if (bytes > 0)
-      this.#marked(
-        () => '(copy)',
-        () => this.driver.call('cuMemcpyDtoDAsync_v2', to, from, bytes, this.stream),
-      );
+      this.marked('(copy)', this.stream, () => this.driver.call('cuMemcpyDtoDAsync_v2', to, from, bytes, this.stream));
   }
 
   synchronize(): void {
-    this.driver.call('cuStreamSynchronize', this.stream);
+    const { lookout } = this;
+    if (!lookout) {
+      this.driver.call('cuStreamSynchronize', this.stream);
+      return;
+    }
+    const started = performance.now();
+    while (!this.driver.isDone(this.stream)) {
+      const waited = performance.now() - started;
+      if (waited < SPIN_MS) continue;
+      lookout.look(waited);
+      Atomics.wait(NOBODY, 0, 0, WAIT_MS);
+    }
+    lookout.resume();
   }
 
   /** A pool beside the device's own: a graph works in one, so that nothing else is put there between replays. */
@@ -263,23 +293,51 @@ export class CudaDevice implements Device, CudaRuntime {
 
   /** The device's time of everything `work` launches, by name; a graph's replay shows nothing. */
   profile(work: () => void): Map<string, { calls: number; ms: number }> {
+    const total = new Map<string, { calls: number; ms: number }>();
+    for (const { name, from, to } of this.timeline(work)) {
+      const entry = total.get(name) ?? { calls: 0, ms: 0 };
+      entry.calls += 1;
+      entry.ms += to - from;
+      total.set(name, entry);
+    }
+    return total;
+  }
+
+  /** When everything that `work` launches begins and ends, on each stream; a graph's replay shows nothing. */
+  timeline(work: () => void): TimelineEntry[] {
+    const start = this.driver.get('cuEventCreate', 0);
+    this.driver.call('cuEventRecord', start, this.stream);
     this.#marks = [];
     try {
       work();
       this.synchronize();
-      const total = new Map<string, { calls: number; ms: number }>();
-      for (const { name, before, after } of this.#marks) {
-        const entry = total.get(name) ?? { calls: 0, ms: 0 };
-        entry.calls += 1;
-        entry.ms += this.driver.getFloat('cuEventElapsedTime', before, after);
-        total.set(name, entry);
-      }
-      return total;
+      const since = (mark: bigint) => this.driver.getFloat('cuEventElapsedTime', start, mark);
+      return this.#marks.map(({ name, stream, before, after }) => ({
+        name,
+        isBeside: stream !== this.stream,
+        from: since(before),
+        to: since(after),
+      }));
     } finally {
       for (const { before, after } of this.#marks)
         for (const mark of [before, after]) this.driver.call('cuEventDestroy_v2', mark);
+      this.driver.call('cuEventDestroy_v2', start);
       this.#marks = null;
     }
+  }
+
+  /** Runs `launch`, which launches something on `stream`, between two events while a timeline is taken. */
+  marked(name: string | (() => string), stream: bigint, launch: () => void): void {
+    const marks = this.#marks;
+    if (!marks) {
+      launch();
+      return;
+    }
+    const [before, after] = [this.driver.get('cuEventCreate', 0), this.driver.get('cuEventCreate', 0)];
+    marks.push({ name: typeof name === 'string' ? name : name(), stream, before, after });
+    this.driver.call('cuEventRecord', before, stream);
+    launch();
+    this.driver.call('cuEventRecord', after, stream);
   }
 
   /** Milliseconds of each of `repeats` runs on the device, measured by its own clock. */
@@ -306,20 +364,6 @@ export class CudaDevice implements Device, CudaRuntime {
       this.#retired.delete(pool);
       this.#pools.delete(pool);
     }
-  }
-
-  /** Runs `launch`, between two events while a profile is taken. */
-  #marked(name: () => string, launch: () => void): void {
-    const marks = this.#marks;
-    if (!marks) {
-      launch();
-      return;
-    }
-    const [before, after] = [this.driver.get('cuEventCreate', 0), this.driver.get('cuEventCreate', 0)];
-    marks.push({ name: name(), before, after });
-    this.driver.call('cuEventRecord', before, this.stream);
-    launch();
-    this.driver.call('cuEventRecord', after, this.stream);
   }
 
   #openCublas(): CublasLt {
@@ -406,8 +450,18 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 }
 
+/** One launch on the GPU's own clock, in milliseconds. */
+export interface TimelineEntry {
+  readonly name: string;
+  /** On a stream beside the device's own: a collective. */
+  readonly isBeside: boolean;
+  readonly from: number;
+  readonly to: number;
+}
+
 interface Mark {
   readonly name: string;
+  readonly stream: bigint;
   readonly before: bigint;
   readonly after: bigint;
 }

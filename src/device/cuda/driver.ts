@@ -17,6 +17,7 @@ const FUNCTIONS = {
   cuDeviceGetName: [out, 'int', 'int'],
   cuDeviceGetAttribute: [out, 'int', 'int'],
   cuDeviceTotalMem_v2: [out, 'int'],
+  cuDeviceGetUuid_v2: [out, 'int'],
   cuDevicePrimaryCtxRetain: [out, 'int'],
   cuDevicePrimaryCtxRelease_v2: ['int'],
   cuCtxSetCurrent: [handle],
@@ -33,6 +34,7 @@ const FUNCTIONS = {
   cuStreamCreate: [out, 'uint'],
   cuStreamDestroy_v2: [handle],
   cuStreamSynchronize: [handle],
+  cuStreamQuery: [handle],
   cuStreamWaitEvent: [handle, handle, 'uint'],
   cuStreamBeginCapture_v2: [handle, 'int'],
   cuStreamEndCapture: [handle, out],
@@ -60,6 +62,7 @@ type Name = keyof typeof FUNCTIONS;
 type Native = (...values: unknown[]) => number;
 
 const OUT_OF_MEMORY = 2;
+const NOT_READY = 600;
 
 export class CudaError extends TrefoilError {
   readonly status: number;
@@ -112,6 +115,14 @@ export class Driver {
     if (status !== 0) throw new CudaError(`CUDA: ${name} failed: ${this.describe(status)}`, status);
   }
 
+  /** Whether everything launched on a stream is done. */
+  isDone(stream: bigint): boolean {
+    const status = this.#calls.cuStreamQuery(stream);
+    if (status === 0) return true;
+    if (status === NOT_READY) return false;
+    throw new CudaError(`CUDA: ${this.describe(status)}`, status);
+  }
+
   /** Calls a function whose first argument is where it writes a pointer or a 64-bit number. */
   get(name: Name, ...values: unknown[]): bigint {
     this.#view.setBigUint64(0, 0n, true);
@@ -144,6 +155,15 @@ export class Driver {
     bytes.set(new Uint8Array(koffi.view(text, 256)));
     koffi.free(text);
     return Buffer.from(bytes.subarray(0, bytes.indexOf(0))).toString('utf8');
+  }
+
+  /** What tells a GPU from all others, on every machine. */
+  deviceUuid(device: number): string {
+    const bytes = koffi.alloc('uint8_t', 16);
+    this.call('cuDeviceGetUuid_v2', bytes, device);
+    const uuid = Buffer.from(koffi.view(bytes, 16)).toString('hex');
+    koffi.free(bytes);
+    return uuid;
   }
 
   attribute(device: number, attribute: number): number {

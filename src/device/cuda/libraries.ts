@@ -40,6 +40,14 @@ export const CUBLASLT: LibraryName = {
     'install the CUDA toolkit, or its cuBLAS package (pip install nvidia-cublas), or set CUDA_HOME to where it is',
 };
 
+export const NCCL: LibraryName = {
+  title: 'NCCL (libnccl.so.2)',
+  files: ['libnccl.so.2', 'libnccl.so'],
+  remedy:
+    "several ranks on GPUs need it: install it (pip install nvidia-nccl-cu13, or libnccl2 of NVIDIA's packages), " +
+    'or train on one GPU with --ddp 0',
+};
+
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Thrown when a library is in none of the places; the message is a sentence for a person. */

@@ -7,7 +7,6 @@
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
-import type { Parameter } from '../../tensor/parameter.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../shapes.js';
 import { TensorTable } from '../tensor-table.js';
@@ -26,9 +25,19 @@ export interface AdamWOptions {
   readonly epsilon?: number;
 }
 
+/** What the optimizer needs of a parameter, or of the part of one that it keeps: all are of one size. */
+export interface Trainable {
+  readonly name: string;
+  readonly value: Tensor;
+  /** Null leaves it as it is. */
+  readonly gradient: Tensor | null;
+  /** A rounded copy of the value that is to be kept up to date. */
+  readonly rounded: Tensor | null;
+}
+
 /** A parameter and how fast it shrinks: every step takes learningRate * weightDecay of it away. */
 export interface TrainedParameter {
-  readonly parameter: Parameter;
+  readonly parameter: Trainable;
   readonly weightDecay: number;
 }
 

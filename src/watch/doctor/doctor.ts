@@ -4,7 +4,7 @@ import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/
 import { UsageError } from '../../errors.js';
 import { configRows } from './config.js';
 import { gpuMemoryMib, gpuRows } from './gpu.js';
-import { environmentRows, machineRows } from './machine.js';
+import { environmentRows, machineRows, rankRows } from './machine.js';
 import { type DoctorRow, fail } from './row.js';
 
 export type { DoctorRow } from './row.js';
@@ -16,7 +16,8 @@ export interface Diagnosis {
 
 /** `asked`: the config to judge as well; null judges the machine alone. */
 export async function diagnose(env: Environment, asked: LoadOptions | null): Promise<Diagnosis> {
-  const rows = [...machineRows(env), ...gpuRows(), ...environmentRows(env), ...(asked ? await rowsOf(asked) : [])];
+  const machine = [...machineRows(env), ...gpuRows(), ...rankRows(env), ...environmentRows(env)];
+  const rows = [...machine, ...(asked ? await rowsOf(asked) : [])];
   return { ok: rows.every(({ level }) => level !== 'red'), rows };
 }
 

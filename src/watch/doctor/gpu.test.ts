@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { cublasLtIdentity } from '../../device/cuda/cublaslt.js';
 import { cudaAbsence } from '../../device/cuda/cuda.js';
-import { CUBLASLT, NVRTC, openLibrary } from '../../device/cuda/libraries.js';
+import { CUBLASLT, NCCL, NVRTC, openLibrary } from '../../device/cuda/libraries.js';
 import { cudaLibraryRows, gpuRows } from './gpu.js';
 
 /** Opens a library that is nowhere, under the name of a real one. */
@@ -12,14 +12,21 @@ const lost = (name: typeof NVRTC) => () => {
 
 describe('rows of the CUDA libraries', () => {
   it('name what is there', () => {
-    expect(cudaLibraryRows({ compiler: () => 'NVRTC 13.0', products: () => 'cuBLASLt 13.0.2' })).toEqual([
+    const libraries = {
+      compiler: () => 'NVRTC 13.0',
+      products: () => 'cuBLASLt 13.0.2',
+      collectives: () => 'NCCL 2.28',
+    };
+    expect(cudaLibraryRows(libraries)).toEqual([
       { check: 'cuda compiler', level: 'green', found: 'NVRTC 13.0', remedy: '' },
       { check: 'cuda matrix products', level: 'green', found: 'cuBLASLt 13.0.2', remedy: '' },
+      { check: 'cuda collectives', level: 'green', found: 'NCCL 2.28', remedy: '' },
     ]);
   });
 
   it('say what to install where one is missing', () => {
-    expect(cudaLibraryRows({ compiler: lost(NVRTC), products: lost(CUBLASLT) })).toEqual([
+    const libraries = { compiler: lost(NVRTC), products: lost(CUBLASLT), collectives: lost(NCCL) };
+    expect(cudaLibraryRows(libraries)).toEqual([
       { check: 'cuda compiler', level: 'yellow', found: `${NVRTC.title} was not found`, remedy: NVRTC.remedy },
       {
         check: 'cuda matrix products',
@@ -27,6 +34,7 @@ describe('rows of the CUDA libraries', () => {
         found: `${CUBLASLT.title} was not found`,
         remedy: CUBLASLT.remedy,
       },
+      { check: 'cuda collectives', level: 'yellow', found: `${NCCL.title} was not found`, remedy: NCCL.remedy },
     ]);
   });
 
@@ -34,12 +42,15 @@ describe('rows of the CUDA libraries', () => {
     const broken = () => {
       throw new Error('not about a library');
     };
-    expect(() => cudaLibraryRows({ compiler: broken, products: broken })).toThrow('not about a library');
+    expect(() => cudaLibraryRows({ compiler: broken, products: broken, collectives: broken })).toThrow(
+      'not about a library',
+    );
   });
 
   it.runIf(cudaAbsence() === null)('are green where CUDA works', () => {
     const rows = gpuRows().filter(({ check }) => check.startsWith('cuda '));
-    expect(rows.map(({ level }) => level)).toEqual(['green', 'green']);
+    expect(rows.slice(0, 2).map(({ level }) => level)).toEqual(['green', 'green']);
+    expect(rows[2].found).toMatch(/NCCL/); // one GPU needs none
     expect(cublasLtIdentity()).toMatch(/^cuBLASLt 1[2-9]\.\d+\.\d+$/);
   });
 

@@ -4,6 +4,7 @@ import { findBackend } from '../../device/cuda/compile.js';
 import { cublasLtIdentity } from '../../device/cuda/cublaslt.js';
 import { CudaDevice, cudaAbsence } from '../../device/cuda/cuda.js';
 import { DRIVER, LibraryMissing, openLibrary } from '../../device/cuda/libraries.js';
+import { NcclLibrary } from '../../device/cuda/nccl-library.js';
 import { TrefoilError } from '../../errors.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
@@ -32,19 +33,28 @@ function deviceRow(): DoctorRow {
   }
 }
 
-/** Names and versions of what a GPU needs beside its driver; both throw `LibraryMissing`. */
+/** Names and versions of what a GPU needs beside its driver; all throw `LibraryMissing`. */
 export interface CudaLibraries {
   compiler(): string;
   products(): string;
+  collectives(): string;
 }
 
-const INSTALLED: CudaLibraries = { compiler: () => findBackend().identity, products: () => cublasLtIdentity() };
+const INSTALLED: CudaLibraries = {
+  compiler: () => findBackend().identity,
+  products: () => cublasLtIdentity(),
+  collectives: () => `NCCL ${new NcclLibrary().version}`,
+};
 
-/** Without a compiler training takes the CPU; without cuBLASLt it would start on the GPU and fail at the first product. */
+/**
+ * Without a compiler training takes the CPU; without cuBLASLt it would start on the GPU and fail at the first product;
+ * without NCCL it takes one GPU only.
+ */
 export function cudaLibraryRows(libraries: CudaLibraries = INSTALLED): DoctorRow[] {
   return [
     libraryRow('cuda compiler', libraries.compiler, warn),
     libraryRow('cuda matrix products', libraries.products, fail),
+    libraryRow('cuda collectives', libraries.collectives, warn),
   ];
 }
 

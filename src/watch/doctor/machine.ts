@@ -6,7 +6,9 @@ import { type Environment, environmentWarnings } from '../../config/environment.
 import { foreignVariables } from '../../config/foreign.js';
 import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
-import { TrefoilError } from '../../errors.js';
+import { openMpiLibrary } from '../../device/mpi/abi.js';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { describeIdentity, resolveRank } from '../../ranks/identity.js';
 import { collectEnvironment } from '../../run/environment.js';
 import { fillNormal } from '../../tensor/random/op.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -97,6 +99,27 @@ function codeRow(): DoctorRow {
   if (git === null) return fine('code', `${version}, not in a git repository`);
   const found = `${version}, ${git.branch} ${git.commit.slice(0, 12)}`;
   return git.dirty ? warn('code', `${found} with changes`, 'commit before a run you will report') : fine('code', found);
+}
+
+/** Which rank a training would be here, and whether ranks on CPUs could talk. */
+export function rankRows(env: Environment): DoctorRow[] {
+  try {
+    const identity = resolveRank(env);
+    return [fine('ranks', describeIdentity(identity)), mpiRow(identity.world !== 1)];
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    return [fail('ranks', 'the variables of the launcher contradict each other', error.message)];
+  }
+}
+
+function mpiRow(isNeeded: boolean): DoctorRow {
+  try {
+    return fine('mpi', openMpiLibrary().abi.name);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    if (!isNeeded) return fine('mpi', 'not installed (only several ranks on CPUs need it)');
+    return warn('mpi', 'not installed', error.message);
+  }
 }
 
 /** Variables that somebody set and nobody reads. */

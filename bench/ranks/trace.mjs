@@ -1,0 +1,151 @@
+// When gradients are reduced and when the GPU computes, by the GPU's own clock: one training step of the 125m shape on
+// several ranks, kernel by kernel. Needs `npm run build`. Every rank runs it, under any launcher:
+//   torchrun --no-python --nproc-per-node 2 node bench/ranks/trace.mjs [--seq-len 2048] [--batch 4] [--bucket 16] [--out FOLDER]
+// Rank 0 prints a table and writes trace.json and trace.svg.
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+
+const dist = (path) => import(new URL(`../../dist/${path}.js`, import.meta.url).href);
+const [{ loadConfig }, { parseConfig }, { packBatch }, { SyntheticSamples }] = await Promise.all(
+  ['config/load', 'config/parse', 'data/batch', 'data/synthetic'].map(dist),
+);
+const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
+  ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
+);
+const [{ resolveRank }, { openWorld }, { joinRanks }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
+  ['ranks/identity', 'ranks/world', 'train/ranks', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
+);
+const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
+
+const { values } = parseArgs({
+  options: {
+    'seq-len': { type: 'string', default: '2048' },
+    batch: { type: 'string', default: '4' },
+    bucket: { type: 'string', default: '16' },
+    out: { type: 'string' },
+  },
+});
+
+const identity = resolveRank(process.env);
+const device = new CudaDevice({ index: chooseGpu(identity.localRank, gpuCount(), process.env) });
+const world = await openWorld(identity, device, { timeoutSeconds: 120 });
+const { config: base } = loadConfig({ env: {}, config: 'base' });
+
+/** Milliseconds of steps as they are trained, and the timeline of one. */
+function measure(overlap) {
+  const config = parseConfig({
+    ...base,
+    data: { ...base.data, tokenizer: 'gpt2' },
+    runtime: { ...base.runtime, precision: 'bf16', cuda_graph: false, aux_stats: false },
+    train: {
+      ...base.train,
+      ...{ seq_len: Number(values['seq-len']), batch_size: Number(values.batch) },
+      ...{ bucket_mb: Number(values.bucket), ddp_safe: !overlap },
+    },
+  });
+  const model = new LanguageModel(device, modelShape(config, 50257), 1, 'bf16');
+  const ranks = joinRanks(world, device, model.parameters, config);
+  const optimizer = new AdamW(
+    device,
+    ranks.parallel.trained.map((parameter) => ({ parameter, weightDecay: 0 })),
+  );
+  const uploader = new BatchUploader(device, config.nsa);
+  const parallel = { parallel: ranks.parallel, together: world.together };
+  const stepper = new DeviceStepper(device, { model, optimizer, uploader, config, ...parallel });
+  const samples = new SyntheticSamples(50257, 1, 'train');
+  const rows = Array.from({ length: Number(values.batch) }, (_, row) =>
+    samples.locate(world.rank * Number(values.batch) + row),
+  );
+  const batches = [packBatch(samples, rows, { sequenceLength: Number(values['seq-len']), documentMask: false })];
+  const targets = batches[0].targetCount * world.size;
+  const step = () => stepper.step({ batches, targets, learningRate: 1e-4, accept: () => true });
+  for (let i = 0; i < 3; i++) step();
+  const times = Array.from({ length: 5 }, () => step().totalMs).sort((a, b) => a - b);
+  world.together.wait();
+  const timeline = device.timeline(() => {
+    step();
+  });
+  stepper.free();
+  uploader.free();
+  optimizer.free();
+  ranks.parallel.free();
+  model.free();
+  return { ms: times[2], buckets: ranks.parallel.bucketCount, timeline };
+}
+
+/** Stretches of time in which something ran; what is closer than `gap` is one. */
+function stretches(entries, gap = 0.02) {
+  const merged = [];
+  for (const { from, to } of [...entries].sort((a, b) => a.from - b.from)) {
+    const last = merged.at(-1);
+    if (last && from - last.to < gap) last.to = Math.max(last.to, to);
+    else merged.push({ from, to });
+  }
+  return merged;
+}
+
+const length = (list) => list.reduce((sum, { from, to }) => sum + to - from, 0);
+const common = (list, { from, to }) =>
+  list.reduce((sum, other) => sum + Math.max(0, Math.min(to, other.to) - Math.max(from, other.from)), 0);
+
+const traced = measure(true);
+const { ms: msAfter } = measure(false);
+const reductions = traced.timeline.filter(({ isBeside }) => isBeside);
+const compute = stretches(traced.timeline.filter(({ isBeside }) => !isBeside));
+const gradientReductions = reductions.filter(({ name }) => !name.endsWith('f64'));
+const busy = stretches(gradientReductions, 0);
+const hidden = busy.reduce((sum, one) => sum + common(compute, one), 0);
+const summary = {
+  ranks: world.size,
+  seq_len: Number(values['seq-len']),
+  batch_per_rank: Number(values.batch),
+  buckets: traced.buckets,
+  step_ms_overlapped: traced.ms,
+  step_ms_reduced_after: msAfter,
+  compute_ms: length(compute),
+  reduction_ms: length(busy),
+  reduction_ms_beside_compute: hidden,
+};
+
+if (world.isFirst) {
+  console.log('  from ms     to ms   beside compute  collective');
+  for (const one of gradientReductions.slice(0, 60)) {
+    const share = (100 * common(compute, one)) / (one.to - one.from);
+    console.log(
+      `${one.from.toFixed(2).padStart(9)} ${one.to.toFixed(2).padStart(9)} ${share.toFixed(0).padStart(14)} %  ${one.name}`,
+    );
+  }
+  console.log(JSON.stringify(summary));
+  if (values.out) {
+    mkdirSync(values.out, { recursive: true });
+    writeFileSync(join(values.out, 'trace.json'), `${JSON.stringify({ summary, compute, reductions }, null, 1)}\n`);
+    writeFileSync(join(values.out, 'trace.svg'), svg(compute, gradientReductions));
+  }
+}
+world.together.wait();
+world.close();
+
+function svg(lanes, beside) {
+  const [width, left] = [1000, 110];
+  const end = Math.max(...[...lanes, ...beside].map(({ to }) => to));
+  const x = (ms) => left + ((width - left - 10) * ms) / end;
+  const row = (list, y, color) =>
+    list
+      .map(({ from, to }) => {
+        const w = Math.max(0.5, x(to) - x(from));
+        return `<rect x="${x(from).toFixed(1)}" y="${y}" width="${w.toFixed(1)}" height="26" fill="${color}" stroke="white" stroke-width="0.3"/>`;
+      })
+      .join('\n');
+  const ticks = Array.from({ length: 6 }, (_, i) => (end * i) / 5)
+    .map((ms) => `<text x="${x(ms).toFixed(1)}" y="92" text-anchor="middle">${ms.toFixed(0)} ms</text>`)
+    .join('\n');
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="100" font-family="sans-serif" font-size="12">
+<rect width="${width}" height="100" fill="white"/>
+<text x="5" y="27">computation</text><text x="5" y="62">reductions</text>
+${row(lanes, 10, '#4878a8')}
+${row(beside, 45, '#d08030')}
+${ticks}
+</svg>
+`;
+}

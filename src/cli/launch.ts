@@ -1,0 +1,183 @@
+/** `trefoil launch`: start the ranks of this machine, and start them again when one is lost. Parses, calls, prints. */
+import { randomUUID } from 'node:crypto';
+import { fileURLToPath } from 'node:url';
+import { parseTrainFlags } from '../config/flags.js';
+import { loadConfig } from '../config/load.js';
+import { pickConfigByGpuMemory } from '../config/pick.js';
+import { cudaAbsence } from '../device/cuda/cuda.js';
+import { ExitCode, UsageError } from '../errors.js';
+import { petNode } from '../ranks/identity.js';
+import {
+  freePort,
+  type Launched,
+  launchProcesses,
+  launchWithMpirun,
+  NoMpirun,
+  type Rendezvous,
+} from '../ranks/launch.js';
+import { pidExists } from '../run/process-identity.js';
+import { readRun } from '../run/run-reader.js';
+import type { Io } from './io.js';
+
+const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train <flags of train>
+
+Starts the ranks of a training on this machine: on CPUs through mpirun, on GPUs by itself, one for each GPU. Every line
+gets the number of its rank in front. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 go on to all ranks.
+
+  -n, --nproc-per-node <ranks>    ranks on this machine (with PET_NPROC_PER_NODE set: that many)
+  --restarts, --max-restarts <r>  how often to start again, with --resume auto, when a rank fails or is lost (default 0)
+  -h, --help                      show this help
+
+train.batch_size is the batch of one rank: a step takes batch_size * accumulate_grad_batches * ranks sequences.
+Several machines: mpirun, torchrun, Slurm or Kubernetes (docs/ranks.md).
+Exit code: that of the ranks.
+`;
+
+interface Request {
+  readonly ranks: number | null;
+  readonly restarts: number;
+  /** Of train. */
+  readonly words: readonly string[];
+}
+
+export async function run(argv: readonly string[], io: Io): Promise<number> {
+  const own = argv.slice(0, commandAt(argv));
+  if (own.includes('--help') || own.includes('-h')) {
+    io.out(HELP.trimEnd());
+    return ExitCode.done;
+  }
+  const request = parse(argv);
+  const line = parseTrainFlags(request.words);
+  if (line.help) throw new UsageError('launch: for the flags of train see `trefoil train --help`');
+  const { config } = loadConfig({
+    ...{ env: io.env, flags: line.layer, config: line.config, otherwise: pickConfigByGpuMemory(null) },
+  });
+  const { device } = config.runtime;
+  const isCuda = device !== 'cpu' && cudaAbsence() === null;
+  if (device === 'cuda' && !isCuda) throw new UsageError(`--device cuda: ${cudaAbsence()} (or use --device cpu)`);
+  return await launch(request, { isCuda, outDir: config.train.out_dir, json: line.json }, io);
+}
+
+interface Place {
+  readonly isCuda: boolean;
+  readonly outDir: string;
+  readonly json: boolean;
+}
+
+async function launch(request: Request, place: Place, io: Io): Promise<number> {
+  let running: Launched | null = null;
+  let isAsked = false;
+  const handlers = (['SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGUSR2'] as const).map((name) => {
+    const handler = () => {
+      isAsked ||= name === 'SIGTERM' || name === 'SIGINT';
+      running?.signal(name);
+    };
+    process.on(name, handler);
+    return () => process.off(name, handler);
+  });
+  try {
+    for (let attempt = 0; ; attempt++) {
+      running = await start(request, attempt > 0, place, io);
+      const code = await running.ended;
+      if (code !== 0) for (const lost of lostRanks(place.outDir)) io.err(`launch: ${lost}`);
+      if (isAsked || attempt >= request.restarts || !isWorthwhile(code)) return code;
+      io.err(`launch: the ranks ended with ${code}; starting them again (${attempt + 1} of ${request.restarts})`);
+    }
+  } catch (error) {
+    if (!(error instanceof NoMpirun)) throw error;
+    throw new UsageError(
+      'launch: ranks on CPUs are started by mpirun, which is not here: install Open MPI ' +
+        '(Debian and Ubuntu: apt-get install openmpi-bin libopenmpi3; macOS: brew install open-mpi)',
+    );
+  } finally {
+    for (const off of handlers) off();
+  }
+}
+
+/** Bad usage, .HALT, a signal and numbers that are not finite come back the same: starting again would not help. */
+function isWorthwhile(code: number): boolean {
+  const final: readonly number[] = [
+    ...[ExitCode.done, ExitCode.usage, ExitCode.halted, ExitCode.signalled, ExitCode.nonFinite],
+  ];
+  return !final.includes(code);
+}
+
+async function start(request: Request, isAgain: boolean, { isCuda, json }: Place, io: Io): Promise<Launched> {
+  const main = fileURLToPath(new URL('./main.js', import.meta.url));
+  const words = isAgain ? withResume(request.words) : request.words;
+  const node = petNode(io.env);
+  const ranks = request.ranks ?? node?.perNode;
+  if (ranks === undefined) throw new UsageError('launch: how many ranks? give -n <ranks>');
+  const onLine = (line: string, rank: number | null, isError: boolean) => {
+    if (json && !isError && rank === 0) io.out(line);
+    else (isError || json ? io.err : io.out)(`[${rank ?? 'mpirun'}] ${line}`);
+  };
+  const options = { ranks, command: [process.execPath, main, 'train', ...words], env: io.env, onLine };
+  if (!isCuda) {
+    if (node && node.nodes > 1)
+      throw new UsageError('PET_NNODES: ranks on CPUs of several machines are started by mpirun, not by launch');
+    return launchWithMpirun(options);
+  }
+  const meet: Rendezvous = node
+    ? {
+        ...{ world: node.nodes * ranks, firstRank: node.nodeRank * ranks },
+        ...{ address: node.masterAddress, port: node.masterPort, runId: io.env['PET_RDZV_ID'] ?? 'kubeflow' },
+      }
+    : { world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort(), runId: randomUUID() };
+  return launchProcesses(options, meet);
+}
+
+/** Ranks that did not end by themselves leave the file of their section behind. */
+function lostRanks(outDir: string): string[] {
+  const view = tryRead(outDir);
+  return (view?.ranks ?? []).flatMap(({ rank, section }) => {
+    if (!section || pidExists(section.pid)) return [];
+    return [`rank ${rank} (pid ${section.pid}) was lost in section ${section.section} at step ${section.step}`];
+  });
+}
+
+function tryRead(outDir: string) {
+  try {
+    return readRun(outDir, { beats: 1 });
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    return null; // the ranks ended before there was a folder
+  }
+}
+
+function withResume(words: readonly string[]): string[] {
+  const at = words.findIndex((word) => /^--resume(-from)?(=|$)/.test(word));
+  if (at < 0) return [...words, '--resume', 'auto'];
+  return [...words.slice(0, at), '--resume', 'auto', ...words.slice(at + (words[at].includes('=') ? 1 : 2))];
+}
+
+/** Where the command of the ranks begins: behind `--`, or at the first word that is neither flag nor value. */
+function commandAt(argv: readonly string[]): number {
+  for (let i = 0; i < argv.length; i++) {
+    if (argv[i] === '--' || !argv[i].startsWith('-')) return i;
+    if (VALUED.has(argv[i])) i += 1;
+  }
+  return argv.length;
+}
+
+const RANK_FLAGS = ['-n', '--nproc-per-node', '--nproc_per_node'];
+const RESTART_FLAGS = ['--restarts', '--max-restarts', '--max_restarts'];
+const VALUED = new Set([...RANK_FLAGS, ...RESTART_FLAGS]);
+
+function parse(argv: readonly string[]): Request {
+  const at = commandAt(argv);
+  const values = new Map<string, number>();
+  for (let i = 0; i < at; i++) {
+    const [flag, inline] = argv[i].split('=', 2);
+    const name = RANK_FLAGS.includes(flag) ? 'ranks' : RESTART_FLAGS.includes(flag) ? 'restarts' : null;
+    if (name === null) throw new UsageError(`launch: ${argv[i]}: unknown flag; see launch --help`);
+    const text = inline ?? argv[++i] ?? '';
+    const least = name === 'ranks' ? 1 : 0;
+    if (!/^\d+$/.test(text) || Number(text) < least)
+      throw new UsageError(`launch: ${flag}: ${JSON.stringify(text)} is not a whole number from ${least}`);
+    values.set(name, Number(text));
+  }
+  const [command, ...words] = argv.slice(argv[at] === '--' ? at + 1 : at);
+  if (command !== 'train') throw new UsageError(`launch: what to start? write launch -n <ranks> -- train …`);
+  return { ranks: values.get('ranks') ?? null, restarts: values.get('restarts') ?? 0, words };
+}

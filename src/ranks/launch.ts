@@ -1,0 +1,177 @@
+/**
+ * Starting the ranks of this machine: over mpirun on CPUs, as processes of our own with torchrun's variables on GPUs. Lines
+ * of the ranks get their number in front, signals go on to the ranks, and one that is lost ends the others.
+ */
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { createInterface } from 'node:readline';
+import type { Environment } from './identity.js';
+
+export interface LaunchOptions {
+  /** Ranks on this machine. */
+  readonly ranks: number;
+  /** The program of a rank and its words. */
+  readonly command: readonly string[];
+  readonly env: Environment;
+  /** A line of a rank (null: of mpirun itself), and whether it wrote it to stderr. */
+  readonly onLine: (line: string, rank: number | null, isError: boolean) => void;
+}
+
+/** Some ranks that run. */
+export interface Launched {
+  /** How it ended: the exit code of the ranks, or 128 and the number of the signal. */
+  readonly ended: Promise<number>;
+  /** Passes a signal on to every rank. */
+  signal(name: NodeJS.Signals): void;
+}
+
+/** Where the ranks of several machines meet, and which of them are ours. */
+export interface Rendezvous {
+  readonly world: number;
+  readonly firstRank: number;
+  readonly address: string;
+  readonly port: number;
+  readonly runId: string;
+}
+
+const RANK_VARIABLES = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK'];
+/** `[1,0]<stdout>:text`, as mpirun --tag-output writes it: job, rank, stream. */
+const TAGGED = /^\[\d+,(\d+)\]<(stdout|stderr)>:(.*)$/;
+/** After one rank has failed the others get this long to end by themselves: they name it and write down why. */
+const GRACE_MS = 10_000;
+const SIGNAL_NUMBERS: Readonly<Record<string, number>> = { SIGHUP: 1, SIGINT: 2, SIGABRT: 6, SIGKILL: 9, SIGTERM: 15 };
+
+/** Thrown into `ended` when there is no mpirun. */
+export class NoMpirun extends Error {}
+
+export function launchWithMpirun({ ranks, command, env, onLine }: LaunchOptions): Launched {
+  const isRoot = process.getuid?.() === 0;
+  const words = [
+    // More ranks than cores is a choice of the caller; binding is left to the kernel, ranks have threads of their own.
+    ...['--oversubscribe', '--bind-to', 'none', '--tag-output'],
+    ...(isRoot ? ['--allow-run-as-root'] : []),
+    ...['-n', String(ranks), ...command],
+  ];
+  const own = Object.fromEntries(Object.entries(env).filter(([name]) => !RANK_VARIABLES.includes(name)));
+  // A group of its own: Ctrl-C would otherwise reach mpirun too, which kills the ranks at once.
+  const child = spawn('mpirun', words, { env: own, detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+  const read = (stream: NodeJS.ReadableStream, isError: boolean) =>
+    createInterface({ input: stream }).on('line', (line) => {
+      const tagged = TAGGED.exec(line);
+      if (tagged) onLine(tagged[3], Number(tagged[1]), tagged[2] === 'stderr');
+      else if (line.trim() !== '') onLine(line, null, isError);
+    });
+  read(child.stdout, false);
+  read(child.stderr, true);
+  return {
+    ended: endOf(child),
+    signal: (name) => {
+      for (const pid of childrenOf(child.pid!)) kill(pid, name);
+    },
+  };
+}
+
+/** One process for every rank, with the variables that torchrun sets. */
+export function launchProcesses({ ranks, command, env, onLine }: LaunchOptions, meet: Rendezvous): Launched {
+  const [program, ...words] = command;
+  const children = Array.from({ length: ranks }, (_, local) => {
+    const rank = meet.firstRank + local;
+    const variables = {
+      ...{ RANK: rank, WORLD_SIZE: meet.world, LOCAL_RANK: local, LOCAL_WORLD_SIZE: ranks },
+      ...{ MASTER_ADDR: meet.address, MASTER_PORT: meet.port, TREFOIL_RUN_ID: meet.runId },
+    };
+    const texts = Object.fromEntries(Object.entries(variables).map(([name, value]) => [name, String(value)]));
+    const child = spawn(program, words, {
+      env: { ...env, ...texts },
+      detached: true,
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    createInterface({ input: child.stdout }).on('line', (line) => onLine(line, rank, false));
+    createInterface({ input: child.stderr }).on('line', (line) => onLine(line, rank, true));
+    return child;
+  });
+  const signal = (name: NodeJS.Signals) => {
+    for (const { pid, exitCode, signalCode } of children)
+      if (pid !== undefined && exitCode === null && signalCode === null) kill(pid, name);
+  };
+  return { signal, ended: endOfAll(children, signal) };
+}
+
+/** The code of the first rank that failed; 0 when none did. */
+async function endOfAll(children: readonly ChildProcess[], signal: (name: NodeJS.Signals) => void): Promise<number> {
+  let failure = 0;
+  const timers: NodeJS.Timeout[] = [];
+  const oneEnded = (code: number) => {
+    if (code === 0 || failure !== 0) return;
+    failure = code;
+    // Lost ranks are killed in the end: a stopped one hears nothing else.
+    timers.push(setTimeout(() => signal('SIGTERM'), GRACE_MS / 2));
+    timers.push(setTimeout(() => signal('SIGKILL'), GRACE_MS));
+  };
+  await Promise.all(children.map((child) => endOf(child).then(oneEnded)));
+  for (const timer of timers) clearTimeout(timer);
+  return failure;
+}
+
+function endOf(child: ChildProcess): Promise<number> {
+  return new Promise((resolve, reject) => {
+    child.once('error', (error: NodeJS.ErrnoException) =>
+      reject(error.code === 'ENOENT' ? new NoMpirun(error.message) : error),
+    );
+    child.once('close', (code, name) => resolve(code ?? 128 + (SIGNAL_NUMBERS[name ?? ''] ?? 0)));
+  });
+}
+
+/** The processes that `pid` has started. */
+function childrenOf(pid: number): number[] {
+  const table = existsSync('/proc/self/stat') ? procTable() : psTable();
+  return table.flatMap(([child, parent]) => (parent === pid ? [child] : []));
+}
+
+type ProcessTable = (readonly [pid: number, parent: number])[];
+
+function procTable(): ProcessTable {
+  const pids = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
+  return pids.flatMap((name) => {
+    const stat = readStat(name);
+    // The name in parentheses may hold spaces and parentheses of its own: count from the last one.
+    return stat === null ? [] : [[Number(name), Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1])] as const];
+  });
+}
+
+function psTable(): ProcessTable {
+  const { stdout } = spawnSync('ps', ['-axo', 'pid=,ppid='], { encoding: 'utf8' });
+  return stdout.split('\n').flatMap((line) => {
+    const [pid, parent] = line.trim().split(/\s+/).map(Number);
+    return pid > 0 ? [[pid, parent] as const] : [];
+  });
+}
+
+function readStat(pid: string): string | null {
+  try {
+    return readFileSync(`/proc/${pid}/stat`, 'utf8');
+  } catch {
+    return null; // it has ended since the folder was listed
+  }
+}
+
+function kill(pid: number, name: NodeJS.Signals): void {
+  try {
+    process.kill(pid, name);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error; // it has just ended by itself
+  }
+}
+
+/** A port that nobody uses at this moment. */
+export function freePort(): Promise<number> {
+  return new Promise((resolve, reject) => {
+    const server = createServer();
+    server.once('error', reject);
+    server.listen(0, '127.0.0.1', () => {
+      const { port } = server.address() as { port: number };
+      server.close(() => resolve(port));
+    });
+  });
+}

@@ -1,0 +1,104 @@
+/**
+ * Who keeps the others waiting. A rank that waits for an exchange says so in its section file, again and again; a rank that
+ * died or hangs does not. So whoever waits can name the one to blame: rank, host, and what it was doing.
+ */
+import { hostname } from 'node:os';
+import { ExitCode, TrefoilError } from '../errors.js';
+import { pidExists } from '../run/process-identity.js';
+import type { RunPaths } from '../run/run-paths.js';
+import { readSection, type Section } from '../run/section.js';
+
+/** A rank is gone or hangs; the message names it. The others cannot go on without it. */
+export class RankLost extends TrefoilError {
+  /** What .anomaly_type says. */
+  readonly anomaly: 'rank_gone' | 'rank_stall';
+
+  constructor(message: string, anomaly: RankLost['anomaly']) {
+    super(message, ExitCode.failed);
+    this.anomaly = anomaly;
+  }
+}
+
+export interface Member {
+  readonly host: string;
+  readonly pid: number;
+}
+
+export interface MonitorOptions {
+  readonly rank: number;
+  /** By rank. */
+  readonly members: readonly Member[];
+  /** Seconds of waiting after which a rank that is not waiting itself hangs. */
+  readonly timeoutSeconds: number;
+  readonly clock?: () => number;
+}
+
+/** What the monitor needs of the run, once there is one. */
+export interface Watched {
+  readonly paths: RunPaths;
+  /** Says in the section file that this rank waits, and when it does not any more. */
+  readonly waiting: (isWaiting: boolean) => void;
+}
+
+/** A wait this long is worth a word in the section file. */
+const SLOW_MS = 1000;
+/** A rank that waits says so every fraction of a second: one that was silent so long does not run. */
+const SILENT_SECONDS = 5;
+
+export class RankMonitor {
+  readonly #options: MonitorOptions;
+  #watched: Watched | null = null;
+  #isWaiting = false;
+
+  constructor(options: MonitorOptions) {
+    this.#options = options;
+  }
+
+  /** From now on waits are judged by the run's files. Null: the run is over. */
+  watch(watched: Watched | null): void {
+    this.#watched = watched;
+  }
+
+  /** Called while an exchange waits for others; throws when one of them is to blame. */
+  look(waitedMs: number): void {
+    const { members, rank, timeoutSeconds } = this.#options;
+    if (!this.#watched) return;
+    if (waitedMs >= SLOW_MS) {
+      this.#isWaiting = true;
+      this.#watched.waiting(true);
+    }
+    const others = members.map((member, other) => ({ ...member, rank: other })).filter((other) => other.rank !== rank);
+    for (const other of others)
+      if (other.host === hostname() && !pidExists(other.pid))
+        throw new RankLost(`${describe(other, this.#section(other.rank))}: its process is gone`, 'rank_gone');
+    if (waitedMs < 1000 * timeoutSeconds) return;
+    const waited = Math.round(waitedMs / 1000);
+    const blamed = others.filter((other) => this.#isStuck(this.#section(other.rank)));
+    const names = (blamed.length > 0 ? blamed : others).map((other) => describe(other, this.#section(other.rank)));
+    const verdict =
+      blamed.length > 0
+        ? `${names.join('; ')}: kept the other ranks waiting for ${waited} s (NSA_PG_TIMEOUT_MIN sets the limit)`
+        : `all ranks wait for each other since ${waited} s: ${names.join('; ')}`;
+    throw new RankLost(verdict, 'rank_stall');
+  }
+
+  /** An exchange that waited has come to its end. */
+  resume(): void {
+    if (this.#isWaiting) this.#watched?.waiting(false);
+    this.#isWaiting = false;
+  }
+
+  #section(rank: number): Section | undefined {
+    return readSection(this.#watched!.paths.section(rank));
+  }
+
+  #isStuck(section: Section | undefined): boolean {
+    const now = (this.#options.clock?.() ?? Date.now()) / 1000;
+    return section === undefined || section.section !== 'wait' || now - section.ts > SILENT_SECONDS;
+  }
+}
+
+function describe({ rank, host, pid }: Member & { rank: number }, section: Section | undefined): string {
+  const where = section ? `section ${section.section} at step ${section.step}` : 'no section known';
+  return `rank ${rank} on ${host} (pid ${pid}, ${where})`;
+}

@@ -1,0 +1,85 @@
+/** The ranks of a run on GPUs: each says which GPU it has, rank 0 makes NCCL's id, and all of them join. */
+import type { CudaDevice } from '../device/cuda/cuda.js';
+import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../device/cuda/gpu-choice.js';
+import { NcclCollectives, type NcclOptions } from '../device/cuda/nccl.js';
+import { NcclLibrary } from '../device/cuda/nccl-library.js';
+import { UsageError } from '../errors.js';
+import type { RankIdentity } from './identity.js';
+import { type Member, openStore, type RankStore } from './store.js';
+
+const ID_KEY = 'nccl-id';
+
+export interface NcclRanks extends Omit<NcclOptions, 'id'> {
+  readonly store: RankStore;
+}
+
+/** Every rank calls it. `environment` is the process's own: NCCL reads its settings there. */
+export async function openNccl(
+  device: CudaDevice,
+  { store, ...options }: NcclRanks,
+  environment: NodeJS.ProcessEnv = process.env,
+): Promise<NcclCollectives> {
+  const { rank } = options;
+  const uuids = await store.gather('gpus', Buffer.from(device.uuid));
+  const gpus = uuids.map((uuid, i) => ({ uuid: Buffer.from(uuid).toString(), host: store.members[i].host }));
+  refuseSharedGpus(gpus, environment);
+  if (isGpuShared(environment)) Object.assign(environment, sharedGpuSettings(rank, environment));
+  const library = new NcclLibrary();
+  // Joining blocks this thread, and rank 0 cannot hand out anything then.
+  const id = await store.handOut(ID_KEY, rank === 0 ? library.uniqueId() : new Uint8Array());
+  return new NcclCollectives(device, { ...options, id }, library);
+}
+
+export interface GpuRanks {
+  readonly collectives: NcclCollectives;
+  readonly close: () => void;
+  readonly abort: () => void;
+  /** Who went without a word; waits a moment for the news. */
+  readonly lost: () => Promise<Member | null>;
+}
+
+/** NCCL notices a broken connection at about the same time as the store. */
+const NEWS_MS = 2000;
+
+/** Meets the other ranks at rank 0's store and joins them. */
+export async function meetOnGpus(
+  identity: RankIdentity,
+  device: CudaDevice,
+  options: Pick<NcclOptions, 'timeoutMs' | 'onWait' | 'onResume'>,
+  environment: NodeJS.ProcessEnv = process.env,
+): Promise<GpuRanks> {
+  const { rank, masterAddress: address, masterPort: port } = identity;
+  const world = knownWorld(identity, environment);
+  // Ranks of an attempt that failed may still be about when the launcher starts the next.
+  const runId = `${identity.runId} attempt ${environment['TORCHELASTIC_RESTART_COUNT'] ?? 0}`;
+  const store = await openStore({ rank, world, runId, address, port, timeoutMs: options.timeoutMs });
+  const collectives = await openNccl(device, { ...options, rank, world, store }, environment);
+  return {
+    collectives,
+    close: () => {
+      collectives.close();
+      store.close();
+    },
+    // The store's connection ends with the process, without a word: so the others learn of it.
+    abort: () => collectives.abort(),
+    lost: () =>
+      new Promise((resolve) => {
+        setTimeout(() => resolve(null), NEWS_MS);
+        store.onLost(resolve);
+      }),
+  };
+}
+
+/** How many ranks there are, if that and the place to meet are known without MPI. */
+function knownWorld({ launcher, world, localWorld }: RankIdentity, environment: NodeJS.ProcessEnv): number {
+  if (world === null)
+    throw new UsageError(
+      'ranks on GPUs must know how many they are: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT',
+    );
+  const isSpread = localWorld === null || localWorld < world;
+  if ((launcher === 'openmpi' || launcher === 'pmix') && isSpread && !environment['MASTER_ADDR'])
+    throw new UsageError(
+      'ranks on GPUs of several machines meet at the machine of rank 0: name it with mpirun -x MASTER_ADDR=<host>',
+    );
+  return world;
+}
