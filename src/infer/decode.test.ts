@@ -6,7 +6,7 @@ import type { LanguageModel } from '../model/language-model.js';
 import { cpu } from '../testing/devices.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
 import { prefill, prefillTile, readTokens } from './decode.js';
-import { lastLogits } from './generate.js';
+import { lastLogits } from './context-reader.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const models: LanguageModel[] = [];

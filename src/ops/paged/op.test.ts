@@ -19,7 +19,7 @@ import {
   pagedSelect,
   pagedSelected,
   pagedWindow,
-  pageFloats,
+  pageNumbers,
   pageSizes,
   storePages,
 } from './op.js';
@@ -60,7 +60,7 @@ function prepared(example: AttentionCase) {
   const { block, lanes } = pageSizes(cpu());
   const none = lengths.map(() => 0);
   const filled = (size: number, k: Tensor, v: Tensor, counts: readonly number[]) => {
-    const pages = emptyPages(tape, counts, size, pageFloats(heads, size, lanes));
+    const pages = emptyPages(tape, counts, size, pageNumbers(heads, size, lanes));
     storePages(cpu(), k, v, pages, newTokens(tape, counts, none));
     return pages;
   };
@@ -168,7 +168,7 @@ describe('attention over pages', () => {
     const tape = new Tape(cpu(), { record: false });
     const heads = { heads: 1, groups: 1, dk: 2, dv: 2 };
     const { lanes } = pageSizes(cpu());
-    const pages = emptyPages(tape, [12], 4, pageFloats(heads, 4, lanes), 2);
+    const pages = emptyPages(tape, [12], 4, pageNumbers(heads, 4, lanes), 2);
     const rows = tape.from(
       Array.from({ length: 24 }, (_, i) => i),
       [12, 1, 2],
