@@ -46,8 +46,7 @@ class CachedReader implements ContextReader {
     this.#kernels = kernels;
     this.#tile = tile;
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
-    this.#decoder =
-      deviceDecoderRefusal(model) === null ? new DeviceDecoder(model, this.#cache, { vocabulary }) : null;
+    this.#decoder = deviceDecoderRefusal(model) === null ? new DeviceDecoder(model, this.#cache, { vocabulary }) : null;
   }
 
   next(contexts: readonly (readonly number[])[]): Following {

@@ -40,15 +40,22 @@ export class DeviceDecoder {
    * have been one of the same sequences.
    */
   launch(sequences: readonly CachedSequence[], tokens: readonly number[] | null = null): void {
+    const step = this.prepare(sequences);
+    if (tokens) step.ids.write(tokens);
+    this.#run(step);
+    for (const sequence of sequences) this.#cache.grow(sequence);
+    this.#lengths = sequences.map(({ length }) => length);
+  }
+
+  /** Makes room for a token of each sequence and tells the device where; `launch` does it by itself. */
+  prepare(sequences: readonly CachedSequence[]): DeviceStep {
     const step = this.#stepFor(sequences);
     for (const sequence of sequences) this.#cache.reserve(sequence);
     this.#point(step, sequences);
     const lengths = sequences.map(({ length }) => length);
     if (lengths.some((length, i) => length !== this.#lengths[i])) step.place(lengths);
-    if (tokens) step.ids.write(tokens);
-    this.#run(step);
-    for (const sequence of sequences) this.#cache.grow(sequence);
-    this.#lengths = sequences.map(({ length }) => length);
+    this.#lengths = lengths;
+    return step;
   }
 
   /** The step that was launched last; null before the first. */

@@ -62,7 +62,7 @@ export class DeviceStep {
   readonly logits: Tensor;
   /** i32 [layers, batch, groups, n_sel]: the blocks that the last step selected. */
   readonly selected: Tensor;
-  /** i32 [layers, batch, groups, 2]: keys that the last step read of selected blocks and of the window. */
+  /** i32 [layers, batch, groups, 3]: keys that each branch read in the last step. */
   readonly reads: Tensor;
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
@@ -96,7 +96,7 @@ export class DeviceStep {
     this.next = this.#make([batch], 'i32');
     this.logits = this.#make([batch, shape.vocab_size], 'f32');
     this.selected = this.#make([shape.n_layers, batch, groups, n_sel], 'i32');
-    this.reads = this.#make([shape.n_layers, batch, groups, 2], 'i32');
+    this.reads = this.#make([shape.n_layers, batch, groups, 3], 'i32');
     const width = this.#parameter(0, 'attention.qkv').value.shape[0];
     const capacity = Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT;
     this.#buffers = {

@@ -190,8 +190,8 @@ __device__ __forceinline__ void compute_gates(Shared& s, const float* logits, co
   for (int i = 0; i < 3; i++) s.gates[r][i] = x[i];
 }
 
-// partial: [batch][GROUPS][splits + 1] of (tops [HPG], sums [HPG], results [HPG][DV]), as step_compressed leaves them.
-// chosen: [batch][GROUPS][SEL_N]; reads: [batch][GROUPS][2], keys seen of the selected blocks and the window, or null.
+// partial: [batch][GROUPS][splits + 1] records, as step_compressed leaves them. chosen: [batch][GROUPS][SEL_N]; reads:
+// [batch][GROUPS][3], keys seen by each branch, or null.
 // out: [batch][HEADS][DV].
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #if CLUSTER > 1
@@ -208,19 +208,19 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   const int position = positions[b];
   wait_for_previous();
   const i64 pair = (i64)b * GROUPS + g;
-  const float* const from = partial + pair * (splits + 1) * HPG * (2 + DV);
+  const float* const from = partial + pair * (splits + 1) * RECORD;
   rotate_queries(s.q, projection + (i64)b * (DENSE ? AT_SEL : WIDTH), rotations + b * DK, g);
   compute_gates(s, logits + (i64)b * 3 * HEADS, bias, g, gate, temperature, gate_cmp, gate_sel, gate_win);
   if (threadIdx.x < 2) s.seen[threadIdx.x] = 0;
   // The compressed branch's maximum and sum, a warp for each head.
   for (int r = warp; r < HPG; r += WARPS) {
     float top = -positive_infinity();
-    for (int i = lane; i <= splits; i += 32) top = fmaxf(top, from[i * HPG * (2 + DV) + r]);
+    for (int i = lane; i <= splits; i += 32) top = fmaxf(top, from[i * RECORD + r]);
     top = warp_max(top);
     const float base = top == -positive_infinity() ? 0.0f : top;
     float sum = 0.0f;
     for (int i = lane; i <= splits; i += 32) {
-      const float* part = from + i * HPG * (2 + DV);
+      const float* part = from + i * RECORD;
       const float factor = exp2_approximate(part[r] - base);
       s.factor[i][r] = factor;
       sum += factor * part[HPG + r];
@@ -300,7 +300,12 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   if (reads != nullptr && rank == 0 && threadIdx.x < 2) {
     int all = 0;
     for (int c = 0; c < CLUSTER; c++) all += read_from(c, &s.seen[threadIdx.x]);
-    reads[pair * 2 + threadIdx.x] = all;
+    reads[pair * 3 + 1 + threadIdx.x] = all;
+  }
+  if (reads != nullptr && rank == 0 && threadIdx.x == 2) {
+    float all = 0.0f;
+    for (int i = 0; i <= splits; i++) all += from[i * RECORD + RECORD - 1];
+    reads[pair * 3] = (int)all;
   }
   __syncthreads();
   // Four threads for each number of this block's part of the result.
@@ -314,7 +319,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
 #pragma unroll 4
       for (int n = quarter; n <= splits; n += 4) {
         const float factor = s.factor[n][r];
-        if (factor != 0.0f) cmp += factor * from[n * HPG * (2 + DV) + 2 * HPG + i];
+        if (factor != 0.0f) cmp += factor * from[n * RECORD + 2 * HPG + i];
       }
       for (int n = quarter; n < CLUSTER; n += 4) {
         sel += s.share[0][n][r] * read_from(n, &s.block_results[0][r][c]);

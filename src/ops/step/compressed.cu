@@ -20,20 +20,22 @@ constexpr int THREADS = 128, WARPS = THREADS / 32;
 #endif
 
 struct Merge {
+  int seen;
   float tops[WARPS][HPG], sums[WARPS][HPG], results[WARPS][HPG][DV];
 };
 
 // Places of one (sequence, group, split) in the partial results.
 struct Partial {
-  float *tops, *sums, *results;
+  float *tops, *sums, *results, *seen;
   __device__ Partial(float* partial, int splits, int b, int g, int split) {
     const i64 at = ((i64)b * GROUPS + g) * (splits + 1) + split;
-    tops = partial + at * HPG * (2 + DV), sums = tops + HPG, results = sums + HPG;
+    tops = partial + at * RECORD, sums = tops + HPG, results = sums + HPG, seen = results + HPG * DV;
   }
 };
 
 __device__ __forceinline__ void see_split(const bf16* q, Unit& unit, bool loaded, const Cached& cmp, int b, int g,
-                                          int known, int first, int end, float* scores, i64 capacity, Running& running) {
+                                          int known, int first, int end, float* scores, i64 capacity, Running& running,
+                                          int* seen) {
   Queries queries;
   queries.load(q);
   const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
@@ -41,6 +43,7 @@ __device__ __forceinline__ void see_split(const bf16* q, Unit& unit, bool loaded
     if (!loaded) unit.load<PAGE>(cmp.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
     loaded = false;
     const int high = known - u * UNIT < UNIT ? known - u * UNIT : UNIT;
+    if (lane == 0) atomicAdd(seen, high);
     running.see(unit, queries, 0, high, [&](int half, int i, const float* x) {
       const int r = row + 8 * half;
       if (DENSE || r >= HPG) return;
@@ -95,7 +98,7 @@ __device__ __forceinline__ void see_one(const bf16* q, const float* key, const f
     float dot = 0.0f;
     for (int c = lane; c < DK; c += 32) dot += key[c] * read_one(q + r * DK + c);
     dot = warp_sum(dot);
-    if (lane == 0) to.tops[r] = dot * (LOG2_E / sqrtf((float)DK)), to.sums[r] = 1.0f;
+    if (lane == 0) to.tops[r] = dot * (LOG2_E / sqrtf((float)DK)), to.sums[r] = 1.0f, *to.seen = 1.0f;
     for (int c = lane; c < DV; c += 32) to.results[r * DV + c] = first_half(to_halves(value[c], 0.0f));
   }
 }
@@ -123,10 +126,11 @@ step_compressed(const bf16* projection, const int* positions, const float2* rota
     if (any) unit.load<PAGE>(cmp.page(b, (begin + warp) * UNIT / PAGE), g, (begin + warp) * UNIT % PAGE);
     wait_for_previous();
     rotate_queries(q, row, rotation, g);
+    if (threadIdx.x == 0) merge.seen = 0;
     __syncthreads();
     Running running;
     running.reset();
-    if (any) see_split(q, unit, true, cmp, b, g, known, begin + warp, end, scores, capacity, running);
+    if (any) see_split(q, unit, true, cmp, b, g, known, begin + warp, end, scores, capacity, running, &merge.seen);
     running.finish(merge.tops[warp], merge.sums[warp], &merge.results[warp][0][0]);
     __syncthreads();
     for (int i = threadIdx.x; i < HPG * DV; i += THREADS) {
@@ -145,6 +149,7 @@ step_compressed(const bf16* projection, const int* positions, const float2* rota
       to.results[i] = result;
       if (c == 0) to.tops[r] = top, to.sums[r] = sum;
     }
+    if (threadIdx.x == 0) *to.seen = (float)merge.seen;
     return;
   }
   wait_for_previous();
@@ -189,6 +194,7 @@ step_compressed(const bf16* projection, const int* positions, const float2* rota
   if (!complete) {
     for (int i = threadIdx.x; i < HPG; i += THREADS) to.tops[i] = -positive_infinity(), to.sums[i] = 0.0f;
     for (int i = threadIdx.x; i < HPG * DV; i += THREADS) to.results[i] = 0.0f;
+    if (threadIdx.x == 0) *to.seen = 0.0f;
     return;
   }
   rotate_queries(q, row, rotation, g);

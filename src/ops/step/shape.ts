@@ -60,5 +60,5 @@ export function stepCluster({ heads }: StepShape, batch: number, architecture: n
 
 /** Numbers of the partial results of the compressed branch. */
 export function partialNumbers({ heads }: StepShape, batch: number, splits: number): number {
-  return batch * (splits + 1) * heads.heads * (2 + heads.dv);
+  return batch * (splits + 1) * (heads.heads * (2 + heads.dv) + heads.groups);
 }

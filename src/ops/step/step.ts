@@ -140,7 +140,7 @@ export class StepKernels {
 
   /**
    * `logits` f32 [batch, 3 heads] and `bias` of the gate → `out` bf16 [batch, heads * dv]; the blocks selected, i32 [batch,
-   * groups, n_sel], and the keys read, i32 [batch, groups, 2].
+   * groups, n_sel], and the keys that each branch read, i32 [batch, groups, 3].
    */
   attend(
     buffers: StepBuffers,
