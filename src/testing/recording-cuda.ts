@@ -108,6 +108,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 512, select_plan_words: 1415 },
     ...{ selected_outer_ring: 4, selected_outer_chosen: shape.sparse.nSel - 3, selected_outer_blocks: 4 },
     ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
+    step_attend_shared: 40_000,
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;
