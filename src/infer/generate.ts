@@ -40,7 +40,8 @@ export interface TextPiece {
   readonly text: string;
 }
 
-type Source = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
+/** A model and what its text is made of. */
+export type Source = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
 
 /** Yields pieces of text as they become certain; returns what was drawn and why it ended. */
 export async function* generate(
