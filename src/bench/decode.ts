@@ -16,7 +16,7 @@ import { median } from './timing.js';
 import { TimedDevice } from './train-profile.js';
 
 const DECODE_KERNELS: Record<Branch, readonly string[]> = {
-  cmp: ['paged_compressed', 'paged_select'],
+  cmp: ['paged_compressed'],
   sel: ['paged_selected'],
   win: ['paged_window'],
 };

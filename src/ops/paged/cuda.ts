@@ -39,12 +39,13 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
     paged_join: (x, ...rest) => variant(x!).launch('paged_join', everywhere(), x, ...rest),
     paged_keep: (joined, ...rest) => variant(joined!).launch('paged_keep', everywhere(), joined, ...rest),
     paged_window: (...values) => attend('paged_window', values[0], headsAt(values, 10), values),
-    paged_compressed: (...values) => attend('paged_compressed', values[0], headsAt(values, 10), values),
-    paged_selected: (...values) => attend('paged_selected', values[0], headsAt(values, 11), values),
-    paged_select: (...values) => {
-      const count = values[values.length - 1] as number;
-      const shared = rowBytes(headsAt(values, 9), 2 * PROBABILITIES + 2 * count);
-      variant(values[0]!).launch('paged_select', everywhere(shared), ...values);
+    paged_compressed: (q, out, lse, reads, selected, ...where) => {
+      const heads = headsAt(where, 6);
+      const [l, d, , count] = where.slice(-4) as number[];
+      attend('paged_compressed', q, heads, [q, out, lse, reads, ...where.slice(0, -4), l, d]);
+      const shared = rowBytes(heads, 2 * PROBABILITIES + 2 * count);
+      variant(q!).launch('paged_select', everywhere(shared), q, lse, selected, ...where);
     },
+    paged_selected: (...values) => attend('paged_selected', values[0], headsAt(values, 11), values),
   };
 }

@@ -22,8 +22,7 @@ export const signatures = {
   paged_join: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_keep: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_window: [...attention, 'i64'],
-  paged_compressed: [...attention, 'i64', 'i64'],
-  paged_select: [...(['ptr', 'ptr', 'ptr'] as const), ...pages, ...tokens, ...heads, 'i64', 'i64', 'i64', 'i64'],
+  paged_compressed: ['ptr', ...attention, 'i64', 'i64', 'i64', 'i64'],
   paged_selected: ['ptr', ...attention, 'i64'],
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
@@ -128,34 +127,26 @@ export function pagedWindow(
   return { out, lse };
 }
 
+export interface PagedSelection extends PagedOutput {
+  /** The blocks each (token, group) attends to, i32 [T, G, n_sel]: exactly those `selectBlocks` gives. */
+  readonly selected: Tensor;
+}
+
+/** `q` over the compressed keys, and the blocks that their scores select. */
 export function pagedCompressed(
   tape: Tape,
   q: Tensor,
   from: Pages,
   tokens: NewTokens,
   shape: HeadShape,
-  { l, d }: SparseShape,
-  reads: Reads = null,
-): PagedOutput {
-  const { out, lse } = outputs(tape, q, tokens, shape);
-  tape.device.kernels(kernels).paged_compressed(q, out, lse, reads, ...where(from, tokens, shape), l, d);
-  return { out, lse };
-}
-
-/** The blocks each (token, group) attends to, i32 [T, G, n_sel]: exactly those `selectBlocks` gives. */
-export function pagedSelect(
-  tape: Tape,
-  q: Tensor,
-  lse: Tensor,
-  compressed: Pages,
-  tokens: NewTokens,
-  shape: HeadShape,
   { l, d, lSel, nSel }: SparseShape,
-): Tensor {
+  reads: Reads = null,
+): PagedSelection {
+  const { out, lse } = outputs(tape, q, tokens, shape);
   const selected = tape.empty([tokens.sequences.total, shape.groups, nSel], 'i32');
   const kernel = tape.device.kernels(kernels);
-  kernel.paged_select(q, lse, selected, ...where(compressed, tokens, shape), l, d, lSel, nSel);
-  return selected;
+  kernel.paged_compressed(q, out, lse, reads, selected, ...where(from, tokens, shape), l, d, lSel, nSel);
+  return { out, lse, selected };
 }
 
 /** Pages of one selection block each. */

@@ -56,7 +56,8 @@ struct Shared {
   int index[CANDIDATES], best_index[ROOM + 1], held;
   int selected[SEL_N], count, seen[2];
   // Selected and window branch: of every warp, then of the block.
-  float tops[2][WARPS][HPG], sums[2][WARPS][HPG], results[2][WARPS][HPG][DV];
+  alignas(16) float results[2][WARPS][HPG][DV];
+  float tops[2][WARPS][HPG], sums[2][WARPS][HPG];
   float block_tops[2][HPG], block_sums[2][HPG], block_results[2][HPG][DV];
   float share[2][CLUSTER][HPG], whole[2][HPG];
 };

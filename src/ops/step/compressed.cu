@@ -20,8 +20,9 @@ constexpr int THREADS = 128, WARPS = THREADS / 32;
 #endif
 
 struct Merge {
+  alignas(16) float results[WARPS][HPG][DV];
+  float tops[WARPS][HPG], sums[WARPS][HPG];
   int seen;
-  float tops[WARPS][HPG], sums[WARPS][HPG], results[WARPS][HPG][DV];
 };
 
 // Places of one (sequence, group, split) in the partial results.
