@@ -318,3 +318,29 @@ describe('settings', () => {
     });
   });
 });
+
+describe('slack', () => {
+  it('counts the tokens that change no page', () => {
+    const model = made({ nsa: { w: 150 } });
+    withCache(model, (make, cache) => {
+      const [slow, fast] = [make(), make()];
+      let [left, steps] = [0, 0];
+      for (let length = 0; length < 900; length++) {
+        cache.reserve(slow);
+        if (left === 0) {
+          cache.reserve(fast);
+          left = cache.slack(fast);
+          expect(left).toBeGreaterThan(0);
+          steps += 1;
+          cache.grow(fast);
+        } else fast.advance(1);
+        left -= 1;
+        cache.grow(slow);
+        // Both hold as many pages after every token: none was needed, and none could be given back.
+        expect(cache.bytes).toBe(2 * cacheBytes(model.shape, model.device, length + 1));
+        expect(fast.length).toBe(slow.length);
+      }
+      expect(steps).toBeLessThan(400);
+    });
+  });
+});

@@ -23,6 +23,9 @@ export class DeviceDecoder {
   /** What the device holds: the sequences' lengths, and the addresses of their tables. */
   #lengths: number[] = [];
   #addresses = new Map<Kind, BigUint64Array>();
+  #forks: number[] = [];
+  /** Steps of these sequences for which the device knows all pages. */
+  #slack = 0;
   #step: DeviceStep | null = null;
   /** A step runs once before it is recorded: then all of its kernels are compiled. */
   #hasRun = false;
@@ -40,11 +43,16 @@ export class DeviceDecoder {
    * have been one of the same sequences.
    */
   launch(sequences: readonly CachedSequence[], tokens: readonly number[] | null = null): void {
-    const step = this.prepare(sequences);
+    const ready = this.#isReady(sequences) ? this.#step : null;
+    const step = ready ?? this.prepare(sequences);
     if (tokens) step.ids.write(tokens);
     this.#run(step);
-    for (const sequence of sequences) this.#cache.grow(sequence);
-    this.#lengths = sequences.map(({ length }) => length);
+    this.#slack -= 1;
+    sequences.forEach((sequence, i) => {
+      if (ready) sequence.advance(1);
+      else this.#cache.grow(sequence);
+      this.#lengths[i] += 1;
+    });
   }
 
   /** Makes room for a token of each sequence and tells the device where; `launch` does it by itself. */
@@ -55,6 +63,9 @@ export class DeviceDecoder {
     const lengths = sequences.map(({ length }) => length);
     if (lengths.some((length, i) => length !== this.#lengths[i])) step.place(lengths);
     this.#lengths = lengths;
+    this.#forks = sequences.map(({ forks }) => forks);
+    const room = sequences.map((sequence) => Math.min(this.#cache.slack(sequence), step.context - sequence.length));
+    this.#slack = Math.min(...room);
     return step;
   }
 
@@ -83,6 +94,15 @@ export class DeviceDecoder {
   #launched(): DeviceStep {
     if (!this.#step) throw new Error('no step was launched yet');
     return this.#step;
+  }
+
+  /** Nothing has happened to the sequences since the last step, and it left room for another. */
+  #isReady(sequences: readonly CachedSequence[]): boolean {
+    if (this.#slack <= 0 || sequences.length !== this.#sequences.length) return false;
+    return sequences.every(
+      (sequence, i) =>
+        sequence === this.#sequences[i] && sequence.length === this.#lengths[i] && sequence.forks === this.#forks[i],
+    );
   }
 
   #stepFor(sequences: readonly CachedSequence[]): DeviceStep {
@@ -137,6 +157,7 @@ export class DeviceDecoder {
     this.#step = null;
     this.#hasRun = false;
     this.#lengths = [];
+    this.#slack = 0;
     this.#addresses = new Map();
     this.#sequences = [];
   }

@@ -84,6 +84,7 @@ export class CachedSequence {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
   #length: number;
+  #forks = 0;
 
   constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number) {
     this.cache = cache;
@@ -105,8 +106,14 @@ export class CachedSequence {
     this.#length += count;
   }
 
+  /** How often it was forked: a page that was its own may be shared since. */
+  get forks(): number {
+    return this.#forks;
+  }
+
   /** A second sequence with the same beginning. Pages are shared until one of the two writes. */
   fork(): CachedSequence {
+    this.#forks += 1;
     const lists = new Map([...this.lists].map(([kind, list]) => [kind, list.fork()]));
     return new CachedSequence(this.cache, lists, this.#length);
   }
@@ -162,6 +169,23 @@ export class DecodeCache {
   /** That token was written. */
   grow(sequence: CachedSequence): void {
     grow(sequence, 1, this.#kinds, this.shape);
+  }
+
+  /**
+   * Tokens from the one that room was made for on, which need no other pages and leave none behind: as long as nobody forks
+   * the sequence, `advance` does for them what `reserve` and `grow` do.
+   */
+  slack({ length }: CachedSequence): number {
+    const { l, d } = this.shape.nsa;
+    const w = windowOf(this.shape);
+    let tokens = Number.POSITIVE_INFINITY;
+    for (const [kind, { size }] of this.#kinds) {
+      if (kind === 'sel' || kind === 'win') tokens = Math.min(tokens, size - (length % size));
+      if (kind === 'win') tokens = Math.min(tokens, (firstWindowPage(length + 1, w, size) + 1) * size + w - 2 - length);
+      const pages = Math.ceil(compressedCount(length + 1, l, d) / size);
+      if (kind === 'cmp') tokens = Math.min(tokens, l + pages * size * d - 1 - length);
+    }
+    return Math.max(1, tokens);
   }
 
   /** Prepares a forward pass over `counts[i]` new tokens of each sequence. */
