@@ -7,42 +7,16 @@ import type { Device } from '../device/device.js';
 import { prefill, readTokens } from '../infer/decode.js';
 import { type CachedSequence, DecodeCache, predictedReads } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
-import { headShapeOf, type ModelShape } from '../model/shape.js';
-import { type NewTokens, storePages } from '../ops/paged/op.js';
-import { fillNormal } from '../tensor/random/op.js';
-import { Tensor } from '../tensor/tensor.js';
+import type { ModelShape } from '../model/shape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { benchDecodeOnGpu, benchPrefillOnGpu, isGpu } from './decode-cuda.js';
+import type { Branch, DecodeBench, DecodeRow, PrefillRow } from './decode-rows.js';
+import { fillCache } from './fill-cache.js';
 import { median } from './timing.js';
 import { TimedDevice } from './train-profile.js';
 
-export interface PrefillRow {
-  readonly S: number;
-  readonly batch: number;
-  readonly ms_total: number;
-  readonly ms_cmp: number;
-  readonly ms_sel: number;
-  readonly ms_win: number;
-  /** The whole model with dense attention; NaN where it was not measured. */
-  readonly ms_dense: number;
-  readonly tokens_per_s: number;
-}
-
-export interface DecodeRow extends PrefillRow {
-  /** Keys read by one token in one layer and group. */
-  readonly reads_measured: number;
-  readonly reads_predicted: number;
-}
-
-export interface DecodeBench {
-  readonly shape: ModelShape;
-  readonly batch: number;
-  readonly runs: number;
-  readonly dense: boolean;
-}
-
-type Branch = 'cmp' | 'sel' | 'win';
-
 const DECODE_KERNELS: Record<Branch, readonly string[]> = {
-  cmp: ['paged_compressed', 'paged_select'],
+  cmp: ['paged_compressed'],
   sel: ['paged_selected'],
   win: ['paged_window'],
 };
@@ -58,9 +32,11 @@ const WARM_UPS = 2;
 export function benchDecode(
   device: Device,
   lengths: readonly number[],
-  { shape, batch, runs, dense }: DecodeBench,
+  bench: DecodeBench,
   onRow: (row: DecodeRow) => void = () => {},
 ): DecodeRow[] {
+  if (isGpu(device)) return benchDecodeOnGpu(device, lengths, bench, onRow);
+  const { shape, batch, runs, dense } = bench;
   const denseMs = dense
     ? measureSteps(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
     : lengths.map(() => Number.NaN);
@@ -79,9 +55,11 @@ export function benchDecode(
 export function benchPrefill(
   device: Device,
   lengths: readonly number[],
-  { shape, batch, runs, dense }: DecodeBench,
+  bench: DecodeBench,
   onRow: (row: PrefillRow) => void = () => {},
 ): PrefillRow[] {
+  if (isGpu(device)) return benchPrefillOnGpu(device, lengths, bench, onRow);
+  const { shape, batch, runs, dense } = bench;
   const denseMs = dense
     ? measurePrefills(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
     : lengths.map(() => Number.NaN);
@@ -185,35 +163,4 @@ function timeRuns(
   }
   const middle = (name: Branch | 'total') => median(times.map((time) => time[name]));
   return { ms: middle('total'), branches: { ms_cmp: middle('cmp'), ms_sel: middle('sel'), ms_win: middle('win') } };
-}
-
-/** Random keys and values in place of a prefill, which would take much longer than what is measured. */
-function fillCache(cache: DecodeCache, sequences: readonly CachedSequence[], length: number): void {
-  const { device, shape } = cache;
-  const { groups, dk, dv } = headShapeOf(shape);
-  let stream = 0;
-  const random = (rows: number, size: number) => {
-    const tensor = Tensor.empty(device, [rows, groups, size]);
-    stream += 1;
-    fillNormal(tensor, { seed: 1, stream });
-    return tensor;
-  };
-  const step = cache.begin(
-    sequences,
-    sequences.map(() => length),
-  );
-  const fill = (kind: 'sel' | 'win' | 'cmp', layer: number, tokens: NewTokens) => {
-    const [k, v] = [random(tokens.sequences.total, dk), random(tokens.sequences.total, dv)];
-    storePages(device, k, v, step.pages(kind, layer), tokens);
-    k.free();
-    v.free();
-  };
-  for (let layer = 0; layer < shape.n_layers; layer++) {
-    fill('win', layer, step.tokens);
-    if (shape.attention === 'dense') continue;
-    fill('sel', layer, step.tokens);
-    fill('cmp', layer, step.blocks);
-  }
-  step.commit();
-  step.free();
 }

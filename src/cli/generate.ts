@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { environmentWarnings } from '../config/environment.js';
 import { UsageError } from '../errors.js';
+import { Conversation } from '../infer/conversation.js';
 import { withEnvironment } from '../infer/environment.js';
 import {
   DEFAULT_MAX_CONTEXT,
@@ -16,6 +17,8 @@ import {
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
 import { type DeviceChoice, deviceOption, openDevice } from './device.js';
+import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
+import { visible } from './generate-text.js';
 import { type Io, printJson } from './io.js';
 import { jsonOption, threadsOption, wholeNumber } from './options.js';
 
@@ -37,6 +40,7 @@ interface Options {
   readonly greedy?: boolean;
   readonly stop?: readonly string[];
   readonly device: DeviceChoice;
+  readonly precision?: 'fp32' | 'bf16';
   readonly threads?: number;
   readonly json?: boolean;
 }
@@ -75,6 +79,12 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
     .addOption(new Option('--greedy', 'always the most probable token').conflicts('temperature'))
     .option('--stop <text>', 'end before this text; may be repeated', (text, all: string[] = []) => [...all, text])
     .addOption(deviceOption('where to compute'))
+    .addOption(
+      new Option('--precision <name>', 'what to compute in (default: bf16 on CUDA, else fp32)').choices([
+        'fp32',
+        'bf16',
+      ]),
+    )
     .addOption(threadsOption())
     .addOption(jsonOption())
     .addHelpText('after', HELP)
@@ -82,26 +92,33 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
 }
 
 const HELP = `
-Without --prompt and --prompt-file the prompt is read from stdin when something is piped in; with no prompt at all
-the model begins a document. The text goes to stdout, everything else to stderr. Several prompts are continued side by
+Without --prompt and --prompt-file the prompt is read from stdin when something is piped in. On a terminal the model goes on
+line by line: ${INTERACTIVE_HELP}. With an empty prompt the model begins a document. The text goes to stdout, everything else to stderr. Several prompts are continued side by
 side, each with the text it would have alone; their texts come one after the other, each behind a line with its number.
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.err(`warning: ${warning}`);
   const { json = false, maxNewTokens, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
-  const prompts = await readPrompts(options, stdin);
+  const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
+  const prompts = isInteractive ? [] : await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
   const seed = options.seed ?? randomInt(2 ** 32);
-  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
+  const device = openDevice(options);
+  const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
+  const dtype = precision === 'bf16' ? 'bf16' : 'f32';
+  const { model, tokenizer, config, path, step, warnings } = loadModel(device, options.model, dtype);
   try {
     for (const warning of warnings) io.err(`warning: ${warning}`);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
+    const source = { model, tokenizer, config: withEnvironment(config, io.env) };
+    const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };
+    if (isInteractive) {
+      await interact(new Conversation(source, { maxNewTokens, maxContext, stop, sampling }), io, stdin);
+      return;
+    }
     const started = performance.now();
-    const stream = generateAll({ model, tokenizer, config: withEnvironment(config, io.env) }, prompts, {
-      ...{ maxNewTokens, maxContext, stop },
-      sampling: { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed },
-    });
+    const stream = generateAll(source, prompts, { maxNewTokens, maxContext, stop, sampling });
     const results = await print(stream, prompts.length, io, json);
     if (results === null) return;
     const seconds = (performance.now() - started) / 1000;
@@ -121,6 +138,15 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     );
   } finally {
     model.free();
+  }
+}
+
+async function interact(talk: Conversation, io: Io, stdin: Input): Promise<void> {
+  io.err(INTERACTIVE_HELP);
+  try {
+    await converse(talk, io, stdin as Input & NodeJS.ReadableStream); // a terminal is one
+  } finally {
+    talk.free();
   }
 }
 
@@ -167,14 +193,6 @@ async function print(
   } finally {
     io.stdout.off('error', close);
   }
-}
-
-/** Control characters as their pictures: a model's text must not steer the terminal. */
-function visible(text: string): string {
-  return text.replace(/[^\P{Cc}\n\t]/gu, (control) => {
-    const code = control.charCodeAt(0);
-    return code < 0x20 ? String.fromCharCode(0x2400 + code) : '\u2421';
-  });
 }
 
 async function readPrompts({ prompt, promptFile }: Options, stdin: Input): Promise<readonly string[]> {

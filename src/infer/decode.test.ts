@@ -1,23 +1,40 @@
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
-import { UsageError } from '../errors.js';
 import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { cpu } from '../testing/devices.js';
+import { devices, type TestDevice } from '../testing/devices.js';
+import { relativeError } from '../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
+import { lastLogits } from './context-reader.js';
 import { prefill, prefillTile, readTokens } from './decode.js';
-import { lastLogits } from './generate.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+
+/** How far logits may be apart on a GPU, where a step adds up in another order than a prefill, and may select another block. */
+const LIMIT = { f32: 1e-4, bf16: 6e-2 };
 
 const models: LanguageModel[] = [];
 afterAll(() => {
   for (const model of models) model.free();
 });
 
-function made(sections: Parameters<typeof tinyConfig>[0] = {}): LanguageModel {
-  const model = tinyModel(tinyConfig(sections));
+function made(sections: Parameters<typeof tinyConfig>[0] = {}, on?: TestDevice): LanguageModel {
+  const place = on ? { device: on.device(), dtype: on.dtype } : {};
+  const model = tinyModel(tinyConfig(sections), 256, 5, place);
   models.push(model);
+  if (on) lastLogits(model, [1]); // rounded copies of the weights are made at their first use
   return model;
+}
+
+/** The same bits on the CPU, near enough on a GPU. */
+function expectSame(model: LanguageModel, actual: readonly Float32Array[], expected: readonly Float32Array[]): void {
+  if (model.device.kind === 'cpu') {
+    expect(actual).toEqual(expected);
+    return;
+  }
+  expect(actual).toHaveLength(expected.length);
+  actual.forEach((logits, i) => {
+    expect(relativeError(logits, expected[i]), `logits ${i}`).toBeLessThan(LIMIT[model.dtype]);
+  });
 }
 
 function text(length: number, seed = 1): number[] {
@@ -26,8 +43,9 @@ function text(length: number, seed = 1): number[] {
 
 /** Runs `body` with sequences that are freed after it, and checks that nothing is left of the cache. */
 function withCache<T>(model: LanguageModel, body: (make: () => CachedSequence, cache: DecodeCache) => T): T {
-  const before = cpu().pool.bytesInUse;
-  const cache = new DecodeCache(cpu(), model.shape);
+  const { device, shape, dtype } = model;
+  const before = device.pool.bytesInUse;
+  const cache = new DecodeCache(device, shape, dtype);
   const sequences: CachedSequence[] = [];
   const result = body(() => {
     const sequence = cache.sequence();
@@ -36,7 +54,7 @@ function withCache<T>(model: LanguageModel, body: (make: () => CachedSequence, c
   }, cache);
   for (const sequence of sequences) sequence.free();
   expect(cache.bytes).toBe(0);
-  expect(cpu().pool.bytesInUse).toBe(before);
+  expect(device.pool.bytesInUse).toBe(before);
   return result;
 }
 
@@ -60,15 +78,15 @@ const variants = {
   dense: { model: { attention: 'dense' } },
 };
 
-describe('prefill and decode', () => {
+describe.each(devices())('prefill and decode on $name', (on) => {
   it.each(Object.entries(variants))(
-    'equal a prefill of the whole at every split, bit for bit: %s',
+    'equal a prefill of the whole at every split (bit for bit on the CPU): %s',
     async (_, sections) => {
-      const model = made(sections);
+      const model = made(sections, on);
       const tokens = text(37);
       const whole = tokens.map((_, i) => lastLogits(model, tokens.slice(0, i + 1)));
       for (let split = 1; split < tokens.length; split++) {
-        expect(decoded(model, tokens, split)).toEqual(whole.slice(split - 1));
+        expectSame(model, decoded(model, tokens, split), whole.slice(split - 1));
         await setImmediate(); // the model blocks; let the runner speak
       }
     },
@@ -76,18 +94,25 @@ describe('prefill and decode', () => {
 
   const long = { 'wide window': { l: 4, d: 2, w: 200 }, 'many blocks': { l: 2, d: 1, n_sel: 7, l_sel: 4, w: 130 } };
   it.each(Object.entries(long))('equal it across the edges of pages and windows: %s', async (_, nsa) => {
-    const model = made({ nsa });
+    const model = made({ nsa }, on);
     const tokens = text(420);
     for (const split of [1, 127, 128, 129, 200, 201, 256, 257, 300]) {
       const got = decoded(model, tokens, split);
       for (const at of [split, split + 1, 128, 129, 130, 255, 256, 257, 258, 300, 384, 385, 420])
-        if (at >= split) expect(got[at - split]).toEqual(lastLogits(model, tokens.slice(0, at)));
+        if (at >= split) expectSame(model, [got[at - split]], [lastLogits(model, tokens.slice(0, at))]);
       await setImmediate();
     }
   });
 
+  /** Rounding to bf16 turns some near ties of the second layer round. */
+  const expectSelected = (actual: number[][], expected: number[][]) => {
+    if (on.dtype === 'f32') expect(actual).toEqual(expected);
+    const apart = actual.flat().filter((block, i) => block !== expected.flat()[i]).length;
+    expect(apart).toBeLessThan(0.1 * actual.flat().length);
+  };
+
   it('select what a prefill selects', () => {
-    const model = made();
+    const model = made({}, on);
     const tokens = text(90);
     const selections = (run: (observer: { selected(layer: number, selected: { read(): unknown }): void }) => void) => {
       const all: number[][] = [[], []];
@@ -104,35 +129,39 @@ describe('prefill and decode', () => {
       }),
     );
     expect(whole[0]).toHaveLength(90 * 2 * 3);
-    expect(steps).toEqual(whole);
+    expectSelected(steps, whole);
     // Not only the forced blocks 0, cur-1 and cur: this model has no free slot, the next one has two.
-    const wide = made({ nsa: { n_sel: 5 } });
+    const wide = made({ nsa: { n_sel: 5 } }, on);
     const free = selections((observer) =>
       withCache(wide, (make) => prefill(wide, [make()], [tokens], 7, { observer })),
     );
     const wanted = selections((observer) =>
       withCache(wide, (make) => prefill(wide, [make()], [tokens], null, { observer })),
     );
-    expect(free).toEqual(wanted);
+    expectSelected(free, wanted);
     expect(new Set(wanted[1].filter((_, i) => i % 5 === 1)).size).toBeGreaterThan(3);
   });
 
   it.each([1, 2, 5, 16, 128, 1000])('in tiles of %i tokens', (tile) => {
-    const model = made({ nsa: { w: 140 } });
+    const model = made({ nsa: { w: 140 } }, on);
     const tokens = text(150);
     const [logits] = withCache(model, (make) => prefill(model, [make()], [tokens], tile));
-    expect(logits).toEqual(lastLogits(model, tokens));
+    expectSame(model, [logits], [lastLogits(model, tokens)]);
   });
 
   it('of a batch equal those of each sequence alone', () => {
-    const model = made();
+    const model = made({}, on);
     const lengths = [1, 3, 9, 33, 60];
     const prompts = lengths.map((length, i) => text(length, i + 1));
     const next = [4, 90, 17, 200, 3, 65];
     for (const tile of [null, 4])
       withCache(model, (make) => {
         const sequences = prompts.map(make);
-        expect(prefill(model, sequences, prompts, tile)).toEqual(prompts.map((prompt) => lastLogits(model, prompt)));
+        expectSame(
+          model,
+          prefill(model, sequences, prompts, tile),
+          prompts.map((prompt) => lastLogits(model, prompt)),
+        );
         next.forEach((token, i) => {
           // Every other sequence rests now and then, so that they grow apart.
           const rows = sequences.flatMap((_, row) => (i % 2 === 0 || row % 2 === 0 ? [row] : []));
@@ -143,26 +172,16 @@ describe('prefill and decode', () => {
           );
           rows.forEach((row, at) => {
             prompts[row] = [...prompts[row], token + row];
-            expect(logits[at]).toEqual(lastLogits(model, prompts[row]));
+            expectSame(model, [logits[at]], [lastLogits(model, prompts[row])]);
           });
         });
       });
   });
-
-  it('do not depend on the number of threads', () => {
-    const model = made();
-    const tokens = text(70);
-    expectSameForAnyThreadCount(() =>
-      decoded(model, tokens, 40).map(
-        ({ buffer, byteOffset, byteLength }) => new Uint8Array(buffer, byteOffset, byteLength),
-      ),
-    );
-  });
 });
 
-describe('a fork', () => {
+describe.each(devices())('a fork on $name', (on) => {
   it('equals reading everything again, and leaves the other untouched', () => {
-    const model = made({ nsa: { w: 20 } });
+    const model = made({ nsa: { w: 20 } }, on);
     const prefix = text(45);
     const [left, right] = [text(30, 3), text(30, 4)];
     withCache(model, (make) => {
@@ -171,15 +190,15 @@ describe('a fork', () => {
       const branch = trunk.fork();
       left.forEach((token, i) => {
         const [a, b] = readTokens(model, [trunk, branch], [[token], [right[i]]]);
-        expect(a).toEqual(lastLogits(model, [...prefix, ...left.slice(0, i + 1)]));
-        expect(b).toEqual(lastLogits(model, [...prefix, ...right.slice(0, i + 1)]));
+        expectSame(model, [a], [lastLogits(model, [...prefix, ...left.slice(0, i + 1)])]);
+        expectSame(model, [b], [lastLogits(model, [...prefix, ...right.slice(0, i + 1)])]);
       });
       branch.free();
     });
   });
 
   it('shares all pages until one of the two writes, and then copies the last of each kind', () => {
-    const model = made();
+    const model = made({}, on);
     withCache(model, (make, cache) => {
       const trunk = make();
       prefill(model, [trunk], [text(1003)]);
@@ -188,39 +207,51 @@ describe('a fork', () => {
       expect(cache.bytes).toBe(before);
       readTokens(model, [branches[0]], [[5]]);
       expect(cache.bytes - before).toBeGreaterThan(0);
-      expect(cache.bytes - before).toBeLessThan(cacheBytes(model.shape, cpu(), 8) + 1);
+      expect(cache.bytes - before).toBeLessThan(cacheBytes(model.shape, model.device, 8, model.dtype) + 1);
       for (const branch of branches) branch.free();
       expect(cache.bytes).toBe(before);
     });
   });
 
   it('outlives what it was forked from', () => {
-    const model = made();
+    const model = made({}, on);
     withCache(model, (_make, cache) => {
       const trunk = cache.sequence();
       prefill(model, [trunk], [text(45)]);
       const branch = trunk.fork();
       trunk.free();
-      expect(readTokens(model, [branch], [[7]])).toEqual([lastLogits(model, [...text(45), 7])]);
+      expectSame(model, readTokens(model, [branch], [[7]]), [lastLogits(model, [...text(45), 7])]);
       branch.free();
     });
   });
 });
 
-describe('memory', () => {
+describe.each(devices())('memory on $name', (on) => {
   it.each(['nsa', 'dense'])('is what was predicted at every length: %s', (attention) => {
-    const model = made({ model: { attention }, nsa: { w: 150 } });
+    const model = made({ model: { attention }, nsa: { w: 150 } }, on);
     withCache(model, (make, cache) => {
       const sequence = make();
       for (let length = 1; length <= 400; length++) {
         readTokens(model, [sequence], [[length % 256]]);
-        expect(cache.bytes).toBe(cacheBytes(model.shape, cpu(), length));
+        expect(cache.bytes).toBe(cacheBytes(model.shape, model.device, length, model.dtype));
       }
       const whole = make();
       prefill(model, [whole], [text(400)]);
-      expect(cache.bytes).toBe(2 * cacheBytes(model.shape, cpu(), 400));
+      expect(cache.bytes).toBe(2 * cacheBytes(model.shape, model.device, 400, model.dtype));
     });
-    expect(cacheBytes(model.shape, cpu(), 0)).toBe(0);
+    expect(cacheBytes(model.shape, model.device, 0)).toBe(0);
+  });
+});
+
+describe('prefill and decode on the CPU', () => {
+  it('do not depend on the number of threads', () => {
+    const model = made();
+    const tokens = text(70);
+    expectSameForAnyThreadCount(() =>
+      decoded(model, tokens, 40).map(
+        ({ buffer, byteOffset, byteLength }) => new Uint8Array(buffer, byteOffset, byteLength),
+      ),
+    );
   });
 });
 
@@ -233,9 +264,9 @@ describe('reads', () => {
   });
 });
 
-describe('reads of a step', () => {
+describe.each(devices())('reads of a step on $name', (on) => {
   it('are counted where they happen: as predicted once every block is full, never more', () => {
-    const model = made({ nsa: { n_sel: 4 } });
+    const model = made({ nsa: { n_sel: 4 } }, on);
     const { nsa } = model.shape;
     withCache(model, (make) => {
       const sequence = make();
@@ -279,17 +310,37 @@ describe('settings', () => {
     expect(prefillTile({ runtime: { ...runtime, prefill_tile: 64, prefill_batched: false } })).toBe(1);
   });
 
-  it('a device without a cache says so', () => {
-    const gpu = { ...cpu(), kind: 'cuda' as const };
-    expect(() => new DecodeCache(gpu as never, made().shape)).toThrow(UsageError);
-    expect(() => new DecodeCache(gpu as never, made().shape)).toThrow('the decode cache is not there yet on cuda');
-  });
-
   it('one sequence cannot be twice in a step', () => {
     const model = made();
     withCache(model, (make) => {
       const sequence = make();
       expect(() => readTokens(model, [sequence, sequence], [[1], [2]])).toThrow('twice');
+    });
+  });
+});
+
+describe('slack', () => {
+  it('counts the tokens that change no page', () => {
+    const model = made({ nsa: { w: 150 } });
+    withCache(model, (make, cache) => {
+      const [slow, fast] = [make(), make()];
+      let [left, steps] = [0, 0];
+      for (let length = 0; length < 900; length++) {
+        cache.reserve(slow);
+        if (left === 0) {
+          cache.reserve(fast);
+          left = cache.slack(fast);
+          expect(left).toBeGreaterThan(0);
+          steps += 1;
+          cache.grow(fast);
+        } else fast.advance(1);
+        left -= 1;
+        cache.grow(slow);
+        // Both hold as many pages after every token: none was needed, and none could be given back.
+        expect(cache.bytes).toBe(2 * cacheBytes(model.shape, model.device, length + 1));
+        expect(fast.length).toBe(slow.length);
+      }
+      expect(steps).toBeLessThan(400);
     });
   });
 });

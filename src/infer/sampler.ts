@@ -56,6 +56,11 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
   };
 }
 
+/** Whether these options always give the most probable token of the logits as they are. */
+export function isArgmax({ temperature = 1, repetitionPenalty = 1 }: SamplingOptions = {}): boolean {
+  return temperature === 0 && repetitionPenalty === 1;
+}
+
 function penalized(logits: Float32Array, seen: Iterable<number>, penalty: number): Float32Array {
   const result = logits.slice();
   for (const token of new Set(seen)) {

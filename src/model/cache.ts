@@ -7,37 +7,37 @@
  * block of every layer: memory grows by need, and sequences with a common beginning share it (`fork`).
  */
 import type { Device } from '../device/device.js';
-import { UsageError } from '../errors.js';
 import type { HeadShape } from '../ops/attention.js';
 import type { SparseLayout } from '../ops/nsa.js';
-import { type NewTokens, type Pages, pageFloats, pageSizes } from '../ops/paged/op.js';
+import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/paged/op.js';
 import { compressedCount, Sequences } from '../ops/sequences.js';
-import { Tensor } from '../tensor/tensor.js';
+import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
+import type { ComputeDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
 import { headShapeOf, type ModelShape } from './shape.js';
 
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
-type Kind = 'sel' | 'win' | 'cmp' | 'tail';
+export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
 
 interface KindLayout {
   /** Keys of a page. */
   readonly size: number;
-  /** Floats of one layer in a page. */
-  readonly floats: number;
+  /** Numbers of one layer in a page. */
+  readonly numbers: number;
 }
 
 /** How a model's cache is cut into pages on a device. */
 function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const heads = headShapeOf(shape);
   const { block, lanes } = pageSizes(device);
-  const page = (size: number) => ({ size, floats: pageFloats(heads, size, lanes) });
+  const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
   if (shape.attention === 'dense') return new Map([['win', page(block)]]);
   const { l, l_sel } = shape.nsa;
   return new Map([
     ['sel', page(l_sel)],
     ['win', page(block)],
     ['cmp', page(block)],
-    ['tail', { size: l, floats: l * rawRow(heads) }],
+    ['tail', { size: l, numbers: l * rawRow(heads) }],
   ]);
 }
 
@@ -56,11 +56,11 @@ function firstWindowPage(position: number, w: number, size: number): number {
 }
 
 /** Bytes of the pages of one sequence of `length` tokens. */
-export function cacheBytes(shape: ModelShape, device: Device, length: number): number {
+export function cacheBytes(shape: ModelShape, device: Device, length: number, dtype: ComputeDtype = 'f32'): number {
   if (length === 0) return 0;
   const { l, d } = shape.nsa;
-  let floats = 0;
-  for (const [kind, { size, floats: perLayer }] of kindLayouts(shape, device)) {
+  let numbers = 0;
+  for (const [kind, { size, numbers: perLayer }] of kindLayouts(shape, device)) {
     const upTo = (count: number) => Math.ceil(count / size);
     const counts: Record<Kind, number> = {
       sel: upTo(length),
@@ -68,9 +68,9 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number): n
       cmp: upTo(compressedCount(length, l, d)),
       tail: 1,
     };
-    floats += counts[kind] * perLayer * shape.n_layers;
+    numbers += counts[kind] * perLayer * shape.n_layers;
   }
-  return floats * Float32Array.BYTES_PER_ELEMENT;
+  return numbers * DTYPE_BYTES[dtype];
 }
 
 /** Keys that a decode step at context length `S` reads per layer and group, by attention.md's formula. */
@@ -79,16 +79,12 @@ export function predictedReads({ nsa, attention }: ModelShape, S: number): numbe
   return compressedCount(S, nsa.l, nsa.d) + nsa.n_sel * nsa.l_sel + Math.min(nsa.w, S);
 }
 
-/** Why this device cannot decode from a cache; null if it can. */
-export function cacheRefusal(device: Device): string | null {
-  return device.kind === 'cpu' ? null : `the decode cache is not there yet on ${device.kind}`;
-}
-
 /** One sequence's place in a cache. */
 export class CachedSequence {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
   #length: number;
+  #forks = 0;
 
   constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number) {
     this.cache = cache;
@@ -101,12 +97,23 @@ export class CachedSequence {
     return this.#length;
   }
 
+  /** The address of the table of its pages on the device, up to date. */
+  table(kind: Kind): bigint {
+    return listOf(this.lists, kind).tableAddress();
+  }
+
   advance(count: number): void {
     this.#length += count;
   }
 
+  /** How often it was forked: a page that was its own may be shared since. */
+  get forks(): number {
+    return this.#forks;
+  }
+
   /** A second sequence with the same beginning. Pages are shared until one of the two writes. */
   fork(): CachedSequence {
+    this.#forks += 1;
     const lists = new Map([...this.lists].map(([kind, list]) => [kind, list.fork()]));
     return new CachedSequence(this.cache, lists, this.#length);
   }
@@ -119,17 +126,18 @@ export class CachedSequence {
 export class DecodeCache {
   readonly device: Device;
   readonly shape: ModelShape;
+  readonly dtype: ComputeDtype;
   readonly #kinds: Map<Kind, KindLayout>;
   readonly #stores: Map<Kind, PageStore>;
 
-  constructor(device: Device, shape: ModelShape) {
-    const refusal = cacheRefusal(device);
-    if (refusal !== null) throw new UsageError(refusal);
+  /** `dtype`: that of the model. */
+  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = 'f32') {
     this.device = device;
     this.shape = shape;
+    this.dtype = dtype;
     this.#kinds = kindLayouts(shape, device);
     this.#stores = new Map(
-      [...this.#kinds].map(([kind, { floats }]) => [kind, new PageStore(device, floats * shape.n_layers)]),
+      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.n_layers, dtype)]),
     );
   }
 
@@ -141,6 +149,43 @@ export class DecodeCache {
   /** An empty sequence; the caller frees it. */
   sequence(): CachedSequence {
     return new CachedSequence(this, new Map([...this.#stores].map(([kind, store]) => [kind, new PageList(store)])), 0);
+  }
+
+  /** The kinds of pages that sequences of this model have. */
+  get kinds(): Kind[] {
+    return [...this.#kinds.keys()];
+  }
+
+  /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
+  pages(kind: Kind, layer: number, tables: Tensor): Pages {
+    return pagesOf(this.#kinds, kind, layer, tables);
+  }
+
+  /** Room for one more token of a sequence, which a step on the device writes (`CachedSequence.table` may be new then). */
+  reserve(sequence: CachedSequence): void {
+    makeRoom(sequence, sequence.length + 1, this.#kinds, this.shape, false);
+  }
+
+  /** That token was written. */
+  grow(sequence: CachedSequence): void {
+    grow(sequence, 1, this.#kinds, this.shape);
+  }
+
+  /**
+   * Tokens from the one that room was made for on, which need no other pages and leave none behind: as long as nobody forks
+   * the sequence, `advance` does for them what `reserve` and `grow` do.
+   */
+  slack({ length }: CachedSequence): number {
+    const { l, d } = this.shape.nsa;
+    const w = windowOf(this.shape);
+    let tokens = Number.POSITIVE_INFINITY;
+    for (const [kind, { size }] of this.#kinds) {
+      if (kind === 'sel' || kind === 'win') tokens = Math.min(tokens, size - (length % size));
+      if (kind === 'win') tokens = Math.min(tokens, (firstWindowPage(length + 1, w, size) + 1) * size + w - 2 - length);
+      const pages = Math.ceil(compressedCount(length + 1, l, d) / size);
+      if (kind === 'cmp') tokens = Math.min(tokens, l + pages * size * d - 1 - length);
+    }
+    return Math.max(1, tokens);
   }
 
   /** Prepares a forward pass over `counts[i]` new tokens of each sequence. */
@@ -197,11 +242,13 @@ export class CacheStep {
     this.blockPositions = numbers(known.map((count) => count * d));
     this.done = numbers(sequencesOfBlocks.lengths.map((count) => count * d));
     this.isFresh = lengths.every((length) => length === 0);
-    this.#makeRoom(sequencesOfBlocks.lengths, known);
+    sequences.forEach((sequence, i) => {
+      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, this.isFresh);
+    });
     this.#tables = new Map(
       [...kinds.keys()].map((kind) => {
         const tables = Tensor.empty(device, [sequences.length], 'f64');
-        const addresses = BigUint64Array.from(sequences, ({ lists }) => listOf(lists, kind).tableAddress());
+        const addresses = BigUint64Array.from(sequences, (sequence) => sequence.table(kind));
         tables.writeBytes(new Uint8Array(addresses.buffer));
         return [kind, tables];
       }),
@@ -209,8 +256,7 @@ export class CacheStep {
   }
 
   pages(kind: Kind, layer: number): Pages {
-    const { size, floats } = listOf(this.#kinds, kind);
-    return { tables: listOf(this.#tables, kind), place: layer * floats, size };
+    return pagesOf(this.#kinds, kind, layer, listOf(this.#tables, kind));
   }
 
   /** The raw keys or values of a layer. */
@@ -222,11 +268,8 @@ export class CacheStep {
 
   /** The pass has run: its tokens belong to the sequences. */
   commit(): void {
-    const w = windowOf(this.#shape);
-    const { size } = listOf(this.#kinds, 'win');
     this.#sequences.forEach((sequence, i) => {
-      sequence.advance(this.#counts[i]);
-      listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, w, size));
+      grow(sequence, this.#counts[i], this.#kinds, this.#shape);
     });
   }
 
@@ -235,23 +278,39 @@ export class CacheStep {
     for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
     for (const tables of this.#tables.values()) tables.free();
   }
+}
 
-  #makeRoom(newBlocks: readonly number[], known: readonly number[]): void {
-    const w = windowOf(this.#shape);
-    this.#sequences.forEach(({ lists, length }, i) => {
-      const end = length + this.#counts[i];
-      for (const [kind, { size }] of this.#kinds) {
-        const list = listOf(lists, kind);
-        const room = (from: number, to: number) => {
-          if (to > from) list.writable(Math.floor(from / size), Math.ceil(to / size));
-        };
-        if (kind === 'sel') room(length, end);
-        else if (kind === 'cmp') room(known[i], known[i] + newBlocks[i]);
-        else if (kind === 'tail') room(0, size);
-        // A prefill of everything at once needs no page of the tokens that its last window has left behind.
-        else room(this.isFresh ? Math.max(0, end - w + 1) : length, end);
-      }
-    });
+function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
+  const { size, numbers } = listOf(kinds, kind);
+  return { tables, place: layer * numbers, size };
+}
+
+/** The tokens were written; pages that no later window reaches are given back. */
+function grow(sequence: CachedSequence, count: number, kinds: ReadonlyMap<Kind, KindLayout>, shape: ModelShape): void {
+  sequence.advance(count);
+  const { size } = listOf(kinds, 'win');
+  listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
+}
+
+/** Makes the pages that tokens `sequence.length` to `end` are written to the sequence's own. */
+function makeRoom(
+  { lists, length }: CachedSequence,
+  end: number,
+  kinds: ReadonlyMap<Kind, KindLayout>,
+  shape: ModelShape,
+  isFresh: boolean,
+): void {
+  const { l, d } = shape.nsa;
+  for (const [kind, { size }] of kinds) {
+    const list = listOf(lists, kind);
+    const room = (from: number, to: number) => {
+      if (to > from) list.writable(Math.floor(from / size), Math.ceil(to / size));
+    };
+    if (kind === 'sel') room(length, end);
+    else if (kind === 'cmp') room(compressedCount(length, l, d), compressedCount(end, l, d));
+    else if (kind === 'tail') room(0, size);
+    // A prefill of everything at once needs no page of the tokens that its last window has left behind.
+    else room(isFresh ? Math.max(0, end - windowOf(shape) + 1) : length, end);
   }
 }
 

@@ -1,7 +1,7 @@
 /** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
 import { combine } from '../ops/combine/op.js';
 import type { SparseOutputs } from '../ops/nsa.js';
-import { pagedCompressed, pagedSelect, pagedSelected, pagedWindow } from '../ops/paged/op.js';
+import { pagedCompressed, pagedSelected, pagedWindow } from '../ops/paged/op.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep } from './cache.js';
@@ -25,9 +25,8 @@ export function cachedSparseAttention(
 ): SparseOutputs {
   const { tokens } = cache;
   const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
-  const compressed = cache.pages('cmp', layer);
-  const cmp = pagedCompressed(tape, q, compressed, tokens, heads, sparse, reads?.cmp);
-  const selected = pagedSelect(tape, q, cmp.lse, compressed, tokens, heads, sparse);
+  const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
+  const { selected } = cmp;
   const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
   const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
   const out = combine(tape, gates, cmp.out, sel.out, win.out);

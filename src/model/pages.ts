@@ -1,6 +1,6 @@
 /** Pages of cached keys and values: taken when a sequence grows into them, shared by forks, copied when one writes. */
 import type { Device } from '../device/device.js';
-import { Tensor } from '../tensor/tensor.js';
+import { DTYPE_BYTES, type Dtype, Tensor } from '../tensor/tensor.js';
 
 const ADDRESS_BYTES = 8;
 
@@ -10,25 +10,27 @@ interface Page {
   holders: number;
 }
 
-/** All pages of one kind: the same number of floats for each. */
+/** All pages of one kind: as many numbers for each. */
 export class PageStore {
   readonly device: Device;
-  readonly floats: number;
+  readonly numbers: number;
+  readonly dtype: Dtype;
   #pages = 0;
 
-  constructor(device: Device, floats: number) {
+  constructor(device: Device, numbers: number, dtype: Dtype) {
     this.device = device;
-    this.floats = floats;
+    this.numbers = numbers;
+    this.dtype = dtype;
   }
 
   /** What the pages take that some sequence holds; one that is shared counts once. */
   get bytes(): number {
-    return this.#pages * this.floats * Float32Array.BYTES_PER_ELEMENT;
+    return this.#pages * this.numbers * DTYPE_BYTES[this.dtype];
   }
 
   take(): Page {
     this.#pages += 1;
-    return { memory: Tensor.zeros(this.device, [this.floats]), holders: 1 };
+    return { memory: Tensor.zeros(this.device, [this.numbers], this.dtype), holders: 1 };
   }
 
   release(page: Page): void {

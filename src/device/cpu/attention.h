@@ -134,6 +134,8 @@ struct Softmax {
 struct Buffers {
   float* scores;    // [rows][pad(size)]
   float* products;  // [rows][pad(dv)]
+  float* kept = nullptr;  // where the scores of the block's first key go before they become probabilities, if anywhere
+  int64_t kept_stride = 0;  // from row to row there
 };
 
 // The keys of a block that a row sees: [low, high).
@@ -162,6 +164,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
     const int64_t count = std::min<int64_t>(rows - first, kTileRows * 64);
     for (int64_t r = first; r < first + count; ++r) {
       float* row = scores + r * columns;
+      if (buffers.kept) std::memcpy(buffers.kept + r * buffers.kept_stride + start, row, sizeof(float) * columns);
       mask_row(row, start, columns, ranges ? ranges[r] : whole, kNone);
       const int64_t at = map ? map[r] : r;
       vec most = load(row);

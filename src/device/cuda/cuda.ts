@@ -12,6 +12,7 @@ import { CudaCompiler, type CudaCompilerOptions, findBackend } from './compile.j
 import { CublasLt } from './cublaslt.js';
 import { ATTRIBUTE, CudaError, Driver } from './driver.js';
 import { LibraryMissing } from './libraries.js';
+import { OverlappingLaunch } from './overlapping-launch.js';
 import {
   type CudaCode,
   type CudaRuntime,
@@ -36,6 +37,8 @@ const SMALLEST_ARCHITECTURE = 80;
 const SPIN_MS = 0.3;
 const WAIT_MS = 0.05;
 const NOBODY = new Int32Array(new SharedArrayBuffer(4));
+/** From here on a kernel may start before the one ahead of it ends. */
+const OVERLAP_ARCHITECTURE = 90;
 
 export interface CudaOptions {
   /** Which GPU, counted from 0 among the visible ones. */
@@ -99,6 +102,7 @@ export class CudaDevice implements Device, CudaRuntime {
   #isRecording = false;
   /** Where the arguments of a launch are put: the driver copies them before the call returns. */
   readonly #arguments: ArgumentTable;
+  readonly #overlapping: OverlappingLaunch;
   #launches = 0;
   #marks: Mark[] | null = null;
   readonly #index: number;
@@ -134,6 +138,7 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#pool = this.newPool();
     this.#staging = new Staging(driver, STAGING_BYTES);
     this.#arguments = new ArgumentTable();
+    this.#overlapping = new OverlappingLaunch(this.stream);
   }
 
   /** What tells this GPU from all others, on every machine. */
@@ -423,24 +428,17 @@ export class CudaDevice implements Device, CudaRuntime {
     );
   }
 
-  #launch(kernel: bigint, { grid, block, shared = 0 }: LaunchShape, values: readonly LaunchArgument[]): void {
+  #launch(kernel: bigint, shape: LaunchShape, values: readonly LaunchArgument[]): void {
+    const { grid, block, shared = 0 } = shape;
     const [x, y = 1, z = 1] = typeof grid === 'number' ? [grid] : grid;
     if (x === 0 || y === 0 || z === 0) return;
     this.#arguments.set(values);
     this.#launches += 1;
-    const status = this.driver.launchKernel(
-      kernel,
-      x,
-      y,
-      z,
-      block,
-      1,
-      1,
-      shared,
-      this.stream,
-      this.#arguments.table,
-      null,
-    );
+    const { table } = this.#arguments;
+    const overlaps = shape.overlap === true && this.architecture >= OVERLAP_ARCHITECTURE;
+    const status = overlaps
+      ? this.#overlapping.launch(this.driver, kernel, [x, y, z], block, shared, table)
+      : this.driver.launchKernel(kernel, x, y, z, block, 1, 1, shared, this.stream, table, null);
     if (status !== 0)
       throw new CudaError(
         `CUDA: a launch of ${x}x${y}x${z} blocks of ${block} threads with ${shared} bytes of shared memory failed: ` +

@@ -52,6 +52,7 @@ const FUNCTIONS = {
   cuModuleGetFunction: [out, handle, 'str'],
   cuModuleGetGlobal_v2: [out, out, handle, 'str'],
   cuFuncSetAttribute: [handle, 'int', 'int'],
+  cuLaunchKernelEx: [handle, handle, handle, handle],
   cuLaunchKernel: [handle, 'uint', 'uint', 'uint', 'uint', 'uint', 'uint', 'uint', handle, handle, handle],
 } as const;
 
@@ -195,6 +196,11 @@ export class Driver {
   /** The hottest call of all, without the search by name. */
   get launchKernel(): Native {
     return this.#calls.cuLaunchKernel;
+  }
+
+  /** The same with attributes: `config` is a CUlaunchConfig in native memory. */
+  get launchKernelEx(): Native {
+    return this.#calls.cuLaunchKernelEx;
   }
 
   describe(status: number): string {

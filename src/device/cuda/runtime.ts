@@ -30,6 +30,11 @@ export interface LaunchShape {
   readonly block: number;
   /** Bytes of dynamic shared memory. */
   readonly shared?: number;
+  /**
+   * The kernel may start while the one launched before it still runs; it waits by itself (griddepcontrol.wait) before it
+   * touches what that one writes. Hopper and newer; others ignore it.
+   */
+  readonly overlap?: boolean;
 }
 
 /** A compiled source file. */

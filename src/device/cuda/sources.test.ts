@@ -9,6 +9,9 @@ import { setImmediate } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { configSchema } from '../../config/schema.js';
+import { prefill } from '../../infer/decode.js';
+import { DecodeCache } from '../../model/cache.js';
+import { DeviceStep, deviceStepRefusal } from '../../model/device-step.js';
 import { LanguageModel } from '../../model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../../model/shape.js';
 import { AdamW, STEP_SCALARS } from '../../ops/adamw/op.js';
@@ -72,6 +75,18 @@ function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptio
   return device.wanted;
 }
 
+/** Everything that reading a prompt in tiles and decoding compile. */
+function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number): NotingCuda['wanted'] {
+  const device = new NotingCuda(shape);
+  const model = new LanguageModel(device, shape, 1, dtype);
+  const cache = new DecodeCache(device, shape, dtype);
+  const sequences = Array.from({ length: batch }, () => cache.sequence());
+  const prompts = sequences.map(() => Array.from({ length: 70 }, (_, i) => i));
+  prefill(model, sequences, prompts, 50);
+  if (deviceStepRefusal(model) === null) new DeviceStep(model, cache, batch, { context: 8192 }).launch();
+  return device.wanted;
+}
+
 describe('CUDA sources', () => {
   const missing = cudaCompilerAbsence();
   const cache = mkdtempSync(join(tmpdir(), 'trefoil-sources-'));
@@ -88,17 +103,34 @@ describe('CUDA sources', () => {
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
   ];
 
-  it.each(CASES)('of %s compile for Hopper', async (name, shape, dtype, kernels) => {
-    const wanted = wantedBy(shape, dtype, kernels);
-    expect(wanted.size).toBeGreaterThan(10);
+  const compileAll = async (wanted: NotingCuda['wanted'], isFirst: boolean, architecture = 90) => {
     if (missing) return; // said once, below
     const backend = findBackend();
-    if (backend instanceof Nvcc && name !== CASES[0][0] && !process.env['TREFOIL_LONG']) return; // said below
-    const compiler = new CudaCompiler(90, backend, { cache });
+    if (backend instanceof Nvcc && !isFirst && !process.env['TREFOIL_LONG']) return; // said below
+    const compiler = new CudaCompiler(architecture, backend, { cache });
     for (const { source, macros } of wanted.values()) {
       expect(Buffer.from(compiler.cubin(source, macros).subarray(1, 4)).toString(), source).toBe('ELF');
       await setImmediate(); // a compilation blocks the thread, and the test runner wants to hear of it
     }
+  };
+
+  it.each(CASES)('of %s compile for Hopper', async (name, shape, dtype, kernels) => {
+    const wanted = wantedBy(shape, dtype, kernels);
+    expect(wanted.size).toBeGreaterThan(10);
+    await compileAll(wanted, name === CASES[0][0]);
+  });
+
+  const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
+    ['one sequence', shapeOf({}), 'bf16', 1, 4],
+    ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 4],
+    ['a dense model', shapeOf({ attention: 'dense' }), 'bf16', 2, 4],
+    ['fp32', shapeOf({}), 'f32', 2, 0],
+  ];
+  it.each(DECODE)('of decoding %s compile for Hopper', async (_, shape, dtype, batch, fused) => {
+    const wanted = wantedToDecode(shape, dtype, batch);
+    const step = [...wanted.values()].filter(({ source }) => source.includes('/ops/step/'));
+    expect(new Set(step.map(({ source }) => source)).size).toBe(fused);
+    await compileAll(wanted, false);
   });
 
   it('were all really compiled', (context) => {

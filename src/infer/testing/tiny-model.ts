@@ -2,7 +2,8 @@
 
 import type { Config } from '../../config/schema.js';
 import { configSchema } from '../../config/schema.js';
-import { LanguageModel } from '../../model/language-model.js';
+import type { Device } from '../../device/device.js';
+import { type ComputeDtype, LanguageModel } from '../../model/language-model.js';
 import { modelShape } from '../../model/shape.js';
 import { modelTensors } from '../../model/weights.js';
 import { saveCheckpoint } from '../../run/checkpoint-save.js';
@@ -20,8 +21,13 @@ export function tinyConfig({ model, nsa, data, train }: Sections = {}): Config {
 }
 
 /** Weights ten times as large as training starts with: logits that differ enough to tell tokens apart. */
-export function tinyModel(config: Config, vocabulary = 256, seed = 5): LanguageModel {
-  const model = new LanguageModel(cpu(), modelShape(config, vocabulary), seed);
+export function tinyModel(
+  config: Config,
+  vocabulary = 256,
+  seed = 5,
+  { device = cpu(), dtype = 'f32' }: { device?: Device; dtype?: ComputeDtype } = {},
+): LanguageModel {
+  const model = new LanguageModel(device, modelShape(config, vocabulary), seed, dtype);
   for (const { name, value } of model.parameters)
     if (!name.includes('norm')) value.write(value.read().map((weight) => 10 * weight));
   return model;

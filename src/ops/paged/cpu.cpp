@@ -165,36 +165,34 @@ void paged_window(const float* q, float* out, float* lse, int32_t* reads, PAGES,
   banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Window{w}, out, lse, reads);
 }
 
-void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, PAGES, TOKENS, HEADS, int64_t l, int64_t d) {
-  banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Finished{l, d}, out, lse, reads);
-}
-
-void paged_select(const float* q, const float* lse, int32_t* selected, PAGES, TOKENS, HEADS, int64_t l, int64_t d,
-                  int64_t block, int64_t count) {
+// Attention over the compressed keys, and the blocks that it selects: the scores that attention computed are kept for it.
+void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, int32_t* selected, PAGES, TOKENS, HEADS,
+                      int64_t l, int64_t d, int64_t block, int64_t count) {
   const Shape shape = {heads, groups, dk, dv};
   const Pages pages = {tables, place, size};
   const Sparse sparse = {l, d, block, count};
   const Pooling pooling(sparse);
-  const int64_t h = shape.per_group(), dk_width = pad(dk), width = pad(size);
+  const int64_t h = shape.per_group(), width = pad(size);
   for_each_row({offsets, starts, sequences}, groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {
+    Rows rows(shape, q, t, g, size);
+    const int64_t high = Finished{l, d}.high(position);
     // Only blocks before the local ones can be chosen; where all are taken nothing needs a score.
     const bool needed = position / block + 1 > count;
     const int64_t last = needed ? (position / block - 1) * (block / d) : 0;
+    const int64_t stride = (last + size - 1) / size * size + width;
+    float* kept = needed ? scratch<float>(kGradScores, h * stride) : nullptr;
+    rows.buffers.kept_stride = stride;
+    for (int64_t k0 = 0; k0 < high; k0 += size) {
+      rows.buffers.kept = k0 < last ? kept + k0 : nullptr;
+      rows.see(pages, s, g, k0 / size, 0, std::min(high - k0, size));
+    }
+    rows.finish(t, g, out, lse, reads);
     float* probability = scratch<float>(kAccumulator, last + width);
-    if (needed) {
-      float* query = scratch<float>(kQuery, h * dk_width);
-      float* scores = scratch<float>(kScores, h * width);
-      gather_rows(q + (t * heads + g * h) * dk, h, dk, shape.scale() * kLog2E, query);
-      const float* row_lse = lse + t * heads + g * h;
-      for (int64_t k0 = 0; k0 < last; k0 += size) {
-        multiply<Into::kOverwrite>(h, query, dk_width, 1, pages.keys(pages.page(s, k0 / size), shape, g), width, scores,
-                                   width, dk, width);
-        for (int64_t c = 0; c < width; c += kLanes) {
-          vec total = {};
-          for (int64_t r = 0; r < h; ++r) total += exp2(load(scores + r * width + c) - splat(row_lse[r] * kLog2E));
-          store(probability + k0 + c, total);
-        }
-      }
+    const float* row_lse = lse + t * heads + g * h;
+    for (int64_t c = 0; c < last; c += kLanes) {
+      vec total = {};
+      for (int64_t r = 0; r < h; ++r) total += exp2(load(kept + r * stride + c) - splat(row_lse[r] * kLog2E));
+      store(probability + c, total);
     }
     choose(sparse, pooling, position, probability, selected + (t * groups + g) * count);
   });

@@ -1,37 +1,39 @@
 /**
- * Attention of new tokens over cached keys and values that lie in pages (decode, and prefill in tiles). CPU only.
+ * Attention of new tokens over cached keys and values that lie in pages (decode, and prefill in tiles).
  *
- * A page holds one block of keys and values of every layer; a sequence's table names its pages in order. The blocks are
- * those of the kernels over whole sequences, so a token's output is bit for bit what a prefill would have given it.
+ * A page holds one block of keys and values of every layer; a sequence's table names its pages in order. On the CPU the
+ * blocks are those of the kernels over whole sequences, so a token's output is bit for bit what a prefill would have given
+ * it; on CUDA it is the same within rounding.
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../attention.js';
 import type { Sequences } from '../sequences.js';
-import { expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../shapes.js';
+import { CUDA_PAGE, launchers } from './cuda.js';
 
 const pages = ['ptr', 'i64', 'i64'] as const; // see pageArguments
 const tokens = ['ptr', 'ptr', 'i64'] as const; // see tokenArguments
 const heads = ['i64', 'i64', 'i64', 'i64'] as const;
 const attention = [...(['ptr', 'ptr', 'ptr', 'ptr'] as const), ...pages, ...tokens, ...heads] as const;
 export const signatures = {
-  paged_sizes: ['ptr'],
   paged_store: ['ptr', 'ptr', ...pages, ...tokens, ...heads],
   paged_join: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_keep: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_window: [...attention, 'i64'],
-  paged_compressed: [...attention, 'i64', 'i64'],
-  paged_select: [...(['ptr', 'ptr', 'ptr'] as const), ...pages, ...tokens, ...heads, 'i64', 'i64', 'i64', 'i64'],
+  paged_compressed: ['ptr', ...attention, 'i64', 'i64', 'i64', 'i64'],
   paged_selected: ['ptr', ...attention, 'i64'],
 } as const;
-const kernels = defineKernels(import.meta.url, signatures);
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
+/** What the layout depends on differs from processor to processor; all GPUs share one. */
+const cpuSizes = defineKernels(import.meta.url, { paged_sizes: ['ptr'] });
 
 /** One layer's part of the pages of one kind. */
 export interface Pages {
   /** 64-bit addresses [sequences] of the sequences' tables of pages. */
   readonly tables: Tensor;
-  /** Where the layer begins in a page, in floats. */
+  /** Where the layer begins in a page, in numbers. */
   readonly place: number;
   /** Keys of a page. */
   readonly size: number;
@@ -50,23 +52,27 @@ export interface PageSizes {
 }
 
 export function pageSizes(device: Device): PageSizes {
+  if (device.kind === 'cuda') return { block: CUDA_PAGE, lanes: 1 };
   const sizes = Tensor.empty(device, [2], 'i32');
-  device.kernels(kernels).paged_sizes(sizes);
+  device.kernels(cpuSizes).paged_sizes(sizes);
   const [block, lanes] = sizes.read();
   sizes.free();
   return { block, lanes };
 }
 
-/** Floats of one layer in a page of `size` keys: keys as columns, values as rows, both padded to whole vectors. */
-export function pageFloats({ groups, dk, dv }: HeadShape, size: number, lanes: number): number {
+/**
+ * Numbers of one layer in a page of `size` keys. CPU: keys as columns, values as rows, both padded to whole vectors. CUDA:
+ * keys as rows, values as columns.
+ */
+export function pageNumbers({ groups, dk, dv }: HeadShape, size: number, lanes: number): number {
   const padded = (count: number) => Math.ceil(count / lanes) * lanes;
   return groups * (dk * padded(size) + size * padded(dv));
 }
 
 /** Writes `k` [T, G, dk] and `v` [T, G, dv] into the pages; tokens whose page is missing are passed over. */
 export function storePages(device: Device, k: Tensor, v: Tensor, into: Pages, tokens: NewTokens): void {
-  const [, groups, dk] = expectShape('storePages: k', k, [tokens.sequences.total, -1, -1]);
-  const [, , dv] = expectShape('storePages: v', v, [tokens.sequences.total, groups, -1]);
+  const [, groups, dk] = expectFloats('storePages: k', k, [tokens.sequences.total, -1, -1]);
+  const [, , dv] = expectShape('storePages: v', v, [tokens.sequences.total, groups, -1], k.dtype);
   const shape = [groups, groups, dk, dv] as const;
   device.kernels(kernels).paged_store(k, v, ...pageArguments(into), ...tokenArguments(tokens), ...shape);
 }
@@ -74,7 +80,7 @@ export function storePages(device: Device, k: Tensor, v: Tensor, into: Pages, to
 /** The rows kept of each sequence and then its new rows `x` [T, ...], laid out as `joined`. */
 export function joinTail(tape: Tape, x: Tensor, tail: Pages, tokens: NewTokens, joined: Sequences): Tensor {
   const [, ...rest] = x.shape;
-  const out = tape.empty([joined.total, ...rest]);
+  const out = tape.empty([joined.total, ...rest], x.dtype);
   tape.device
     .kernels(kernels)
     .paged_join(x, out, joined.offsets, ...pageArguments(tail), ...tokenArguments(tokens), rowSize(x));
@@ -121,34 +127,26 @@ export function pagedWindow(
   return { out, lse };
 }
 
+export interface PagedSelection extends PagedOutput {
+  /** The blocks each (token, group) attends to, i32 [T, G, n_sel]: exactly those `selectBlocks` gives. */
+  readonly selected: Tensor;
+}
+
+/** `q` over the compressed keys, and the blocks that their scores select. */
 export function pagedCompressed(
   tape: Tape,
   q: Tensor,
   from: Pages,
   tokens: NewTokens,
   shape: HeadShape,
-  { l, d }: SparseShape,
-  reads: Reads = null,
-): PagedOutput {
-  const { out, lse } = outputs(tape, q, tokens, shape);
-  tape.device.kernels(kernels).paged_compressed(q, out, lse, reads, ...where(from, tokens, shape), l, d);
-  return { out, lse };
-}
-
-/** The blocks each (token, group) attends to, i32 [T, G, n_sel]: exactly those `selectBlocks` gives. */
-export function pagedSelect(
-  tape: Tape,
-  q: Tensor,
-  lse: Tensor,
-  compressed: Pages,
-  tokens: NewTokens,
-  shape: HeadShape,
   { l, d, lSel, nSel }: SparseShape,
-): Tensor {
+  reads: Reads = null,
+): PagedSelection {
+  const { out, lse } = outputs(tape, q, tokens, shape);
   const selected = tape.empty([tokens.sequences.total, shape.groups, nSel], 'i32');
   const kernel = tape.device.kernels(kernels);
-  kernel.paged_select(q, lse, selected, ...where(compressed, tokens, shape), l, d, lSel, nSel);
-  return selected;
+  kernel.paged_compressed(q, out, lse, reads, selected, ...where(from, tokens, shape), l, d, lSel, nSel);
+  return { out, lse, selected };
 }
 
 /** Pages of one selection block each. */
@@ -169,9 +167,9 @@ export function pagedSelected(
 
 function outputs(tape: Tape, q: Tensor, { sequences }: NewTokens, shape: HeadShape): PagedOutput {
   validateShapes(shape);
-  expectShape('paged attention: q', q, [sequences.total, shape.heads, shape.dk]);
+  expectFloats('paged attention: q', q, [sequences.total, shape.heads, shape.dk]);
   return {
-    out: tape.empty([sequences.total, shape.heads, shape.dv]),
+    out: tape.empty([sequences.total, shape.heads, shape.dv], q.dtype),
     lse: tape.empty([sequences.total, shape.heads]),
   };
 }

@@ -1,0 +1,219 @@
+/**
+ * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed as a program meets it: launched by the host
+ * and its token read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
+ * and the selection by its scores, `sel` and `win` the second half of attention with that branch only.
+ */
+import { CudaDevice } from '../device/cuda/cuda.js';
+import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
+import { prefill } from '../infer/decode.js';
+import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js';
+import { DecodeCache, predictedReads } from '../model/cache.js';
+import type { DeviceStep } from '../model/device-step.js';
+import { LanguageModel } from '../model/language-model.js';
+import type { ModelShape } from '../model/shape.js';
+import { STEP_PARTS } from '../ops/step/step.js';
+import type { Branch, DecodeBench, DecodeRow, PrefillRow } from './decode-rows.js';
+import { fillCache } from './fill-cache.js';
+import { median } from './timing.js';
+
+const WARM_UPS = 3;
+
+export function isGpu(device: Device): device is CudaDevice {
+  return device instanceof CudaDevice;
+}
+
+export function benchDecodeOnGpu(
+  device: CudaDevice,
+  lengths: readonly number[],
+  { shape, batch, runs, dense }: DecodeBench,
+  onRow: (row: DecodeRow) => void,
+): DecodeRow[] {
+  const denseMs = dense
+    ? measureSteps(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
+    : lengths.map(() => Number.NaN);
+  return measureSteps(device, shape, lengths, batch, runs).map(({ ms, branches, reads }, i) => {
+    const S = lengths[i];
+    const row = {
+      ...{ S, batch, ms_total: ms, ...branches, ms_dense: denseMs[i] },
+      ...{ reads_measured: reads, reads_predicted: predictedReads(shape, S), tokens_per_s: (1000 * batch) / ms },
+    };
+    onRow(row);
+    return row;
+  });
+}
+
+export function benchPrefillOnGpu(
+  device: CudaDevice,
+  lengths: readonly number[],
+  { shape, batch, runs, dense }: DecodeBench,
+  onRow: (row: PrefillRow) => void,
+): PrefillRow[] {
+  const denseMs = dense
+    ? measurePrefills(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
+    : lengths.map(() => Number.NaN);
+  return measurePrefills(device, shape, lengths, batch, runs).map(({ ms, branches }, i) => {
+    const tokens_per_s = (1000 * batch * lengths[i]) / ms;
+    const row = { S: lengths[i], batch, ms_total: ms, ...branches, ms_dense: denseMs[i], tokens_per_s };
+    onRow(row);
+    return row;
+  });
+}
+
+export interface AttentionTime {
+  readonly S: number;
+  readonly batch: number;
+  /** The attention of one layer, from the projection to the sum of the branches; median. */
+  readonly ms: number;
+}
+
+/** Attention alone, for comparison with other libraries' decode kernels. */
+export function benchDecodeAttention(
+  device: CudaDevice,
+  lengths: readonly number[],
+  { shape, batch, runs }: Omit<DecodeBench, 'dense'>,
+): AttentionTime[] {
+  return withSteps(device, shape, lengths, batch, (step, S, { prepare }) => {
+    prepare();
+    const parts = shape.attention === 'dense' ? 0 : STEP_PARTS.all;
+    const ms = timeGraph(device, () => step.launchAttention(true, parts), runs) / shape.n_layers;
+    return { S, batch, ms };
+  });
+}
+
+interface StepTimes {
+  readonly ms: number;
+  readonly branches: Record<`ms_${Branch}`, number>;
+  readonly reads: number;
+}
+
+function measureSteps(
+  device: CudaDevice,
+  shape: ModelShape,
+  lengths: readonly number[],
+  batch: number,
+  runs: number,
+): StepTimes[] {
+  return withSteps(device, shape, lengths, batch, (step, _S, { next, prepare }) => {
+    const [cmp, sel, win] = step.reads.read();
+    for (let i = 0; i < WARM_UPS; i++) next();
+    const times: number[] = [];
+    for (let i = 0; i < runs; i++) {
+      const started = performance.now();
+      next();
+      times.push(performance.now() - started);
+    }
+    prepare();
+    const part = (first: boolean, parts: number) =>
+      shape.attention === 'dense'
+        ? Number.NaN
+        : timeGraph(device, () => step.launchAttention(first, parts), Math.max(runs, 5));
+    const { selection, selected, window } = STEP_PARTS;
+    const branches = { ms_cmp: part(true, selection), ms_sel: part(false, selected), ms_win: part(false, window) };
+    return { ms: median(times), branches, reads: cmp + sel + win };
+  });
+}
+
+interface Steps {
+  /** Reads one more token of each sequence and waits for it. */
+  next(): void;
+  /** Room for the token after that: launches of attention alone write there. */
+  prepare(): void;
+}
+
+/** Runs `body` for sequences of each length whose last token has just been read. */
+function withSteps<T>(
+  device: CudaDevice,
+  shape: ModelShape,
+  lengths: readonly number[],
+  batch: number,
+  body: (step: DeviceStep, S: number, steps: Steps) => T,
+): T[] {
+  const model = new LanguageModel(device, shape, 1, 'bf16');
+  try {
+    const refusal = deviceDecoderRefusal(model);
+    if (refusal) throw new UsageError(`this model is not decoded by the fused step: ${refusal}`);
+    return lengths.map((S) => {
+      const cache = new DecodeCache(device, shape, 'bf16');
+      const sequences = Array.from({ length: batch }, () => cache.sequence());
+      const decoder = new DeviceDecoder(model, cache);
+      try {
+        if (S > 1) fillCache(cache, sequences, S - 1);
+        const next = () => {
+          decoder.launch(sequences);
+          decoder.next();
+        };
+        decoder.launch(
+          sequences,
+          sequences.map((_, row) => row % 7),
+        );
+        if (!decoder.step) throw new Error('a step was launched and is not there');
+        return body(decoder.step, S, { next, prepare: () => void decoder.prepare(sequences) });
+      } finally {
+        decoder.free();
+        for (const sequence of sequences) sequence.free();
+        device.pool.trim();
+      }
+    });
+  } finally {
+    model.free();
+  }
+}
+
+/** Milliseconds of what `work` launches, recorded and replayed. */
+function timeGraph(device: CudaDevice, work: () => void, runs: number): number {
+  work(); // compiled now
+  const graph = device.record(work);
+  try {
+    for (let i = 0; i < WARM_UPS; i++) graph.replay();
+    return median(device.time(() => graph.replay(), runs));
+  } finally {
+    graph.free();
+  }
+}
+
+/** Kernels of a prefill by the branch they belong to. */
+function branchOf(kernel: string): Branch | null {
+  if (kernel.startsWith('selected_')) return 'sel';
+  if (kernel.startsWith('compressed_') || kernel.startsWith('select_')) return 'cmp';
+  return kernel.startsWith('window_') ? 'win' : null;
+}
+
+function measurePrefills(
+  device: CudaDevice,
+  shape: ModelShape,
+  lengths: readonly number[],
+  batch: number,
+  runs: number,
+): Omit<StepTimes, 'reads'>[] {
+  const model = new LanguageModel(device, shape, 1, 'bf16');
+  try {
+    return lengths.map((S) => {
+      const cache = new DecodeCache(device, shape, 'bf16');
+      const prompts = Array.from({ length: batch }, (_, row) =>
+        Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+      );
+      const read = () => {
+        const sequences = prompts.map(() => cache.sequence());
+        prefill(model, sequences, prompts);
+        for (const sequence of sequences) sequence.free();
+      };
+      read();
+      const times: number[] = [];
+      for (let i = 0; i < runs; i++) {
+        const started = performance.now();
+        read();
+        times.push(performance.now() - started);
+      }
+      const total: Record<Branch, number> = { cmp: 0, sel: 0, win: 0 };
+      for (const [name, { ms }] of device.profile(read)) {
+        const branch = branchOf(name);
+        if (branch) total[branch] += ms;
+      }
+      device.pool.trim();
+      return { ms: median(times), branches: { ms_cmp: total.cmp, ms_sel: total.sel, ms_win: total.win } };
+    });
+  } finally {
+    model.free();
+  }
+}

@@ -1,0 +1,236 @@
+/**
+ * One decode step of a whole model on a GPU: a token for each of some sequences goes from its embedding to its logits and to
+ * the most probable next token, in launches that are the same for every length. Positions, tokens and tables of pages lie on
+ * the device: a recorded step can be replayed for token after token.
+ */
+import type { CudaRuntime } from '../device/cuda/runtime.js';
+import type { Device } from '../device/device.js';
+import { cudaRuntime } from '../ops/nsa-fused/code.js';
+import { compressedCount } from '../ops/sequences.js';
+import { partialNumbers, type StepShape, stepRefusal } from '../ops/step/shape.js';
+import { type StepBuffers, type StepGate, StepKernels, type StepPages } from '../ops/step/step.js';
+import type { Parameter } from '../tensor/parameter.js';
+import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
+import type { DecodeCache, Kind } from './cache.js';
+import type { LanguageModel } from './language-model.js';
+import { operand } from './operand.js';
+import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
+
+export interface DeviceStepOptions {
+  /** Tokens that a sequence may have at most. */
+  readonly context: number;
+  /** The next token is one of the first so many. */
+  readonly vocabulary?: number;
+  /** Kernels start while the one before still runs. */
+  readonly overlap?: boolean;
+}
+
+/** Compressed keys of a unit of the kernels: scores are written in whole units. */
+const UNIT = 32;
+/** Tiles of a block of the linear layers: as many weights under way as hide the way to memory. */
+const TILES = { projection: 1, output: 1, up: 2, head: 4 };
+
+function stepShape(shape: ModelShape): StepShape {
+  const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
+  return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmp_rope };
+}
+
+/** Why a model cannot be stepped by these kernels, in words; null when it can. */
+export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
+  if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
+  if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
+  if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
+  const { heads, dv } = headShapeOf(shape);
+  return stepRefusal(stepShape(shape), [shape.dim, heads * dv, hiddenSize(shape)]);
+}
+
+/** The device as what launches kernels; `deviceStepRefusal` has said that it is one. */
+function launcherOf(device: Device): CudaRuntime {
+  const cuda = cudaRuntime(device);
+  if (!cuda) throw new Error('a fused decode step needs a CUDA device');
+  return cuda;
+}
+
+export class DeviceStep {
+  readonly batch: number;
+  readonly context: number;
+  /** i32 [batch]: the tokens to read. A step leaves the most probable next ones there. */
+  readonly ids: Tensor;
+  /** i32 [batch]: the most probable next tokens. */
+  readonly next: Tensor;
+  /** f32 [batch, vocabulary] */
+  readonly logits: Tensor;
+  /** i32 [layers, batch, groups, n_sel]: the blocks that the last step selected. */
+  readonly selected: Tensor;
+  /** i32 [layers, batch, groups, 3]: keys that each branch read in the last step. */
+  readonly reads: Tensor;
+  readonly #model: LanguageModel;
+  readonly #cache: DecodeCache;
+  readonly #kernels: StepKernels;
+  readonly #buffers: StepBuffers;
+  readonly #vocabulary: number;
+  readonly #parameters: ReadonlyMap<string, Parameter>;
+  readonly #tables: ReadonlyMap<Kind, Tensor>;
+  readonly #owned: Tensor[] = [];
+  readonly #x: readonly [Tensor, Tensor];
+  readonly #gateLogits: Tensor;
+  readonly #attended: Tensor;
+  readonly #active: Tensor;
+  readonly #frequencies: Tensor;
+
+  /** The caller has asked `deviceStepRefusal`. */
+  constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
+    const { shape, device } = model;
+    const { heads, groups, dk, dv } = headShapeOf(shape);
+    const { l, d, n_sel } = shape.nsa;
+    const step = stepShape(shape);
+    this.batch = batch;
+    this.context = options.context;
+    this.#model = model;
+    this.#cache = cache;
+    this.#vocabulary = options.vocabulary ?? shape.vocab_size;
+    this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options.overlap ?? true);
+    this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
+    this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
+    this.ids = this.#make([batch], 'i32');
+    this.next = this.#make([batch], 'i32');
+    this.logits = this.#make([batch, shape.vocab_size], 'f32');
+    this.selected = this.#make([shape.n_layers, batch, groups, n_sel], 'i32');
+    this.reads = this.#make([shape.n_layers, batch, groups, 3], 'i32');
+    const width = this.#parameter(0, 'attention.qkv').value.shape[0];
+    const capacity = Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT;
+    this.#buffers = {
+      projection: this.#make([batch, width], 'bf16'),
+      positions: this.#make([batch], 'i32'),
+      rotations: this.#make([batch, 2, dk / 2, 2], 'f32'),
+      partial: this.#make([partialNumbers(step, batch, this.#kernels.splits)], 'f32'),
+      scores: step.sparse ? this.#make([batch, heads, Math.max(UNIT, capacity)], 'f32') : null,
+    };
+    this.#x = [this.#make([batch, shape.dim], 'bf16'), this.#make([batch, shape.dim], 'bf16')];
+    this.#gateLogits = this.#make([batch, 3 * heads], 'f32');
+    this.#attended = this.#make([batch, heads * dv], 'bf16');
+    this.#active = this.#make([batch, hiddenSize(shape)], 'bf16');
+    this.#frequencies = this.#make([dk / 2], 'f32');
+    this.#frequencies.write(Float32Array.from({ length: dk / 2 }, (_, j) => shape.rope_theta ** ((-2 * j) / dk)));
+  }
+
+  /** Where the sequences stand: tokens that each has already. A step adds one. */
+  place(lengths: readonly number[]): void {
+    this.#buffers.positions.write(lengths);
+  }
+
+  /** Addresses of the sequences' tables of pages of one kind. */
+  point(kind: Kind, addresses: BigUint64Array): void {
+    this.#tables.get(kind)?.writeBytes(new Uint8Array(addresses.buffer));
+  }
+
+  /** Launches the whole step; the host waits for nothing. */
+  launch(): void {
+    const { shape } = this.#model;
+    const kernels = this.#kernels;
+    const [x] = this.#x;
+    const table = this.#named('embedding');
+    kernels.begin(table.value, this.ids, this.#frequencies, shape.rope_scale, x, this.#buffers);
+    for (let layer = 0; layer < shape.n_layers; layer++) this.#launchLayer(layer);
+    const head = this.#named(shape.tie_embeddings ? 'embedding' : 'head');
+    const norm = { weight: this.#named('norm').value, epsilon: shape.norm_eps };
+    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
+    kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
+  }
+
+  /** The attention of all layers alone, for a measurement; `parts` of its second half (STEP_PARTS), null = no first half. */
+  launchAttention(first: boolean, parts: number | null): void {
+    for (let layer = 0; layer < this.#model.shape.n_layers; layer++) {
+      const pages = this.#pages(layer);
+      if (first) this.#kernels.compressed(this.#buffers, pages, this.#phi(layer));
+      if (parts !== null) this.#attend(layer, pages, parts);
+    }
+  }
+
+  free(): void {
+    for (const tensor of this.#owned) tensor.free();
+  }
+
+  #launchLayer(layer: number): void {
+    const { shape } = this.#model;
+    const kernels = this.#kernels;
+    const [x, middle] = this.#x;
+    const weight = (name: string) => operand(this.#parameter(layer, name), x);
+    const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.norm_eps });
+    const also =
+      shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
+    kernels.linear({
+      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
+      ...{ norm: norm('attention_norm'), ...also },
+    });
+    const pages = this.#pages(layer);
+    kernels.compressed(this.#buffers, pages, this.#phi(layer));
+    this.#attend(layer, pages);
+    const out = { x: this.#attended, weight: weight('attention.out'), y: middle, residual: x, tiles: TILES.output };
+    kernels.linear(out);
+    kernels.linear({
+      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: TILES.up },
+      ...{ norm: norm('mlp_norm'), activation: shape.mlp },
+    });
+    kernels.linear({
+      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: TILES.output },
+    });
+  }
+
+  #attend(layer: number, pages: StepPages, parts?: number): void {
+    const of = (all: Tensor) => all.rows(layer, layer + 1);
+    const isDense = this.#model.shape.attention === 'dense';
+    const gate = {
+      ...this.#gate(),
+      logits: isDense ? null : this.#gateLogits,
+      bias: isDense ? null : this.#parameter(layer, 'attention.gate.bias').value,
+    };
+    const outputs = { out: this.#attended, selected: of(this.selected), reads: of(this.reads) };
+    this.#kernels.attend(this.#buffers, pages, gate, outputs, parts);
+  }
+
+  #gate(): StepGate {
+    const { attention, nsa } = this.#model.shape;
+    const fixed = (cmp: number, sel: number, win: number): StepGate => ({
+      ...{ kind: 'fixed', temperature: 1, weights: [cmp, sel, win] },
+    });
+    if (attention === 'dense') return fixed(1, 0, 0);
+    if (nsa.force_uniform_gate) return fixed(1 / 3, 1 / 3, 1 / 3);
+    const forced = nsa.force_branch;
+    if (forced !== 'none') return fixed(Number(forced === 'cmp'), Number(forced === 'sel'), Number(forced === 'win'));
+    return { kind: nsa.gate, temperature: nsa.gate_temp, weights: [0, 0, 0] };
+  }
+
+  #phi(layer: number): { keys: Tensor; values: Tensor } | null {
+    const { attention, nsa } = this.#model.shape;
+    if (attention === 'dense' || nsa.phi !== 'conv') return null;
+    const weight = (part: string) => this.#parameter(layer, `attention.phi_${part}.weight`).value;
+    return { keys: weight('k'), values: weight('v') };
+  }
+
+  #pages(layer: number): StepPages {
+    const of = (kind: Kind) => {
+      const tables = this.#tables.get(kind);
+      return tables ? this.#cache.pages(kind, layer, tables) : null;
+    };
+    const win = of('win');
+    if (!win) throw new Error('this model has no win pages');
+    return { cmp: of('cmp'), sel: of('sel'), win, tail: of('tail') };
+  }
+
+  #parameter(layer: number, name: string): Parameter {
+    return this.#named(`blocks.${layer}.${name}`);
+  }
+
+  #named(name: string): Parameter {
+    const parameter = this.#parameters.get(name);
+    if (!parameter) throw new Error(`this model has no parameter ${name}`);
+    return parameter;
+  }
+
+  #make(shape: Shape, dtype: Dtype): Tensor {
+    const tensor = Tensor.zeros(this.#model.device, shape, dtype);
+    this.#owned.push(tensor);
+    return tensor;
+  }
+}

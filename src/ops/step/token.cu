@@ -1,0 +1,79 @@
+// The two ends of a decode step: the token's embedding with the rotations of its position, and the choice of the next.
+#include "decode.cuh"
+
+#ifndef DIM
+#define DIM 768
+#endif
+
+// Cosine and sine of an angle, right to float32 for angles up to 2^20 (src/ops/rope/cuda.cu has the same).
+__device__ __forceinline__ float2 cosine_sine(float angle) {
+  constexpr double TWO_OVER_PI = 0.63661977236758134308, HIGH = 1.57079632673412561417e+00,
+                   LOW = 6.07710050650619224932e-11;
+  const double x = angle;
+  const double turns = floor(x * TWO_OVER_PI + 0.5);
+  const double r = (x - turns * HIGH) - turns * LOW;
+  const double r2 = r * r;
+  const double s =
+      r * (1 + r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880 - r2 * (1.0 / 39916800))))));
+  const double c = 1 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 + r2 * (-1.0 / 3628800 +
+                                                                                              r2 * (1.0 / 479001600))))));
+  const int quadrant = (int)(turns - 4 * floor(turns * 0.25));
+  const float sine = (float)(quadrant & 1 ? c : s), cosine = (float)(quadrant & 1 ? s : c);
+  return make_float2(quadrant == 1 || quadrant == 2 ? -cosine : cosine, quadrant >= 2 ? -sine : sine);
+}
+
+// x [batch][DIM] = table[ids]; rotations [batch][2][DK / 2] of the token's position, and of the first position of the
+// compressed block that it may complete. frequencies: [DK / 2].
+extern "C" __global__ void __launch_bounds__(256)
+step_begin(const float* table, const int* ids, const int* positions, const float* frequencies, float rope_scale, bf16* x,
+           float2* rotations, int vocabulary) {
+  let_next_start();
+  wait_for_previous();
+  const int b = blockIdx.x, id = ids[b];
+  const bool known = id >= 0 && id < vocabulary;
+  for (int c = threadIdx.x; c < DIM; c += 256)
+    write_one(x + (i64)b * DIM + c, known ? table[(i64)id * DIM + c] : not_a_number());
+  for (int i = threadIdx.x; i < DK; i += 256) {
+    const int position = i < DK / 2 ? positions[b] : count_compressed(positions[b]) * CMP_D;
+    rotations[b * DK + i] = cosine_sine(__fmul_rn(__fdiv_rn((float)position, rope_scale), frequencies[i % (DK / 2)]));
+  }
+}
+
+// The most probable of the first `vocabulary` tokens, the lower of equals, -1 if logits are not sound, becomes the next input of its sequence, which
+// is one token longer now. A host that draws tokens by itself writes over `ids` before the next step.
+extern "C" __global__ void __launch_bounds__(1024)
+step_end(const float* logits, int width, int vocabulary, int* ids, int* positions, int* next) {
+  __shared__ float values[32];
+  __shared__ int indices[32];
+  let_next_start();
+  wait_for_previous();
+  const int b = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float* row = logits + (i64)b * width;
+  float best = -positive_infinity();
+  int index = 0x7fffffff;
+  const auto offer = [&](float value, int at) {
+    if (value > best || (value == best && at < index)) best = value, index = at;
+  };
+  for (int i = threadIdx.x; i < vocabulary; i += 1024) {
+    const float x = row[i];
+    // What no sound model gives wins, as token -1.
+    if (x != x || x == positive_infinity()) offer(positive_infinity(), -1);
+    else offer(x, i);
+  }
+  const auto reduce = [&] {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      offer(__shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, index, step));
+  };
+  reduce();
+  if (lane == 0) values[warp] = best, indices[warp] = index;
+  __syncthreads();
+  if (warp != 0) return;
+  best = values[lane], index = indices[lane];
+  reduce();
+  if (lane != 0) return;
+  index = index == 0x7fffffff ? -1 : index;  // -1: every logit is -inf, or one is no number
+  next[b] = index;
+  ids[b] = index;
+  positions[b] += 1;
+}
