@@ -146,7 +146,7 @@ const CHOICES: [string, string][] = [
   ['runtime.device', 'auto cpu cuda'],
   ['runtime.precision', 'fp32 bf16'],
   ['train.lr_schedule', 'cosine wsd linear constant'],
-  ['data.source', 'synthetic text jsonl fineweb_edu fineweb_edu_local tokens'],
+  ['data.source', 'synthetic needle text jsonl fineweb_edu fineweb_edu_local tokens'],
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {

@@ -11,7 +11,7 @@ import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { LanguageModel } from '../model/language-model.js';
+import { type ComputeDtype, LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors } from '../model/weights.js';
@@ -40,53 +40,56 @@ export interface LoadedModel {
 
 const FORMS = 'give a run folder, a checkpoint such as checkpoints/step-100, or a model.safetensors';
 
-/** `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, or a file of weights. */
-export function loadModel(device: Device, path: string): LoadedModel {
+/**
+ * `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, or a file of weights. `dtype` is
+ * what activations are held in.
+ */
+export function loadModel(device: Device, path: string, dtype: ComputeDtype = 'f32'): LoadedModel {
   const facts = statOrUndefined(path);
   if (!facts) throw new UsageError(`${path}: there is no such file or folder; ${FORMS}`);
-  return facts.isDirectory() ? loadFolder(device, path) : loadFile(device, path);
+  return facts.isDirectory() ? loadFolder(device, path, dtype) : loadFile(device, path, dtype);
 }
 
-function loadFolder(device: Device, folder: string): LoadedModel {
-  if (exists(join(folder, MANIFEST_NAME))) return loadCheckpoint(device, openCheckpoint(folder));
+function loadFolder(device: Device, folder: string, dtype: ComputeDtype): LoadedModel {
+  if (exists(join(folder, MANIFEST_NAME))) return loadCheckpoint(device, openCheckpoint(folder), dtype);
   const { model, modelConfig, checkpoints } = runPaths(folder);
-  if (exists(model) && exists(modelConfig)) return loadFinal(device, model);
+  if (exists(model) && exists(modelConfig)) return loadFinal(device, model, dtype);
   const found = findCheckpoint(folder, 'auto');
-  if (found) return loadCheckpoint(device, found);
+  if (found) return loadCheckpoint(device, found, dtype);
   if (exists(model)) throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run`);
   const reason = exists(checkpoints) ? 'has no checkpoint yet' : 'holds no model';
   throw new UsageError(`${folder}: ${reason}; ${FORMS}`);
 }
 
-function loadFile(device: Device, path: string): LoadedModel {
-  if (basename(path) === LATEST_NAME) return loadCheckpoint(device, findCheckpoint('', path)!);
+function loadFile(device: Device, path: string, dtype: ComputeDtype): LoadedModel {
+  if (basename(path) === LATEST_NAME) return loadCheckpoint(device, findCheckpoint('', path)!, dtype);
   if (!path.endsWith('.safetensors')) throw new UsageError(`${path}: is not a model; ${FORMS}`);
   const folder = dirname(path);
   // The weights of a checkpoint, named one level too deep: what describes them is the checkpoint.
   if (exists(join(folder, MANIFEST_NAME)) && basename(path) === CHECKPOINT_FILES.model)
-    return loadFolder(device, folder);
+    return loadFolder(device, folder, dtype);
   const { modelConfig } = runPaths(folder);
   if (!exists(modelConfig))
     throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run to where ${path} lies`);
-  return loadFinal(device, path);
+  return loadFinal(device, path, dtype);
 }
 
-function loadFinal(device: Device, path: string): LoadedModel {
+function loadFinal(device: Device, path: string, dtype: ComputeDtype): LoadedModel {
   const { modelConfig } = runPaths(dirname(path));
   const { saved, config } = readModelConfig(modelConfig);
   if (saved.weights?.file === basename(path)) {
     const { file, ...digest } = saved.weights;
     verifyFiles(dirname(path), { files: { [file]: digest } } as Manifest);
   }
-  const model = buildModel(device, path, modelConfig, config, saved.vocab_size);
+  const model = buildModel(device, path, modelConfig, config, { vocabulary: saved.vocab_size, dtype });
   return finish(model, modelConfig, config, { step: saved.step, path, warnings: [] });
 }
 
-function loadCheckpoint(device: Device, found: FoundCheckpoint): LoadedModel {
+function loadCheckpoint(device: Device, found: FoundCheckpoint, dtype: ComputeDtype): LoadedModel {
   const path = join(found.path, CHECKPOINT_FILES.model);
   const state = join(found.path, CHECKPOINT_FILES.state);
   const config = inFile(state, () => parseConfig(found.state['config']));
-  const model = buildModel(device, path, state, config, embeddingRows(path));
+  const model = buildModel(device, path, state, config, { vocabulary: embeddingRows(path), dtype });
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return finish(model, state, config, { step: found.step, path, warnings });
 }
@@ -112,7 +115,7 @@ function buildModel(
   weights: string,
   describedBy: string,
   config: Config,
-  vocabulary: number,
+  { vocabulary, dtype }: { vocabulary: number; dtype: ComputeDtype },
 ): LanguageModel {
   const shape = inFile(describedBy, () => modelShape(config, vocabulary));
   const [needed, held] = [parameterCount(shape), numbersIn(weights)];
@@ -121,7 +124,7 @@ function buildModel(
       `${weights}: holds ${held} numbers, but ${describedBy} describes a model of ${needed}: the two do not belong together; ` +
         'take both from the same run',
     );
-  const model = new LanguageModel(device, shape, 0);
+  const model = new LanguageModel(device, shape, 0, dtype);
   try {
     loadWeights(weights, model);
     return model;
