@@ -6,7 +6,7 @@
 import { UsageError } from '../errors.js';
 import { IGNORED_TARGET } from './batch.js';
 import { absorb, type Purpose } from './hash.js';
-import { answerPositions, fitTask, HashStream, type NeedleTask, writeNeedles } from './needle.js';
+import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream } from './needle.js';
 import type { SampleAddress, Samples } from './stream.js';
 
 /** Samples before number `until` hold sequences of `length` tokens. */
@@ -35,10 +35,19 @@ export function parseCurriculum(text: string | null, sampleLength: number): Need
   return [...stages, { length: sampleLength, until: Number.POSITIVE_INFINITY }];
 }
 
+/** What is made in one stage. */
+interface Stage {
+  readonly length: number;
+  readonly until: number;
+  readonly writer: NeedleWriter;
+  /** Of the tokens of a sample that are asked for the next one. */
+  readonly counted: Int32Array;
+}
+
 export class NeedleSamples implements Samples {
   /** There is no end to it: all samples belong to epoch 0. */
   readonly perEpoch = Number.POSITIVE_INFINITY;
-  readonly #stages: readonly { readonly task: NeedleTask; readonly stage: NeedleStage }[];
+  readonly #stages: readonly Stage[];
   readonly #sampleLength: number;
   readonly #seedHash: number;
 
@@ -48,8 +57,14 @@ export class NeedleSamples implements Samples {
     seed: number,
     purpose: typeof Purpose.needleTrain | typeof Purpose.needleValidation,
   ) {
-    this.#stages = stages.map((stage) => ({ stage, task: fitTask(task, stage.length) }));
-    this.#sampleLength = stages[stages.length - 1].length;
+    const sampleLength = stages[stages.length - 1].length;
+    this.#sampleLength = sampleLength;
+    this.#stages = stages.map(({ length, until }) => {
+      const fitted = fitTask(task, length);
+      const answers = answerPositions(fitted, length);
+      const counted = startsOf(sampleLength, length).flatMap((start) => answers.map((answer) => start + answer - 1));
+      return { length, until, writer: new NeedleWriter(fitted), counted: Int32Array.from(counted) };
+    });
     this.#seedHash = absorb(absorb(0, purpose), seed);
   }
 
@@ -58,30 +73,30 @@ export class NeedleSamples implements Samples {
   }
 
   read(address: SampleAddress, window: Int32Array): void {
-    const { task, stage } = this.#at(address);
+    const { length, writer } = this.#at(address);
     const state = absorb(this.#seedHash, address.id);
     for (const [sequence, start] of this.documentStarts(address).entries())
-      writeNeedles(task, new HashStream(state, sequence), window.subarray(start, start + stage.length));
+      writer.write(new NumberStream(state, sequence), window.subarray(start, start + length));
     window[this.#sampleLength] = 0; // only ever a target, and an ignored one
   }
 
   documentStarts(address: SampleAddress): number[] {
-    const { length } = this.#at(address).stage;
-    return Array.from({ length: this.#sampleLength / length }, (_, sequence) => sequence * length);
+    return startsOf(this.#sampleLength, this.#at(address).length);
   }
 
   /** Only answers count: nothing else in a sequence can be known. */
   maskTargets(address: SampleAddress, targets: Int32Array): void {
-    const { task, stage } = this.#at(address);
-    const counted = this.documentStarts(address).flatMap((start) =>
-      answerPositions(task, stage.length).map((position) => start + position - 1),
-    );
+    const { counted } = this.#at(address);
     const kept = counted.map((position) => targets[position]);
     targets.fill(IGNORED_TARGET);
-    for (const [i, position] of counted.entries()) targets[position] = kept[i];
+    for (let i = 0; i < counted.length; i++) targets[counted[i]] = kept[i];
   }
 
-  #at({ id }: SampleAddress) {
-    return this.#stages.find(({ stage }) => id < stage.until)!;
+  #at({ id }: SampleAddress): Stage {
+    return this.#stages.find(({ until }) => id < until)!;
   }
+}
+
+function startsOf(sampleLength: number, length: number): number[] {
+  return Array.from({ length: sampleLength / length }, (_, sequence) => sequence * length);
 }

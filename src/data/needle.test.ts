@@ -1,12 +1,12 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { answerPositions, fitTask, HashStream, type NeedleTask, needleVocabulary, writeNeedles } from './needle.js';
+import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream, needleVocabulary } from './needle.js';
 
 const TASK: NeedleTask = { vocabSize: 256, records: 4, pairs: 3, questions: 5 };
 
 function sequence(task: NeedleTask, length: number, id = 0, depth?: number): number[] {
   const tokens = new Int32Array(length);
-  writeNeedles(task, new HashStream(1, id), tokens, depth);
+  new NeedleWriter(task).write(new NumberStream(1, id), tokens, depth);
   return [...tokens];
 }
 
@@ -28,7 +28,7 @@ function parse(tokens: readonly number[], task: NeedleTask) {
   return { pairs, questions };
 }
 
-describe('writeNeedles', () => {
+describe('NeedleWriter', () => {
   it('hides every pair once, whole, and asks for different ones with the right answers', () => {
     fc.assert(
       fc.property(
@@ -94,7 +94,10 @@ describe('writeNeedles', () => {
     expect(chiSquared).toBeLessThan(9 + 5 * Math.sqrt(18));
   });
 
-  it('depends on the stream and on nothing else', () => {
+  it('depends on the stream and on nothing else, not on what was written before', () => {
+    const [writer, again] = [new NeedleWriter(TASK), new Int32Array(300)];
+    for (const id of [1, 2, 3, 7]) writer.write(new NumberStream(1, id), again);
+    expect([...again]).toEqual(sequence(TASK, 300, 7));
     expect(sequence(TASK, 300, 7)).toEqual(sequence(TASK, 300, 7));
     const equal = sequence(TASK, 300, 8).filter((token, i) => token === sequence(TASK, 300, 7)[i]);
     expect(equal.length).toBeLessThan(20);
@@ -114,5 +117,28 @@ describe('fitTask', () => {
     expect(() => fitTask({ ...TASK, vocabSize: 8 }, 400)).toThrow(
       'a vocabulary of 8 has 2 keys for a record of 3 pairs',
     );
+  });
+});
+
+describe('NumberStream', () => {
+  it('is uniform, neighbours and neighbouring streams included', () => {
+    const [single, pairs, across] = [16, 256, 256].map((size) => new Float64Array(size));
+    for (let id = 0; id < 200; id++) {
+      const [one, two] = [new NumberStream(5, id), new NumberStream(5, id + 1)];
+      let before = one.below(16);
+      for (let i = 0; i < 500; i++) {
+        const value = one.below(16);
+        single[value]++;
+        pairs[16 * before + value]++;
+        across[16 * value + two.below(16)]++;
+        before = value;
+      }
+    }
+    // Mean k, standard deviation sqrt(2k) for k degrees of freedom; five deviations are allowed.
+    for (const counts of [single, pairs, across]) {
+      const expected = 100_000 / counts.length;
+      const chiSquared = counts.reduce((sum, count) => sum + (count - expected) ** 2 / expected, 0);
+      expect(chiSquared).toBeLessThan(counts.length - 1 + 5 * Math.sqrt(2 * counts.length));
+    }
   });
 });

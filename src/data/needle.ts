@@ -8,7 +8,7 @@
  * block says that the key is there, but not which of the values belongs to it: the block itself has to be read.
  */
 import { UsageError } from '../errors.js';
-import { absorb, mix32 } from './hash.js';
+import { absorb } from './hash.js';
 
 /** What is hidden in one sequence and asked for at its end. */
 export interface NeedleTask {
@@ -46,66 +46,103 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
   return { ...task, records, questions: Math.min(task.questions, records * task.pairs) };
 }
 
-/** Numbers that depend on two keys and on how many were drawn before. */
-export class HashStream {
-  readonly #first: number;
-  readonly #second: number;
-  #drawn = 0;
+/** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
+export class NumberStream {
+  #a: number;
+  #b: number;
+  #c: number;
+  #counter = 1;
 
-  constructor(state: number, id: number) {
-    this.#first = absorb(state, id);
-    this.#second = absorb(this.#first, id);
+  constructor(seedHash: number, id: number) {
+    this.#a = absorb(seedHash, id);
+    this.#b = absorb(this.#a, id);
+    this.#c = absorb(this.#b, id);
+    for (let round = 0; round < 4; round++) this.#next();
   }
 
+  /** A whole number from 0 to limit - 1. */
   below(limit: number): number {
-    return Math.floor(mix32(mix32(this.#drawn++ ^ this.#first) ^ this.#second) * (limit / 2 ** 32));
+    return Math.floor(this.#next() * (limit / 2 ** 32));
+  }
+
+  #next(): number {
+    const result = (this.#a + this.#b + this.#counter) | 0;
+    this.#counter = (this.#counter + 1) | 0;
+    this.#a = this.#b ^ (this.#b >>> 9);
+    this.#b = (this.#c + (this.#c << 3)) | 0;
+    this.#c = (((this.#c << 21) | (this.#c >>> 11)) + result) | 0;
+    return result >>> 0;
   }
 }
 
-/**
- * Fills `tokens` with one sequence of a task that `fitTask` made for this length. With a `depth` from 0 (the beginning of
- * the haystack) to 1 (its end) all questions are about one record that lies there; without, about all of them.
- */
-export function writeNeedles(task: NeedleTask, random: HashStream, tokens: Int32Array, depth?: number): void {
-  const { records, pairs, questions } = task;
-  const { keys, values } = needleVocabulary(task.vocabSize);
-  const total = records * pairs;
-  const noise = tokens.length - PAIR * (total + questions);
-  for (let i = 0; i < tokens.length; i++) tokens[i] = random.below(keys);
-  const askedKeys = drawDistinct(random, values - keys, total).map((key) => keys + key);
-  const answers = askedKeys.map(() => values + random.below(task.vocabSize - values));
-  // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
-  const places = Array.from({ length: records }, (_, record) => ({
-    record,
-    after: record === 0 && depth !== undefined ? Math.round(depth * noise) : random.below(noise + 1),
-  }));
-  places.sort((a, b) => a.after - b.after || a.record - b.record);
-  for (const [before, { record, after }] of places.entries()) {
-    const start = after + before * PAIR * pairs;
-    for (let pair = 0; pair < pairs; pair++) {
-      tokens[start + PAIR * pair] = askedKeys[record * pairs + pair];
-      tokens[start + PAIR * pair + 1] = answers[record * pairs + pair];
-    }
+/** Writes sequences of a task that `fitTask` made for their length. */
+export class NeedleWriter {
+  readonly #task: NeedleTask;
+  /** 0, 1, 2 … whenever nothing is being drawn. */
+  readonly #order: Int32Array;
+  readonly #keys: Int32Array;
+  readonly #values: Int32Array;
+  readonly #asked: Int32Array;
+
+  constructor(task: NeedleTask) {
+    const { keys, values } = needleVocabulary(task.vocabSize);
+    this.#task = task;
+    this.#order = Int32Array.from({ length: Math.max(values - keys, task.records * task.pairs) }, (_, i) => i);
+    this.#keys = new Int32Array(task.records * task.pairs);
+    this.#values = new Int32Array(task.records * task.pairs);
+    this.#asked = new Int32Array(task.questions);
   }
-  const asked = drawDistinct(random, depth === undefined ? total : Math.min(total, pairs), questions);
-  for (const [question, pair] of asked.entries()) {
-    const at = tokens.length - PAIR * (questions - question);
-    tokens[at] = askedKeys[pair];
-    tokens[at + 1] = answers[pair];
+
+  /**
+   * Fills `tokens` with a sequence. With a `depth` from 0 (the beginning of the haystack) to 1 (its end) all questions are
+   * about one record that lies there; without, about all of them.
+   */
+  write(random: NumberStream, tokens: Int32Array, depth?: number): void {
+    const { vocabSize, records, pairs, questions } = this.#task;
+    const first = needleVocabulary(vocabSize);
+    const [keys, values, asked] = [this.#keys, this.#values, this.#asked];
+    for (let i = 0; i < tokens.length; i++) tokens[i] = random.below(first.keys);
+    this.#drawDistinct(random, first.values - first.keys, keys);
+    for (let i = 0; i < values.length; i++) values[i] = random.below(vocabSize - first.values);
+    const put = (at: number, pair: number): void => {
+      tokens[at] = first.keys + keys[pair];
+      tokens[at + 1] = first.values + values[pair];
+    };
+    // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
+    const noise = tokens.length - PAIR * (keys.length + questions);
+    const places = Array.from({ length: records }, (_, record) => ({
+      record,
+      after: record === 0 && depth !== undefined ? Math.round(depth * noise) : random.below(noise + 1),
+    }));
+    places.sort((a, b) => a.after - b.after || a.record - b.record);
+    for (let before = 0; before < records; before++) {
+      const { record, after } = places[before];
+      const start = after + before * PAIR * pairs;
+      for (let pair = 0; pair < pairs; pair++) put(start + PAIR * pair, record * pairs + pair);
+    }
+    this.#drawDistinct(random, depth === undefined ? keys.length : pairs, asked);
+    const end = tokens.length - PAIR * questions;
+    for (let question = 0; question < questions; question++) put(end + PAIR * question, asked[question]);
+  }
+
+  /** Fills `into` with different numbers below `limit`, in random order: the first of a shuffle, which is then undone. */
+  #drawDistinct(random: NumberStream, limit: number, into: Int32Array): void {
+    const order = this.#order;
+    for (let i = 0; i < into.length; i++) {
+      const other = i + random.below(limit - i);
+      into[i] = order[other];
+      order[other] = order[i];
+      order[i] = into[i];
+    }
+    // What moved: the first places, and those whose number was drawn.
+    for (let i = 0; i < into.length; i++) {
+      order[i] = i;
+      order[into[i]] = into[i];
+    }
   }
 }
 
 /** Where the answers of a sequence of `length` tokens are, first to last; each is predicted by the token before it. */
 export function answerPositions({ questions }: NeedleTask, length: number): number[] {
   return Array.from({ length: questions }, (_, question) => length - PAIR * (questions - question) + 1);
-}
-
-/** `count` different numbers below `limit`, in random order: the first of a shuffle. */
-function drawDistinct(random: HashStream, limit: number, count: number): number[] {
-  const order = Array.from({ length: limit }, (_, i) => i);
-  for (let i = 0; i < count; i++) {
-    const other = i + random.below(limit - i);
-    [order[i], order[other]] = [order[other], order[i]];
-  }
-  return order.slice(0, count);
 }

@@ -4,7 +4,7 @@
  * greedy decoding would say: one forward pass over many packed cases answers them all.
  */
 import { absorb, Purpose } from '../data/hash.js';
-import { fitTask, HashStream, type NeedleTask, writeNeedles } from '../data/needle.js';
+import { fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
 import { Sequences } from '../ops/sequences.js';
@@ -76,7 +76,7 @@ function taskOf({ shape }: LanguageModel, { records, pairs }: NeedleGrid, length
 export function caseTokens(task: NeedleTask, length: number, depth: number, seed: number, index: number): Int32Array {
   const tokens = new Int32Array(length);
   const state = absorb(absorb(absorb(0, Purpose.needleEvaluation), seed), length);
-  writeNeedles(task, new HashStream(state, index), tokens, depth / 100);
+  new NeedleWriter(task).write(new NumberStream(state, index), tokens, depth / 100);
   return tokens;
 }
 
