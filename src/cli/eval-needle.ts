@@ -128,7 +128,7 @@ function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: r
   );
 }
 
-const SHADES = [' ', '░', '▒', '▓', '█'];
+const SHADES = ['·', '░', '▒', '▓', '█'];
 
 /** The share twice: as a number and as a shade that is full only at 100 %. */
 function shaded(share: number): string {
