@@ -47,7 +47,7 @@ export function configure(command: Command, io: Io): void {
     )
     .addOption(whole('--trials <n>', 'cases for each length and depth').default(20))
     .addOption(whole('--records <n>', 'records in a haystack, the needle among them').default(16))
-    .addOption(whole('--pairs <n>', 'key-value pairs of a record').default(8))
+    .addOption(whole('--pairs <n>', 'key-value pairs of a record').default(4))
     .addOption(new Option('--seed <n>', 'of the cases').argParser(wholeNumber(0)).default(1))
     .addOption(
       new Option('--without <branch>', 'a second grid with the gate of this branch at zero').choices([

@@ -73,12 +73,12 @@ const data = z.strictObject({
     .default(null)
     .describe('vocabulary of synthetic tokens; null = the tokenizer’s'),
   needle_records: count().default(16).describe('source needle: records hidden in a sequence'),
-  needle_pairs: count().default(8).describe('source needle: key-value pairs of a record'),
+  needle_pairs: count().default(4).describe('source needle: key-value pairs of a record'),
   needle_questions: count().default(64).describe('source needle: questions at the end of a sequence'),
   needle_curriculum: text()
     .nullable()
     .default(null)
-    .describe('source needle: shorter sequences first, as LENGTH:SAMPLES, …; null = seq_len from the start'),
+    .describe('source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start'),
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu').describe('dataset of fineweb_edu, as owner/name'),
   hub_config: text().nullable().default(null).describe('its configuration, such as sample-10BT; null = its default'),
   hub_split: text().default('train').describe('its split'),

@@ -42,6 +42,16 @@ describe('source needle', () => {
     loader.close();
   });
 
+  it('mixes lengths in equal parts', async () => {
+    const loader = await open({ needle: { ...OPTIONS.needle!, curriculum: '32+64+64+16:5' }, batch_size: 1 });
+    const { cuSeqlens, targetCount } = loader.next();
+    const lengths = [...cuSeqlens.subarray(1).map((end, i) => end - cuSeqlens[i])];
+    expect(lengths).toEqual([32, 32, 64, 64, 16, 16, 16, 16]);
+    // Two pairs fit into 16 tokens, four into 32, and 64 hold enough for all six questions.
+    expect(targetCount).toBe(2 * 4 + 2 * 6 + 4 * 2);
+    loader.close();
+  });
+
   it('gives two ranks what one gets, in the same order', async () => {
     const alone = await open({ batch_size: 4 });
     const ranks = await Promise.all([0, 1].map((rank) => open({ rank, world: 2 })));
@@ -85,15 +95,20 @@ describe('source needle', () => {
 
 describe('parseCurriculum', () => {
   it('ends with whole samples', () => {
-    const whole = { length: 256, until: Number.POSITIVE_INFINITY };
+    const whole = { lengths: [256], until: Number.POSITIVE_INFINITY };
     expect(parseCurriculum(null, 256)).toEqual([whole]);
-    expect(parseCurriculum(' 64:3 , 128:9', 256)).toEqual([{ length: 64, until: 3 }, { length: 128, until: 9 }, whole]);
+    expect(parseCurriculum(' 64:3 , 64 + 128:9', 256)).toEqual([
+      { lengths: [64], until: 3 },
+      { lengths: [64, 128], until: 9 },
+      whole,
+    ]);
   });
 
   it.each([
     ['64', '64 is not LENGTH:SAMPLES'],
     ['64:x', '64:x is not LENGTH:SAMPLES'],
     ['100:5', '100 does not divide train.seq_len 256'],
+    ['64+256:5', '256 does not divide its share of train.seq_len, 128'],
     ['0:5', '0 does not divide train.seq_len 256'],
     ['64:5,128:5', 'the stage until 5 ends before it begins'],
   ])('%s is refused', (text, message) => expect(() => parseCurriculum(text, 256)).toThrow(message));

@@ -9,38 +9,49 @@ import { absorb, type Purpose } from './hash.js';
 import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream } from './needle.js';
 import type { SampleAddress, Samples } from './stream.js';
 
-/** Samples before number `until` hold sequences of `length` tokens. */
+/** Samples before number `until` hold sequences of these lengths, each length in an equal part of the sample. */
 export interface NeedleStage {
-  readonly length: number;
+  readonly lengths: readonly number[];
   readonly until: number;
 }
 
-/** `512:300, 2048:900`: sequences of 512 tokens in the first 300 samples, then of 2048 up to sample 900, then whole samples. */
+/**
+ * `512:300, 512+2048:900`: sequences of 512 tokens in the first 300 samples, then half of each sample in sequences of 512 and
+ * half in sequences of 2048, up to sample 900; then whole samples.
+ */
 export function parseCurriculum(text: string | null, sampleLength: number): NeedleStage[] {
   const stages = (text ?? '')
     .split(',')
     .filter((stage) => stage.trim() !== '')
     .map((stage) => {
-      const [, length, until] = /^\s*(\d+)\s*:\s*(\d+)\s*$/.exec(stage) ?? [];
-      if (length === undefined)
+      const [, lengths, until] = /^([\d\s+]+):\s*(\d+)\s*$/.exec(stage) ?? [];
+      if (lengths === undefined)
         throw new UsageError(`data.needle_curriculum: ${stage.trim()} is not LENGTH:SAMPLES such as 512:300`);
-      return { length: Number(length), until: Number(until) };
+      return { lengths: lengths.split('+').map(Number), until: Number(until) };
     });
-  for (const [i, { length, until }] of stages.entries()) {
-    if (length < 1 || sampleLength % length !== 0)
-      throw new UsageError(`data.needle_curriculum: ${length} does not divide train.seq_len ${sampleLength}`);
+  for (const [i, { lengths, until }] of stages.entries()) {
+    const part = sampleLength / lengths.length;
+    const odd = lengths.find((length) => !(length > 0 && part % length === 0));
+    const whole = lengths.length === 1 ? 'train.seq_len' : `its share of train.seq_len,`;
+    if (odd !== undefined) throw new UsageError(`data.needle_curriculum: ${odd} does not divide ${whole} ${part}`);
     if (i > 0 && until <= stages[i - 1].until)
       throw new UsageError(`data.needle_curriculum: the stage until ${until} ends before it begins`);
   }
-  return [...stages, { length: sampleLength, until: Number.POSITIVE_INFINITY }];
+  return [...stages, { lengths: [sampleLength], until: Number.POSITIVE_INFINITY }];
 }
 
-/** What is made in one stage. */
-interface Stage {
+/** One sequence of a sample. */
+interface Place {
+  readonly start: number;
   readonly length: number;
-  readonly until: number;
   readonly writer: NeedleWriter;
-  /** Of the tokens of a sample that are asked for the next one. */
+}
+
+/** What the samples of one stage are made of. */
+interface Stage {
+  readonly until: number;
+  readonly places: readonly Place[];
+  /** Tokens after which an answer stands. */
   readonly counted: Int32Array;
 }
 
@@ -48,23 +59,16 @@ export class NeedleSamples implements Samples {
   /** There is no end to it: all samples belong to epoch 0. */
   readonly perEpoch = Number.POSITIVE_INFINITY;
   readonly #stages: readonly Stage[];
-  readonly #sampleLength: number;
   readonly #seedHash: number;
 
   constructor(
     task: NeedleTask,
     stages: readonly NeedleStage[],
+    sampleLength: number,
     seed: number,
     purpose: typeof Purpose.needleTrain | typeof Purpose.needleValidation,
   ) {
-    const sampleLength = stages[stages.length - 1].length;
-    this.#sampleLength = sampleLength;
-    this.#stages = stages.map(({ length, until }) => {
-      const fitted = fitTask(task, length);
-      const answers = answerPositions(fitted, length);
-      const counted = startsOf(sampleLength, length).flatMap((start) => answers.map((answer) => start + answer - 1));
-      return { length, until, writer: new NeedleWriter(fitted), counted: Int32Array.from(counted) };
-    });
+    this.#stages = stages.map((stage) => layOut(task, stage, sampleLength));
     this.#seedHash = absorb(absorb(0, purpose), seed);
   }
 
@@ -73,15 +77,14 @@ export class NeedleSamples implements Samples {
   }
 
   read(address: SampleAddress, window: Int32Array): void {
-    const { length, writer } = this.#at(address);
     const state = absorb(this.#seedHash, address.id);
-    for (const [sequence, start] of this.documentStarts(address).entries())
+    window[window.length - 1] = 0; // only ever a target, and an ignored one
+    for (const [sequence, { start, length, writer }] of this.#at(address).places.entries())
       writer.write(new NumberStream(state, sequence), window.subarray(start, start + length));
-    window[this.#sampleLength] = 0; // only ever a target, and an ignored one
   }
 
   documentStarts(address: SampleAddress): number[] {
-    return startsOf(this.#sampleLength, this.#at(address).length);
+    return this.#at(address).places.map(({ start }) => start);
   }
 
   /** Only answers count: nothing else in a sequence can be known. */
@@ -97,6 +100,17 @@ export class NeedleSamples implements Samples {
   }
 }
 
-function startsOf(sampleLength: number, length: number): number[] {
-  return Array.from({ length: sampleLength / length }, (_, sequence) => sequence * length);
+function layOut(task: NeedleTask, { lengths, until }: NeedleStage, sampleLength: number): Stage {
+  const part = sampleLength / lengths.length;
+  const counted: number[] = [];
+  const places = lengths.flatMap((length, i) => {
+    const fitted = fitTask(task, length);
+    const [writer, answers] = [new NeedleWriter(fitted), answerPositions(fitted, length)];
+    return Array.from({ length: part / length }, (_, k): Place => {
+      const start = i * part + k * length;
+      counted.push(...answers.map((answer) => start + answer - 1));
+      return { start, length, writer };
+    });
+  });
+  return { until, places, counted: Int32Array.from(counted) };
 }

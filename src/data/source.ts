@@ -110,9 +110,9 @@ function openNeedle(options: SourceOptions): OpenSource {
     vocabSize,
     identity: `needle:${JSON.stringify({ task, stages })}`,
     tokensPerEpoch: Number.POSITIVE_INFINITY,
-    train: new NeedleSamples(task, stages, seed, Purpose.needleTrain),
+    train: new NeedleSamples(task, stages, length, seed, Purpose.needleTrain),
     // At the last length, which is what the run is for.
-    validation: valid ? new NeedleSamples(task, stages.slice(-1), seed, Purpose.needleValidation) : undefined,
+    validation: valid ? new NeedleSamples(task, stages.slice(-1), length, seed, Purpose.needleValidation) : undefined,
     validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
     documentMask: true,
     close: () => {},
