@@ -63,6 +63,11 @@ export const BENCHES: readonly CommandEntry[] = [
 export const EVALUATIONS: readonly CommandEntry[] = [
   { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval-loss.js') },
   {
+    name: 'needle',
+    summary: 'whether a model finds what is hidden in its context, by depth and length, with a chart',
+    load: () => import('./eval-needle.js'),
+  },
+  {
     name: 'selection',
     summary: 'which blocks a model selects and how it weighs its branches, with pictures',
     load: () => import('./eval-selection.js'),

@@ -28,7 +28,10 @@ export function configure(command: Command, io: Io): void {
   const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
   command
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
-    .requiredOption('--dataset <source>', 'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic')
+    .requiredOption(
+      '--dataset <source>',
+      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle',
+    )
     .option('--local-path <path>', 'data.path: file, folder or pattern of a local source')
     .addOption(whole('--seq-len <n>', 'tokens of a sample').default(1024))
     .addOption(whole('--batch-size <n>', 'samples of a batch').default(1))
@@ -81,7 +84,8 @@ function evaluationConfig(
   for (const text of ['data.val_fraction=0', 'data.shuffle=false', ...set]) words.push('--set', text);
   const asked = loadConfig({ env: io.env, flags: parseTrainFlags(words).layer, config: null }).config;
   const { tokenizer } = config.data;
-  const vocabulary = dataset === 'synthetic' ? { vocab_size: model.shape.vocab_size } : { vocab_size: null };
+  const vocabulary =
+    dataset === 'synthetic' || dataset === 'needle' ? { vocab_size: model.shape.vocab_size } : { vocab_size: null };
   return parseConfig({
     ...withEnvironment(config, io.env),
     data: { ...asked.data, tokenizer, ...vocabulary },

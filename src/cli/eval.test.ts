@@ -134,3 +134,49 @@ describe('eval selection', () => {
     }
   });
 });
+
+describe('eval needle', () => {
+  const find = (...words: string[]) =>
+    runCli(['eval', 'needle', '--model', run, '--records', '2', '--pairs', '2', '--trials', '3', ...words]);
+  const small = ['--lengths', '48,96', '--depths', '0,50,100'];
+
+  it('prints one JSON value and writes the same with its chart', async () => {
+    const folder = join(root, 'needle');
+    const { code, stdout, stderr } = await find(...small, '--without', 'sel', '--json', '--out-dir', folder);
+    expect(code, stderr).toBe(0);
+    const result = JSON.parse(stdout);
+    expect(Object.keys(result)).toEqual([
+      ...['model', 'step', 'device', 'precision', 'trials', 'records', 'pairs', 'seed', 'seconds', 'rows'],
+    ]);
+    expect(result).toMatchObject({ step: 7, precision: 'fp32', trials: 3, records: 2, pairs: 2, seed: 1 });
+    expect(result.rows).toHaveLength(12);
+    expect(Object.keys(result.rows[0])).toEqual(['without', 'length', 'depth', 'trials', 'correct', 'accuracy']);
+    expect(new Set(result.rows.map((row: { without: string | null }) => row.without))).toEqual(new Set([null, 'sel']));
+    expect(readdirSync(folder).sort()).toEqual(['needle.json', 'needle.svg']);
+    expect(JSON.parse(readFileSync(join(folder, 'needle.json'), 'utf8'))).toEqual(result);
+    expect(readFileSync(join(folder, 'needle.svg'), 'utf8')).toMatch(/^<svg [\s\S]*without sel[\s\S]*<\/svg>\s*$/);
+  });
+
+  it('prints a table for each grid', async () => {
+    const { stdout } = await find(...small, '--without', 'win');
+    expect(stdout).toMatch(/^all branches\ndepth +48 +96\n( *\d+ %( +[\d.]+ % [·░▒▓█]{2}){2}\n){3}/m);
+    expect(stdout).toMatch(/^without win\n/m);
+  });
+
+  it('finds next to nothing with random weights', async () => {
+    const { stdout } = await find('--lengths', '96', '--depths', '50', '--trials', '100', '--json');
+    expect(JSON.parse(stdout).rows[0].accuracy).toBeLessThan(0.1); // 1 of 64 values by chance
+  });
+
+  it.each([
+    ['a length without room', ['--lengths', '12'], /a sequence of 12 tokens is too short for a record of 2 pairs/],
+    ['a depth beyond the end', ['--depths', '101'], /at most 100 percent/],
+    ['an unknown branch', ['--without', 'dense'], /Allowed choices are cmp, sel, win/],
+    ['bf16 on the CPU', ['--precision', 'bf16', '--device', 'cpu'], /--precision bf16: the CPU computes in fp32/],
+  ])('%s is one line and exit code 2', async (_, words, message) => {
+    const { code, stdout, stderr } = await find(...words);
+    expect(code).toBe(2);
+    expect(stdout).toBe('');
+    expect(stderr).toMatch(message);
+  });
+});

@@ -54,6 +54,10 @@ const KEYS: [string, string, unknown][] = [
   ['data.seed', '5', 5],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
+  ['data.needle_records', '4', 4],
+  ['data.needle_pairs', '2', 2],
+  ['data.needle_questions', '9', 9],
+  ['data.needle_curriculum', '512:300', '512:300'],
   ['data.hub_dataset', 'owner/name', 'owner/name'],
   ['data.hub_config', 'sample-10BT', 'sample-10BT'],
   ['data.hub_split', 'test', 'test'],
@@ -152,7 +156,7 @@ const CHOICES: [string, string][] = [
   ['runtime.device', 'auto cpu cuda'],
   ['runtime.precision', 'fp32 bf16'],
   ['train.lr_schedule', 'cosine wsd linear constant'],
-  ['data.source', 'synthetic text jsonl fineweb_edu fineweb_edu_local tokens'],
+  ['data.source', 'synthetic needle text jsonl fineweb_edu fineweb_edu_local tokens'],
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {

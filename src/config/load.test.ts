@@ -79,7 +79,11 @@ describe('fused kernels: env over file, and within one of them the branch over t
 describe('problems', () => {
   it.each<[string[], Record<string, string>, string]>([
     [['--steps', '0'], {}, 'train.steps: 0 is not allowed; an integer >= 1 [flag --steps]'],
-    [['--dataset', 'fineweb'], {}, 'data.source: "fineweb" is not allowed; one of synthetic, text, jsonl, fineweb_edu'],
+    [
+      ['--dataset', 'fineweb'],
+      {},
+      'data.source: "fineweb" is not allowed; one of synthetic, needle, text, jsonl, fineweb_edu',
+    ],
     [[], { NSA_LR: '-1' }, 'train.lr: -1 is not allowed; a number > 0 [env NSA_LR]'],
     [[], { NSA_FORCE_BRANCH: 'wn' }, 'one of none, cmp, sel, win (did you mean win?) [env NSA_FORCE_BRANCH]'],
     [['--set', 'nsa.d=12'], {}, 'nsa.d: 12 does not divide nsa.l 32'],

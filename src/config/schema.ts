@@ -56,7 +56,7 @@ const nsa = z.strictObject({
 
 const data = z.strictObject({
   source: z
-    .enum(['synthetic', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
+    .enum(['synthetic', 'needle', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
     .default('synthetic')
     .describe('where documents come from'),
   path: text().nullable().default(null).describe('file, folder or glob of a local source; package:… = inside Trefoil'),
@@ -72,6 +72,13 @@ const data = z.strictObject({
     .nullable()
     .default(null)
     .describe('vocabulary of synthetic tokens; null = the tokenizer’s'),
+  needle_records: count().default(16).describe('source needle: records hidden in a sequence'),
+  needle_pairs: count().default(4).describe('source needle: key-value pairs of a record'),
+  needle_questions: count().default(64).describe('source needle: questions at the end of a sequence'),
+  needle_curriculum: text()
+    .nullable()
+    .default(null)
+    .describe('source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start'),
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu').describe('dataset of fineweb_edu, as owner/name'),
   hub_config: text().nullable().default(null).describe('its configuration, such as sample-10BT; null = its default'),
   hub_split: text().default('train').describe('its split'),

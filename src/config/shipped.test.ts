@@ -24,6 +24,7 @@ const CONFIGS = [
   'runbook_s2048',
   'runbook_prod_2048',
   'quickstart',
+  'needle_h200',
 ];
 const PROFILES = ['a100', 'cpu', 'h200'];
 

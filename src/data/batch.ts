@@ -41,23 +41,24 @@ export function packBatch(
   const targets = new Int32Array(rows * sequenceLength);
   const window = new Int32Array(sequenceLength + 1);
   const boundaries: number[] = [];
-  let ignored = (rows - counted) * sequenceLength;
   for (const [row, address] of addresses.entries()) {
     const start = row * sequenceLength;
     samples.read(address, window);
     inputs.set(window.subarray(0, sequenceLength), start);
     targets.set(window.subarray(1), start);
+    samples.maskTargets?.(address, targets.subarray(start, start + sequenceLength));
     boundaries.push(start);
     if (!documentMask) continue;
     for (const offset of samples.documentStarts(address)) {
       if (offset === 0) continue;
       if (offset < sequenceLength) boundaries.push(start + offset);
       targets[start + offset - 1] = IGNORED_TARGET;
-      if (row < counted) ignored++;
     }
   }
   targets.fill(IGNORED_TARGET, counted * sequenceLength);
   boundaries.push(rows * sequenceLength);
+  let ignored = 0;
+  for (const target of targets) if (target === IGNORED_TARGET) ignored++;
   return {
     inputs,
     targets,

@@ -27,4 +27,7 @@ export const Purpose = {
   units: 5,
   block: 6,
   generated: 7,
+  needleTrain: 8,
+  needleValidation: 9,
+  needleEvaluation: 10,
 } as const;

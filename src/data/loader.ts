@@ -181,7 +181,10 @@ class SourceLoader implements NumberedLoader {
   }
 
   #packing(): { sequenceLength: number; documentMask: boolean } {
-    return { sequenceLength: this.#options.seq_len, documentMask: this.#options.document_mask ?? false };
+    return {
+      sequenceLength: this.#options.seq_len,
+      documentMask: this.#source.documentMask ?? this.#options.document_mask ?? false,
+    };
   }
 
   /** Everything besides the tokens that decides what sample i is. */

@@ -1,6 +1,8 @@
 /** Opens the data that a config names: the samples to train on, those to validate on, and their identity. */
 
 import { UsageError } from '../errors.js';
+import { Purpose } from './hash.js';
+import { NeedleSamples, parseCurriculum } from './needle-samples.js';
 import { RangeStream, rangesLength } from './ranges.js';
 import { openCached } from './shards/cache.js';
 import { listTextSource, type OnProgress } from './shards/prepare.js';
@@ -12,7 +14,7 @@ import { createTokenizer, type Tokenizer } from './tokenizer.js';
 
 /** As in the config: `data` with the seed and shapes of `train`. */
 export interface SourceOptions {
-  source: 'synthetic' | 'text' | 'jsonl' | 'tokens';
+  source: 'synthetic' | 'needle' | 'text' | 'jsonl' | 'tokens';
   /** Files, folders or patterns for text and jsonl; the folder of shards for tokens. */
   path?: string | readonly string[] | undefined;
   tokenizer: string;
@@ -28,6 +30,16 @@ export interface SourceOptions {
   vocab_size?: number | undefined;
   /** Default "text". */
   text_field?: string | undefined;
+  /** Of source needle. */
+  needle?: NeedleOptions | undefined;
+}
+
+/** As in the config: the keys that begin with `needle_`. */
+export interface NeedleOptions {
+  readonly records: number;
+  readonly pairs: number;
+  readonly questions: number;
+  readonly curriculum: string | null;
 }
 
 export interface OpenSourceOptions {
@@ -47,11 +59,14 @@ export interface OpenSource {
   readonly validation: Samples | undefined;
   /** Whole samples in the validation part. */
   readonly validationSamples: number;
+  /** Documents of a sample are always kept apart, whatever data.document_mask says. */
+  readonly documentMask?: boolean;
   close(): void;
 }
 
 export async function openSource(options: SourceOptions, open: OpenSourceOptions): Promise<OpenSource> {
   if (options.source === 'synthetic') return openSynthetic(options);
+  if (options.source === 'needle') return openNeedle(options);
   const tokenizer = createTokenizer(options.tokenizer);
   if (options.vocab_size !== undefined && tokenizer.vocabSize > options.vocab_size) {
     throw new UsageError(
@@ -79,6 +94,27 @@ function openSynthetic(options: SourceOptions): OpenSource {
     train: new SyntheticSamples(vocabSize, options.seed, 'train'),
     validation: valid ? new SyntheticSamples(vocabSize, options.seed, 'validation') : undefined,
     validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
+    close: () => {},
+  };
+}
+
+function openNeedle(options: SourceOptions): OpenSource {
+  const { vocab_size: vocabSize, needle, seed, seq_len: length } = options;
+  if (vocabSize === undefined) throw new UsageError('data.source needle needs a vocabulary size; set vocab_size');
+  if (needle === undefined) throw new UsageError('data.source needle needs its own settings; set needle');
+  const { records, pairs, questions, curriculum } = needle;
+  const task = { vocabSize, records, pairs, questions };
+  const stages = parseCurriculum(curriculum, length);
+  const valid = options.val_fraction > 0;
+  return {
+    vocabSize,
+    identity: `needle:${JSON.stringify({ task, stages })}`,
+    tokensPerEpoch: Number.POSITIVE_INFINITY,
+    train: new NeedleSamples(task, stages, length, seed, Purpose.needleTrain),
+    // At the last length, which is what the run is for.
+    validation: valid ? new NeedleSamples(task, stages.slice(-1), length, seed, Purpose.needleValidation) : undefined,
+    validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
+    documentMask: true,
     close: () => {},
   };
 }

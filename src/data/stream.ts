@@ -32,6 +32,8 @@ export interface Samples {
   read(address: SampleAddress, window: Int32Array): void;
   /** Where documents begin inside the window of S + 1 tokens. */
   documentStarts(address: SampleAddress): number[];
+  /** Of a task with answers: sets the targets that do not count to IGNORED_TARGET. */
+  maskTargets?(address: SampleAddress, targets: Int32Array): void;
 }
 
 export class StreamSamples implements Samples {

@@ -132,7 +132,7 @@ export async function openStream(
 /** The corpus of a config; commands that read documents take it from here too. */
 export function corpusOptions({ data, train }: Config, environment: Environment): CorpusOptions {
   const { source } = data;
-  if (source === 'synthetic' || source === 'tokens')
+  if (source === 'synthetic' || source === 'needle' || source === 'tokens')
     throw new UsageError(`data.source: ${source} has no documents; use text, jsonl, fineweb_edu or fineweb_edu_local`);
   return {
     source,
@@ -158,6 +158,10 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
     },
     seed: data.seed ?? train.seed,
     vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
+    needle: {
+      ...{ records: data.needle_records, pairs: data.needle_pairs },
+      ...{ questions: data.needle_questions, curriculum: data.needle_curriculum },
+    },
   };
 }
 

@@ -18,7 +18,8 @@ export const signatures = {
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 export type Branch = 'cmp' | 'sel' | 'win';
-const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
+/** In the order of the columns. */
+export const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
 
 export interface GateOptions {
   readonly kind: 'softmax' | 'sigmoid';

@@ -127,15 +127,15 @@ function label(value: number): string {
   return Math.abs(value) >= 1e6 ? value.toExponential(1) : String(Number(value.toPrecision(6)));
 }
 
-function coordinate(value: number): string {
+export function coordinate(value: number): string {
   return String(Number(value.toFixed(1)));
 }
 
-function text(x: number, y: number, content: string, anchor: string, more = ''): string {
+export function text(x: number, y: number, content: string, anchor: string, more = ''): string {
   const attributes = `x="${coordinate(x)}" y="${coordinate(y)}" text-anchor="${anchor}"${more ? ` ${more}` : ''}`;
   return `<text ${attributes}>${escapeXml(content)}</text>`;
 }
 
-function escapeXml(content: string): string {
+export function escapeXml(content: string): string {
   return content.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
 }

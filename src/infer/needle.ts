@@ -1,0 +1,113 @@
+/**
+ * Retrieval by depth and length: a record of pairs lies at a given depth of a haystack, and the model is asked for one of its
+ * values (data/needle.ts). The answer is one token and the question ends the context, so the most probable next token is what
+ * greedy decoding would say: one forward pass over many packed cases answers them all.
+ */
+import { absorb, Purpose } from '../data/hash.js';
+import { fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
+import { Sequences } from '../ops/sequences.js';
+import { Tape } from '../tensor/tape.js';
+
+export interface NeedleGrid {
+  /** Tokens of a case, its answer included. */
+  readonly lengths: readonly number[];
+  /** Where the needle lies, in percent of the haystack. */
+  readonly depths: readonly number[];
+  /** Cases for each length and depth. */
+  readonly trials: number;
+  readonly records: number;
+  readonly pairs: number;
+  readonly seed: number;
+}
+
+export interface NeedleCell {
+  readonly length: number;
+  readonly depth: number;
+  readonly trials: number;
+  readonly correct: number;
+  readonly accuracy: number;
+}
+
+interface Case {
+  readonly cell: { correct: number };
+  readonly tokens: Int32Array;
+}
+
+/** Tokens of one forward pass, where a single case does not take more. */
+const BATCH_TOKENS = { cpu: 2 ** 14, cuda: 2 ** 18 };
+
+/** One cell for each length and depth, lengths first. */
+export function evaluateNeedle(
+  model: LanguageModel,
+  grid: NeedleGrid,
+  {
+    kernels = {},
+    onProgress = () => {},
+  }: { kernels?: SparseOptions; onProgress?: (done: number, all: number) => void },
+): NeedleCell[] {
+  const all = grid.lengths.length * grid.depths.length * grid.trials;
+  let done = 0;
+  return grid.lengths.flatMap((length) => {
+    const task = taskOf(model, grid, length);
+    const cells = grid.depths.map((depth) => ({ length, depth, trials: grid.trials, correct: 0 }));
+    const batch = Math.max(1, Math.floor(BATCH_TOKENS[model.device.kind] / length));
+    const cases = cells.length * grid.trials;
+    for (let first = 0; first < cases; first += batch) {
+      const some = Array.from({ length: Math.min(batch, cases - first) }, (_, i): Case => {
+        const cell = cells[Math.floor((first + i) / grid.trials)];
+        return { cell, tokens: caseTokens(task, length, cell.depth, grid.seed, first + i) };
+      });
+      answer(model, some, kernels);
+      done += some.length;
+      onProgress(done, all);
+    }
+    return cells.map((cell) => ({ ...cell, accuracy: cell.correct / cell.trials }));
+  });
+}
+
+/** The task as it is asked at this length; refuses a length or vocabulary that does not hold it. */
+function taskOf({ shape }: LanguageModel, { records, pairs }: NeedleGrid, length: number): NeedleTask {
+  return fitTask({ vocabSize: shape.vocab_size, records, pairs, questions: 1 }, length);
+}
+
+/** Case number `index` of a length: other hashes than any training has. */
+export function caseTokens(task: NeedleTask, length: number, depth: number, seed: number, index: number): Int32Array {
+  const tokens = new Int32Array(length);
+  const state = absorb(absorb(absorb(0, Purpose.needleEvaluation), seed), length);
+  new NeedleWriter(task).write(new NumberStream(state, index), tokens, depth / 100);
+  return tokens;
+}
+
+/** Counts the cases whose answer is the most probable token after all that stands before it. */
+function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOptions): void {
+  const { device, shape } = model;
+  const contexts = cases.map(({ tokens }) => tokens.subarray(0, -1));
+  const sequences = new Sequences(
+    device,
+    contexts.map((context) => context.length),
+  );
+  const layout = sparseLayout(sequences, shape.nsa);
+  const tape = new Tape(device, { record: false });
+  try {
+    const packed = new Int32Array(sequences.total);
+    for (const [i, context] of contexts.entries()) packed.set(context, sequences.starts[i]);
+    const last = contexts.map((context, i) => sequences.starts[i] + context.length - 1);
+    const logits = model.logits(tape, tape.from(packed, [packed.length], 'i32'), last, { layout, kernels }).read();
+    for (const [i, { cell, tokens }] of cases.entries()) {
+      const row = logits.subarray(i * shape.vocab_size, (i + 1) * shape.vocab_size);
+      if (mostProbable(row) === tokens[tokens.length - 1]) cell.correct++;
+    }
+  } finally {
+    tape.end();
+    layout.blocks.free();
+    sequences.free();
+  }
+}
+
+function mostProbable(logits: ArrayLike<number>): number {
+  let best = 0;
+  for (let token = 1; token < logits.length; token++) if (logits[token] > logits[best]) best = token;
+  return best;
+}

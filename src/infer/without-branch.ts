@@ -1,0 +1,27 @@
+/** A model with one branch of its attention switched off: what it can do without shows what the branch was for. */
+import { UsageError } from '../errors.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { BRANCHES, type Branch } from '../ops/gate/op.js';
+
+/** So low a logit that softmax and sigmoid both give exactly 0. */
+const NEVER = -1e30;
+
+/** Runs `body` while the gate of `branch` is 0 in every layer; a softmax gate shares its weight among the other two. */
+export function withoutBranch<T>(model: LanguageModel, branch: Branch, body: () => T): T {
+  const { attention, nsa } = model.shape;
+  if (attention !== 'nsa') throw new UsageError('a model with dense attention has no branches to switch off');
+  if (nsa.force_branch !== 'none' || nsa.force_uniform_gate)
+    throw new UsageError(
+      'the gates of this model are fixed (nsa.force_branch, nsa.force_uniform_gate): none can be switched off',
+    );
+  const biases = model.parameters.filter(({ name }) => name.endsWith('.gate.bias')).map(({ value }) => value);
+  const before = biases.map((bias) => Float32Array.from(bias.read()));
+  const column = BRANCHES.indexOf(branch);
+  try {
+    for (const [i, bias] of biases.entries())
+      bias.write(before[i].map((value, at) => (at % BRANCHES.length === column ? NEVER : value)));
+    return body();
+  } finally {
+    for (const [i, bias] of biases.entries()) bias.write(before[i]);
+  }
+}
