@@ -221,16 +221,21 @@ int main(int argc, char** argv) {
     b.fill(), sync("lists");
     b.sort(), sync("sort");
     b.window(), sync("window");
+    const auto ow_alone = b.ow.get();
+    const auto lw_alone = b.lw.get();
+    const auto poison = [&] { b.os.poison(), b.ls.poison(), b.ow.poison(), b.lw.poison(), b.out.poison(), b.partial.poison(), b.partial_lse.poison(); };
+    poison();
     b.choose(1), b.selected_all(true), sync("union");
     const auto os_union = b.os.get(), fused_union = b.out.get();
     const auto ls_union = b.ls.get();
-    b.os.poison(), b.ls.poison(), b.out.poison();
+    if (b.ow.get() != ow_alone) printf("  FAIL the window beside tile-union differs from the window alone\n"), failures++;
+    poison();
     b.choose(2), b.selected_all(true), sync("outer");
-    const auto fused = b.out.get(), os_outer = b.os.get();
+    const auto fused = b.out.get(), os_outer = b.os.get(), ow_outer = b.ow.get();
     for (int i = 0; i < 3; i++) {  // the same bits every time
-      b.os.poison(), b.ls.poison(), b.partial.poison(), b.partial_lse.poison();
+      poison();
       b.choose(2), b.selected_all(false), sync("outer again");
-      if (b.os.get() != os_outer) printf("  FAIL KV-outer differs from run to run\n"), failures++;
+      if (b.os.get() != os_outer || b.ow.get() != ow_outer) printf("  FAIL KV-outer differs from run to run\n"), failures++;
     }
     const auto adaptive = [&](float limit, int want) {
       const auto before = b.served.get();
@@ -239,10 +244,11 @@ int main(int argc, char** argv) {
       if (after[want] != before[want] + 1 || after[0] + after[1] != before[0] + before[1] + 1) printf("  FAIL adaptive choice\n"), failures++;
     };
     adaptive(1e9f, 0), adaptive(0.5f, 1);
-    b.os.poison(), b.ls.poison(), b.out.poison(), b.partial.poison(), b.partial_lse.poison();
+    poison();
     b.choose(3), b.selected_all(true), sync("mixed");
-    const auto os_mixed = b.os.get(), fused_mixed = b.out.get();
-    const auto ls_mixed = b.ls.get();
+    const auto os_mixed = b.os.get(), fused_mixed = b.out.get(), ow_mixed = b.ow.get();
+    const auto ls_mixed = b.ls.get(), lw_mixed = b.lw.get();
+    poison();
     b.choose(2), b.selected_all(false), sync("outer last");
     b.out.poison(), b.combine(), sync("combine");
     b.prepare(), sync("prepare");
@@ -291,7 +297,8 @@ int main(int argc, char** argv) {
     check16("o_sel outer", r.os, os_outer);
     check16("o_sel mixed", r.os, os_mixed), check16("out mixed", r.out, fused_mixed);
     compare("lse_sel mixed", r.ls, ls_mixed, 1e-5);
-    check16("o_win", r.ow, b.ow.get());
+    check16("o_win", r.ow, ow_alone), check16("o_win outer", r.ow, b.ow.get()), check16("o_win mixed", r.ow, ow_mixed);
+    compare("lse_win alone", r.lw, lw_alone, 1e-5), compare("lse_win mixed", r.lw, lw_mixed, 1e-5);
     check16("out", r.out, b.out.get());
     check16("out fused", r.out, fused), check16("out fused union", r.out, fused_union);
     compare("lse_cmp", r.lc, b.lc.get(), 1e-5), compare("lse_sel union", r.ls, ls_union, 1e-5), compare("lse_sel outer", r.ls, b.ls.get(), 1e-5), compare("lse_win", r.lw, b.lw.get(), 1e-5);

@@ -226,9 +226,10 @@ struct Batch {
               number("selected", "selected_union_shared") + words() * 4, q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
               combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words(), stretch);
   }
-  void forced() {
-    const int rows = number("selected", "selected_forced_rows");
-    k->launch("selected", "selected_forced", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_forced_shared"), q.p, ps.p, os.p, ls.p, plan.p, d_cu.p, B, stretch);
+  void dense() {  // the window of all tokens, and the forced blocks where KV-outer serves
+    const int rows = number("selected", "selected_dense_rows");
+    k->launch("selected", "selected_dense", dim3(tiles(rows), s.G), rows * 2, number("selected", "selected_dense_shared"), q.p, ps.p, pw.p, os.p, ls.p, ow.p, lw.p,
+              plan.p, d_cu.p, B, stretch);
   }
   void rewind() {  // before the KV-outer kernel runs a second time on one plan
     const int from = number("select", "select_plan_done");
@@ -239,7 +240,7 @@ struct Batch {
               q.p, ps.p, fitems.p, offsets.p, begins.p, lists.p, partial.p, partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p,
               combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, d_blocks.p, B, stretch, stretches);
   }
-  void selected_all(bool combined) { union_(combined), forced(), outer(combined); }  // one of the two works
+  void selected_all(bool combined) { dense(), union_(combined), outer(combined); }  // the selected branch as planned, and the window
   void window() {
     const int rows = number("window", "window_forward_rows");
     k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"), q.p, pw.p, ow.p, lw.p, d_cu.p, B);

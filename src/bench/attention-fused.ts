@@ -1,7 +1,8 @@
 /**
  * The fused attention core (CUDA, bf16) and its parts. They are stages of one operation, so each is launched by itself over
  * buffers that one whole pass has filled. Packing of keys counts to the branch whose keys they are, the lists of who chose
- * which block and the gated sum to the selected branch.
+ * which block and the gated sum to the selected branch. Unless the union is certain to serve, one kernel does the window and
+ * the blocks that every token has: the selected branch's time has the window then too.
  */
 import { denseAttention } from '../ops/dense/op.js';
 import { denseRefusal, fusedDenseAttention } from '../ops/dense-fused.js';
@@ -76,7 +77,7 @@ export function fusedSubjects(
     forward.compressed();
     ranking.select();
     forward.packWindow();
-    forward.window();
+    if (path === 'union') forward.window();
     select(served);
   };
   whole(counters.served);

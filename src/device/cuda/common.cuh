@@ -119,14 +119,14 @@ __device__ __forceinline__ void load_panel(u32 to, int thread, const bf16* from,
   }
 }
 
-// The same for 128 threads when every row exists, row(r) without a sign.
+// The same for the 128 threads of a warpgroup when every row exists, row(r) without a sign.
 template <int D, class Row>
 __device__ __forceinline__ void load_rows(u32 to, const bf16* from, Row row) {
   constexpr int CHUNKS = ((D + 63) / 64) * 8;
   if constexpr (D % 64 != 0 || 128 % CHUNKS != 0) {
-    load_panel<D, 128>(to, threadIdx.x, from, [&](int r) { return (i64)row(r); });
+    load_panel<D, 128>(to, threadIdx.x & 127, from, [&](int r) { return (i64)row(r); });
   } else {
-    const int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;  // 128 / CHUNKS rows apart: the same permutation
+    const int first = (threadIdx.x & 127) / CHUNKS, chunk = threadIdx.x % CHUNKS;  // 128 / CHUNKS rows apart: the same permutation
     static_assert(128 / CHUNKS % 8 == 0, "rows of a thread must lie alike");
 #pragma unroll
     for (int e = 0; e < CHUNKS / 2; e++)
@@ -211,21 +211,28 @@ struct Place {
 template <class Tiles, class Units>
 __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Units units, Place& place) {
   int base = 0, unit = 0, first = cu_seqlens[0];
-  for (int s = 0; s < sequences; s++) {
-    const int end = cu_seqlens[s + 1];
-    const int count = tiles(end - first);
-    if (index < base + count) {
-      place.sequence = s;
-      place.first = first;
-      place.length = end - first;
-      place.tile = index - base;
-      place.base = base;
-      place.units = unit;
-      return true;
+  constexpr int TOGETHER = 8;  // ends that are loaded before the first is looked at: every block of a grid waits here
+  for (int from = 0; from < sequences; from += TOGETHER) {
+    int ends[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) ends[i] = cu_seqlens[min(from + i + 1, sequences)];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      // past the last sequence lengths are zero, and so are their tiles
+      const int count = tiles(ends[i] - first);
+      if (index < base + count) {
+        place.sequence = from + i;
+        place.first = first;
+        place.length = ends[i] - first;
+        place.tile = index - base;
+        place.base = base;
+        place.units = unit;
+        return true;
+      }
+      base += count;
+      unit += units(ends[i] - first);
+      first = ends[i];
     }
-    base += count;
-    unit += units(end - first);
-    first = end;
   }
   return false;
 }

@@ -8,7 +8,10 @@
 #pragma once
 #include "matrix.cuh"
 
-constexpr int STAGES = 4;
+constexpr int STAGES = 4;  // of the ring, unless said otherwise
+#ifndef EXPONENTIALS_FIRST
+#define EXPONENTIALS_FIRST 1
+#endif
 #ifndef RAISE
 #define RAISE 8.0f  // weights stay below 2^RAISE
 #endif
@@ -29,8 +32,22 @@ template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 //   token(row), index(row)   of a packed row; -1 past the end
 //   finish(row, column, x, lse)   takes eight output columns (bf16) of a row that exists, and its lse (base 2)
 
+template <class Branch> __device__ __forceinline__ const unsigned char* packed_tile(const Branch& branch, int i) {
+  return branch.packed + ((i64)branch.tile(i) * GROUPS + branch.group) * PACKED;
+}
+
+// Two branches of the same rows, one after the other through one ring: the second one's first tiles arrive while the
+// first one's last are worked on.
+template <class First, class Second> struct Both {
+  const First& first;
+  const Second& second;
+};
+template <class First, class Second> __device__ __forceinline__ const unsigned char* packed_tile(const Both<First, Second>& both, int i) {
+  return i < both.first.tiles ? packed_tile(both.first, i) : packed_tile(both.second, i - both.first.tiles);
+}
+
 // The ring: addresses, barriers and requests, the same for the forward pass and for dQ.
-template <int WARPGROUPS, int WIDE> struct Ring {
+template <int WARPGROUPS, int WIDE, int STAGES = ::STAGES> struct Ring {
   static constexpr int STAGE = WIDE * PACKED;
   u32 base, barriers;
   int steps;
@@ -51,7 +68,7 @@ template <int WARPGROUPS, int WIDE> struct Ring {
     bulk_expect(full, STAGE, lane);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
-      bulk_copy(stage(k) + j * PACKED, branch.packed + ((i64)branch.tile(k * WIDE + j) * GROUPS + branch.group) * PACKED, PACKED, full, lane);
+      bulk_copy(stage(k) + j * PACKED, packed_tile(branch, k * WIDE + j), PACKED, full, lane);
     bulk_end(full, lane);
   }
   template <class Branch> __device__ __forceinline__ void start(const Branch& branch) const {
@@ -71,25 +88,12 @@ template <int WARPGROUPS, int WIDE> struct Ring {
   }
 };
 
-template <int WARPGROUPS, int WIDE, class Branch>
-__device__ __forceinline__ void attend(const Branch& branch, unsigned char* shared) {
+// The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`. OWN_STAGING: the
+// output goes out through a panel that nobody else uses, so that the queries stay for another branch.
+template <int WARPGROUPS, int WIDE, bool OWN_STAGING, class Branch, class Stages, class Source>
+__device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages& ring, const Source& source, int begin, u32 queries, unsigned char* staging) {
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
-  const u32 base = (shared_address(shared) + 1023) & ~1023u;
-  const u32 own = base + group * PK * PANEL;
-  Ring<WARPGROUPS, WIDE> ring;
-  ring.base = base + WARPGROUPS * PK * PANEL;
-  ring.barriers = ring.base + STAGES * ring.STAGE;
-  ring.steps = (branch.tiles + WIDE - 1) / WIDE;
-  const int steps = ring.steps;
-  ring.init();
-  ring.start(branch);
-  load_panel<DK, 128>(own, thread & 127, branch.q, [&](int r) { return branch.index(group * 64 + r); });
-  copies_commit();
-  copies_wait<0>();
-  matrix_publish();
-  barrier(1 + group, 128);
-  const u32 queries = handle(own);
-
+  const int steps = (branch.tiles + WIDE - 1) / WIDE;
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;  // this thread's rows: row and row + 8
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
   const float c = scale_log2();
@@ -103,11 +107,11 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
 
   const auto multiply = [&](int k) {
 #pragma unroll
-    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(k) + j * PACKED));
+    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
     matrix_commit();
   };
   const auto accumulate = [&](int k) {
-    const u32 values = handle(ring.stage(k) + PK * PANEL);
+    const u32 values = handle(ring.stage(begin + k) + PK * PANEL);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
@@ -152,8 +156,10 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
     if (raised) {
       max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 1));
       max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 1));
-      max0 = fmaxf(top0, fmaxf(max0, __shfl_xor_sync(~0u, max0, 2)));
-      max1 = fmaxf(top1, fmaxf(max1, __shfl_xor_sync(~0u, max1, 2)));
+      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 2));
+      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 2));
+      max0 = max0 > limit0 ? max0 : top0;  // a row's bits must not depend on its neighbours: they may be later tokens
+      max1 = max1 > limit1 ? max1 : top1;
       shift0 = max0 == -infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
       shift1 = max1 == -infinity() ? 0.0f : max1 * c;
       keep0 = exp2_fast(top0 * c - shift0);
@@ -185,23 +191,26 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
   if (steps > 0) {
     float keep0, keep1;
     bool raised;
-    ring.wait(0);
+    ring.wait(begin);
     matrix_begin();
     multiply(0);
+    ring.refill(source, begin);
     matrix_wait<0>();
     soften(0, keep0, keep1, raised);
 #pragma unroll
     for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
     for (int k = 1; k < steps; k++) {
-      ring.wait(k);
+      ring.wait(begin + k);
       matrix_begin();
       multiply(k);
       accumulate(k - 1);
-      ring.refill(branch, k);
+      ring.refill(source, begin + k);
       matrix_wait<1>();
       soften(k, keep0, keep1, raised);
+      // The exponentials come before the wait, beside the products: the assembler would wait first. A NaN sleeps a moment.
+      if (EXPONENTIALS_FIRST && !(sum0 + sum1 >= 0.0f)) asm volatile("nanosleep.u32 1;" ::: "memory");
       matrix_wait<0>();
-      ring.leave(k - 1);
+      ring.leave(begin + k - 1);
 #pragma unroll
       for (int p = 0; p < PV; p++) {
         hold(out[p]);
@@ -221,10 +230,11 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
     matrix_begin();
     accumulate(steps - 1);
     matrix_wait<0>();
+    ring.leave(begin + steps - 1);
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(out[p]);
   }
-  barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
+  if (!OWN_STAGING) barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
   sum0 += __shfl_xor_sync(~0u, sum0, 1);
   sum1 += __shfl_xor_sync(~0u, sum1, 1);
@@ -234,10 +244,52 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
   const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -infinity(), lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -infinity();
 #pragma unroll
   for (int p = 0; p < PV; p++)
-    store_rows(out[p], shared + (own - shared_address(shared)), scale0, scale1, [&](int i, int r, int chunk, uint4 x) {
+    store_rows(out[p], staging, scale0, scale1, [&](int i, int r, int chunk, uint4 x) {
       const float lse = __shfl_sync(~0u, i < 2 ? lse0 : lse1, ((i * 4 + lane / 8) & 7) * 4);  // of the quad that owns row r
       if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DV) branch.finish(group * 64 + r, p * 64 + chunk * 8, x, lse);
     });
+}
+
+// The queries of this warpgroup's rows, one panel after the other for each warpgroup.
+template <class Branch> __device__ __forceinline__ void load_queries(const Branch& branch, u32 own) {
+  const int thread = threadIdx.x, group = thread / 128;
+  load_panel<DK, 128>(own, thread & 127, branch.q, [&](int r) { return branch.index(group * 64 + r); });
+  copies_commit();
+  copies_wait<0>();
+  matrix_publish();
+  barrier(1 + group, 128);
+}
+
+template <int WARPGROUPS, int WIDE, class Branch>
+__device__ __forceinline__ void attend(const Branch& branch, unsigned char* shared) {
+  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u, own = base + threadIdx.x / 128 * PK * PANEL;
+  Ring<WARPGROUPS, WIDE> ring;
+  ring.base = base + WARPGROUPS * PK * PANEL;
+  ring.barriers = ring.base + STAGES * ring.STAGE;
+  ring.steps = (branch.tiles + WIDE - 1) / WIDE;
+  ring.init();
+  ring.start(branch);
+  load_queries(branch, own);
+  attend_tiles<WARPGROUPS, WIDE, false>(branch, ring, branch, 0, handle(own), shared + (own - origin));
+}
+
+// Two branches of the same rows; the second may have no tiles, then nothing of it is written. Shared memory: ATTEND_BOTH_SHARED.
+constexpr int BOTH_STAGES = PK + PV <= 2 ? 4 : 3;
+template <int WARPGROUPS> constexpr int ATTEND_BOTH_SHARED = (WARPGROUPS * (PK + 1) + BOTH_STAGES * (PK + PV)) * PANEL + 1024 + 128;
+template <int WARPGROUPS, class First, class Second>
+__device__ __forceinline__ void attend_both(const First& first, const Second& second, unsigned char* shared) {
+  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u, own = base + threadIdx.x / 128 * (PK + 1) * PANEL;
+  const Both<First, Second> both = {first, second};
+  Ring<WARPGROUPS, 1, BOTH_STAGES> ring;
+  ring.base = base + WARPGROUPS * (PK + 1) * PANEL;
+  ring.barriers = ring.base + BOTH_STAGES * ring.STAGE;
+  ring.steps = first.tiles + second.tiles;
+  ring.init();
+  ring.start(both);
+  load_queries(first, own);
+  unsigned char* const staging = shared + (own + PK * PANEL - origin);
+  attend_tiles<WARPGROUPS, 1, true>(first, ring, both, 0, handle(own), staging);
+  if (second.tiles > 0) attend_tiles<WARPGROUPS, 1, true>(second, ring, both, first.tiles, handle(own), staging);
 }
 
 // Rows of one group packed without gaps: row r of the tile is token (start + r) / h, head (start + r) % h.

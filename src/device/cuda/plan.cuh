@@ -24,7 +24,7 @@
 #define SLACK 2   // stretches that may be begun before a merged one's place is free again
 #endif
 #ifndef MERGE_TOKENS
-#define MERGE_TOKENS 4   // tokens of a merge item; a stretch is a multiple of it
+#define MERGE_TOKENS 8   // tokens of a merge item; a stretch is a multiple of it
 #endif
 
 constexpr int RING = LAG + SLACK;

@@ -108,7 +108,7 @@ export class FusedForward {
     this.select();
     this.index();
     if (options.sorted) this.sort();
-    this.window();
+    if (path === 'union') this.window();
     this.selected(path, options.served);
   }
 
@@ -202,13 +202,14 @@ export class FusedForward {
     );
   }
 
-  /** The selected branch and the sum of all three. */
+  /** The selected branch and the sum of all three; unless the union is certain to serve, the window branch too. */
   selected(path: SelectedPath, served: Tensor | null): void {
     if (path === 'union') {
       this.#union(null, served);
       return;
     }
     this.#choose(path);
+    this.#dense();
     if (path === 'adaptive') this.#union(this.scratch.schedule, served);
     this.#outer(served);
   }
@@ -246,16 +247,23 @@ export class FusedForward {
     );
   }
 
-  /** Blocks that every token has, densely; then each chosen block over its list, as partial results merged as they come. */
+  /** What every token sees: the window; and where KV-outer serves, with the same queries, the blocks that every token has. */
+  #dense(): void {
+    const { batch, inputs, results, scratch } = this;
+    const { oSel, lseSel, oWin, lseWin } = results;
+    batch.launchTiles(
+      'selected',
+      'selected_dense',
+      ...[inputs.q, scratch.packedSel, scratch.packedWin, oSel, lseSel, oWin, lseWin],
+      ...[scratch.schedule, batch.tokenStarts, batch.sequences, batch.plan.stretch],
+    );
+  }
+
+  /** Each chosen block over its list, as partial results merged as they come. */
   #outer(served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
     const { plan, tokenStarts, blockStarts, sequences } = batch;
     const { oSel, lseSel } = results;
-    batch.launchTiles(
-      'selected',
-      'selected_forced',
-      ...[inputs.q, scratch.packedSel, oSel, lseSel, scratch.schedule, tokenStarts, sequences, plan.stretch],
-    );
     batch.launch(
       'selected',
       'selected_outer',

@@ -84,7 +84,7 @@ describe('launches of the fused kernels', () => {
   it('come in the order that the kernels need, with arguments that fit their parameters', () => {
     const { forward, backward } = trace();
     expect(names(forward)).toEqual([
-      ...[...BEGINNING, 'window_forward', 'select_choose', 'selected_union', 'selected_forced', 'selected_outer'],
+      ...[...BEGINNING, 'select_choose', 'selected_dense', 'selected_union', 'selected_outer'],
     ]);
     expect(names(backward)).toEqual([
       ...['combine_backward', 'compressed_backward', 'round_to_bf16', 'round_to_bf16'],
@@ -95,8 +95,8 @@ describe('launches of the fused kernels', () => {
 
   it('leave out what a forced path does not need', () => {
     expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
-    const outer = ['select_choose', 'selected_forced', 'selected_outer'];
-    expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, 'window_forward', ...outer]);
+    const outer = ['select_choose', 'selected_dense', 'selected_outer'];
+    expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, ...outer]);
   });
 
   it('build v1 with a tile for every token', () => {

@@ -124,13 +124,22 @@ describe('sizes', () => {
       window_query_gradient_shared: 115_840,
       select_blocks_shared: 68_096,
       selected_union_shared: 85_348,
-      selected_forced_shared: 83_072,
-      selected_outer_shared: 48_128,
+      selected_dense_shared: 99_456,
+      selected_outer_shared: 56_320,
       selected_backward_shared: 74_752,
     });
     const queryMajor = { queryMajor: true, portable: false };
     expect(sharedBytes(PAPER, queryMajor, 1).selected_union_shared).toBe(74_956);
     expect(sharedBytes(shaped({}, { lSel: 48, nSel: 10 }), SHARED, 21).select_blocks_shared).toBe(88_576);
+  });
+
+  it('of wide and of many heads', () => {
+    const sizes = (heads: Partial<FusedShape['heads']>) => sharedBytes(shaped(heads), SHARED, 8);
+    expect(sizes({ heads: 64, groups: 4, dk: 128, dv: 128 })).toMatchObject({
+      selected_dense_shared: 148_608,
+      selected_outer_shared: 75_776,
+    });
+    expect(sizes({ heads: 16, groups: 1 }).selected_outer_shared).toBe(51_200);
   });
 
   it('let heads share a tile of queries where all of a group do not fit', () => {

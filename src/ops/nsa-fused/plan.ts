@@ -138,10 +138,23 @@ function scoringTiles(heads: HeadShape, split: number): number {
   return teams * Math.ceil(headsPerGroup(heads) / (split * teams));
 }
 
+/** Of window and forced blocks one after the other: queries and a panel for outputs for each of two warpgroups, and the ring. */
+function denseShared({ dk, dv }: HeadShape): number {
+  const [pk, pv] = [panels(dk), panels(dv)];
+  return (2 * (pk + 1) + (pk + pv <= 2 ? STAGES : 3) * (pk + pv)) * PANEL + 1024 + 128;
+}
+
+/** Of the KV-outer kernel: stages of queries, and where rows lie; for wide or many heads that is looked up per token. */
+function outerShared(heads: HeadShape): number {
+  const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
+  const isNarrow = pk + pv <= 2;
+  const entries = OUTER_CHUNK * (isNarrow && h <= 6 ? h : 1);
+  return (pk + pv + (isNarrow ? 3 : 2) * pk + 1) * PANEL + entries * 8 + 1024;
+}
+
 /** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */
 export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
   const { heads, sparse } = shape;
-  const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
   const { forward, backward, queryGradient } = windowShared(heads);
   const pooledInRegisters = sparse.lSel / sparse.d === 4 && sparse.l / sparse.d === 2;
   const split = scoringSplit(heads);
@@ -155,8 +168,8 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
     window_query_gradient_shared: queryGradient,
     select_blocks_shared: scoringBytes(heads, split) + shifts + 1024 + (pooledInRegisters ? 0 : POOLING_BYTES),
     selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
-    selected_forced_shared: forward,
-    selected_outer_shared: (pk + pv + 2 * pk + 1) * PANEL + OUTER_CHUNK * h * 8 + 1024,
+    selected_dense_shared: denseShared(heads),
+    selected_outer_shared: outerShared(heads),
     selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SELECTED_CHUNK * 12,
   };
 }

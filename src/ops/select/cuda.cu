@@ -60,16 +60,6 @@ struct Top {
       score[i] = i > 0 ? fmaxf(score[i], fminf(s, score[i - 1])) : fmaxf(score[i], s);
     }
   }
-  // The same for a list in any order: of equal scores the lower block stays above.
-  __device__ __forceinline__ void insert_any(float s, int b) {
-#pragma unroll
-    for (int i = TOP - 1; i >= 0; i--) {
-      const bool here = s > score[i] || (s == score[i] && b < block[i]);
-      const bool above = i > 0 && (s > score[i > 0 ? i - 1 : 0] || (s == score[i > 0 ? i - 1 : 0] && b < block[i > 0 ? i - 1 : 0]));
-      block[i] = above ? block[i > 0 ? i - 1 : 0] : here ? b : block[i];
-      score[i] = above ? score[i > 0 ? i - 1 : 0] : here ? s : score[i];
-    }
-  }
 };
 
 // One block scores TOKENS tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
@@ -135,14 +125,22 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     __syncthreads();
     if (IN_PACKED_TILES && threadIdx.x < 32)
       for (int i = 0; i < 2 && i < steps; i++) request(i);
+    // Row r of a round's tile is a token of one head. Rows that do not exist repeat others: their lse is infinite, so nothing
+    // comes of them.
+    const u32 query0 = (u32)(place.first + t0) * HEADS + group * HPG;
 #pragma unroll
     for (int round = 0; round < TEAMS * ROUNDS; round++) {
-      const auto query = [&](int r) {  // the row of q that is row r of the tile; -1 for none
-        const int head = round * SPLIT + r / TOKENS, token = r % TOKENS;
-        return head < HPG && token < tokens ? (i64)(place.first + t0 + token) * HEADS + group * HPG + head : -1;
-      };
-      if (scores) load_panel<DK, SCORERS>(base + round * PK * PANEL, threadIdx.x, q, query);
-      if (threadIdx.x < 64) shifts[round * 64 + thread] = query(thread) >= 0 ? LOG2E * lse_cmp[query(thread)] : infinity();
+      const auto query = [&](int r) { return query0 + min(r % TOKENS, tokens - 1) * HEADS + min(round * SPLIT + r / TOKENS, HPG - 1); };
+      if constexpr (SPLIT == 1) load_rows<DK>(base + round * PK * PANEL, q, query);
+      else if (scores) load_panel<DK, SCORERS>(base + round * PK * PANEL, threadIdx.x, q, query);
+    }
+    constexpr int ALL_ROWS = TEAMS * ROUNDS * 64, ALL_HEADS = TEAMS * ROUNDS * SPLIT;
+#pragma unroll
+    for (int i = 0; i < (ALL_ROWS + SCORERS - 1) / SCORERS; i++) {
+      const int at = i * SCORERS + threadIdx.x, token = at / ALL_HEADS, head = at % ALL_HEADS;  // neighbours read neighbours
+      if (scores && at < ALL_ROWS)
+        shifts[head / SPLIT * 64 + head % SPLIT * TOKENS + token] =
+            token < tokens && head < HPG ? LOG2E * lse_cmp[query0 + (i64)token * HEADS + head] : infinity();
     }
     if (!POOL_IN_REGISTERS)
       for (int c = threadIdx.x; c < 64 * 8; c += THREADS) carry[c] = 0.0f;
@@ -288,26 +286,21 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       }
     }
     if (!ranks_blocks) return;
-    // The first thread of a pair takes in the second one's list.
-    Top other = top;
-#pragma unroll 1
+    // Both lists of a token are sorted: the better of each entry and the other list's opposite one are the best of both.
+    int best[TOP > 0 ? TOP : 1];
+#pragma unroll
     for (int e = 0; e < TOP; e++) {
-      const float s = __shfl_xor_sync(~0u, other.score[0], PARTNER);
-      const int b = __shfl_xor_sync(~0u, other.block[0], PARTNER);
-      if (side == 0) top.insert_any(s, b);
-#pragma unroll
-      for (int m = 0; m + 1 < TOP; m++) {
-        other.score[m] = other.score[m + 1];
-        other.block[m] = other.block[m + 1];
-      }
+      const float s = __shfl_xor_sync(~0u, top.score[TOP - 1 - e], PARTNER);
+      const int b = __shfl_xor_sync(~0u, top.block[TOP - 1 - e], PARTNER);
+      best[e] = s > top.score[e] || (s == top.score[e] && b < top.block[e]) ? b : top.block[e];
     }
-  }
-  if (steps == 0) {  // few blocks: all are selected
 #pragma unroll
-    for (int e = 0; e < TOP; e++)
-      if (e + 1 < current - 1) top.block[e] = e + 1;
+    for (int e = 0; e < TOP; e++) top.block[e] = best[e];
+  } else {  // few blocks: all are selected
+#pragma unroll
+    for (int e = 0; e < TOP; e++) top.block[e] = e + 1 < current - 1 ? e + 1 : NEVER;
   }
-  if (!ranks_blocks || side != 0 || mine >= tokens) return;
+  if (!ranks_blocks || mine >= tokens) return;
   // ascending: block 0, the chosen ones, cur - 1, cur
 #pragma unroll
   for (int pass = 0; pass < TOP; pass++)
@@ -317,20 +310,31 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       top.block[e] = a;
       top.block[e + 1] = b;
     }
-  int* const to = selected + ((i64)(place.first + t) * GROUPS + group) * SEL_N;
-  const int piece = counts != nullptr ? (place.first + t) / stretch : 0;
-  int count = 0;
-  to[count++] = 0;
+  const i64 to = ((i64)(place.first + t) * GROUPS + group) * SEL_N;
+  const i64 list = ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence]) * stretches + (place.first + t) / stretch;
+  int chosen = 0;  // fewer than there are candidates when scores are NaN
 #pragma unroll
-  for (int e = 0; e < TOP; e++)
-    if (top.block[e] != NEVER) {
-      if (counts != nullptr)  // also this token's place in the block's list
-        ranks[to - selected + count] = atomicAdd(counts + ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence] + top.block[e]) * stretches + piece, 1);
-      to[count++] = top.block[e];
-    }
-  if (current >= 2) to[count++] = current - 1;
-  if (current >= 1) to[count++] = current;
-  for (; count < SEL_N; count++) to[count] = -1;
+  for (int e = 0; e < TOP; e++) chosen += top.block[e] != NEVER;
+  // Both threads of a pair have the same list: one takes the even slots, the other the odd ones. All counts are asked for
+  // before the first answer is waited for.
+  constexpr int SLOTS = (SEL_N + 1) / 2;
+  int block[SLOTS], rank[SLOTS];
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int even = i > 0 && i * 2 - 1 < TOP ? top.block[i > 0 && i * 2 - 1 < TOP ? i * 2 - 1 : 0] : NEVER;
+    const int odd = i * 2 < TOP ? top.block[i * 2 < TOP ? i * 2 : 0] : NEVER;
+    block[i] = side ? odd : even;
+    rank[i] = 0;
+    if (counts != nullptr && block[i] != NEVER) rank[i] = atomicAdd(counts + list + (i64)block[i] * stretches, 1);  // place in the block's list
+  }
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int slot = i * 2 + side, after = slot - 1 - chosen;  // after the chosen ones: cur - 1 if it is neither 0 nor cur, then cur
+    if (slot >= SEL_N) break;
+    const int last = after == 0 && current >= 2 ? current - 1 : after == (current >= 2) && current >= 1 ? current : -1;
+    selected[to + slot] = slot == 0 ? 0 : block[i] != NEVER ? block[i] : last;
+    if (counts != nullptr && block[i] != NEVER) ranks[to + slot] = rank[i];
+  }
 }
 
 // A warp per list: where each stretch begins inside the list (a list is ordered by stretch), its length, and

@@ -1,25 +1,27 @@
 // Selected branch: softmax over the tokens of the selected blocks.
 //   selected_union    tile-union: the tokens of a tile share one stream over the union of their blocks.
 //                     With UNION_TOKENS=1 it is the query-major kernel (v1).
-//   selected_forced, selected_outer
+//   selected_dense, selected_outer
 //                     KV-outer: blocks 0, cur-1, cur densely; then every chosen block over the list of tokens
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
+//                     The first of the two does the window branch as well, for all tokens, with the same queries.
 //   selected_backward KV-outer over forced and chosen tokens alike.
-// Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. A
-// tile of the union that reaches into a stretch of the other way is overwritten there by what follows it.
+// Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. Of a
+// tile that reaches into a stretch of the other way only the tokens outside of it are written.
 // They end with the combination of the branches when asked for.
 #include "../../device/cuda/forward.cuh"
 #include "../../device/cuda/backward.cuh"
 #include "../../device/cuda/plan.cuh"
+#include "../../device/cuda/window.cuh"
 
-static_assert(OUTER_CHUNK % 64 == 0, "a full item fills its steps");
+static_assert(OUTER_CHUNK * HPG % 64 == 0, "a full item fills its steps");
 static_assert(SEL_L <= 64, "selection blocks over 64 tokens are not supported");
 
 #ifndef UNION_WIDE
 #define UNION_WIDE 1
 #endif
-#ifndef FORCED_WARPGROUPS
-#define FORCED_WARPGROUPS 2
+#ifndef DENSE_WARPGROUPS
+#define DENSE_WARPGROUPS 2
 #endif
 constexpr int UNION_MAX = UNION_TOKENS * SEL_N;
 constexpr int UNION_WORDS = (UNION_MAX + 31) / 32;
@@ -35,9 +37,9 @@ struct Union {
 EXPORT(selected_union_shared, STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK> + (int)sizeof(Union))
 EXPORT(selected_union_tokens, UNION_TOKENS)
 EXPORT(selected_union_threads, STREAM_THREADS<UNION_WARPGROUPS>)
-EXPORT(selected_forced_threads, STREAM_THREADS<FORCED_WARPGROUPS>)
-EXPORT(selected_forced_shared, STREAM_SHARED<FORCED_WARPGROUPS, 1, PK>)
-EXPORT(selected_forced_rows, FORCED_WARPGROUPS * 64)
+EXPORT(selected_dense_threads, STREAM_THREADS<DENSE_WARPGROUPS>)
+EXPORT(selected_dense_shared, ATTEND_BOTH_SHARED<DENSE_WARPGROUPS>)
+EXPORT(selected_dense_rows, DENSE_WARPGROUPS * 64)
 EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 12)
 
 // grid (blocks of all sequences, groups)
@@ -100,7 +102,10 @@ struct SelectedUnion : PackedRows {
   __device__ __forceinline__ bool even(int i) const { return i < before; }
   __device__ __forceinline__ bool sees(int i, int t) const { return t >= 0 && (u->member[t - token_first][i / 32] >> (i & 31) & 1); }
   __device__ __forceinline__ bool whole(int) const { return false; }
+  int border;  // of two stretches: tokens on the other kernel's side are not written
+  bool earlier, later;
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+    if (!(token(r) < border ? earlier : later)) return;
     PackedRows::finish(r, column, x, lse);
     combine(index(r), column, x);
   }
@@ -128,8 +133,12 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
                   [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
   const int thread = threadIdx.x, group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
   const int tokens = min(UNION_TOKENS, place.length - t0);
-  if (plan != nullptr && plan[PLAN_CHOICE + (place.first + t0) / stretch] != TILE_UNION &&
-      plan[PLAN_CHOICE + (place.first + t0 + tokens - 1) / stretch] != TILE_UNION) return;
+  SelectedUnion branch;
+  const int piece = (place.first + t0) / stretch, piece1 = (place.first + t0 + tokens - 1) / stretch;
+  branch.earlier = plan == nullptr || plan[PLAN_CHOICE + piece] == TILE_UNION;
+  branch.later = plan == nullptr || plan[PLAN_CHOICE + piece1] == TILE_UNION;
+  branch.border = piece1 * stretch - place.first;
+  if (!branch.earlier && !branch.later) return;
   const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
   for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) bits[w] = 0;
   for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>) u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
@@ -161,7 +170,6 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
   }
   __syncthreads();
-  SelectedUnion branch;
   branch.q = q;
   branch.o = out;
   branch.l = lse;
@@ -186,7 +194,7 @@ struct SelectedForced : PackedRows {
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
     if (token(r) < border ? before : after) PackedRows::finish(r, column, x, lse);
   }
-  int tiles, packed0, token_first, token_last, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
+  int tiles, packed0, token_first, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
   __device__ __forceinline__ bool even(int tile) const { return SEL_L == 64 && tile < tiles && (block(tile) + 1) * SEL_L <= token_first + 1; }
@@ -199,39 +207,47 @@ struct SelectedForced : PackedRows {
   }
 };
 
-// Blocks 0, cur-1, cur densely: output and lse as if nothing else were selected. grid (tiles of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(STREAM_THREADS<FORCED_WARPGROUPS>, FORWARD_BLOCKS(FORCED_WARPGROUPS, 1))
-selected_forced(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* plan, const int* cu_seqlens, int sequences, int stretch) {
+// What every token sees: the window branch; then, where KV-outer serves, blocks 0, cur-1, cur, output and lse as if nothing
+// else were selected. grid (tiles of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
+selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse, bf16* win, float* lse_win,
+               const int* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
-  if (plan[PLAN_PIECES] == 0) return;
-  constexpr int ROWS = FORCED_WARPGROUPS * 64;
-  Place place;
-  if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
-                  [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
-  SelectedForced branch;
-  branch.q = q;
-  branch.o = out;
-  branch.l = lse;
-  branch.first = place.first;
-  branch.packed0 = place.units;
-  branch.group = blockIdx.y;
-  branch.start = place.tile * ROWS;
-  branch.rows = min(ROWS, place.length * HPG - branch.start);
-  branch.packed = packed;
-  branch.token_first = branch.start / HPG;
-  branch.token_last = (branch.start + branch.rows - 1) / HPG;
-  const int piece = (place.first + branch.token_first) / stretch, piece1 = (place.first + branch.token_last) / stretch;
-  branch.before = plan[PLAN_CHOICE + piece] == KV_OUTER;
-  branch.after = plan[PLAN_CHOICE + piece1] == KV_OUTER;
-  if (!branch.before && !branch.after) return;
-  branch.border = piece1 * stretch - place.first;
-  branch.from = max(1, branch.token_first / SEL_L - 1);
-  branch.tiles = max(1, branch.token_last / SEL_L - branch.from + 2);
-  attend<FORCED_WARPGROUPS, 1>(branch, shared);
+  constexpr int ROWS = DENSE_WARPGROUPS * 64;
+  Window window;
+  if (!window_tile<ROWS>(window, q, packed_window, cu_seqlens, sequences)) return;
+  window.o = win;
+  window.l = lse_win;
+  SelectedForced forced;
+  (PackedRows&)forced = window;
+  forced.o = out;
+  forced.l = lse;
+  forced.packed = packed;
+  forced.packed0 = window.packed0;
+  if (SEL_L != 64) {  // packed blocks are not the window's tiles
+    Place place;
+    find_place(cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
+               [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, [](int length) { return (length + SEL_L - 1) / SEL_L; }, place);
+    forced.packed0 = place.units;
+  }
+  forced.token_first = window.start / HPG;
+  const int piece = (window.first + forced.token_first) / stretch, piece1 = (window.first + window.token_last) / stretch;
+  forced.before = plan[PLAN_CHOICE + piece] == KV_OUTER;
+  forced.after = plan[PLAN_CHOICE + piece1] == KV_OUTER;
+  forced.border = piece1 * stretch - window.first;
+  forced.from = max(1, forced.token_first / SEL_L - 1);
+  forced.tiles = forced.before || forced.after ? max(1, window.token_last / SEL_L - forced.from + 2) : 0;
+  attend_both<DENSE_WARPGROUPS>(window, forced, shared);
 }
 
-constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_CHUNK * HPG * 8 + 1024;
-constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : 2;
+// Where rows lie is looked up per row, and for wide or many heads per token: one more block fits a multiprocessor then.
+constexpr int PER_ENTRY = PK + PV <= 2 && HPG <= 6 ? 1 : HPG;
+constexpr int OUTER_ENTRIES = OUTER_CHUNK * HPG / PER_ENTRY;
+#ifndef OUTER_DEPTH
+#define OUTER_DEPTH (PK + PV <= 2 ? 3 : 2)  // steps whose queries are there or on their way
+#endif
+constexpr int OUTER_SHARED = (PK + PV + OUTER_DEPTH * PK + 1) * PANEL + OUTER_ENTRIES * 8 + 1024;
+constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : PK + PV <= 4 ? 3 : 2;
 constexpr int CHOSEN = SEL_N > 3 ? SEL_N - 3 : 1;  // slots 1 ... SEL_N - 3 have partials
 EXPORT(selected_outer_shared, OUTER_SHARED)
 EXPORT(selected_outer_blocks, OUTER_BLOCKS)        // on a multiprocessor: the grid is this times their number
@@ -263,10 +279,12 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   const int rows = tokens * HPG, steps = (rows + 63) / 64;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
-  const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + 2 * PK * PANEL;
+  const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + OUTER_DEPTH * PK * PANEL;
   unsigned char* const generic = shared - origin;
-  u32* const row_of = (u32*)(generic + staging + PANEL);  // of q, per packed row of the item
-  u32* const place_of = row_of + OUTER_CHUNK * HPG;       // of the partial results
+  u32* const rows_of = (u32*)(generic + staging + PANEL);  // of q, per packed row of the item or per token
+  u32* const places_of = rows_of + OUTER_ENTRIES;          // of the partial results
+  const auto row_of = [&](int r) { return rows_of[r / PER_ENTRY] + r % PER_ENTRY; };
+  const auto place_of = [&](int r) { return places_of[r / PER_ENTRY] + r % PER_ENTRY; };
 #pragma unroll
   for (int i = 0; i < PACKED / 2048; i++) copy16(base + (i * 128 + thread) * 16, tile + (i * 128 + thread) * 16, true);
   // the last step's absent rows repeat the last token's
@@ -274,33 +292,34 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     const u32 entry = entries[min(i, tokens - 1)], token = first + entry / 64;
     const u32 row = token * HEADS + group * HPG, place = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
 #pragma unroll
-    for (int h = 0; h < HPG; h++) {
-      row_of[i * HPG + h] = row + h;
-      place_of[i * HPG + h] = place + h;
+    for (int h = 0; h < HPG; h += PER_ENTRY) {
+      rows_of[(i * HPG + h) / PER_ENTRY] = row + h;
+      places_of[(i * HPG + h) / PER_ENTRY] = place + h;
     }
   }
   __syncthreads();
   const auto request = [&](int i) {
-    if (i < steps) load_rows<DK>(ring + (i & 1) * PK * PANEL, q, [&](int r) { return row_of[i * 64 + r]; });
+    if (i < steps) load_rows<DK>(ring + i % OUTER_DEPTH * PK * PANEL, q, [&](int r) { return row_of(i * 64 + r); });
     copies_commit();
   };
   // A step's results are written while the next one's scores are computed; p: the panel of columns.
   const auto emit = [&](int i, int p) {
     emit_rows(generic + staging, [&](int, int r, int chunk, uint4 x) {
-      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV) *(uint4*)(partial + chunk * 8 + (i64)place_of[i * 64 + r] * DV + p * 64) = x;
+      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV) *(uint4*)(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64) = x;
     });
   };
-  request(0);
+#pragma unroll
+  for (int i = 0; i < OUTER_DEPTH - 1; i++) request(i);
   const float c = scale_log2();
   for (int i = 0; i < steps; i++) {
-    copies_wait<0>();
+    copies_wait<OUTER_DEPTH - 2>();
     matrix_publish();
     __syncthreads();
-    request(i + 1);
+    request(i + OUTER_DEPTH - 1);
     float score[32];
     u32 weights[4][4];
     matrix_begin();
-    product_rows<DK>(score, handle(ring + (i & 1) * PK * PANEL), handle(base));
+    product_rows<DK>(score, handle(ring + i % OUTER_DEPTH * PK * PANEL), handle(base));
     matrix_commit();
     if (i > 0) emit(i - 1, PV - 1);
     matrix_wait<0>();
@@ -337,8 +356,8 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     sum1 += __shfl_xor_sync(~0u, sum1, 2);
     const int inner = warp * 16 + lane / 4, row = i * 64 + inner;
     if ((lane & 3) == 0) {
-      if (row < rows) partial_lse[place_of[row]] = top0 + log2_fast(sum0);
-      if (row + 8 < rows) partial_lse[place_of[row + 8]] = top1 + log2_fast(sum1);
+      if (row < rows) partial_lse[place_of(row)] = top0 + log2_fast(sum0);
+      if (row + 8 < rows) partial_lse[place_of(row + 8)] = top1 + log2_fast(sum1);
     }
     const float scale0 = 1.0f / sum0, scale1 = 1.0f / sum1;
 #pragma unroll

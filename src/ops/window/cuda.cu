@@ -1,15 +1,13 @@
 // Window branch: softmax over the last WINDOW tokens, forward and backward.
 #include "../../device/cuda/gradient.cuh"
 #include "../../device/cuda/backward.cuh"
+#include "../../device/cuda/window.cuh"
 
 #ifndef WIN_WARPGROUPS
 #define WIN_WARPGROUPS 2
 #endif
 #ifndef WIN_WIDE
 #define WIN_WIDE 1
-#endif
-#ifndef LONGEST_FIRST
-#define LONGEST_FIRST 0  // 1 for windows so long that late tiles have more work than early ones (dense attention)
 #endif
 #ifndef WIN_DQ_WARPGROUPS
 #define WIN_DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
@@ -26,40 +24,6 @@ EXPORT(window_query_gradient_rows, WIN_DQ_WARPGROUPS * 64)
 // grid (tiles of 64 tokens of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(256) window_pack(const bf16* k, const bf16* v, unsigned char* packed, const int* cu_seqlens, int sequences) {
   pack_tile<64>(k, v, packed, cu_seqlens, sequences);
-}
-
-struct Window : PackedRows {
-  int tiles, tile0, packed0, token_first, token_last;
-  __device__ __forceinline__ int tile(int i) const { return packed0 + tile0 + min(i, tiles - 1); }
-  __device__ __forceinline__ bool whole(int tile) const {
-    const int s = (tile0 + tile) * 64;
-    return s + 63 <= token_first && s > token_last - WINDOW;
-  }
-  __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
-    high = t + 1 - (tile0 + tile) * 64;
-    low = high - WINDOW;
-  }
-};
-
-// The tile of ROWS packed rows that this block works on; false past the last one.
-template <int ROWS>
-__device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const unsigned char* packed, const int* cu_seqlens, int sequences) {
-  Place place;
-  if (!find_place(cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
-                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
-                  [](int length) { return (length + 63) / 64; }, place)) return false;
-  branch.q = q;
-  branch.packed = packed;
-  branch.packed0 = place.units;
-  branch.first = place.first;
-  branch.group = blockIdx.y;
-  branch.start = place.tile * ROWS;
-  branch.rows = min(ROWS, place.length * HPG - branch.start);
-  branch.token_first = branch.rows == ROWS ? branch.start / HPG : -1;  // a tile with absent rows is always masked
-  branch.token_last = (branch.start + branch.rows - 1) / HPG;
-  branch.tile0 = max(0, branch.start / HPG - WINDOW + 1) / 64;
-  branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
-  return true;
 }
 
 // grid (tiles of all sequences, groups)
