@@ -63,6 +63,8 @@ export { selectBlocks } from './ops/select/op.js';
 export { type SelectionKernel, selectedAttention } from './ops/selected/op.js';
 export { Sequences } from './ops/sequences.js';
 export { windowAttention } from './ops/window/op.js';
+export { type RankIdentity, resolveRank } from './ranks/identity.js';
+export { openWorld, type World } from './ranks/world.js';
 export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint-find.js';
 export { readCsv, TRAINING_CSV, VAL_CSV } from './run/csv.js';
 export { type Heartbeat, readHeartbeats } from './run/heartbeat.js';

@@ -40,6 +40,7 @@ const VALUES = [
     'measurePeak',
     'modelShape',
     'nativeSparseAttention',
+    'openWorld',
     'parseConfig',
     'prefill',
   ],
@@ -50,6 +51,7 @@ const VALUES = [
     'readHeartbeats',
     'readSafetensors',
     'readTokens',
+    'resolveRank',
     'rmsnorm',
     'rotate',
     'runPaths',
@@ -76,7 +78,16 @@ const TYPES = [
   ],
   ...['Dtype', 'FinishReason', 'ForwardOptions', 'FoundCheckpoint', 'GateOptions', 'GenerateOptions', 'Generation'],
   ...['HeadShape', 'Heartbeat', 'LoadedModel', 'Loader', 'LoaderOptions', 'MemoryEstimate', 'ModelShape', 'Observer'],
-  ...['RunPaths', 'SamplingOptions', 'SelectionKernel', 'Shape', 'SparseInputs', 'SparseLayout', 'SparseOutputs'],
+  ...[
+    'RankIdentity',
+    'RunPaths',
+    'SamplingOptions',
+    'SelectionKernel',
+    'Shape',
+    'SparseInputs',
+    'SparseLayout',
+    'SparseOutputs',
+  ],
   ...[
     'SparseShape',
     'StepBudget',
@@ -88,7 +99,7 @@ const TYPES = [
     'TrainOptions',
     'TrainResult',
   ],
-  ...['TrainStatus', 'VerifyRow', 'VerifySummary'],
+  ...['TrainStatus', 'VerifyRow', 'VerifySummary', 'World'],
 ];
 
 /** Types leave no trace at run time: their names are read from the source. */

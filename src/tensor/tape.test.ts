@@ -398,3 +398,59 @@ describe('a training step', () => {
     for (const thing of [...parameters, optimizer, ids]) thing.free();
   });
 });
+
+describe('a finished gradient', () => {
+  const told: string[] = [];
+  function parameter(name: string): Parameter {
+    const one = new Parameter(device, name, [2]);
+    one.value.write([1, 2]);
+    one.onGradient = () => void told.push(`${name} ${one.gradient ? [...one.gradient.read()].join() : 'none'}`);
+    return one;
+  }
+  beforeEach(() => {
+    told.length = 0;
+  });
+
+  it('is told when the last use of a parameter was passed, with its whole sum', () => {
+    const [a, b] = [parameter('a'), parameter('b')];
+    const tape = new Tape(device);
+    const x = scaled(tape, a.value, 3);
+    const y = squared(tape, b.value);
+    const z = scaled(tape, a.value, 5);
+    const both = add(tape, add(tape, x, y), z);
+    tape.seed(both, [1, 1]);
+    tape.backward();
+    tape.end();
+    expect(told).toEqual(['b 2,4', 'a 8,8']);
+    for (const one of [a, b]) one.free();
+  });
+
+  it('is told once for parameters inside and outside of checkpointed blocks, nested ones too', () => {
+    const [a, b, c] = [parameter('a'), parameter('b'), parameter('c')];
+    const tape = new Tape(device);
+    const first = scaled(tape, a.value, 2);
+    const block = tape.checkpoint([first], (inner) => {
+      const deep = inner.checkpoint([first], (innermost) => add(innermost, scaled(innermost, b.value, 3), first));
+      return add(inner, deep, add(inner, squared(inner, c.value), scaled(inner, b.value, 1)));
+    });
+    const last = add(tape, block, scaled(tape, c.value, 10));
+    tape.seed(last, [1, 1]);
+    tape.backward();
+    tape.end();
+    expect(told).toEqual(['c 12,14', 'b 4,4', 'a 2,2']);
+    for (const one of [a, b, c]) one.free();
+  });
+
+  it('is told also of a parameter that the loss does not depend on', () => {
+    const [a, b, c] = [parameter('a'), parameter('b'), parameter('c')];
+    const tape = new Tape(device);
+    const used = scaled(tape, a.value, 2);
+    scaled(tape, b.value, 2);
+    tape.checkpoint([used], (inner) => add(inner, scaled(inner, c.value, 2), used));
+    tape.seed(used, [1, 1]);
+    tape.backward();
+    tape.end();
+    expect(told).toEqual(['c none', 'b none', 'a 2,2']);
+    for (const one of [a, b, c]) one.free();
+  });
+});

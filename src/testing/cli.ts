@@ -7,7 +7,8 @@ import { fileURLToPath } from 'node:url';
 export const root = fileURLToPath(new URL('../..', import.meta.url));
 const main = join(root, 'dist', 'cli', 'main.js');
 
-function built(): string {
+/** The program, built if need be. */
+export function trefoilMain(): string {
   if (!existsSync(main)) {
     const result = spawnSync(process.execPath, [join(root, 'scripts', 'build.mjs'), '--quiet'], { encoding: 'utf8' });
     if (result.status !== 0) throw new Error(`the build failed: ${result.stdout}${result.stderr}`);
@@ -27,7 +28,7 @@ export function trefoil(
   args: readonly string[],
   options: { cwd?: string; env?: CliEnvironment; input?: string } = {},
 ): CliResult {
-  const { status, stdout, stderr } = spawnSync(process.execPath, [built(), ...args], {
+  const { status, stdout, stderr } = spawnSync(process.execPath, [trefoilMain(), ...args], {
     encoding: 'utf8',
     cwd: options.cwd ?? root,
     env: { ...process.env, ...options.env },
@@ -39,7 +40,7 @@ export function trefoil(
 
 /** Starts a command that the test will watch or kill. */
 export function startTrefoil(args: readonly string[], env: CliEnvironment = {}): ChildProcess {
-  return spawn(process.execPath, [built(), ...args], {
+  return spawn(process.execPath, [trefoilMain(), ...args], {
     cwd: root,
     env: { ...process.env, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],

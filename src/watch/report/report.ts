@@ -186,6 +186,7 @@ function section(run: RunReport, name: string, folder: string): string {
   const git = environment?.['git'] as { commit: string; branch: string } | null | undefined;
   const machine = environment?.['machine'] as Record<string, unknown> | undefined;
   const device = environment?.['device'] as Record<string, unknown> | undefined;
+  const ranks = environment?.['ranks'] as { world: number; launcher: string } | undefined;
   const versions = environment?.['versions'] as Record<string, string> | undefined;
   const paths = runPaths(run.dir);
   const files = [paths.training, paths.val, paths.heartbeat(0), paths.metrics, paths.env, paths.config];
@@ -209,6 +210,7 @@ function section(run: RunReport, name: string, folder: string): string {
             : '-',
         ],
         ['device', device ? `${device['kind']}: ${device['name']}` : '-'],
+        ...(ranks ? [['ranks', `${ranks.world}, started by ${ranks.launcher}`]] : []),
         [
           'versions',
           versions

@@ -1,0 +1,83 @@
+import { hostname } from 'node:os';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { runPaths } from '../run/run-paths.js';
+import { SectionWriter } from '../run/section.js';
+import { temporaryFolder } from '../testing/run.js';
+import { RankLost, RankMonitor } from './monitor.js';
+
+const NOW = 1_700_000_000_000;
+const DEAD = 2 ** 22 + 1; // above the highest pid of Linux
+let folder: ReturnType<typeof temporaryFolder>;
+let told: boolean[];
+
+beforeEach(() => {
+  folder = temporaryFolder();
+  told = [];
+});
+afterEach(() => folder.remove());
+
+function monitor(pids: readonly number[] = [process.pid, process.pid, process.pid]): RankMonitor {
+  const members = pids.map((pid) => ({ host: hostname(), pid }));
+  const one = new RankMonitor({ rank: 0, members, timeoutSeconds: 10, clock: () => NOW });
+  one.watch({ paths: runPaths(folder.path), waiting: (isWaiting) => void told.push(isWaiting) });
+  return one;
+}
+
+function section(rank: number, name: 'step' | 'wait' | 'fetch', secondsAgo = 0): void {
+  const path = runPaths(folder.path).section(rank);
+  new SectionWriter(path, rank, { clock: () => NOW - 1000 * secondsAgo }).enter(name, 7);
+}
+
+test('says that it waits, again and again, and when it does not any more', () => {
+  const one = monitor();
+  one.look(500);
+  expect(told).toEqual([]);
+  one.look(1200);
+  one.look(1400);
+  one.resume();
+  one.resume();
+  expect(told).toEqual([true, true, false]);
+});
+
+test('names a rank whose process is gone at once, with host and section', () => {
+  section(1, 'fetch');
+  const look = () => monitor([process.pid, DEAD, process.pid]).look(300);
+  expect(look).toThrow(RankLost);
+  expect(look).toThrow(`rank 1 on ${hostname()} (pid ${DEAD}, section fetch at step 7): its process is gone`);
+});
+
+test('of a process on another host nothing is known: only time tells', () => {
+  const members = [
+    { host: hostname(), pid: process.pid },
+    { host: 'elsewhere', pid: DEAD },
+  ];
+  const one = new RankMonitor({ rank: 0, members, timeoutSeconds: 10, clock: () => NOW });
+  one.watch({ paths: runPaths(folder.path), waiting: () => {} });
+  section(1, 'step', 11);
+  expect(() => one.look(9_000)).not.toThrow();
+  expect(() => one.look(11_000)).toThrow('rank 1 on elsewhere');
+});
+
+test('after the time limit the rank that does not wait is the one to blame', () => {
+  section(1, 'wait');
+  section(2, 'step', 11);
+  const look = () => monitor().look(10_500);
+  expect(look).toThrow(/^rank 2 on .* section step at step 7\): kept the other ranks waiting for 11 s/);
+});
+
+test('a rank that stopped while it waited is found by its silence', () => {
+  section(1, 'wait', 8);
+  section(2, 'wait', 1);
+  expect(() => monitor().look(10_500)).toThrow(/^rank 1 on/);
+});
+
+test('when all wait for each other, all are named', () => {
+  section(1, 'wait');
+  section(2, 'wait');
+  expect(() => monitor().look(10_500)).toThrow(/^all ranks wait for each other since 11 s: rank 1 .*; rank 2 /);
+});
+
+test('before there is a run nobody is blamed', () => {
+  const one = new RankMonitor({ rank: 0, members: [], timeoutSeconds: 1 });
+  expect(() => one.look(60_000)).not.toThrow();
+});
