@@ -154,7 +154,10 @@ const train = z.strictObject({
   sample_every: countOrZero().default(0).describe('steps between printed samples; 0 = none'),
   ddp: z.literal([-1, 0, 1]).default(-1).describe('several ranks: 1 yes, 0 no, -1 when a launcher started several'),
   ddp_safe: off().describe('ranks exchange gradients after the backward pass, in small pieces'),
-  bucket_mb: positive().default(16).describe('MiB of gradients that ranks exchange at a time'),
+  bucket_mb: positive()
+    .nullable()
+    .default(null)
+    .describe('MiB of gradients that ranks exchange at a time; null = 2 on CPUs, 16 on GPUs'),
   wire: z.enum(['fp32', 'bf16']).default('fp32').describe('type of gradients between ranks'),
   zero: z.literal([0, 1]).default(0).describe('1 = ZeRO-1: every rank keeps the optimizer state of its part only'),
   hash_every: countOrZero().default(500).describe('steps between comparisons of all ranks’ weights; 0 = none'),

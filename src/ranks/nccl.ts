@@ -1,4 +1,5 @@
 /** The ranks of a run on GPUs: each says which GPU it has, rank 0 makes NCCL's id, and all of them join. */
+import koffi from 'koffi';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../device/cuda/gpu-choice.js';
 import { NcclCollectives, type NcclOptions } from '../device/cuda/nccl.js';
@@ -33,7 +34,8 @@ export async function openNccl(
 export interface GpuRanks {
   readonly collectives: NcclCollectives;
   readonly close: () => void;
-  readonly abort: () => void;
+  /** Ends this process, whatever its GPU is doing. */
+  readonly abort: (code: number) => void;
   /** Who went without a word; waits a moment for the news. */
   readonly lost: () => Promise<Member | null>;
 }
@@ -61,13 +63,18 @@ export async function meetOnGpus(
       store.close();
     },
     // The store's connection ends with the process, without a word: so the others learn of it.
-    abort: () => collectives.abort(),
+    abort: leaveAtOnce,
     lost: () =>
       new Promise((resolve) => {
         setTimeout(() => resolve(null), NEWS_MS);
         store.onLost(resolve);
       }),
   };
+}
+
+/** Without the libraries' own farewells: they wait for the GPU, which may wait for a rank that is gone. */
+function leaveAtOnce(code: number): void {
+  koffi.load('libc.so.6').func('_exit', 'void', ['int'])(code);
 }
 
 /** How many ranks there are, if that and the place to meet are known without MPI. */

@@ -11,18 +11,27 @@ export interface DeviceBatch {
   readonly layout: SparseLayout;
 }
 
-/** Uploads batches. The layout is kept while the lengths stay the same, which is always the case without document masks. */
+interface HeldLayout {
+  readonly layout: SparseLayout;
+  holders: number;
+}
+
+/**
+ * Uploads batches. A layout is kept while a batch uses it, and the newest also afterwards: without document masks all
+ * batches have the same.
+ */
 export class BatchUploader {
   readonly #device: Device;
   readonly #block: { readonly l: number; readonly d: number };
-  #layout: SparseLayout | null = null;
+  /** The newest is the last. */
+  #layouts: HeldLayout[] = [];
 
   constructor(device: Device, block: { readonly l: number; readonly d: number }) {
     this.#device = device;
     this.#block = block;
   }
 
-  /** The tensors are valid until the next call of `release`. */
+  /** The tensors are valid until the batch is given to `release`. */
   upload({ inputs, targets, cuSeqlens }: Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'>): DeviceBatch {
     const layout = this.#layoutOf(cuSeqlens);
     return {
@@ -32,24 +41,41 @@ export class BatchUploader {
     };
   }
 
-  release({ ids, targets }: DeviceBatch): void {
+  release({ ids, targets, layout }: DeviceBatch): void {
     ids.free();
     targets.free();
-  }
-
-  #layoutOf(offsets: Int32Array): SparseLayout {
-    const held = this.#layout;
-    const same =
-      held?.tokens.starts.length === offsets.length && held.tokens.starts.every((start, i) => start === offsets[i]);
-    if (held && same) return held;
-    this.free();
-    this.#layout = sparseLayout(Sequences.fromOffsets(this.#device, offsets), this.#block);
-    return this.#layout;
+    const held = this.#layouts.find((one) => one.layout === layout);
+    if (held) held.holders -= 1;
+    this.#forgetUnused();
   }
 
   free(): void {
-    this.#layout?.tokens.free();
-    this.#layout?.blocks.free();
-    this.#layout = null;
+    for (const { layout } of this.#layouts) freeLayout(layout);
+    this.#layouts = [];
   }
+
+  #layoutOf(offsets: Int32Array): SparseLayout {
+    const isSame = ({ layout }: HeldLayout) =>
+      layout.tokens.starts.length === offsets.length && layout.tokens.starts.every((start, i) => start === offsets[i]);
+    const held = this.#layouts.find(isSame) ?? {
+      layout: sparseLayout(Sequences.fromOffsets(this.#device, offsets), this.#block),
+      holders: 0,
+    };
+    held.holders += 1;
+    this.#layouts = [...this.#layouts.filter((one) => one !== held), held];
+    this.#forgetUnused();
+    return held.layout;
+  }
+
+  #forgetUnused(): void {
+    const newest = this.#layouts.at(-1);
+    const isUnused = (one: HeldLayout) => one.holders === 0 && one !== newest;
+    for (const { layout } of this.#layouts.filter(isUnused)) freeLayout(layout);
+    this.#layouts = this.#layouts.filter((one) => !isUnused(one));
+  }
+}
+
+function freeLayout({ tokens, blocks }: SparseLayout): void {
+  tokens.free();
+  blocks.free();
 }

@@ -1,7 +1,7 @@
 /** The ranks of a training: the world they form, and what sums their gradients. */
 import { createHash } from 'node:crypto';
 import type { Config } from '../config/schema.js';
-import type { Device } from '../device/device.js';
+import type { Device, DeviceKind } from '../device/device.js';
 import type { World } from '../ranks/world.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { DataParallel } from './data-parallel.js';
@@ -12,11 +12,14 @@ export interface Ranks {
 }
 
 const MIB = 2 ** 20;
+/** What fits a core's cache is summed twice as fast on CPUs; GPUs and their networks like larger pieces. */
+const BUCKET_MIB: Record<DeviceKind, number> = { cpu: 2, cuda: 16 };
 /** Safe mode: no overlap, and pieces small enough for any network's buffers. */
 const SAFE_BUCKET_BYTES = MIB;
 
 export function joinRanks(world: World, device: Device, parameters: readonly Parameter[], config: Config): Ranks {
-  const { ddp_safe: isSafe, bucket_mb: mib, wire, zero } = config.train;
+  const { ddp_safe: isSafe, bucket_mb, wire, zero } = config.train;
+  const mib = bucket_mb ?? BUCKET_MIB[device.kind];
   const parallel = new DataParallel(device, world.collectives, parameters, {
     bucketBytes: isSafe ? Math.min(SAFE_BUCKET_BYTES, mib * MIB) : mib * MIB,
     overlap: !isSafe,

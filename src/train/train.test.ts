@@ -86,11 +86,14 @@ describe('train', () => {
     expect(weights(parts)).toEqual(weights(whole));
   });
 
-  it('accumulates gradients to those of the one big batch', async () => {
+  it.each([false, true])('accumulates gradients to those of the one big batch, document_mask %s', async (mask) => {
+    const data = { document_mask: mask };
     const big = tinyConfig(folder.path, {
+      data,
       train: { batch_size: 4, out_dir: join(folder.path, 'big'), eval_every: 0, save_every: 0 },
     });
     const small = tinyConfig(folder.path, {
+      data,
       train: {
         batch_size: 1,
         accumulate_grad_batches: 4,

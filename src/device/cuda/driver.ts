@@ -89,6 +89,7 @@ export class Driver {
   /** Two words the driver writes results to. */
   readonly #result = koffi.alloc('uint64_t', 2);
   readonly #view: DataView;
+  #isAbandoned = false;
 
   constructor(library: Library = openLibrary(DRIVER)) {
     const bind = (name: string, types: readonly string[]) => library.func(name, 'int', [...types]) as Native;
@@ -111,13 +112,23 @@ export class Driver {
     }
   }
 
+  /**
+   * The GPU is given up, because something on it will never end: from now on nothing is asked of it, and nothing waits for
+   * it. Freeing memory would wait too, so a program on its way out can free what it likes.
+   */
+  abandon(): void {
+    this.#isAbandoned = true;
+  }
+
   call(name: Name, ...values: unknown[]): void {
+    if (this.#isAbandoned) return;
     const status = this.#calls[name](...values);
     if (status !== 0) throw new CudaError(`CUDA: ${name} failed: ${this.describe(status)}`, status);
   }
 
   /** Whether everything launched on a stream is done. */
   isDone(stream: bigint): boolean {
+    if (this.#isAbandoned) return true;
     const status = this.#calls.cuStreamQuery(stream);
     if (status === 0) return true;
     if (status === NOT_READY) return false;

@@ -118,6 +118,7 @@ export class NcclCollectives implements Collectives {
     this.#told(() => this.#library.check(communicator));
   }
 
+  /** Not while a graph with operations runs: the rest of it would find the communicator gone. */
   abort(): void {
     if (this.#communicator === null) return;
     const communicator = this.#communicator;
@@ -152,7 +153,11 @@ export class NcclCollectives implements Collectives {
       this.#hooks.onWait(waitedMs); // first: it may know by name who is gone
       this.check();
     } catch (error) {
-      this.abort(); // lets the GPU go
+      // What waits on the GPU for a lost rank waits for ever, and a graph may hold more of it behind: aborting the
+      // communicator under their feet is worse. The process is on its way out.
+      this.#communicator = null;
+      this.#device.lookout = null;
+      this.#device.driver.abandon();
       throw error;
     }
   }

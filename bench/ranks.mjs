@@ -1,0 +1,95 @@
+// Data parallel on CPUs: N ranks with one thread each against one rank with N threads, the same global batch.
+//
+//   node bench/ranks.mjs [--ranks 2] [--rounds 5] [--steps 40] [--out bench/results/ranks-cpu.json]
+//
+// The model is the small GPT of bench/peers (dense, dim 256, 4 layers, 4 heads, S 256, batch 4, vocabulary 1024, fp32).
+// Rounds alternate between the two, so that a neighbour on the machine slows both; the figure of a round is the median
+// step. Needs `npm run build` and Open MPI.
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpus, tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+
+const { values } = parseArgs({
+  options: {
+    ranks: { type: 'string', default: '2' },
+    rounds: { type: 'string', default: '5' },
+    steps: { type: 'string', default: '40' },
+    set: { type: 'string', multiple: true, default: [] },
+    out: { type: 'string' },
+  },
+});
+const [ranks, rounds, steps] = [values.ranks, values.rounds, values.steps].map(Number);
+const main = join(dirname(fileURLToPath(import.meta.url)), '..', 'dist', 'cli', 'main.js');
+const folder = mkdtempSync(join(tmpdir(), 'trefoil-ranks-'));
+const SKIPPED = 5; // steps in which kernels are loaded and memory is taken
+const GLOBAL_BATCH = 4;
+const LENGTH = 256;
+
+const config = join(folder, 'small-gpt.json');
+writeFileSync(
+  config,
+  JSON.stringify({
+    model: {
+      attention: 'dense',
+      dim: 256,
+      n_layers: 4,
+      n_heads: 4,
+      n_kv_groups: 4,
+      d_k: 64,
+      d_v: 64,
+      vocab_size: 1024,
+    },
+    data: { source: 'synthetic', vocab_size: 1024, val_fraction: 0 },
+    runtime: { device: 'cpu', tb: false, csv_logs: false },
+    train: { steps, seq_len: LENGTH, log_every: 1000000, save_every: 0, warmup_steps: 0, hash_every: 0 },
+  }),
+);
+
+/** Milliseconds of the median step. */
+function measure(name, count, threads) {
+  const out = join(folder, name);
+  const settings = [`runtime.threads=${threads}`, ...values.set].flatMap((text) => ['--set', text]);
+  const batch = ['--batch-size', String(GLOBAL_BATCH / count), '--out-dir', out];
+  const words = ['train', '--config', config, ...batch, ...settings];
+  const command = count > 1 ? ['launch', '-n', String(count), '--', ...words] : words;
+  const run = spawnSync(process.execPath, [main, ...command], { encoding: 'utf8' });
+  if (run.status !== 0) throw new Error(`${name} failed:\n${run.stdout}${run.stderr}`);
+  const lines = readFileSync(join(out, 'heartbeat_rank0.jsonl'), 'utf8').trim().split('\n');
+  const rates = lines
+    .map((line) => JSON.parse(line))
+    .flatMap((beat) => (beat.msg === 'progress' ? [beat.toks_per_s] : []));
+  return (1000 * GLOBAL_BATCH * LENGTH) / median(rates.slice(SKIPPED));
+}
+
+function median(numbers) {
+  const sorted = [...numbers].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)];
+}
+
+const rows = [];
+for (let round = 0; round < rounds; round++) {
+  const one = measure(`one-${round}`, 1, ranks);
+  const many = measure(`many-${round}`, ranks, 1);
+  rows.push({ ms_one_rank: one, ms_ranks: many, share: one / many });
+  console.log(
+    `round ${round + 1}: 1 rank, ${ranks} threads ${one.toFixed(1)} ms; ${ranks} ranks, 1 thread ${many.toFixed(1)} ms; ` +
+      `${(100 * rows.at(-1).share).toFixed(0)} %`,
+  );
+}
+rmSync(folder, { recursive: true, force: true });
+const best = Math.min(...rows.map((row) => row.ms_one_rank)) / Math.min(...rows.map((row) => row.ms_ranks));
+const summary = {
+  machine: cpus()[0].model,
+  ranks,
+  steps,
+  rows,
+  share_median: median(rows.map(({ share }) => share)),
+  share_of_best: best,
+};
+console.log(
+  `throughput of ${ranks} ranks: median ${(100 * summary.share_median).toFixed(0)} % of one rank; best of both ${(100 * best).toFixed(0)} %`,
+);
+if (values.out) writeFileSync(values.out, `${JSON.stringify(summary, null, 2)}\n`);
