@@ -153,6 +153,42 @@ describe('data parallel training on CPUs', () => {
   });
 });
 
+describe('weights that differ between ranks', () => {
+  it('are an alert that names the rank, and end the run without a checkpoint', async ({ skip }) => {
+    if (absence) skip(absence);
+    const path = join(folder.path, 'differ.json');
+    const job = config('differ', 2, { train: { batch_size: 2, save_every: 1 } });
+    writeFileSync(path, JSON.stringify({ differ: { config: job, seeds: [7, 7, 8] } }));
+    const { code, stdout, stderr } = await startMpirun(3, [process.execPath, PROGRAM, path]).ended;
+    expect(code, stderr).toBe(0);
+    const { status, said, losses } = JSON.parse(stdout).differ;
+    expect([status, losses]).toEqual(['ranks-differ', []]);
+    expect(said.join('\n')).toMatch(/the weights differ between ranks: rank 2 on .* not as the others, after step 0/);
+    const paths = runPaths(join(folder.path, 'differ'));
+    expect(readFileSync(paths.anomalyType, 'utf8')).toBe('ranks_differ\n');
+    expect(existsSync(paths.checkpoints)).toBe(false);
+    for (const rank of [0, 1, 2])
+      expect(tailHeartbeats(paths.heartbeat(rank), 1)[0]).toMatchObject({ msg: 'halt', rank });
+    const health = trefoil(['health', '--dir', join(folder.path, 'differ'), '--json']);
+    expect(health.code).toBe(1);
+    expect(JSON.parse(health.stdout).rows).toContainEqual(
+      expect.objectContaining({ rule: 'anomaly', level: 'red', value: 'ranks_differ' }),
+    );
+  });
+});
+
+describe('collectives over MPI', () => {
+  it('reduce, scatter, gather and broadcast every type, of any size, as float64 says', async ({ skip }) => {
+    if (absence) skip(absence);
+    const program = join(root, 'test', 'ranks', 'collectives.mjs');
+    const { code, stdout, stderr } = await startMpirun(3, [process.execPath, program]).ended;
+    expect(code, stderr).toBe(0);
+    const { cases, failures } = JSON.parse(stdout);
+    expect(failures).toEqual([]);
+    expect(cases).toBeGreaterThan(50);
+  });
+});
+
 /** Writes a config as a file for the command line. */
 function configFile(name: string, ranks: number, overrides: TinyOverrides): string {
   const path = join(folder.path, `${name}.yaml`);

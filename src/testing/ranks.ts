@@ -33,6 +33,15 @@ export function startMpirun(ranks: number, command: readonly string[], env: Vari
   return started('mpirun', [...mpirunWords(ranks), ...command], env);
 }
 
+/** With words of the caller's own, which also say how many ranks. */
+export function startMpirunWith(
+  words: readonly string[],
+  command: readonly string[],
+  env: Variables = {},
+): StartedRanks {
+  return started('mpirun', [...words, ...command], env);
+}
+
 /** `trefoil launch` with these words. */
 export function startLaunch(words: readonly string[], env: Variables = {}): StartedRanks {
   return started(process.execPath, [trefoilMain(), 'launch', ...words], env);
