@@ -16,15 +16,26 @@ export interface Blob {
 /** A footer of a thousand row groups takes some megabytes. */
 const REMEMBERED_FILES = 16;
 
+interface OpenFile {
+  readonly handle: Promise<FileHandle>;
+  users: number;
+}
+
 /** Opens the files of a corpus; one for a thread, so that its cache is shared. */
 export class BlobOpener {
   readonly #http: HttpOptions | undefined;
   readonly #cache: RangeCache;
+  /** Local files kept open although nobody reads them just now: their parts come in a mixed order. */
+  readonly #keptOpen: number;
+  /** Oldest use first. */
+  readonly #files = new Map<string, OpenFile>();
   /** Oldest use first. */
   readonly #facts = new Map<string, unknown>();
 
-  constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>) {
+  /** `keptOpen` is for a thread that reads until it ends: nothing closes such files but their number. */
+  constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>, keptOpen = 0) {
     this.#http = spec.http;
+    this.#keptOpen = keptOpen;
     this.#cache = new RangeCache(spec.cache?.folder ?? '', spec.cache?.limitBytes ?? 0);
   }
 
@@ -39,7 +50,7 @@ export class BlobOpener {
   }
 
   async open(file: CorpusFile): Promise<Blob> {
-    return /^https?:/.test(file.location) ? this.#openRemote(file) : openLocal(file);
+    return /^https?:/.test(file.location) ? this.#openRemote(file) : this.#openLocal(file);
   }
 
   #openRemote({ location, size, identity }: CorpusFile): Blob {
@@ -52,27 +63,50 @@ export class BlobOpener {
       close: async () => {},
     };
   }
+
+  async #openLocal({ location, size }: CorpusFile): Promise<Blob> {
+    const file = this.#files.get(location) ?? { handle: openFile(location), users: 0 };
+    this.#files.delete(location);
+    this.#files.set(location, file);
+    file.users++;
+    try {
+      const handle = await file.handle;
+      return {
+        size,
+        read: (start, end) => readExactly(handle, location, start, end),
+        close: () => this.#release(file),
+      };
+    } catch (error) {
+      this.#files.delete(location);
+      throw error;
+    }
+  }
+
+  async #release(file: OpenFile): Promise<void> {
+    file.users--;
+    const unused = [...this.#files].filter(([, { users }]) => users === 0);
+    for (const [location, { handle }] of unused.slice(0, Math.max(0, unused.length - this.#keptOpen))) {
+      this.#files.delete(location);
+      await (await handle).close();
+    }
+  }
 }
 
-async function openLocal({ location, size }: CorpusFile): Promise<Blob> {
-  let handle: FileHandle;
+async function openFile(location: string): Promise<FileHandle> {
   try {
-    handle = await open(location);
+    return await open(location);
   } catch (error) {
     throw new UsageError(`data.path: cannot read ${location}: ${(error as Error).message}`, { cause: error });
   }
-  return {
-    size,
-    async read(start, end) {
-      const bytes = new Uint8Array(end - start);
-      for (let done = 0; done < bytes.length; ) {
-        const { bytesRead } = await handle.read(bytes, done, bytes.length - done, start + done);
-        if (bytesRead === 0)
-          throw new TrefoilError(`${location}: ends early; it was cut short while in use`, ExitCode.dataSource);
-        done += bytesRead;
-      }
-      return bytes;
-    },
-    close: () => handle.close(),
-  };
+}
+
+async function readExactly(handle: FileHandle, location: string, start: number, end: number): Promise<Uint8Array> {
+  const bytes = new Uint8Array(end - start);
+  for (let done = 0; done < bytes.length; ) {
+    const { bytesRead } = await handle.read(bytes, done, bytes.length - done, start + done);
+    if (bytesRead === 0)
+      throw new TrefoilError(`${location}: ends early; it was cut short while in use`, ExitCode.dataSource);
+    done += bytesRead;
+  }
+  return bytes;
 }
