@@ -73,8 +73,8 @@ export function benchDecodeAttention(
   lengths: readonly number[],
   { shape, batch, runs }: Omit<DecodeBench, 'dense'>,
 ): AttentionTime[] {
-  return withSteps(device, shape, lengths, batch, (step, S, { prepare }) => {
-    prepare();
+  return withSteps(device, shape, lengths, batch, (_step, S, { prepare }) => {
+    const step = prepare();
     const parts = shape.attention === 'dense' ? 0 : STEP_PARTS.all;
     const ms = timeGraph(device, () => step.launchAttention(true, parts), runs) / shape.n_layers;
     return { S, batch, ms };
@@ -103,11 +103,11 @@ function measureSteps(
       next();
       times.push(performance.now() - started);
     }
-    prepare();
+    const prepared = prepare();
     const part = (first: boolean, parts: number) =>
       shape.attention === 'dense'
         ? Number.NaN
-        : timeGraph(device, () => step.launchAttention(first, parts), Math.max(runs, 5));
+        : timeGraph(device, () => prepared.launchAttention(first, parts), Math.max(runs, 5));
     const { selection, selected, window } = STEP_PARTS;
     const branches = { ms_cmp: part(true, selection), ms_sel: part(false, selected), ms_win: part(false, window) };
     return { ms: median(times), branches, reads: cmp + sel + win };
@@ -118,7 +118,7 @@ interface Steps {
   /** Reads one more token of each sequence and waits for it. */
   next(): void;
   /** Room for the token after that: launches of attention alone write there. */
-  prepare(): void;
+  prepare(): DeviceStep;
 }
 
 /** Runs `body` for sequences of each length whose last token has just been read. */
@@ -148,7 +148,7 @@ function withSteps<T>(
           sequences.map((_, row) => row % 7),
         );
         if (!decoder.step) throw new Error('a step was launched and is not there');
-        return body(decoder.step, S, { next, prepare: () => void decoder.prepare(sequences) });
+        return body(decoder.step, S, { next, prepare: () => decoder.prepare(sequences) });
       } finally {
         decoder.free();
         for (const sequence of sequences) sequence.free();

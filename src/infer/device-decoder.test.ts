@@ -77,7 +77,7 @@ const VARIANTS: Record<string, Sections> = {
   conv: { nsa: { phi: 'conv', cmp_rope: 'before', gate: 'sigmoid' } },
   'scaled positions, tied, swiglu': { model: { rope_scale: 2, tie_embeddings: true, mlp: 'swiglu' } },
   'no rotation of compressed keys, 6 heads a group': { model: { n_heads: 12, d_k: 64 }, nsa: { cmp_rope: 'none' } },
-  'one branch': { nsa: { force_branch: 'sel' } },
+  'one branch': { nsa: { force_branch: 'cmp' } },
   'every block': { nsa: { n_sel: 20 } },
   dense: { model: { attention: 'dense' } },
 };

@@ -12,8 +12,9 @@ export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'>
   readonly graph?: boolean;
 }
 
-/** Room for scores is made for this many tokens, and doubled when a sequence outgrows it. */
+/** Room for scores is made for this many tokens, and doubled when a sequence comes near it. */
 const FIRST_CONTEXT = 8192;
+const HEADROOM = 1024;
 
 export class DeviceDecoder {
   readonly #model: LanguageModel;
@@ -115,7 +116,7 @@ export class DeviceDecoder {
     const carried = isSame ? (before?.ids.read() ?? null) : null;
     this.#forget();
     let context = FIRST_CONTEXT;
-    while (context < longest) context *= 2;
+    while (context < longest + HEADROOM) context *= 2;
     const { graph: _, ...options } = this.#options;
     this.#step = new DeviceStep(this.#model, this.#cache, sequences.length, { ...options, context });
     if (carried) this.#step.ids.write(carried);

@@ -1,6 +1,7 @@
 /** All checks of a device, in the order of the invariants. */
 import type { Device } from '../device/device.js';
 import { type Check, INVARIANTS, type Row, runCheck } from './check.js';
+import { decodeChecks } from './decode.js';
 import { fusedChecks } from './fused.js';
 import { denseLimitChecks } from './limits.js';
 import { longChecks } from './long.js';
@@ -17,6 +18,7 @@ export function checksFor(device: Device, full = false): Check[] {
     ...parityChecks(device),
     ...moduleChecks(device),
     ...sequenceChecks(device),
+    ...decodeChecks(device),
     ...denseLimitChecks(device),
     ...modelChecks(device, full),
     ...(full ? longChecks(device) : []),

@@ -207,6 +207,14 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   let_next_start();
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int position = positions[b];
+  // The window first: all of it but the newest token was there before this step, so it is on its way before the wait.
+  // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the other.
+  const Cached win = {win_tables, win_place};
+  const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
+  int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
+  Unit unit;
+  bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
+  if (loaded) unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
   wait_for_previous();
   const i64 pair = (i64)b * GROUPS + g;
   const float* const from = partial + pair * (splits + 1) * RECORD;
@@ -232,6 +240,23 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
     if (lane == 0) s.lse[r] = base + log2f(sum);
   }
   __syncthreads();
+  Queries queries;
+  queries.load(s.q);
+  Running running;
+  const auto ignore = [](int, int, const float*) {};
+  running.reset();
+  int seen = 0;
+  if (parts & WINDOWED)
+    for (; u * UNIT <= position; u += CLUSTER * WARPS) {
+      const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
+      const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
+      if (!loaded) unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+      loaded = false;
+      running.see(unit, queries, from_key, to_key, ignore);
+      seen += to_key - from_key;
+    }
+  running.finish(s.tops[1][warp], s.sums[1][warp], &s.results[1][warp][0][0]);
+  if (lane == 0 && seen > 0) atomicAdd(&s.seen[1], seen);
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     select_blocks(s, scores + pair * HPG * capacity, capacity, position, rank);
@@ -242,14 +267,9 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
     __syncthreads();
   }
-  Queries queries;
-  queries.load(s.q);
-  Running running;
-  Unit unit;
-  const auto ignore = [](int, int, const float*) {};
   constexpr int PER_BLOCK = SEL_L / UNIT;
   running.reset();
-  int seen = 0;
+  seen = 0;
   if (parts & SELECTED) {
     const Cached sel = {sel_tables, sel_place};
     for (int u = rank * WARPS + warp; u < s.count * PER_BLOCK; u += CLUSTER * WARPS) {
@@ -262,22 +282,6 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   }
   running.finish(s.tops[0][warp], s.sums[0][warp], &s.results[0][warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[0], seen);
-  running.reset();
-  seen = 0;
-  if (parts & WINDOWED) {
-    const Cached win = {win_tables, win_place};
-    const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-    // From the other end: warps that had none of the selected blocks come first.
-    for (int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp); u * UNIT <= position; u += CLUSTER * WARPS) {
-      const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
-      const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
-      unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
-      running.see(unit, queries, from_key, to_key, ignore);
-      seen += to_key - from_key;
-    }
-  }
-  running.finish(s.tops[1][warp], s.sums[1][warp], &s.results[1][warp][0][0]);
-  if (lane == 0 && seen > 0) atomicAdd(&s.seen[1], seen);
   __syncthreads();
   merge_warps(s, 0);
   merge_warps(s, 1);
