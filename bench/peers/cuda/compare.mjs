@@ -25,7 +25,7 @@ function run(command, words) {
     maxBuffer: 2 ** 28,
   });
   if (child.status !== 0) throw new Error(`${command} ${words.join(' ')} ended with ${child.status ?? child.signal}`);
-  return JSON.parse(child.stdout.trim().split('\n').at(-1));
+  return JSON.parse(child.stdout.slice(child.stdout.indexOf('{')));
 }
 
 const trefoil = (...words) => run(process.execPath, [cli, ...words, '--device', 'cuda', '--json']);
