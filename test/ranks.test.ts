@@ -258,10 +258,17 @@ describe('a rank that is killed or stopped', () => {
     expect(existsSync(join(paths.checkpoints, `step-${last.step}`))).toBe(true);
     const again = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
     await until(() => (readSection(paths.section(0))?.step ?? 0) > last.step, `more steps\n${again.output()}`);
+    const second = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
+    expect((await second.ended).code, second.output()).toBe(2);
+    expect(second.output()).toMatch(/^\[0\] trefoil: rank 0: .*the folder is in use by process \d+ on /m);
     const status = JSON.parse(trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json']).stdout).runs[0];
     expect(status.ranks.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
     again.child.kill('SIGTERM');
     expect((await again.ended).code, again.output()).toBe(4);
+    const anew = startLaunch(['-n', '2', '--restarts', '2', 'train', '--config', path]);
+    expect((await anew.ended).code, anew.output()).toBe(2);
+    expect(anew.output()).toMatch(/holds a run already/);
+    expect(anew.output()).not.toContain('starting them again');
   });
 });
 
