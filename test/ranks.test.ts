@@ -2,7 +2,8 @@
  * Trainings on several ranks over MPI, as mpirun and `trefoil launch` start them: the numbers of one process, the same bits
  * every time, whatever way gradients take; and what happens when a rank is killed or stopped, or their number changes.
  */
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -174,6 +175,38 @@ describe('weights that differ between ranks', () => {
     expect(JSON.parse(health.stdout).rows).toContainEqual(
       expect.objectContaining({ rule: 'anomaly', level: 'red', value: 'ranks_differ' }),
     );
+  });
+});
+
+describe('a disk that takes the weights and not the parts of the optimizer', () => {
+  let disk: string;
+  let reason: string | null;
+
+  beforeAll(() => {
+    disk = join(folder.path, 'disk');
+    mkdirSync(disk);
+    const mount = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=320k', 'tmpfs', disk], { encoding: 'utf8' });
+    reason = mount.status === 0 ? null : `cannot mount a tmpfs: ${mount.error?.message ?? mount.stderr.trim()}`;
+  });
+  afterAll(() => {
+    if (reason === null) spawnSync('umount', ['-l', disk]);
+  });
+
+  it('is a warning of all ranks together, and training goes on', async ({ skip }) => {
+    if (absence ?? reason) skip(absence ?? reason!);
+    const job = config('full', 2, { train: { steps: 4, save_every: 2, eval_every: 0, zero: 1 } });
+    mkdirSync(job.train.out_dir);
+    symlinkSync(disk, runPaths(job.train.out_dir).checkpoints);
+    const path = join(folder.path, 'full.json');
+    writeFileSync(path, JSON.stringify({ full: { config: job } }));
+    const { code, stdout, stderr } = await startMpirun(2, [process.execPath, PROGRAM, path]).ended;
+    expect(code, stderr).toBe(0);
+    const { status, said, losses } = JSON.parse(stdout).full;
+    expect([status, losses.length]).toEqual(['done', 4]);
+    const failed = said.filter((line: string) => line.includes('was not saved'));
+    expect(failed).toHaveLength(2);
+    expect(failed[0]).toMatch(/checkpoint of step 2 was not saved: rank [01]: .*no space left.*training goes on/i);
+    expect(readdirSync(disk)).toEqual([]);
   });
 });
 
