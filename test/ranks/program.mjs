@@ -14,12 +14,13 @@ const device = new CpuDevice({ threads: 1 });
 const identity = resolveRank(process.env);
 const world = identity.world === 1 ? null : await openWorld(identity, device, { timeoutSeconds: 60 });
 const results = {};
-for (const [name, { config, resume = null, until = null }] of Object.entries(jobs)) {
+for (const [name, { config, resume = null, until = null, seeds = null }] of Object.entries(jobs)) {
   const losses = [];
   const said = [];
   const stop = { aborted: false };
   const result = await train({
-    config: parseConfig(config),
+    // Another seed on one rank stands for weights that went astray.
+    config: parseConfig(seeds ? { ...config, train: { ...config.train, seed: seeds[world.rank] } } : config),
     ...{ device, world, resume },
     say: (line) => said.push(line),
     warn: (line) => said.push(line),

@@ -1,0 +1,63 @@
+/** Ranks on several hosts, which are network namespaces of this machine: mpirun starts them, and TCP lies between them. */
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { stringify } from 'yaml';
+import { writeFileAtomic } from '../src/run/atomic.js';
+import { runPaths } from '../src/run/run-paths.js';
+import { readSection } from '../src/run/section.js';
+import { trefoilMain } from '../src/testing/cli.js';
+import { type Hosts, openHosts } from '../src/testing/hosts.js';
+import { mpirunAbsence, startMpirun, startMpirunWith } from '../src/testing/ranks.js';
+import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
+
+let folder: ReturnType<typeof temporaryFolder>;
+let hosts: Hosts | string;
+
+beforeAll(() => {
+  folder = temporaryFolder();
+  hosts = mpirunAbsence() ?? openHosts(folder.path);
+});
+afterAll(() => {
+  if (typeof hosts !== 'string') hosts.remove();
+  folder.remove();
+});
+
+function trainWords(name: string, steps: number): string[] {
+  const path = join(folder.path, `${name}.yaml`);
+  const train = { steps, save_every: 5, eval_every: 5, zero: 1, out_dir: join(folder.path, name) };
+  writeFileAtomic(path, stringify(tinyConfig(folder.path, { runtime: { threads: 1, tb: false }, train })));
+  return [process.execPath, trefoilMain(), 'train', '--config', path];
+}
+
+it('two hosts give the bits of two ranks on one', async ({ skip }) => {
+  if (typeof hosts === 'string') return skip(hosts);
+  const near = await startMpirun(2, trainWords('near', 12)).ended;
+  expect(near.code, near.stderr).toBe(0);
+  const far = await startMpirunWith(hosts.mpirunWords, trainWords('far', 12)).ended;
+  expect(far.code, far.stderr).toBe(0);
+  expect(far.stdout).toContain(`ranks: 2 over mpi on 2 hosts (${hosts.names.join(', ')})`);
+  const weights = (name: string) => readFileSync(runPaths(join(folder.path, name)).model);
+  expect(weights('far').equals(weights('near'))).toBe(true);
+});
+
+it('a rank that hangs on another host is named by it', async ({ skip }) => {
+  if (typeof hosts === 'string') return skip(hosts);
+  const words = ['-x', 'NSA_PG_TIMEOUT_MIN', ...hosts.mpirunWords];
+  const run = startMpirunWith(words, trainWords('hung', 100_000), { NSA_PG_TIMEOUT_MIN: '0.05' });
+  const path = runPaths(join(folder.path, 'hung')).section(1);
+  const end = performance.now() + 60_000;
+  while ((readSection(path)?.step ?? 0) < 3) {
+    expect(performance.now(), run.output()).toBeLessThan(end);
+    await sleep(20);
+  }
+  const { pid } = readSection(path)!;
+  process.kill(pid, 'SIGSTOP');
+  const stopped = performance.now();
+  expect((await run.ended).code, run.output()).not.toBe(0);
+  expect((performance.now() - stopped) / 1000).toBeLessThan(30);
+  expect(run.output()).toMatch(
+    new RegExp(`rank 1 on ${hosts.names[1]} \\(pid ${pid}, section \\w+ at step \\d+\\): kept`),
+  );
+});
