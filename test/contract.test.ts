@@ -308,7 +308,7 @@ describe('variables of several ranks', () => {
   it('WORLD_SIZE is refused by name, and --ddp 0 leaves it out', () => {
     const words = ['train', '--config', 'm7c_small_smoke', '--print-config'];
     const out = join(folder.path, 'ranks');
-    const run = trefoil(['train', '--config', 'm7c_small_smoke', '--out-dir', out], {
+    const run = trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu', '--out-dir', out], {
       env: { WORLD_SIZE: '2', RANK: '0' },
     });
     expect(run.code).toBe(2);

@@ -2,7 +2,8 @@
  * Trainings on several ranks over MPI, as mpirun and `trefoil launch` start them: the numbers of one process, the same bits
  * every time, whatever way gradients take; and what happens when a rank is killed or stopped, or their number changes.
  */
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -177,6 +178,38 @@ describe('weights that differ between ranks', () => {
   });
 });
 
+describe('a disk that takes the weights and not the parts of the optimizer', () => {
+  let disk: string;
+  let reason: string | null;
+
+  beforeAll(() => {
+    disk = join(folder.path, 'disk');
+    mkdirSync(disk);
+    const mount = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=320k', 'tmpfs', disk], { encoding: 'utf8' });
+    reason = mount.status === 0 ? null : `cannot mount a tmpfs: ${mount.error?.message ?? mount.stderr.trim()}`;
+  });
+  afterAll(() => {
+    if (reason === null) spawnSync('umount', ['-l', disk]);
+  });
+
+  it('is a warning of all ranks together, and training goes on', async ({ skip }) => {
+    if (absence ?? reason) skip(absence ?? reason!);
+    const job = config('full', 2, { train: { steps: 4, save_every: 2, eval_every: 0, zero: 1 } });
+    mkdirSync(job.train.out_dir);
+    symlinkSync(disk, runPaths(job.train.out_dir).checkpoints);
+    const path = join(folder.path, 'full.json');
+    writeFileSync(path, JSON.stringify({ full: { config: job } }));
+    const { code, stdout, stderr } = await startMpirun(2, [process.execPath, PROGRAM, path]).ended;
+    expect(code, stderr).toBe(0);
+    const { status, said, losses } = JSON.parse(stdout).full;
+    expect([status, losses.length]).toEqual(['done', 4]);
+    const failed = said.filter((line: string) => line.includes('was not saved'));
+    expect(failed).toHaveLength(2);
+    expect(failed[0]).toMatch(/checkpoint of step 2 was not saved: rank [01]: .*no space left.*training goes on/i);
+    expect(readdirSync(disk)).toEqual([]);
+  });
+});
+
 describe('collectives over MPI', () => {
   it('reduce, scatter, gather and broadcast every type, of any size, as float64 says', async ({ skip }) => {
     if (absence) skip(absence);
@@ -258,10 +291,17 @@ describe('a rank that is killed or stopped', () => {
     expect(existsSync(join(paths.checkpoints, `step-${last.step}`))).toBe(true);
     const again = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
     await until(() => (readSection(paths.section(0))?.step ?? 0) > last.step, `more steps\n${again.output()}`);
+    const second = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
+    expect((await second.ended).code, second.output()).toBe(2);
+    expect(second.output()).toMatch(/^\[0\] trefoil: rank 0: .*the folder is in use by process \d+ on /m);
     const status = JSON.parse(trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json']).stdout).runs[0];
     expect(status.ranks.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
     again.child.kill('SIGTERM');
     expect((await again.ended).code, again.output()).toBe(4);
+    const anew = startLaunch(['-n', '2', '--restarts', '2', 'train', '--config', path]);
+    expect((await anew.ended).code, anew.output()).toBe(2);
+    expect(anew.output()).toMatch(/holds a run already/);
+    expect(anew.output()).not.toContain('starting them again');
   });
 });
 

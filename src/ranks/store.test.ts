@@ -92,6 +92,19 @@ async function occupy(port: number, answer: string | null): Promise<void> {
   await new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
 }
 
+/** A process that was just started takes its time. */
+async function listening(port: number): Promise<void> {
+  for (;;) {
+    const isOpen = await new Promise<boolean>((resolve) => {
+      const socket = connect({ host: '127.0.0.1', port });
+      socket.on('connect', () => resolve(true)).on('error', () => resolve(false));
+      socket.on('connect', () => socket.destroy());
+    });
+    if (isOpen) return;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
 const base = { world: 3, runId: 'run-1', address: '127.0.0.1', timeoutMs: 20_000 };
 
 describe('the store of ranks', () => {
@@ -178,6 +191,7 @@ describe('the store of ranks', () => {
   it('keeps strangers out: no run id, no JSON, too much, too many', async () => {
     const port = await freePort();
     const first = start({ ...base, port, rank: 0 });
+    await listening(port + 1);
     await expect(openStore({ ...base, port, rank: 1, runId: 'guess', timeoutMs: 1500 })).rejects.toThrow(
       `port ${port + 1} belongs to another run (or the run ids differ)`,
     );

@@ -16,7 +16,7 @@ export interface RanksResult {
 
 export interface StartedRanks {
   readonly child: ChildProcess;
-  /** What was written so far, of both streams. */
+  /** What was written so far, of both streams, in the order in which it came. */
   readonly output: () => string;
   readonly ended: Promise<RanksResult>;
 }
@@ -49,16 +49,18 @@ export function startLaunch(words: readonly string[], env: Variables = {}): Star
 
 function started(program: string, words: readonly string[], env: Variables): StartedRanks {
   const child = spawn(program, words, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
-  let [stdout, stderr] = ['', ''];
+  let [stdout, stderr, all] = ['', '', ''];
   child.stdout.on('data', (chunk) => {
     stdout += chunk;
+    all += chunk;
   });
   child.stderr.on('data', (chunk) => {
     stderr += chunk;
+    all += chunk;
   });
   const ended = new Promise<RanksResult>((resolve, reject) => {
     child.once('error', reject);
     child.once('close', (code) => resolve({ code, stdout, stderr }));
   });
-  return { child, output: () => stdout + stderr, ended };
+  return { child, output: () => all, ended };
 }

@@ -199,8 +199,9 @@ async function runIn(
     );
     if (config.runtime.sdpa_audit) say(auditKernels(config, device, config.train.seq_len));
     // A run killed between its checkpoint and the evaluation that follows it owes that evaluation.
-    if (found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step))
-      await loop.evaluateNow();
+    const owes = found && loop.evaluationDue(found.step) && !hasEvaluation(folder.paths.val, found.step);
+    // The first rank owns the file; the others go by its word.
+    if (world ? world.together.max([Number(isFirst && owes)])[0] > 0 : owes) await loop.evaluateNow();
     const status = loop.weightsAgree(true) ? await loop.run() : 'ranks-differ';
     const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
     if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });
@@ -292,7 +293,7 @@ async function sampleText(model: LanguageModel, config: Config): Promise<string>
 }
 
 function refuseUnsupported(
-  { runtime, train: settings }: Config,
+  { runtime, data, train: settings }: Config,
   device: DeviceKind,
   world: World | null,
   warn: (line: string) => void,
@@ -303,6 +304,10 @@ function refuseUnsupported(
     );
   if (settings.ddp === 1 && !world)
     throw new UsageError('train.ddp: 1 asks for several ranks; start them with trefoil launch, mpirun or torchrun');
+  if (world && data.synthetic_on_fail)
+    throw new UsageError(
+      'data.synthetic_on_fail: not with several ranks, whose sources do not fail together; leave it out',
+    );
   if (!world) for (const key of rankChoices(settings)) warn(`train.${key}: no effect on a single rank`);
   if (device !== 'cpu') return;
   if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');

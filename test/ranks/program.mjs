@@ -12,7 +12,7 @@ import { train } from '../../dist/train/train.js';
 const jobs = JSON.parse(readFileSync(process.argv[2], 'utf8'));
 const device = new CpuDevice({ threads: 1 });
 const identity = resolveRank(process.env);
-const world = identity.world === 1 ? null : openWorld(identity, device, { timeoutSeconds: 60 });
+const world = identity.world === 1 ? null : await openWorld(identity, device, { timeoutSeconds: 60 });
 const results = {};
 for (const [name, { config, resume = null, until = null, seeds = null }] of Object.entries(jobs)) {
   const losses = [];

@@ -157,6 +157,14 @@ describe('two ranks that share a GPU', () => {
     }
   });
 
+  onGpu('give up what another rank never joins', async () => {
+    const all = await run('givenUp');
+    all.forEach(([line], rank) => {
+      expect(line).toMatchObject({ isWaiting: rank === 0, told: 'collectives were used after they were closed' });
+      expect(line['seconds']).toBeLessThan(5);
+    });
+  });
+
   onGpu('notice a rank that was killed', async () => {
     const [first, second] = [0, 1].map((rank) => start('lost', rank));
     await second.said('ready');

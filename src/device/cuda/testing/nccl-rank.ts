@@ -224,7 +224,30 @@ const lost: Scenario = async (device, ranks) => {
   process.kill(process.pid, 'SIGKILL'); // its GPU waits for ever: an orderly end would too
 };
 
-const SCENARIOS: Readonly<Record<string, Scenario>> = { operations, order, overlap, lost };
+/** Rank 0 begins what rank 1 never joins, and gives it up. */
+const givenUp: Scenario = async (device, ranks) => {
+  const numbers = new Numbers(device, 2 ** 20, 'f32').write(values(2 ** 20, rank));
+  ranks.allReduce(numbers.span);
+  ranks.join();
+  device.synchronize();
+  if (rank === 0) ranks.allReduce(numbers.span);
+  if (rank === 0) ranks.join();
+  await sleep(500);
+  const isWaiting = !device.driver.isDone(device.stream);
+  const started = performance.now();
+  ranks.abort();
+  device.synchronize();
+  const seconds = (performance.now() - started) / 1000;
+  let told = '';
+  try {
+    ranks.allReduce(numbers.span);
+  } catch (error) {
+    told = (error as Error).message;
+  }
+  say({ isWaiting, seconds, told, left: numbers.read().length });
+};
+
+const SCENARIOS: Readonly<Record<string, Scenario>> = { operations, order, overlap, lost, givenUp };
 
 try {
   const store = await openStore({ ...options, address: '127.0.0.1', timeoutMs: 30_000 });
@@ -239,7 +262,7 @@ try {
   say({ joinedMs: performance.now() - beganMs });
   beganMs = performance.now();
   await SCENARIOS[options.scenario](device, ranks);
-  ranks.check();
+  if (options.scenario !== 'givenUp') ranks.check();
   ranks.close();
   store.close();
   say({ closedMs: performance.now() - beganMs });

@@ -1,6 +1,6 @@
 // When gradients are reduced and when the GPU computes, by the GPU's own clock: one training step of the 125m shape on
 // several ranks, kernel by kernel. Needs `npm run build`. Every rank runs it, under any launcher:
-//   torchrun --no-python --nproc-per-node 2 node bench/ranks/trace.mjs [--seq-len 2048] [--batch 4] [--bucket 16] [--out FOLDER]
+//   torchrun --no-python --nproc-per-node 2 node bench/cuda/ranks-trace.mjs [--seq-len 2048] [--batch 4] [--bucket 16] [--out FOLDER]
 // Rank 0 prints a table and writes trace.json and trace.svg.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
