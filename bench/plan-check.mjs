@@ -11,7 +11,7 @@
 //     "link_gbs": 3.1, "latency_us": 40,     measured between two ranks: bus bandwidth of a large sum, time of a small one
 //     "rows": [ { "ranks": 1, "ms_step": 140.2 },     the step that the others are predicted from
 //               { "ranks": 2, "ms_step": 300.1, "exposed_ms": 12.0,
-//                 "wire": "f32", "zero1": false, "overlap": true, "bucket_mib": 25, "share": 2 } ] }
+//                 "wire": "f32", "zero1": false, "overlap": true, "bucket_mib": 16, "share": 2 } ] }
 //
 // `share` is how many ranks compute on one device: each has that part of its speed. Left out: what the example shows, and
 // 1 for `share`. A row may have a batch_size of its own, when the global batch is what stays the same; the rate of the
@@ -78,7 +78,7 @@ function check(file) {
     ...{ nodeLatency: 0, linkLatency: 0, startLatency: (file.latency_us ?? 0) * 1e-6 },
   };
   return file.rows.map((row) => {
-    const { ranks, wire = 'f32', zero1 = false, overlap = true, bucket_mib = 25, share = 1 } = row;
+    const { ranks, wire = 'f32', zero1 = false, overlap = true, bucket_mib = 16, share = 1 } = row;
     const compute = shared(computeOf(caseOf(file, row), speed), share);
     const step = stepOn(compute, ranks, { network, wire, zero1, overlap, bucketBytes: bucket_mib * MIB });
     const predicted = 1e3 * step.total;

@@ -4,6 +4,7 @@ import { Worker } from 'node:worker_threads';
 import { openCorpus } from '../data/corpus/open.js';
 import type { CorpusSpec } from '../data/corpus/spec.js';
 import { createLoader, type Loader } from '../data/loader.js';
+import { BARE_BYTES } from '../data/pipeline/bare.js';
 import { createStreamLoader } from '../data/pipeline/loader.js';
 import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
 import { workerFile } from '../data/pipeline/worker-file.js';
@@ -81,11 +82,9 @@ export async function measurePipeline(
         megabytesPerCpuSecond: megabytes / cpuSeconds(cpu),
       };
     };
-    // Warm like the tokenizer alone: once over the corpus, or over as much of it as that one has in memory.
-    const corpus = Math.min(
-      workers * 64e6,
-      spec.files.reduce((sum, file) => sum + file.size, 0),
-    );
+    // Warm like the tokenizer alone: every thread has seen as much text as there every thread has in memory.
+    const size = spec.files.reduce((sum, file) => sum + file.size, 0);
+    const corpus = workers * Math.min(BARE_BYTES, size);
     await run(() => loader.telemetry().bytes >= corpus);
     return await run((elapsed) => elapsed >= seconds);
   } finally {

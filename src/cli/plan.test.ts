@@ -22,7 +22,7 @@ describe('trefoil plan', () => {
       ...{ config: '125m', device: 'cuda', params: 155_475_120, attention: 'nsa' },
       step: { seq_len: 2048, batch_size: 32, accumulate_grad_batches: 1, gradient_checkpointing: false },
       network: { per_node: 4, node_link_gbs: 450, link_gbs: 25, latency_us: 10 },
-      parallel: { wire: 'f32', zero1: false, bucket_bytes: 26_214_400, overlap: true },
+      parallel: { wire: 'f32', zero1: false, bucket_bytes: 16_777_216, overlap: true },
     });
     expect(plan.rows.map(({ gpus, nodes }: { gpus: number; nodes: number }) => [gpus, nodes])).toEqual([
       ...[[1, 1], [2, 1], [4, 1], [8, 2], [16, 4]], // biome-ignore format: pairs

@@ -65,7 +65,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--measured <file>', 'figures of your own: what bench train prints as JSON'))
     .addOption(new Option('--wire <type>', 'gradients are sent as').choices(['f32', 'bf16']).default('f32'))
     .addOption(new Option('--zero1', 'shard the state of the optimizer'))
-    .addOption(new Option('--bucket <MiB>', 'gradients sent at a time').argParser(above0).default(25))
+    .addOption(new Option('--bucket <MiB>', 'gradients sent at a time').argParser(above0).default(16))
     .addOption(new Option('--no-overlap', 'send after the backward pass, as the safe mode does'))
     .addOption(new Option('--gpu-memory <GiB>', 'of one GPU').argParser(above0).default(139))
     .addOption(

@@ -7,8 +7,8 @@ import { documentText } from '../corpus/reader.js';
 import { createTokenizer } from '../tokenizer.js';
 import type { BareTask, FromWorker } from './messages.js';
 
-/** Of one thread. */
-const BYTES = 64e6;
+/** Text that one thread has in memory at most. */
+export const BARE_BYTES = 64e6;
 
 export async function encodeBare(task: BareTask, send: (message: FromWorker) => void): Promise<void> {
   // Every thread has all documents, as over time it has in a run: with a share of them a cache of words would look better.
@@ -17,13 +17,14 @@ export async function encodeBare(task: BareTask, send: (message: FromWorker) => 
   const documents = new LaneDocuments(order, 0, { side: 'all', opener });
   const tokenizer = createTokenizer(task.tokenizer);
   const texts: string[] = [];
-  for (let size = 0; size < BYTES; ) {
+  for (let size = 0; size < BARE_BYTES; ) {
     const placed = await documents.next();
     if (placed === undefined || placed.epoch > 0) break;
     const text = documentText(placed.document);
     texts.push(text);
     size += text.length;
   }
+  await documents.close();
   const sizes = texts.map((text) => Buffer.byteLength(text));
   const run = (seconds: number) => {
     const started = performance.now();
