@@ -10,7 +10,7 @@ beforeEach(() => {
 });
 afterEach(() => folder.remove());
 
-const NEEDLE = { source: 'needle', vocab_size: 16, needle_records: 2, needle_pairs: 2, needle_questions: 4 };
+const NEEDLE = { source: 'needle', vocab_size: 16, needle_records: 2, needle_facts: 2, needle_questions: 4 };
 
 /** The loss of every step. */
 async function losses(name: string, steps: number, resume: string | null = null): Promise<number[]> {

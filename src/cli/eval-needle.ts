@@ -47,7 +47,7 @@ export function configure(command: Command, io: Io): void {
     )
     .addOption(whole('--trials <n>', 'cases for each length and depth').default(20))
     .addOption(whole('--records <n>', 'records in a haystack, the needle among them').default(16))
-    .addOption(whole('--pairs <n>', 'key-value pairs of a record').default(4))
+    .addOption(whole('--facts <n>', 'facts of a record').default(4))
     .addOption(new Option('--seed <n>', 'of the cases').argParser(wholeNumber(0)).default(1))
     .addOption(
       new Option('--without <branch>', 'a second grid with the gate of this branch at zero').choices([
@@ -94,8 +94,8 @@ function run(options: Options, io: Io): void {
   const progress = new ProgressLine(io);
   try {
     for (const warning of warnings) io.err(`warning: ${warning}`);
-    const { lengths, depths, trials, records, pairs, seed, without } = options;
-    const grid = { lengths, depths, trials, records, pairs, seed };
+    const { lengths, depths, trials, records, facts, seed, without } = options;
+    const grid = { lengths, depths, trials, records, facts, seed };
     const kernels = kernelOptions(withEnvironment(config, io.env));
     const started = performance.now();
     const rowsWith = (off: Branch | null): Row[] => {
@@ -106,7 +106,7 @@ function run(options: Options, io: Io): void {
     const rows = [...rowsWith(null), ...(without ? rowsWith(without) : [])];
     progress.clear();
     const seconds = (performance.now() - started) / 1000;
-    const result = { model: path, step, device: device.name, precision, trials, records, pairs, seed, seconds, rows };
+    const result = { model: path, step, device: device.name, precision, trials, records, facts, seed, seconds, rows };
     if (options.outDir !== undefined) writeFiles(options.outDir, options, result);
     if (options.json) printJson(io, result);
     else for (const off of without ? [null, without] : [null]) io.out(table(off, options, rows));

@@ -137,7 +137,7 @@ describe('eval selection', () => {
 
 describe('eval needle', () => {
   const find = (...words: string[]) =>
-    runCli(['eval', 'needle', '--model', run, '--records', '2', '--pairs', '2', '--trials', '3', ...words]);
+    runCli(['eval', 'needle', '--model', run, '--records', '2', '--facts', '2', '--trials', '3', ...words]);
   const small = ['--lengths', '48,96', '--depths', '0,50,100'];
 
   it('prints one JSON value and writes the same with its chart', async () => {
@@ -146,9 +146,9 @@ describe('eval needle', () => {
     expect(code, stderr).toBe(0);
     const result = JSON.parse(stdout);
     expect(Object.keys(result)).toEqual([
-      ...['model', 'step', 'device', 'precision', 'trials', 'records', 'pairs', 'seed', 'seconds', 'rows'],
+      ...['model', 'step', 'device', 'precision', 'trials', 'records', 'facts', 'seed', 'seconds', 'rows'],
     ]);
-    expect(result).toMatchObject({ step: 7, precision: 'fp32', trials: 3, records: 2, pairs: 2, seed: 1 });
+    expect(result).toMatchObject({ step: 7, precision: 'fp32', trials: 3, records: 2, facts: 2, seed: 1 });
     expect(result.rows).toHaveLength(12);
     expect(Object.keys(result.rows[0])).toEqual(['without', 'length', 'depth', 'trials', 'correct', 'accuracy']);
     expect(new Set(result.rows.map((row: { without: string | null }) => row.without))).toEqual(new Set([null, 'sel']));
@@ -165,11 +165,11 @@ describe('eval needle', () => {
 
   it('finds next to nothing with random weights', async () => {
     const { stdout } = await find('--lengths', '96', '--depths', '50', '--trials', '100', '--json');
-    expect(JSON.parse(stdout).rows[0].accuracy).toBeLessThan(0.1); // 1 of 64 values by chance
+    expect(JSON.parse(stdout).rows[0].accuracy).toBeLessThan(0.1); // 1 of 256 tokens by chance
   });
 
   it.each([
-    ['a length without room', ['--lengths', '12'], /a sequence of 12 tokens is too short for a record of 2 pairs/],
+    ['a length without room', ['--lengths', '7'], /a sequence of 7 tokens is too short for a record of 2 facts/],
     ['a depth beyond the end', ['--depths', '101'], /at most 100 percent/],
     ['an unknown branch', ['--without', 'dense'], /Allowed choices are cmp, sel, win/],
     ['bf16 on the CPU', ['--precision', 'bf16', '--device', 'cpu'], /--precision bf16: the CPU computes in fp32/],

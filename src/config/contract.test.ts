@@ -55,7 +55,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
   ['data.needle_records', '4', 4],
-  ['data.needle_pairs', '2', 2],
+  ['data.needle_facts', '2', 2],
   ['data.needle_questions', '9', 9],
   ['data.needle_curriculum', '512:300', '512:300'],
   ['data.hub_dataset', 'owner/name', 'owner/name'],

@@ -73,7 +73,7 @@ const data = z.strictObject({
     .default(null)
     .describe('vocabulary of synthetic tokens; null = the tokenizer’s'),
   needle_records: count().default(16).describe('source needle: records hidden in a sequence'),
-  needle_pairs: count().default(4).describe('source needle: key-value pairs of a record'),
+  needle_facts: count().default(4).describe('source needle: facts of a record'),
   needle_questions: count().default(64).describe('source needle: questions at the end of a sequence'),
   needle_curriculum: text()
     .nullable()

@@ -6,7 +6,7 @@ import { parseCurriculum } from './needle-samples.js';
 
 const OPTIONS: LoaderOptions = {
   ...{ source: 'needle', tokenizer: 'byte', val_fraction: 0.1, seed: 3, seq_len: 256, batch_size: 2, vocab_size: 128 },
-  needle: { records: 4, pairs: 2, questions: 6, curriculum: '64:6,128:10' },
+  needle: { records: 4, facts: 2, questions: 6, curriculum: '64:6,128:10' },
 };
 const open = (changes: Partial<LoaderOptions> = {}) => createLoader({ ...OPTIONS, ...changes });
 
@@ -16,16 +16,15 @@ describe('source needle', () => {
     const { inputs, targets, targetCount, cuSeqlens } = loader.next();
     expect(targets.filter((target) => target !== IGNORED_TARGET)).toHaveLength(targetCount);
     expect([...cuSeqlens]).toEqual(Array.from({ length: 9 }, (_, i) => 64 * i));
-    const { keys, values } = needleVocabulary(128);
+    const { keys, values, facts, count } = needleVocabulary(128);
     for (const [i, target] of targets.entries()) {
       if (target === IGNORED_TARGET) continue;
       expect(target).toBe(inputs[i + 1]);
       expect(target).toBeGreaterThanOrEqual(values);
-      expect(inputs[i]).toBeGreaterThanOrEqual(keys);
-      // The same pair lies earlier in the same sequence.
-      const start = 64 * Math.floor(i / 64);
-      const pairs = Array.from({ length: i - start }, (_, k) => `${inputs[start + k]} ${inputs[start + k + 1]}`);
-      expect(pairs).toContain(`${inputs[i]} ${target}`);
+      expect(target).toBeLessThan(facts);
+      // The fact lies earlier in the same sequence.
+      const fact = facts + (inputs[i] - keys) * count + target - values;
+      expect([...inputs.subarray(64 * Math.floor(i / 64), i)]).toContain(fact);
     }
     expect(targetCount).toBe(8 * 6);
     loader.close();
@@ -47,8 +46,8 @@ describe('source needle', () => {
     const { cuSeqlens, targetCount } = loader.next();
     const lengths = [...cuSeqlens.subarray(1).map((end, i) => end - cuSeqlens[i])];
     expect(lengths).toEqual([32, 32, 64, 64, 16, 16, 16, 16]);
-    // Two pairs fit into 16 tokens, four into 32, and 64 hold enough for all six questions.
-    expect(targetCount).toBe(2 * 4 + 2 * 6 + 4 * 2);
+    // Four facts fit into 16 tokens; 32 and 64 hold enough for all six questions.
+    expect(targetCount).toBe(2 * 6 + 2 * 6 + 4 * 4);
     loader.close();
   });
 

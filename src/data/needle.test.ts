@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream, needleVocabulary } from './needle.js';
 
-const TASK: NeedleTask = { vocabSize: 256, records: 4, pairs: 3, questions: 5 };
+const TASK: NeedleTask = { vocabSize: 256, records: 3, facts: 3, questions: 5 };
 
 function sequence(task: NeedleTask, length: number, id = 0, depth?: number): number[] {
   const tokens = new Int32Array(length);
@@ -10,85 +10,83 @@ function sequence(task: NeedleTask, length: number, id = 0, depth?: number): num
   return [...tokens];
 }
 
-/** What somebody reads who knows how sequences are built: the records, in order, and the questions. */
+/** What somebody reads who knows how sequences are built: the facts of the haystack, and the questions. */
 function parse(tokens: readonly number[], task: NeedleTask) {
-  const { keys, values } = needleVocabulary(task.vocabSize);
-  const isKey = (token: number) => token >= keys && token < values;
+  const { facts: first, count, keys, values } = needleVocabulary(task.vocabSize);
   const haystack = tokens.length - 2 * task.questions;
-  const pairs = new Map<number, { value: number; at: number }>();
+  const facts = new Map<number, { value: number; at: number }>();
   for (let at = 0; at < haystack; at++) {
-    if (!isKey(tokens[at])) continue;
-    expect(pairs.has(tokens[at]), 'a key twice').toBe(false);
-    pairs.set(tokens[at], { value: tokens[at + 1], at });
+    if (tokens[at] >= keys && tokens[at] < first) throw new Error('a key or a value in the haystack');
+    if (tokens[at] < first) continue;
+    const [key, value] = [Math.floor((tokens[at] - first) / count), (tokens[at] - first) % count];
+    if (facts.has(key)) throw new Error('a key twice');
+    facts.set(key, { value, at });
   }
   const questions = Array.from({ length: task.questions }, (_, i) => ({
-    key: tokens[haystack + 2 * i],
-    answer: tokens[haystack + 2 * i + 1],
+    key: tokens[haystack + 2 * i] - keys,
+    answer: tokens[haystack + 2 * i + 1] - values,
   }));
-  return { pairs, questions };
+  return { facts, questions };
 }
 
 describe('NeedleWriter', () => {
-  it('hides every pair once, whole, and asks for different ones with the right answers', () => {
+  it('hides every fact once and asks for different ones, with the right answers', () => {
     fc.assert(
       fc.property(
         fc.record({
           length: fc.integer({ min: 64, max: 600 }),
-          vocabSize: fc.integer({ min: 64, max: 1000 }),
+          vocabSize: fc.integer({ min: 128, max: 2000 }),
           records: fc.integer({ min: 1, max: 9 }),
-          pairs: fc.integer({ min: 1, max: 7 }),
+          facts: fc.integer({ min: 1, max: 7 }),
           questions: fc.integer({ min: 1, max: 30 }),
           id: fc.nat(),
         }),
         ({ length, id, ...asked }) => {
           const task = fitTask(asked, length);
           const tokens = sequence(task, length, id);
-          const { pairs, questions } = parse(tokens, task);
-          expect(pairs.size).toBe(task.records * task.pairs);
+          const { facts, questions } = parse(tokens, task);
+          expect(facts.size).toBe(task.records * task.facts);
           expect(new Set(questions.map(({ key }) => key)).size).toBe(task.questions);
-          for (const { key, answer } of questions) expect(pairs.get(key)?.value).toBe(answer);
-          const { values } = needleVocabulary(task.vocabSize);
-          for (const { value } of pairs.values()) expect(value).toBeGreaterThanOrEqual(values);
-          for (const position of answerPositions(task, length)) expect(tokens[position]).toBeGreaterThanOrEqual(values);
+          for (const { key, answer } of questions) expect(facts.get(key)?.value).toBe(answer);
+          const { values, facts: first } = needleVocabulary(task.vocabSize);
+          for (const position of answerPositions(task, length)) {
+            expect(tokens[position]).toBeGreaterThanOrEqual(values);
+            expect(tokens[position]).toBeLessThan(first);
+          }
           expect(Math.max(...tokens)).toBeLessThan(task.vocabSize);
-          // Nothing but records and questions looks like a value.
-          expect(tokens.filter((token) => token >= values)).toHaveLength(pairs.size + task.questions);
         },
       ),
       { numRuns: 200 },
     );
   });
 
-  it('keeps the pairs of a record together', () => {
-    const places = [...parse(sequence(TASK, 400), TASK).pairs.values()].map(({ at }) => at);
+  it('keeps the facts of a record together', () => {
+    const places = [...parse(sequence(TASK, 400), TASK).facts.values()].map(({ at }) => at);
     for (let record = 0; record < TASK.records; record++) {
-      const [first, ...others] = places.slice(record * TASK.pairs, (record + 1) * TASK.pairs);
-      expect(others).toEqual([first + 2, first + 4]);
+      const [first, ...others] = places.slice(record * TASK.facts, (record + 1) * TASK.facts);
+      expect(others).toEqual([first + 1, first + 2]);
     }
   });
 
   it.each([0, 0.25, 0.5, 1])('puts the record that is asked for at depth %f', (depth) => {
     const task = { ...TASK, questions: 1 };
-    const [length, asked] = [1000, [] as number[]];
+    const length = 1000;
+    const noise = length - task.records * task.facts - 2;
     for (let id = 0; id < 200; id++) {
-      const { pairs, questions } = parse(sequence(task, length, id, depth), task);
-      const { at } = pairs.get(questions[0].key)!;
-      asked.push(at);
-    }
-    // The other records and the place in the record move it by at most their own lengths.
-    const [record, noise] = [2 * task.pairs, length - 2 * (task.records * task.pairs + 1)];
-    for (const at of asked) {
+      const { facts, questions } = parse(sequence(task, length, id, depth), task);
+      const { at } = facts.get(questions[0].key)!;
+      // The other records and the place in the record move it by at most their own lengths.
       expect(at).toBeGreaterThanOrEqual(Math.round(depth * noise));
-      expect(at).toBeLessThan(Math.round(depth * noise) + task.records * record);
+      expect(at).toBeLessThan(Math.round(depth * noise) + task.records * task.facts);
     }
   });
 
   it('spreads records and questions evenly where no depth is asked for', () => {
     const task = { ...TASK, questions: 1 };
-    const [tenths, length] = [new Array<number>(10).fill(0), 1000];
+    const [tenths, length] = [new Array<number>(10).fill(0), 200];
     for (let id = 0; id < 2000; id++) {
-      const { pairs, questions } = parse(sequence(task, length, id), task);
-      tenths[Math.floor((10 * pairs.get(questions[0].key)!.at) / length)]++;
+      const { facts, questions } = parse(sequence(task, length, id), task);
+      tenths[Math.floor((10 * facts.get(questions[0].key)!.at) / length)]++;
     }
     const chiSquared = tenths.reduce((sum, count) => sum + (count - 200) ** 2 / 200, 0);
     expect(chiSquared).toBeLessThan(9 + 5 * Math.sqrt(18));
@@ -107,16 +105,23 @@ describe('NeedleWriter', () => {
 describe('fitTask', () => {
   it('asks for less where a sequence is short or keys are few', () => {
     expect(fitTask(TASK, 400)).toEqual(TASK);
-    expect(fitTask(TASK, 48)).toEqual({ ...TASK, records: 2 });
-    expect(fitTask(TASK, 24)).toEqual({ ...TASK, records: 1, questions: 3 });
-    expect(fitTask({ ...TASK, vocabSize: 32 }, 400)).toEqual({ ...TASK, vocabSize: 32, records: 2 });
+    expect(fitTask(TASK, 24)).toEqual({ ...TASK, records: 2 });
+    expect(fitTask(TASK, 12)).toEqual({ ...TASK, records: 1, questions: 3 });
+    expect(fitTask({ ...TASK, vocabSize: 72 }, 400)).toEqual({ ...TASK, vocabSize: 72, records: 2 });
   });
 
   it('names what is too small', () => {
-    expect(() => fitTask(TASK, 23)).toThrow('a sequence of 23 tokens is too short for a record of 3 pairs');
-    expect(() => fitTask({ ...TASK, vocabSize: 8 }, 400)).toThrow(
-      'a vocabulary of 8 has 2 keys for a record of 3 pairs',
-    );
+    expect(() => fitTask(TASK, 11)).toThrow('a sequence of 11 tokens is too short for a record of 3 facts');
+    expect(() => fitTask({ ...TASK, vocabSize: 9 }, 400)).toThrow('a vocabulary of 9 has 2 keys, too few');
+  });
+});
+
+describe('needleVocabulary', () => {
+  it.each([2048, 128, 100, 33])('of %i tokens has a fact for every key and value, and noise besides', (vocabSize) => {
+    const { count, keys, values, facts } = needleVocabulary(vocabSize);
+    expect([values - keys, facts - values, vocabSize - facts]).toEqual([count, count, count * count]);
+    expect(count * count).toBeLessThanOrEqual(vocabSize / 2);
+    expect(keys).toBeGreaterThan(0);
   });
 });
 

@@ -1,11 +1,12 @@
 /**
- * A task that only retrieval solves: records of key-value pairs lie somewhere in a haystack of noise, and at the end some
- * of the keys are asked for.
+ * A task that only retrieval solves: records of facts lie somewhere in a haystack of noise, and at the end some of them are
+ * asked for.
  *
- *   noise … k₁v₁ k₂v₂ … noise … k₉v₉ … noise … | k₂ v₂ k₉ v₉ …
+ *   noise … f₁ f₂ f₃ … noise … f₉ … noise … | k₂ v₂ k₉ v₉ …
  *
- * Half of the vocabulary is noise, a quarter keys, a quarter values. A record holds several pairs, so that a summary of its
- * block says that the key is there, but not which of the values belongs to it: the block itself has to be read.
+ * A fact is a token that stands for a key and a value: there is one for every combination. A question is the key alone, the
+ * answer the value alone. A record holds several facts, so that a summary of its block says that the key is there, but not
+ * which of the values belongs to it: the block itself has to be read.
  */
 import { UsageError } from '../errors.js';
 import { absorb } from './hash.js';
@@ -14,36 +15,46 @@ import { absorb } from './hash.js';
 export interface NeedleTask {
   readonly vocabSize: number;
   readonly records: number;
-  /** Pairs of a record. */
-  readonly pairs: number;
+  /** Facts of a record. */
+  readonly facts: number;
   readonly questions: number;
 }
 
 /** Records take at most this share of a sequence: a short one holds fewer. */
 const RECORD_SHARE = 1 / 4;
 
-/** Tokens of a pair, and of a question with its answer. */
-const PAIR = 2;
+/** Tokens of a question with its answer. */
+const QUESTION = 2;
 
-/** First token of each kind; the noise begins at 0. */
-export function needleVocabulary(vocabSize: number): { keys: number; values: number } {
-  return { keys: Math.floor(vocabSize / 2), values: Math.floor((3 * vocabSize) / 4) };
+/** How many keys and values there are, and the first token of each kind; the noise begins at 0. */
+export interface NeedleVocabulary {
+  readonly count: number;
+  readonly keys: number;
+  readonly values: number;
+  readonly facts: number;
+}
+
+/** Facts take at most half of the vocabulary, at its end, keys and values stand before them, and the rest is noise. */
+export function needleVocabulary(vocabSize: number): NeedleVocabulary {
+  const count = Math.floor(Math.sqrt(vocabSize / 2));
+  const facts = vocabSize - count * count;
+  return { count, facts, values: facts - count, keys: facts - 2 * count };
 }
 
 /** The task as it fits into sequences of `length` tokens. */
 export function fitTask(task: NeedleTask, length: number): NeedleTask {
-  const { keys, values } = needleVocabulary(task.vocabSize);
-  const held = Math.min(
-    Math.floor((length * RECORD_SHARE) / (PAIR * task.pairs)),
-    Math.floor((values - keys) / task.pairs),
-  );
-  if (held < 1) {
-    const room = values - keys < task.pairs ? `has ${values - keys} keys` : `of ${length} tokens is too short`;
-    const subject = values - keys < task.pairs ? `a vocabulary of ${task.vocabSize}` : 'a sequence';
-    throw new UsageError(`data.needle_pairs: ${subject} ${room} for a record of ${task.pairs} pairs`);
-  }
-  const records = Math.min(task.records, held);
-  return { ...task, records, questions: Math.min(task.questions, records * task.pairs) };
+  const { count, keys } = needleVocabulary(task.vocabSize);
+  if (count < task.facts || keys < 1)
+    throw new UsageError(
+      `data.needle_facts: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts`,
+    );
+  const held = Math.floor((length * RECORD_SHARE) / task.facts);
+  if (held < 1)
+    throw new UsageError(
+      `data.needle_facts: a sequence of ${length} tokens is too short for a record of ${task.facts} facts`,
+    );
+  const records = Math.min(task.records, held, Math.floor(count / task.facts));
+  return { ...task, records, questions: Math.min(task.questions, records * task.facts) };
 }
 
 /** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
@@ -85,11 +96,10 @@ export class NeedleWriter {
   readonly #asked: Int32Array;
 
   constructor(task: NeedleTask) {
-    const { keys, values } = needleVocabulary(task.vocabSize);
     this.#task = task;
-    this.#order = Int32Array.from({ length: Math.max(values - keys, task.records * task.pairs) }, (_, i) => i);
-    this.#keys = new Int32Array(task.records * task.pairs);
-    this.#values = new Int32Array(task.records * task.pairs);
+    this.#order = Int32Array.from({ length: needleVocabulary(task.vocabSize).count }, (_, i) => i);
+    this.#keys = new Int32Array(task.records * task.facts);
+    this.#values = new Int32Array(task.records * task.facts);
     this.#asked = new Int32Array(task.questions);
   }
 
@@ -98,18 +108,14 @@ export class NeedleWriter {
    * about one record that lies there; without, about all of them.
    */
   write(random: NumberStream, tokens: Int32Array, depth?: number): void {
-    const { vocabSize, records, pairs, questions } = this.#task;
-    const first = needleVocabulary(vocabSize);
+    const { vocabSize, records, facts, questions } = this.#task;
+    const vocabulary = needleVocabulary(vocabSize);
     const [keys, values, asked] = [this.#keys, this.#values, this.#asked];
-    for (let i = 0; i < tokens.length; i++) tokens[i] = random.below(first.keys);
-    this.#drawDistinct(random, first.values - first.keys, keys);
-    for (let i = 0; i < values.length; i++) values[i] = random.below(vocabSize - first.values);
-    const put = (at: number, pair: number): void => {
-      tokens[at] = first.keys + keys[pair];
-      tokens[at + 1] = first.values + values[pair];
-    };
+    for (let i = 0; i < tokens.length; i++) tokens[i] = random.below(vocabulary.keys);
+    this.#drawDistinct(random, vocabulary.count, keys);
+    for (let i = 0; i < values.length; i++) values[i] = random.below(vocabulary.count);
     // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
-    const noise = tokens.length - PAIR * (keys.length + questions);
+    const noise = tokens.length - keys.length - QUESTION * questions;
     const places = Array.from({ length: records }, (_, record) => ({
       record,
       after: record === 0 && depth !== undefined ? Math.round(depth * noise) : random.below(noise + 1),
@@ -117,12 +123,16 @@ export class NeedleWriter {
     places.sort((a, b) => a.after - b.after || a.record - b.record);
     for (let before = 0; before < records; before++) {
       const { record, after } = places[before];
-      const start = after + before * PAIR * pairs;
-      for (let pair = 0; pair < pairs; pair++) put(start + PAIR * pair, record * pairs + pair);
+      for (let fact = record * facts; fact < (record + 1) * facts; fact++)
+        tokens[after + before * facts + (fact % facts)] =
+          vocabulary.facts + keys[fact] * vocabulary.count + values[fact];
     }
-    this.#drawDistinct(random, depth === undefined ? keys.length : pairs, asked);
-    const end = tokens.length - PAIR * questions;
-    for (let question = 0; question < questions; question++) put(end + PAIR * question, asked[question]);
+    this.#drawDistinct(random, depth === undefined ? keys.length : facts, asked);
+    for (let question = 0; question < questions; question++) {
+      const at = tokens.length - QUESTION * (questions - question);
+      tokens[at] = vocabulary.keys + keys[asked[question]];
+      tokens[at + 1] = vocabulary.values + values[asked[question]];
+    }
   }
 
   /** Fills `into` with different numbers below `limit`, in random order: the first of a shuffle, which is then undone. */
@@ -144,5 +154,5 @@ export class NeedleWriter {
 
 /** Where the answers of a sequence of `length` tokens are, first to last; each is predicted by the token before it. */
 export function answerPositions({ questions }: NeedleTask, length: number): number[] {
-  return Array.from({ length: questions }, (_, question) => length - PAIR * (questions - question) + 1);
+  return Array.from({ length: questions }, (_, question) => length - QUESTION * (questions - question) + 1);
 }

@@ -37,7 +37,7 @@ export interface SourceOptions {
 /** As in the config: the keys that begin with `needle_`. */
 export interface NeedleOptions {
   readonly records: number;
-  readonly pairs: number;
+  readonly facts: number;
   readonly questions: number;
   readonly curriculum: string | null;
 }
@@ -102,8 +102,8 @@ function openNeedle(options: SourceOptions): OpenSource {
   const { vocab_size: vocabSize, needle, seed, seq_len: length } = options;
   if (vocabSize === undefined) throw new UsageError('data.source needle needs a vocabulary size; set vocab_size');
   if (needle === undefined) throw new UsageError('data.source needle needs its own settings; set needle');
-  const { records, pairs, questions, curriculum } = needle;
-  const task = { vocabSize, records, pairs, questions };
+  const { records, facts, questions, curriculum } = needle;
+  const task = { vocabSize, records, facts, questions };
   const stages = parseCurriculum(curriculum, length);
   const valid = options.val_fraction > 0;
   return {

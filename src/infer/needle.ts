@@ -1,5 +1,5 @@
 /**
- * Retrieval by depth and length: a record of pairs lies at a given depth of a haystack, and the model is asked for one of its
+ * Retrieval by depth and length: a record of facts lies at a given depth of a haystack, and the model is asked for one of its
  * values (data/needle.ts). The answer is one token and the question ends the context, so the most probable next token is what
  * greedy decoding would say: one forward pass over many packed cases answers them all.
  */
@@ -18,7 +18,7 @@ export interface NeedleGrid {
   /** Cases for each length and depth. */
   readonly trials: number;
   readonly records: number;
-  readonly pairs: number;
+  readonly facts: number;
   readonly seed: number;
 }
 
@@ -68,8 +68,8 @@ export function evaluateNeedle(
 }
 
 /** The task as it is asked at this length; refuses a length or vocabulary that does not hold it. */
-function taskOf({ shape }: LanguageModel, { records, pairs }: NeedleGrid, length: number): NeedleTask {
-  return fitTask({ vocabSize: shape.vocab_size, records, pairs, questions: 1 }, length);
+function taskOf({ shape }: LanguageModel, { records, facts }: NeedleGrid, length: number): NeedleTask {
+  return fitTask({ vocabSize: shape.vocab_size, records, facts, questions: 1 }, length);
 }
 
 /** Case number `index` of a length: other hashes than any training has. */

@@ -159,7 +159,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
     seed: data.seed ?? train.seed,
     vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
     needle: {
-      ...{ records: data.needle_records, pairs: data.needle_pairs },
+      ...{ records: data.needle_records, facts: data.needle_facts },
       ...{ questions: data.needle_questions, curriculum: data.needle_curriculum },
     },
   };
