@@ -13,8 +13,8 @@ const [{ loadConfig }, { parseConfig }, { packBatch }, { SyntheticSamples }] = a
 const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
   ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
 );
-const [{ resolveRank }, { openWorld }, { joinRanks }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
-  ['ranks/identity', 'ranks/world', 'train/ranks', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
+const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
+  ['ranks/identity', 'ranks/world', 'train/data-parallel', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
 );
 const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
 
@@ -41,18 +41,19 @@ function measure(overlap) {
     train: {
       ...base.train,
       ...{ seq_len: Number(values['seq-len']), batch_size: Number(values.batch) },
-      ...{ bucket_mb: Number(values.bucket), ddp_safe: !overlap },
     },
   });
   const model = new LanguageModel(device, modelShape(config, 50257), 1, 'bf16');
-  const ranks = joinRanks(world, device, model.parameters, config);
+  const parallel = new DataParallel(device, world.collectives, model.parameters, {
+    ...{ bucketBytes: Number(values.bucket) * 2 ** 20, overlap, wire: 'f32', zero: false },
+  });
   const optimizer = new AdamW(
     device,
-    ranks.parallel.trained.map((parameter) => ({ parameter, weightDecay: 0 })),
+    parallel.trained.map((parameter) => ({ parameter, weightDecay: 0 })),
   );
   const uploader = new BatchUploader(device, config.nsa);
-  const parallel = { parallel: ranks.parallel, together: world.together };
-  const stepper = new DeviceStepper(device, { model, optimizer, uploader, config, ...parallel });
+  const ranks = { parallel, together: world.together };
+  const stepper = new DeviceStepper(device, { model, optimizer, uploader, config, ...ranks });
   const samples = new SyntheticSamples(50257, 1, 'train');
   const rows = Array.from({ length: Number(values.batch) }, (_, row) =>
     samples.locate(world.rank * Number(values.batch) + row),
@@ -69,9 +70,9 @@ function measure(overlap) {
   stepper.free();
   uploader.free();
   optimizer.free();
-  ranks.parallel.free();
+  parallel.free();
   model.free();
-  return { ms: times[2], buckets: ranks.parallel.bucketCount, timeline };
+  return { ms: times[2], buckets: parallel.bucketCount, timeline };
 }
 
 /** Stretches of time in which something ran; what is closer than `gap` is one. */
