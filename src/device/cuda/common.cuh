@@ -211,28 +211,21 @@ struct Place {
 template <class Tiles, class Units>
 __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Units units, Place& place) {
   int base = 0, unit = 0, first = cu_seqlens[0];
-  constexpr int TOGETHER = 8;  // ends that are loaded before the first is looked at: every block of a grid waits here
-  for (int from = 0; from < sequences; from += TOGETHER) {
-    int ends[TOGETHER];
-#pragma unroll
-    for (int i = 0; i < TOGETHER; i++) ends[i] = cu_seqlens[min(from + i + 1, sequences)];
-#pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
-      // past the last sequence lengths are zero, and so are their tiles
-      const int count = tiles(ends[i] - first);
-      if (index < base + count) {
-        place.sequence = from + i;
-        place.first = first;
-        place.length = ends[i] - first;
-        place.tile = index - base;
-        place.base = base;
-        place.units = unit;
-        return true;
-      }
-      base += count;
-      unit += units(ends[i] - first);
-      first = ends[i];
+  for (int s = 0; s < sequences; s++) {
+    const int end = cu_seqlens[s + 1];
+    const int count = tiles(end - first);
+    if (index < base + count) {
+      place.sequence = s;
+      place.first = first;
+      place.length = end - first;
+      place.tile = index - base;
+      place.base = base;
+      place.units = unit;
+      return true;
     }
+    base += count;
+    unit += units(end - first);
+    first = end;
   }
   return false;
 }

@@ -9,9 +9,6 @@
 #include "matrix.cuh"
 
 constexpr int STAGES = 4;  // of the ring, unless said otherwise
-#ifndef EXPONENTIALS_FIRST
-#define EXPONENTIALS_FIRST 1
-#endif
 #ifndef RAISE
 #define RAISE 8.0f  // weights stay below 2^RAISE
 #endif
@@ -207,8 +204,6 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
       ring.refill(source, begin + k);
       matrix_wait<1>();
       soften(k, keep0, keep1, raised);
-      // The exponentials come before the wait, beside the products: the assembler would wait first. A NaN sleeps a moment.
-      if (EXPONENTIALS_FIRST && !(sum0 + sum1 >= 0.0f)) asm volatile("nanosleep.u32 1;" ::: "memory");
       matrix_wait<0>();
       ring.leave(begin + k - 1);
 #pragma unroll

@@ -125,7 +125,7 @@ describe('sizes', () => {
       select_blocks_shared: 68_096,
       selected_union_shared: 85_348,
       selected_dense_shared: 99_456,
-      selected_outer_shared: 56_320,
+      selected_outer_shared: 48_128,
       selected_backward_shared: 74_752,
     });
     const queryMajor = { queryMajor: true, portable: false };
@@ -139,7 +139,7 @@ describe('sizes', () => {
       selected_dense_shared: 148_608,
       selected_outer_shared: 75_776,
     });
-    expect(sizes({ heads: 16, groups: 1 }).selected_outer_shared).toBe(51_200);
+    expect(sizes({ heads: 16, groups: 1 }).selected_outer_shared).toBe(43_008);
   });
 
   it('let heads share a tile of queries where all of a group do not fit', () => {

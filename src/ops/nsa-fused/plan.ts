@@ -144,12 +144,11 @@ function denseShared({ dk, dv }: HeadShape): number {
   return (2 * (pk + 1) + (pk + pv <= 2 ? STAGES : 3) * (pk + pv)) * PANEL + 1024 + 128;
 }
 
-/** Of the KV-outer kernel: stages of queries, and where rows lie; for wide or many heads that is looked up per token. */
+/** Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per token. */
 function outerShared(heads: HeadShape): number {
   const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
-  const isNarrow = pk + pv <= 2;
-  const entries = OUTER_CHUNK * (isNarrow && h <= 6 ? h : 1);
-  return (pk + pv + (isNarrow ? 3 : 2) * pk + 1) * PANEL + entries * 8 + 1024;
+  const entries = OUTER_CHUNK * (pk + pv <= 2 && h <= 14 ? h : 1);
+  return (pk + pv + 2 * pk + 1) * PANEL + entries * 8 + 1024;
 }
 
 /** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */

@@ -241,12 +241,9 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
 }
 
 // Where rows lie is looked up per row, and for wide or many heads per token: one more block fits a multiprocessor then.
-constexpr int PER_ENTRY = PK + PV <= 2 && HPG <= 6 ? 1 : HPG;
+constexpr int PER_ENTRY = PK + PV <= 2 && HPG <= 14 ? 1 : HPG;
 constexpr int OUTER_ENTRIES = OUTER_CHUNK * HPG / PER_ENTRY;
-#ifndef OUTER_DEPTH
-#define OUTER_DEPTH (PK + PV <= 2 ? 3 : 2)  // steps whose queries are there or on their way
-#endif
-constexpr int OUTER_SHARED = (PK + PV + OUTER_DEPTH * PK + 1) * PANEL + OUTER_ENTRIES * 8 + 1024;
+constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_ENTRIES * 8 + 1024;
 constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : PK + PV <= 4 ? 3 : 2;
 constexpr int CHOSEN = SEL_N > 3 ? SEL_N - 3 : 1;  // slots 1 ... SEL_N - 3 have partials
 EXPORT(selected_outer_shared, OUTER_SHARED)
@@ -279,7 +276,7 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   const int rows = tokens * HPG, steps = (rows + 63) / 64;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
-  const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + OUTER_DEPTH * PK * PANEL;
+  const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + 2 * PK * PANEL;
   unsigned char* const generic = shared - origin;
   u32* const rows_of = (u32*)(generic + staging + PANEL);  // of q, per packed row of the item or per token
   u32* const places_of = rows_of + OUTER_ENTRIES;          // of the partial results
@@ -299,7 +296,7 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   }
   __syncthreads();
   const auto request = [&](int i) {
-    if (i < steps) load_rows<DK>(ring + i % OUTER_DEPTH * PK * PANEL, q, [&](int r) { return row_of(i * 64 + r); });
+    if (i < steps) load_rows<DK>(ring + (i & 1) * PK * PANEL, q, [&](int r) { return row_of(i * 64 + r); });
     copies_commit();
   };
   // A step's results are written while the next one's scores are computed; p: the panel of columns.
@@ -308,18 +305,17 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
       if (i * 64 + r < rows && p * 64 + chunk * 8 < DV) *(uint4*)(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64) = x;
     });
   };
-#pragma unroll
-  for (int i = 0; i < OUTER_DEPTH - 1; i++) request(i);
+  request(0);
   const float c = scale_log2();
   for (int i = 0; i < steps; i++) {
-    copies_wait<OUTER_DEPTH - 2>();
+    copies_wait<0>();
     matrix_publish();
     __syncthreads();
-    request(i + OUTER_DEPTH - 1);
+    request(i + 1);
     float score[32];
     u32 weights[4][4];
     matrix_begin();
-    product_rows<DK>(score, handle(ring + i % OUTER_DEPTH * PK * PANEL), handle(base));
+    product_rows<DK>(score, handle(ring + (i & 1) * PK * PANEL), handle(base));
     matrix_commit();
     if (i > 0) emit(i - 1, PV - 1);
     matrix_wait<0>();
