@@ -1,3 +1,5 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
@@ -65,6 +67,26 @@ describe('what a rank computes', () => {
       expect(compute.parameters).toBe(params);
       expect((1e3 * stepOn(compute, 1, PARALLEL).total) / ms_step).toBeCloseTo(1, 3);
     }
+  });
+});
+
+describe('against two measured ranks', () => {
+  it('a step of two NCCL ranks on one GPU is predicted to within 10 %, and what it exposes', () => {
+    const file = join(import.meta.dirname, '..', '..', 'bench', 'results', 'ranks-h200.json');
+    const measured = JSON.parse(readFileSync(file, 'utf8'));
+    const [one, two] = measured.rows;
+    const planCase = caseOf({ train: { seq_len: measured.seq_len, batch_size: measured.batch_size } }, 50_257);
+    const { updatePerParameter } = speedOf(readMeasured());
+    const { used } = trainingFlops(planCase.shape, new Array(measured.batch_size).fill(measured.seq_len));
+    const passes = one.ms_step * 1e-3 - parameterCount(planCase.shape) * updatePerParameter;
+    const compute = computeOf(planCase, { ...SPEED, rate: () => used / passes, updatePerParameter });
+    const network: Network = {
+      ...{ perNode: 1, nodeBandwidth: 1, linkBandwidth: measured.link_gbs * 1e9 },
+      ...{ nodeLatency: 0, linkLatency: 0, startLatency: measured.latency_us * 1e-6 },
+    };
+    const step = stepOn(compute, 2, { ...PARALLEL, network, bucketBytes: two.bucket_mib * 2 ** 20 });
+    expect(Math.abs((1e3 * step.total) / two.ms_step - 1)).toBeLessThan(0.1);
+    expect(Math.abs((1e3 * step.exposed) / two.exposed_ms - 1)).toBeLessThan(0.1);
   });
 });
 
