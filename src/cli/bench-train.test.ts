@@ -35,7 +35,7 @@ describe('bench train', () => {
       expect((row.tokens_per_s * row.ms_step) / (1000 * row.S)).toBeCloseTo(1, 2);
       expect(row.mfu).toBeGreaterThan(0);
       expect(row.mfu).toBeLessThan(1);
-      expect(row.mfu_palm).toBeGreaterThan(row.mfu);
+      expect(row.mfu_palm).toBeGreaterThanOrEqual(row.mfu);
     }
     expect(stderr).toMatch(/^.*tiny\.yaml nsa S 64: \d+ ms a step, median of 2$/m);
   });
