@@ -25,6 +25,7 @@ const CONFIGS = [
   'runbook_prod_2048',
   'quickstart',
   'needle_h200',
+  'needle_cpu',
 ];
 const PROFILES = ['a100', 'cpu', 'h200'];
 
