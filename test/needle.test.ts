@@ -87,7 +87,7 @@ it('the recipe for the CPU trains, and eval needle measures it', () => {
     ],
   ]);
   expect(trained.code, trained.stderr).toBe(0);
-  const { first_loss: first, last_loss: last } = JSON.parse(trained.stdout);
+  const { firstLoss: first, lastLoss: last } = JSON.parse(trained.stdout);
   // From guessing among all tokens to guessing among the values.
   expect(first).toBeGreaterThan(Math.log(128) - 0.3);
   expect(last).toBeLessThan(Math.log(8) + 0.7);
