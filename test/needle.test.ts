@@ -2,6 +2,7 @@
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { needleVocabulary } from '../src/data/needle.js';
+import { trefoil } from '../src/testing/cli.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
 let folder: { path: string; remove: () => void };
@@ -67,4 +68,33 @@ describe('training on needles', () => {
     const blind = Math.log(16 - needleVocabulary(16).values);
     expect(result.valLoss).toBeLessThan(blind - 0.1);
   });
+});
+
+it('the recipe for the CPU trains, and eval needle measures it', () => {
+  const run = join(folder.path, 'run');
+  const trained = trefoil([
+    ...[
+      'train',
+      '--config',
+      'needle_cpu',
+      '--out-dir',
+      run,
+      '--steps',
+      '30',
+      '--set',
+      'train.warmup_steps=5',
+      '--json',
+    ],
+  ]);
+  expect(trained.code, trained.stderr).toBe(0);
+  const { firstLoss: first, lastLoss: last } = JSON.parse(trained.stdout);
+  // From guessing among all tokens to guessing among the values.
+  expect(first).toBeGreaterThan(Math.log(128) - 0.3);
+  expect(last).toBeLessThan(Math.log(8) + 0.7);
+  const measured = trefoil([
+    ...['eval', 'needle', '--model', run, '--lengths', '64,512', '--depths', '0,100', '--trials', '4'],
+    ...['--records', '4', '--facts', '2', '--without', 'sel', '--device', 'cpu', '--json'],
+  ]);
+  expect(measured.code, measured.stderr).toBe(0);
+  expect(JSON.parse(measured.stdout).rows).toHaveLength(8);
 });
