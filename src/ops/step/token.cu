@@ -81,7 +81,7 @@ step_end(const float* logits, int width, int vocabulary, int* ids, int* position
   best = values[lane], index = indices[lane];
   reduce();
   if (lane != 0) return;
-  index = index == 0x7fffffff ? -1 : index;  // -1: every logit is -inf, or one is no number
+  if (best == -positive_infinity()) index = -1;  // every token is ruled out
   next[b] = index;
   ids[b] = index;
   positions[b] += 1;
