@@ -3,62 +3,20 @@
  * and its token read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
  * and the selection by its scores, `sel` and `win` the second half of attention with that branch only.
  */
-import { CudaDevice } from '../device/cuda/cuda.js';
-import type { Device } from '../device/device.js';
+import type { CudaDevice } from '../device/cuda/cuda.js';
 import { UsageError } from '../errors.js';
 import { prefill } from '../infer/decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js';
-import { DecodeCache, predictedReads } from '../model/cache.js';
+import { DecodeCache } from '../model/cache.js';
 import type { DeviceStep } from '../model/device-step.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
 import { STEP_PARTS } from '../ops/step/step.js';
-import type { Branch, DecodeBench, DecodeRow, PrefillRow } from './decode-rows.js';
+import { type Branch, benchPrompts, type DecodeBench, type PrefillTimes, type StepTimes } from './decode-rows.js';
 import { fillCache } from './fill-cache.js';
 import { median } from './timing.js';
 
 const WARM_UPS = 3;
-
-export function isGpu(device: Device): device is CudaDevice {
-  return device instanceof CudaDevice;
-}
-
-export function benchDecodeOnGpu(
-  device: CudaDevice,
-  lengths: readonly number[],
-  { shape, batch, runs, dense }: DecodeBench,
-  onRow: (row: DecodeRow) => void,
-): DecodeRow[] {
-  const denseMs = dense
-    ? measureSteps(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
-    : lengths.map(() => Number.NaN);
-  return measureSteps(device, shape, lengths, batch, runs).map(({ ms, branches, reads }, i) => {
-    const S = lengths[i];
-    const row = {
-      ...{ S, batch, ms_total: ms, ...branches, ms_dense: denseMs[i] },
-      ...{ reads_measured: reads, reads_predicted: predictedReads(shape, S), tokens_per_s: (1000 * batch) / ms },
-    };
-    onRow(row);
-    return row;
-  });
-}
-
-export function benchPrefillOnGpu(
-  device: CudaDevice,
-  lengths: readonly number[],
-  { shape, batch, runs, dense }: DecodeBench,
-  onRow: (row: PrefillRow) => void,
-): PrefillRow[] {
-  const denseMs = dense
-    ? measurePrefills(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
-    : lengths.map(() => Number.NaN);
-  return measurePrefills(device, shape, lengths, batch, runs).map(({ ms, branches }, i) => {
-    const tokens_per_s = (1000 * batch * lengths[i]) / ms;
-    const row = { S: lengths[i], batch, ms_total: ms, ...branches, ms_dense: denseMs[i], tokens_per_s };
-    onRow(row);
-    return row;
-  });
-}
 
 export interface AttentionTime {
   readonly S: number;
@@ -81,13 +39,7 @@ export function benchDecodeAttention(
   });
 }
 
-interface StepTimes {
-  readonly ms: number;
-  readonly branches: Record<`ms_${Branch}`, number>;
-  readonly reads: number;
-}
-
-function measureSteps(
+export function measureSteps(
   device: CudaDevice,
   shape: ModelShape,
   lengths: readonly number[],
@@ -179,20 +131,18 @@ function branchOf(kernel: string): Branch | null {
   return kernel.startsWith('window_') ? 'win' : null;
 }
 
-function measurePrefills(
+export function measurePrefills(
   device: CudaDevice,
   shape: ModelShape,
   lengths: readonly number[],
   batch: number,
   runs: number,
-): Omit<StepTimes, 'reads'>[] {
+): PrefillTimes[] {
   const model = new LanguageModel(device, shape, 1, 'bf16');
   try {
     return lengths.map((S) => {
       const cache = new DecodeCache(device, shape, 'bf16');
-      const prompts = Array.from({ length: batch }, (_, row) =>
-        Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
-      );
+      const prompts = benchPrompts(shape, batch, S);
       const read = () => {
         const sequences = prompts.map(() => cache.sequence());
         prefill(model, sequences, prompts);

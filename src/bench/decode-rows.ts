@@ -27,3 +27,20 @@ export interface DecodeBench {
   readonly runs: number;
   readonly dense: boolean;
 }
+
+/** Medians, in milliseconds. */
+export interface PrefillTimes {
+  readonly ms: number;
+  readonly branches: Record<`ms_${Branch}`, number>;
+}
+
+export interface StepTimes extends PrefillTimes {
+  readonly reads: number;
+}
+
+/** `batch` prompts of S tokens, all different. */
+export function benchPrompts(shape: ModelShape, batch: number, S: number): number[][] {
+  return Array.from({ length: batch }, (_, row) =>
+    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+  );
+}

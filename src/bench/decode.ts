@@ -1,32 +1,11 @@
-/**
- * Decode and prefill of a whole model by length, with the time of each branch and the same model with dense attention
- * beside it. Branch times are those of the branch's own kernels, all layers together; `cmp` holds the selection too,
- * which is made of its scores.
- */
+/** Decode and prefill of a whole model by length, with the time of each branch and the model with dense attention beside it. */
+import { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
-import { prefill, readTokens } from '../infer/decode.js';
-import { type CachedSequence, DecodeCache, predictedReads } from '../model/cache.js';
-import { LanguageModel } from '../model/language-model.js';
+import { predictedReads } from '../model/cache.js';
 import type { ModelShape } from '../model/shape.js';
-import type { Tensor } from '../tensor/tensor.js';
-import { benchDecodeOnGpu, benchPrefillOnGpu, isGpu } from './decode-cuda.js';
-import type { Branch, DecodeBench, DecodeRow, PrefillRow } from './decode-rows.js';
-import { fillCache } from './fill-cache.js';
-import { median } from './timing.js';
-import { TimedDevice } from './train-profile.js';
-
-const DECODE_KERNELS: Record<Branch, readonly string[]> = {
-  cmp: ['paged_compressed'],
-  sel: ['paged_selected'],
-  win: ['paged_window'],
-};
-const PREFILL_KERNELS: Record<Branch, readonly string[]> = {
-  cmp: ['compressed_forward', 'select_forward'],
-  sel: ['selected_forward'],
-  win: ['window_forward'],
-};
-
-const WARM_UPS = 2;
+import * as onCpu from './decode-cpu.js';
+import * as onGpu from './decode-cuda.js';
+import type { DecodeBench, DecodeRow, PrefillRow, PrefillTimes } from './decode-rows.js';
 
 /** One new token for each of `batch` sequences of length S (the token included), for each of the lengths. */
 export function benchDecode(
@@ -35,12 +14,13 @@ export function benchDecode(
   bench: DecodeBench,
   onRow: (row: DecodeRow) => void = () => {},
 ): DecodeRow[] {
-  if (isGpu(device)) return benchDecodeOnGpu(device, lengths, bench, onRow);
-  const { shape, batch, runs, dense } = bench;
-  const denseMs = dense
-    ? measureSteps(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
-    : lengths.map(() => Number.NaN);
-  return measureSteps(device, shape, lengths, batch, runs).map(({ ms, branches, reads }, i) => {
+  const { shape, batch, runs } = bench;
+  const measure = (measured: ModelShape) =>
+    device instanceof CudaDevice
+      ? onGpu.measureSteps(device, measured, lengths, batch, runs)
+      : onCpu.measureSteps(device, measured, lengths, batch, runs);
+  const denseMs = timesOfDense(bench, lengths, measure);
+  return measure(shape).map(({ ms, branches, reads }, i) => {
     const S = lengths[i];
     const row = {
       ...{ S, batch, ms_total: ms, ...branches, ms_dense: denseMs[i] },
@@ -58,12 +38,13 @@ export function benchPrefill(
   bench: DecodeBench,
   onRow: (row: PrefillRow) => void = () => {},
 ): PrefillRow[] {
-  if (isGpu(device)) return benchPrefillOnGpu(device, lengths, bench, onRow);
-  const { shape, batch, runs, dense } = bench;
-  const denseMs = dense
-    ? measurePrefills(device, { ...shape, attention: 'dense' }, lengths, batch, runs).map(({ ms }) => ms)
-    : lengths.map(() => Number.NaN);
-  return measurePrefills(device, shape, lengths, batch, runs).map(({ ms, branches }, i) => {
+  const { shape, batch, runs } = bench;
+  const measure = (measured: ModelShape) =>
+    device instanceof CudaDevice
+      ? onGpu.measurePrefills(device, measured, lengths, batch, runs)
+      : onCpu.measurePrefills(device, measured, lengths, batch, runs);
+  const denseMs = timesOfDense(bench, lengths, measure);
+  return measure(shape).map(({ ms, branches }, i) => {
     const tokens_per_s = (1000 * batch * lengths[i]) / ms;
     const row = { S: lengths[i], batch, ms_total: ms, ...branches, ms_dense: denseMs[i], tokens_per_s };
     onRow(row);
@@ -71,96 +52,10 @@ export function benchPrefill(
   });
 }
 
-interface StepTimes {
-  readonly ms: number;
-  readonly branches: Record<`ms_${Branch}`, number>;
-}
-
-function measureSteps(device: Device, shape: ModelShape, lengths: readonly number[], batch: number, runs: number) {
-  return withModel(device, shape, (model, timed) =>
-    lengths.map((S) => {
-      const cache = new DecodeCache(timed, shape);
-      const sequences = Array.from({ length: batch }, () => cache.sequence());
-      try {
-        if (S > 1) fillCache(cache, sequences, S - 1);
-        let reads = 0;
-        const observer = {
-          reads: (_: number, counts: Record<Branch, Tensor>) => {
-            reads = counts.cmp.item() + counts.sel.item() + counts.win.item();
-          },
-        };
-        const step = () =>
-          withForks(sequences, (forks) => readTokens(model, forks, forks.map(nextToken), { observer }));
-        return { ...timeRuns(timed, step, runs, DECODE_KERNELS), reads };
-      } finally {
-        for (const sequence of sequences) sequence.free();
-        timed.pool.trim();
-      }
-    }),
-  );
-}
-
-function measurePrefills(device: Device, shape: ModelShape, lengths: readonly number[], batch: number, runs: number) {
-  return withModel(device, shape, (model, timed) =>
-    lengths.map((S) => {
-      const cache = new DecodeCache(timed, shape);
-      const prompts = Array.from({ length: batch }, (_, row) =>
-        Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
-      );
-      const read = () => {
-        const sequences = prompts.map(() => cache.sequence());
-        prefill(model, sequences, prompts);
-        for (const sequence of sequences) sequence.free();
-      };
-      const times = timeRuns(timed, read, runs, PREFILL_KERNELS);
-      timed.pool.trim();
-      return times;
-    }),
-  );
-}
-
-function withModel<T>(device: Device, shape: ModelShape, body: (model: LanguageModel, timed: TimedDevice) => T): T {
-  const timed = new TimedDevice(device, () => 0);
-  const model = new LanguageModel(timed, shape, 1);
-  try {
-    return body(model, timed);
-  } finally {
-    model.free();
-  }
-}
-
-/** Every run begins at the same length: it steps forks, which are thrown away. */
-function withForks(sequences: readonly CachedSequence[], body: (forks: CachedSequence[]) => void): void {
-  const forks = sequences.map((sequence) => sequence.fork());
-  try {
-    body(forks);
-  } finally {
-    for (const fork of forks) fork.free();
-  }
-}
-
-function nextToken(_: unknown, row: number): number[] {
-  return [row % 7];
-}
-
-function timeRuns(
-  timed: TimedDevice,
-  run: () => void,
-  runs: number,
-  kernels: Record<Branch, readonly string[]>,
-): StepTimes {
-  for (let i = 0; i < WARM_UPS; i++) run();
-  const times: (Record<Branch, number> & { total: number })[] = [];
-  for (let i = 0; i < runs; i++) {
-    timed.restart();
-    const started = performance.now();
-    run();
-    const total = performance.now() - started;
-    const rows = timed.rows(1);
-    const branch = (name: Branch) =>
-      rows.reduce((sum, row) => sum + (kernels[name].includes(row.name) ? row.ms : 0), 0);
-    times.push({ total, cmp: branch('cmp'), sel: branch('sel'), win: branch('win') });
-  }
-  const middle = (name: Branch | 'total') => median(times.map((time) => time[name]));
-  return { ms: middle('total'), branches: { ms_cmp: middle('cmp'), ms_sel: middle('sel'), ms_win: middle('win') } };
+function timesOfDense(
+  { shape, dense }: DecodeBench,
+  lengths: readonly number[],
+  measure: (shape: ModelShape) => PrefillTimes[],
+): number[] {
+  return dense ? measure({ ...shape, attention: 'dense' }).map(({ ms }) => ms) : lengths.map(() => Number.NaN);
 }

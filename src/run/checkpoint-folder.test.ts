@@ -52,10 +52,11 @@ test('leftovers are those of dead processes and of this one', () => {
   const dead = 2 ** 22 + 1; // Above the highest pid of Linux.
   for (const name of [`.tmp-1-${dead}`, `.trash-2-${dead}`, `.tmp-3-${process.pid}`, `.tmp-4-${process.ppid}`])
     add(name, 1);
+  writeFileSync(join(folder, `.latest.tmp-${dead}`), 'step-');
   add('step-9', 9, 1);
   expect(
     listLeftovers(folder)
       .map((path) => basename(path))
       .sort(),
-  ).toEqual([`.tmp-1-${dead}`, `.tmp-3-${process.pid}`, `.trash-2-${dead}`].sort());
+  ).toEqual([`.latest.tmp-${dead}`, `.tmp-1-${dead}`, `.tmp-3-${process.pid}`, `.trash-2-${dead}`].sort());
 });

@@ -1,15 +1,13 @@
 /** The names inside checkpoints/ and the order of what lies there. */
-import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { errorCode, fileError } from './atomic.js';
 import { type Manifest, readManifest } from './checkpoint-manifest.js';
-import { pidExists } from './process-identity.js';
+import { leftBehind, namesIn } from './leftovers.js';
 
 export const LATEST_NAME = 'latest';
 /** step-N, or .old-N-pid: the former step-N, set aside for the moment in which a new step-N takes its place. */
 const CHECKPOINT_NAME = /^(?:step-(\d+)|\.old-(\d+)-\d+)$/;
-/** .tmp-N-pid: being written. .trash-N-pid: being deleted. */
-const LEFTOVER_NAME = /^\.(?:tmp|trash)-\d+-(\d+)$/;
+/** .tmp-N-pid: being written. .trash-N-pid: being deleted. .latest.tmp-pid: the next `latest`. */
+const LEFTOVER_NAME = /^\.(?:tmp-\d+|trash-\d+|latest\.tmp)-(\d+)$/;
 
 export interface CheckpointEntry {
   path: string;
@@ -51,17 +49,9 @@ export function listCheckpoints(checkpoints: string): CheckpointEntry[] {
   return entries.sort((a, b) => b.order - a.order || b.step - a.step || (a.path < b.path ? 1 : -1));
 }
 
-/** Folders of saves and deletions that a killed process left behind; those of other living processes are not listed. */
+/** What saves and deletions of killed processes left behind; not what other living processes work on. */
 export function listLeftovers(checkpoints: string): string[] {
-  const isLeftover = (name: string): boolean => {
-    const match = LEFTOVER_NAME.exec(name);
-    if (!match) return false;
-    const pid = Number(match[1]);
-    return pid === process.pid || !pidExists(pid);
-  };
-  return namesIn(checkpoints)
-    .filter(isLeftover)
-    .map((name) => join(checkpoints, name));
+  return leftBehind(checkpoints, LEFTOVER_NAME);
 }
 
 function tryManifest(path: string): Pick<CheckpointEntry, 'manifest' | 'problem'> {
@@ -69,14 +59,5 @@ function tryManifest(path: string): Pick<CheckpointEntry, 'manifest' | 'problem'
     return { manifest: readManifest(path), problem: undefined };
   } catch (problem) {
     return { manifest: undefined, problem };
-  }
-}
-
-function namesIn(folder: string): string[] {
-  try {
-    return readdirSync(folder);
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return [];
-    throw fileError('list', folder, error);
   }
 }

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../errors.js';
+import { cpuMs } from '../testing/cpu-time.js';
 import { HeartbeatWriter, parseHeartbeat, readHeartbeats, tailHeartbeats } from './heartbeat.js';
 
 let folder: string;
@@ -99,9 +100,8 @@ test('the tail of a file of 2 GB is read at once and in little memory', () => {
   truncateSync(path, 2 * 2 ** 30);
   appendFileSync(path, `\n${Array.from({ length: 100 }, (_, i) => line(i + 1)).join('')}`);
   const memory = process.memoryUsage().rss;
-  const started = performance.now();
-  expect(steps(10)).toEqual([91, 92, 93, 94, 95, 96, 97, 98, 99, 100]);
-  expect(performance.now() - started).toBeLessThan(200);
+  const ms = cpuMs(() => expect(steps(10)).toEqual([91, 92, 93, 94, 95, 96, 97, 98, 99, 100]));
+  expect(ms).toBeLessThan(200);
   expect(steps(200)).toHaveLength(100);
   expect(process.memoryUsage().rss - memory).toBeLessThan(100e6);
 });

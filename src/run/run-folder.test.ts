@@ -1,4 +1,13 @@
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
@@ -50,6 +59,22 @@ test('the folder is created and locked by the first rank only', () => {
   expect(existsSync(first.paths.lock)).toBe(true);
   first.close();
   expect(readdirSync(run)).toEqual([]);
+});
+
+test('files that a killed process had begun are removed, not those that somebody may be writing', () => {
+  mkdirSync(run, { recursive: true });
+  const dead = 2 ** 22 + 1; // Above the highest pid of Linux.
+  const old = [`.model.safetensors.tmp-${dead}`, `.metrics.json.tmp-${process.ppid}`, 'notes.tmp-1'];
+  for (const name of [...old, `.env.json.tmp-${dead}`]) writeFileSync(join(run, name), 'half');
+  for (const name of old) utimesSync(join(run, name), 1, 1);
+  new RunFolder(run, 1).close();
+  expect(readdirSync(run)).toHaveLength(4);
+  new RunFolder(run).close();
+  expect(readdirSync(run).sort()).toEqual([
+    `.env.json.tmp-${dead}`,
+    `.metrics.json.tmp-${process.ppid}`,
+    'notes.tmp-1',
+  ]);
 });
 
 test('an out_dir that is a file, or inside one, is refused by name', () => {

@@ -1,4 +1,5 @@
 /** The folder of a run, opened for writing: the lock, and the small files that are replaced as a whole. */
+import { rmSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { stringify } from 'yaml';
 import { UsageError } from '../errors.js';
@@ -6,6 +7,7 @@ import { ensureFolder } from '../folders.js';
 import { fileError, statOrUndefined, writeFileAtomic } from './atomic.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
+import { leftBehind } from './leftovers.js';
 import { acquireLock, type RunLock } from './lock.js';
 import { type RunPaths, runPaths } from './run-paths.js';
 
@@ -19,6 +21,9 @@ export {
   writeAnomaly,
   writeHalt,
 } from './run-paths.js';
+
+/** What `asideName` makes: .NAME.tmp-pid. */
+const ASIDE_NAME = /^\..+\.tmp-(\d+)$/;
 
 /** A run folder opened for writing. */
 export class RunFolder {
@@ -40,7 +45,19 @@ export class RunFolder {
     } catch (error) {
       throw fileError('create', this.path, error);
     }
-    if (rank === 0) this.#lock = acquireLock(this.paths.lock);
+    if (rank === 0) {
+      this.#lock = acquireLock(this.paths.lock);
+      this.#removeLeftovers();
+    }
+  }
+
+  /** Files that a killed process had begun: a final model among them is as large as the model. */
+  #removeLeftovers(): void {
+    for (const path of leftBehind(this.path, ASIDE_NAME)) {
+      // A pid says nothing of other machines that see this folder: what was touched just now may be theirs.
+      const facts = statOrUndefined(path);
+      if (facts && Date.now() - facts.mtimeMs > 60_000) rmSync(path, { force: true });
+    }
   }
 
   writeMetrics(metrics: Readonly<Record<string, unknown>>): void {

@@ -5,11 +5,11 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { cudaAbsence } from '../device/cuda/cuda.js';
-import { LibraryMissing, NCCL, openLibrary } from '../device/cuda/libraries.js';
 import { readCsv, TRAINING_CSV } from '../run/csv.js';
 import { tailHeartbeats } from '../run/heartbeat.js';
 import { runPaths } from '../run/run-folder.js';
 import { ended, startTrefoil } from '../testing/cli.js';
+import { ncclAbsence } from '../testing/nccl.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
 
 let folder: { path: string; remove: () => void };
@@ -17,16 +17,6 @@ beforeEach(() => {
   folder = temporaryFolder();
 });
 afterEach(() => folder.remove());
-
-function ncclAbsence(): string | null {
-  try {
-    openLibrary(NCCL);
-    return null;
-  } catch (error) {
-    if (!(error instanceof LibraryMissing)) throw error;
-    return `no NCCL: ${error.message}`;
-  }
-}
 
 const absence = cudaAbsence() ?? ncclAbsence();
 const onGpu = (name: string, body: () => Promise<void>) =>

@@ -10,23 +10,10 @@ import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from timing import median_ms
 
 TOKENS, HEADS, SIZE = 65536, 12, 64
 torch._functorch.config.donated_buffer = False  # FlexAttention's backward pass is timed several times over one graph
-
-
-def median_ms(work, repeats):
-    for _ in range(2):
-        work()
-    times = []
-    for _ in range(repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        work()
-        after.record()
-        after.synchronize()
-        times.append(before.elapsed_time(after))
-    return sorted(times)[len(times) // 2]
 
 
 def causal(_batch, _head, query, key):

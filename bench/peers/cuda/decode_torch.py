@@ -10,6 +10,7 @@ import json
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from timing import median_ms
 
 HEADS, GROUPS, SIZE = 12, 2, 64
 BACKENDS = {
@@ -18,20 +19,6 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-
-
-def median_ms(work, repeats):
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        work()
-        after.record()
-        after.synchronize()
-        times.append(before.elapsed_time(after))
-    return sorted(times)[len(times) // 2]
 
 
 def main():

@@ -1,4 +1,5 @@
 /** NCCL: what can be seen without a GPU, and two ranks that share one. */
+
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,21 +7,10 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { root } from '../../testing/cli.js';
+import { ncclAbsence } from '../../testing/nccl.js';
 import { cudaAbsence } from './cuda.js';
 import { chooseGpu, refuseSharedGpus, sharedGpuSettings } from './gpu-choice.js';
-import { LibraryMissing, NCCL, openLibrary } from './libraries.js';
 import { NCCL_ID_BYTES, NcclLibrary } from './nccl-library.js';
-
-/** Why there is no NCCL here; null when there is. */
-function ncclAbsence(): string | null {
-  try {
-    openLibrary(NCCL);
-    return null;
-  } catch (error) {
-    if (!(error instanceof LibraryMissing)) throw error;
-    return `no NCCL: ${error.message}`;
-  }
-}
 
 const missing = ncclAbsence();
 const absence = cudaAbsence() ?? missing;

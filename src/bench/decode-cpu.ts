@@ -1,0 +1,126 @@
+/**
+ * Decode and prefill of a whole model on the CPU. Branch times are those of the branch's own kernels, all layers together;
+ * `cmp` holds the selection too, which is made of its scores.
+ */
+import type { Device } from '../device/device.js';
+import { prefill, readTokens } from '../infer/decode.js';
+import { type CachedSequence, DecodeCache } from '../model/cache.js';
+import { LanguageModel } from '../model/language-model.js';
+import type { ModelShape } from '../model/shape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import { type Branch, benchPrompts, type PrefillTimes, type StepTimes } from './decode-rows.js';
+import { fillCache } from './fill-cache.js';
+import { median } from './timing.js';
+import { TimedDevice } from './train-profile.js';
+
+const DECODE_KERNELS: Record<Branch, readonly string[]> = {
+  cmp: ['paged_compressed'],
+  sel: ['paged_selected'],
+  win: ['paged_window'],
+};
+const PREFILL_KERNELS: Record<Branch, readonly string[]> = {
+  cmp: ['compressed_forward', 'select_forward'],
+  sel: ['selected_forward'],
+  win: ['window_forward'],
+};
+
+const WARM_UPS = 2;
+
+export function measureSteps(
+  device: Device,
+  shape: ModelShape,
+  lengths: readonly number[],
+  batch: number,
+  runs: number,
+): StepTimes[] {
+  return withModel(device, shape, (model, timed) =>
+    lengths.map((S) => {
+      const cache = new DecodeCache(timed, shape);
+      const sequences = Array.from({ length: batch }, () => cache.sequence());
+      try {
+        if (S > 1) fillCache(cache, sequences, S - 1);
+        let reads = 0;
+        const observer = {
+          reads: (_: number, counts: Record<Branch, Tensor>) => {
+            reads = counts.cmp.item() + counts.sel.item() + counts.win.item();
+          },
+        };
+        const step = () =>
+          withForks(sequences, (forks) => readTokens(model, forks, forks.map(nextToken), { observer }));
+        return { ...timeRuns(timed, step, runs, DECODE_KERNELS), reads };
+      } finally {
+        for (const sequence of sequences) sequence.free();
+        timed.pool.trim();
+      }
+    }),
+  );
+}
+
+export function measurePrefills(
+  device: Device,
+  shape: ModelShape,
+  lengths: readonly number[],
+  batch: number,
+  runs: number,
+): PrefillTimes[] {
+  return withModel(device, shape, (model, timed) =>
+    lengths.map((S) => {
+      const cache = new DecodeCache(timed, shape);
+      const prompts = benchPrompts(shape, batch, S);
+      const read = () => {
+        const sequences = prompts.map(() => cache.sequence());
+        prefill(model, sequences, prompts);
+        for (const sequence of sequences) sequence.free();
+      };
+      const times = timeRuns(timed, read, runs, PREFILL_KERNELS);
+      timed.pool.trim();
+      return times;
+    }),
+  );
+}
+
+function withModel<T>(device: Device, shape: ModelShape, body: (model: LanguageModel, timed: TimedDevice) => T): T {
+  const timed = new TimedDevice(device, () => 0);
+  const model = new LanguageModel(timed, shape, 1);
+  try {
+    return body(model, timed);
+  } finally {
+    model.free();
+  }
+}
+
+/** Every run begins at the same length: it steps forks, which are thrown away. */
+function withForks(sequences: readonly CachedSequence[], body: (forks: CachedSequence[]) => void): void {
+  const forks = sequences.map((sequence) => sequence.fork());
+  try {
+    body(forks);
+  } finally {
+    for (const fork of forks) fork.free();
+  }
+}
+
+function nextToken(_: unknown, row: number): number[] {
+  return [row % 7];
+}
+
+function timeRuns(
+  timed: TimedDevice,
+  run: () => void,
+  runs: number,
+  kernels: Record<Branch, readonly string[]>,
+): PrefillTimes {
+  for (let i = 0; i < WARM_UPS; i++) run();
+  const times: (Record<Branch, number> & { total: number })[] = [];
+  for (let i = 0; i < runs; i++) {
+    timed.restart();
+    const started = performance.now();
+    run();
+    const total = performance.now() - started;
+    const rows = timed.rows(1);
+    const branch = (name: Branch) =>
+      rows.reduce((sum, row) => sum + (kernels[name].includes(row.name) ? row.ms : 0), 0);
+    times.push({ total, cmp: branch('cmp'), sel: branch('sel'), win: branch('win') });
+  }
+  const middle = (name: Branch | 'total') => median(times.map((time) => time[name]));
+  return { ms: middle('total'), branches: { ms_cmp: middle('cmp'), ms_sel: middle('sel'), ms_win: middle('win') } };
+}
