@@ -31,12 +31,14 @@ afterEach(async () => {
 function start(args: readonly string[], env: Record<string, string> = {}) {
   const child = startTrefoil(args, env);
   children.push(child);
-  let output = '';
-  for (const stream of [child.stdout!, child.stderr!])
-    stream.on('data', (chunk) => {
-      output += chunk;
-    });
-  return { child, output: () => output, end: ended(child) };
+  let [printed, errors] = ['', ''];
+  child.stdout!.on('data', (chunk) => {
+    printed += chunk;
+  });
+  child.stderr!.on('data', (chunk) => {
+    errors += chunk;
+  });
+  return { child, printed: () => printed, errors: () => errors, output: () => printed + errors, end: ended(child) };
 }
 
 function prepare(overrides: TinyOverrides = {}, where = folder.path) {
@@ -46,9 +48,13 @@ function prepare(overrides: TinyOverrides = {}, where = folder.path) {
   return { file, outDir: config.train.out_dir };
 }
 
+/** Longer than a healthy step of a busy machine takes. */
+const DEADLINE_S = 8;
+const DEADLINES = ['fetch', 'step', 'save', 'eval'];
+
 const endless = { train: { steps: 100_000, eval_every: 0, save_every: 50 } };
 
-async function until(what: string, condition: () => boolean, seconds = 60): Promise<void> {
+async function until(what: string, condition: () => boolean, seconds = 300): Promise<void> {
   const deadline = performance.now() + seconds * 1000;
   while (!condition()) {
     if (performance.now() > deadline) throw new Error(`waited ${seconds} s for ${what}`);
@@ -244,7 +250,7 @@ describe('a run that is going on', () => {
     const status = JSON.parse(trefoil(['status', '--dir', outDir, '--json']).stdout).runs[0];
     expect(status).toMatchObject({ state: 'running', detail: `pid ${run.child.pid}`, steps: 100_000 });
     expect(status.seconds_left).toBeGreaterThan(0);
-    const result = trefoil(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '60', '--json']);
+    const result = trefoil(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '300', '--json']);
     expect(result.code, result.stderr).toBe(0);
     const halted = JSON.parse(result.stdout);
     expect(halted).toMatchObject({ status: 'ended', detail: 'halt: .HALT: lunch break' });
@@ -257,7 +263,7 @@ describe('a run that is going on', () => {
     });
   });
 
-  it('hangs: watch names rank and section within two intervals, dumps, tells, halts', async () => {
+  it('hangs: watch names rank and section, dumps, tells, halts', async () => {
     const { file, outDir } = prepare(endless);
     const run = start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
@@ -277,15 +283,18 @@ describe('a run that is going on', () => {
     const watch = start([
       ...['watch', '--dir', outDir, '--halt', '1', '--interval', '0.25', '--command', `cat >> ${alert}`],
       ...['--webhook', `http://127.0.0.1:${(server.address() as AddressInfo).port}/alerts`],
-      ...['--deadline-fetch', '1', '--deadline-step', '1', '--deadline-save', '1', '--deadline-eval', '1'],
+      ...DEADLINES.flatMap((section) => [`--deadline-${section}`, String(DEADLINE_S)]),
     ]);
     await new Promise((resolve) => setTimeout(resolve, 1500)); // it looks a few times and sees health
     expect(watch.output()).not.toContain('CRITICAL');
     run.child.kill('SIGSTOP'); // a hang as real as any: no line of the trainer runs any more
-    await until('the alert', () => watch.output().includes('CRITICAL'), 20);
-    expect(watch.output()).toMatch(
-      /CRITICAL run rank 0: section is rank 0 in (fetch|step|save|between) for 1 s at step \d+/,
-    );
+    await until('the alert', () => watch.output().includes('CRITICAL'));
+    const [, seconds] =
+      /CRITICAL run rank 0: section is rank 0 in (?:fetch|step|save|between) for (\d+) s at step \d+/.exec(
+        watch.output(),
+      )!;
+    // A busy machine may keep the watchdog waiting; that it needs two intervals is shown in src/watch/rules.test.ts.
+    expect(Number(seconds)).toBeGreaterThanOrEqual(DEADLINE_S);
     await until('.HALT', () => existsSync(runPaths(outDir).halt));
     expect(readFileSync(runPaths(outDir).anomalyType, 'utf8')).toBe('section_stall\n');
     await until('the dump', () => readdirSync(outDir).some((name) => /^stackdump_.*_rank0_watch\.txt$/.test(name)));
@@ -372,11 +381,12 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare(endless);
     start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 2);
-    const watch = start(['watch', '--dir', outDir, '--interval', '600', '--json']);
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    // Any gate is a warning with this limit: its line says that the first look is over.
+    const watch = start(['watch', '--dir', outDir, '--interval', '600', '--gate-max', '0.1', '--json']);
+    await until('the first look', () => watch.errors().includes('gate'));
     watch.child.kill('SIGTERM');
     expect(await watch.end).toEqual({ code: 0, signal: null });
-    expect(JSON.parse(watch.output())).toMatchObject({ ok: true });
+    expect(JSON.parse(watch.printed())).toMatchObject({ ok: true });
   });
 });
 

@@ -8,7 +8,7 @@ export interface Ending {
 }
 
 /** Longer than anything a healthy training does between two lines. */
-const PATIENCE_MS = 60_000;
+const PATIENCE_MS = 600_000;
 
 /** One life of the trainer. */
 export class Life {
