@@ -45,7 +45,7 @@ it('two hosts give the bits of two ranks on one', async ({ skip }) => {
 it('a rank that hangs on another host is named by it', async ({ skip }) => {
   if (typeof hosts === 'string') return skip(hosts);
   const words = ['-x', 'NSA_PG_TIMEOUT_MIN', ...hosts.mpirunWords];
-  const run = startMpirunWith(words, trainWords('hung', 100_000), { NSA_PG_TIMEOUT_MIN: '0.2' });
+  const run = startMpirunWith(words, trainWords('hung', 100_000), { NSA_PG_TIMEOUT_MIN: '0.3' });
   const path = runPaths(join(folder.path, 'hung')).section(1);
   const end = performance.now() + 300_000;
   while ((readSection(path)?.step ?? 0) < 3) {

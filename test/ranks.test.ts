@@ -251,7 +251,7 @@ describe('a rank that is killed or stopped', () => {
       const troubled = configFile('troubled', 2, overrides);
       const paths = runPaths(join(folder.path, 'troubled'));
       const run = startLaunch(['-n', '2', '--restarts', String(FAULTS), 'train', '--config', troubled], {
-        NSA_PG_TIMEOUT_MIN: '0.2', // longer than a healthy rank of a busy machine keeps the other waiting
+        NSA_PG_TIMEOUT_MIN: '0.3', // longer than a healthy rank of a busy machine keeps the other waiting
       });
       for (let fault = 0; fault < FAULTS; fault++) {
         const step = 60 * fault + 5 + Math.floor(40 * Math.random());
