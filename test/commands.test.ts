@@ -8,7 +8,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
 import { readSafetensors } from '../src/run/safetensors.js';
-import { type CliResult, ended, root, startTrefoil } from '../src/testing/cli.js';
+import { root, trefoil } from '../src/testing/cli.js';
 import { GOLDEN_SMALL } from '../src/testing/golden.js';
 import { mpirunAbsence } from '../src/testing/ranks.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
@@ -18,22 +18,8 @@ let configFile: string;
 let model: string;
 const at = (...names: string[]) => join(folder.path, ...names);
 
-/** Not waited for in place: the test runner wants to hear from its worker meanwhile. */
-async function trefoil(...words: string[]): Promise<CliResult> {
-  const child = startTrefoil(words);
-  let [stdout, stderr] = ['', ''];
-  child.stdout!.on('data', (chunk) => {
-    stdout += chunk;
-  });
-  child.stderr!.on('data', (chunk) => {
-    stderr += chunk;
-  });
-  const { code } = await ended(child);
-  return { code, stdout, stderr };
-}
-
 async function jsonOf(...words: string[]) {
-  const { code, stdout, stderr } = await trefoil(...words, '--json');
+  const { code, stdout, stderr } = await trefoil([...words, '--json']);
   expect(code, stderr).toBe(0);
   return JSON.parse(stdout);
 }
@@ -44,7 +30,7 @@ beforeAll(async () => {
   configFile = at('config.yaml');
   writeFileSync(configFile, stringify(tinyConfig(folder.path, { train })));
   model = at('run');
-  const { code, stderr } = await trefoil('train', '--config', configFile);
+  const { code, stderr } = await trefoil(['train', '--config', configFile]);
   expect(code, stderr).toBe(0);
   mkdirSync(at('documents'));
   const lines = Array.from({ length: 80 }, (_, i) => JSON.stringify({ text: `document ${i}: ${'word '.repeat(i)}` }));
@@ -66,7 +52,7 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
   launch: async () => {
     if (mpirunAbsence()) return console.log(`launch is not run: ${mpirunAbsence()}`);
     const words = ['train', '--config', configFile, '--steps', '2', '--out-dir', at('two')];
-    const { code, stdout, stderr } = await trefoil('launch', '-n', '2', '--', ...words);
+    const { code, stdout, stderr } = await trefoil(['launch', '-n', '2', '--', ...words]);
     expect(code, stderr).toBe(0);
     expect(stdout).toMatch(/^\[0\] step 0002 \| loss /m);
   },

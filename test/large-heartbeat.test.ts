@@ -74,12 +74,12 @@ describe(`a heartbeat file of ${(BYTES / 2 ** 20).toFixed(0)} MiB`, () => {
     ['health', ['health', '--dir']],
     ['status', ['status', '--dir']],
     ['watch', ['watch', '--once', '--dir']],
-  ])(`trefoil %s takes less than ${LIMIT_MIB} MB, and hardly more time than for a short file`, (name, words) => {
+  ])(`trefoil %s takes less than ${LIMIT_MIB} MB, and hardly more time than for a short file`, async (name, words) => {
     const short = join(folder.path, 'short');
     const paths = runPaths(short);
-    const usage = (dir: string) => {
+    const usage = async (dir: string) => {
       const counter = countUsage(folder.path);
-      const result = trefoil([...words, dir], { env: counter.env });
+      const result = await trefoil([...words, dir], { env: counter.env });
       expect(result.code, result.stdout + result.stderr).toBe(0);
       return counter.read();
     };
@@ -88,7 +88,7 @@ describe(`a heartbeat file of ${(BYTES / 2 ** 20).toFixed(0)} MiB`, () => {
       paths.heartbeat(0),
       `${JSON.stringify({ ts: Date.now() / 1000, pid: 1, rank: 0, ...healthyStep(1) })}\n`,
     );
-    const [large, small] = [usage(folder.path), usage(short)];
+    const [large, small] = [await usage(folder.path), await usage(short)];
     console.log(
       `${name}: ${large.mib.toFixed(0)} MiB, ${large.ms.toFixed(0)} ms of CPU (${small.ms.toFixed(0)} for one line)`,
     );

@@ -172,7 +172,7 @@ describe('weights that differ between ranks', () => {
     expect(existsSync(paths.checkpoints)).toBe(false);
     for (const rank of [0, 1, 2])
       expect(tailHeartbeats(paths.heartbeat(rank), 1)[0]).toMatchObject({ msg: 'halt', rank });
-    const health = trefoil(['health', '--dir', join(folder.path, 'differ'), '--json']);
+    const health = await trefoil(['health', '--dir', join(folder.path, 'differ'), '--json']);
     expect(health.code).toBe(1);
     expect(JSON.parse(health.stdout).rows).toContainEqual(
       expect.objectContaining({ rule: 'anomaly', level: 'red', value: 'ranks_differ' }),
@@ -296,7 +296,8 @@ describe('a rank that is killed or stopped', () => {
     const second = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
     expect((await second.ended).code, second.output()).toBe(2);
     expect(second.output()).toMatch(/^\[0\] trefoil: rank 0: .*the folder is in use by process \d+ on /m);
-    const status = JSON.parse(trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json']).stdout).runs[0];
+    const status = JSON.parse((await trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json'])).stdout)
+      .runs[0];
     expect(status.ranks.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
     again.child.kill('SIGTERM');
     expect((await again.ended).code, again.output()).toBe(4);
@@ -329,8 +330,8 @@ describe('another number of ranks on resume', () => {
 });
 
 describe('what ranks on CPUs refuse', () => {
-  it('RANK and WORLD_SIZE without MPI', () => {
-    const result = trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu'], {
+  it('RANK and WORLD_SIZE without MPI', async () => {
+    const result = await trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu'], {
       env: { RANK: '0', WORLD_SIZE: '2' },
     });
     expect(result.code).toBe(2);
@@ -344,8 +345,8 @@ describe('what ranks on CPUs refuse', () => {
     [['launch', '--nodes', '2', 'train'], '--nodes: unknown flag'],
     [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'how many ranks?'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],
-  ])('%j', (words, message) => {
-    const { code, stderr } = trefoil(words);
+  ])('%j', async (words, message) => {
+    const { code, stderr } = await trefoil(words);
     expect(code).toBe(2);
     expect(stderr).toContain(message);
   });

@@ -145,8 +145,7 @@ export const FAULTS: readonly Fault[] = [
     name: 'SIGKILL while starting',
     inject: async (storm) => {
       await killed(storm);
-      start(storm);
-      await pause(storm.random() * 1500);
+      await start(storm).starting(storm.random() * 1500);
       await killed(storm);
     },
   },

@@ -48,6 +48,11 @@ export class Life {
     this.#child.kill(signal);
   }
 
+  /** So many milliseconds, but not beyond its first step: a fast machine must not train for the rest of them. */
+  async starting(milliseconds: number): Promise<void> {
+    await Promise.race([pause(milliseconds), this.progress(1)]);
+  }
+
   /** Until it has done so many steps, or is over. */
   async progress(steps: number): Promise<void> {
     await new Promise<void>((resolve, reject) => {
