@@ -1,7 +1,6 @@
 /** The folder of a run, opened for writing: the lock, and the small files that are replaced as a whole. */
 import { rmSync } from 'node:fs';
 import { resolve } from 'node:path';
-import { stringify } from 'yaml';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
 import { fileError, statOrUndefined, writeFileAtomic } from './atomic.js';
@@ -72,9 +71,9 @@ export class RunFolder {
     writeFileAtomic(this.paths.env, `${toJson({ ...environment, ...more }, 2)}\n`);
   }
 
-  /** The resolved config: with it the run can be repeated. */
-  writeConfig(config: Readonly<Record<string, unknown>>): void {
-    writeFileAtomic(this.paths.config, stringify(config));
+  /** The resolved config as YAML: with it the run can be repeated. */
+  writeConfig(yaml: string): void {
+    writeFileAtomic(this.paths.config, yaml);
   }
 
   close(): void {

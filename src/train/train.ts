@@ -1,6 +1,7 @@
 /** A training run from a config to its final files: opens everything, resumes if asked, runs the loop, closes everything. */
 import { existsSync } from 'node:fs';
 import { parseConfig } from '../config/parse.js';
+import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/ahead-loader.js';
 import type { Loader } from '../data/loader.js';
@@ -157,7 +158,7 @@ async function runIn(
     say('no checkpoint yet: starting from step 0');
   }
   if (isFirst) {
-    folder.writeConfig(config);
+    folder.writeConfig(toYaml(config));
     const members = world && {
       ranks: { world: world.size, launcher: world.identity.launcher, members: world.members },
     };

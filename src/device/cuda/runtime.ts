@@ -76,8 +76,3 @@ export interface CudaRuntime {
   fillZero(address: bigint, bytes: number): void;
   copy(to: bigint, from: bigint, bytes: number): void;
 }
-
-/** Threads and blocks for one thread per element. */
-export function perElement(count: number, block = 256): LaunchShape {
-  return { grid: Math.ceil(count / block), block };
-}
