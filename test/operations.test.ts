@@ -460,7 +460,7 @@ describe('usage', () => {
     [['halt', '--dir', '/no/such/run'], 'there is no such folder'],
     [['backup', '--dir', '/no/such/run'], 'there is no such folder'],
     [['report', '--dir', '/no/such/run'], 'there is no such folder'],
-    [['status', '--dir', '/no/such/run'], 'there is no such file or folder'],
+    [['status', '--dir', '/no/such/run'], 'there is no such folder; name a run'],
     [['check'], 'name a run with --dir'],
     [['check', '--dir', '/no/such/run'], 'no steps in it'],
     [['check', '--dir', 'x', '--compare-baseline', '/no/such/file'], 'write one with --save-baseline'],

@@ -115,6 +115,8 @@ export function findRuns(folder: string): string[] {
     return [paths.heartbeat(0), paths.training].some((path) => statOrUndefined(path)?.isFile());
   };
   if (isRun(folder)) return [folder];
+  if (!statOrUndefined(folder)?.isDirectory())
+    throw new UsageError(`${folder}: there is no such folder; name a run, or a folder that holds some, with --dir`);
   let names: string[];
   try {
     names = readdirSync(folder, { withFileTypes: true })

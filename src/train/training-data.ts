@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import { type CorpusOptions, openCorpus } from '../data/corpus/open.js';
+import { MORE_TIME } from '../data/hub/http.js';
 import { createLoader, type Loader, type LoaderOptions } from '../data/loader.js';
 import { createStreamLoader, type StreamLoader } from '../data/pipeline/loader.js';
 import { defaultCacheFolder } from '../data/shards/cache.js';
@@ -180,7 +181,7 @@ class StallLimit {
     this.#timer = setInterval(
       () => {
         if (performance.now() - this.#last < seconds * 1000) return;
-        const remedy = 'check the source, or allow more with --loader-timeout';
+        const remedy = `check the source, or ${MORE_TIME}`;
         fail(new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource));
       },
       Math.min(1000, seconds * 250),

@@ -28,6 +28,9 @@ export interface ByteRange {
 const LONGEST_PAUSE_MS = 20_000;
 const JSON_LIMIT = 64 << 20;
 
+/** What a user can do when time is all that was missing; every command that reads a source knows the key. */
+export const MORE_TIME = 'allow more with data.loader_timeout (--loader-timeout of train, --timeout of data smoke)';
+
 /** A source that stays dead: ends a run with its own exit code, after a checkpoint. */
 export class SourceGaveUp extends TrefoilError {
   constructor(message: string, options?: ErrorOptions) {
@@ -141,7 +144,7 @@ async function untilDone(
         const seconds = (options.giveUpAfterMs / 1000).toFixed(0);
         throw new SourceGaveUp(
           `${describeUrl(url)} gave nothing for ${seconds} s (${failures} attempts; the last: ${reason}); ` +
-            'check the network and HF_ENDPOINT, or allow more with --loader-timeout',
+            `check the network and HF_ENDPOINT, or ${MORE_TIME}`,
         );
       }
       await sleep(Math.min(pause, left));

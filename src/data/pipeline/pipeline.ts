@@ -1,5 +1,6 @@
 import { ExitCode, TrefoilError } from '../../errors.js';
 import type { Cursor } from '../corpus/documents.js';
+import { MORE_TIME } from '../hub/http.js';
 import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 
@@ -91,6 +92,6 @@ export class Pipeline {
 }
 
 function timeOut(seconds: number): TrefoilError {
-  const remedy = 'check the source, or allow more with --loader-timeout';
+  const remedy = `check the source, or ${MORE_TIME}`;
   return new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource);
 }
