@@ -3,9 +3,9 @@ import { defineConfig } from 'vitest/config';
 export default defineConfig({
   test: {
     include: ['src/**/*.test.ts', 'test/**/*.test.ts'],
-    // Kernels are compiled on first use: a cold machine spends seconds of compiler time inside the first tests.
-    testTimeout: 120_000,
-    hookTimeout: 120_000,
+    // Against a hang only. Kernels are compiled on first use: a cold and busy machine spends minutes inside the first tests.
+    testTimeout: 900_000,
+    hookTimeout: 900_000,
     setupFiles: ['src/testing/setup.ts'],
     pool: 'forks',
     maxWorkers: 2,

@@ -1,6 +1,15 @@
 // Builds dist/: TypeScript to JavaScript, and the kernel sources beside it (they are compiled on the machine they run on).
 import { spawnSync } from 'node:child_process';
-import { chmodSync, cpSync, existsSync, readdirSync, rmSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -9,13 +18,22 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const quiet = process.argv.includes('--quiet');
 const tsc = join(dirname(createRequire(import.meta.url).resolve('typescript/package.json')), 'bin', 'tsc');
 
+/** Only what differs, and whole: a program that runs from dist/ meanwhile may be compiling this very kernel. */
+function replace(path, content) {
+  if (existsSync(path) && readFileSync(path).equals(content)) return;
+  mkdirSync(dirname(path), { recursive: true });
+  const aside = `${path}.tmp-${process.pid}`;
+  writeFileSync(aside, content);
+  renameSync(aside, path);
+}
+
 // Kernel sources, and figures that a module reads.
 const BESIDE = /\.(cpp|h|cu|cuh|json)$/;
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
   if (!entry.isFile() || !BESIDE.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
   if (/[\\/]testing[\\/]/.test(from)) continue;
-  cpSync(from, join(root, 'dist', from.slice(join(root, 'src').length)));
+  replace(join(root, 'dist', from.slice(join(root, 'src').length)), readFileSync(from));
 }
 // What is left of a source that was renamed or deleted would be shipped for ever.
 for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileTypes: true })) {

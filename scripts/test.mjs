@@ -1,4 +1,4 @@
-// Everything `npm test` does: style, types, build, tests. Words after `npm test --` choose test files, as vitest takes
+// Everything `npm test` does: style, types, build, kernels, tests. Words after `npm test --` choose test files, as vitest takes
 // them. The last line is always `N passed, N failed`, with the number skipped when there are any.
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
@@ -27,6 +27,7 @@ const STEPS = {
   style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
   types: [...program('typescript', 'bin/tsc'), '--noEmit'],
   build: [process.execPath, 'scripts/build.mjs'],
+  kernels: [process.execPath, 'scripts/kernels.mjs'],
   tests: [...program('vitest', 'vitest.mjs'), 'run', ...reporters, ...process.argv.slice(2)],
 };
 

@@ -21,8 +21,8 @@ import { Life } from './chaos/supervisor.js';
 
 const COUNT = process.env['TREFOIL_LONG'] ? 200 : FAULTS.length;
 const SEED = Number(process.env['TREFOIL_SEED'] ?? Math.floor(Math.random() * 1e9));
-/** A fault lets a few steps pass; with this many of them the run does not end before the last fault. */
-const STEPS = 8 * COUNT;
+/** A fault lets a few steps pass, up to fifty on a fast machine; with this many the run does not end before the last fault. */
+const STEPS = 8 * COUNT + 200;
 const DISK_MIB = 48;
 
 let folder: { path: string; remove: () => void };

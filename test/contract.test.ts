@@ -282,7 +282,7 @@ describe('every config key does what it says, or is refused by name', () => {
 
   it.each(Object.entries(KEYS))('%s', async (key, [changes, effect]) => {
     if (key === 'runtime.device') {
-      const run = trefoil(['train', '--set', 'runtime.device=cuda', '--out-dir', join(folder.path, 'cuda')]);
+      const run = await trefoil(['train', '--set', 'runtime.device=cuda', '--out-dir', join(folder.path, 'cuda')]);
       expect(run.code).toBe(2);
       expect(run.stderr).toContain('--device cuda');
       return;
@@ -305,15 +305,15 @@ describe('every config key does what it says, or is refused by name', () => {
 });
 
 describe('variables of several ranks', () => {
-  it('WORLD_SIZE is refused by name, and --ddp 0 leaves it out', () => {
+  it('WORLD_SIZE is refused by name, and --ddp 0 leaves it out', async () => {
     const words = ['train', '--config', 'm7c_small_smoke', '--print-config'];
     const out = join(folder.path, 'ranks');
-    const run = trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu', '--out-dir', out], {
+    const run = await trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu', '--out-dir', out], {
       env: { WORLD_SIZE: '2', RANK: '0' },
     });
     expect(run.code).toBe(2);
     expect(run.stderr).toContain('WORLD_SIZE: ranks on CPUs meet through MPI');
     expect(existsSync(out)).toBe(false);
-    expect(trefoil(words, { env: { WORLD_SIZE: '2' } }).code).toBe(0);
+    expect((await trefoil(words, { env: { WORLD_SIZE: '2' } })).code).toBe(0);
   });
 });

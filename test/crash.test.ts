@@ -85,7 +85,7 @@ describe.each(SOURCES)(`${KILLS} times kill -9 and resume, from $from (seed ${SE
     for (let kill = 0; kill < KILLS; kill++) {
       const victim = life(stormy.args);
       // Some die while they start, the others at any moment of some step.
-      if (random() < 0.2) await pause(random() * 1500);
+      if (random() < 0.2) await victim.starting(random() * 1500);
       else await victim.progress(1 + Math.floor((random() * 0.75 * STEPS) / KILLS)).then(() => pause(random() * 40));
       victim.send('SIGKILL');
       expect(await victim.ending, victim.stderr).toEqual({ code: null, signal: 'SIGKILL' });

@@ -97,6 +97,16 @@ it('README shows every folder of src', () => {
   expect(shown.sort()).toEqual(folders.sort());
 });
 
+it('README names every command', () => {
+  const named = new Set(
+    [...text('README.md').matchAll(/`trefoil ([a-z]+)(?: ([a-z]+))?`/g)].map(([, ...words]) => words.join(' ').trim()),
+  );
+  const all = COMMANDS.flatMap(({ name }) =>
+    name === 'bench' ? BENCHES.map((second) => `bench ${second.name}`) : [name],
+  );
+  expect([...named].sort()).toEqual(all.sort());
+});
+
 describe('docs/cli.md', () => {
   const page = text('docs/cli.md');
   const sections = new Map(

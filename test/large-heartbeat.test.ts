@@ -2,13 +2,12 @@
  * A heartbeat file of gigabytes must not slow those who look at a run: they read its end and a few places. A tenth of that
  * here; TREFOIL_LONG=1 makes it 2 GB.
  */
-import { closeSync, mkdirSync, openSync, readFileSync, statSync, writeFileSync, writeSync } from 'node:fs';
+import { closeSync, mkdirSync, openSync, statSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
-import { pathToFileURL } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { runPaths } from '../src/run/run-paths.js';
 import { trefoil } from '../src/testing/cli.js';
-import { cpuMs } from '../src/testing/cpu-time.js';
+import { countUsage, cpuMs } from '../src/testing/cpu-time.js';
 import { temporaryFolder } from '../src/testing/run.js';
 import { checkHealth } from '../src/watch/health.js';
 import { runStatus } from '../src/watch/status.js';
@@ -22,17 +21,9 @@ const LIMIT_MS = 200;
 const LIMIT_MIB = 100;
 
 let folder: { path: string; remove: () => void };
-let usageFile: string;
 beforeAll(() => {
   folder = temporaryFolder();
   writeHeartbeats(runPaths(folder.path).heartbeat(0));
-  usageFile = join(folder.path, 'usage.mjs');
-  const program = `import { writeFileSync } from 'node:fs';
-process.on('exit', () => {
-  const { maxRSS, userCPUTime, systemCPUTime } = process.resourceUsage();
-  writeFileSync(process.env.USAGE_OUT, JSON.stringify({ mib: maxRSS / 1024, ms: (userCPUTime + systemCPUTime) / 1000 }));
-});\n`;
-  writeFileSync(usageFile, program);
 });
 afterAll(() => folder.remove());
 
@@ -83,22 +74,21 @@ describe(`a heartbeat file of ${(BYTES / 2 ** 20).toFixed(0)} MiB`, () => {
     ['health', ['health', '--dir']],
     ['status', ['status', '--dir']],
     ['watch', ['watch', '--once', '--dir']],
-  ])(`trefoil %s takes less than ${LIMIT_MIB} MB, and hardly more time than for a short file`, (name, words) => {
+  ])(`trefoil %s takes less than ${LIMIT_MIB} MB, and hardly more time than for a short file`, async (name, words) => {
     const short = join(folder.path, 'short');
     const paths = runPaths(short);
-    const usage = (dir: string) => {
-      const out = join(folder.path, 'usage.json');
-      const env = { NODE_OPTIONS: `--import=${pathToFileURL(usageFile).href}`, USAGE_OUT: out };
-      const result = trefoil([...words, dir], { env });
+    const usage = async (dir: string) => {
+      const counter = countUsage(folder.path);
+      const result = await trefoil([...words, dir], { env: counter.env });
       expect(result.code, result.stdout + result.stderr).toBe(0);
-      return JSON.parse(readFileSync(out, 'utf8')) as { mib: number; ms: number };
+      return counter.read();
     };
     mkdirSync(short, { recursive: true });
     writeFileSync(
       paths.heartbeat(0),
       `${JSON.stringify({ ts: Date.now() / 1000, pid: 1, rank: 0, ...healthyStep(1) })}\n`,
     );
-    const [large, small] = [usage(folder.path), usage(short)];
+    const [large, small] = [await usage(folder.path), await usage(short)];
     console.log(
       `${name}: ${large.mib.toFixed(0)} MiB, ${large.ms.toFixed(0)} ms of CPU (${small.ms.toFixed(0)} for one line)`,
     );

@@ -70,9 +70,9 @@ describe('training on needles', () => {
   });
 });
 
-it('the recipe for the CPU trains, and eval needle measures it', () => {
+it('the recipe for the CPU trains, and eval needle measures it', async () => {
   const run = join(folder.path, 'run');
-  const trained = trefoil([
+  const trained = await trefoil([
     ...[
       'train',
       '--config',
@@ -91,7 +91,7 @@ it('the recipe for the CPU trains, and eval needle measures it', () => {
   // From guessing among all tokens to guessing among the values.
   expect(first).toBeGreaterThan(Math.log(128) - 0.3);
   expect(last).toBeLessThan(Math.log(8) + 0.7);
-  const measured = trefoil([
+  const measured = await trefoil([
     ...['eval', 'needle', '--model', run, '--lengths', '64,512', '--depths', '0,100', '--trials', '4'],
     ...['--records', '4', '--facts', '2', '--without', 'sel', '--device', 'cpu', '--json'],
   ]);

@@ -31,12 +31,14 @@ afterEach(async () => {
 function start(args: readonly string[], env: Record<string, string> = {}) {
   const child = startTrefoil(args, env);
   children.push(child);
-  let output = '';
-  for (const stream of [child.stdout!, child.stderr!])
-    stream.on('data', (chunk) => {
-      output += chunk;
-    });
-  return { child, output: () => output, end: ended(child) };
+  let [printed, errors] = ['', ''];
+  child.stdout!.on('data', (chunk) => {
+    printed += chunk;
+  });
+  child.stderr!.on('data', (chunk) => {
+    errors += chunk;
+  });
+  return { child, printed: () => printed, errors: () => errors, output: () => printed + errors, end: ended(child) };
 }
 
 function prepare(overrides: TinyOverrides = {}, where = folder.path) {
@@ -46,9 +48,13 @@ function prepare(overrides: TinyOverrides = {}, where = folder.path) {
   return { file, outDir: config.train.out_dir };
 }
 
+/** Longer than a healthy step of a busy machine takes. */
+const DEADLINE_S = 8;
+const DEADLINES = ['fetch', 'step', 'save', 'eval'];
+
 const endless = { train: { steps: 100_000, eval_every: 0, save_every: 50 } };
 
-async function until(what: string, condition: () => boolean, seconds = 60): Promise<void> {
+async function until(what: string, condition: () => boolean, seconds = 300): Promise<void> {
   const deadline = performance.now() + seconds * 1000;
   while (!condition()) {
     if (performance.now() > deadline) throw new Error(`waited ${seconds} s for ${what}`);
@@ -69,18 +75,18 @@ function rowsOf(result: CliResult): Rows {
 describe('a run that is over', () => {
   let own: { path: string; remove: () => void };
   let outDir: string;
-  beforeAll(() => {
+  beforeAll(async () => {
     own = temporaryFolder();
     const prepared = prepare({ train: { steps: 60, eval_every: 20, save_every: 20 } }, own.path);
     outDir = prepared.outDir;
-    const run = trefoil(['train', '--config', prepared.file]);
+    const run = await trefoil(['train', '--config', prepared.file]);
     expect(run.code, run.stderr).toBe(0);
   });
   afterAll(() => own.remove());
 
-  it('status shows it, by its folder and by the folder that holds it', () => {
+  it('status shows it, by its folder and by the folder that holds it', async () => {
     for (const dir of [outDir, own.path]) {
-      const { runs } = JSON.parse(trefoil(['status', '--dir', dir, '--json']).stdout);
+      const { runs } = JSON.parse((await trefoil(['status', '--dir', dir, '--json'])).stdout);
       expect(runs).toHaveLength(1);
       expect(runs[0]).toMatchObject({
         ...{ run: 'run', state: 'ended', detail: 'stop: done', step: 60, steps: 60, checkpoint: 60 },
@@ -89,12 +95,12 @@ describe('a run that is over', () => {
       expect(runs[0].loss).toBeGreaterThan(0);
       expect(runs[0].val_loss).toBeGreaterThan(0);
     }
-    expect(trefoil(['status', '--dir', outDir]).stdout).toMatch(/run +ended +60\/60/);
+    expect((await trefoil(['status', '--dir', outDir])).stdout).toMatch(/run +ended +60\/60/);
   });
 
-  it('health and watch --once agree that it is well', () => {
+  it('health and watch --once agree that it is well', async () => {
     for (const command of [['health'], ['watch', '--once']]) {
-      const result = trefoil([...command, '--dir', outDir, '--json']);
+      const result = await trefoil([...command, '--dir', outDir, '--json']);
       expect(result.code).toBe(0);
       const { ok, rows } = rowsOf(result);
       expect(ok).toBe(true);
@@ -102,21 +108,30 @@ describe('a run that is over', () => {
     }
   });
 
-  it('check passes, saves a baseline and compares with one', () => {
+  it('check passes, saves a baseline and compares with one', async () => {
     const baseline = join(folder.path, 'baseline.json');
-    const saved = trefoil(['check', '--dir', outDir, '--min-steps', '50', '--save-baseline', baseline, '--json']);
+    const saved = await trefoil(['check', '--dir', outDir, '--min-steps', '50', '--save-baseline', baseline, '--json']);
     expect(saved.code, saved.stdout).toBe(0);
     expect(rowsOf(saved).rows.map(({ rule }) => rule)).toEqual([
       ...['steps', 'loss_finite', 'loss_falls', 'throughput', 'csv', 'gradients', 'fetch', 'fetch_p95'],
       ...['gate_entropy', 'gate_collapse', 'selection', 'fallbacks'],
     ]);
-    const compare = (tolerance: string) =>
-      trefoil(['check', '--dir', outDir, '--compare-baseline', baseline, '--baseline-tolerance', tolerance, '--json']);
-    expect(compare('0').code).toBe(0); // the run is as good as itself
+    const compare = async (tolerance: string) =>
+      await trefoil([
+        'check',
+        '--dir',
+        outDir,
+        '--compare-baseline',
+        baseline,
+        '--baseline-tolerance',
+        tolerance,
+        '--json',
+      ]);
+    expect((await compare('0')).code).toBe(0); // the run is as good as itself
     const better = JSON.parse(readFileSync(baseline, 'utf8'));
     writeFileSync(baseline, JSON.stringify({ ...better, toks_per_s: better.toks_per_s * 2 }));
-    expect(rowsOf(compare('0.51')).ok).toBe(true);
-    const worse = compare('0.49');
+    expect(rowsOf(await compare('0.51')).ok).toBe(true);
+    const worse = await compare('0.49');
     expect(worse.code).toBe(1);
     expect(
       rowsOf(worse)
@@ -125,24 +140,34 @@ describe('a run that is over', () => {
     ).toEqual(['baseline_toks_per_s']);
   });
 
-  it('check takes files by name, and fails for too few steps and too slow a run', () => {
+  it('check takes files by name, and fails for too few steps and too slow a run', async () => {
     const { training, heartbeat } = runPaths(outDir);
     const files = ['check', '--csv', training, '--heartbeat', heartbeat(0)];
-    expect(trefoil([...files, '--min-steps', '60']).code).toBe(0);
-    const short = trefoil([...files, '--min-steps', '61']);
+    expect((await trefoil([...files, '--min-steps', '60'])).code).toBe(0);
+    const short = await trefoil([...files, '--min-steps', '61']);
     expect(short.code).toBe(1);
     expect(short.stdout).toMatch(/FAIL +steps +60 +61/);
-    const slow = trefoil([...files, '--min-tps', '1e9', '--save-baseline', join(folder.path, 'no.json')]);
+    const slow = await trefoil([...files, '--min-tps', '1e9', '--save-baseline', join(folder.path, 'no.json')]);
     expect(slow.code).toBe(1);
     expect(slow.stderr).toContain('no baseline written');
     expect(existsSync(join(folder.path, 'no.json'))).toBe(false);
   });
 
-  it('report writes Markdown, plots and JSON of several runs', () => {
+  it('report writes Markdown, plots and JSON of several runs', async () => {
     const dense = prepare({ model: { attention: 'dense' }, train: { steps: 8, seq_len: 32, eval_every: 0 } });
-    expect(trefoil(['train', '--config', dense.file]).code).toBe(0);
+    expect((await trefoil(['train', '--config', dense.file])).code).toBe(0);
     const out = join(folder.path, 'report');
-    const result = trefoil(['report', '--dir', outDir, dense.outDir, '--out', out, '--title', 'Two runs', '--json']);
+    const result = await trefoil([
+      'report',
+      '--dir',
+      outDir,
+      dense.outDir,
+      '--out',
+      out,
+      '--title',
+      'Two runs',
+      '--json',
+    ]);
     expect(result.code, result.stderr).toBe(0);
     const report = JSON.parse(result.stdout);
     expect(JSON.parse(readFileSync(join(out, 'report.json'), 'utf8'))).toEqual(report);
@@ -175,15 +200,15 @@ describe('a run that is over', () => {
     for (const link of links) expect(existsSync(join(out, link)), link).toBe(true);
   });
 
-  it('doctor judges a config by the rules for long runs, with the remedy', () => {
-    const rows = (args: string[], env: Record<string, string> = {}) => {
-      const result = trefoil(['doctor', ...args, '--json'], { env });
+  it('doctor judges a config by the rules for long runs, with the remedy', async () => {
+    const rows = async (args: string[], env: Record<string, string> = {}) => {
+      const result = await trefoil(['doctor', ...args, '--json'], { env });
       const parsed = JSON.parse(result.stdout) as { ok: boolean; rows: Record<string, string>[] };
       for (const row of parsed.rows) expect(Object.keys(row)).toEqual(['check', 'level', 'found', 'remedy']);
       expect(result.code).toBe(parsed.ok ? 0 : 1);
       return { ok: parsed.ok, of: (check: string) => parsed.rows.filter((row) => row['check'] === check) };
     };
-    const machine = rows([], { PYTORCH_CUDA_ALLOC_CONF: 'x', NSA_USE_FA: '1' });
+    const machine = await rows([], { PYTORCH_CUDA_ALLOC_CONF: 'x', NSA_USE_FA: '1' });
     expect(machine.ok).toBe(true);
     for (const check of ['node', 'system', 'processor', 'compiler', 'kernels', 'cache'])
       expect(machine.of(check)[0], check).toMatchObject({ level: 'green' });
@@ -194,42 +219,46 @@ describe('a run that is over', () => {
     expect(environment).toContain('PYTORCH_CUDA_ALLOC_CONF has no meaning here');
     expect(environment).toContain('did you mean NSA_USE_FA2');
     const short = prepare({ train: { steps: 60, save_every: 0 } });
-    expect(rows(['--config', short.file]).of('checkpoints')[0]).toMatchObject({ level: 'yellow' });
-    const long = rows(['--config', short.file, '--set', 'train.steps=50000']);
+    expect((await rows(['--config', short.file])).of('checkpoints')[0]).toMatchObject({ level: 'yellow' });
+    const long = await rows(['--config', short.file, '--set', 'train.steps=50000']);
     expect(long.ok).toBe(false);
     expect(long.of('checkpoints')[0]).toMatchObject({
       level: 'red',
       remedy: expect.stringContaining('train.save_every'),
     });
-    const gpu = rows(['--config', 'm7c_125m_1xa100_production', '--set', 'runtime.precision=fp32']);
+    const gpu = await rows(['--config', 'm7c_125m_1xa100_production', '--set', 'runtime.precision=fp32']);
     expect(gpu.of('precision')[0]).toMatchObject({ level: 'red', remedy: expect.stringContaining('bf16') });
-    expect(rows(['--config', 'm7c_125m_1xa100_production']).of('precision')[0]).toMatchObject({ level: 'green' });
+    expect((await rows(['--config', 'm7c_125m_1xa100_production'])).of('precision')[0]).toMatchObject({
+      level: 'green',
+    });
     expect(
-      rows(['--config', 'm7c_125m_1xa100_production', '--set', 'train.batch_size=4000']).of('memory estimate')[0],
+      (await rows(['--config', 'm7c_125m_1xa100_production', '--set', 'train.batch_size=4000'])).of(
+        'memory estimate',
+      )[0],
     ).toMatchObject({
       level: 'red',
     });
-    expect(rows(['--config', 'no-such-config']).of('config')[0]).toMatchObject({ level: 'red' });
-    const used = rows(['--config', runPaths(outDir).config]);
+    expect((await rows(['--config', 'no-such-config'])).of('config')[0]).toMatchObject({ level: 'red' });
+    const used = await rows(['--config', runPaths(outDir).config]);
     expect(used.of('out_dir')[0]).toMatchObject({ level: 'yellow', remedy: expect.stringContaining('--resume auto') });
   });
 
-  it('doctor estimates the memory that training then uses, within 10 %', () => {
+  it('doctor estimates the memory that training then uses, within 10 %', async () => {
     const big = prepare({
       model: { dim: 128, n_layers: 4, n_heads: 8, d_k: 16, d_v: 16 },
       train: { steps: 3, seq_len: 1024, eval_every: 0, save_every: 0 },
     });
-    const { rows } = JSON.parse(trefoil(['doctor', '--config', big.file, '--json']).stdout);
+    const { rows } = JSON.parse((await trefoil(['doctor', '--config', big.file, '--json'])).stdout);
     const found = rows.find(({ check }: { check: string }) => check === 'memory estimate').found as string;
     const estimate = Number(/about (\d+) MiB/.exec(found)![1]);
-    expect(trefoil(['train', '--config', big.file]).code).toBe(0);
+    expect((await trefoil(['train', '--config', big.file])).code).toBe(0);
     const used = tailHeartbeats(runPaths(big.outDir).heartbeat(0), 2)[0].gpu_mem_alloc!;
     expect(estimate / used).toBeGreaterThan(0.9);
     expect(estimate / used).toBeLessThan(1.1);
   });
 
-  it('halt says that it is over already, and writes no mark', () => {
-    const result = trefoil(['halt', '--dir', outDir, '--json']);
+  it('halt says that it is over already, and writes no mark', async () => {
+    const result = await trefoil(['halt', '--dir', outDir, '--json']);
     expect(result.code).toBe(0);
     expect(JSON.parse(result.stdout)).toMatchObject({ status: 'ended', step: 60, checkpoint: 60 });
     expect(existsSync(runPaths(outDir).halt)).toBe(false);
@@ -241,23 +270,23 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare(endless);
     const run = start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
-    const status = JSON.parse(trefoil(['status', '--dir', outDir, '--json']).stdout).runs[0];
+    const status = JSON.parse((await trefoil(['status', '--dir', outDir, '--json'])).stdout).runs[0];
     expect(status).toMatchObject({ state: 'running', detail: `pid ${run.child.pid}`, steps: 100_000 });
     expect(status.seconds_left).toBeGreaterThan(0);
-    const result = trefoil(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '60', '--json']);
+    const result = await trefoil(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '300', '--json']);
     expect(result.code, result.stderr).toBe(0);
     const halted = JSON.parse(result.stdout);
     expect(halted).toMatchObject({ status: 'ended', detail: 'halt: .HALT: lunch break' });
     expect(halted.checkpoint).toBe(halted.step);
     expect(await run.end).toEqual({ code: 3, signal: null });
     expect(
-      rowsOf(trefoil(['health', '--dir', outDir, '--json'])).rows.find(({ rule }) => rule === 'halt'),
+      rowsOf(await trefoil(['health', '--dir', outDir, '--json'])).rows.find(({ rule }) => rule === 'halt'),
     ).toMatchObject({
       ...{ level: 'yellow', value: 'lunch break' },
     });
   });
 
-  it('hangs: watch names rank and section within two intervals, dumps, tells, halts', async () => {
+  it('hangs: watch names rank and section, dumps, tells, halts', async () => {
     const { file, outDir } = prepare(endless);
     const run = start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
@@ -277,15 +306,18 @@ describe('a run that is going on', () => {
     const watch = start([
       ...['watch', '--dir', outDir, '--halt', '1', '--interval', '0.25', '--command', `cat >> ${alert}`],
       ...['--webhook', `http://127.0.0.1:${(server.address() as AddressInfo).port}/alerts`],
-      ...['--deadline-fetch', '1', '--deadline-step', '1', '--deadline-save', '1', '--deadline-eval', '1'],
+      ...DEADLINES.flatMap((section) => [`--deadline-${section}`, String(DEADLINE_S)]),
     ]);
     await new Promise((resolve) => setTimeout(resolve, 1500)); // it looks a few times and sees health
     expect(watch.output()).not.toContain('CRITICAL');
     run.child.kill('SIGSTOP'); // a hang as real as any: no line of the trainer runs any more
-    await until('the alert', () => watch.output().includes('CRITICAL'), 20);
-    expect(watch.output()).toMatch(
-      /CRITICAL run rank 0: section is rank 0 in (fetch|step|save|between) for 1 s at step \d+/,
-    );
+    await until('the alert', () => watch.output().includes('CRITICAL'));
+    const [, seconds] =
+      /CRITICAL run rank 0: section is rank 0 in (?:fetch|step|save|between) for (\d+) s at step \d+/.exec(
+        watch.output(),
+      )!;
+    // A busy machine may keep the watchdog waiting; that it needs two intervals is shown in src/watch/rules.test.ts.
+    expect(Number(seconds)).toBeGreaterThanOrEqual(DEADLINE_S);
     await until('.HALT', () => existsSync(runPaths(outDir).halt));
     expect(readFileSync(runPaths(outDir).anomalyType, 'utf8')).toBe('section_stall\n');
     await until('the dump', () => readdirSync(outDir).some((name) => /^stackdump_.*_rank0_watch\.txt$/.test(name)));
@@ -309,7 +341,7 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare({ ...endless, nsa: { force_branch: 'win' } });
     start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
-    const watch = trefoil(['watch', '--dir', outDir, '--once', '--halt', '1', '--json']);
+    const watch = await trefoil(['watch', '--dir', outDir, '--once', '--halt', '1', '--json']);
     expect(watch.code).toBe(1);
     expect(
       rowsOf(watch)
@@ -327,11 +359,13 @@ describe('a run that is going on', () => {
     await until('steps', () => stepOf(outDir) >= 3);
     run.child.kill('SIGKILL');
     await run.end;
-    const process = (args: string[]) =>
-      rowsOf(trefoil(['health', '--dir', outDir, ...args, '--json'])).rows.find(({ rule }) => rule === 'process')!;
-    expect(process([])).toMatchObject({ level: 'yellow', value: expect.stringMatching(/^gone for \d+ s$/) });
-    expect(process(['--gone-after', '0'])).toMatchObject({ level: 'red' });
-    expect(trefoil(['halt', '--dir', outDir]).stderr).toContain('no run is going on here');
+    const process = async (args: string[]) =>
+      rowsOf(await trefoil(['health', '--dir', outDir, ...args, '--json'])).rows.find(
+        ({ rule }) => rule === 'process',
+      )!;
+    expect(await process([])).toMatchObject({ level: 'yellow', value: expect.stringMatching(/^gone for \d+ s$/) });
+    expect(await process(['--gone-after', '0'])).toMatchObject({ level: 'red' });
+    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no run is going on here');
   });
 
   it('is backed up while it goes, and the archive resumes', async () => {
@@ -339,11 +373,11 @@ describe('a run that is going on', () => {
     const run = start(['train', '--config', file]);
     await until('checkpoints', () => stepOf(outDir) >= 12);
     const archive = join(folder.path, 'backup.tar.gz');
-    const result = trefoil(['backup', '--dir', outDir, '--out', archive, '--json']);
+    const result = await trefoil(['backup', '--dir', outDir, '--out', archive, '--json']);
     expect(result.code, result.stderr).toBe(0);
     const { checkpoints, files } = JSON.parse(result.stdout);
     expect(checkpoints).toHaveLength(1);
-    expect(trefoil(['backup', '--dir', outDir, '--out', archive]).stderr).toContain('exists already');
+    expect((await trefoil(['backup', '--dir', outDir, '--out', archive])).stderr).toContain('exists already');
     run.child.kill('SIGKILL');
     await run.end;
     const restored = join(folder.path, 'restored');
@@ -354,7 +388,17 @@ describe('a run that is going on', () => {
     const moved = join(restored, 'run');
     expect(readFileSync(runPaths(moved).heartbeat(0), 'utf8')).toMatch(/\}\n$/);
     const steps = String(checkpoints[0] + 3);
-    const resumed = trefoil(['train', '--config', file, '--out-dir', moved, '--resume', 'auto', '--steps', steps]);
+    const resumed = await trefoil([
+      'train',
+      '--config',
+      file,
+      '--out-dir',
+      moved,
+      '--resume',
+      'auto',
+      '--steps',
+      steps,
+    ]);
     expect(resumed.code, resumed.stderr).toBe(0);
     expect(resumed.stdout).toContain(`at step ${checkpoints[0]}`);
   });
@@ -363,7 +407,7 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare({ train: { steps: 40, eval_every: 0 } });
     const watch = start(['watch', '--dir', outDir, '--interval', '0.1']);
     await until('watch', () => watch.output().includes('waiting: '));
-    expect(trefoil(['train', '--config', file]).code).toBe(0);
+    expect((await trefoil(['train', '--config', file])).code).toBe(0);
     expect((await watch.end).code, watch.output()).toBe(0);
     expect(watch.output()).toContain('the run has ended (stop: done)');
   });
@@ -372,38 +416,39 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare(endless);
     start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 2);
-    const watch = start(['watch', '--dir', outDir, '--interval', '600', '--json']);
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    // Any gate is a warning with this limit: its line says that the first look is over.
+    const watch = start(['watch', '--dir', outDir, '--interval', '600', '--gate-max', '0.1', '--json']);
+    await until('the first look', () => watch.errors().includes('gate'));
     watch.child.kill('SIGTERM');
     expect(await watch.end).toEqual({ code: 0, signal: null });
-    expect(JSON.parse(watch.output())).toMatchObject({ ok: true });
+    expect(JSON.parse(watch.printed())).toMatchObject({ ok: true });
   });
 });
 
 describe('usage', () => {
-  it('check trains a small run of its own', () => {
-    const result = trefoil(['check', '--run-synthetic', '--json']);
+  it('check trains a small run of its own', async () => {
+    const result = await trefoil(['check', '--run-synthetic', '--json']);
     expect(result.code, result.stdout + result.stderr).toBe(0);
     expect(rowsOf(result).rows.find(({ rule }) => rule === 'steps')).toMatchObject({ value: 60 });
-    const impossible = trefoil(['check', '--run-synthetic', '--min-tps', '1e12']);
+    const impossible = await trefoil(['check', '--run-synthetic', '--min-tps', '1e12']);
     expect(impossible.code).toBe(1);
   });
 
-  it('bench attention measures a small case', () => {
+  it('bench attention measures a small case', async () => {
     const small = ['--heads', '2', '--groups', '1', '--dim', '16', '--lengths', '64', '--quick', '--threads', '1'];
-    const result = trefoil(['bench', 'attention', ...small, '--json']);
+    const result = await trefoil(['bench', 'attention', ...small, '--json']);
     expect(result.code, result.stderr).toBe(0);
     expect(
       JSON.parse(result.stdout).rows.some(({ what, S }: { what: string; S: number }) => what === 'nsa' && S === 64),
     ).toBe(true);
   });
 
-  it('a file that cannot be read is named, and the rest still judged', () => {
+  it('a file that cannot be read is named, and the rest still judged', async () => {
     const { outDir } = prepare();
     mkdirSync(outDir);
     symlinkSync('training.csv', runPaths(outDir).training); // points to itself
     writeFileSync(runPaths(outDir).config, '');
-    const { rows } = rowsOf(trefoil(['health', '--dir', outDir, '--json']));
+    const { rows } = rowsOf(await trefoil(['health', '--dir', outDir, '--json']));
     expect(rows.find(({ rule }) => rule === 'files')).toMatchObject({
       ...{ level: 'yellow', value: expect.stringContaining('training.csv') },
     });
@@ -426,24 +471,24 @@ describe('usage', () => {
     [['doctor', '--set', 'train.stepz=3'], 'did you mean'],
     [['plan', '--measured', '/no/such/file'], 'cannot be read'],
     [['plan', '--set', 'model.dimm=3'], 'did you mean'],
-  ])('%j: one line, code 2', (args, message) => {
-    const result = trefoil(args);
+  ])('%j: one line, code 2', async (args, message) => {
+    const result = await trefoil(args);
     expect(result.code).toBe(2);
     expect(result.stderr).toContain(message);
     expect(result.stderr.trim().split('\n')).toHaveLength(1);
     expect(result.stdout).toBe('');
   });
 
-  it('NSA_WATCH_* set thresholds, and bad values are refused by name', () => {
+  it('NSA_WATCH_* set thresholds, and bad values are refused by name', async () => {
     const { outDir } = prepare();
     mkdirSync(outDir);
-    const result = trefoil(['health', '--dir', outDir], { env: { NSA_WATCH_GATE_ENTROPY_MIN: 'low' } });
+    const result = await trefoil(['health', '--dir', outDir], { env: { NSA_WATCH_GATE_ENTROPY_MIN: 'low' } });
     expect(result.code).toBe(2);
     expect(result.stderr).toContain('NSA_WATCH_GATE_ENTROPY_MIN: "low" is not allowed');
   });
 
-  it.each(COMMANDS.map(({ name }) => name))('%s has --help', (name) => {
-    const result = trefoil([name, '--help']);
+  it.each(COMMANDS.map(({ name }) => name))('%s has --help', async (name) => {
+    const result = await trefoil([name, '--help']);
     expect(result.code).toBe(0);
     expect(result.stdout.length).toBeGreaterThan(100);
   });

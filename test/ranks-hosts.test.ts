@@ -45,9 +45,9 @@ it('two hosts give the bits of two ranks on one', async ({ skip }) => {
 it('a rank that hangs on another host is named by it', async ({ skip }) => {
   if (typeof hosts === 'string') return skip(hosts);
   const words = ['-x', 'NSA_PG_TIMEOUT_MIN', ...hosts.mpirunWords];
-  const run = startMpirunWith(words, trainWords('hung', 100_000), { NSA_PG_TIMEOUT_MIN: '0.05' });
+  const run = startMpirunWith(words, trainWords('hung', 100_000), { NSA_PG_TIMEOUT_MIN: '0.3' });
   const path = runPaths(join(folder.path, 'hung')).section(1);
-  const end = performance.now() + 60_000;
+  const end = performance.now() + 300_000;
   while ((readSection(path)?.step ?? 0) < 3) {
     expect(performance.now(), run.output()).toBeLessThan(end);
     await sleep(20);
@@ -56,7 +56,7 @@ it('a rank that hangs on another host is named by it', async ({ skip }) => {
   process.kill(pid, 'SIGSTOP');
   const stopped = performance.now();
   expect((await run.ended).code, run.output()).not.toBe(0);
-  expect((performance.now() - stopped) / 1000).toBeLessThan(30);
+  expect((performance.now() - stopped) / 1000).toBeLessThan(90);
   expect(run.output()).toMatch(
     new RegExp(`rank 1 on ${hosts.names[1]} \\(pid ${pid}, section \\w+ at step \\d+\\): kept`),
   );

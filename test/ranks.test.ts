@@ -21,6 +21,8 @@ const PROGRAM = join(root, 'test', 'ranks', 'program.mjs');
 const STEPS = 50;
 /** Kills and stops of ranks in one training. */
 const FAULTS = process.env['TREFOIL_LONG'] ? 20 : 3;
+/** Steps behind the last of them: the run must not be over before a busy machine lets this test see where it is. */
+const TAIL = 200;
 
 interface Outcome {
   readonly status: string;
@@ -170,7 +172,7 @@ describe('weights that differ between ranks', () => {
     expect(existsSync(paths.checkpoints)).toBe(false);
     for (const rank of [0, 1, 2])
       expect(tailHeartbeats(paths.heartbeat(rank), 1)[0]).toMatchObject({ msg: 'halt', rank });
-    const health = trefoil(['health', '--dir', join(folder.path, 'differ'), '--json']);
+    const health = await trefoil(['health', '--dir', join(folder.path, 'differ'), '--json']);
     expect(health.code).toBe(1);
     expect(JSON.parse(health.stdout).rows).toContainEqual(
       expect.objectContaining({ rule: 'anomaly', level: 'red', value: 'ranks_differ' }),
@@ -229,7 +231,7 @@ function configFile(name: string, ranks: number, overrides: TinyOverrides): stri
   return path;
 }
 
-async function until(isSo: () => boolean, what: string, seconds = 60): Promise<void> {
+async function until(isSo: () => boolean, what: string, seconds = 300): Promise<void> {
   const end = performance.now() + 1000 * seconds;
   while (!isSo()) {
     if (performance.now() > end) throw new Error(`waited ${seconds} s for ${what}`);
@@ -242,14 +244,14 @@ describe('a rank that is killed or stopped', () => {
     'is named, the others end in time, and after the restart the weights are those of an undisturbed run',
     async ({ skip }) => {
       if (absence) skip(absence);
-      const overrides = { train: { steps: 60 * FAULTS, save_every: 5, eval_every: 0, zero: 1 as const } };
+      const overrides = { train: { steps: 60 * FAULTS + TAIL, save_every: 5, eval_every: 0, zero: 1 as const } };
       const calm = configFile('calm', 2, overrides);
       const quiet = startLaunch(['-n', '2', '--', 'train', '--config', calm]);
       expect((await quiet.ended).code, quiet.output()).toBe(0);
       const troubled = configFile('troubled', 2, overrides);
       const paths = runPaths(join(folder.path, 'troubled'));
       const run = startLaunch(['-n', '2', '--restarts', String(FAULTS), 'train', '--config', troubled], {
-        NSA_PG_TIMEOUT_MIN: '0.05',
+        NSA_PG_TIMEOUT_MIN: '0.3', // longer than a healthy rank of a busy machine keeps the other waiting
       });
       for (let fault = 0; fault < FAULTS; fault++) {
         const step = 60 * fault + 5 + Math.floor(40 * Math.random());
@@ -260,7 +262,7 @@ describe('a rank that is killed or stopped', () => {
         process.kill(section.pid, signal);
         const hit = performance.now();
         await until(() => run.output().slice(seen).includes('starting them again'), `a restart\n${run.output()}`);
-        expect((performance.now() - hit) / 1000).toBeLessThan(30);
+        expect((performance.now() - hit) / 1000).toBeLessThan(90);
         expect(run.output().slice(seen)).toMatch(
           new RegExp(`rank ${rank}\\b.*pid ${section.pid}.*section \\w+ at step`),
         );
@@ -272,7 +274,7 @@ describe('a rank that is killed or stopped', () => {
         readCsv(runPaths(join(folder.path, 'calm')).training, TRAINING_CSV).rows.map(({ loss }) => loss),
       );
     },
-    FAULTS * 60_000,
+    FAULTS * 300_000,
   );
 
   it('a signal to one of them ends all with a checkpoint; launch passes signals and the exit code on', async ({
@@ -294,7 +296,8 @@ describe('a rank that is killed or stopped', () => {
     const second = startLaunch(['-n', '2', 'train', '--config', path, '--resume', 'auto']);
     expect((await second.ended).code, second.output()).toBe(2);
     expect(second.output()).toMatch(/^\[0\] trefoil: rank 0: .*the folder is in use by process \d+ on /m);
-    const status = JSON.parse(trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json']).stdout).runs[0];
+    const status = JSON.parse((await trefoil(['status', '--dir', join(folder.path, 'signalled'), '--json'])).stdout)
+      .runs[0];
     expect(status.ranks.map(({ rank }: { rank: number }) => rank)).toEqual([0, 1]);
     again.child.kill('SIGTERM');
     expect((await again.ended).code, again.output()).toBe(4);
@@ -327,8 +330,8 @@ describe('another number of ranks on resume', () => {
 });
 
 describe('what ranks on CPUs refuse', () => {
-  it('RANK and WORLD_SIZE without MPI', () => {
-    const result = trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu'], {
+  it('RANK and WORLD_SIZE without MPI', async () => {
+    const result = await trefoil(['train', '--config', 'm7c_small_smoke', '--device', 'cpu'], {
       env: { RANK: '0', WORLD_SIZE: '2' },
     });
     expect(result.code).toBe(2);
@@ -342,8 +345,8 @@ describe('what ranks on CPUs refuse', () => {
     [['launch', '--nodes', '2', 'train'], '--nodes: unknown flag'],
     [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'how many ranks?'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],
-  ])('%j', (words, message) => {
-    const { code, stderr } = trefoil(words);
+  ])('%j', async (words, message) => {
+    const { code, stderr } = await trefoil(words);
     expect(code).toBe(2);
     expect(stderr).toContain(message);
   });

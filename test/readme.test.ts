@@ -107,16 +107,16 @@ describe('README.md', () => {
 describe('npm start', () => {
   const line = 'npm start -- --set train.log_every=1 --out-dir artifacts/interrupted';
 
-  it('ends quickly when it is asked for few steps', async () => {
-    const began = performance.now();
+  it('ends after the few steps it is asked for', async () => {
     const { code, output } = await start('npm start -- --steps 20 --out-dir artifacts/twenty');
     expect(code, output).toBe(0);
     expect(output).toMatch(/^step 0020 \| loss \d\.\d{4} /m);
     expect(output).toContain('training loss (nats per byte) by step');
     expect(output).toMatch(/^validation loss \d\.\d{3} nats per byte/m);
     expect(output).toContain('A sample after "The "');
-    // Seconds of it are the compiler's on a machine that never ran it; the whole quickstart is 320 steps.
-    expect((performance.now() - began) / 1000).toBeLessThan(100);
+    // The whole quickstart is 320 steps; this one did no more than it was asked for.
+    const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty')).training, TRAINING_CSV);
+    expect(rows.at(-1)!.step).toBe(20);
   });
 
   it('leaves a checkpoint on Ctrl-C, says how to go on, and does', async () => {

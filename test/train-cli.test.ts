@@ -38,12 +38,12 @@ function printed(child: ReturnType<typeof startTrefoil>, start: string): Promise
 }
 
 describe('trefoil train', () => {
-  it('trains, and generate continues a text with the result', () => {
+  it('trains, and generate continues a text with the result', async () => {
     const { file, outDir } = prepare();
-    const run = trefoil(['train', '--config', file, '--json']);
+    const run = await trefoil(['train', '--config', file, '--json']);
     expect(run.code, run.stderr).toBe(0);
     expect(JSON.parse(run.stdout)).toMatchObject({ status: 'done', step: 12 });
-    const text = trefoil([
+    const text = await trefoil([
       'generate',
       '--model',
       outDir,
@@ -84,9 +84,9 @@ describe('trefoil train', () => {
     expect(findCheckpoint(outDir, 'auto')!.step).toBeGreaterThanOrEqual(3);
   });
 
-  it('halts with code 3, and a non-finite loss ends with code 5', () => {
+  it('halts with code 3, and a non-finite loss ends with code 5', async () => {
     const broken = prepare({ train: { lr: 1e30, grad_clip: 0, warmup_steps: 0 } });
-    const run = trefoil(['train', '--config', broken.file]);
+    const run = await trefoil(['train', '--config', broken.file]);
     expect(run.code).toBe(5);
     expect(run.stderr).toContain('the update was not applied');
   });
@@ -95,7 +95,7 @@ describe('trefoil train', () => {
     const { file } = prepare({ train: { steps: 100_000, save_every: 0, eval_every: 0 } });
     const first = startTrefoil(['train', '--config', file]);
     await printed(first, 'step 0002');
-    const second = trefoil(['train', '--config', file, '--resume', 'auto']);
+    const second = await trefoil(['train', '--config', file, '--resume', 'auto']);
     expect(second.code).toBe(2);
     expect(second.stderr).toContain(String(first.pid));
     first.kill('SIGKILL');
@@ -106,16 +106,16 @@ describe('trefoil train', () => {
     await ended(third);
   });
 
-  it('skips a damaged checkpoint by name and takes the one before', () => {
+  it('skips a damaged checkpoint by name and takes the one before', async () => {
     const { file, outDir } = prepare({ train: { steps: 12, save_every: 4, eval_every: 0 } });
-    expect(trefoil(['train', '--config', file]).code).toBe(0);
+    expect((await trefoil(['train', '--config', file])).code).toBe(0);
     const checkpoints = runPaths(outDir).checkpoints;
     const model = join(checkpoints, 'step-12', 'model.safetensors');
     const bytes = readFileSync(model);
     bytes[bytes.length - 5] ^= 1;
     writeFileSync(model, bytes);
     truncateSync(join(checkpoints, 'step-8', 'optimizer.safetensors'), 1000);
-    const run = trefoil(['train', '--config', file, '--resume', 'auto', '--steps', '14']);
+    const run = await trefoil(['train', '--config', file, '--resume', 'auto', '--steps', '14']);
     expect(run.code, run.stderr).toBe(0);
     expect(run.stderr).toContain('step-12');
     expect(run.stderr).toContain('step-8');
@@ -125,7 +125,7 @@ describe('trefoil train', () => {
     );
   });
 
-  it('goes on when the disk fills up, and keeps the last good checkpoint', () => {
+  it('goes on when the disk fills up, and keeps the last good checkpoint', async () => {
     const disk = join(folder.path, 'disk');
     mkdirSync(disk);
     const mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=1200k', 'tmpfs', disk]);
@@ -139,7 +139,7 @@ describe('trefoil train', () => {
         train: { steps: 9, save_every: 3, eval_every: 0, keep_last: 5, out_dir: join(disk, 'run') },
         runtime: { tb: false },
       });
-      const run = trefoil(['train', '--config', file]);
+      const run = await trefoil(['train', '--config', file]);
       expect(run.stderr).toContain('training goes on');
       const checkpoints = readdirSync(runPaths(outDir).checkpoints).filter((name) => name.startsWith('step-'));
       expect(checkpoints).toEqual(['step-3']);
@@ -160,17 +160,17 @@ describe('trefoil train', () => {
     [['train', '--dataset', 'text', '--local-path', '/does/not/exist'], '/does/not/exist'],
     [['generate', '--model', '/does/not/exist'], '/does/not/exist'],
     [['frobnicate'], 'frobnicate'],
-  ])('%j: one line, code 2, no stack, nothing created', (args, message) => {
+  ])('%j: one line, code 2, no stack, nothing created', async (args, message) => {
     const out = join(folder.path, 'new');
-    const run = trefoil(args[0] === 'train' ? [...args, '--out-dir', out] : args);
+    const run = await trefoil(args[0] === 'train' ? [...args, '--out-dir', out] : args);
     expect(run.code).toBe(2);
     expect(run.stderr).toContain(message);
     expect(run.stderr).not.toMatch(/\n {4}at /);
     expect(existsSync(out)).toBe(false);
   });
 
-  it('shows every value of the config and where it came from', () => {
-    const run = trefoil(['train', '--config', 'm7c_small_smoke', '--steps', '7', '--print-config', '--json'], {
+  it('shows every value of the config and where it came from', async () => {
+    const run = await trefoil(['train', '--config', 'm7c_small_smoke', '--steps', '7', '--print-config', '--json'], {
       env: { NSA_LR: '0.01' },
     });
     const rows = JSON.parse(run.stdout) as { key: string; value: unknown; origin: string }[];

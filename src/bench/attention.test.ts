@@ -57,7 +57,7 @@ describe('timing', () => {
 
   it('takes the middle of the runs that fit the budget, after one to warm up', () => {
     const { calls, start } = work(() => {});
-    expect(measure(cpu(), start, { ms: 50, mostRuns: 5 }).ms).toBeGreaterThanOrEqual(0);
+    expect(measure(cpu(), start, { ms: 60_000, mostRuns: 5 }).ms).toBeGreaterThanOrEqual(0);
     expect(calls).toEqual({ runs: 6, ends: 6 });
   });
 

@@ -31,7 +31,7 @@ describe('bench decode', () => {
     for (const row of rows) {
       expect(Object.keys(row)).toEqual(['S', 'batch', ...TIMES, 'reads_measured', 'reads_predicted', 'tokens_per_s']);
       for (const name of TIMES) expect(row[name], name).toBeGreaterThan(0);
-      expect(row.ms_cmp + row.ms_sel + row.ms_win).toBeLessThan(row.ms_total * 1.5);
+      for (const name of ['ms_cmp', 'ms_sel', 'ms_win']) expect(row[name], name).toBeLessThan(row.ms_total);
       expect(row.tokens_per_s).toBeCloseTo((1000 * 2) / row.ms_total, -2);
       // floor((S - 8) / 4) + 1 compressed, 4 blocks of 16, a window of 32
       expect(row.reads_predicted).toBe(Math.floor((row.S - 8) / 4) + 1 + 64 + 32);

@@ -24,18 +24,26 @@ export interface CliResult {
 
 export type CliEnvironment = Readonly<Record<string, string>>;
 
-export function trefoil(
+/** Not waited for in place: the test runner gives up on a worker that it has not heard from for a minute. */
+export async function trefoil(
   args: readonly string[],
   options: { cwd?: string; env?: CliEnvironment; input?: string } = {},
-): CliResult {
-  const { status, stdout, stderr } = spawnSync(process.execPath, [trefoilMain(), ...args], {
-    encoding: 'utf8',
+): Promise<CliResult> {
+  const child = spawn(process.execPath, [trefoilMain(), ...args], {
     cwd: options.cwd ?? root,
     env: { ...process.env, ...options.env },
-    input: options.input ?? '',
-    maxBuffer: 64 * 2 ** 20,
   });
-  return { code: status, stdout, stderr };
+  let [stdout, stderr] = ['', ''];
+  child.stdout.setEncoding('utf8').on('data', (chunk) => {
+    stdout += chunk;
+  });
+  child.stderr.setEncoding('utf8').on('data', (chunk) => {
+    stderr += chunk;
+  });
+  child.stdin.on('error', () => {}); // a program that does not read its input is judged by what it says
+  child.stdin.end(options.input ?? '');
+  const { code } = await ended(child);
+  return { code, stdout, stderr };
 }
 
 /** Starts a command that the test will watch or kill. */

@@ -1,14 +1,14 @@
 /** An archive of a run, taken while it may be going on: newest verified checkpoint, logs up to their last whole line. */
 import { once } from 'node:events';
-import { createWriteStream, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
-import { open } from 'node:fs/promises';
+import { closeSync, createWriteStream, fstatSync, openSync, renameSync, rmSync, statSync } from 'node:fs';
 import { basename, join, relative, resolve, sep } from 'node:path';
 import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
-import { UsageError } from '../errors.js';
-import { asideName, errorCode, fileError, statOrUndefined } from '../run/atomic.js';
+import { TrefoilError, UsageError } from '../errors.js';
+import { asideName, errorCode, fileError, readFully, statOrUndefined } from '../run/atomic.js';
 import { findCheckpoint } from '../run/checkpoint-find.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
+import { LATEST_NAME, listCheckpoints } from '../run/checkpoint-folder.js';
+import { namesIn } from '../run/leftovers.js';
 import { runPaths } from '../run/run-paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 
@@ -33,6 +33,9 @@ const LINES = /\.(csv|jsonl)$/;
 /** Of this machine and moment only. */
 const LEFT_OUT = /^(\.lock(\.takeover)?|\.section_rank\d+|.*\.tmp-\d+)$/;
 
+/** How often a checkpoint is looked for anew that was deleted before it could be opened. */
+const ATTEMPTS = 20;
+
 export async function backupRun(dir: string, file: string, choice: CheckpointChoice): Promise<BackupResult> {
   const root = resolve(dir);
   if (!statOrUndefined(root)?.isDirectory())
@@ -40,13 +43,9 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
   const target = resolve(file);
   if (statOrUndefined(target)) throw new UsageError(`${file}: exists already; name another file with --out`);
   const { checkpoints } = runPaths(root);
-  const steps = chosenSteps(root, choice);
-  const isWanted = (path: string) => {
-    const [first, second] = relative(root, path).split(sep);
-    if (path === target || LEFT_OUT.test(basename(path))) return false;
-    return first !== basename(checkpoints) || second === 'latest' || steps.includes(second);
-  };
-  const paths = filesBelow(root).filter(isWanted);
+  const nameOf = (path: string) => [basename(root), ...relative(root, path).split(sep)].join('/');
+  const kept = openCheckpoints(root, choice);
+  const paths = filesBelow(root, checkpoints).filter((path) => path !== target && !LEFT_OUT.test(basename(path)));
   const missed: string[] = [];
   const aside = asideName(target);
   const output = createWriteStream(aside, { flags: 'wx' });
@@ -57,73 +56,133 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
   done.catch(() => {}); // awaited below, after the last write
   try {
     let stored = 0;
+    for (const { path, descriptor } of kept.flatMap(({ files }) => files)) {
+      await store(gzip, descriptor, nameOf(path));
+      stored += 1;
+    }
+    if (kept.length > 0) {
+      // Not the file of the run, which may name a checkpoint that came later.
+      await storeText(gzip, nameOf(join(checkpoints, LATEST_NAME)), `${basename(kept[0].path)}\n`);
+      stored += 1;
+    }
     for (const path of paths) {
-      const name = [basename(root), ...relative(root, path).split(sep)].join('/');
-      if (await store(gzip, path, name)) stored += 1;
-      else missed.push(name);
+      const descriptor = openUnlessGone(path);
+      if (descriptor === undefined) {
+        missed.push(nameOf(path));
+        continue;
+      }
+      try {
+        await store(gzip, descriptor, nameOf(path));
+      } finally {
+        closeSync(descriptor);
+      }
+      stored += 1;
     }
     await write(gzip, tarEnd());
     gzip.end();
     await done;
     renameSync(aside, target);
-    const numbers = steps.map((step) => Number(step.replace('step-', '')));
-    return { file: target, bytes: statSync(target).size, files: stored, checkpoints: numbers, missed };
+    const steps = kept.map(({ step }) => step);
+    return { file: target, bytes: statSync(target).size, files: stored, checkpoints: steps, missed };
   } catch (error) {
     rmSync(aside, { force: true });
     throw fileError('write', file, error);
   } finally {
+    closeAll(kept);
     gzip.destroy();
     output.destroy();
   }
 }
 
-/** Folder names of the checkpoints to take: the newest one that verifies, or all there are. */
-function chosenSteps(root: string, choice: CheckpointChoice): string[] {
+interface OpenCheckpoint {
+  readonly path: string;
+  readonly step: number;
+  readonly files: { readonly path: string; readonly descriptor: number }[];
+}
+
+/**
+ * The checkpoints to take, newest first, with all their files open: what is open can be read to its end, also when the run
+ * deletes it meanwhile because newer ones have come.
+ */
+function openCheckpoints(root: string, choice: CheckpointChoice): OpenCheckpoint[] {
+  for (let attempt = 1; ; attempt++) {
+    const opened: OpenCheckpoint[] = [];
+    try {
+      for (const { path, step } of chosenCheckpoints(root, choice)) {
+        const checkpoint: OpenCheckpoint = { path, step, files: [] };
+        opened.push(checkpoint);
+        for (const file of filesBelow(path)) checkpoint.files.push({ path: file, descriptor: openSync(file, 'r') });
+        statSync(path); // a folder that went before it was listed would look empty
+      }
+      return opened;
+    } catch (error) {
+      closeAll(opened);
+      const isGone = errorCode(error) === 'ENOENT';
+      if (!isGone) throw fileError('read', runPaths(root).checkpoints, error);
+      if (attempt === ATTEMPTS)
+        throw new TrefoilError(`${root}: checkpoints are deleted faster than they can be read; raise train.keep_last`);
+    }
+  }
+}
+
+/** The newest one that verifies, or all there are. */
+function chosenCheckpoints(root: string, choice: CheckpointChoice): { path: string; step: number }[] {
   if (choice === 'none') return [];
-  if (choice === 'all') return listCheckpoints(runPaths(root).checkpoints).map(({ path }) => basename(path));
+  if (choice === 'all') return listCheckpoints(runPaths(root).checkpoints);
   const found = findCheckpoint(root, 'auto');
-  return found ? [basename(found.path)] : [];
+  return found ? [found] : [];
 }
 
-function filesBelow(folder: string): string[] {
-  return readdirSync(folder, { recursive: true, withFileTypes: true })
-    .filter((entry) => entry.isFile())
-    .map((entry) => join(entry.parentPath ?? entry.path, entry.name))
-    .sort();
+function closeAll(checkpoints: readonly OpenCheckpoint[]): void {
+  for (const { descriptor } of checkpoints.flatMap(({ files }) => files)) closeSync(descriptor);
 }
 
-/** Stores exactly the bytes there are now; false when the file is gone. */
-async function store(gzip: Gzip, path: string, name: string): Promise<boolean> {
-  let handle: Awaited<ReturnType<typeof open>>;
+/** Without the folder `except`; folders that vanish meanwhile are passed over. */
+function filesBelow(folder: string, except?: string): string[] {
+  const files: string[] = [];
+  for (const name of namesIn(folder).sort()) {
+    const path = join(folder, name);
+    const facts = statOrUndefined(path);
+    if (facts?.isDirectory() && path !== except) files.push(...filesBelow(path, except));
+    else if (facts?.isFile()) files.push(path);
+  }
+  return files;
+}
+
+function openUnlessGone(path: string): number | undefined {
   try {
-    handle = await open(path, 'r');
+    return openSync(path, 'r');
   } catch (error) {
-    if (errorCode(error) === 'ENOENT') return false;
+    if (errorCode(error) === 'ENOENT') return undefined;
     throw fileError('read', path, error);
   }
-  try {
-    const facts = await handle.stat();
-    const size = LINES.test(name) ? await endOfLastLine(handle, facts.size) : facts.size;
-    await write(gzip, tarHeader({ name, size, mtime: facts.mtimeMs / 1000 }));
-    const chunk = Buffer.alloc(Math.min(CHUNK_BYTES, size));
-    for (let position = 0; position < size; ) {
-      const { bytesRead } = await handle.read(chunk, 0, Math.min(chunk.length, size - position), position);
-      // A file cut short meanwhile is filled up with zeros: the archive stays readable, and the hashes of a checkpoint tell.
-      const piece = bytesRead > 0 ? chunk.subarray(0, bytesRead) : Buffer.alloc(Math.min(CHUNK_BYTES, size - position));
-      await write(gzip, Uint8Array.from(piece));
-      position += piece.length;
-    }
-    await write(gzip, tarPadding(size));
-    return true;
-  } finally {
-    await handle.close();
-  }
 }
 
-async function endOfLastLine(handle: Awaited<ReturnType<typeof open>>, size: number): Promise<number> {
+async function storeText(gzip: Gzip, name: string, text: string): Promise<void> {
+  const bytes = Buffer.from(text);
+  await write(gzip, tarHeader({ name, size: bytes.length, mtime: Date.now() / 1000 }));
+  await write(gzip, bytes);
+  await write(gzip, tarPadding(bytes.length));
+}
+
+/** Stores exactly the bytes there are now. */
+async function store(gzip: Gzip, descriptor: number, name: string): Promise<void> {
+  const facts = fstatSync(descriptor);
+  const size = LINES.test(name) ? endOfLastLine(descriptor, facts.size) : facts.size;
+  await write(gzip, tarHeader({ name, size, mtime: facts.mtimeMs / 1000 }));
+  for (let position = 0; position < size; position += CHUNK_BYTES) {
+    // A file cut short meanwhile is filled up with zeros: the archive stays readable, and the hashes of a checkpoint tell.
+    const chunk = new Uint8Array(Math.min(CHUNK_BYTES, size - position));
+    readFully(descriptor, chunk, position);
+    await write(gzip, chunk);
+  }
+  await write(gzip, tarPadding(size));
+}
+
+function endOfLastLine(descriptor: number, size: number): number {
   const start = Math.max(0, size - CHUNK_BYTES);
-  const { buffer, bytesRead } = await handle.read(Buffer.alloc(size - start), 0, size - start, start);
-  const newline = buffer.subarray(0, bytesRead).lastIndexOf(0x0a);
+  const end = Buffer.alloc(size - start);
+  const newline = end.subarray(0, readFully(descriptor, end, start)).lastIndexOf(0x0a);
   return newline < 0 ? start : start + newline + 1;
 }
 

@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { HeartbeatFields } from '../run/heartbeat.js';
-import { readAnomaly, readHalt, runPaths, writeHalt } from '../run/run-paths.js';
+import { readAnomaly, readHalt, runPaths, writeAnomaly, writeHalt } from '../run/run-paths.js';
 import { temporaryFolder } from '../testing/run.js';
 import { SteadyAges } from './ages.js';
 import { checkHealth } from './health.js';
@@ -41,6 +41,9 @@ const every = (fields: Partial<HeartbeatFields>) => () => fields;
 /** The last `n` of 100 steps. */
 const last = (n: number, fields: Partial<HeartbeatFields>) => (step: number) => (step > 100 - n ? fields : {});
 
+/** A usual norm of 1, and the last. */
+const spike = (norm: number) => (step: number) => ({ grad_norm: step === 100 ? norm : 1 });
+
 type Change = (step: number) => Partial<HeartbeatFields>;
 const CASES: [rule: string, level: Level, triggers: Change, justBelow: Change][] = [
   ['loss', 'red', last(1, { loss: Number.NaN }), last(1, { loss: 1e30 })],
@@ -51,7 +54,7 @@ const CASES: [rule: string, level: Level, triggers: Change, justBelow: Change][]
   ['gate_collapse', 'yellow', last(1, { gate_collapse_frac: 0.11 }), last(1, { gate_collapse_frac: 0.1 })],
   ['gate_max', 'yellow', last(1, { gate_max_gate_mean: 0.9 }), last(1, { gate_max_gate_mean: 0.89 })],
   ['grad_zero', 'red', last(1, { grad_norm: 0 }), last(1, { grad_norm: 1e-12 })],
-  ['grad_spike', 'yellow', last(1, { grad_norm: 10.1 }), last(1, { grad_norm: 5 })],
+  ['grad_spike', 'yellow', spike(10.01), spike(10)],
   ['fetch', 'yellow', last(3, { dt_fetch_s: 2.01 }), last(3, { dt_fetch_s: 1.99 })],
   ['fetch_stall', 'yellow', last(3, { dt_fetch_s: 1.01 }), last(2, { dt_fetch_s: 1.9 })],
   ['fetch_p95', 'yellow', last(1, { fetch_p95_ms: 100 }), last(1, { fetch_p95_ms: 99 })],
@@ -93,6 +96,13 @@ describe('rules of time', () => {
   it('entropy: at the limit is no alarm', () => {
     run.steps(1, 100, 10, last(9, { gate_entropy_mean: 0.2 }));
     expect(levelOf('gate_entropy')).toBe('yellow');
+  });
+
+  it('collapse: half of the gates is a warning, more an alarm', () => {
+    run.steps(1, 100, 10, last(1, { gate_collapse_frac: 0.5 }));
+    expect(levelOf('gate_collapse')).toBe('yellow');
+    run.steps(101, 101, 10, every({ gate_collapse_frac: 0.501 }));
+    expect(levelOf('gate_collapse')).toBe('red');
   });
 
   it('heartbeat: 180 s is fine, more is a stall', () => {
@@ -190,6 +200,8 @@ describe('rules of time', () => {
     expect([levelOf('halt'), levelOf('anomaly')]).toEqual(['green', 'green']);
     writeHalt(folder.path, 'lunch');
     expect([levelOf('halt'), levelOf('anomaly')]).toEqual(['yellow', 'green']);
+    writeAnomaly(folder.path, 'gate_collapse');
+    expect([levelOf('halt'), levelOf('anomaly')]).toEqual(['yellow', 'red']);
   });
 
   it('loss_flatline: only when asked for', () => {

@@ -7,8 +7,8 @@ export type { NetworkFault };
 
 const FILES = 6;
 const DOCUMENTS = 48;
-/** Seconds until a source is dead; an answer that is silent for a third of it is broken off. */
-const TIMEOUT = 10;
+/** Seconds until a source is dead, with room for a busy machine; an answer that is silent for a third of it is broken off. */
+const TIMEOUT = 20;
 
 /** In which order the kinds come, which of them were served since, and every other answer is left alone. */
 interface Spoiling {

@@ -8,7 +8,7 @@ export interface Ending {
 }
 
 /** Longer than anything a healthy training does between two lines. */
-const PATIENCE_MS = 60_000;
+const PATIENCE_MS = 600_000;
 
 /** One life of the trainer. */
 export class Life {
@@ -46,6 +46,11 @@ export class Life {
 
   send(signal: NodeJS.Signals): void {
     this.#child.kill(signal);
+  }
+
+  /** So many milliseconds, but not beyond its first step: a fast machine must not train for the rest of them. */
+  async starting(milliseconds: number): Promise<void> {
+    await Promise.race([pause(milliseconds), this.progress(1)]);
   }
 
   /** Until it has done so many steps, or is over. */

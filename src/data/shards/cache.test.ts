@@ -96,8 +96,11 @@ describe('openCached', () => {
 describe('a killed build', () => {
   const script = fileURLToPath(new URL('../testing/build-cache.ts', import.meta.url));
   const runner = fileURLToPath(new URL('../../../node_modules/vite-node/vite-node.mjs', import.meta.url));
-  const build = (path: string, cache: string, delay: number): ChildProcess =>
-    spawn(process.execPath, [runner, script, path, cache, String(delay)], { stdio: ['ignore', 'pipe', 'inherit'] });
+  /** So many milliseconds a document; at `last` it stands still. */
+  const build = (path: string, cache: string, delay: number, last = -1): ChildProcess =>
+    spawn(process.execPath, [runner, script, path, cache, String(delay), String(last)], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
   const lines = Array.from({ length: 60 }, (_, line) => `{"text":"${`document ${line} `.repeat(1000)}"}`).join('\n');
 
   const lengths = lines.split('\n').map((line) => JSON.parse(line).text.length);
@@ -105,7 +108,7 @@ describe('a killed build', () => {
   it.each([0, 25, 59])('after document %i leaves nothing that could be taken for data', async (last) => {
     const cache = folder.fresh();
     const path = folder.write('killed.jsonl', lines);
-    const child = build(path, cache, 20);
+    const child = build(path, cache, 20, last < 50 ? last : -1);
     const closed = once(child, 'close');
     for await (const line of createInterface({ input: child.stdout! })) {
       if (line === `document ${last}`) child.kill('SIGKILL');

@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import { encode as libraryEncode } from 'gpt-tokenizer/encoding/r50k_base';
 import { describe, expect, it } from 'vitest';
+import { cpuMs } from '../../testing/cpu-time.js';
 import { DIFFICULT_TEXTS, LONE_SURROGATES, streamed } from '../testing/texts.js';
 import { createGpt2Tokenizer } from './gpt2.js';
 
@@ -47,9 +48,11 @@ describe('gpt2 tokenizer', () => {
 
   it.each([' ', '\n', 'a', '7', '=', '界'])('takes a document of half a million "%s" in a moment', (character) => {
     const text = `${character.repeat(500_000)}x`;
-    const started = performance.now();
-    const ids = tokenizer.encode(text);
-    expect(performance.now() - started).toBeLessThan(20_000);
+    let ids: Int32Array = new Int32Array();
+    const ms = cpuMs(() => {
+      ids = tokenizer.encode(text);
+    });
+    expect(ms).toBeLessThan(20_000);
     expect(tokenizer.decode(ids)).toBe(text);
   });
 

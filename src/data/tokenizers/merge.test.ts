@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { cpuMs } from '../../testing/cpu-time.js';
 import { mergeBytePairs, type Ranks } from './merge.js';
 
 /** The definition: merge the leftmost pair of the lowest rank until there is none. */
@@ -41,9 +42,11 @@ describe('mergeBytePairs', () => {
       ['aa', 1],
       ['aaaa', 2],
     ]);
-    const started = performance.now();
-    const ids = mergeBytePairs('a'.repeat(1_000_003), ranks);
-    expect(performance.now() - started).toBeLessThan(20_000);
+    let ids: ReturnType<typeof mergeBytePairs> = [];
+    const ms = cpuMs(() => {
+      ids = mergeBytePairs('a'.repeat(1_000_003), ranks);
+    });
+    expect(ms).toBeLessThan(20_000);
     expect(ids.length).toBe(250_002);
     expect(ids.slice(-3)).toEqual([2, 1, 0]);
   });

@@ -21,7 +21,7 @@ try {
   const handed = await store.handOut('handed out', Buffer.from(`of rank ${options.rank}`));
   if (options.block) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, options.block);
   say({ handed: Buffer.from(handed).toString(), at: Date.now() });
-  if (options.stay) await new Promise((resolve) => setTimeout(resolve, 60_000));
+  if (options.stay) await new Promise((resolve) => setTimeout(resolve, 600_000));
   await store.gather('end', new Uint8Array());
   store.close();
 } catch (error) {

@@ -1,0 +1,76 @@
+import { spawnSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { findCheckpoint } from '../run/checkpoint-find.js';
+import { saveCheckpoint } from '../run/checkpoint-save.js';
+import { runPaths } from '../run/run-paths.js';
+import { temporaryFolder } from '../testing/run.js';
+import { backupRun } from './backup.js';
+
+let folder: { path: string; remove: () => void };
+let run: string;
+beforeEach(() => {
+  folder = temporaryFolder();
+  run = join(folder.path, 'run');
+  mkdirSync(join(run, 'tb'), { recursive: true });
+  writeFileSync(join(run, 'tb', 'events'), 'events');
+  writeFileSync(join(run, '.lock'), 'of this machine only');
+  writeFileSync(runPaths(run).training, 'step,loss,lr,toks_per_s\n1,2,3,4\n2,3,');
+});
+afterEach(() => folder.remove());
+
+const BYTES = 1_000_000;
+
+function save(step: number, keepLast: number): void {
+  const data = Uint8Array.from({ length: BYTES }, (_, i) => (i * step) % 251);
+  const tensor = { name: 'w', dtype: 'U8', shape: [BYTES], data } as const;
+  saveCheckpoint(run, step, { model: [tensor], optimizer: [tensor] }, { step }, { keepLast });
+}
+
+/** Unpacks an archive; returns the run's folder and the names in it. */
+function unpacked(archive: string): { path: string; names: string[] } {
+  const out = mkdtempSync(join(folder.path, 'out-'));
+  const { status, stdout, stderr } = spawnSync('tar', ['-xvzf', archive, '-C', out], { encoding: 'utf8' });
+  expect(status, stderr).toBe(0);
+  return { path: join(out, 'run'), names: stdout.trim().split('\n').sort() };
+}
+
+it('takes the newest checkpoint or all or none, whole lines, and nothing of this machine only', async () => {
+  save(1, 5);
+  save(2, 5);
+  const archive = (choice: string) => join(folder.path, `${choice}.tar.gz`);
+  for (const [choice, steps] of [
+    ['latest', [2]],
+    ['all', [2, 1]],
+    ['none', []],
+  ] as const) {
+    const result = await backupRun(run, archive(choice), choice);
+    expect(result).toMatchObject({ checkpoints: steps, missed: [] });
+    const { path, names } = unpacked(archive(choice));
+    expect(names).toHaveLength(result.files);
+    expect(names.filter((name) => !name.includes('checkpoints'))).toEqual(['run/tb/events', 'run/training.csv']);
+    expect(readFileSync(runPaths(path).training, 'utf8')).toBe('step,loss,lr,toks_per_s\n1,2,3,4\n');
+    expect(findCheckpoint(path, 'auto')?.step).toBe(steps[0]);
+    if (steps.length > 0) expect(findCheckpoint(path, join(runPaths(path).checkpoints, 'latest'))?.step).toBe(2);
+  }
+});
+
+it('holds a whole checkpoint also when the run deletes it while it is read', async () => {
+  save(1, 1);
+  let isOver = false;
+  const archive = join(folder.path, 'moving.tar.gz');
+  const backup = backupRun(run, archive, 'latest').finally(() => {
+    isOver = true;
+  });
+  // A run that saves as fast as it can and keeps only the newest.
+  let step = 1;
+  while (!isOver) {
+    save(++step, 1);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  const { checkpoints, missed } = await backup;
+  expect(step).toBeGreaterThan(checkpoints[0] + 1); // what was taken is gone
+  expect(missed).toEqual([]);
+  expect(findCheckpoint(unpacked(archive).path, 'auto')).toMatchObject({ step: checkpoints[0], skipped: [] });
+});

@@ -1,0 +1,198 @@
+/**
+ * Every command and every subcommand of the real program, from end to end on a small model: it does its work, with code 0,
+ * and `--json` prints exactly one JSON value of the promised shape. A new command without a row here fails.
+ */
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { stringify } from 'yaml';
+import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
+import { readSafetensors } from '../src/run/safetensors.js';
+import { root, trefoil } from '../src/testing/cli.js';
+import { GOLDEN_SMALL } from '../src/testing/golden.js';
+import { mpirunAbsence } from '../src/testing/ranks.js';
+import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
+
+let folder: { path: string; remove: () => void };
+let configFile: string;
+let model: string;
+const at = (...names: string[]) => join(folder.path, ...names);
+
+async function jsonOf(...words: string[]) {
+  const { code, stdout, stderr } = await trefoil([...words, '--json']);
+  expect(code, stderr).toBe(0);
+  return JSON.parse(stdout);
+}
+
+beforeAll(async () => {
+  folder = temporaryFolder();
+  const train = { steps: 12, eval_every: 6, save_every: 6, out_dir: at('run') };
+  configFile = at('config.yaml');
+  writeFileSync(configFile, stringify(tinyConfig(folder.path, { train })));
+  model = at('run');
+  const { code, stderr } = await trefoil(['train', '--config', configFile]);
+  expect(code, stderr).toBe(0);
+  mkdirSync(at('documents'));
+  const lines = Array.from({ length: 80 }, (_, i) => JSON.stringify({ text: `document ${i}: ${'word '.repeat(i)}` }));
+  writeFileSync(at('documents', 'a.jsonl'), `${lines.join('\n')}\n`);
+  writeFileSync(at('text.txt'), 'line 1 of a text to look at. '.repeat(20));
+});
+afterAll(() => folder.remove());
+
+const keys = (value: object) => Object.keys(value);
+const rowKeys = (result: { rows: object[] }) => keys(result.rows[0]);
+const documents = () => ['--dataset', 'fineweb_edu_local', '--local-path', at('documents')];
+
+/** By command, or by command and subcommand. */
+const ROWS: Readonly<Record<string, () => Promise<void>>> = {
+  train: async () => {
+    const resumed = ['--config', configFile, '--resume', 'auto', '--steps', '14'];
+    expect(await jsonOf('train', ...resumed)).toMatchObject({ status: 'done', step: 14 });
+  },
+  launch: async () => {
+    if (mpirunAbsence()) return console.log(`launch is not run: ${mpirunAbsence()}`);
+    const words = ['train', '--config', configFile, '--steps', '2', '--out-dir', at('two')];
+    const { code, stdout, stderr } = await trefoil(['launch', '-n', '2', '--', ...words]);
+    expect(code, stderr).toBe(0);
+    expect(stdout).toMatch(/^\[0\] step 0002 \| loss /m);
+  },
+  generate: async () => {
+    const words = ['--model', model, '--prompt', 'line ', '--max-new-tokens', '5', '--greedy'];
+    expect(await jsonOf('generate', ...words)).toMatchObject({ prompt: 'line ', tokens: 5, text: expect.any(String) });
+  },
+  'eval loss': async () => {
+    const words = ['--model', model, '--dataset', 'text', '--local-path', at('text.txt'), '--seq-len', '64'];
+    const { loss, perplexity } = await jsonOf('eval', 'loss', ...words);
+    expect(Math.abs(perplexity / Math.exp(loss) - 1)).toBeLessThan(1e-6);
+  },
+  'eval needle': async () => {
+    const words = [
+      '--lengths',
+      '64',
+      '--depths',
+      '0,100',
+      '--trials',
+      '2',
+      '--records',
+      '2',
+      '--out-dir',
+      at('needle'),
+    ];
+    await jsonOf('eval', 'needle', '--model', model, ...words);
+    expect(readFileSync(at('needle', 'needle.svg'), 'utf8')).toMatch(/^<svg /);
+    expect(JSON.parse(readFileSync(at('needle', 'needle.json'), 'utf8'))).toHaveProperty('rows');
+  },
+  'eval selection': async () => {
+    const words = ['--text-file', at('text.txt'), '--out-dir', at('selection')];
+    await jsonOf('eval', 'selection', '--model', model, ...words);
+    for (const name of ['selection.svg', 'gates.svg'])
+      expect(readFileSync(at('selection', name), 'utf8')).toMatch(/^<svg /);
+  },
+  'bench attention': async () => {
+    const small = ['--heads', '2', '--groups', '1', '--dim', '16', '--lengths', '64', '--quick'];
+    const result = await jsonOf('bench', 'attention', ...small);
+    expect(keys(result)).toEqual(['machine', 'device', 'threads', 'peak_gflops', 'rows']);
+    expect(rowKeys(result)).toEqual([
+      ...['what', 'pass', 'kernel', 'S', 'sequences', 'ms', 'gflops', 'peak_share', 'extra_bytes'],
+    ]);
+  },
+  'bench train': async () => {
+    const result = await jsonOf('bench', 'train', '--config', configFile, '--seq-len', '64', '--quick');
+    expect(keys(result)).toEqual(['machine', 'device', 'threads', 'peak_gflops', 'rows']);
+    expect(rowKeys(result)).toEqual([
+      ...['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'],
+      ...['peak_mem_mib', 'params'],
+    ]);
+  },
+  'bench decode': async () => {
+    const result = await jsonOf('bench', 'decode', '--config', configFile, '--lengths', '64', '--quick');
+    expect(rowKeys(result)).toEqual([
+      ...['S', 'batch', 'ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense'],
+      ...['reads_measured', 'reads_predicted', 'tokens_per_s'],
+    ]);
+  },
+  'bench prefill': async () => {
+    const { rows } = await jsonOf('bench', 'prefill', '--config', configFile, '--lengths', '64', '--quick');
+    expect(rows[0]).toMatchObject({ S: 64, ms_total: expect.any(Number), ms_dense: expect.any(Number) });
+  },
+  'bench data': async () => {
+    const { rows } = await jsonOf('bench', 'data', '--quick', '--tokenizer', 'byte');
+    expect(rows.map(({ what }: { what: string }) => what)).toEqual(expect.arrayContaining(['prepared', 'pipeline']));
+  },
+  'data smoke': async () => {
+    const result = await jsonOf('data', 'smoke', ...documents(), '--seq-len', '32', '--batches', '2');
+    expect(result).toMatchObject({ ok: true, source: 'fineweb_edu_local', batches: 2, tokens: 64 });
+  },
+  'data bootstrap': async () => {
+    const result = await jsonOf('data', 'bootstrap', ...documents(), '--bytes', '2KB', '--out', at('staged'));
+    expect(result).toMatchObject({ files: 1, exhausted: false });
+  },
+  'data prepare': async () => {
+    const result = await jsonOf('data', 'prepare', ...documents(), '--tokenizer', 'gpt2', '--out', at('shards'));
+    expect(result).toMatchObject({ documents: 80 });
+  },
+  'data inspect': async () => {
+    const result = await jsonOf('data', 'inspect', ...documents(), '--samples', '1');
+    expect(result).toMatchObject({ documents: 80, tokenizer: 'byte' });
+    expect(result.samples).toHaveLength(1);
+  },
+  attend: async () => {
+    await jsonOf('attend', '--in', GOLDEN_SMALL, '--out', at('out.safetensors'), '--device', 'cpu');
+    expect([...readSafetensors(at('out.safetensors')).tensors.keys()].sort()).toEqual(
+      [
+        ...['out', 'o_cmp', 'o_sel', 'o_win', 'selected', 'dq', 'dk_cmp', 'dv_cmp', 'dk_sel', 'dv_sel'],
+        ...['dk_win', 'dv_win', 'd_gates'],
+      ].sort(),
+    );
+  },
+  doctor: async () => {
+    const result = await jsonOf('doctor', '--config', 'quickstart');
+    expect(result.ok).toBe(true);
+    expect(rowKeys(result)).toEqual(['check', 'level', 'found', 'remedy']);
+  },
+  plan: async () => {
+    const { rows } = await jsonOf('plan', '--gpus', '16');
+    expect(rows.map(({ gpus }: { gpus: number }) => gpus)).toContain(16);
+  },
+  status: async () => {
+    const { runs } = await jsonOf('status', '--dir', model);
+    expect(runs[0]).toMatchObject({ run: 'run', state: 'ended' });
+  },
+  watch: async () => expect(rowKeys(await jsonOf('watch', '--once', '--dir', model))).toEqual(RULE),
+  health: async () => expect(rowKeys(await jsonOf('health', '--dir', model))).toEqual(RULE),
+  check: async () => expect(rowKeys(await jsonOf('check', '--dir', model))).toEqual(RULE),
+  halt: async () => expect(await jsonOf('halt', '--dir', model)).toMatchObject({ status: 'ended' }),
+  backup: async () => {
+    await jsonOf('backup', '--dir', model, '--out', at('run.tar.gz'));
+    expect([...readFileSync(at('run.tar.gz')).subarray(0, 2)]).toEqual([0x1f, 0x8b]);
+  },
+  report: async () => {
+    const { runs } = await jsonOf('report', '--dir', model, '--out', at('report'));
+    expect(runs).toHaveLength(1);
+    expect(readFileSync(at('report', 'report.md'), 'utf8')).toContain('# Training report');
+  },
+};
+const RULE = ['rule', 'level', 'value', 'limit'];
+
+const GROUPS = new Map([
+  ['bench', BENCHES],
+  ['eval', EVALUATIONS],
+  ['data', DATA_COMMANDS],
+]);
+const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${name} ${second.name}`) ?? [name]);
+
+/** What takes minutes is run as a program in another test, and not twice. */
+const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
+  start: ['test/readme.test.ts', 'npm start'],
+  verify: ['src/cli/main.test.ts', "trefoil('verify'"],
+};
+
+describe('the real program', () => {
+  it('has a row here for every command, or a test elsewhere', () => {
+    expect([...Object.keys(ROWS), ...Object.keys(ELSEWHERE)].sort()).toEqual([...all].sort());
+    for (const [file, command] of Object.values(ELSEWHERE))
+      expect(readFileSync(join(root, file), 'utf8')).toContain(command);
+  });
+
+  it.each(Object.keys(ROWS))('%s', (name) => ROWS[name]());
+});
