@@ -142,7 +142,7 @@ int cuDeviceGetCount(int* out) { return *out = 1, 0; }
 int cuDeviceGet(int* out, int) { return *out = 0, 0; }
 int cuDeviceGetName(char* out, int bytes, int) { return snprintf(out, bytes, "idle GPU"), 0; }
 int cuDeviceGetAttribute(int* out, int attribute, int) {
-  *out = attribute == 16 ? 4 : attribute == 75 ? 8 : attribute == 76 ? 0 : 166912;
+  *out = attribute == 16 ? 4 : attribute == 75 ? setting("IDLE_GPU_ARCHITECTURE", 80) / 10 : attribute == 76 ? 0 : 166912;
   return 0;
 }
 int cuDeviceTotalMem_v2(size_t* out, int) { return *out = 8ull << 30, 0; }
