@@ -9,12 +9,12 @@
 //     "config": "base", "set": { "data.tokenizer": "gpt2" },     the model, as train takes it
 //     "seq_len": 256, "batch_size": 4, "accumulate_grad_batches": 1,   of one rank
 //     "link_gbs": 3.1, "latency_us": 40,     measured between two ranks: bus bandwidth of a large sum, time of a small one
-//     "rows": [ { "ranks": 1, "ms_step": 140.2 },     the step that the others are predicted from
+//     "rows": [ { "ranks": 1, "ms_step": 140.2 },     the computing that the others are predicted from
 //               { "ranks": 2, "ms_step": 300.1, "exposed_ms": 12.0,
 //                 "wire": "f32", "zero1": false, "overlap": true, "bucket_mib": 16, "share": 2 } ] }
 //
-// `share` is how many ranks compute on one device: each has that part of its speed. Left out: what the example shows, and
-// 1 for `share`. A row may have a batch_size of its own, when the global batch is what stays the same; the rate of the
+// `share` is how many ranks compute on one device at the same time: each has that part of its speed. In the first row it
+// says that what was measured is a rank's computing beside another's. Left out: what the example shows, and 1 for `share`. A row may have a batch_size of its own, when the global batch is what stays the same; the rate of the
 // one rank then holds for it too.
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -57,15 +57,16 @@ function caseOf(file, row) {
 
 /** The rate that makes the prediction for one rank the measured step of one rank. */
 function speedFrom(file) {
-  const one = file.rows.find(({ ranks, share = 1 }) => ranks === 1 && share === 1);
+  const one = file.rows.find(({ ranks }) => ranks === 1);
   if (!one) throw new Error('no row with one rank: nothing to predict from');
   const { shape, config } = caseOf(file, one);
   const { seq_len, batch_size, accumulate_grad_batches } = config.train;
   const { used } = trainingFlops(shape, new Array(batch_size).fill(seq_len));
   const flops = used * accumulate_grad_batches;
+  const ms = one.ms_step / (one.share ?? 1);
   const row = {
-    ...{ config: file.config, attention: shape.attention, S: seq_len, batch: batch_size, ms_step: one.ms_step },
-    ...{ mfu: flops / (one.ms_step * 1e6), params: parameterCount(shape) }, // of a peak of 1 GFLOP/s
+    ...{ config: file.config, attention: shape.attention, S: seq_len, batch: batch_size, ms_step: ms },
+    ...{ mfu: flops / (ms * 1e6), params: parameterCount(shape), layers: shape.n_layers }, // of a peak of 1 GFLOP/s
   };
   return speedOf({ machine: file.machine, device: file.device, peak_gflops: 1, rows: [row] });
 }

@@ -1,7 +1,9 @@
 // When gradients are reduced and when the GPU computes, by the GPU's own clock: one training step of the 125m shape on
-// several ranks, kernel by kernel. Needs `npm run build`. Every rank runs it, under any launcher:
-//   torchrun --no-python --nproc-per-node 2 node bench/cuda/ranks-trace.mjs [--seq-len 2048] [--batch 4] [--bucket 16] [--out FOLDER]
-// Rank 0 prints a table and writes trace.json and trace.svg.
+// several ranks, kernel by kernel; the same step with the same buckets sent after the backward pass, and in safe mode, whose
+// buckets are of 1 MiB; and sums of every size by themselves. Needs `npm run build`. Every rank runs it, under any launcher:
+//   torchrun --no-python --nproc-per-node 2 node bench/cuda/ranks-trace.mjs [--seq-len 2048] [--batch 4] [--bucket 16]
+//     [--config base] [--most 155] [--out FOLDER]
+// --most is the largest sum in MB. Rank 0 prints tables and writes trace.json and trace.svg.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -23,6 +25,8 @@ const { values } = parseArgs({
     'seq-len': { type: 'string', default: '2048' },
     batch: { type: 'string', default: '4' },
     bucket: { type: 'string', default: '16' },
+    config: { type: 'string', default: 'base' },
+    most: { type: 'string', default: '155' },
     out: { type: 'string' },
   },
 });
@@ -30,10 +34,12 @@ const { values } = parseArgs({
 const identity = resolveRank(process.env);
 const device = new CudaDevice({ index: chooseGpu(identity.localRank, gpuCount(), process.env) });
 const world = await openWorld(identity, device, { timeoutSeconds: 120 });
-const { config: base } = loadConfig({ env: {}, config: 'base' });
+const { config: base } = loadConfig({ env: {}, config: values.config });
 
-/** Milliseconds of steps as they are trained, and the timeline of one. */
-function measure(overlap) {
+const MIB = 2 ** 20;
+
+/** Milliseconds of steps as they are trained, all of them and the middle one, and the timeline of one. */
+function measure(overlap, bucketMib) {
   const config = parseConfig({
     ...base,
     data: { ...base.data, tokenizer: 'gpt2' },
@@ -45,7 +51,7 @@ function measure(overlap) {
   });
   const model = new LanguageModel(device, modelShape(config, 50257), 1, 'bf16');
   const parallel = new DataParallel(device, world.collectives, model.parameters, {
-    ...{ bucketBytes: Number(values.bucket) * 2 ** 20, overlap, wire: 'f32', zero: false },
+    ...{ bucketBytes: bucketMib * MIB, overlap, wire: 'f32', zero: false },
   });
   const optimizer = new AdamW(
     device,
@@ -72,7 +78,26 @@ function measure(overlap) {
   optimizer.free();
   parallel.free();
   model.free();
-  return { ms: times[2], buckets: parallel.bucketCount, timeline };
+  return { ms: times[2], times, buckets: parallel.bucketCount, timeline };
+}
+
+/** Milliseconds of a sum by its bytes, while nothing else runs: the middle one of five. */
+function measureSums(most) {
+  const sizes = [8, 65_536, 1e6, 2.4e6, 4.7e6, 9.4e6, 26e6, 155e6].filter((bytes) => bytes <= most);
+  const memory = device.pool.take(most);
+  const sums = sizes.map((bytes) => {
+    const span = { address: memory.address, count: Math.floor(bytes / 4), dtype: 'f32' };
+    const sum = () => {
+      world.collectives.allReduce(span);
+      world.collectives.join();
+    };
+    for (let i = 0; i < 2; i++) sum();
+    device.synchronize();
+    const ms = device.time(sum, 5).sort((a, b) => a - b)[2];
+    return { bytes, ms, gbs: bytes / ms / 1e6 };
+  });
+  device.pool.give(memory);
+  return sums;
 }
 
 /** Stretches of time in which something ran; what is closer than `gap` is one. */
@@ -90,8 +115,11 @@ const length = (list) => list.reduce((sum, { from, to }) => sum + to - from, 0);
 const common = (list, { from, to }) =>
   list.reduce((sum, other) => sum + Math.max(0, Math.min(to, other.to) - Math.max(from, other.from)), 0);
 
-const traced = measure(true);
-const { ms: msAfter } = measure(false);
+const bucketMib = Number(values.bucket);
+const traced = measure(true, bucketMib);
+const after = measure(false, bucketMib);
+const safe = measure(false, Math.min(1, bucketMib));
+const sums = measureSums(Number(values.most) * 1e6);
 const reductions = traced.timeline.filter(({ isBeside }) => isBeside);
 const compute = stretches(traced.timeline.filter(({ isBeside }) => !isBeside));
 const gradientReductions = reductions.filter(({ name }) => !name.endsWith('f64'));
@@ -103,7 +131,10 @@ const summary = {
   batch_per_rank: Number(values.batch),
   buckets: traced.buckets,
   step_ms_overlapped: traced.ms,
-  step_ms_reduced_after: msAfter,
+  step_ms_reduced_after: after.ms,
+  step_ms_safe_mode: safe.ms,
+  buckets_safe_mode: safe.buckets,
+  steps_ms: { overlapped: traced.times, after: after.times, safe: safe.times },
   compute_ms: length(compute),
   reduction_ms: length(busy),
   reduction_ms_beside_compute: hidden,
@@ -117,10 +148,16 @@ if (world.isFirst) {
       `${one.from.toFixed(2).padStart(9)} ${one.to.toFixed(2).padStart(9)} ${share.toFixed(0).padStart(14)} %  ${one.name}`,
     );
   }
+  console.log('      sum of     takes ms      GB/s');
+  for (const { bytes, ms, gbs } of sums)
+    console.log(`${String(bytes).padStart(12)} ${ms.toFixed(3).padStart(12)} ${gbs.toFixed(3).padStart(9)}`);
   console.log(JSON.stringify(summary));
   if (values.out) {
     mkdirSync(values.out, { recursive: true });
-    writeFileSync(join(values.out, 'trace.json'), `${JSON.stringify({ summary, compute, reductions }, null, 1)}\n`);
+    writeFileSync(
+      join(values.out, 'trace.json'),
+      `${JSON.stringify({ summary, sums, compute, reductions }, null, 1)}\n`,
+    );
     writeFileSync(join(values.out, 'trace.svg'), svg(compute, gradientReductions));
   }
 }

@@ -33,6 +33,7 @@ export interface StepTime {
   /** Tensors at their highest and what kernels hold for themselves. */
   readonly peakBytes: number;
   readonly params: number;
+  readonly layers: number;
 }
 
 /** How long to measure: at least `least` steps, more while they fit into `ms`. */
@@ -74,6 +75,7 @@ export function measureTraining(
       flops: { used: flops.used * batches.length, palm: flops.palm * batches.length },
       peakBytes: device.memory.peakBytes + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
       params: model.parameterCount,
+      layers: shape.n_layers,
     };
   });
 }

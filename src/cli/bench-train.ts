@@ -84,6 +84,7 @@ interface Row {
   readonly mfu_palm: number;
   readonly peak_mem_mib: number;
   readonly params: number;
+  readonly layers: number;
   /** With --profile only. */
   readonly profile?: readonly ProfileRow[];
 }
@@ -154,7 +155,7 @@ function progress({ name, time }: Measured): string {
 
 function rowOf({ name, time, profile }: Measured, peak: number): Row {
   const seconds = time.ms / 1000;
-  const { attention, kernel, S, batch, params } = time;
+  const { attention, kernel, S, batch, params, layers } = time;
   return {
     ...{ config: name, attention, kernel, S, batch },
     tokens_per_s: round((batch * S) / seconds, 1),
@@ -162,14 +163,14 @@ function rowOf({ name, time, profile }: Measured, peak: number): Row {
     mfu: round(time.flops.used / seconds / peak, 4),
     mfu_palm: round(time.flops.palm / seconds / peak, 4),
     peak_mem_mib: round(time.peakBytes / MIB, 1),
-    params,
+    ...{ params, layers },
     ...(profile ? { profile } : {}),
   };
 }
 
 const COLUMNS = [
   ...(['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'] as const),
-  ...(['peak_mem_mib', 'params'] as const),
+  ...(['peak_mem_mib', 'params', 'layers'] as const),
 ];
 
 function csv(rows: readonly Row[]): string {

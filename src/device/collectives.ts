@@ -32,6 +32,8 @@ export interface Collectives {
   check(): void;
   /** Gives up at once, without the other ranks: operations in flight end with an error. */
   abort(): void;
+  /** This rank is on its way out, without the others: from now on nothing here waits for what they have not done. */
+  leave(): void;
   /** The orderly end; every rank calls it. */
   close(): void;
 }

@@ -8,7 +8,7 @@ import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
 import { launchGradients } from '../train/optimizer-step.js';
 import { type ComputeDtype, LanguageModel } from './language-model.js';
-import { estimateMemory, parameterCount } from './memory.js';
+import { blockTensors, estimateMemory, parameterCount } from './memory.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
@@ -18,6 +18,9 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const { seq_len: length, batch_size: sequences } = config.train;
   const model = new LanguageModel(device, shape, 1, dtype);
   expect(parameterCount(shape)).toBe(model.parameterCount);
+  const sizes = model.parameters.map(({ value }) => value.size);
+  const block = blockTensors(shape);
+  expect(sizes.slice(1, 1 + shape.n_layers * block.length)).toEqual(Array(shape.n_layers).fill(block).flat());
   const optimizer = new AdamW(
     device,
     model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),

@@ -37,8 +37,29 @@ export function parameterCount(shape: ModelShape): number {
 }
 
 function blockParameters(shape: ModelShape): number {
-  const biases = shape.attention === 'nsa' ? 3 * shape.n_heads : 0;
-  return 2 * shape.dim + biases + blockMatrices(shape) + phiParameters(shape).plain;
+  return blockTensors(shape).reduce((sum, size) => sum + size, 0);
+}
+
+/** How many numbers each parameter of a block has, in the model's order. */
+export function blockTensors(shape: ModelShape): number[] {
+  const { dim, mlp } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const isSparse = shape.attention === 'nsa';
+  const projection = dim * (heads * dk + (isSparse ? 3 : 1) * groups * (dk + dv));
+  const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
+  const phi = [dk, dv].flatMap((size) => phiTensors(shape, size));
+  const feedForward = dim * hiddenSize(shape);
+  const up = (mlp === 'swiglu' ? 2 : 1) * feedForward;
+  return [dim, projection, ...gate, ...phi, dim * heads * dv, dim, up, feedForward];
+}
+
+/** What compresses keys, or values, of `size` numbers. */
+function phiTensors(shape: ModelShape, size: number): number[] {
+  const { phi, l } = shape.nsa;
+  if (shape.attention === 'dense' || phi === 'avg') return [];
+  const position = l * headShapeOf(shape).groups * size;
+  const hidden = phiHiddenSize(shape);
+  return phi === 'conv' ? [position] : [position, hidden * l * size, size * hidden];
 }
 
 /** Those of them that matrix products read: in bf16 they have a copy. */
@@ -50,15 +71,13 @@ function blockMatrices(shape: ModelShape): number {
   const gate = sparse ? 3 * heads * dim : 0;
   const output = dim * heads * dv;
   const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
-  return projection + gate + output + feedForward + phiParameters(shape).matrices;
+  return projection + gate + output + feedForward + phiMatrices(shape);
 }
 
-function phiParameters(shape: ModelShape): { readonly plain: number; readonly matrices: number } {
+function phiMatrices(shape: ModelShape): number {
   const { phi, l } = shape.nsa;
-  const { groups, dk, dv } = headShapeOf(shape);
-  if (shape.attention === 'dense' || phi === 'avg') return { plain: 0, matrices: 0 };
-  const plain = l * groups * (dk + dv);
-  return { plain, matrices: phi === 'conv' ? 0 : phiHiddenSize(shape) * (l + 1) * (dk + dv) };
+  const { dk, dv } = headShapeOf(shape);
+  return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
 }
 
 export function estimateMemory(

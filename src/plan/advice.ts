@@ -119,7 +119,7 @@ function smallerBatchAdvice({ planCase, speed, parallel, limits }: PlanContext, 
   const efficiency = stepOn(compute, 1, parallel).total / step.total;
   const text =
     `one sequence a GPU instead of ${train.batch_size * train.accumulate_grad_batches}: ${gpus} GPUs at a batch of ` +
-    `${count(gpus * train.seq_len)} tokens, efficiency ${percent(efficiency)}, if a step that small computes as well`;
+    `${count(gpus * train.seq_len)} tokens, efficiency ${percent(efficiency)}`;
   return [adviceOf('smaller batch', { degree: 1, gpus, step, tokens: train.seq_len, bytes }, true, text)];
 }
 
@@ -150,7 +150,9 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   const seen = shape.attention === 'dense' ? seq_len : seq_len + seq_len / d + Math.min(w, seq_len);
   const moved = BF16 * batch_size * seen * groups * (dk + dv);
   const gather = (((degree - 1) / degree) * moved) / parallel.network.nodeBandwidth;
-  const split = scaled(compute, { time: 1 / degree, parameters: 1, forward: shape.n_layers * gather, block: gather });
+  const split = scaled(compute, {
+    ...{ time: 1 / degree, launching: 1, parameters: 1, forward: shape.n_layers * gather, block: gather },
+  });
   const step = stepOn(split, gpus, parallel);
   const share = (2 * shape.n_layers * gather) / step.total;
   const text = `${(moved / MIB).toFixed(1)} MiB of keys and values a layer and micro-batch, ${percent(share)} of the step`;
@@ -174,7 +176,7 @@ function tensorSplit(
   const moved = BF16 * config.train.batch_size * config.train.seq_len * shape.dim;
   const sums = 2 * allReduceSeconds(parallel.network, degree, moved);
   const split = scaled(compute, {
-    ...{ time: 1 / degree, parameters: 1 / degree },
+    ...{ time: 1 / degree, launching: 1, parameters: 1 / degree },
     ...{ forward: shape.n_layers * sums, block: sums },
   });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
@@ -198,7 +200,11 @@ function pipelineSplit(
   const sequences = batch_size * accumulate_grad_batches;
   const stretch = 1 + (degree - 1) / sequences;
   if (degree < 2) return [];
-  const split = scaled(compute, { time: stretch / degree, parameters: 1 / degree, forward: 0, block: 0 });
+  const split = scaled(compute, {
+    // Every sequence goes alone, with launches of its own.
+    ...{ time: stretch / degree, launching: (stretch * batch_size) / degree },
+    ...{ parameters: 1 / degree, forward: 0, block: 0 },
+  });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
   const idle = (degree - 1) / (sequences + degree - 1);
   const text = `${sequences} sequences through ${degree} stages, which idle ${percent(idle)} of the time`;
@@ -218,20 +224,25 @@ function stateBytes({ planCase, speed, parallel }: PlanContext, gpus: number): n
 
 interface Scale {
   readonly time: number;
+  /** The same of what its launches take. */
+  readonly launching: number;
   readonly parameters: number;
   /** Seconds that come on top: of the forward pass, and of every block's backward. */
   readonly forward: number;
   readonly block: number;
 }
 
-function scaled(compute: Compute, { time, parameters, forward, block }: Scale): Compute {
+function scaled(compute: Compute, { time, launching, parameters, forward, block }: Scale): Compute {
+  const shrunk = (seconds: number, launches: number) => (seconds - launches) * time + launches * launching;
   return {
     ...compute,
-    forward: compute.forward * time + forward,
+    forward: shrunk(compute.forward, compute.forwardLaunching) + forward,
+    forwardLaunching: compute.forwardLaunching * launching,
     backward: compute.backward.map((part) => ({
       ...part,
-      seconds: part.seconds * time + (part.name.startsWith('block') ? block : 0),
-      parameters: part.parameters * parameters,
+      seconds: shrunk(part.seconds, part.launching) + (part.name.startsWith('block') ? block : 0),
+      launching: part.launching * launching,
+      tensors: part.tensors.map((size) => size * parameters),
     })),
     update: compute.update * parameters,
     parameters: compute.parameters * parameters,

@@ -2,21 +2,40 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { temporaryFolder } from '../testing/run.js';
+import { launchesOfPass } from './launches.js';
 import { interpolate, type MeasuredFile, readMeasured, SHIPPED, speedOf } from './measured.js';
 
-const row = { config: 'x', attention: 'nsa' as const, S: 2048, batch: 8, ms_step: 100, mfu: 0.5, params: 1000 };
+const row = {
+  config: 'x',
+  attention: 'nsa' as const,
+  S: 2048,
+  batch: 8,
+  ms_step: 100,
+  mfu: 0.5,
+  params: 1000,
+  layers: 12,
+};
 const file = (rows: MeasuredFile['rows'], device: 'cpu' | 'cuda' = 'cuda'): MeasuredFile => ({
   ...{ machine: 'one', device, peak_gflops: 1e6, rows },
 });
 
+/** What is left of the step of 0.1 s when its launches are set aside. */
+const REST = 1 - (launchesOfPass('nsa', 12) * speedOf(file([row])).perLaunch) / 0.1;
+
 describe('rates', () => {
-  it('are the measured share of the peak, the update set aside', () => {
+  it('are the measured share of the peak, launches and update set aside', () => {
     const { rate } = speedOf(file([row]));
-    expect(rate('nsa', 2048, 8 * 2048)).toBeCloseTo(0.5e15, -8);
+    expect(REST).toBeCloseTo(0.957, 3);
+    expect((rate('nsa', 2048, 8 * 2048) * REST) / 1e15).toBeCloseTo(0.5, 6);
+    // Twice the layers, twice the launches, but for those of the ends.
+    const deep = speedOf(file([{ ...row, layers: 24 }])).rate('nsa', 2048, 1);
+    expect((deep * (1 - launchesOfPass('nsa', 24) * 51e-6)) / 1e15).toBeCloseTo(0.5, 6);
+    // On a CPU a launch costs nothing.
+    expect(speedOf(file([{ ...row, params: 1 }], 'cpu')).rate('nsa', 2048, 1) / 1e15).toBeCloseTo(0.5, 6);
     // A tenth of the step is the update of 1.2 billion parameters or so: the passes are that much faster.
     const params = 0.01 / speedOf(file([row])).updatePerParameter;
     expect(speedOf(file([{ ...row, params: Math.round(params) }])).rate('nsa', 2048, 1) / 1e15).toBeCloseTo(
-      0.5 / 0.9,
+      0.5 / (0.9 - (1 - REST)),
       6,
     );
   });
@@ -29,7 +48,7 @@ describe('rates', () => {
         { ...row, params: 1, mfu: 0.1, S: 8192, batch: 1 },
       ]),
     );
-    const share = (length: number, tokens: number) => rate('nsa', length, tokens) / 1e15;
+    const share = (length: number, tokens: number) => (rate('nsa', length, tokens) * REST) / 1e15;
     expect(share(2048, 4 * 2048)).toBeCloseTo(0.3, 6); // halfway between 2 and 8 sequences
     expect(share(2048, 2048)).toBeCloseTo(0.2, 6);
     expect(share(2048, 64 * 2048)).toBeCloseTo(0.4, 6);
@@ -39,7 +58,12 @@ describe('rates', () => {
 
   it('take the fastest of several kernels', () => {
     const { rate } = speedOf(file([row, { ...row, mfu: 0.6 }, { ...row, mfu: 0.3 }]));
-    expect(rate('nsa', 2048, 1) / 1e15).toBeCloseTo(0.6, 6);
+    expect((rate('nsa', 2048, 1) * REST) / 1e15).toBeCloseTo(0.6, 6);
+  });
+
+  it('of a step shorter than its launches would be, a tenth is left for operations', () => {
+    const { rate } = speedOf(file([{ ...row, ms_step: 2, params: 1 }]));
+    expect(rate('nsa', 2048, 1) / 1e15).toBeCloseTo(5, 4);
   });
 
   it('are refused for what was not measured', () => {

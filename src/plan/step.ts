@@ -4,8 +4,9 @@
  */
 import type { Config } from '../config/schema.js';
 import { trainingFlops } from '../model/flops.js';
-import { parameterCount } from '../model/memory.js';
+import { blockTensors, parameterCount } from '../model/memory.js';
 import type { ModelShape } from '../model/shape.js';
+import { launchesOf } from './launches.js';
 import type { Speed } from './measured.js';
 import { allReduceSeconds, type Network, shardSeconds } from './network.js';
 import { exchange, type Part } from './timeline.js';
@@ -30,13 +31,18 @@ export interface Parallel {
 export interface ComputePart {
   readonly name: string;
   readonly seconds: number;
-  readonly parameters: number;
+  /** What of them its launches take, whatever they compute. */
+  readonly launching: number;
+  /** Numbers of each of its parameters, in the order of the pass. */
+  readonly tensors: readonly number[];
 }
 
 /** What one rank computes in a step. */
 export interface Compute {
   /** Forward of one micro-batch. */
   readonly forward: number;
+  /** What of that its launches take. */
+  readonly forwardLaunching: number;
   /** Backward of one micro-batch. */
   readonly backward: readonly ComputePart[];
   readonly microBatches: number;
@@ -58,7 +64,10 @@ const WIRE_BYTES = { f32: 4, bf16: 2 } as const;
 /** Loss, norm and the flags on which all ranks decide together. */
 const CONTROL_BYTES = 32;
 
-/** Two thirds of the operations are the backward pass; checkpointing runs every block's forward once more in it. */
+/**
+ * Two thirds of the operations are the backward pass; checkpointing runs every block's forward once more in it. Launches
+ * come on top of operations: a kernel that is too small to fill the GPU takes its time all the same.
+ */
 export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const { train, runtime } = config;
   const lengths = new Array<number>(train.batch_size).fill(train.seq_len);
@@ -69,20 +78,30 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const head = (6 * table * tokens) / perSecond;
   const block = (used / perSecond - head) / shape.n_layers;
   const parameters = parameterCount(shape);
-  const perBlock = (parameters - shape.dim - (shape.tie_embeddings ? 1 : 2) * table) / shape.n_layers;
+  const tensors = blockTensors(shape).reverse();
   const again = runtime.gradient_checkpointing ? 1 : 0;
-  const blocks = Array.from({ length: shape.n_layers }, (_, i) => ({
-    name: `block ${shape.n_layers - 1 - i}`,
-    seconds: ((2 + again) * block) / 3,
-    parameters: perBlock,
-  }));
+  const launches = launchesOf(shape.attention);
+  const part = (name: string, work: number, count: number, sizes: readonly number[]): ComputePart => {
+    const launching = count * speed.perLaunch;
+    return { name, seconds: work + launching, launching, tensors: sizes };
+  };
+  const blocks = Array.from({ length: shape.n_layers }, (_, i) =>
+    part(
+      `block ${shape.n_layers - 1 - i}`,
+      ((2 + again) * block) / 3,
+      launches.blockBackward + again * launches.blockAgain,
+      tensors,
+    ),
+  );
+  const forwardLaunching = (launches.ends + shape.n_layers * launches.block) * speed.perLaunch;
   return {
-    forward: used / perSecond / 3,
+    forward: used / perSecond / 3 + forwardLaunching,
+    forwardLaunching,
     backward: [
       // A tied table gets its last gradient from the embedding.
-      { name: 'head', seconds: (2 * head) / 3, parameters: shape.dim + (shape.tie_embeddings ? 0 : table) },
+      part('head', (2 * head) / 3, launches.endsBackward, [...(shape.tie_embeddings ? [] : [table]), shape.dim]),
       ...blocks,
-      { name: 'embedding', seconds: 0, parameters: table },
+      part('embedding', 0, 0, [table]),
     ],
     microBatches: train.accumulate_grad_batches,
     update: parameters * speed.updatePerParameter,
@@ -93,10 +112,10 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
 export function stepOn(compute: Compute, ranks: number, parallel: Parallel): Step {
   const { network, zero1, overlap, bucketBytes } = parallel;
   const bytes = WIRE_BYTES[parallel.wire];
-  const parts: Part[] = compute.backward.map(({ name, seconds, parameters }) => ({
+  const parts: Part[] = compute.backward.map(({ name, seconds, tensors }) => ({
     name,
     seconds: overlap ? seconds : 0,
-    bytes: bytes * parameters,
+    gradients: tensors.map((size) => bytes * size),
   }));
   const send = zero1 ? shardSeconds : allReduceSeconds;
   const sent = exchange(parts, bucketBytes, (size) => send(network, ranks, size));

@@ -1,7 +1,7 @@
 /**
  * One backward pass and the exchange of its gradients. The parts of a model finish one after the other, and the bytes of
- * their gradients with them; as soon as a bucket is full it is sent, one bucket at a time, while the pass goes on. What is
- * still to send when the pass has ended is exposed: everybody waits for it.
+ * their gradients with them; as soon as a bucket has all of its gradients it is sent, one bucket at a time, while the pass
+ * goes on. What is still to send when the pass has ended is exposed: everybody waits for it.
  */
 
 /** A part of the model, in the order of the backward pass. */
@@ -9,8 +9,8 @@ export interface Part {
   readonly name: string;
   /** Of its backward pass. */
   readonly seconds: number;
-  /** Of its gradients on the wire; they are ready evenly over its time. */
-  readonly bytes: number;
+  /** Bytes of each of its gradients on the wire, in the order of the pass; they are ready evenly over its time. */
+  readonly gradients: readonly number[];
 }
 
 export interface Exchange {
@@ -36,21 +36,21 @@ export function exchange(parts: readonly Part[], bucketBytes: number, send: (byt
   return { buckets: buckets.length, communication, exposed: exposed > 1e-12 ? exposed : 0 };
 }
 
-/** When each bucket is full; the last one takes what is left. */
+/** When the last gradient of each bucket is there. As in the trainer (makeBuckets) no gradient is cut: a large one is alone. */
 function readyTimes(parts: readonly Part[], bucketBytes: number): { at: number; bytes: number }[] {
   const buckets: { at: number; bytes: number }[] = [];
   let began = 0;
-  let filled = 0; // bytes in the open bucket
-  for (const { seconds, bytes } of parts) {
-    let used = 0;
-    while (bytes - used >= bucketBytes - filled) {
-      used += bucketBytes - filled;
-      buckets.push({ at: began + (used / bytes) * seconds, bytes: bucketBytes });
-      filled = 0;
+  for (const { seconds, gradients } of parts) {
+    const all = gradients.reduce((sum, bytes) => sum + bytes, 0);
+    let finished = 0;
+    for (const bytes of gradients) {
+      finished += bytes;
+      const at = began + (all === 0 ? 1 : finished / all) * seconds;
+      const open = buckets.at(-1);
+      if (open && open.bytes + bytes <= bucketBytes) Object.assign(open, { at, bytes: open.bytes + bytes });
+      else buckets.push({ at, bytes });
     }
-    filled += bytes - used;
     began += seconds;
   }
-  if (filled > 0) buckets.push({ at: began, bytes: filled });
   return buckets;
 }

@@ -1,5 +1,7 @@
+import { spawn } from 'node:child_process';
 import { hostname } from 'node:os';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { pidExists, processState } from '../run/process-identity.js';
 import { runPaths } from '../run/run-paths.js';
 import { SectionWriter } from '../run/section.js';
 import { temporaryFolder } from '../testing/run.js';
@@ -80,4 +82,46 @@ test('when all wait for each other, all are named', () => {
 test('before there is a run nobody is blamed', () => {
   const one = new RankMonitor({ rank: 0, members: [], timeoutSeconds: 1 });
   expect(() => one.look(60_000)).not.toThrow();
+});
+
+describe('without the files of a run', () => {
+  const at = (pid: number, host = hostname()) =>
+    new RankMonitor({
+      rank: 0,
+      timeoutSeconds: 10,
+      members: [
+        { host: hostname(), pid: process.pid },
+        { host, pid },
+      ],
+    });
+
+  test('a rank whose process is gone is named, also while nobody has asked how it ended', async () => {
+    expect(() => at(DEAD).look(300)).toThrow(`(pid ${DEAD}, no section known): its process is gone`);
+    // The shell becomes a program that does not care for its child.
+    const parent = spawn('sh', ['-c', 'true & echo $!; exec sleep 60'], { stdio: ['ignore', 'pipe', 'ignore'] });
+    try {
+      const zombie = Number(
+        await new Promise((resolve) => parent.stdout.once('data', (text) => resolve(String(text)))),
+      );
+      await expect.poll(() => processState(zombie)).toBe('gone');
+      expect(pidExists(zombie)).toBe(true);
+      expect(() => at(zombie).look(300)).toThrow('its process is gone');
+    } finally {
+      parent.kill('SIGKILL');
+    }
+  });
+
+  test('a rank that is stopped is named when its time is over; one that works is not', async () => {
+    const other = spawn('sleep', ['60'], { stdio: 'ignore' });
+    try {
+      expect(() => at(other.pid!).look(60_000)).not.toThrow();
+      other.kill('SIGSTOP');
+      await expect.poll(() => processState(other.pid!)).toBe('stopped');
+      expect(() => at(other.pid!).look(9_000)).not.toThrow();
+      expect(() => at(other.pid!).look(11_000)).toThrow('no section known): kept the other ranks waiting for 11 s');
+      expect(() => at(other.pid!, 'elsewhere').look(60_000)).not.toThrow();
+    } finally {
+      other.kill('SIGKILL');
+    }
+  });
 });

@@ -4,7 +4,7 @@
  */
 import { hostname } from 'node:os';
 import { ExitCode, TrefoilError } from '../errors.js';
-import { pidExists } from '../run/process-identity.js';
+import { processState } from '../run/process-identity.js';
 import type { RunPaths } from '../run/run-paths.js';
 import { readSection, type Section } from '../run/section.js';
 
@@ -31,6 +31,8 @@ export interface MonitorOptions {
   /** Seconds of waiting after which a rank that is not waiting itself hangs. */
   readonly timeoutSeconds: number;
   readonly clock?: () => number;
+  /** Hears of `watch`. */
+  readonly onWatch?: (paths: RunPaths | null) => void;
 }
 
 /** What the monitor needs of the run, once there is one. */
@@ -54,26 +56,30 @@ export class RankMonitor {
     this.#options = options;
   }
 
-  /** From now on waits are judged by the run's files. Null: the run is over. */
+  /**
+   * From now on waits are judged by the run's files. Null: the run is over. Without them a rank may be busy for long, with
+   * a corpus say; but one whose process is gone or stopped does nothing, and is named.
+   */
   watch(watched: Watched | null): void {
     this.#watched = watched;
+    this.#options.onWatch?.(watched?.paths ?? null);
   }
 
   /** Called while an exchange waits for others; throws when one of them is to blame. */
   look(waitedMs: number): void {
     const { members, rank, timeoutSeconds } = this.#options;
-    if (!this.#watched) return;
-    if (waitedMs >= SLOW_MS) {
+    if (this.#watched && waitedMs >= SLOW_MS) {
       this.#isWaiting = true;
       this.#watched.waiting(true);
     }
     const others = members.map((member, other) => ({ ...member, rank: other })).filter((other) => other.rank !== rank);
     for (const other of others)
-      if (other.host === hostname() && !pidExists(other.pid))
+      if (stateOf(other) === 'gone')
         throw new RankLost(`${describe(other, this.#section(other.rank))}: its process is gone`, 'rank_gone');
     if (waitedMs < 1000 * timeoutSeconds) return;
     const waited = Math.round(waitedMs / 1000);
-    const blamed = others.filter((other) => this.#isStuck(this.#section(other.rank)));
+    const blamed = others.filter((other) => stateOf(other) === 'stopped' || this.#isStuck(other.rank));
+    if (!this.#watched && blamed.length === 0) return;
     const names = (blamed.length > 0 ? blamed : others).map((other) => describe(other, this.#section(other.rank)));
     const verdict =
       blamed.length > 0
@@ -89,13 +95,20 @@ export class RankMonitor {
   }
 
   #section(rank: number): Section | undefined {
-    return readSection(this.#watched!.paths.section(rank));
+    return this.#watched ? readSection(this.#watched.paths.section(rank)) : undefined;
   }
 
-  #isStuck(section: Section | undefined): boolean {
+  #isStuck(rank: number): boolean {
+    if (!this.#watched) return false;
+    const section = this.#section(rank);
     const now = (this.#options.clock?.() ?? Date.now()) / 1000;
     return section === undefined || section.section !== 'wait' || now - section.ts > SILENT_SECONDS;
   }
+}
+
+/** Of a process on another host nothing is known. */
+function stateOf({ host, pid }: Member): ReturnType<typeof processState> | undefined {
+  return host === hostname() ? processState(pid) : undefined;
 }
 
 function describe({ rank, host, pid }: Member & { rank: number }, section: Section | undefined): string {

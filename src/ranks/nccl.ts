@@ -5,13 +5,16 @@ import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../device/cuda
 import { NcclCollectives, type NcclOptions } from '../device/cuda/nccl.js';
 import { NcclLibrary } from '../device/cuda/nccl-library.js';
 import { UsageError } from '../errors.js';
+import type { RunPaths } from '../run/run-paths.js';
+import { RankGuard } from './guard.js';
 import type { RankIdentity } from './identity.js';
 import { type Member, openStore, type RankStore } from './store.js';
 
 const ID_KEY = 'nccl-id';
 
-export interface NcclRanks extends Omit<NcclOptions, 'id'> {
+export interface NcclRanks extends Omit<NcclOptions, 'id' | 'guard'> {
   readonly store: RankStore;
+  readonly guard: RankGuard;
 }
 
 /** Every rank calls it. `environment` is the process's own: NCCL reads its settings there. */
@@ -33,6 +36,10 @@ export async function openNccl(
 
 export interface GpuRanks {
   readonly collectives: NcclCollectives;
+  /** By rank. */
+  readonly members: readonly Member[];
+  /** From now on the files of this run tell what the ranks do. */
+  readonly watch: (paths: RunPaths | null) => void;
   readonly close: () => void;
   /** Ends this process, whatever its GPU is doing. */
   readonly abort: (code: number) => void;
@@ -47,19 +54,24 @@ const NEWS_MS = 2000;
 export async function meetOnGpus(
   identity: RankIdentity,
   device: CudaDevice,
-  options: Pick<NcclOptions, 'timeoutMs' | 'onWait' | 'onResume'>,
+  { timeoutMs, ...hooks }: Pick<NcclOptions, 'onWait' | 'onResume'> & { readonly timeoutMs: number },
   environment: NodeJS.ProcessEnv = process.env,
 ): Promise<GpuRanks> {
   const { rank, masterAddress: address, masterPort: port } = identity;
   const world = knownWorld(identity, environment);
   // Ranks of an attempt that failed may still be about when the launcher starts the next.
   const runId = `${identity.runId} attempt ${environment['TORCHELASTIC_RESTART_COUNT'] ?? 0}`;
-  const store = await openStore({ rank, world, runId, address, port, timeoutMs: options.timeoutMs });
-  const collectives = await openNccl(device, { ...options, rank, world, store }, environment);
+  const store = await openStore({ rank, world, runId, address, port, timeoutMs });
+  const { members } = store;
+  const guard = await RankGuard.start({ rank, members, timeoutSeconds: timeoutMs / 1000 });
+  const collectives = await openNccl(device, { ...hooks, rank, world, store, guard }, environment);
   return {
     collectives,
+    members,
+    watch: (paths) => guard.watch(paths),
     close: () => {
       collectives.close();
+      guard.close();
       store.close();
     },
     // The store's connection ends with the process, without a word: so the others learn of it.

@@ -6,6 +6,7 @@ import { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { MpiCollectives } from '../device/mpi/collectives.js';
 import { UsageError } from '../errors.js';
+import type { RunPaths } from '../run/run-paths.js';
 import { describeIdentity, type RankIdentity } from './identity.js';
 import { type Member, RankMonitor } from './monitor.js';
 import { meetOnGpus } from './nccl.js';
@@ -24,6 +25,10 @@ export interface WaitHooks {
 
 export interface OpenedRanks {
   readonly collectives: Collectives;
+  /** By rank, where they know each other already; else they tell each other. */
+  readonly members?: readonly Member[];
+  /** Hears which run's files tell what the ranks do. */
+  readonly watch?: (paths: RunPaths | null) => void;
   readonly close: () => void;
   /** Ends every rank it can reach. */
   readonly abort: (code: number) => void;
@@ -56,10 +61,13 @@ export class World {
     this.size = collectives.world;
     this.#opened = opened;
     this.together = new Together(device, collectives);
-    this.members = this.together
-      .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
-      .map((text) => JSON.parse(text) as Member);
-    monitor = new RankMonitor({ rank: this.rank, members: this.members, ...options });
+    this.members =
+      opened.members ??
+      this.together
+        .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
+        .map((text) => JSON.parse(text) as Member);
+    const { rank, members } = this;
+    monitor = new RankMonitor({ rank, members, ...options, ...(opened.watch && { onWatch: opened.watch }) });
     this.monitor = monitor;
   }
 

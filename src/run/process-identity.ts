@@ -40,13 +40,26 @@ export function pidExists(pid: number): boolean {
   }
 }
 
-/** Field 22 of /proc/<pid>/stat; null when there is no such process, or only its zombie, which does nothing any more. */
+/** What a process of this machine does. A zombie is gone: nobody has asked yet how it ended, but it does nothing any more. */
+export function processState(pid: number): 'gone' | 'stopped' | 'running' {
+  const state = statOf(pid)?.[0];
+  if (state === undefined) return pidExists(pid) ? 'running' : 'gone'; // no /proc on this system, or no such process
+  if (state === 'Z' || state === 'X') return 'gone';
+  return state === 'T' || state === 't' ? 'stopped' : 'running';
+}
+
+/** Field 22 of /proc/<pid>/stat; null when there is no such process, or only its zombie. */
 function startOf(pid: number): number | null {
-  const stat = readProc(`/proc/${pid}/stat`);
-  if (stat === undefined) return null;
-  // The name in parentheses may hold spaces and parentheses of its own: count from the last one.
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  const fields = statOf(pid);
+  if (fields === undefined) return null;
   return fields[0] === 'Z' || fields[0] === 'X' ? null : Number(fields[19]);
+}
+
+/** The fields of /proc/<pid>/stat from the third on, which is the state. */
+function statOf(pid: number): string[] | undefined {
+  const stat = readProc(`/proc/${pid}/stat`);
+  // The name in parentheses may hold spaces and parentheses of its own: count from the last one.
+  return stat?.slice(stat.lastIndexOf(')') + 2).split(' ');
 }
 
 function readProc(path: string): string | undefined {

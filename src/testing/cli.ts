@@ -48,7 +48,12 @@ export async function trefoil(
 
 /** Starts a command that the test will watch or kill. */
 export function startTrefoil(args: readonly string[], env: CliEnvironment = {}): ChildProcess {
-  return spawn(process.execPath, [trefoilMain(), ...args], {
+  return startProgram(process.execPath, [trefoilMain(), ...args], env);
+}
+
+/** Starts any program so. */
+export function startProgram(program: string, words: readonly string[], env: CliEnvironment = {}): ChildProcess {
+  return spawn(program, words, {
     cwd: root,
     env: { ...process.env, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],

@@ -217,6 +217,7 @@ async function runIn(
       records.event({ step: state.progress.step, msg: 'halt', detail: error.message });
       writeAnomaly(outDir, error.anomaly);
     }
+    world?.collectives.leave(); // what is freed below would wait for ranks that may never come
     throw error;
   } finally {
     world?.monitor.watch(null);

@@ -54,6 +54,10 @@ export interface Lookout {
   look(waitedMs: number): void;
   /** The wait is over. */
   resume(): void;
+  /** The host was busy with something of its own, which takes its time. */
+  busy?(): void;
+  /** A graph begins, and with it whatever was recorded. */
+  replay?(): void;
 }
 
 let absence: string | null | undefined;
@@ -176,7 +180,9 @@ export class CudaDevice implements Device, CudaRuntime {
     const key = JSON.stringify([path, macros]);
     let code = this.#code.get(key);
     if (!code) {
-      code = new LoadedCode(this.driver, this.compiler.cubin(path, macros), path, (name, kernel, shape, values) =>
+      const cubin = this.compiler.cubin(path, macros);
+      this.lookout?.busy?.();
+      code = new LoadedCode(this.driver, cubin, path, (name, kernel, shape, values) =>
         this.marked(name, this.stream, () => this.#launch(kernel, shape, values)),
       );
       this.#code.set(key, code);
@@ -481,6 +487,7 @@ export class CudaGraph {
 
   replay(): void {
     if (this.#executable === null) throw new Error('a graph was replayed after it was freed');
+    this.#device.lookout?.replay?.();
     this.#device.driver.call('cuGraphLaunch', this.#executable, this.#device.stream);
   }
 

@@ -2,7 +2,7 @@
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { afterEach, beforeAll, describe, expect, it } from 'vitest';
@@ -75,9 +75,12 @@ describe('two ranks that share a GPU', () => {
   beforeAll(async () => {
     if (absence) return;
     mkdirSync(join(root, 'artifacts', 'testing'), { recursive: true });
-    const entry = fileURLToPath(new URL('./testing/nccl-rank.ts', import.meta.url));
     const settings = { bundle: true, platform: 'node', format: 'esm', packages: 'external' } as const;
-    await build({ entryPoints: [entry], outfile: program, ...settings });
+    for (const [source, outfile] of [
+      ['./testing/nccl-rank.ts', program],
+      ['../../ranks/guard-thread.ts', join(dirname(program), 'guard-thread.js')],
+    ])
+      await build({ entryPoints: [fileURLToPath(new URL(source, import.meta.url))], outfile, ...settings });
   });
   afterEach(() => {
     for (const child of children.splice(0)) child.kill('SIGKILL');

@@ -6,7 +6,6 @@
 import { UsageError } from '../../errors.js';
 import type { Collectives, Reduction, Span } from '../collectives.js';
 import type { CudaDevice } from './cuda.js';
-import { withDeadline } from './deadline.js';
 import { NCCL_REDUCTION, NCCL_TYPE, NcclError, NcclLibrary } from './nccl-library.js';
 
 const STREAM_NON_BLOCKING = 1;
@@ -14,13 +13,29 @@ const EVENT_WITHOUT_TIME = 2;
 /** How often a long wait looks about. */
 const LOOK_MS = 200;
 
+/**
+ * Somebody on another thread. Calls of CUDA and NCCL may block this one while the GPU waits for a rank that is gone: a
+ * launch when many are ahead of it, taking memory, loading code, a connection that is made when it is first used. Nothing
+ * can be asked here then.
+ */
+export interface Guard {
+  /** From now on other ranks may keep this thread waiting. */
+  begin(phase: 'join' | 'exchange' | 'leave'): void;
+  /** It goes on. */
+  moved(): void;
+  /** There is nothing to wait for. */
+  end(): void;
+}
+
+const NO_GUARD: Guard = { begin: () => {}, moved: () => {}, end: () => {} };
+
 export interface NcclOptions {
   readonly rank: number;
   readonly world: number;
   /** Of `NcclLibrary.uniqueId` on rank 0, the same on every rank. */
   readonly id: Uint8Array;
-  /** How long to wait for the others to come. */
-  readonly timeoutMs: number;
+  /** Knows when this thread may be blocked. */
+  readonly guard?: Guard;
   /** Called every now and then while the host waits for the GPU, which may wait for other ranks; what it throws ends the wait. */
   readonly onWait?: (waitedMs: number) => void;
   /** A wait in which `onWait` was called is over. */
@@ -38,25 +53,34 @@ export class NcclCollectives implements Collectives {
   readonly #before: bigint;
   readonly #after: bigint;
   readonly #hooks: Required<Pick<NcclOptions, 'onWait' | 'onResume'>>;
+  readonly #guard: Guard;
   #communicator: bigint | null;
+  /** Operations of which it is not known that they are over, and whether the device's stream waits for all of them. */
+  #isUnderWay = false;
+  #isJoined = true;
   /** When the present wait was last looked at, in its own milliseconds. */
   #looked = 0;
 
   /** Returns when every rank has come here with the same id. */
   constructor(device: CudaDevice, options: NcclOptions, library: NcclLibrary = new NcclLibrary()) {
-    const { rank, world, id, timeoutMs, onWait = () => {}, onResume = () => {} } = options;
+    const { rank, world, id, guard = NO_GUARD, onWait = () => {}, onResume = () => {} } = options;
     this.rank = rank;
     this.world = world;
     this.#hooks = { onWait, onResume };
+    this.#guard = guard;
     this.#device = device;
     this.#library = library;
-    const late = `rank ${rank} of ${world}: NCCL did not reach the other ranks within ${timeoutMs / 1000} s; NCCL_DEBUG=INFO prints why`;
-    this.#communicator = this.#told(() => withDeadline(timeoutMs, late, () => library.join(id, rank, world)));
+    this.#communicator = this.#guarded('join', () => library.join(id, rank, world));
     const { driver } = device;
     this.stream = driver.get('cuStreamCreate', STREAM_NON_BLOCKING);
     this.#before = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
     this.#after = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
-    device.lookout = { look: (waitedMs) => this.#look(waitedMs), resume: () => this.#resume() };
+    device.lookout = {
+      look: (waitedMs) => this.#look(waitedMs),
+      resume: () => this.#resume(),
+      busy: () => guard.moved(),
+      replay: () => this.#begun(),
+    };
   }
 
   allReduce({ address, count, dtype }: Span, reduction: Reduction = 'sum'): void {
@@ -111,6 +135,7 @@ export class NcclCollectives implements Collectives {
     const { driver, stream } = this.#device;
     driver.call('cuEventRecord', this.#after, this.stream);
     driver.call('cuStreamWaitEvent', stream, this.#after, 0);
+    this.#isJoined = true;
   }
 
   check(): void {
@@ -124,7 +149,11 @@ export class NcclCollectives implements Collectives {
     const communicator = this.#communicator;
     this.#communicator = null;
     this.#device.lookout = null;
-    this.#told(() => this.#library.call('ncclCommAbort', communicator));
+    this.#guarded('leave', () => this.#library.call('ncclCommAbort', communicator));
+  }
+
+  leave(): void {
+    if (this.#isUnderWay) this.#abandon();
   }
 
   /** Free every graph that holds an operation before: NCCL waits for them here. */
@@ -136,7 +165,8 @@ export class NcclCollectives implements Collectives {
     const communicator = this.#communicator;
     this.#communicator = null;
     this.#device.lookout = null;
-    this.#told(() => {
+    // All ranks of a machine come here together, and wait for each other.
+    this.#guarded('leave', () => {
       this.#library.call('ncclCommFinalize', communicator);
       this.#library.call('ncclCommDestroy', communicator);
     });
@@ -149,30 +179,58 @@ export class NcclCollectives implements Collectives {
   #look(waitedMs: number): void {
     if (waitedMs - this.#looked < LOOK_MS) return;
     this.#looked = waitedMs;
+    this.#guard.moved();
     try {
       this.#hooks.onWait(waitedMs); // first: it may know by name who is gone
       this.check();
     } catch (error) {
-      // What waits on the GPU for a lost rank waits for ever, and a graph may hold more of it behind: aborting the
-      // communicator under their feet is worse. The process is on its way out.
-      this.#communicator = null;
-      this.#device.lookout = null;
-      this.#device.driver.abandon();
+      this.#abandon();
       throw error;
     }
+  }
+
+  /**
+   * What waits on the GPU for a lost rank waits for ever, and a graph may hold more of it behind: aborting the
+   * communicator under their feet is worse. The process is on its way out.
+   */
+  #abandon(): void {
+    this.#communicator = null;
+    this.#device.lookout = null;
+    this.#device.driver.abandon();
+    this.#guard.end();
   }
 
   #resume(): void {
     if (this.#looked > 0) this.#hooks.onResume();
     this.#looked = 0;
+    if (!this.#isJoined) return;
+    this.#isUnderWay = false;
+    this.#guard.end();
   }
 
   #begin(name: string, launch: (communicator: bigint) => void): void {
     const communicator = this.#open();
     const { driver, stream } = this.#device;
+    this.#begun();
+    this.#isJoined = false;
     driver.call('cuEventRecord', this.#before, stream);
     driver.call('cuStreamWaitEvent', this.stream, this.#before, 0);
     this.#device.marked(name, this.stream, () => this.#told(() => launch(communicator)));
+  }
+
+  #begun(): void {
+    this.#isUnderWay = true;
+    this.#guard.begin('exchange');
+  }
+
+  /** A call that waits for other ranks on this thread. */
+  #guarded<T>(phase: 'join' | 'leave', work: () => T): T {
+    this.#guard.begin(phase);
+    try {
+      return this.#told(work);
+    } finally {
+      this.#guard.end();
+    }
   }
 
   #open(): bigint {

@@ -135,6 +135,9 @@ export class MpiCollectives implements Collectives {
     this.#mpi.call('MPI_Abort', this.#mpi.handles.world, 1);
   }
 
+  /** What is under way moves on only while somebody waits for it, and nobody will. */
+  leave(): void {}
+
   /** As `abort`, with the exit code that mpirun shall end with. */
   abortWith(code: number): void {
     this.#mpi.call('MPI_Abort', this.#mpi.handles.world, code);

@@ -1,6 +1,7 @@
 /** A process that is one of several ranks on GPUs: does one scenario with the others and says what it found, as JSON lines. */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { RankGuard } from '../../../ranks/guard.js';
 import { openNccl } from '../../../ranks/nccl.js';
 import { openStore } from '../../../ranks/store.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../../../tensor/bfloat16.js';
@@ -252,9 +253,10 @@ const SCENARIOS: Readonly<Record<string, Scenario>> = { operations, order, overl
 try {
   const store = await openStore({ ...options, address: '127.0.0.1', timeoutMs: 30_000 });
   const device = new CudaDevice({ index: chooseGpu(rank, 1, process.env) });
+  const guard = await RankGuard.start({ rank, members: store.members, timeoutSeconds: 30 });
   let beganMs = performance.now();
   const ranks = await openNccl(device, {
-    ...{ rank, world, store, timeoutMs: 30_000 },
+    ...{ rank, world, store, guard },
     onWait: (waitedMs) => {
       if (waitedMs > 20_000) throw new Error(`nothing for ${waitedMs} ms`);
     },
@@ -264,6 +266,7 @@ try {
   await SCENARIOS[options.scenario](device, ranks);
   if (options.scenario !== 'givenUp') ranks.check();
   ranks.close();
+  guard.close();
   store.close();
   say({ closedMs: performance.now() - beganMs });
 } catch (error) {

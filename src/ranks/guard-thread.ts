@@ -1,0 +1,63 @@
+/** The thread of guard.ts: looks at the other one, and ends the process when that one is blocked by a rank that is lost. */
+import { writeSync } from 'node:fs';
+import { workerData } from 'node:worker_threads';
+import { runPaths, writeAnomaly } from '../run/run-paths.js';
+import { FOLDER_AT, type GuardTask, PHASES, WORDS } from './guard-shared.js';
+import { RankLost, RankMonitor } from './monitor.js';
+
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs } = workerData as GuardTask;
+const words = new Int32Array(shared, 0, WORDS.count);
+const LOOK_MS = Math.min(500, quietMs / 4);
+const STDERR = 2;
+
+/** The folder of the run, once it is known. */
+function folder(): string | null {
+  const bytes = Atomics.load(words, WORDS.folderBytes);
+  return bytes === 0 ? null : Buffer.from(new Uint8Array(shared, FOLDER_AT, bytes).slice()).toString();
+}
+
+/** Why the process has to end, `ms` after the other thread was last seen to move; null while there is hope. */
+function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
+  if (phase === 'leave') {
+    // Whoever is through may go: a process that is gone is none to blame.
+    const late = `NCCL did not let go within ${Math.round(ms / 1000)} s at the end: another rank did not come to it`;
+    return ms < leaveMs ? null : new RankLost(late, 'rank_stall');
+  }
+  const monitor = new RankMonitor({ rank, members, timeoutSeconds });
+  const place = folder();
+  if (place !== null) monitor.watch({ paths: runPaths(place), waiting: () => {} });
+  try {
+    monitor.look(ms - quietMs); // the other thread was to look first
+  } catch (error) {
+    if (error instanceof RankLost) return error;
+    throw error;
+  }
+  if (ms - quietMs < 1000 * timeoutSeconds) return null;
+  const call = phase === 'join' ? 'NCCL did not reach the other ranks' : 'a call of CUDA or NCCL did not return';
+  return new RankLost(`${call} within ${timeoutSeconds} s; NCCL_DEBUG=INFO prints why`, 'rank_stall');
+}
+
+function end({ message, anomaly }: RankLost): void {
+  writeSync(STDERR, `trefoil: rank ${rank}: ${message} (this rank was blocked by it and is killed)\n`);
+  const place = folder();
+  try {
+    if (place !== null) writeAnomaly(place, anomaly);
+  } catch (error) {
+    writeSync(STDERR, `trefoil: rank ${rank}: ${(error as Error).message}\n`);
+  }
+  process.kill(process.pid, 'SIGKILL');
+}
+
+let [moves, quiet, looked] = [-1, 0, performance.now()];
+while (Atomics.wait(words, WORDS.isClosed, 0, LOOK_MS) === 'timed-out') {
+  const now = performance.now();
+  const passed = Math.min(now - looked, 2 * LOOK_MS); // a process that was stopped for an hour was not quiet for an hour
+  looked = now;
+  const phase = PHASES[Atomics.load(words, WORDS.phase)];
+  const seen = Atomics.load(words, WORDS.moves);
+  quiet = phase === 'idle' || seen !== moves ? 0 : quiet + passed;
+  moves = seen;
+  if (quiet < quietMs) continue;
+  const lost = verdict(phase, quiet);
+  if (lost) end(lost);
+}

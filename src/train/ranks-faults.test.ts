@@ -1,0 +1,196 @@
+/**
+ * A rank on a GPU is lost, wherever it is lost: the other one names it and ends in time. The ranks are processes of the real
+ * command line; their GPU computes nothing and their NCCL is a library of the tests (idle-gpu.cpp), since only there can a
+ * rank be lost inside a given call, and calls block as they do when a GPU waits for ever. ranks-cuda.test.ts has the real ones.
+ */
+import { spawnSync } from 'node:child_process';
+import { existsSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { stringify } from 'yaml';
+import { processState } from '../run/process-identity.js';
+import { runPaths } from '../run/run-folder.js';
+import { readAnomaly } from '../run/run-paths.js';
+import { ended, startProgram, trefoilMain } from '../testing/cli.js';
+import { buildIdleGpu, type IdleGpu, idleGpuAbsence } from '../testing/idle-gpu.js';
+import { type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
+
+const absence = idleGpuAbsence();
+const namespaces =
+  spawnSync('unshare', ['--uts', 'hostname', 'elsewhere']).status === 0
+    ? null
+    : 'no right to give a process a host name';
+/** What the promise of faults.md allows. */
+const PROMISED_MS = 30_000;
+const TIMEOUT_MINUTES = '0.1';
+
+let gpu: IdleGpu;
+let folder: { path: string; remove: () => void };
+beforeAll(() => {
+  if (absence) return;
+  gpu = buildIdleGpu();
+  folder = temporaryFolder();
+});
+afterAll(() => {
+  gpu?.remove();
+  folder?.remove();
+});
+
+interface Case {
+  /** What happens inside a call of rank 1, and of rank 0: function, which call of it, what. */
+  readonly faults: readonly [first: string, second: string];
+  /** How CUDA and NCCL behave. */
+  readonly behaviour?: Readonly<Record<string, string>>;
+  readonly config?: TinyOverrides;
+  /** Rank 1 is on a machine of another name. */
+  readonly isElsewhere?: boolean;
+}
+
+let lastPort = 26_000 + (process.pid % 300) * 100;
+
+/** Starts both ranks and waits for the end of rank 0, which has to come soon after rank 1 was lost. */
+async function loseRank(name: string, { faults, behaviour = {}, config = {}, isElsewhere = false }: Case) {
+  const place = join(folder.path, name.replaceAll(' ', '-'));
+  const outDir = join(place, 'run');
+  const text = tinyConfig(place, {
+    ...config,
+    runtime: { device: 'cuda', deterministic: true, ...config.runtime },
+    train: { steps: 1_000_000, eval_every: 0, save_every: 0, bucket_mb: 0.05, out_dir: outDir, ...config.train },
+  });
+  const file = join(place, 'config.yaml');
+  writeFileSync(file, stringify(text));
+  lastPort += 20;
+  const started = performance.now();
+  const ranks = [0, 1].map((rank) => {
+    const command = [process.execPath, trefoilMain(), 'train', '--config', file];
+    const there = ['unshare', '--uts', 'sh', '-c', 'hostname elsewhere && exec "$0" "$@"'];
+    const [program, ...words] = rank === 1 && isElsewhere ? [...there, ...command] : command;
+    const child = startProgram(program, words, {
+      ...{ ...gpu.env, ...behaviour, IDLE_GPU_FAULT: faults[1 - rank] },
+      ...{ RANK: `${rank}`, WORLD_SIZE: '2', LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
+      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: TIMEOUT_MINUTES },
+    });
+    let output = '';
+    for (const stream of [child.stdout!, child.stderr!])
+      stream.setEncoding('utf8').on('data', (piece: string) => {
+        output += piece;
+      });
+    return { child, output: () => output, done: ended(child) };
+  });
+  const [first, second] = ranks;
+  try {
+    while (processState(second.child.pid!) === 'running') {
+      if (performance.now() - started > 60_000) throw new Error(`rank 1 was not lost: ${second.output()}`);
+      await sleep(20);
+    }
+    const lost = performance.now();
+    const end = await Promise.race([first.done, sleep(PROMISED_MS + 5000).then(() => null)]);
+    expect(end, `rank 0 hangs: ${first.output()}`).not.toBeNull();
+    expect(performance.now() - lost).toBeLessThan(PROMISED_MS);
+    return { ...end!, outDir, output: first.output() };
+  } finally {
+    for (const { child } of ranks) child.kill('SIGKILL');
+  }
+}
+
+const who = 'rank 1 on \\S+ \\(pid \\d+';
+const gone = (where: string) => new RegExp(`^trefoil: rank 0: ${who}, ${where}\\): its process is gone`, 'm');
+const stalls = (where: string) =>
+  new RegExp(`^trefoil: rank 0: ${who}, ${where}\\): kept the other ranks waiting`, 'm');
+const NOWHERE = 'no section known';
+const STEP = 'section step at step \\d+';
+
+/** Every step launched one by one, and so many launches that they fill a small queue. */
+const eager: TinyOverrides = { runtime: { cuda_graph: false }, train: { zero: 1 } };
+const shortQueue = { IDLE_GPU_QUEUE: '20' };
+
+describe.concurrent('a rank on a GPU that is lost', () => {
+  const onIdleGpu = (name: string, body: () => Promise<void>) =>
+    it(name, async (context) => {
+      if (absence) return context.skip(absence);
+      await body();
+    });
+
+  onIdleGpu('while they join', async () => {
+    const { signal, output } = await loseRank('join', { faults: ['ncclCommInitRank:1:KILL', ''] });
+    expect(output).toMatch(gone(NOWHERE));
+    expect(signal).toBe('SIGKILL'); // a thread that never returns cannot leave by itself
+  });
+
+  onIdleGpu('before there is a run: killed', async () => {
+    const { code, output } = await loseRank('boot', { faults: ['ncclAllReduce:1:KILL', ''] });
+    expect(output).toMatch(gone(NOWHERE));
+    expect(code).toBe(1);
+  });
+
+  onIdleGpu('before there is a run: stopped', async () => {
+    const { code, output } = await loseRank('boot stop', { faults: ['ncclAllReduce:2:STOP', ''] });
+    expect(output).toMatch(stalls(NOWHERE));
+    expect(code).toBe(1);
+  });
+
+  onIdleGpu('in a step that is a graph: killed', async () => {
+    const { code, output, outDir } = await loseRank('graph', { faults: ['cuGraphLaunch:5:KILL', ''] });
+    expect(output).toMatch(gone(STEP));
+    expect([code, readAnomaly(outDir)]).toEqual([1, 'rank_gone']);
+  });
+
+  onIdleGpu('in a step that is a graph: stopped', async () => {
+    const { code, output, outDir } = await loseRank('graph stop', { faults: ['cuGraphLaunch:5:STOP', ''] });
+    expect(output).toMatch(stalls(STEP));
+    expect([code, readAnomaly(outDir)]).toEqual([1, 'rank_stall']);
+  });
+
+  for (const [signal, verdict, anomaly] of [
+    ['KILL', gone(STEP), 'rank_gone'],
+    ['STOP', stalls(STEP), 'rank_stall'],
+  ] as const)
+    onIdleGpu(`while a launch blocks because the queue is full: ${signal}`, async () => {
+      const faults = [`ncclReduceScatter:10:${signal}`, ''] as const;
+      const found = await loseRank(`queue ${signal}`, { faults, behaviour: shortQueue, config: eager });
+      expect(found.output).toMatch(verdict);
+      expect([found.signal, readAnomaly(found.outDir)]).toEqual(['SIGKILL', anomaly]);
+    });
+
+  onIdleGpu('while taking memory waits for the GPU', async () => {
+    const faults = ['ncclReduceScatter:1:KILL', ''] as const;
+    const behaviour = { IDLE_GPU_IMPLICIT: '1' };
+    const { signal, output } = await loseRank('memory', { faults, behaviour, config: eager });
+    expect(output).toMatch(gone(STEP));
+    expect(signal).toBe('SIGKILL');
+  });
+
+  onIdleGpu('while NCCL connects on first use', async () => {
+    const faults = ['ncclAllGather:1:STOP', ''] as const;
+    const behaviour = { IDLE_GPU_CONNECT: '1' };
+    const { signal, output } = await loseRank('connect', { faults, behaviour, config: { train: { zero: 1 } } });
+    expect(output).toMatch(stalls('section \\w+ at step \\d+'));
+    expect(signal).toBe('SIGKILL');
+  });
+
+  onIdleGpu('does not keep one that ends for a reason of its own', async () => {
+    const { code, output } = await loseRank('own', { faults: ['cuGraphLaunch:3:STOP', 'cuGraphLaunch:3:700'] });
+    expect(output).toMatch(/^trefoil: rank 0: CUDA: cuGraphLaunch failed/m);
+    expect(code).toBe(1);
+  });
+
+  onIdleGpu('at the very end, when all files are written', async () => {
+    const faults = ['ncclCommFinalize:1:STOP', ''] as const;
+    const { signal, output, outDir } = await loseRank('end', { faults, config: { train: { steps: 4 } } });
+    expect(output).toMatch(/^done: .*\n(.*\n)*trefoil: rank 0: NCCL did not let go within \d+ s at the end/m);
+    expect(signal).toBe('SIGKILL');
+    expect(existsSync(runPaths(outDir).model)).toBe(true);
+  });
+
+  it('on another machine: NCCL tells that somebody is gone, the store who', async (context) => {
+    if (absence ?? namespaces) return context.skip((absence ?? namespaces)!);
+    const faults = ['cuGraphLaunch:5:KILL', ''] as const;
+    const behaviour = { IDLE_GPU_TELLS: '1' };
+    const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true });
+    expect(output).toMatch(
+      /^trefoil: rank 0: rank 1 on elsewhere \(pid \d+\) is gone: rank 0 of 2 on idle GPU: NCCL: /m,
+    );
+    expect(code).toBe(1);
+  });
+});
