@@ -268,6 +268,7 @@ describe('a dataset on a hub', () => {
       return hub.requests.length - before;
     };
     expect(await run()).toBeGreaterThan(0);
-    expect(await run()).toBeLessThan(4); // what was being fetched ahead when the first one closed
+    // What a loader was fetching ahead when it closed is fetched by the next one; then everything is there.
+    await expect.poll(run, { timeout: 600_000 }).toBe(0);
   });
 });
