@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { connect, createServer } from 'node:net';
 import { expect, test } from 'vitest';
 import { holdLifeline, offerLifeline } from './lifeline.js';
-import { storePorts } from './store.js';
+import { openStore, storePorts } from './store.js';
 
 const address = '127.0.0.1';
 const ports = storePorts(28_000 + (process.pid % 500) * 40);
@@ -15,7 +15,7 @@ function offered() {
 /** A rank as bytes on a connection. */
 async function rank(port: number, hello: object) {
   const socket = connect({ host: address, port });
-  socket.on('error', () => {});
+  socket.on('error', () => {}).resume();
   await once(socket, 'connect');
   socket.write(`${JSON.stringify(hello)}\n`);
   return socket;
@@ -54,6 +54,12 @@ test('the end of rank 0 is heard as well, but not that of one that was never the
   holdLifeline(1, address, { port, token: '' }, hear);
   await new Promise((resolve) => setTimeout(resolve, 300));
   expect(heard).toEqual([0]);
+});
+
+test('a rank of another run, which looks for its store there, is told at once that it is none', async () => {
+  const { port } = (await offered().lifeline)!;
+  const run = { rank: 1, world: 2, runId: 'another', address, port: port - 1, timeoutMs: 1000 };
+  await expect(openStore(run)).rejects.toThrow(`port ${port} belongs to another program`);
 });
 
 test('without a free port there is none', async () => {

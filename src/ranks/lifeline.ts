@@ -29,6 +29,7 @@ export async function offerLifeline(
 function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone: OnGone): void {
   let rank: number | null = null;
   prepare(socket);
+  sendLine(socket, { lifeline: true }); // ranks of another run that look for their store here need not wait
   const timer = setTimeout(() => socket.destroy(), HELLO_MS);
   readLines(
     socket,
