@@ -1,8 +1,9 @@
 /** What the two threads of guard.ts share: 32-bit words, and behind them the folder of the run as text. */
 import type { Member } from './monitor.js';
 
-export const WORDS = { phase: 0, moves: 1, isClosed: 2, folderBytes: 3, count: 4 } as const;
-export const FOLDER_AT = 4 * WORDS.count;
+/** `gone`: one more than the rank whose lifeline has ended; 0 while none has. */
+export const WORDS = { phase: 0, moves: 1, isClosed: 2, folderBytes: 3, gone: 4, count: 5 } as const;
+export const FOLDER_AT = 32;
 export const FOLDER_MOST = 4096;
 export const PHASES = ['idle', 'join', 'exchange', 'leave'] as const;
 
@@ -16,8 +17,21 @@ export interface GuardOptions {
   readonly quietMs?: number;
   /** How long the orderly end may take. */
   readonly leaveMs?: number;
+  /** Where rank 0 may listen, in the order in which ports are tried, and its machine; left out, there are no lifelines. */
+  readonly ports?: readonly number[];
+  readonly address?: string;
+}
+
+/** Where rank 0 holds the lifelines, and what proves that a rank belongs to it. */
+export interface Lifeline {
+  readonly port: number;
+  readonly token: string;
 }
 
 export interface GuardTask extends Required<GuardOptions> {
   readonly shared: SharedArrayBuffer;
+  /** Where rank 0 may listen; empty: there are no lifelines. */
+  readonly ports: readonly number[];
+  /** The machine of rank 0. */
+  readonly address: string;
 }

@@ -1,14 +1,25 @@
 /** The thread of guard.ts: looks at the other one, and ends the process when that one is blocked by a rank that is lost. */
 import { writeSync } from 'node:fs';
-import { workerData } from 'node:worker_threads';
+import { parentPort, workerData } from 'node:worker_threads';
 import { runPaths, writeAnomaly } from '../run/run-paths.js';
-import { FOLDER_AT, type GuardTask, PHASES, WORDS } from './guard-shared.js';
+import { FOLDER_AT, type GuardTask, type Lifeline, PHASES, WORDS } from './guard-shared.js';
+import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
 
-const { shared, rank, members, timeoutSeconds, quietMs, leaveMs } = workerData as GuardTask;
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, address } = workerData as GuardTask;
 const words = new Int32Array(shared, 0, WORDS.count);
 const LOOK_MS = Math.min(500, quietMs / 4);
 const STDERR = 2;
+
+/** The first whose lifeline has ended is the one to blame: others follow it. */
+function onGone(other: number): void {
+  Atomics.compareExchange(words, WORDS.gone, 0, other + 1);
+}
+
+function gone(): number | null {
+  const word = Atomics.load(words, WORDS.gone);
+  return word === 0 ? null : word - 1;
+}
 
 /** The folder of the run, once it is known. */
 function folder(): string | null {
@@ -23,7 +34,7 @@ function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
     const late = `NCCL did not let go within ${Math.round(ms / 1000)} s at the end: another rank did not come to it`;
     return ms < leaveMs ? null : new RankLost(late, 'rank_stall');
   }
-  const monitor = new RankMonitor({ rank, members, timeoutSeconds });
+  const monitor = new RankMonitor({ rank, members, timeoutSeconds, gone });
   const place = folder();
   if (place !== null) monitor.watch({ paths: runPaths(place), waiting: () => {} });
   try {
@@ -49,7 +60,8 @@ function end({ message, anomaly }: RankLost): void {
 }
 
 let [moves, quiet, looked] = [-1, 0, performance.now()];
-while (Atomics.wait(words, WORDS.isClosed, 0, LOOK_MS) === 'timed-out') {
+
+function look(): void {
   const now = performance.now();
   const passed = Math.min(now - looked, 2 * LOOK_MS); // a process that was stopped for an hour was not quiet for an hour
   looked = now;
@@ -57,7 +69,12 @@ while (Atomics.wait(words, WORDS.isClosed, 0, LOOK_MS) === 'timed-out') {
   const seen = Atomics.load(words, WORDS.moves);
   quiet = phase === 'idle' || seen !== moves ? 0 : quiet + passed;
   moves = seen;
-  if (quiet < quietMs) continue;
+  if (quiet < quietMs) return;
   const lost = verdict(phase, quiet);
   if (lost) end(lost);
 }
+
+setInterval(() => (Atomics.load(words, WORDS.isClosed) === 1 ? process.exit(0) : look()), LOOK_MS);
+parentPort!.on('message', (lifeline: Lifeline) => holdLifeline(rank, address, lifeline, onGone));
+const isOffered = rank === 0 && ports.length > 0;
+parentPort!.postMessage(isOffered ? await offerLifeline({ address, ports, world: members.length }, onGone) : null);

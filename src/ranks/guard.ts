@@ -2,6 +2,9 @@
  * A thread beside the one that trains, for the moments in which that one is blocked: while a GPU waits for a rank that is
  * gone, calls of CUDA and NCCL may not return, and whoever made them cannot look about. The thread then names the rank to
  * blame and kills the process, which is all that can be done from outside.
+ *
+ * The threads of all ranks also hold a connection to that of rank 0, their lifeline: when a process ends, wherever it is,
+ * the connection does, and everybody hears of it. NCCL tells only the neighbours, and some networks tell them late.
  */
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -10,7 +13,15 @@ import { fileURLToPath, pathToFileURL } from 'node:url';
 import { Worker } from 'node:worker_threads';
 import type { Guard } from '../device/cuda/nccl.js';
 import type { RunPaths } from '../run/run-paths.js';
-import { FOLDER_AT, FOLDER_MOST, type GuardOptions, type GuardTask, PHASES, WORDS } from './guard-shared.js';
+import {
+  FOLDER_AT,
+  FOLDER_MOST,
+  type GuardOptions,
+  type GuardTask,
+  type Lifeline,
+  PHASES,
+  WORDS,
+} from './guard-shared.js';
 
 const QUIET_MS = 5000;
 const LEAVE_MS = 15_000;
@@ -19,21 +30,40 @@ export class RankGuard implements Guard {
   readonly #words: Int32Array;
   readonly #folder: Uint8Array;
 
-  private constructor(shared: SharedArrayBuffer) {
+  /** Of rank 0, for the others to hold; null on the others, and where none can be offered. */
+  readonly lifeline: Lifeline | null;
+  readonly #worker: Worker;
+
+  private constructor(shared: SharedArrayBuffer, worker: Worker, lifeline: Lifeline | null) {
+    this.#worker = worker;
+    this.lifeline = lifeline;
     this.#words = new Int32Array(shared, 0, WORDS.count);
     this.#folder = new Uint8Array(shared, FOLDER_AT);
   }
 
   static async start(options: GuardOptions): Promise<RankGuard> {
     const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_MOST);
-    const workerData: GuardTask = { quietMs: QUIET_MS, leaveMs: LEAVE_MS, ...options, shared };
+    const workerData: GuardTask = {
+      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], address: '127.0.0.1', ...options, shared },
+    };
     const worker = new Worker(await threadFile(), { workerData, execArgv: [], name: 'trefoil-guard' });
-    await new Promise((resolve, reject) => {
-      worker.once('online', resolve);
+    const lifeline = await new Promise<Lifeline | null>((resolve, reject) => {
+      worker.once('message', resolve);
       worker.once('error', reject);
     });
     worker.unref(); // a process that has nothing else to do may end
-    return new RankGuard(shared);
+    return new RankGuard(shared, worker, lifeline);
+  }
+
+  /** Takes hold of rank 0's lifeline. */
+  hold(lifeline: Lifeline): void {
+    this.#worker.postMessage(lifeline);
+  }
+
+  /** A rank whose process is known to have ended; null while none is. */
+  gone(): number | null {
+    const word = Atomics.load(this.#words, WORDS.gone);
+    return word === 0 ? null : word - 1;
   }
 
   begin(phase: 'join' | 'exchange' | 'leave'): void {
@@ -59,7 +89,6 @@ export class RankGuard implements Guard {
 
   close(): void {
     Atomics.store(this.#words, WORDS.isClosed, 1);
-    Atomics.notify(this.#words, WORDS.isClosed);
   }
 }
 

@@ -31,6 +31,8 @@ export interface MonitorOptions {
   /** Seconds of waiting after which a rank that is not waiting itself hangs. */
   readonly timeoutSeconds: number;
   readonly clock?: () => number;
+  /** A rank of any machine whose process is known to have ended. */
+  readonly gone?: () => number | null;
   /** Hears of `watch`. */
   readonly onWatch?: (paths: RunPaths | null) => void;
 }
@@ -74,7 +76,7 @@ export class RankMonitor {
     }
     const others = members.map((member, other) => ({ ...member, rank: other })).filter((other) => other.rank !== rank);
     for (const other of others)
-      if (stateOf(other) === 'gone')
+      if (other.rank === this.#options.gone?.() || stateOf(other) === 'gone')
         throw new RankLost(`${describe(other, this.#section(other.rank))}: its process is gone`, 'rank_gone');
     if (waitedMs < 1000 * timeoutSeconds) return;
     const waited = Math.round(waitedMs / 1000);

@@ -7,10 +7,12 @@ import { NcclLibrary } from '../device/cuda/nccl-library.js';
 import { UsageError } from '../errors.js';
 import type { RunPaths } from '../run/run-paths.js';
 import { RankGuard } from './guard.js';
+import type { Lifeline } from './guard-shared.js';
 import type { RankIdentity } from './identity.js';
-import { type Member, openStore, type RankStore } from './store.js';
+import { type Member, openStore, type RankStore, storePorts } from './store.js';
 
 const ID_KEY = 'nccl-id';
+const LIFELINE_KEY = 'lifeline';
 
 export interface NcclRanks extends Omit<NcclOptions, 'id' | 'guard'> {
   readonly store: RankStore;
@@ -38,6 +40,8 @@ export interface GpuRanks {
   readonly collectives: NcclCollectives;
   /** By rank. */
   readonly members: readonly Member[];
+  /** A rank whose process is known to have ended. */
+  readonly gone: () => number | null;
   /** From now on the files of this run tell what the ranks do. */
   readonly watch: (paths: RunPaths | null) => void;
   readonly close: () => void;
@@ -63,11 +67,17 @@ export async function meetOnGpus(
   const runId = `${identity.runId} attempt ${environment['TORCHELASTIC_RESTART_COUNT'] ?? 0}`;
   const store = await openStore({ rank, world, runId, address, port, timeoutMs });
   const { members } = store;
-  const guard = await RankGuard.start({ rank, members, timeoutSeconds: timeoutMs / 1000 });
+  const guard = await RankGuard.start({
+    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), address },
+  });
+  const lifeline = await store.handOut(LIFELINE_KEY, Buffer.from(JSON.stringify(guard.lifeline)));
+  const offered: Lifeline | null = JSON.parse(Buffer.from(lifeline).toString());
+  if (rank !== 0 && offered) guard.hold(offered);
   const collectives = await openNccl(device, { ...hooks, rank, world, store, guard }, environment);
   return {
     collectives,
     members,
+    gone: () => guard.gone(),
     watch: (paths) => guard.watch(paths),
     close: () => {
       collectives.close();

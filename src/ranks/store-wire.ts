@@ -58,6 +58,10 @@ export function isProof(expected: string, given: unknown): boolean {
   return timingSafeEqual(Buffer.from(expected), Buffer.from(given));
 }
 
+export function isLoopback(address: string): boolean {
+  return address === 'localhost' || address === '::1' || address.startsWith('127.');
+}
+
 export function sendLine(socket: Socket, value: object): void {
   if (!socket.destroyed) socket.write(`${JSON.stringify(value)}\n`);
 }

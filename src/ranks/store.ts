@@ -16,6 +16,7 @@ import {
   durationText,
   type Greeting,
   type Hello,
+  isLoopback,
   isProof,
   type Member,
   PROTOCOL,
@@ -73,19 +74,20 @@ export interface RankStore {
   close(): void;
 }
 
+/** The ports behind MASTER_PORT that ranks may use. */
+export function storePorts(port: number): number[] {
+  return Array.from({ length: STORE_PORTS }, (_, i) => port + 1 + i).filter((one) => one < 65536);
+}
+
 /** Resolves when all ranks have met. */
 export async function openStore(options: StoreOptions): Promise<RankStore> {
   const self: Member = { rank: options.rank, host: options.host ?? hostname(), pid: process.pid };
-  const ports = Array.from({ length: STORE_PORTS }, (_, i) => options.port + 1 + i).filter((port) => port < 65536);
+  const ports = storePorts(options.port);
   if (options.rank !== 0) return RemoteStore.open(options, self, ports);
   const bind = isLoopback(options.address) ? options.address : undefined;
   const server = await StoreServer.listen({ world: options.world, runId: options.runId, self, bind, ports });
   await server.complete(options.timeoutMs);
   return new LocalStore(options, server);
-}
-
-function isLoopback(address: string): boolean {
-  return address === 'localhost' || address === '::1' || address.startsWith('127.');
 }
 
 /** What both ends have in common: values as bytes, and errors in words. */

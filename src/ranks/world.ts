@@ -27,6 +27,8 @@ export interface OpenedRanks {
   readonly collectives: Collectives;
   /** By rank, where they know each other already; else they tell each other. */
   readonly members?: readonly Member[];
+  /** A rank whose process is known to have ended. */
+  readonly gone?: () => number | null;
   /** Hears which run's files tell what the ranks do. */
   readonly watch?: (paths: RunPaths | null) => void;
   readonly close: () => void;
@@ -67,7 +69,8 @@ export class World {
         .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
         .map((text) => JSON.parse(text) as Member);
     const { rank, members } = this;
-    monitor = new RankMonitor({ rank, members, ...options, ...(opened.watch && { onWatch: opened.watch }) });
+    const { gone, watch: onWatch } = opened;
+    monitor = new RankMonitor({ rank, members, ...options, ...(gone && { gone }), ...(onWatch && { onWatch }) });
     this.monitor = monitor;
   }
 

@@ -45,12 +45,15 @@ interface Case {
   readonly config?: TinyOverrides;
   /** Rank 1 is on a machine of another name. */
   readonly isElsewhere?: boolean;
+  /** NSA_PG_TIMEOUT_MIN. */
+  readonly minutes?: string;
 }
 
 let lastPort = 26_000 + (process.pid % 300) * 100;
 
 /** Starts both ranks and waits for the end of rank 0, which has to come soon after rank 1 was lost. */
-async function loseRank(name: string, { faults, behaviour = {}, config = {}, isElsewhere = false }: Case) {
+async function loseRank(name: string, lost: Case) {
+  const { faults, behaviour = {}, config = {}, isElsewhere = false, minutes = TIMEOUT_MINUTES } = lost;
   const place = join(folder.path, name.replaceAll(' ', '-'));
   const outDir = join(place, 'run');
   const text = tinyConfig(place, {
@@ -69,7 +72,7 @@ async function loseRank(name: string, { faults, behaviour = {}, config = {}, isE
     const child = startProgram(program, words, {
       ...{ ...gpu.env, ...behaviour, IDLE_GPU_FAULT: faults[1 - rank] },
       ...{ RANK: `${rank}`, WORLD_SIZE: '2', LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: TIMEOUT_MINUTES },
+      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: minutes },
     });
     let output = '';
     for (const stream of [child.stdout!, child.stderr!])
@@ -84,10 +87,10 @@ async function loseRank(name: string, { faults, behaviour = {}, config = {}, isE
       if (performance.now() - started > 60_000) throw new Error(`rank 1 was not lost: ${second.output()}`);
       await sleep(20);
     }
-    const lost = performance.now();
+    const lostAt = performance.now();
     const end = await Promise.race([first.done, sleep(PROMISED_MS + 5000).then(() => null)]);
     expect(end, `rank 0 hangs: ${first.output()}`).not.toBeNull();
-    expect(performance.now() - lost).toBeLessThan(PROMISED_MS);
+    expect(performance.now() - lostAt).toBeLessThan(PROMISED_MS);
     return { ...end!, outDir, output: first.output() };
   } finally {
     for (const { child } of ranks) child.kill('SIGKILL');
@@ -183,14 +186,34 @@ describe.concurrent('a rank on a GPU that is lost', () => {
     expect(existsSync(runPaths(outDir).model)).toBe(true);
   });
 
-  it('on another machine: NCCL tells that somebody is gone, the store who', async (context) => {
-    if (absence ?? namespaces) return context.skip((absence ?? namespaces)!);
+  const onTwoMachines = (name: string, body: () => Promise<void>) =>
+    it(name, async (context) => {
+      if (absence ?? namespaces) return context.skip((absence ?? namespaces)!);
+      await body();
+    });
+
+  onTwoMachines('on another machine, and NCCL tells that somebody is gone', async () => {
     const faults = ['cuGraphLaunch:5:KILL', ''] as const;
     const behaviour = { IDLE_GPU_TELLS: '1' };
-    const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true });
-    expect(output).toMatch(
-      /^trefoil: rank 0: rank 1 on elsewhere \(pid \d+\) is gone: rank 0 of 2 on idle GPU: NCCL: /m,
-    );
+    const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true, minutes: '15' });
+    // The store's word or the lifeline's, whichever comes first.
+    expect(output).toMatch(/^trefoil: rank 0: rank 1 on elsewhere \(pid \d+(, section .*)?\)(: its process)? is gone/m);
     expect(code).toBe(1);
+  });
+
+  onTwoMachines('on another machine, and NCCL tells nothing', async () => {
+    const faults = ['cuGraphLaunch:5:KILL', ''] as const;
+    const { code, output } = await loseRank('silent', { faults, isElsewhere: true, minutes: '15' });
+    expect(output).toMatch(gone(STEP));
+    expect(output).toContain('rank 1 on elsewhere');
+    expect(code).toBe(1);
+  });
+
+  onTwoMachines('on another machine, while a launch blocks', async () => {
+    const faults = ['ncclReduceScatter:10:KILL', ''] as const;
+    const way = { behaviour: shortQueue, config: eager, isElsewhere: true, minutes: '15' };
+    const { signal, output, outDir } = await loseRank('silent queue', { faults, ...way });
+    expect(output).toMatch(gone(STEP));
+    expect([signal, readAnomaly(outDir)]).toEqual(['SIGKILL', 'rank_gone']);
   });
 });

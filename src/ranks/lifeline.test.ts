@@ -1,0 +1,67 @@
+import { once } from 'node:events';
+import { connect, createServer } from 'node:net';
+import { expect, test } from 'vitest';
+import { holdLifeline, offerLifeline } from './lifeline.js';
+import { openStore, storePorts } from './store.js';
+
+const address = '127.0.0.1';
+const ports = storePorts(28_000 + (process.pid % 500) * 40);
+
+function offered() {
+  const gone: number[] = [];
+  return { gone, lifeline: offerLifeline({ address, ports, world: 3 }, (rank) => void gone.push(rank)) };
+}
+
+/** A rank as bytes on a connection. */
+async function rank(port: number, hello: object) {
+  const socket = connect({ host: address, port });
+  socket.on('error', () => {}).resume();
+  await once(socket, 'connect');
+  socket.write(`${JSON.stringify(hello)}\n`);
+  return socket;
+}
+
+test('a rank that goes is told to rank 0 and to all others, once', async () => {
+  const { gone, lifeline } = offered();
+  const { port, token } = (await lifeline)!;
+  const heard: number[] = [];
+  holdLifeline(2, address, { port, token }, (other) => void heard.push(other));
+  const second = await rank(port, { rank: 1, token });
+  await new Promise((resolve) => setTimeout(resolve, 200)); // both have said who they are
+  second.destroy();
+  await expect.poll(() => [gone, heard]).toEqual([[1], [1]]);
+});
+
+test('strangers are sent away and nobody hears of them', async () => {
+  const { gone, lifeline } = offered();
+  const { port, token } = (await lifeline)!;
+  for (const hello of [{ rank: 1, token: 'x'.repeat(token.length) }, { rank: 1 }, { token }, { rank: 'one', token }])
+    await once(await rank(port, hello), 'close');
+  expect(gone).toEqual([]);
+});
+
+test('the end of rank 0 is heard as well, but not that of one that was never there', async () => {
+  const heard: number[] = [];
+  const hear = (other: number) => void heard.push(other);
+  const server = createServer((socket) => socket.once('data', () => socket.destroy()));
+  server.listen(0, address);
+  await once(server, 'listening');
+  const { port } = server.address() as { port: number };
+  holdLifeline(1, address, { port, token: '' }, hear);
+  await expect.poll(() => heard).toEqual([0]);
+  server.close();
+  await once(server, 'close');
+  holdLifeline(1, address, { port, token: '' }, hear);
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  expect(heard).toEqual([0]);
+});
+
+test('a rank of another run, which looks for its store there, is told at once that it is none', async () => {
+  const { port } = (await offered().lifeline)!;
+  const run = { rank: 1, world: 2, runId: 'another', address, port: port - 1, timeoutMs: 1000 };
+  await expect(openStore(run)).rejects.toThrow(`port ${port} belongs to another program`);
+});
+
+test('without a free port there is none', async () => {
+  expect(await offerLifeline({ address, ports: [], world: 2 }, () => {})).toBeNull();
+});

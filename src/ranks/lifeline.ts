@@ -1,0 +1,102 @@
+/**
+ * Connections by which ranks hear that a process has ended: every rank holds one to rank 0, which passes the news on. Used
+ * on the guard's thread, whose event loop is free while the other thread waits for a GPU.
+ */
+import { randomBytes, timingSafeEqual } from 'node:crypto';
+import { connect, createServer, type Server, type Socket } from 'node:net';
+import type { Lifeline } from './guard-shared.js';
+import { isLoopback, readLines, sendLine } from './store-wire.js';
+
+const LONGEST_LINE = 1024;
+const HELLO_MS = 10_000;
+const SPARE_CONNECTIONS = 64;
+
+export type OnGone = (rank: number) => void;
+
+/** Rank 0's end: listens on the first free port; null when none is. */
+export async function offerLifeline(
+  { address, ports, world }: { address: string; ports: readonly number[]; world: number },
+  onGone: OnGone,
+): Promise<Lifeline | null> {
+  const token = randomBytes(32).toString('hex');
+  const held = new Map<number, Socket>();
+  const server = createServer((socket) => greet(socket, token, held, onGone));
+  server.maxConnections = world + SPARE_CONNECTIONS;
+  for (const port of ports) if (await listens(server, port, address)) return { port, token };
+  return null;
+}
+
+function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone: OnGone): void {
+  let rank: number | null = null;
+  prepare(socket);
+  sendLine(socket, { lifeline: true }); // ranks of another run that look for their store here need not wait
+  const timer = setTimeout(() => socket.destroy(), HELLO_MS);
+  readLines(
+    socket,
+    () => LONGEST_LINE,
+    (line) => {
+      clearTimeout(timer);
+      if (rank !== null || !Number.isSafeInteger(line['rank']) || !isSame(token, line['token'])) {
+        socket.destroy();
+        return;
+      }
+      rank = line['rank'] as number;
+      held.set(rank, socket);
+    },
+  );
+  socket.on('close', () => {
+    clearTimeout(timer);
+    if (rank === null || held.get(rank) !== socket) return;
+    held.delete(rank);
+    for (const other of held.values()) sendLine(other, { gone: rank });
+    onGone(rank);
+  });
+}
+
+/** The end of any other rank. `onGone` hears of rank 0 too. */
+export function holdLifeline(rank: number, address: string, { port, token }: Lifeline, onGone: OnGone): void {
+  const socket = connect({ host: address, port });
+  prepare(socket);
+  let isHeld = false;
+  socket.once('connect', () => {
+    isHeld = true;
+    sendLine(socket, { rank, token });
+  });
+  readLines(
+    socket,
+    () => LONGEST_LINE,
+    (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number),
+  );
+  // One that never came to be tells nothing: then NCCL's errors and the time must do.
+  socket.once('close', () => isHeld && onGone(0));
+}
+
+function prepare(socket: Socket): void {
+  socket.setNoDelay(true);
+  socket.setKeepAlive(true, 10_000);
+  socket.on('error', () => {}); // 'close' follows and says all there is to say
+}
+
+function isSame(token: string, given: unknown): boolean {
+  return (
+    typeof given === 'string' &&
+    given.length === token.length &&
+    timingSafeEqual(Buffer.from(given), Buffer.from(token))
+  );
+}
+
+function listens(server: Server, port: number, address: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const failed = () => {
+      server.off('listening', listening);
+      resolve(false);
+    };
+    const listening = () => {
+      server.off('error', failed);
+      resolve(true);
+    };
+    server.once('error', failed);
+    server.once('listening', listening);
+    server.listen({ port, ...(isLoopback(address) && { host: address }) });
+  });
+}
