@@ -10,6 +10,7 @@ import { lastLogits } from './context-reader.js';
 import { prefill } from './decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
 import { generate } from './generate.js';
+import { StepReplay, selectionMargin, selectionOf, type TokenSelection } from './testing/step-replay.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const absence = cudaAbsence();
@@ -25,8 +26,15 @@ const MODEL = { dim: 64, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32 };
 const NSA = { l: 8, d: 4, l_sel: 32, n_sel: 5, w: 50 };
 /** Small models: the fused kernels of a prefill would take longer to compile than everything else here. */
 const PLAIN = { fusedFrom: Number.POSITIVE_INFINITY };
-/** bf16 rounds every layer's result, and a near tie may select another block. */
+/** bf16 rounds every layer's result; two ways that select the same blocks agree so far. */
 const LIMIT = 5e-2;
+/** One way against float64 with the blocks that it selected. */
+const EXACT = 3e-2;
+/**
+ * A block may be preferred to one that scores less than so much more in float64: what rounding of the layers below does to
+ * scores. Blocks that are picked without regard to scores differ by any part: see 'can tell'.
+ */
+const TIE = 0.05;
 
 const models: LanguageModel[] = [];
 afterAll(() => {
@@ -77,78 +85,174 @@ const VARIANTS: Record<string, Sections> = {
   conv: { nsa: { phi: 'conv', cmp_rope: 'before', gate: 'sigmoid' } },
   'scaled positions, tied, swiglu': { model: { rope_scale: 2, tie_embeddings: true, mlp: 'swiglu' } },
   'no rotation of compressed keys, 6 heads a group': { model: { n_heads: 12, d_k: 64 }, nsa: { cmp_rope: 'none' } },
-  'one branch': { nsa: { force_branch: 'cmp' } },
+  'compressed branch alone': { nsa: { force_branch: 'cmp' } },
+  'selected branch alone': { nsa: { force_branch: 'sel' } },
   'every block': { nsa: { n_sel: 20 } },
   dense: { model: { attention: 'dense' } },
 };
+
+/** What each token of a prompt selected while it was read, and the logits after the last. */
+function readPrompt(model: LanguageModel, tokens: readonly number[], sequence: CachedSequence) {
+  const { n_layers, n_kv_groups, nsa } = model.shape;
+  const layers: Int32Array[] = [];
+  const observer = {
+    selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
+      layers[layer] = Int32Array.from(selected.read());
+    },
+  };
+  const [logits] = prefill(model, [sequence], [tokens], null, { kernels: PLAIN, observer });
+  const size = n_kv_groups * nsa.n_sel;
+  const selections = tokens.map((_, t): TokenSelection => {
+    const all = Int32Array.from(layers.flatMap((layer) => Array.from(layer.subarray(t * size, (t + 1) * size))));
+    return selectionOf(all, [n_layers, 1, n_kv_groups, nsa.n_sel], 0);
+  });
+  return { logits, selections };
+}
+
+/** What the step that was launched last selected for one of its sequences. */
+function selectionOfStep(decoder: DeviceDecoder, row: number): TokenSelection {
+  const { selected } = decoder.step!;
+  return selectionOf(selected.read(), selected.shape, row);
+}
+
+/** Compares one sequence with float64 token by token, and keeps the largest error and near tie. */
+class Comparison {
+  error = 0;
+  margin = 0;
+  readonly #replay: StepReplay;
+
+  constructor(replay: StepReplay) {
+    this.#replay = replay;
+  }
+
+  /** Without `logits` the token is only read. */
+  next(token: number, selection: TokenSelection, where: string, logits: ArrayLike<number> | null): void {
+    const exact = this.#replay.next(token, selection);
+    expect(exact.margin, `${where}: a block was preferred that scores less by this part`).toBeLessThan(TIE);
+    this.margin = Math.max(this.margin, exact.margin);
+    if (!logits) return;
+    const error = relativeError(logits, exact.logits);
+    expect(error, where).toBeLessThan(EXACT);
+    this.error = Math.max(this.error, error);
+  }
+
+  fork(): Comparison {
+    return new Comparison(this.#replay.fork());
+  }
+}
+
+function say(name: string, comparisons: readonly Comparison[]): void {
+  const most = (of: (comparison: Comparison) => number) => Math.max(...comparisons.map(of)).toExponential(1);
+  console.log(`${name}: error ${most(({ error }) => error)}, near ties within ${most(({ margin }) => margin)}`);
+}
+
+const CHECKED = [31, 32, 63, 64, 65, 127, 128, 160, 161, 192, 329];
 
 describe('a graph for every token', () => {
   for (const [name, sections] of Object.entries(VARIANTS))
     onGpu(`gives the logits of a prefill: ${name}`, () => {
       const model = made(sections);
       expect(deviceDecoderRefusal(model)).toBeNull();
+      const isDense = model.shape.attention === 'dense';
       const tokens = text(330);
-      const exact = tinyModel(configOf(sections));
-      models.push(exact);
-      for (const split of [1, 7, 32, 63, 64, 150, 200])
-        withDecoder(model, (decoder, make) => {
-          const sequence = make();
-          prefill(model, [sequence], [tokens.slice(0, split)], null, { kernels: PLAIN });
-          for (let at = split; at < tokens.length; at++) {
-            decoder.launch([sequence], [tokens[at]]);
-            const isChecked = at < split + 3 || [31, 32, 63, 64, 65, 127, 128, 160, 161, 192, 329].includes(at);
-            if (!isChecked) continue;
-            const [logits] = decoder.logits();
-            const where = `split ${split}, token ${at}`;
-            expect(relativeError(logits, lastLogits(model, tokens.slice(0, at + 1), PLAIN)), where).toBeLessThan(LIMIT);
-            if (split === 1)
-              expect(
-                relativeError(logits, lastLogits(exact, tokens.slice(0, at + 1), PLAIN)),
-                `${where}, CPU`,
-              ).toBeLessThan(2 * LIMIT);
-          }
-          expect(sequence.length).toBe(tokens.length);
-        });
+      const comparisons: Comparison[] = [];
+      withDecoder(model, (_decoder, make) => {
+        const whole = isDense ? null : readPrompt(model, tokens, make()).selections;
+        for (const split of [1, 7, 32, 63, 64, 150, 200])
+          withDecoder(model, (decoder, makeOther) => {
+            const sequence = makeOther();
+            const comparison = isDense ? null : new Comparison(new StepReplay(model));
+            if (comparison) comparisons.push(comparison);
+            /** The same blocks as in a prefill of everything, so far. */
+            let isSame = true;
+            const see = (at: number, selection: TokenSelection, logits: ArrayLike<number> | null) => {
+              comparison?.next(tokens[at], selection, `split ${split}, token ${at}`, logits);
+              isSame &&= JSON.stringify(selection) === JSON.stringify(whole?.[at]);
+            };
+            const prompt = tokens.slice(0, split);
+            if (isDense) prefill(model, [sequence], [prompt], null, { kernels: PLAIN });
+            else {
+              const { logits, selections } = readPrompt(model, prompt, sequence);
+              selections.forEach((selection, at) => {
+                see(at, selection, at === split - 1 ? logits : null);
+              });
+            }
+            for (let at = split; at < tokens.length; at++) {
+              decoder.launch([sequence], [tokens[at]]);
+              const isChecked = at < split + 3 || CHECKED.includes(at);
+              const logits = isChecked ? decoder.logits()[0].slice() : null;
+              if (!isDense) see(at, selectionOfStep(decoder, 0), logits);
+              if (!logits || !isSame) continue;
+              const prefilled = lastLogits(model, tokens.slice(0, at + 1), PLAIN);
+              expect(relativeError(logits, prefilled), `split ${split}, token ${at}, prefill`).toBeLessThan(LIMIT);
+            }
+            expect(sequence.length).toBe(tokens.length);
+          });
+      });
+      if (!isDense) say(name, comparisons);
     });
 
   onGpu('of a batch equals each sequence alone, and launching every kernel equals the replay', () => {
     const model = made();
     const prompts = [1, 30, 64, 200, 131].map((length, i) => text(length, i + 1));
     const steps = 40;
+    const tokenAt = (i: number, row: number) => (i * 37 + row * 11) % 256;
     const run = (rows: readonly number[], graph: boolean) => {
       const results: Float32Array[][] = [];
+      const selections: TokenSelection[][] = rows.map(() => []);
       withDecoder(
         model,
         (decoder, make) => {
-          const sequences = rows.map(make);
-          prefill(
-            model,
-            sequences,
-            rows.map((row) => prompts[row]),
-            null,
-            { kernels: PLAIN },
-          );
+          const sequences = rows.map((row, i) => {
+            const sequence = make();
+            selections[i].push(...readPrompt(model, prompts[row], sequence).selections);
+            return sequence;
+          });
           for (let i = 0; i < steps; i++) {
             decoder.launch(
               sequences,
-              rows.map((row) => (i * 37 + row * 11) % 256),
+              rows.map((row) => tokenAt(i, row)),
             );
             results.push(decoder.logits().map((logits) => logits.slice()));
+            rows.forEach((_, at) => {
+              selections[at].push(selectionOfStep(decoder, at));
+            });
           }
         },
         { graph },
       );
-      return results;
+      return { results, selections };
     };
     const all = prompts.map((_, row) => row);
     const together = run(all, true);
     expect(run(all, false)).toEqual(together);
+    const comparisons: Comparison[] = [];
+    const compare = (row: number, selections: readonly TokenSelection[], results: readonly Float32Array[]) => {
+      const comparison = new Comparison(new StepReplay(model));
+      comparisons.push(comparison);
+      selections.forEach((selection, at) => {
+        const step = at - prompts[row].length;
+        const token = step < 0 ? prompts[row][at] : tokenAt(step, row);
+        comparison.next(token, selection, `row ${row}, token ${at}`, step < 0 ? null : results[step]);
+      });
+    };
     for (const row of all) {
       const alone = run([row], true);
-      alone.forEach(([logits], i) => {
-        expect(relativeError(logits, together[i][row]), `row ${row}, step ${i}`).toBeLessThan(LIMIT);
+      const own = together.results.map((logits) => logits[row]);
+      compare(row, together.selections[row], own);
+      compare(
+        row,
+        alone.selections[0],
+        alone.results.map(([logits]) => logits),
+      );
+      let isSame = true;
+      alone.results.forEach(([logits], i) => {
+        const at = prompts[row].length + i;
+        isSame &&= JSON.stringify(alone.selections[0][at]) === JSON.stringify(together.selections[row][at]);
+        if (isSame) expect(relativeError(logits, own[i]), `row ${row}, step ${i}`).toBeLessThan(LIMIT);
       });
     }
+    say('batch', comparisons);
   });
 
   onGpu('equals itself without overlap, bit for bit', () => {
@@ -178,19 +282,23 @@ describe('a graph for every token', () => {
     const prefix = text(90);
     withDecoder(model, (decoder, make) => {
       const trunk = make();
-      prefill(model, [trunk], [prefix], null, { kernels: PLAIN });
+      const stem = new Comparison(new StepReplay(model));
+      readPrompt(model, prefix, trunk).selections.forEach((selection, at) => {
+        stem.next(prefix[at], selection, `prefix, token ${at}`, null);
+      });
       const branch = trunk.fork();
+      const other = stem.fork();
       const [left, right] = [text(30, 3), text(30, 4)];
       left.forEach((token, i) => {
         decoder.launch([trunk, branch], [token, right[i]]);
-        if (i % 7 !== 0) return;
         const [a, b] = decoder.logits();
-        expect(relativeError(a, lastLogits(model, [...prefix, ...left.slice(0, i + 1)], PLAIN))).toBeLessThan(LIMIT);
-        expect(relativeError(b, lastLogits(model, [...prefix, ...right.slice(0, i + 1)], PLAIN))).toBeLessThan(LIMIT);
+        stem.next(token, selectionOfStep(decoder, 0), `left, token ${i}`, a);
+        other.next(right[i], selectionOfStep(decoder, 1), `right, token ${i}`, b);
       });
       decoder.launch([branch], [9]);
       const [last] = decoder.logits();
-      expect(relativeError(last, lastLogits(model, [...prefix, ...right, 9], PLAIN))).toBeLessThan(LIMIT);
+      other.next(9, selectionOfStep(decoder, 0), 'right alone', last);
+      say('forks', [stem, other]);
       branch.free();
     });
   });
@@ -232,6 +340,39 @@ describe('a graph for every token', () => {
       context.push(token);
     }
     expect(result.value.tokens.length).toBeGreaterThan(20);
+  });
+});
+
+describe('the comparison with float64', () => {
+  const score = [0.9, 0.5, 0.1, 0.48, 0.3, 0.7, 0.2, 0.6];
+  it('can tell a near tie from another selection', () => {
+    expect(selectionMargin(score, [0, 1, 5, 6, 7])).toBe(0);
+    expect(selectionMargin(score, [0, 3, 5, 6, 7])).toBeCloseTo(0.04);
+    expect(selectionMargin(score, [0, 2, 5, 6, 7])).toBeCloseTo(0.8);
+    expect(selectionMargin(score, [0, 1, 4, 6, 7])).toBeGreaterThan(TIE);
+    expect(selectionMargin(score, [1, 3, 5, 6, 7])).toBe(Number.POSITIVE_INFINITY); // block 0 is forced
+    expect(selectionMargin(score, [0, 1, 6, 7, -1])).toBe(Number.POSITIVE_INFINITY); // one is missing
+    expect(selectionMargin([0.5, 0.2], [0, 1, -1, -1, -1])).toBe(0);
+  });
+
+  it('is that of the model on the CPU where every block is selected', () => {
+    const model = tinyModel(configOf({ nsa: { n_sel: 20 } }));
+    models.push(model);
+    const tokens = text(70);
+    const replay = new StepReplay(model);
+    tokens.forEach((token, at) => {
+      const blocks = Array.from({ length: 20 }, (_, j) => (j <= at / NSA.l_sel ? j : -1));
+      const { logits, margin } = replay.next(token, [
+        [blocks, blocks],
+        [blocks, blocks],
+      ]);
+      expect(margin).toBe(0);
+      if (at % 23 !== 0) return;
+      const wanted = lastLogits(model, tokens.slice(0, at + 1), PLAIN);
+      expect(relativeError(logits, wanted), `token ${at}`).toBeLessThan(EXACT);
+      // A wrong token, position or block would be seen.
+      expect(relativeError(logits, lastLogits(model, [...tokens.slice(0, at), token + 1], PLAIN))).toBeGreaterThan(0.3);
+    });
   });
 });
 

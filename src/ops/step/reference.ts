@@ -109,7 +109,7 @@ function queries({ heads, rope, round }: StepProblem, projection: Float64Array, 
   return round(rotated(projection.slice(0, heads.heads * heads.dk), heads.dk, position, rope));
 }
 
-function rotated(x: Float64Array, size: number, position: number, rope: RotaryShape): Float64Array {
+export function rotated(x: Float64Array, size: number, position: number, rope: RotaryShape): Float64Array {
   const half = size / 2;
   return x.map((value, i) => {
     const j = i % size;

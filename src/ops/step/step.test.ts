@@ -1,9 +1,12 @@
 /** The kernels of a decode step against float64; they run on a GPU only. */
 import { describe, expect, it } from 'vitest';
 import { cudaAbsence } from '../../device/cuda/cuda.js';
+import type { CudaRuntime } from '../../device/cuda/runtime.js';
+import type { Device } from '../../device/device.js';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { cuda, rounded, tolerance } from '../../testing/devices.js';
+import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { siluForward, swigluForward } from '../activation/reference.js';
 import type { HeadShape, SparseShape } from '../attention.js';
@@ -18,11 +21,22 @@ import { partialNumbers, type StepShape, stepRefusal } from './shape.js';
 import { StepKernels } from './step.js';
 
 const absence = cudaAbsence();
-const onGpu = (name: string, body: () => void) =>
+type StepDevice = Device & CudaRuntime;
+const emulated = new EmulatedCuda();
+/** On the emulator every build of a kernel takes seconds: a few cases always, the others with TREFOIL_LONG=1. */
+type Emulation = 'always' | 'long' | 'never';
+/** On a GPU, and on the emulator. */
+const onGpu = (name: string, body: (device: StepDevice) => void, emulation: Emulation = 'always') => {
   it(name, (context) => {
     if (absence) return context.skip(absence);
-    body();
+    body(cuda());
   });
+  if (emulation === 'never') return;
+  it(`${name}, emulated`, { timeout: 300_000 }, (context) => {
+    if (emulation === 'long' && !process.env['TREFOIL_LONG']) return context.skip('takes a while: TREFOIL_LONG=1');
+    body(emulated);
+  });
+};
 
 const bf16 = (count: number, seed: number, spread = 1) =>
   rounded(
@@ -42,41 +56,45 @@ describe('linear layers of a step', () => {
     { batch, rows: 1003, inputs: 768, also: 0, tiles: 4, activation: 'none' as const, norm: true, residual: false },
   ]);
   for (const { batch, rows, inputs, also, tiles, activation, norm, residual } of cases)
-    onGpu(`equal the reference: ${batch} x ${rows} x ${inputs} ${activation}`, () => {
-      const tape = new Tape(cuda(), { record: false });
-      const [x, w] = [bf16(batch * inputs, 1), bf16(rows * inputs, 2)];
-      const [w2, scale] = [bf16(also * inputs, 3), randomValues(inputs, 4)];
-      const results = activation === 'swiglu' ? rows / 2 : rows;
-      const added = bf16(batch * results, 5, 10);
-      const normed = norm ? rmsnormForward(x, scale, 1e-6) : x;
-      const plain = linearForward(normed, w, batch, rows, inputs);
-      const active =
-        activation === 'silu' ? siluForward(plain) : activation === 'swiglu' ? swigluForward(plain, rows / 2) : plain;
-      const expected = active.map((value, i) => value + (residual ? added[i] : 0));
-      const isLogits = tiles === 4;
-      const y = tape.empty([batch, results], isLogits ? 'f32' : 'bf16');
-      const second = tape.empty([batch, Math.max(1, also)]);
-      new StepKernels(cuda(), SHAPE, 768, batch).linear({
-        x: tape.from(x, [batch, inputs], 'bf16'),
-        weight: tape.from(w, [rows, inputs], 'bf16'),
-        ...{ y, activation, tiles },
-        ...(norm ? { norm: { weight: tape.from(scale, [inputs]), epsilon: 1e-6 } } : {}),
-        ...(residual ? { residual: tape.from(added, [batch, results], 'bf16') } : {}),
-        ...(also > 0 ? { also: { weight: tape.from(w2, [also, inputs], 'bf16'), y: second } } : {}),
-      });
-      expect(relativeError(y.read(), expected)).toBeLessThan(tolerance('bf16'));
-      if (also > 0)
-        expect(relativeError(second.read(), linearForward(normed, w2, batch, also, inputs))).toBeLessThan(
-          tolerance('bf16'),
-        );
-      tape.end();
-    });
+    onGpu(
+      `equal the reference: ${batch} x ${rows} x ${inputs} ${activation}`,
+      (device) => {
+        const tape = new Tape(device, { record: false });
+        const [x, w] = [bf16(batch * inputs, 1), bf16(rows * inputs, 2)];
+        const [w2, scale] = [bf16(also * inputs, 3), randomValues(inputs, 4)];
+        const results = activation === 'swiglu' ? rows / 2 : rows;
+        const added = bf16(batch * results, 5, 10);
+        const normed = norm ? rmsnormForward(x, scale, 1e-6) : x;
+        const plain = linearForward(normed, w, batch, rows, inputs);
+        const active =
+          activation === 'silu' ? siluForward(plain) : activation === 'swiglu' ? swigluForward(plain, rows / 2) : plain;
+        const expected = active.map((value, i) => value + (residual ? added[i] : 0));
+        const isLogits = tiles === 4;
+        const y = tape.empty([batch, results], isLogits ? 'f32' : 'bf16');
+        const second = tape.empty([batch, Math.max(1, also)]);
+        new StepKernels(device, SHAPE, 768, batch).linear({
+          x: tape.from(x, [batch, inputs], 'bf16'),
+          weight: tape.from(w, [rows, inputs], 'bf16'),
+          ...{ y, activation, tiles },
+          ...(norm ? { norm: { weight: tape.from(scale, [inputs]), epsilon: 1e-6 } } : {}),
+          ...(residual ? { residual: tape.from(added, [batch, results], 'bf16') } : {}),
+          ...(also > 0 ? { also: { weight: tape.from(w2, [also, inputs], 'bf16'), y: second } } : {}),
+        });
+        expect(relativeError(y.read(), expected)).toBeLessThan(tolerance('bf16'));
+        if (also > 0)
+          expect(relativeError(second.read(), linearForward(normed, w2, batch, also, inputs))).toBeLessThan(
+            tolerance('bf16'),
+          );
+        tape.end();
+      },
+      batch === 3 ? 'always' : batch === 17 ? 'long' : 'never',
+    );
 });
 
 describe('the ends of a step', () => {
-  onGpu('embed, and choose the most probable token, the lower of equals', () => {
-    const tape = new Tape(cuda(), { record: false });
-    const kernels = new StepKernels(cuda(), SHAPE, 96, 3);
+  onGpu('embed, and choose the most probable token, the lower of equals', (device) => {
+    const tape = new Tape(device, { record: false });
+    const kernels = new StepKernels(device, SHAPE, 96, 3);
     const logits = randomValues(3 * 5000, 7);
     for (const at of [4000, 4100, 4999]) logits[at] = 2;
     logits[5000 + 4900] = 3; // beyond the vocabulary
@@ -178,8 +196,15 @@ const CASES: readonly Case[] = [
   },
 ];
 
+const ALWAYS_EMULATED = ['one long sequence', 'one that completes a block'];
+function emulationOf({ name, positions }: Case): Emulation {
+  if (ALWAYS_EMULATED.includes(name)) return 'always';
+  return positions.length < 9 ? 'long' : 'never';
+}
+
 describe('attention of a step', () => {
-  for (const example of CASES) onGpu(`equals the reference: ${example.name}`, () => check(example));
+  for (const example of CASES)
+    onGpu(`equals the reference: ${example.name}`, (device) => check(device, example), emulationOf(example));
 
   it('says which shapes it takes', () => {
     expect(stepRefusal(SHAPE, [768, 3072])).toBeNull();
@@ -192,8 +217,8 @@ describe('attention of a step', () => {
   });
 });
 
-function check({ heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax' }: Case): void {
-  const device = cuda();
+function check(device: StepDevice, example: Case): void {
+  const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax' } = example;
   const tape = new Tape(device, { record: false });
   const batch = positions.length;
   const { groups, dk, dv } = heads;

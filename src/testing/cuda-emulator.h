@@ -1,0 +1,254 @@
+// CUDA threads on one CPU thread: every thread of the blocks that run together (a cluster, or a whole grid) is a coroutine
+// that runs until it waits, and between two barriers they take turns in random order, so that a missing barrier shows.
+// Enough of CUDA for src/ops/step; what is written in PTX there is replaced by emulated-cuda.ts. Slow, exact, no GPU.
+#pragma once
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __constant__
+#define __shared__ static  // only in kernels whose blocks run one after the other
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+static inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
+static inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+static inline float2 make_float2(float a, float b) { return {a, b}; }
+static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+
+struct Dimensions { int x, y, z; };
+
+namespace emulator {
+
+struct Barrier {
+  int members = 0, arrived = 0;
+  std::vector<int> waiting;
+};
+struct Warp {
+  Barrier barrier;
+  unsigned words[32];         // what lanes exchange
+  unsigned fragments[32][6];  // operands of a tensor-core product
+};
+struct Block {
+  Barrier barrier;
+  std::vector<Warp> warps;
+  std::vector<char> shared;
+  Dimensions index;
+  int rank, count, result;
+  char* memory() { return (char*)(((size_t)shared.data() + 127) / 128 * 128); }
+};
+struct Thread {
+  ucontext_t context;
+  jmp_buf place;
+  std::vector<char> stack;
+  Dimensions index;
+  Block* block;
+  bool started, done;
+};
+struct State {
+  std::vector<Thread> threads;
+  std::vector<Block> blocks;
+  std::vector<int> ready;
+  Barrier cluster;
+  ucontext_t scheduler;
+  jmp_buf place;
+  int current;
+  long turns;  // given to threads that only asked whether something has happened
+  Dimensions block_size, grid_size;
+  std::function<void()> kernel;
+};
+static State state;
+
+static inline Thread& self() { return state.threads[state.current]; }
+static inline Warp& warp() { return self().block->warps[self().index.x / 32]; }
+static inline int lane() { return self().index.x % 32; }
+static inline void leave() {
+  if (_setjmp(self().place) == 0) _longjmp(state.place, 1);
+}
+// Others get a turn: for loops that ask memory until another block has written.
+static inline void pause() {
+  state.turns++;
+  state.ready.push_back(state.current);
+  leave();
+}
+static inline void wait(Barrier& barrier) {
+  state.turns = 0;
+  if (++barrier.arrived < barrier.members) {
+    barrier.waiting.push_back(state.current);
+    leave();
+    return;
+  }
+  barrier.arrived = 0;
+  state.ready.insert(state.ready.end(), barrier.waiting.begin(), barrier.waiting.end());
+  barrier.waiting.clear();
+  state.ready.push_back(state.current);  // whoever came last need not go on first
+  leave();
+}
+
+template <class To, class From> static inline To bits(From x) {
+  To y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+static inline unsigned short to_bf16(float x) {
+  const unsigned u = bits<unsigned>(x);
+  return x != x ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+static inline float from_bf16(unsigned x) { return bits<float>((x & 0xffff) << 16); }
+
+// d [16,8] += a [16,16] b [16,8], by the definition of the fragments of mma.m16n8k16.
+static inline void product(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  Warp& all = warp();
+  const int l = lane(), g = l / 4, t = l % 4;
+  const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(all.fragments[l], own, sizeof own);
+  wait(all.barrier);
+  const auto half = [](unsigned pair, int k) { return from_bf16(k % 2 ? pair >> 16 : pair); };
+  const auto a = [&](int row, int k) { return half(all.fragments[row % 8 * 4 + k % 8 / 2][(row >= 8) + 2 * (k >= 8)], k); };
+  const auto b = [&](int k, int column) { return half(all.fragments[column * 4 + k % 8 / 2][4 + (k >= 8)], k); };
+  for (int e = 0; e < 4; e++) {
+    float sum = 0;
+    for (int k = 0; k < 16; k++) sum += a(g + 8 * (e / 2), k) * b(k, 2 * t + e % 2);
+    d[e] += sum;
+  }
+  wait(all.barrier);
+}
+
+// The same place in the shared memory of another block of the cluster.
+template <class X> static inline X read_shared(int rank, const X* own) {
+  return *(const X*)(state.blocks[rank].memory() + ((const char*)own - self().block->memory()));
+}
+
+static void enter() {
+  state.kernel();
+  self().done = true;
+  _longjmp(state.place, 1);
+}
+
+// Runs the blocks from `first` on, `count` of them side by side; false: they wait for each other for ever.
+static bool run(int first, int count, int threads, size_t shared) {
+  const Dimensions grid = state.grid_size;
+  const int all = count * threads;
+  state.blocks.assign(count, Block());
+  state.cluster = Barrier{all};
+  state.ready.clear();
+  state.turns = 0;
+  for (int rank = 0; rank < count; rank++) {
+    Block& block = state.blocks[rank];
+    const int n = first + rank;
+    block.barrier.members = threads, block.rank = rank, block.index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
+    block.warps.resize((threads + 31) / 32);
+    for (int w = 0; w < (int)block.warps.size(); w++) block.warps[w].barrier.members = std::min(32, threads - 32 * w);
+    block.shared.assign(shared + 128, (char)0xcd);
+  }
+  for (int i = 0; i < all; i++) {
+    Thread& thread = state.threads[i];
+    if (thread.stack.empty()) thread.stack.resize(1 << 16);
+    thread.index = {i % threads, 0, 0}, thread.block = &state.blocks[i / threads], thread.started = thread.done = false;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = thread.stack.size();
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, enter, 0);
+    state.ready.push_back(i);
+  }
+  for (volatile int left = all; left > 0;) {
+    if (state.ready.empty() || state.turns > 20000000) return false;
+    const size_t pick = rand() % state.ready.size();
+    state.current = state.ready[pick];
+    state.ready[pick] = state.ready.back();
+    state.ready.pop_back();
+    if (_setjmp(state.place) == 0) {
+      if (self().started) _longjmp(self().place, 1);
+      self().started = true;
+      setcontext(&self().context);
+    }
+    if (self().done) left = left - 1;
+  }
+  return true;
+}
+
+// Runs `kernel` for every thread of the grid; the blocks of a cluster, neighbours in x, run together.
+static bool launch(Dimensions grid, int threads, int together, size_t shared, std::function<void()> kernel) {
+  state.kernel = std::move(kernel), state.grid_size = grid, state.block_size = {threads, 1, 1};
+  if ((int)state.threads.size() < together * threads) state.threads.resize(together * threads);
+  for (int first = 0; first < grid.x * grid.y * grid.z; first += together)
+    if (!run(first, together, threads, shared)) return false;
+  return true;
+}
+
+template <class... P, size_t... I>
+static void call(void (*kernel)(P...), void** values, std::index_sequence<I...>) {
+  kernel(*(typename std::remove_const<P>::type*)values[I]...);
+}
+// shape: grid, threads, blocks that run together, bytes of shared memory. values: addresses of the arguments.
+template <class... P> static int launch(void (*kernel)(P...), const int* shape, void** values) {
+  return launch({shape[0], shape[1], shape[2]}, shape[3], shape[4], shape[5],
+                [=] { call(kernel, values, std::index_sequence_for<P...>()); });
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::self().index)
+#define blockIdx (emulator::self().block->index)
+#define blockDim (emulator::state.block_size)
+#define gridDim (emulator::state.grid_size)
+#define shared_memory ((float4*)emulator::self().block->memory())
+
+static inline void __syncthreads() { emulator::wait(emulator::self().block->barrier); }
+static inline int __syncthreads_or(int x) {
+  emulator::Block& block = *emulator::self().block;
+  if (block.count++ == 0) block.result = 0;
+  block.result |= x != 0;
+  __syncthreads();
+  const int all = block.result;
+  block.count = 0;
+  __syncthreads();
+  return all;
+}
+static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
+static inline void __threadfence() {}
+template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
+  emulator::Warp& warp = emulator::warp();
+  memcpy(&warp.words[emulator::lane()], &x, 4);
+  emulator::wait(warp.barrier);
+  T y;
+  memcpy(&y, &warp.words[from & 31], 4);
+  emulator::wait(warp.barrier);
+  return y;
+}
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T x, int bits) {
+  return __shfl_sync(mask, x, emulator::lane() ^ bits);
+}
+template <class T> static inline T __shfl_up_sync(unsigned mask, T x, int by) {
+  return __shfl_sync(mask, x, emulator::lane() < by ? emulator::lane() : emulator::lane() - by);
+}
+template <class T> static inline T __shfl_down_sync(unsigned mask, T x, int by) {
+  return __shfl_sync(mask, x, emulator::lane() + by > 31 ? emulator::lane() : emulator::lane() + by);
+}
+static inline int __reduce_add_sync(unsigned, int x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+  return x;
+}
+template <class T> static inline T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
+static inline float __int_as_float(int x) { return emulator::bits<float>(x); }
+static inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
+static inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }

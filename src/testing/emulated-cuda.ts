@@ -1,0 +1,224 @@
+/**
+ * A CUDA device without a GPU that computes: kernels are compiled by the C++ compiler with a thread emulator
+ * (cuda-emulator.h) and run on the CPU's memory, launched by the same TypeScript as on a GPU. For the kernels of a decode
+ * step and the plain ones around them; slow, so for small shapes.
+ */
+import { spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import koffi from 'koffi';
+import { defaultCompilerOptions, findCompiler } from '../device/cpu/compile.js';
+import {
+  type CudaCode,
+  type CudaRuntime,
+  Floating,
+  type LaunchArgument,
+  type LaunchShape,
+  type Macros,
+  type MatrixProduct,
+} from '../device/cuda/runtime.js';
+import type { Device, KernelModule, Kernels, Signatures } from '../device/device.js';
+import { KernelCache, kernelCacheFolder, kernelKey } from '../device/kernel-cache.js';
+import { cpu } from './devices.js';
+
+const HEADERS = new URL('../device/cuda/', import.meta.url);
+const EMULATOR = fileURLToPath(new URL('./cuda-emulator.h', import.meta.url));
+
+/** Functions written in PTX, by how they begin, and what stands for them. */
+const REPLACED: Readonly<Record<string, string>> = {
+  'float exp2_approximate(float x)': 'return exp2f(x);',
+  'u32 to_halves(float first, float second)': 'return emulator::to_bf16(first) | (u32)emulator::to_bf16(second) << 16;',
+  'uint4 load_early(const void* from)': 'return *(const uint4*)from;',
+  'void multiply_add(float (&d)[4]': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
+  'void cluster_sync()': 'emulator::wait(emulator::state.cluster);',
+  'int cluster_rank()': 'return emulator::self().block->rank;',
+  'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
+};
+
+/** The body of the function whose text begins so, exchanged. */
+function replaceBody(source: string, beginning: string, body: string): string {
+  const at = source.indexOf(beginning);
+  if (at < 0) return source;
+  const start = source.indexOf('{', at);
+  let end = start;
+  let depth = 0;
+  do {
+    if (source[end] === '{') depth += 1;
+    if (source[end] === '}') depth -= 1;
+    end += 1;
+  } while (depth > 0);
+  return `${source.slice(0, start)}{ ${body} }${source.slice(end)}`;
+}
+
+/** One text with all headers, each once. */
+function joined(source: URL, seen = new Set<string>()): string {
+  return readFileSync(source, 'utf8').replace(/^#include "(.*)"$|^#pragma once$/gm, (_, header?: string) => {
+    if (header === undefined || seen.has(header)) return '';
+    seen.add(header);
+    return joined(new URL(header, HEADERS), seen);
+  });
+}
+
+function emulatedSource(source: URL): string {
+  let text = joined(source);
+  for (const [beginning, body] of Object.entries(REPLACED)) text = replaceBody(text, beginning, body);
+  text = text.replaceAll('extern __shared__ float4 shared_memory[];', ''); // a macro of the emulator
+  const bare = text.replace(/__(launch_bounds|cluster_dims)__\([^)]*\)/g, '').replace(/^#.*$/gm, '');
+  const kernels = [...bare.matchAll(/__global__\s+void\s+(\w+)\s*\(/g)].map(
+    ([, name]) =>
+      `extern "C" int launch_${name}(const int* shape, void** values) { return emulator::launch(${name}, shape, values); }`,
+  );
+  const constants = [...bare.matchAll(/extern "C" __device__ int (\w+) =/g)].map(
+    ([, name]) => `extern "C" int constant_${name}() { return ${name}; }`,
+  );
+  return [`#include "${EMULATOR}"`, text, ...kernels, ...constants, ''].join('\n');
+}
+
+class EmulatedCode implements CudaCode {
+  readonly #library: ReturnType<typeof koffi.load>;
+  readonly #cluster: number;
+  readonly #run: (work: () => void) => void;
+
+  constructor(path: string, cluster: number, run: (work: () => void) => void) {
+    this.#library = koffi.load(path);
+    this.#cluster = cluster;
+    this.#run = run;
+  }
+
+  launch(name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
+    const call = this.#library.func(`launch_${name}`, 'int', ['void *', 'void *']);
+    const [x, y = 1, z = 1] = typeof shape.grid === 'number' ? [shape.grid] : shape.grid;
+    const together = this.#cluster;
+    const numbers = Int32Array.of(x, y, z, shape.block, together, shape.shared ?? 0);
+    const words = new BigUint64Array(values.length);
+    const view = new DataView(words.buffer);
+    values.forEach((value, i) => {
+      if (typeof value === 'number') view.setBigInt64(8 * i, BigInt(value), true);
+      else if (typeof value === 'bigint') words[i] = value;
+      else if (value instanceof Floating)
+        if (value.double) view.setFloat64(8 * i, value.value, true);
+        else view.setFloat32(8 * i, value.value, true);
+      else words[i] = value === null ? 0n : value.pointer;
+    });
+    this.#run(() => {
+      const memory = koffi.alloc('uint64_t', 2 * words.length);
+      const from = koffi.address(memory);
+      const table = words.map((_, i) => from + BigInt(8 * (words.length + i)));
+      new BigUint64Array(koffi.view(memory, 16 * words.length)).set([...table, ...words]);
+      const isDone = x * y * z === 0 || call(numbers, memory) === 1;
+      koffi.free(memory);
+      if (!isDone) throw new Error(`threads of ${name} wait for each other`);
+    });
+  }
+
+  constant(name: string): number {
+    return this.#library.func(`constant_${name}`, 'int', [])() as number;
+  }
+}
+
+export class EmulatedCuda implements Device, CudaRuntime {
+  readonly kind = 'cuda';
+  readonly name = 'emulated GPU';
+  readonly multiprocessors: number;
+  readonly architecture: number;
+  readonly #compiler = findCompiler(defaultCompilerOptions(process.env).candidates);
+  readonly #cache = new KernelCache(kernelCacheFolder(process.env), 'so');
+  readonly #code = new Map<string, CudaCode>();
+  readonly #modules = new Map<KernelModule, unknown>();
+  #recorded: (() => void)[] | null = null;
+
+  constructor({ multiprocessors = 4, architecture = 90 } = {}) {
+    this.multiprocessors = multiprocessors;
+    this.architecture = architecture;
+  }
+
+  get pool() {
+    return cpu().pool;
+  }
+  get memory() {
+    return cpu().memory;
+  }
+
+  compile(source: URL, macros: Macros = {}): CudaCode {
+    const flags = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
+    const key = JSON.stringify([source.href, flags]);
+    let code = this.#code.get(key);
+    if (!code) {
+      const text = emulatedSource(source);
+      const cluster = text.includes('__cluster_dims__(CLUSTER') ? Number(macros['CLUSTER']) : 1;
+      code = new EmulatedCode(this.#library(text, flags), cluster, (work) => this.#run(work));
+      this.#code.set(key, code);
+    }
+    return code;
+  }
+
+  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+    const made = this.#modules.get(module) ?? module.cuda?.(this);
+    this.#modules.set(module, made);
+    return made as Kernels<S>;
+  }
+
+  /** As a GPU's graph: launches that `work` makes are kept, not run, and replayed with the same arguments. */
+  record(work: () => void): { replay(): void; free(): void } {
+    const launches: (() => void)[] = [];
+    this.#recorded = launches;
+    try {
+      work();
+    } finally {
+      this.#recorded = null;
+    }
+    return {
+      replay: () => {
+        for (const launch of launches) launch();
+      },
+      free: () => {},
+    };
+  }
+
+  matrixProduct(_: MatrixProduct): void {
+    throw new Error('the emulated GPU multiplies in kernels only');
+  }
+  withScratch<T>(bytes: number, use: (address: bigint) => T): T {
+    const block = this.pool.take(bytes);
+    try {
+      return use(block.address);
+    } finally {
+      this.pool.give(block);
+    }
+  }
+  upload(address: bigint, bytes: Uint8Array): void {
+    cpu().upload(address, bytes);
+  }
+  download(address: bigint, into: Uint8Array): void {
+    cpu().download(address, into);
+  }
+  fillZero(address: bigint, bytes: number): void {
+    this.#run(() => cpu().fillZero(address, bytes));
+  }
+  fill(address: bigint, value: number, count: number): void {
+    this.#run(() => cpu().fill(address, value, count));
+  }
+  copy(to: bigint, from: bigint, bytes: number): void {
+    this.#run(() => cpu().copy(to, from, bytes));
+  }
+  synchronize(): void {}
+
+  #run(work: () => void): void {
+    if (this.#recorded) this.#recorded.push(work);
+    else work();
+  }
+
+  #library(text: string, macros: readonly string[]): string {
+    const { command, version } = this.#compiler;
+    // Tensor-core products and shuffles must see what other coroutines wrote: no reordering is gained by -O3.
+    const flags = ['-std=c++17', '-O2', '-w', '-fPIC', '-shared', '-U_FORTIFY_SOURCE', '-Wl,-Bsymbolic', ...macros];
+    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' '), command, version]);
+    return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(text, flags, path));
+  }
+
+  #build(text: string, flags: readonly string[], path: string): void {
+    const options = { encoding: 'utf8', input: text } as const;
+    const built = spawnSync(this.#compiler.command, ['-x', 'c++', ...flags, '-', '-o', path], options);
+    if (built.status !== 0) throw new Error(`the emulator does not take this source: ${built.stderr.slice(0, 3000)}`);
+  }
+}
