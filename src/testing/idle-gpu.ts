@@ -29,7 +29,7 @@ export function buildIdleGpu(): IdleGpu {
   if (status !== 0) throw new Error(`the idle GPU could not be built: ${stderr}`);
   for (const name of NAMES) symlinkSync('libcuda.so.1', join(folder, name));
   return {
-    env: { LD_LIBRARY_PATH: folder, TREFOIL_CACHE: join(folder, 'cache'), VIRTUAL_ENV: '' },
+    env: { LD_LIBRARY_PATH: folder, TREFOIL_CACHE: join(folder, 'cache'), IDLE_GPU_FOLDER: folder, VIRTUAL_ENV: '' },
     remove: () => rmSync(folder, { recursive: true, force: true }),
   };
 }
