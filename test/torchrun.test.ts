@@ -40,7 +40,7 @@ for (const [signal, verdict] of [
   ['SIGSTOP', 'kept the other ranks waiting'],
 ] as const)
   it(`torchrun starts the ranks again when one gets ${signal}, and they go on`, {
-    timeout: 300_000,
+    timeout: 900_000,
   }, async (context) => {
     if (absence) return context.skip(absence);
     const place = join(folder.path, signal);
@@ -51,7 +51,7 @@ for (const [signal, verdict] of [
     port += 20;
     const child = startProgram(join(root, 'deploy', 'torchrun.sh'), ['--config', join(place, 'config.yaml')], {
       ...{ ...gpu.env, TREFOIL_SHARE_GPU: '1', NPROC_PER_NODE: '2', MAX_RESTARTS: '1', MASTER_PORT: `${port}` },
-      NSA_PG_TIMEOUT_MIN: '0.1',
+      NSA_PG_TIMEOUT_MIN: '0.3',
     });
     let output = '';
     for (const stream of [child.stdout!, child.stderr!])
@@ -78,7 +78,7 @@ for (const [signal, verdict] of [
 
 /** The process of rank 1, once it has come to a step. */
 async function second(outDir: string, step: number): Promise<number> {
-  for (let i = 0; i < 1200; i++) {
+  for (let i = 0; i < 6000; i++) {
     const section = readSection(runPaths(outDir).section(1));
     if (section && section.step >= step) return section.pid;
     await sleep(50);

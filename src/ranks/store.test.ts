@@ -80,7 +80,7 @@ function start(options: StoreOptions & { stay?: boolean; block?: number }): Rank
  */
 async function freePort(): Promise<number> {
   for (;;) {
-    const port = 12_000 + Math.floor(Math.random() * 18_000);
+    const port = 12_000 + Math.floor(Math.random() * 14_000);
     const all = Array.from({ length: STORE_PORTS + 2 }, (_, i) => port + i);
     if ((await Promise.all(all.map(isFree))).every(Boolean)) return port;
   }
