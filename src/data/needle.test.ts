@@ -94,6 +94,10 @@ describe('NeedleWriter', () => {
 
   it('keeps room for absent keys, and at least one question that has an answer', () => {
     expect(fitTask({ ...TASK, questions: 2, absent: 5 }, 400)).toMatchObject({ questions: 2, absent: 1 });
+    // A short sequence has a record of three facts: four questions as three of four have an answer, but not in twelve tokens.
+    const asked = { ...TASK, questions: 8, absent: 2 };
+    expect(fitTask(asked, 16)).toMatchObject({ records: 1, questions: 4, absent: 1 });
+    expect(fitTask({ ...asked, absent: 6 }, 12)).toMatchObject({ records: 1, questions: 4, absent: 3 });
     expect(() => fitTask({ ...TASK, absent: 9 }, 400)).toThrow('11 keys, too few for a record of 3 facts and 9');
   });
 

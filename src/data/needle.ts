@@ -66,8 +66,16 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
     throw new UsageError(
       `data.needle_absent: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts and ${task.absent} that are absent`,
     );
-  const questions = Math.min(task.questions, records * task.facts + task.absent);
-  return { ...task, records, questions, absent: Math.min(task.absent, questions - 1) };
+  // Fewer records, fewer questions; the share of those without an answer stays, and there is always one that has one.
+  const answered = Math.max(1, task.questions - task.absent);
+  const room = Math.floor((length - records * task.facts) / QUESTION);
+  const questions = Math.min(task.questions, Math.floor((records * task.facts * task.questions) / answered), room);
+  return {
+    ...task,
+    records,
+    questions,
+    absent: Math.floor(((task.questions - answered) * questions) / task.questions),
+  };
 }
 
 /** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
