@@ -98,6 +98,9 @@ describe('NeedleWriter', () => {
     const asked = { ...TASK, questions: 8, absent: 2 };
     expect(fitTask(asked, 16)).toMatchObject({ records: 1, questions: 4, absent: 1 });
     expect(fitTask({ ...asked, absent: 6 }, 12)).toMatchObject({ records: 1, questions: 4, absent: 3 });
+    // More questions than there are keys: the share is that of the questions there can be.
+    expect(fitTask({ ...TASK, questions: 64, absent: 2 }, 400)).toMatchObject({ records: 3, questions: 11, absent: 2 });
+    expect(fitTask({ ...TASK, questions: 64, absent: 2 }, 24)).toMatchObject({ records: 2, questions: 7, absent: 1 });
     expect(() => fitTask({ ...TASK, absent: 9 }, 400)).toThrow('11 keys, too few for a record of 3 facts and 9');
   });
 

@@ -61,21 +61,19 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
     throw new UsageError(
       `data.needle_facts: a sequence of ${length} tokens is too short for a record of ${task.facts} facts`,
     );
-  const records = Math.min(task.records, held, Math.floor((count - task.absent) / task.facts));
-  if (records < 1)
+  // As many as a long sequence holds, then as many as this one does.
+  const most = Math.min(task.records, Math.floor((count - task.absent) / task.facts));
+  if (most < 1)
     throw new UsageError(
       `data.needle_absent: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts and ${task.absent} that are absent`,
     );
+  const records = Math.min(most, held);
   // Fewer records, fewer questions; the share of those without an answer stays, and there is always one that has one.
-  const answered = Math.max(1, task.questions - task.absent);
+  const asked = Math.min(task.questions, most * task.facts + task.absent);
+  const answered = Math.max(1, asked - task.absent);
   const room = Math.floor((length - records * task.facts) / QUESTION);
-  const questions = Math.min(task.questions, Math.floor((records * task.facts * task.questions) / answered), room);
-  return {
-    ...task,
-    records,
-    questions,
-    absent: Math.floor(((task.questions - answered) * questions) / task.questions),
-  };
+  const questions = Math.min(asked, Math.floor((records * task.facts * asked) / answered), room);
+  return { ...task, records, questions, absent: Math.floor(((asked - answered) * questions) / asked) };
 }
 
 /** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
