@@ -137,6 +137,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.needle_records': [{ data: { ...NEEDLE, needle_records: 1 } }, numbersAgainst({ data: NEEDLE })],
   'data.needle_facts': [{ data: { ...NEEDLE, needle_facts: 1 } }, numbersAgainst({ data: NEEDLE })],
   'data.needle_questions': [{ data: { ...NEEDLE, needle_questions: 1 } }, numbersAgainst({ data: NEEDLE })],
+  'data.needle_absent': [{ data: { ...NEEDLE, needle_absent: 2 } }, numbersAgainst({ data: NEEDLE })],
   'data.needle_curriculum': [{ data: { ...NEEDLE, needle_curriculum: '48:2' } }, numbersAgainst({ data: NEEDLE })],
   'data.fwe_doc_batch': [{ data: { ...STREAM, fwe_doc_batch: 2 } }, sameStream],
   'data.fwe_prefetch': [{ data: { ...STREAM, fwe_prefetch: false } }, sameStream],

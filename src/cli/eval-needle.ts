@@ -72,7 +72,8 @@ export function configure(command: Command, io: Io): void {
 
 const HELP = `
 For models trained with data.source needle: the cases come from the same generator with other seeds. The answer is one token
-and the question ends the context, so the most probable next token is what greedy decoding would say.
+and the question ends the context, so the most probable next token is what greedy decoding would say. The last row is the
+share of cases in which some layer selected the block that holds the answer: where it is low, the needle was never looked at.
 `;
 
 function percentages(text: string): number[] {
@@ -137,10 +138,21 @@ function shaded(share: number): string {
 
 function table(off: Branch | null, options: Options, rows: readonly Row[]): string {
   const titles = ['depth', ...options.lengths.map(String)];
+  const selected = options.lengths.map((length) => selectedShare(off, length, rows));
   return `${labelOf(off)}\n${formatTable(
     titles.map((title) => ({ title, align: 'right' as const })),
-    accuracies(off, options, rows).map((line, i) => [`${options.depths[i]} %`, ...line.map(shaded)]),
+    [
+      ...accuracies(off, options, rows).map((line, i) => [`${options.depths[i]} %`, ...line.map(shaded)]),
+      ...(selected.includes(null) ? [] : [['selected', ...selected.map((share) => shaded(share!))]]),
+    ],
   )}`;
+}
+
+/** Of all cases of a length, the share in which the block that holds the answer was selected; null of dense attention. */
+function selectedShare(off: Branch | null, length: number, rows: readonly Row[]): number | null {
+  const shares = rows.filter((row) => row.without === off && row.length === length).map(({ recall }) => recall?.any);
+  if (shares.includes(undefined)) return null;
+  return shares.reduce<number>((sum, share) => sum + share!, 0) / shares.length;
 }
 
 function writeFiles(folder: string, options: Options, result: { readonly rows: readonly Row[] }): void {

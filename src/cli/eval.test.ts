@@ -150,7 +150,10 @@ describe('eval needle', () => {
     ]);
     expect(result).toMatchObject({ step: 7, precision: 'fp32', trials: 3, records: 2, facts: 2, seed: 1 });
     expect(result.rows).toHaveLength(12);
-    expect(Object.keys(result.rows[0])).toEqual(['without', 'length', 'depth', 'trials', 'correct', 'accuracy']);
+    expect(Object.keys(result.rows[0])).toEqual([
+      ...['without', 'length', 'depth', 'trials', 'correct', 'accuracy', 'recall'],
+    ]);
+    expect(result.rows[0].recall).toEqual({ any: 1, layers: [1, 1] }); // depth 0: block 0 is always selected
     expect(new Set(result.rows.map((row: { without: string | null }) => row.without))).toEqual(new Set([null, 'sel']));
     expect(readdirSync(folder).sort()).toEqual(['needle.json', 'needle.svg']);
     expect(JSON.parse(readFileSync(join(folder, 'needle.json'), 'utf8'))).toEqual(result);
@@ -159,7 +162,9 @@ describe('eval needle', () => {
 
   it('prints a table for each grid', async () => {
     const { stdout } = await find(...small, '--without', 'win');
-    expect(stdout).toMatch(/^all branches\ndepth +48 +96\n( *\d+ %( +[\d.]+ % [·░▒▓█]{2}){2}\n){3}/m);
+    expect(stdout).toMatch(
+      /^all branches\n +depth +48 +96\n( *\d+ %( +[\d.]+ % [·░▒▓█]{2}){2}\n){3}selected( +[\d.]+ % [·░▒▓█]{2}){2}\n/m,
+    );
     expect(stdout).toMatch(/^without win\n/m);
   });
 

@@ -57,6 +57,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.needle_records', '4', 4],
   ['data.needle_facts', '2', 2],
   ['data.needle_questions', '9', 9],
+  ['data.needle_absent', '3', 3],
   ['data.needle_curriculum', '512:300', '512:300'],
   ['data.hub_dataset', 'owner/name', 'owner/name'],
   ['data.hub_config', 'sample-10BT', 'sample-10BT'],

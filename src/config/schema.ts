@@ -75,6 +75,9 @@ const data = z.strictObject({
   needle_records: count().default(16).describe('source needle: records hidden in a sequence'),
   needle_facts: count().default(4).describe('source needle: facts of a record'),
   needle_questions: count().default(64).describe('source needle: questions at the end of a sequence'),
+  needle_absent: countOrZero()
+    .default(0)
+    .describe('source needle: so many of the questions are about keys that are not there'),
   needle_curriculum: text()
     .nullable()
     .default(null)

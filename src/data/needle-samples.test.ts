@@ -6,7 +6,7 @@ import { parseCurriculum } from './needle-samples.js';
 
 const OPTIONS: LoaderOptions = {
   ...{ source: 'needle', tokenizer: 'byte', val_fraction: 0.1, seed: 3, seq_len: 256, batch_size: 2, vocab_size: 128 },
-  needle: { records: 4, facts: 2, questions: 6, curriculum: '64:6,128:10' },
+  needle: { records: 4, facts: 2, questions: 6, absent: 0, curriculum: '64:6,128:10' },
 };
 const open = (changes: Partial<LoaderOptions> = {}) => createLoader({ ...OPTIONS, ...changes });
 

@@ -1,8 +1,16 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream, needleVocabulary } from './needle.js';
+import {
+  answerPositions,
+  fitTask,
+  type NeedleTask,
+  NeedleWriter,
+  NOTHING,
+  NumberStream,
+  needleVocabulary,
+} from './needle.js';
 
-const TASK: NeedleTask = { vocabSize: 256, records: 3, facts: 3, questions: 5 };
+const TASK: NeedleTask = { vocabSize: 256, records: 3, facts: 3, questions: 5, absent: 0 };
 
 function sequence(task: NeedleTask, length: number, id = 0, depth?: number): number[] {
   const tokens = new Int32Array(length);
@@ -39,6 +47,7 @@ describe('NeedleWriter', () => {
           records: fc.integer({ min: 1, max: 9 }),
           facts: fc.integer({ min: 1, max: 7 }),
           questions: fc.integer({ min: 1, max: 30 }),
+          absent: fc.constant(0),
           id: fc.nat(),
         }),
         ({ length, id, ...asked }) => {
@@ -58,6 +67,41 @@ describe('NeedleWriter', () => {
       ),
       { numRuns: 200 },
     );
+  });
+
+  it('asks for absent keys too, in any order, and answers that there is nothing', () => {
+    const task = fitTask({ ...TASK, records: 9, questions: 7, absent: 3 }, 400);
+    const { count, keys, values } = needleVocabulary(task.vocabSize);
+    expect(task).toMatchObject({ records: Math.floor((count - 3) / 3), absent: 3 });
+    const isNothing: boolean[][] = [];
+    for (let id = 0; id < 100; id++) {
+      const tokens = sequence(task, 400, id);
+      const { facts, questions } = parse(tokens, task);
+      expect(new Set(questions.map(({ key }) => key)).size).toBe(7);
+      for (const { key, answer } of questions) expect(answer).toBe(facts.get(key)?.value ?? NOTHING - values);
+      isNothing.push(questions.map(({ key }) => !facts.has(key)));
+      expect(isNothing[id].filter(Boolean)).toHaveLength(3);
+      // It is an answer and nothing else.
+      expect(tokens.slice(0, 400 - 14)).not.toContain(NOTHING);
+      for (const at of [0, 2, 4]) expect(tokens[400 - 14 + at]).toBeGreaterThanOrEqual(keys);
+    }
+    for (let question = 0; question < 7; question++) {
+      const often = isNothing.filter((sequenceOf) => sequenceOf[question]).length;
+      expect(often).toBeGreaterThan(20); // 3 of 7 questions: 43 of 100
+      expect(often).toBeLessThan(66);
+    }
+  });
+
+  it('keeps room for absent keys, and at least one question that has an answer', () => {
+    expect(fitTask({ ...TASK, questions: 2, absent: 5 }, 400)).toMatchObject({ questions: 2, absent: 1 });
+    // A short sequence has a record of three facts: four questions as three of four have an answer, but not in twelve tokens.
+    const asked = { ...TASK, questions: 8, absent: 2 };
+    expect(fitTask(asked, 16)).toMatchObject({ records: 1, questions: 4, absent: 1 });
+    expect(fitTask({ ...asked, absent: 6 }, 12)).toMatchObject({ records: 1, questions: 4, absent: 3 });
+    // More questions than there are keys: the share is that of the questions there can be.
+    expect(fitTask({ ...TASK, questions: 64, absent: 2 }, 400)).toMatchObject({ records: 3, questions: 11, absent: 2 });
+    expect(fitTask({ ...TASK, questions: 64, absent: 2 }, 24)).toMatchObject({ records: 2, questions: 7, absent: 1 });
+    expect(() => fitTask({ ...TASK, absent: 9 }, 400)).toThrow('11 keys, too few for a record of 3 facts and 9');
   });
 
   it('keeps the facts of a record together', () => {

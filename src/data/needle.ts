@@ -7,6 +7,9 @@
  * A fact is a token that stands for a key and a value: there is one for every combination. A question is the key alone, the
  * answer the value alone. A record holds several facts, so that a summary of its block says that the key is there, but not
  * which of the values belongs to it: the block itself has to be read.
+ *
+ * Some questions may be about keys that lie nowhere; their answer is the token for nothing. Without them one value needs no
+ * finding: whoever finds none of the others may say that one.
  */
 import { UsageError } from '../errors.js';
 import { absorb } from './hash.js';
@@ -18,6 +21,8 @@ export interface NeedleTask {
   /** Facts of a record. */
   readonly facts: number;
   readonly questions: number;
+  /** So many of the questions are about keys that are not there. */
+  readonly absent: number;
 }
 
 /** Records take at most this share of a sequence: a short one holds fewer. */
@@ -26,7 +31,10 @@ const RECORD_SHARE = 1 / 4;
 /** Tokens of a question with its answer. */
 const QUESTION = 2;
 
-/** How many keys and values there are, and the first token of each kind; the noise begins at 0. */
+/** The answer where there is none. The noise begins behind it. */
+export const NOTHING = 0;
+
+/** How many keys and values there are, and the first token of each kind; the noise begins at 1. */
 export interface NeedleVocabulary {
   readonly count: number;
   readonly keys: number;
@@ -44,7 +52,7 @@ export function needleVocabulary(vocabSize: number): NeedleVocabulary {
 /** The task as it fits into sequences of `length` tokens. */
 export function fitTask(task: NeedleTask, length: number): NeedleTask {
   const { count, keys } = needleVocabulary(task.vocabSize);
-  if (count < task.facts || keys < 1)
+  if (count < task.facts || keys < NOTHING + 2)
     throw new UsageError(
       `data.needle_facts: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts`,
     );
@@ -53,8 +61,19 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
     throw new UsageError(
       `data.needle_facts: a sequence of ${length} tokens is too short for a record of ${task.facts} facts`,
     );
-  const records = Math.min(task.records, held, Math.floor(count / task.facts));
-  return { ...task, records, questions: Math.min(task.questions, records * task.facts) };
+  // As many as a long sequence holds, then as many as this one does.
+  const most = Math.min(task.records, Math.floor((count - task.absent) / task.facts));
+  if (most < 1)
+    throw new UsageError(
+      `data.needle_absent: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts and ${task.absent} that are absent`,
+    );
+  const records = Math.min(most, held);
+  // Fewer records, fewer questions; the share of those without an answer stays, and there is always one that has one.
+  const asked = Math.min(task.questions, most * task.facts + task.absent);
+  const answered = Math.max(1, asked - task.absent);
+  const room = Math.floor((length - records * task.facts) / QUESTION);
+  const questions = Math.min(asked, Math.floor((records * task.facts * asked) / answered), room);
+  return { ...task, records, questions, absent: Math.floor(((asked - answered) * questions) / asked) };
 }
 
 /** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
@@ -98,7 +117,7 @@ export class NeedleWriter {
   constructor(task: NeedleTask) {
     this.#task = task;
     this.#order = Int32Array.from({ length: needleVocabulary(task.vocabSize).count }, (_, i) => i);
-    this.#keys = new Int32Array(task.records * task.facts);
+    this.#keys = new Int32Array(task.records * task.facts + task.absent);
     this.#values = new Int32Array(task.records * task.facts);
     this.#asked = new Int32Array(task.questions);
   }
@@ -108,14 +127,15 @@ export class NeedleWriter {
    * about one record that lies there; without, about all of them.
    */
   write(random: NumberStream, tokens: Int32Array, depth?: number): void {
-    const { vocabSize, records, facts, questions } = this.#task;
+    const { vocabSize, records, facts, questions, absent } = this.#task;
     const vocabulary = needleVocabulary(vocabSize);
     const [keys, values, asked] = [this.#keys, this.#values, this.#asked];
-    for (let i = 0; i < tokens.length; i++) tokens[i] = random.below(vocabulary.keys);
+    const noises = vocabulary.keys - NOTHING - 1;
+    for (let i = 0; i < tokens.length; i++) tokens[i] = NOTHING + 1 + random.below(noises);
     this.#drawDistinct(random, vocabulary.count, keys);
     for (let i = 0; i < values.length; i++) values[i] = random.below(vocabulary.count);
     // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
-    const noise = tokens.length - keys.length - QUESTION * questions;
+    const noise = tokens.length - values.length - QUESTION * questions;
     const places = Array.from({ length: records }, (_, record) => ({
       record,
       after: record === 0 && depth !== undefined ? Math.round(depth * noise) : random.below(noise + 1),
@@ -127,11 +147,13 @@ export class NeedleWriter {
         tokens[after + before * facts + (fact % facts)] =
           vocabulary.facts + keys[fact] * vocabulary.count + values[fact];
     }
-    this.#drawDistinct(random, depth === undefined ? keys.length : facts, asked);
+    this.#drawDistinct(random, depth === undefined ? values.length : facts, asked.subarray(absent));
+    for (let i = 0; i < absent; i++) asked[i] = values.length + i;
+    if (absent > 0) shuffle(random, asked);
     for (let question = 0; question < questions; question++) {
       const at = tokens.length - QUESTION * (questions - question);
       tokens[at] = vocabulary.keys + keys[asked[question]];
-      tokens[at + 1] = vocabulary.values + values[asked[question]];
+      tokens[at + 1] = asked[question] < values.length ? vocabulary.values + values[asked[question]] : NOTHING;
     }
   }
 
@@ -152,7 +174,21 @@ export class NeedleWriter {
   }
 }
 
+function shuffle(random: NumberStream, numbers: Int32Array): void {
+  for (let last = numbers.length - 1; last > 0; last--) {
+    const other = random.below(last + 1);
+    [numbers[last], numbers[other]] = [numbers[other], numbers[last]];
+  }
+}
+
 /** Where the answers of a sequence of `length` tokens are, first to last; each is predicted by the token before it. */
 export function answerPositions({ questions }: NeedleTask, length: number): number[] {
   return Array.from({ length: questions }, (_, question) => length - QUESTION * (questions - question) + 1);
+}
+
+/** Where the fact lies that the last question of a sequence asks for. */
+export function askedFactPosition(vocabSize: number, tokens: Int32Array): number {
+  const { count, keys, facts } = needleVocabulary(vocabSize);
+  const first = facts + (tokens[tokens.length - QUESTION] - keys) * count;
+  return tokens.findIndex((token) => token >= first && token < first + count);
 }

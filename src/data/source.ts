@@ -39,6 +39,7 @@ export interface NeedleOptions {
   readonly records: number;
   readonly facts: number;
   readonly questions: number;
+  readonly absent: number;
   readonly curriculum: string | null;
 }
 
@@ -102,8 +103,8 @@ function openNeedle(options: SourceOptions): OpenSource {
   const { vocab_size: vocabSize, needle, seed, seq_len: length } = options;
   if (vocabSize === undefined) throw new UsageError('data.source needle needs a vocabulary size; set vocab_size');
   if (needle === undefined) throw new UsageError('data.source needle needs its own settings; set needle');
-  const { records, facts, questions, curriculum } = needle;
-  const task = { vocabSize, records, facts, questions };
+  const { records, facts, questions, absent, curriculum } = needle;
+  const task = { vocabSize, records, facts, questions, absent };
   const stages = parseCurriculum(curriculum, length);
   const valid = options.val_fraction > 0;
   return {

@@ -18,7 +18,10 @@ const tiny = (vocabulary = VOCABULARY, nsa: object = {}) =>
 
 /** The cases of a cell, by the generator alone. */
 function casesOf(length: number, depth: number): Int32Array[] {
-  const task = fitTask({ vocabSize: VOCABULARY, records: GRID.records, facts: GRID.facts, questions: 1 }, length);
+  const task = fitTask(
+    { vocabSize: VOCABULARY, records: GRID.records, facts: GRID.facts, questions: 1, absent: 0 },
+    length,
+  );
   const first = GRID.depths.indexOf(depth) * GRID.trials;
   return Array.from({ length: GRID.trials }, (_, i) => caseTokens(task, length, depth, GRID.seed, first + i));
 }
@@ -74,6 +77,39 @@ describe('evaluateNeedle', () => {
     const cell = evaluateNeedle(model, GRID, {}).find((one) => one.length === length && one.depth === depth);
     expect(cell?.correct).toBe(wanted);
     model.free();
+  });
+
+  it('tells in how many cases each layer selected the block of the answer', () => {
+    const model = tiny(VOCABULARY, { n_sel: 3, l_sel: 4 }); // what is selected is the forced blocks alone
+    const { count, keys, facts } = needleVocabulary(VOCABULARY);
+    const cells = evaluateNeedle(model, GRID, {});
+    for (const { length, depth, recall } of cells) {
+      const forced = casesOf(length, depth).filter((tokens) => {
+        const key = tokens[length - 2] - keys;
+        const isAsked = (token: number) => token >= facts && Math.floor((token - facts) / count) === key;
+        const [block, current] = [[...tokens].findIndex(isAsked), length - 2].map((at) => Math.floor(at / 4));
+        return block === 0 || block >= current - 1;
+      });
+      const share = forced.length / GRID.trials;
+      expect(recall).toEqual({ any: share, layers: [share, share] });
+    }
+    // Not trivial: at the ends always, in the middle where another record lies before or behind it.
+    expect(cells.filter(({ depth }) => depth !== 50).every(({ recall }) => recall?.any === 1)).toBe(true);
+    expect(cells.find(({ length, depth }) => length === 96 && depth === 50)?.recall?.any).toBe(0);
+    model.free();
+  });
+
+  it('sees every block while all are selected, and knows no recall of dense attention', () => {
+    const [all, dense] = [
+      tiny(VOCABULARY, { n_sel: 64 }),
+      tinyModel(tinyConfig({ model: { attention: 'dense', dim: VOCABULARY } }), VOCABULARY),
+    ];
+    for (const { recall } of evaluateNeedle(all, GRID, {})) {
+      expect(recall?.any).toBe(1);
+      expect(new Set(recall?.layers)).toEqual(new Set([1]));
+    }
+    for (const { recall } of evaluateNeedle(dense, GRID, {})) expect(recall).toBeNull();
+    for (const one of [all, dense]) one.free();
   });
 
   it('tells how far it is', () => {

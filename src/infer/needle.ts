@@ -4,7 +4,8 @@
  * greedy decoding would say: one forward pass over many packed cases answers them all.
  */
 import { absorb, Purpose } from '../data/hash.js';
-import { fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
+import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
+import type { Observer } from '../model/attention.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
 import { Sequences } from '../ops/sequences.js';
@@ -28,11 +29,29 @@ export interface NeedleCell {
   readonly trials: number;
   readonly correct: number;
   readonly accuracy: number;
+  /**
+   * Whether the question's token selected the block that holds the answer, so that a wrong answer can be told from a needle
+   * never looked at; null without selection (dense attention).
+   */
+  readonly recall: NeedleRecall | null;
+}
+
+export interface NeedleRecall {
+  /** Share of the cases in which some group of some layer selected the block. */
+  readonly any: number;
+  /** Share of all (case, group), for each layer. */
+  readonly layers: readonly number[];
 }
 
 interface Case {
-  readonly cell: { correct: number };
+  readonly cell: { correct: number; readonly seen: Seen };
   readonly tokens: Int32Array;
+}
+
+/** Cases that selected the needle's block, and for each layer the (case, group) that did. */
+interface Seen {
+  cases: number;
+  readonly layers: number[];
 }
 
 /** Tokens of one forward pass, where a single case does not take more. */
@@ -51,7 +70,10 @@ export function evaluateNeedle(
   let done = 0;
   return grid.lengths.flatMap((length) => {
     const task = taskOf(model, grid, length);
-    const cells = grid.depths.map((depth) => ({ length, depth, trials: grid.trials, correct: 0 }));
+    const cells = grid.depths.map((depth) => ({
+      ...{ length, depth, trials: grid.trials, correct: 0 },
+      seen: { cases: 0, layers: new Array<number>(model.shape.n_layers).fill(0) },
+    }));
     const batch = Math.max(1, Math.floor(BATCH_TOKENS[model.device.kind] / length));
     const cases = cells.length * grid.trials;
     for (let first = 0; first < cases; first += batch) {
@@ -63,13 +85,21 @@ export function evaluateNeedle(
       done += some.length;
       onProgress(done, all);
     }
-    return cells.map((cell) => ({ ...cell, accuracy: cell.correct / cell.trials }));
+    return cells.map(({ seen, ...cell }) => ({
+      ...cell,
+      accuracy: cell.correct / cell.trials,
+      recall: model.shape.attention === 'nsa' ? recallOf(seen, cell.trials, model.shape.n_kv_groups) : null,
+    }));
   });
+}
+
+function recallOf({ cases, layers }: Seen, trials: number, groups: number): NeedleRecall {
+  return { any: cases / trials, layers: layers.map((count) => count / (trials * groups)) };
 }
 
 /** The task as it is asked at this length; refuses a length or vocabulary that does not hold it. */
 function taskOf({ shape }: LanguageModel, { records, facts }: NeedleGrid, length: number): NeedleTask {
-  return fitTask({ vocabSize: shape.vocab_size, records, facts, questions: 1 }, length);
+  return fitTask({ vocabSize: shape.vocab_size, records, facts, questions: 1, absent: 0 }, length);
 }
 
 /** Case number `index` of a length: other hashes than any training has. */
@@ -80,7 +110,7 @@ export function caseTokens(task: NeedleTask, length: number, depth: number, seed
   return tokens;
 }
 
-/** Counts the cases whose answer is the most probable token after all that stands before it. */
+/** Counts the cases whose answer is the most probable token after all that stands before it, and those that saw it. */
 function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOptions): void {
   const { device, shape } = model;
   const contexts = cases.map(({ tokens }) => tokens.subarray(0, -1));
@@ -94,8 +124,22 @@ function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOpt
     const packed = new Int32Array(sequences.total);
     for (const [i, context] of contexts.entries()) packed.set(context, sequences.starts[i]);
     const last = contexts.map((context, i) => sequences.starts[i] + context.length - 1);
-    const logits = model.logits(tape, tape.from(packed, [packed.length], 'i32'), last, { layout, kernels }).read();
+    const blocks = cases.map(({ tokens }) => Math.floor(askedFactPosition(shape.vocab_size, tokens) / shape.nsa.l_sel));
+    const hasSeen = new Array<boolean>(cases.length).fill(false);
+    const observer: Observer = {
+      selected: (layer, selected) => {
+        for (const [i, { cell }] of cases.entries()) {
+          const chosen = selected.rows(last[i], last[i] + 1).read(); // [1, G, n_sel], a block at most once in a group
+          const groups = Array.from(chosen).filter((block) => block === blocks[i]).length;
+          cell.seen.layers[layer] += groups;
+          hasSeen[i] ||= groups > 0;
+        }
+      },
+    };
+    const ids = tape.from(packed, [packed.length], 'i32');
+    const logits = model.logits(tape, ids, last, { layout, kernels, observer }).read();
     for (const [i, { cell, tokens }] of cases.entries()) {
+      if (hasSeen[i]) cell.seen.cases++;
       const row = logits.subarray(i * shape.vocab_size, (i + 1) * shape.vocab_size);
       if (mostProbable(row) === tokens[tokens.length - 1]) cell.correct++;
     }

@@ -161,7 +161,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
     vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
     needle: {
       ...{ records: data.needle_records, facts: data.needle_facts },
-      ...{ questions: data.needle_questions, curriculum: data.needle_curriculum },
+      ...{ questions: data.needle_questions, absent: data.needle_absent, curriculum: data.needle_curriculum },
     },
   };
 }
