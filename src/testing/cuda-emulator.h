@@ -1,6 +1,7 @@
 // CUDA threads on one CPU thread: every thread of the blocks that run together (a cluster, or a whole grid) is a coroutine
 // that runs until it waits, and between two barriers they take turns in random order, so that a missing barrier shows.
-// Enough of CUDA for src/ops/step; what is written in PTX there is replaced by emulated-cuda.ts. Slow, exact, no GPU.
+// Enough of CUDA for src/ops/step and the forward pass of the streamed branches; what is written in PTX there is replaced by
+// emulated-cuda.ts and bench/cuda/emulate/run.py. Slow, exact, no GPU.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -47,6 +48,7 @@ struct Warp {
   unsigned fragments[32][6];  // operands of a tensor-core product
 };
 struct Block {
+  Barrier named[16];  // bar.sync with a number
   Barrier barrier;
   std::vector<Warp> warps;
   std::vector<char> shared;
@@ -193,6 +195,40 @@ static bool launch(Dimensions grid, int threads, int together, size_t shared, st
   return true;
 }
 
+// Shared memory by its address, which is an offset.
+static inline char* at(unsigned address) { return self().block->memory() + address; }
+
+static inline void named_barrier(int id, int threads) {
+  Barrier& barrier = self().block->named[id];
+  barrier.members = threads;
+  wait(barrier);
+}
+
+// An mbarrier of eight bytes: arrivals of a phase, those still missing, and the phase.
+struct Phases { unsigned short count, missing; unsigned phase; };
+static inline void phases_init(unsigned address, int arrivals) { *(Phases*)at(address) = {(unsigned short)arrivals, (unsigned short)arrivals, 0}; }
+static inline void phases_arrive(unsigned address) {
+  Phases& p = *(Phases*)at(address);
+  if (--p.missing == 0) p.missing = p.count, p.phase++;
+}
+static inline void phases_wait(unsigned address, int parity) {
+  while ((((Phases*)at(address))->phase & 1) == (unsigned)parity) pause();
+}
+
+// ldmatrix.x4: lane l names row l % 8 of matrix l / 8 and gets two neighbours of each matrix, of a row or of a column.
+static inline void load_matrices(unsigned (&r)[4], unsigned address, bool transpose) {
+  Warp& all = warp();
+  const int l = lane();
+  all.words[l] = address;
+  wait(all.barrier);
+  for (int m = 0; m < 4; m++) {
+    const auto half = [&](int row, int column) { return (unsigned)((unsigned short*)at(all.words[m * 8 + row]))[column]; };
+    const int a = l / 4, b = l % 4 * 2;
+    r[m] = transpose ? half(b, a) | half(b + 1, a) << 16 : half(a, b) | half(a, b + 1) << 16;
+  }
+  wait(all.barrier);
+}
+
 template <class... P, size_t... I>
 static void call(void (*kernel)(P...), void** values, std::index_sequence<I...>) {
   kernel(*(typename std::remove_const<P>::type*)values[I]...);
@@ -242,6 +278,12 @@ template <class T> static inline T __shfl_up_sync(unsigned mask, T x, int by) {
 template <class T> static inline T __shfl_down_sync(unsigned mask, T x, int by) {
   return __shfl_sync(mask, x, emulator::lane() + by > 31 ? emulator::lane() : emulator::lane() + by);
 }
+static inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned all = 0;
+  for (int l = 0; l < 32; l++) all |= (unsigned)__shfl_sync(~0u, (int)x, l) << l;
+  return all;
+}
+static inline bool __any_sync(unsigned, bool x) { return __ballot_sync(~0u, x) != 0; }
 static inline int __reduce_add_sync(unsigned, int x) {
   for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
   return x;
@@ -252,3 +294,5 @@ static inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x
 static inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
