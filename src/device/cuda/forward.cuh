@@ -159,8 +159,9 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
       max1 = max1 > limit1 ? max1 : top1;
       shift0 = max0 == -infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
       shift1 = max1 == -infinity() ? 0.0f : max1 * c;
-      keep0 = exp2_fast(top0 * c - shift0);
-      keep1 = exp2_fast(top1 * c - shift1);
+      // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's rounding.
+      keep0 = max0 == top0 ? 1.0f : exp2_fast(top0 * c - shift0);
+      keep1 = max1 == top1 ? 1.0f : exp2_fast(top1 * c - shift1);
       top0 = max0;
       top1 = max1;
       limit0 = max0 + RAISE / c;
