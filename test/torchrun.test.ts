@@ -15,6 +15,7 @@ import { readSection } from '../src/run/section.js';
 import { ended, root, startProgram, trefoilMain } from '../src/testing/cli.js';
 import { buildIdleGpu, type IdleGpu, idleGpuAbsence } from '../src/testing/idle-gpu.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
+import { freeStorePort } from '../src/testing/store-port.js';
 
 const torchrun = spawnSync('torchrun', ['--help']).status === 0 ? null : 'no torchrun (pip install torch)';
 const absence = idleGpuAbsence() ?? torchrun;
@@ -32,8 +33,6 @@ afterAll(() => {
   folder?.remove();
 });
 
-let port = 27_000 + (process.pid % 300) * 40;
-
 // torchrun gives a rank 30 s after SIGTERM, and one that is stopped hears nothing.
 for (const [signal, verdict] of [
   ['SIGKILL', 'its process is gone'],
@@ -48,7 +47,7 @@ for (const [signal, verdict] of [
     const outDir = join(place, 'run');
     const train = { steps: 1500, eval_every: 0, save_every: 200, out_dir: outDir };
     writeFileSync(join(place, 'config.yaml'), stringify(tinyConfig(place, { runtime: { device: 'cuda' }, train })));
-    port += 20;
+    const port = await freeStorePort();
     const child = startProgram(join(root, 'deploy', 'torchrun.sh'), ['--config', join(place, 'config.yaml')], {
       ...{ ...gpu.env, TREFOIL_SHARE_GPU: '1', NPROC_PER_NODE: '2', MAX_RESTARTS: '1', MASTER_PORT: `${port}` },
       NSA_PG_TIMEOUT_MIN: '0.3',

@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { freeStorePort } from '../testing/store-port.js';
 import { openStore, STORE_PORTS, type StoreOptions } from './store.js';
 import { durationText, rankList } from './store-wire.js';
 
@@ -74,25 +75,6 @@ function start(options: StoreOptions & { stay?: boolean; block?: number }): Rank
   return { child, lines, line, code };
 }
 
-/**
- * A port with the store's ports behind it, of which none is in use. Below those that systems hand out on their own, so that
- * no other program of this machine is given one of them in the meantime.
- */
-async function freePort(): Promise<number> {
-  for (;;) {
-    const port = 12_000 + Math.floor(Math.random() * 14_000);
-    const all = Array.from({ length: STORE_PORTS + 2 }, (_, i) => port + i);
-    if ((await Promise.all(all.map(isFree))).every(Boolean)) return port;
-  }
-}
-
-function isFree(port: number): Promise<boolean> {
-  return new Promise((resolve) => {
-    const server = createServer().once('error', () => resolve(false)); // in use: another one is tried
-    server.listen(port, '127.0.0.1', () => server.close(() => resolve(true)));
-  });
-}
-
 async function occupy(port: number, answer: string | null): Promise<void> {
   const server = createServer((socket) => {
     socket.on('error', () => {}); // whoever looked in is gone
@@ -120,7 +102,7 @@ const base = { world: 3, runId: 'run-1', address: '127.0.0.1', timeoutMs: 90_000
 
 describe('the store of ranks', () => {
   it('lets ranks meet, whoever comes first, and hands values round', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const later = [1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
     await new Promise((resolve) => setTimeout(resolve, 300));
     const ranks = [start({ ...base, port, rank: 0, host: 'node0' }), ...later];
@@ -134,7 +116,7 @@ describe('the store of ranks', () => {
   });
 
   it('has handed a value to everybody before rank 0 goes on, and may block', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, block: rank === 0 ? 4000 : 0 }));
     expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
     const [first, ...others] = ranks.map(({ lines }) => lines.find(({ handed }) => handed !== undefined)!);
@@ -145,7 +127,7 @@ describe('the store of ranks', () => {
   });
 
   it('passes over ports that are taken: by a launcher, a silent program, another run', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     await occupy(port, null); // MASTER_PORT itself, as torchrun does
     await occupy(port + 1, 'HTTP/1.1 400 Bad Request\r\n\r\n');
     const other = { ...base, world: 2, runId: 'another run', port: port + 1 };
@@ -158,7 +140,7 @@ describe('the store of ranks', () => {
   });
 
   it('names the ranks that do not come, to all that came', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     // Only rank 0's limit decides; rank 2 is started first, so that it is there long before.
     const ranks = [2, 0].map((rank) =>
       start({ ...base, world: 4, ...(rank === 0 && { timeoutMs: 8000 }), port, rank, host: `node${rank}` }),
@@ -175,7 +157,7 @@ describe('the store of ranks', () => {
   });
 
   it('says what a rank tried when rank 0 is nowhere', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const options = { ...base, port, rank: 1, timeoutMs: 2000 };
     await expect(openStore(options)).rejects.toThrow(
       new RegExp(
@@ -188,7 +170,7 @@ describe('the store of ranks', () => {
   });
 
   it('refuses a rank of another size and a rank that is there already', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const first = [0, 1].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
     // Rank 1 is there as soon as a second one is refused; until then either may be the first.
     const twins = [first[1], start({ ...base, port, rank: 1, host: 'node1' })];
@@ -203,7 +185,7 @@ describe('the store of ranks', () => {
   });
 
   it('keeps strangers out: no run id, no JSON, too much, too many', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const first = start({ ...base, port, rank: 0 });
     await listening(port + 1);
     await expect(openStore({ ...base, port, rank: 1, runId: 'guess', timeoutMs: 3000 })).rejects.toThrow(
@@ -233,7 +215,7 @@ describe('the store of ranks', () => {
 
   it('names a rank that is killed, rank 0 as well, to everybody else within moments', async () => {
     for (const victim of [2, 0]) {
-      const port = await freePort();
+      const port = await freeStorePort();
       const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}`, stay: true }));
       await Promise.all(ranks.map(({ line }) => line(({ handed }) => handed !== undefined)));
       const killed = performance.now();
@@ -246,7 +228,7 @@ describe('the store of ranks', () => {
   });
 
   it('names who does not come to a gathering, and what nobody gave', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     const options = { ...base, world: 2, port, timeoutMs: 2000 };
     const [zero, one] = await Promise.all([0, 1].map((rank) => openStore({ ...options, rank, host: `node${rank}` })));
     await expect(one.get('nothing')).rejects.toThrow('rank 1 waited 2 s for "nothing", which no rank has given');
@@ -266,7 +248,7 @@ describe('the store of ranks', () => {
   });
 
   it('says plainly when no port is left', async () => {
-    const port = await freePort();
+    const port = await freeStorePort();
     for (let i = 1; i <= STORE_PORTS; i++) await occupy(port + i, null);
     await expect(openStore({ ...base, port, rank: 0 })).rejects.toThrow(
       `none of the ports ${port + 1} to ${port + STORE_PORTS} is free on the machine of rank 0; set MASTER_PORT`,

@@ -11,6 +11,7 @@ import { runPaths } from '../run/run-folder.js';
 import { ended, startTrefoil } from '../testing/cli.js';
 import { ncclAbsence } from '../testing/nccl.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { freeStorePort } from '../testing/store-port.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -25,8 +26,6 @@ const onGpu = (name: string, body: () => Promise<void>) =>
     await body();
   });
 
-let lastPort = 24_000 + (process.pid % 500) * 40;
-
 interface Run {
   readonly outDir: string;
   readonly ranks: readonly { code: number | null; output: string }[];
@@ -34,13 +33,13 @@ interface Run {
 
 /** Trains on `world` ranks that share the GPU; the batch of a step is the same for any number. */
 async function trained(name: string, world: number, overrides: TinyOverrides = {}, words: string[] = []): Promise<Run> {
-  const { started, outDir } = start(name, world, overrides, words);
+  const { started, outDir } = await start(name, world, overrides, words);
   const ranks = await Promise.all(started.map(({ done }) => done));
   for (const { code, output } of ranks) expect(code, output).toBe(0);
   return { outDir, ranks };
 }
 
-function start(name: string, world: number, overrides: TinyOverrides, words: string[] = [], minutes = '1') {
+async function start(name: string, world: number, overrides: TinyOverrides, words: string[] = [], minutes = '1') {
   const outDir = join(folder.path, name);
   const config = tinyConfig(folder.path, {
     ...overrides,
@@ -53,14 +52,14 @@ function start(name: string, world: number, overrides: TinyOverrides, words: str
   });
   const file = join(folder.path, `${name}.yaml`);
   writeFileSync(file, stringify(config));
-  lastPort += 20;
+  const port = await freeStorePort();
   const started = Array.from({ length: world }, (_, rank) => {
     const env: Record<string, string> =
       world === 1
         ? {}
         : {
             ...{ RANK: `${rank}`, WORLD_SIZE: `${world}`, LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-            ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: minutes },
+            ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${port}`, NSA_PG_TIMEOUT_MIN: minutes },
           };
     const child = startTrefoil(['train', '--config', file, ...words], env);
     let output = '';
@@ -143,7 +142,7 @@ describe('ranks on a GPU', () => {
     ['SIGSTOP', 'kept the other ranks waiting for'],
   ] as const)
     onGpu(`name a rank that gets ${signal}, and stop`, async () => {
-      const { started } = start(signal, 2, { train: { steps: 100_000, eval_every: 0 } }, [], '0.2');
+      const { started } = await start(signal, 2, { train: { steps: 100_000, eval_every: 0 } }, [], '0.2');
       try {
         await started[0].says('step 0005');
         const lost = performance.now();

@@ -15,6 +15,7 @@ import { readAnomaly } from '../run/run-paths.js';
 import { ended, startProgram, trefoilMain } from '../testing/cli.js';
 import { buildIdleGpu, type IdleGpu, idleGpuAbsence } from '../testing/idle-gpu.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { freeStorePort } from '../testing/store-port.js';
 
 const absence = idleGpuAbsence();
 const namespaces =
@@ -50,8 +51,6 @@ interface Case {
   readonly minutes?: string;
 }
 
-let lastPort = 26_000 + (process.pid % 300) * 100;
-
 /** Starts both ranks and waits for the end of rank 0, which has to come soon after rank 1 was lost. */
 async function loseRank(name: string, lost: Case) {
   const { faults, behaviour = {}, config = {}, isElsewhere = false, minutes = TIMEOUT_MINUTES } = lost;
@@ -64,7 +63,7 @@ async function loseRank(name: string, lost: Case) {
   });
   const file = join(place, 'config.yaml');
   writeFileSync(file, stringify(text));
-  lastPort += 20;
+  const port = await freeStorePort();
   const started = performance.now();
   const ranks = [0, 1].map((rank) => {
     const command = [process.execPath, trefoilMain(), 'train', '--config', file];
@@ -73,7 +72,7 @@ async function loseRank(name: string, lost: Case) {
     const child = startProgram(program, words, {
       ...{ ...gpu.env, ...behaviour, IDLE_GPU_FAULT: faults[1 - rank] },
       ...{ RANK: `${rank}`, WORLD_SIZE: '2', LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${lastPort}`, NSA_PG_TIMEOUT_MIN: minutes },
+      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${port}`, NSA_PG_TIMEOUT_MIN: minutes },
     });
     let output = '';
     for (const stream of [child.stdout!, child.stderr!])
