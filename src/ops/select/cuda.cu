@@ -162,9 +162,11 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      float sum[32];
+      float sum[32];  // of the first head its probabilities as they are: 0 + p is an instruction each
+      if (SPLIT > 1) {
 #pragma unroll
-      for (int e = 0; e < 32; e++) sum[e] = 0.0f;
+        for (int e = 0; e < 32; e++) sum[e] = 0.0f;
+      }
       if (scores) {
         const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base + team * PK * PANEL);
         float score[2][32];
@@ -190,7 +192,10 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           const float* const shift = shifts + (round * TEAMS + team) * 64 + row;
           const float shift0 = shift[0], shift1 = shift[8];
 #pragma unroll
-          for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+          for (int e = 0; e < 32; e++) {
+            const float weight = exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+            sum[e] = round == 0 ? weight : sum[e] + weight;
+          }
         }
       }
       if constexpr (SPLIT > 1) {
