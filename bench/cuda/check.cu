@@ -237,6 +237,11 @@ int main(int argc, char** argv) {
       b.choose(2), b.selected_all(false), sync("outer again");
       if (b.os.get() != os_outer || b.ow.get() != ow_outer) printf("  FAIL KV-outer differs from run to run\n"), failures++;
     }
+    poison();
+    b.lists.poison(), b.offsets.poison(), b.begins.poison(), b.plan.poison(), b.fitems.poison(), b.bitems.poison();
+    b.list(2), b.selected_all(false), sync("items, lists and choice in one launch");
+    if (b.os.get() != os_outer) printf("  FAIL items, lists and choice in one launch differ from one after the other\n"), failures++;
+    b.sort(), sync("sort");
     const auto adaptive = [&](float limit, int want) {
       const auto before = b.served.get();
       b.choose(0, limit), b.selected_all(false), sync("adaptive");

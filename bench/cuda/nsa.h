@@ -201,15 +201,25 @@ struct Batch {
     k->launch("select", "select_blocks", dim3(token_tiles(number("select", "select_blocks_tokens")), s.G), number("select", "select_blocks_threads"), number("select", "select_blocks_shared"),
               q.p, kc.p, pc.p, lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B, stretch, stretches);
   }
-  void index() {
+  void index(bool items = true) {
     const unsigned grid = (NB * s.G + 7) / 8;
-    CUDA(cudaMemsetAsync(plan.p, 0, number("select", "select_max_stretches") * 4, k->stream));
+    if (items) CUDA(cudaMemsetAsync(plan.p, 0, number("select", "select_max_stretches") * 4, k->stream));
     k->launch("select", "select_totals", dim3(grid), 256, 0, counts.p, begins.p, totals.p, places.p, plan.p, d_blocks.p, B, stretches);
     k->launch("select", "select_index", dim3(1), 1024, 0, totals.p, offsets.p, plan.p, d_cu.p, d_blocks.p, B, stretches);
-    k->launch("select", "select_items", dim3(grid), 256, 0, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, d_blocks.p, B, stretches);
+    if (items) finish(0, 0, grid, 0);
   }
-  void fill() {
-    k->launch("select", "select_lists", dim3((unsigned)(((size_t)T * s.G * s.n + 255) / 256)), 256, 0, selected.p, ranks.p, offsets.p, begins.p, lists.p, d_cu.p, d_blocks.p, B, T, stretch, stretches);
+  // The parts of select_finish: blocks that choose, that write items, that write lists.
+  void finish(int choice, int choosers, int itemizers, int listers, float limit = 43) {
+    k->launch("select", "select_finish", dim3(choosers + itemizers + listers), 256, 8 * words() * 4, selected.p, ranks.p, offsets.p, begins.p, places.p, plan.p,
+              fitems.p, bitems.p, lists.p, d_cu.p, d_blocks.p, B, words(), stretch, stretches, choice, limit, choosers, itemizers);
+  }
+  int choosers() { return (token_tiles(number("select", "select_union_tokens")) * s.G + 7) / 8; }
+  int listers() const { return (int)(((size_t)T * s.G * s.n + 255) / 256); }
+  void fill() { finish(0, 0, 0, listers()); }
+  void list(int choice) {  // index, items, lists and choice as the product does it
+    CUDA(cudaMemsetAsync(plan.p, 0, plan.n * 4, k->stream));
+    index(false);
+    finish(choice, choosers(), (NB * s.G + 7) / 8, listers());
   }
   void sort() {
     k->launch("select", "select_sort", dim3(NB, s.G), 256, (longest + 31) / 32 * 4, selected.p, offsets.p, lists.p, d_cu.p, d_blocks.p, B);
@@ -217,9 +227,9 @@ struct Batch {
   int words() const { return (blocks_longest + 31) / 32; }
   // 0 adaptive, 1 tile-union, 2 KV-outer, 3 stretches in turn; limit: blocks of the mean union up to which tile-union is faster
   void choose(int choice, float limit = 43) {
-    const int from = number("select", "select_plan_unions"), tiles_ = token_tiles(number("select", "select_union_tokens")) * s.G;
+    const int from = number("select", "select_plan_unions");
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
-    k->launch("select", "select_choose", dim3((tiles_ + 7) / 8), 256, 8 * words() * 4, selected.p, plan.p, d_cu.p, B, words(), stretch, stretches, choice, limit);
+    finish(choice, choosers(), 0, 0, limit);
   }
   void union_(bool combined) {
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G), number("selected", "selected_union_threads"),
@@ -289,10 +299,9 @@ struct Batch {
     k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dqc.p, dqw.p, shares.p, selected.p, dq16.p, T);
   }
   void round() {
-    auto one = [&](Buffer<float>& a, Buffer<uint16_t>& b) {
-      k->launch("combine", "round_to_bf16", dim3((unsigned)((a.n / 8 + 255) / 256)), 256, 0, a.p, b.p, (long long)a.n);
-    };
-    one(dkc, dkc16), one(dvc, dvc16), one(dks, dks16), one(dvs, dvs16);
+    const size_t all = dkc.n + dvc.n + dks.n + dvs.n;
+    k->launch("combine", "round_sums", dim3((unsigned)((all / 8 + 255) / 256)), 256, 0, dkc.p, dks.p, dvc.p, dvs.p, dkc16.p, dks16.p, dvc16.p, dvs16.p,
+              (long long)Tc * s.G, (long long)T * s.G);
   }
 };
 

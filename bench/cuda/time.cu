@@ -143,6 +143,7 @@ int main(int argc, char** argv) {
     show("lists", [&] { b.fill(); });
     show("sort", [&] { b.sort(); });
     show("choose", [&] { b.choose(2); });
+    show("index to choice", [&] { b.list(2); });
     show("dense", [&] { b.dense(); });
     show("outer", [&] { b.rewind(), b.outer(false); });
     show("outer+combine", [&] { b.rewind(), b.outer(true); });
@@ -158,7 +159,7 @@ int main(int argc, char** argv) {
     show("idle union", [&] { b.union_(true); });
     show("window", [&] { b.window(); });
     show("combine", [&] { b.combine(); });
-    const auto forward = [&](int choice) { b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.choose(choice), b.selected_all(true); };
+    const auto forward = [&](int choice) { b.pack(), b.compressed(), b.select(), b.list(choice), b.selected_all(true); };
     show("forward adaptive", [&] { forward(0); });
     show("forward union", [&] { forward(1); });
     show("forward", [&] { forward(2); });

@@ -68,7 +68,7 @@ export function fusedSubjects(
   const counters = new AttentionCounters(device);
   const select = (served: Tensor | null = null) => {
     forward.packSelected();
-    forward.index();
+    forward.index(path);
     if (ordered) forward.sort();
     forward.selected(path, served);
   };
@@ -122,8 +122,10 @@ export function fusedSubjects(
       'sel',
       () => select(),
       () => {
+        if (!ordered) backward.clear();
         backward.selectedKeys(ordered);
         backward.queries();
+        if (!ordered) backward.round();
       },
       [
         [packedSel, ...Object.values(listing), results.lists, results.offsets, results.backwardItems],

@@ -4,17 +4,18 @@
  */
 import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/compress/op.js';
 import { denseAttention } from '../ops/dense/op.js';
-import { gate } from '../ops/gate/op.js';
-import { linear } from '../ops/linear/op.js';
+import { type GateOptions, gate, gateColumns } from '../ops/gate/op.js';
+import { linear, stackedLinear } from '../ops/linear/op.js';
 import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
 import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
-import { type HeadPart, rotate, splitHeads } from '../ops/rope/op.js';
+import { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
+import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep } from './cache.js';
 import { type BranchReads, cachedSparseAttention } from './cached-attention.js';
-import { operand } from './operand.js';
+import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
@@ -108,6 +109,11 @@ class SparseAttention implements AttentionModule {
   readonly #projection: Parameter;
   readonly #output: Parameter;
   readonly #gate: { readonly weight: Parameter; readonly bias: Parameter };
+  /**
+   * The gate's few rows below the projection's, where the kernels allow it: 36 outputs alone cost a pass over the input
+   * forward and two backward.
+   */
+  readonly #both: ParameterStack | null;
   readonly #phiKeys: Phi;
   readonly #phiValues: Phi;
 
@@ -132,6 +138,7 @@ class SparseAttention implements AttentionModule {
       weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
       bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
     };
+    this.#both = isTrained(gateOptions(shape)) ? store.stack(this.#projection, this.#gate.weight) : null;
     this.#phiKeys = createPhi(store, `${name}.phi_k`, shape, dk);
     this.#phiValues = createPhi(store, `${name}.phi_v`, shape, dv);
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
@@ -144,10 +151,8 @@ class SparseAttention implements AttentionModule {
     residual: Tensor | null = null,
   ): Tensor {
     const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
-    const fused = linear(tape, x, operand(this.#projection, x));
     const start = cache?.tokens.starts ?? 0;
-    const split = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
-    tape.drop(fused);
+    const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });
     const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
     // Blocks that begin in tokens read earlier need their rows too.
     const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
@@ -160,7 +165,6 @@ class SparseAttention implements AttentionModule {
       nsa.cmp_rope === 'after'
         ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d, start: blockStart })
         : compressedKeys;
-    const gates = this.#gates(tape, x);
     observer?.gates?.(this.#layer, gates);
     const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
     if (cache) {
@@ -197,18 +201,24 @@ class SparseAttention implements AttentionModule {
     return joined;
   }
 
-  #gates(tape: Tape, x: Tensor): Tensor {
-    const { nsa } = this.#shape;
+  /** Queries, keys and values of `#parts`, and the gates [T, H, 3]. */
+  #project(tape: Tape, x: Tensor, { tokens }: SparseLayout, rotary: RotaryOptions) {
+    const options = gateOptions(this.#shape);
+    if (this.#both) {
+      const weights = this.#both.parameters.map(({ value }) => value);
+      const fused = stackedLinear(tape, x, stackedOperand(this.#both), weights);
+      const columns = gateColumns(tape, fused, width(this.#parts), this.#gate.bias.value, options);
+      const split = splitHeads(tape, fused, this.#parts, tokens, rotary, columns);
+      tape.drop(fused);
+      return { split, gates: columns.gates };
+    }
+    const fused = linear(tape, x, operand(this.#projection, x));
+    const split = splitHeads(tape, fused, this.#parts, tokens, rotary);
+    tape.drop(fused);
     const logits = linear(tape, x, operand(this.#gate.weight, x), this.#gate.bias.value);
-    const gates = gate(tape, logits, {
-      kind: nsa.gate,
-      temperature: nsa.gate_temp,
-      uniform: nsa.force_uniform_gate,
-      stopGradient: nsa.stopgrad_gates,
-      ...(nsa.force_branch === 'none' ? {} : { force: nsa.force_branch }),
-    });
+    const gates = gate(tape, logits, options);
     tape.drop(logits);
-    return gates;
+    return { split, gates };
   }
 
   #compress(tape: Tape, phi: Phi, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {
@@ -219,6 +229,21 @@ class SparseAttention implements AttentionModule {
     const { position, w1, w2 } = phi.mlp;
     return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, layout);
   }
+}
+
+function gateOptions({ nsa }: ModelShape): GateOptions {
+  return {
+    kind: nsa.gate,
+    temperature: nsa.gate_temp,
+    uniform: nsa.force_uniform_gate,
+    stopGradient: nsa.stopgrad_gates,
+    ...(nsa.force_branch === 'none' ? {} : { force: nsa.force_branch }),
+  };
+}
+
+/** Whether gates follow from logits and are trained; the debugging options keep to the operation that has them all. */
+function isTrained({ force, uniform, stopGradient }: GateOptions): boolean {
+  return force === undefined && !uniform && !stopGradient;
 }
 
 function createPhi(store: ParameterStore, name: string, shape: ModelShape, size: number): Phi {

@@ -1,10 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import { configSchema } from '../config/schema.js';
+import { cudaAbsence } from '../device/cuda/cuda.js';
 import { sparseLayout } from '../ops/nsa.js';
 import { Sequences } from '../ops/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
-import { cpu } from '../testing/devices.js';
+import { cpu, cuda } from '../testing/devices.js';
 import { randomValues } from '../testing/numbers.js';
 import { LanguageModel } from './language-model.js';
 import { type ModelShape, modelShape } from './shape.js';
@@ -20,7 +21,7 @@ function shape({ model = {}, nsa = {} }: Overrides = {}, vocabulary = 31): Model
 }
 
 function step(model: LanguageModel, lengths: number[], checkpointing = false) {
-  const device = cpu();
+  const { device } = model;
   const sequences = new Sequences(device, lengths);
   const ids = Tensor.from(
     device,
@@ -44,6 +45,41 @@ function step(model: LanguageModel, lengths: number[], checkpointing = false) {
   ids.free();
   return { value, gradients, peak };
 }
+
+describe('language model in bf16 on CUDA', () => {
+  const missing = cudaAbsence();
+  // Trained gates are computed with the projection, the debugging ones apart: both must agree with the CPU.
+  it.each<[string, Overrides]>([
+    ['softmax gate', {}],
+    ['sigmoid gate, tied', { model: { tie_embeddings: true }, nsa: { gate: 'sigmoid', gate_temp: 2 } }],
+    ['a gate that is not trained', { nsa: { stopgrad_gates: true } }],
+    ['a forced branch', { nsa: { force_branch: 'win' } }],
+  ])('%s: loss and gradients are near those of the CPU', (_, overrides) => {
+    if (missing) return; // said below
+    const models = [
+      new LanguageModel(cpu(), shape(overrides), 3),
+      new LanguageModel(cuda(), shape(overrides), 3, 'bf16'),
+    ];
+    const [exact, rounded] = models.map((model) => {
+      model.parameters.forEach((parameter, i) => {
+        if (!parameter.name.includes('gate')) return; // zero at the start
+        parameter.value.write(randomValues(parameter.value.size, 70 + i));
+        parameter.changed();
+      });
+      return step(model, [50, 33, 1]);
+    });
+    expect(Math.abs(rounded.value / exact.value - 1)).toBeLessThan(1e-2);
+    models[0].parameters.forEach(({ name }, i) => {
+      const error = Math.hypot(...rounded.gradients[i].map((value, at) => value - exact.gradients[i][at]));
+      expect(error, name).toBeLessThanOrEqual(0.1 * Math.hypot(...exact.gradients[i]));
+    });
+    for (const model of models) model.free();
+  });
+
+  it('was compared', (context) => {
+    if (missing) context.skip(missing);
+  });
+});
 
 describe('language model', () => {
   it('has the parameters of the 125m shape', () => {

@@ -78,7 +78,7 @@ export class LanguageModel {
     this.dtype = dtype;
     this.device = device;
     this.shape = shape;
-    this.#store = new ParameterStore(device, seed, shape.n_layers);
+    this.#store = new ParameterStore(device, seed, shape.n_layers, dtype);
     this.#embedding = this.#store.matrix('embedding', [shape.vocab_size, shape.dim]);
     this.#blocks = Array.from({ length: shape.n_layers }, (_, layer) => new Block(this.#store, layer, shape));
     this.#norm = this.#store.constant('norm', [shape.dim], 1);
@@ -144,6 +144,6 @@ export class LanguageModel {
   }
 
   free(): void {
-    for (const parameter of this.parameters) parameter.free();
+    this.#store.free();
   }
 }

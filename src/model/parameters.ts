@@ -6,8 +6,9 @@
  */
 import type { Device } from '../device/device.js';
 import { Parameter } from '../tensor/parameter.js';
+import { ParameterStack } from '../tensor/parameter-stack.js';
 import { fillNormal } from '../tensor/random/op.js';
-import type { Shape } from '../tensor/tensor.js';
+import type { Dtype, Shape } from '../tensor/tensor.js';
 
 const STANDARD_DEVIATION = 0.02;
 
@@ -16,11 +17,15 @@ export class ParameterStore {
   readonly #device: Device;
   readonly #seed: number;
   readonly #layers: number;
+  readonly #dtype: Dtype;
+  readonly #stacks: ParameterStack[] = [];
 
-  constructor(device: Device, seed: number, layers: number) {
+  /** `dtype`: what the model computes in. */
+  constructor(device: Device, seed: number, layers: number, dtype: Dtype = 'f32') {
     this.#device = device;
     this.#seed = seed;
     this.#layers = layers;
+    this.#dtype = dtype;
   }
 
   matrix(name: string, shape: Shape): Parameter {
@@ -46,6 +51,19 @@ export class ParameterStore {
 
   zeros(name: string, shape: Shape): Parameter {
     return this.constant(name, shape, 0);
+  }
+
+  /** Matrices of the same input as one; null where products read the f32 values themselves, each in its own place. */
+  stack(...parameters: readonly Parameter[]): ParameterStack | null {
+    if (this.#dtype === 'f32') return null;
+    const stack = new ParameterStack(this.#device, parameters, this.#dtype);
+    this.#stacks.push(stack);
+    return stack;
+  }
+
+  free(): void {
+    for (const parameter of this.parameters) parameter.free();
+    for (const stack of this.#stacks) stack.free();
   }
 
   #add(name: string, shape: Shape): Parameter {

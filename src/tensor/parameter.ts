@@ -9,6 +9,7 @@ export class Parameter {
   readonly name: string;
   readonly value: Tensor;
   readonly #slot: Slot;
+  /** It lies in memory of its own, or in a part of a stack's. */
   #rounded: Tensor | null = null;
   #roundedIsStale = true;
 
@@ -42,6 +43,13 @@ export class Parameter {
   /** The value was written by something that knows no copies: loading a checkpoint. */
   changed(): void {
     this.#roundedIsStale = true;
+  }
+
+  /** The rounded copy lies in memory that belongs to the caller from now on: beside others, see ParameterStack. */
+  placeRounded(place: Tensor): void {
+    if (this.#rounded) throw new Error(`the rounded copy of ${this.name} is in use already`);
+    this.#rounded = place.apart();
+    this.#rounded.storage.leaf = this.#slot;
   }
 
   /** Null until a backward pass reached the parameter. */

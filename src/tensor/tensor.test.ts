@@ -127,6 +127,24 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
     expect(() => into.rows(0, 2).copyFrom(from)).toThrow('cannot copy f32[2, 2] to f32[2]');
   });
 
+  it('has parts with a storage of their own, which are freed with the whole', () => {
+    const whole = own(Tensor.from(device(), [1, 2, 3, 4, 5, 6], [3, 2]));
+    const part = whole.rows(1, 3).apart();
+    expect([...part.read()]).toEqual([3, 4, 5, 6]);
+    expect([part.storage === whole.storage, part.storage.bytes, part.bytes]).toEqual([false, 16, 16]);
+    part.rows(1, 2).write([7, 8]);
+    expect([...whole.read()]).toEqual([1, 2, 3, 4, 7, 8]);
+    const used = device().pool.bytesInUse;
+    const other = whole.rows(0, 1).apart();
+    other.free();
+    expect(device().pool.bytesInUse).toBe(used);
+    expect(() => other.read()).toThrow('after its memory was freed');
+    const gone = Tensor.zeros(device(), [2]);
+    const rest = gone.apart();
+    gone.free();
+    expect(() => rest.read()).toThrow('after its memory was freed');
+  });
+
   it('throws when used or freed after it was freed, and so do its views', () => {
     const tensor = Tensor.zeros(device(), [2]);
     const view = tensor.reshape([1, 2]);

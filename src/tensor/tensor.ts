@@ -14,32 +14,37 @@ export class Storage {
   readonly device: Device;
   /** What was asked for; the block behind it may be larger. */
   readonly bytes: number;
-  readonly #pool: MemoryPool;
+  /** Null for a part of another storage. */
+  readonly #pool: MemoryPool | null;
   readonly #block: Block;
+  readonly #whole: Storage | null;
   #freed = false;
   /** Set on the storage of a parameter: where its gradient accumulates. */
   leaf: GradientSlot | null = null;
 
-  constructor(device: Device, bytes: number) {
+  /** Memory of its own, or the part of `whole` that begins at `offset`. */
+  constructor(device: Device, bytes: number, whole: Storage | null = null, offset = 0) {
     this.device = device;
     this.bytes = bytes;
-    this.#pool = device.pool; // a device may work in another pool by the time this is freed
-    this.#block = this.#pool.take(bytes);
+    this.#whole = whole;
+    this.#pool = whole ? null : device.pool; // a device may work in another pool by the time this is freed
+    this.#block = this.#pool?.take(bytes) ?? { address: whole!.address + BigInt(offset), bytes };
   }
 
   get address(): bigint {
-    if (this.#freed) throw new Error('a tensor was used after its memory was freed');
+    if (this.isFreed) throw new Error('a tensor was used after its memory was freed');
     return this.#block.address;
   }
 
   get isFreed(): boolean {
-    return this.#freed;
+    return this.#freed || (this.#whole?.isFreed ?? false);
   }
 
+  /** Freeing a part frees no memory: that goes with the whole. */
   free(): void {
     if (this.#freed) throw new Error('a tensor was freed twice');
     this.#freed = true;
-    this.#pool.give(this.#block);
+    this.#pool?.give(this.#block);
   }
 }
 
@@ -121,6 +126,11 @@ export class Tensor {
       throw new UsageError(`rows ${from} to ${to} are not inside a tensor of ${count} rows`);
     const rowBytes = elements(rest) * DTYPE_BYTES[this.dtype];
     return new Tensor(this.storage, [to - from, ...rest], this.dtype, this.#offset + from * rowBytes);
+  }
+
+  /** The same memory as a storage of its own, with a gradient of its own: a parameter's place in a larger piece. */
+  apart(): Tensor {
+    return new Tensor(new Storage(this.device, this.bytes, this.storage, this.#offset), this.shape, this.dtype);
   }
 
   /** Copies the values to the host; bf16 is widened to f32. */

@@ -101,7 +101,7 @@ export class TestModule {
   }
 
   free(): void {
-    for (const parameter of this.#store.parameters) parameter.free();
+    this.#store.free();
   }
 
   get #parameters(): [string, Parameter][] {

@@ -10,7 +10,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
                                                const float* shift, const float* delta, bf16* dq) {
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const u32 base = (shared_address(shared) + 1023) & ~1023u;
-  const u32 own = base + group * (PK + PV) * PANEL;
+  const u32 own = base + warpgroup() * (PK + PV) * PANEL;
   Ring<WARPGROUPS, 1> ring;
   ring.base = base + WARPGROUPS * (PK + PV) * PANEL;
   ring.barriers = ring.base + STAGES * ring.STAGE;

@@ -31,13 +31,13 @@ constexpr int RING = LAG + SLACK;
 constexpr int MAX_STRETCHES = 128;
 constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, ALTERNATE = 3;  // the last for tests: stretches in turn
 
-// Words of the plan. Items and everything from UNIONS on start at zero; select_index and select_choose write the rest.
+// Words of the plan. Items and everything from UNIONS on start at zero; select_index and select_finish write the rest.
 enum Plan {
   PLAN_ITEMS = 0,                            // KV-outer items of each stretch
   PLAN_BASE = PLAN_ITEMS + MAX_STRETCHES,    // where they start in the array of items
   PLAN_UNIONS = PLAN_BASE + MAX_STRETCHES,   // sum of the union sizes of each stretch's tiles, and how many those are
   PLAN_TILES = PLAN_UNIONS + MAX_STRETCHES,
-  PLAN_COUNTED = PLAN_TILES + MAX_STRETCHES, // blocks of select_choose that are done
+  PLAN_COUNTED = PLAN_TILES + MAX_STRETCHES, // blocks of select_finish that are done
   PLAN_SHARED,                               // stretches that tile-union serves, and that KV-outer does
   PLAN_PIECES,
   PLAN_CHOICE,                               // TILE_UNION or KV_OUTER of each stretch

@@ -61,10 +61,22 @@ combine_backward(const bf16* d_out, const bf16* cmp, const bf16* sel, const bf16
   shift[lane * rows + row] = lse == -infinity() || gate == 0.0f ? infinity() : lse * LOG2E - log2f(gate);
 }
 
-// eight values per thread; count must be a multiple of eight
-extern "C" __global__ void __launch_bounds__(256) round_to_bf16(const float* from, bf16* to, i64 count) {
-  const i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) * 8;
-  if (i >= count) return;
-  const float4 a = *(const float4*)(from + i), b = *(const float4*)(from + i + 4);
-  *(uint4*)(to + i) = make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
+// fp32 sums of the backward pass as bf16: keys and values of the compressed and of the selected branch in one launch. Eight
+// values a thread; sizes are multiples of eight. compressed, selected: rows (key, group) of the two branches.
+// grid ((compressed + selected) * (Dk + Dv) / 2048 rounded up)
+extern "C" __global__ void __launch_bounds__(256)
+round_sums(const float* dk_cmp_sums, const float* dk_sel_sums, const float* dv_cmp_sums, const float* dv_sel_sums, bf16* dk_cmp, bf16* dk_sel,
+           bf16* dv_cmp, bf16* dv_sel, i64 compressed, i64 selected) {
+  i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) * 8;
+  const i64 keys = (compressed + selected) * DK;
+  const bool is_key = i < keys;
+  if (!is_key) i -= keys;
+  const i64 border = compressed * (is_key ? DK : DV), end = border + selected * (is_key ? DK : DV);
+  if (i >= end) return;
+  const bool is_cmp = i < border;
+  if (!is_cmp) i -= border;
+  const float* const from = (is_key ? is_cmp ? dk_cmp_sums : dk_sel_sums : is_cmp ? dv_cmp_sums : dv_sel_sums) + i;
+  bf16* const to = (is_key ? is_cmp ? dk_cmp : dk_sel : is_cmp ? dv_cmp : dv_sel) + i;
+  const float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
+  *(uint4*)to = make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
 }

@@ -111,6 +111,59 @@ void gate_backward(const float* gates, const float* d_gates, float* d_logits, in
   });
 }
 
+// Logits as columns of a wider matrix: those of token t begin at fused + t * width + column; the bias [3 * heads] is added.
+void gate_columns_forward(const float* fused, const float* bias, float* gates, int64_t tokens, int64_t heads,
+                          int64_t width, int64_t column, int64_t softmax, float temperature) {
+  const vec inverse = splat(1.0f / temperature);
+  parallel_chunks(tokens, kRows / 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; h += kLanes) {
+        Triple x = load_rows(fused + t * width + column + 3 * h, heads - h);
+        const Triple more = load_rows(bias + 3 * h, heads - h);
+        for (int b = 0; b < 3; ++b) x.v[b] += more.v[b];
+        store_rows<false>(gates + 3 * (t * heads + h), softmax ? gate_of<true>(x, inverse) : gate_of<false>(x, inverse),
+                          heads - h);
+      }
+  });
+}
+
+// The same columns of d_fused, zeros in the columns behind them, and the bias's gradient (or null). Without d_gates the
+// gradient is zero.
+void gate_columns_backward(const float* gates, const float* d_gates, float* d_fused, float* d_bias, int64_t tokens,
+                           int64_t heads, int64_t width, int64_t column, int64_t softmax, float temperature,
+                           int64_t accumulate, int64_t accumulate_bias) {
+  const vec inverse = splat(1.0f / temperature);
+  const int64_t behind = width - column - 3 * heads;
+  const auto gradient = [&](int64_t t, int64_t h) -> Triple {
+    if (d_gates == nullptr) return {};
+    const int64_t at = 3 * (t * heads + h);
+    const Triple g = load_rows(gates + at, heads - h), dg = load_rows(d_gates + at, heads - h);
+    return softmax ? gradient_of<true>(g, dg, inverse) : gradient_of<false>(g, dg, inverse);
+  };
+  parallel_chunks(tokens, kRows / 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* to = d_fused + t * width + column;
+      for (int64_t h = 0; h < heads; h += kLanes)
+        accumulate ? store_rows<true>(to + 3 * h, gradient(t, h), heads - h)
+                   : store_rows<false>(to + 3 * h, gradient(t, h), heads - h);
+      if (!accumulate) std::memset(to + 3 * heads, 0, sizeof(float) * behind);
+    }
+  });
+  if (d_bias == nullptr) return;
+  // Tokens in order, a task for the heads of a vector: the sum does not depend on the threads.
+  parallel_chunks((heads + kLanes - 1) / kLanes, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t h = begin * kLanes; h < end * kLanes && h < heads; h += kLanes) {
+      Triple sum = {};
+      for (int64_t t = 0; t < tokens; ++t) {
+        const Triple one = gradient(t, h);
+        for (int b = 0; b < 3; ++b) sum.v[b] += one.v[b];
+      }
+      accumulate_bias ? store_rows<true>(d_bias + 3 * h, sum, heads - h)
+                      : store_rows<false>(d_bias + 3 * h, sum, heads - h);
+    }
+  });
+}
+
 void gate_constant(float* gates, int64_t rows, float cmp, float sel, float win) {
   for (int64_t r = 0; r < rows; ++r) {
     gates[3 * r] = cmp;

@@ -3,7 +3,10 @@ import { Tape } from '../../tensor/tape.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
-import { type GateOptions, gate, gateStatistics, gateSums, summarizeGates } from './op.js';
+import { splitHeads } from '../rope/op.js';
+import { splitBackward, splitForward } from '../rope/reference.js';
+import { Sequences } from '../sequences.js';
+import { type GateOptions, gate, gateColumns, gateStatistics, gateSums, summarizeGates } from './op.js';
 import { gateBackward, gateForward, gateStatisticsReference } from './reference.js';
 
 const KINDS: GateOptions[] = [
@@ -61,6 +64,88 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       const expected = gateBackward(logits, options, dGates);
       expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
       tape.end();
+    });
+
+    it.each([
+      [1, 1, 0],
+      [70, 12, 4],
+      [300, 5, 1],
+      [3, 300, 3], // more heads than a block has threads
+      [0, 4, 4],
+    ])('is columns behind the heads: %i tokens, %i heads, %i columns to fill up', (tokens, heads, behind) => {
+      const parts = [
+        { heads: 2, size: 4, rotate: true },
+        { heads: 1, size: 3, rotate: false },
+      ];
+      const [first, logits, rotary] = [11, 3 * heads, { theta: 10000, scale: 1 }];
+      const width = first + logits + behind;
+      const values = random(tokens * width, 1);
+      const bias = randomValues(logits, 2);
+      const at = (t: number, c: number) => t * width + first + c;
+      const ownLogits = Float64Array.from(
+        { length: tokens * logits },
+        (_, i) => values[at(Math.floor(i / logits), i % logits)] + bias[i % logits],
+      );
+      const projected = Float64Array.from(
+        { length: tokens * first },
+        (_, i) => values[Math.floor(i / first) * width + (i % first)],
+      );
+      const dGates = randomValues(tokens * logits, 3);
+      const dHeads = parts.map((part, i) => random(tokens * part.heads * part.size, 4 + i));
+      const sequences = new Sequences(device(), [tokens]);
+      const tape = new Tape(device());
+      const fused = tape.watch(tape.from(values, [tokens, width], dtype));
+      const tb = tape.watch(tape.from(bias, [logits]));
+      // Twice, so that both ways of writing the gradient are taken.
+      const runs = [0, 1].map(() => {
+        const columns = gateColumns(tape, fused, first, tb, options);
+        return { heads: splitHeads(tape, fused, parts, sequences, rotary, columns), gates: columns.gates };
+      });
+      const positions = Array.from({ length: tokens }, (_, i) => i);
+      for (const run of runs) {
+        expect(relativeError(run.gates.read(), gateForward(ownLogits, options))).toBeLessThan(tolerance('f32'));
+        splitForward(projected, parts, positions, rotary).forEach((part, i) => {
+          expect(relativeError(run.heads[i].read(), part)).toBeLessThan(tolerance(dtype));
+        });
+        tape.seed(run.gates, dGates);
+        run.heads.forEach((head, i) => {
+          tape.seed(head, dHeads[i]);
+        });
+      }
+      tape.backward();
+      const dLogits = gateBackward(ownLogits, options, dGates);
+      const dProjected = splitBackward(dHeads, parts, positions, rotary);
+      const expected = new Float64Array(tokens * width);
+      const dBias = new Float64Array(logits);
+      for (let t = 0; t < tokens; t++) {
+        for (let c = 0; c < first; c++) expected[t * width + c] = 2 * dProjected[t * first + c];
+        for (let c = 0; c < logits; c++) {
+          expected[at(t, c)] = 2 * dLogits[t * logits + c];
+          dBias[c] += expected[at(t, c)];
+        }
+      }
+      const actual = tape.gradient(fused)!.read();
+      expect(relativeError(actual, expected)).toBeLessThan(tolerance(dtype));
+      // What fills up has a gradient of zero, not what the memory held before.
+      expect(actual.every((value, i) => i % width < first + logits || value === 0)).toBe(true);
+      expect(relativeError(tape.gradient(tb)!.read(), dBias)).toBeLessThan(tolerance('f32'));
+      tape.end();
+      sequences.free();
+    });
+
+    it('has columns of zero gradient when nothing used the gates', () => {
+      const tape = new Tape(device());
+      const sequences = new Sequences(device(), [9]);
+      const fused = tape.watch(tape.from(random(9 * 12, 1), [9, 12], dtype));
+      const columns = gateColumns(tape, fused, 2, tape.zeros([9]), options);
+      const part = { heads: 1, size: 2, rotate: false };
+      const [head] = splitHeads(tape, fused, [part], sequences, { theta: 10000, scale: 1 }, columns);
+      tape.seed(head, new Float64Array(18).fill(1));
+      tape.backward();
+      const expected = Float32Array.from({ length: 9 * 12 }, (_, i) => Number(i % 12 < 2));
+      expect(Float32Array.from(tape.gradient(fused)!.read())).toEqual(expected);
+      tape.end();
+      sequences.free();
     });
 
     it('stays finite for huge logits', () => {
@@ -126,6 +211,9 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
   it('names what does not fit', () => {
     const tape = new Tape(device());
     expect(() => gate(tape, tape.zeros([2, 4]), SOFTMAX)).toThrow('3 columns per head, not 4');
+    const fused = tape.zeros([2, 8]);
+    expect(() => gateColumns(tape, fused, 3, tape.zeros([6]), SOFTMAX)).toThrow('6 columns from 3 on');
+    expect(() => gateColumns(tape, fused, 3, tape.zeros([4]), SOFTMAX)).toThrow('3 columns per head, not 4');
     expect(() => gate(tape, tape.zeros([6]), SOFTMAX)).toThrow('gate: logits must have shape [*, *], not [6]');
     expect(() => gate(tape, tape.zeros([2, 3]), { kind: 'softmax', temperature: 0 })).toThrow('above 0, not 0');
     expect(() => gate(tape, tape.zeros([2, 3]), { ...SOFTMAX, force: 'cmp', uniform: true })).toThrow('not both');

@@ -3,6 +3,7 @@ import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
+import type { FusedColumns } from '../fused-columns.js';
 import { expectFloats, expectShape } from '../shapes.js';
 import { launchers } from './cuda.js';
 import type { GateStatistics } from './reference.js';
@@ -12,6 +13,8 @@ export type { GateStatistics } from './reference.js';
 export const signatures = {
   gate_forward: ['ptr', 'ptr', 'i64', 'i64', 'f32'],
   gate_backward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32', 'i64'],
+  gate_columns_forward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32'],
+  gate_columns_backward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32', 'i64', 'i64'],
   gate_constant: ['ptr', 'i64', 'f32', 'f32', 'f32'],
   gate_sums: ['ptr', 'ptr', 'ptr', 'i64'],
 } as const;
@@ -60,6 +63,40 @@ export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
     else if (!accumulate) gradient.zero();
   });
   return gates;
+}
+
+/**
+ * The gate over logits that are columns of a fused projection, from `column` on; columns behind them are there to fill up.
+ * It records nothing: the gradient of the projection is one matrix that several operations write, see `splitHeads`.
+ */
+export function gateColumns(
+  tape: Tape,
+  fused: Tensor,
+  column: number,
+  bias: Tensor,
+  { kind, temperature }: Pick<GateOptions, 'kind' | 'temperature'>,
+): FusedColumns & { readonly gates: Tensor } {
+  const [tokens, width] = expectFloats('gateColumns: fused', fused, [-1, -1]);
+  const [logits] = expectShape('gateColumns: bias', bias, [-1]);
+  if (logits % 3 !== 0) throw new UsageError(`gate: logits must have 3 columns per head, not ${logits} in all`);
+  if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
+  if (column + logits > width)
+    throw new UsageError(`gateColumns: ${logits} columns from ${column} on are not in a matrix of ${width}`);
+  const heads = logits / 3;
+  const isSoftmax = Number(kind === 'softmax');
+  const kernel = tape.device.kernels(kernels);
+  const gates = tape.empty([tokens, heads, 3]);
+  const place = [tokens, heads, width, column, isSoftmax, temperature] as const;
+  kernel.gate_columns_forward(fused, bias, gates, ...place);
+  return {
+    gates,
+    ...{ columns: width - column, inputs: [bias], outputs: [gates], saved: [gates] },
+    backward: ({ gradient, accumulate }) => {
+      const dBias = tape.gradientTarget(bias);
+      const adds = [Number(accumulate), Number(dBias?.accumulate ?? false)] as const;
+      kernel.gate_columns_backward(gates, tape.gradient(gates), gradient, dBias?.gradient ?? null, ...place, ...adds);
+    },
+  };
 }
 
 const ROWS_PER_PARTIAL = 4096;

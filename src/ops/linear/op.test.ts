@@ -6,7 +6,7 @@ import { dot, finiteDifferences, randomValues, relativeError } from '../../testi
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { add } from '../add/op.js';
 import { castInto } from '../cast/op.js';
-import { linear } from './op.js';
+import { linear, stackedLinear } from './op.js';
 import { linearBackward, linearForward } from './reference.js';
 
 describe('linear reference', () => {
@@ -149,9 +149,62 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     tape.end();
   });
 
+  it.each([
+    [300, [24, 10], 40, 64],
+    [5, [3, 1, 2], 6, 7],
+    [0, [4, 4], 8, 4],
+  ])('is several layers in one product: %i rows, outputs %j in %i, %i inputs', (rows, parts, outputs, inputs) => {
+    const x = random(rows * inputs, 1);
+    const weights = parts.map((own, i) => random(own * inputs, 2 + i));
+    const dy = parts.map((own, i) => random(rows * own, 9 + i));
+    const parameters = parts.map((own, i) => {
+      const parameter = new Parameter(device(), `w${i}`, [own, inputs]);
+      parameter.value.write(weights[i]);
+      return parameter;
+    });
+    const tape = new Tape(device());
+    const tx = tape.watch(tape.from(x, [rows, inputs], dtype));
+    const stacked = new Float64Array(outputs * inputs);
+    stacked.set(weights.flatMap((weight) => [...weight]));
+    const values = parameters.map(({ value }) => value);
+    // Twice: gradients that are there already are added to.
+    const both = [0, 1].map(() => stackedLinear(tape, tx, tape.from(stacked, [outputs, inputs], dtype), values));
+    const filled = new Float64Array(rows * outputs);
+    const wanted = new Float64Array(rows * outputs);
+    let column = 0;
+    parts.forEach((own, i) => {
+      const y = linearForward(x, weights[i], rows, own, inputs);
+      for (let r = 0; r < rows; r++)
+        for (let c = 0; c < own; c++) {
+          filled[r * outputs + column + c] = dy[i][r * own + c];
+          wanted[r * outputs + column + c] = y[r * own + c];
+        }
+      column += own;
+    });
+    for (const y of both) {
+      expect(relativeError(y.read(), wanted)).toBeLessThan(tolerance(dtype));
+      tape.seed(y, filled);
+    }
+    tape.backward();
+    const dx = new Float64Array(rows * inputs);
+    parts.forEach((own, i) => {
+      const expected = linearBackward(x, weights[i], dy[i], rows, own, inputs);
+      expected.dx.forEach((value, at) => {
+        dx[at] += 2 * value;
+      });
+      const dw = expected.dw.map((value) => 2 * value);
+      expect(relativeError(parameters[i].gradient!.read(), dw)).toBeLessThan(2e-5);
+    });
+    expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(tolerance(dtype));
+    tape.end();
+    for (const parameter of parameters) parameter.free();
+  });
+
   it('names the tensor whose shape does not fit', () => {
     const tape = new Tape(device());
     const w = tape.zeros([4, 3]);
+    expect(() => stackedLinear(tape, tape.zeros([2, 3]), w, [tape.zeros([5, 3])])).toThrow('5 rows of parts');
+    expect(() => stackedLinear(tape, tape.zeros([2, 3]), w, [tape.zeros([2, 4])])).toThrow('a part must have shape');
     expect(() => linear(tape, tape.zeros([2, 5]), w)).toThrow('linear: x must have shape [*, 3], not [2, 5]');
     expect(() => linear(tape, tape.zeros([2, 3]), w, tape.zeros([3]))).toThrow('linear: bias must have shape [4]');
     expect(() => linear(tape, tape.zeros([2, 3]), w, null, tape.zeros([2, 3]))).toThrow(

@@ -1,7 +1,8 @@
 /** A linear layer: y = x wᵀ (+ bias) (+ residual), with w [outputs, inputs] as checkpoints store it. */
 import { type Device, defineKernels } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
-import { elements, type Tensor } from '../../tensor/tensor.js';
+import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { expectFloats, expectShape } from '../shapes.js';
 import { launchers } from './cuda.js';
@@ -46,6 +47,39 @@ export function linear(
     if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
     const dBias = bias && tape.gradientTarget(bias);
     if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
+  });
+  return y;
+}
+
+/**
+ * Several layers of one input as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32 (their
+ * values) one after another, and zeros where it has more rows; x's gradient is that of all, weights' gradients are the parts'.
+ */
+export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: readonly Tensor[]): Tensor {
+  const [outputs, inputs] = expectFloats('stackedLinear: weight', stacked, [-1, -1]);
+  const rows = rowsOf(x);
+  expectShape('stackedLinear: x', x.reshape([rows, x.shape[x.shape.length - 1]]), [-1, inputs], stacked.dtype);
+  for (const part of parts) expectShape('stackedLinear: a part', part, [-1, inputs]);
+  const filled = parts.reduce((total, part) => total + part.shape[0], 0);
+  if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
+  const y = tape.empty([rows, outputs], x.dtype);
+  linearInto(tape.device, x, stacked, y);
+  tape.record([x, ...parts], [y], [x, stacked], () => {
+    const dy = tape.gradient(y);
+    if (!dy) return;
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
+    const gradient = Tensor.empty(tape.device, [outputs, inputs]);
+    linearWeightGradient(tape.device, dy, x, { gradient, accumulate: false });
+    let first = 0;
+    for (const part of parts) {
+      const own = gradient.rows(first, first + part.shape[0]);
+      first += part.shape[0];
+      const target = tape.gradientTarget(part);
+      if (target?.accumulate) addInto(tape.device, target.gradient, own);
+      else target?.gradient.copyFrom(own);
+    }
+    gradient.free();
   });
   return y;
 }

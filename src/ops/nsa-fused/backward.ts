@@ -85,12 +85,20 @@ export class FusedBackward {
   /** Everything. `ordered` needs the forward pass to have sorted the lists. */
   run(ordered: boolean): void {
     this.prepare();
+    if (!ordered) this.clear();
     this.compressedKeys(ordered);
     this.compressedQueries();
     this.selectedKeys(ordered);
     this.windowKeys();
     this.windowQueries();
     this.queries();
+    if (!ordered) this.round();
+  }
+
+  /** The sums that kernels add to. */
+  clear(): void {
+    this.scratch.keySums.zero();
+    this.scratch.valueSums.zero();
   }
 
   /** The gates' gradient, and what the other kernels read of every row. */
@@ -136,9 +144,6 @@ export class FusedBackward {
         into.vCmp,
         ...place,
       );
-    } else {
-      this.#round(dKeys, into.kCmp);
-      this.#round(dValues, into.vCmp);
     }
   }
 
@@ -172,9 +177,6 @@ export class FusedBackward {
       const grid = [plan.lists, Math.ceil((shape.sparse.lSel * Math.max(dk, dv)) / 1024), 2] as const;
       const place = [results.offsets, tokenStarts, blockStarts, sequences] as const;
       batch.launch('selected', 'selected_sum', { grid, block: 256 }, dKeys, dValues, into.kSel, into.vSel, ...place);
-    } else {
-      this.#round(dKeys, into.kSel);
-      this.#round(dValues, into.vSel);
     }
   }
 
@@ -216,22 +218,32 @@ export class FusedBackward {
     );
   }
 
-  /** Rows of the sums, cleared; in deterministic mode the memory of the parts, all of which are written. */
+  /** Gradients of the compressed and the selected keys and values from their sums, in one launch. */
+  round(): void {
+    const { batch, scratch, into } = this;
+    const { keySums, valueSums } = scratch;
+    const compressed = batch.plan.compressed * batch.groups;
+    const selected = batch.plan.tokens * batch.groups;
+    const sums = [keySums, valueSums].flatMap((all) => [
+      all.rows(0, compressed),
+      all.rows(compressed, compressed + selected),
+    ]);
+    batch.launch(
+      'combine',
+      'round_sums',
+      { grid: Math.ceil((keySums.size + valueSums.size) / 8 / 256), block: 256 },
+      ...[...sums, into.kCmp, into.kSel, into.vCmp, into.vSel, compressed, selected],
+    );
+  }
+
+  /** A branch's rows of the sums; in deterministic mode the memory of the parts, all of which are written. */
   #sums(first: number, count: number, what: 'key' | 'value', ordered: boolean): Tensor {
     const { keySums, valueSums } = this.scratch;
     const all = what === 'key' ? keySums : valueSums;
-    if (ordered) return all;
-    const rows = all.rows(first, first + count);
-    rows.zero();
-    return rows;
+    return ordered ? all : all.rows(first, first + count);
   }
 
   #weights(branch: number): [shift: Tensor, delta: Tensor] {
     return [this.scratch.shift.rows(branch, branch + 1), this.scratch.delta.rows(branch, branch + 1)];
-  }
-
-  #round(from: Tensor, to: Tensor): void {
-    const grid = Math.ceil(from.size / 8 / 256);
-    this.batch.launch('combine', 'round_to_bf16', { grid, block: 256 }, from, to, from.size);
   }
 }

@@ -106,7 +106,7 @@ export class FusedForward {
     this.packWindow();
     this.compressed();
     this.select();
-    this.index();
+    this.index(path);
     if (options.sorted) this.sort();
     if (path === 'union') this.window();
     this.selected(path, options.served);
@@ -164,29 +164,33 @@ export class FusedForward {
     );
   }
 
-  /** From counts and ranks: the list of every block, and the work items of both passes. */
-  index(): void {
+  /**
+   * From counts and ranks: the list of every block, the work items of both passes, and, unless the union is certain to
+   * serve, which kernel works on which stretch of tokens, by the mean union of its tiles.
+   */
+  index(path: SelectedPath): void {
     const { batch, scratch, results } = this;
     const { plan, blockStarts, tokenStarts, sequences } = batch;
-    const { counts, begins, totals, places, schedule, forwardItems } = scratch;
+    const { counts, begins, totals, places, schedule, forwardItems, ranks } = scratch;
     const { offsets, backwardItems, selected, lists } = results;
-    const perList = { grid: Math.ceil(plan.lists / 8), block: 256 };
     const launch = batch.launch.bind(batch, 'select');
+    const perList = Math.ceil(plan.lists / 8);
     schedule.zero();
     const counted = [counts, begins, totals, places, schedule] as const;
-    launch('select_totals', perList, ...counted, blockStarts, sequences, plan.stretches);
+    launch('select_totals', { grid: perList, block: 256 }, ...counted, blockStarts, sequences, plan.stretches);
     launch(
       'select_index',
       { grid: 1, block: 1024 },
       ...[totals, offsets, schedule, tokenStarts, blockStarts, sequences, plan.stretches],
     );
-    const listed = [offsets, begins, places, schedule, forwardItems, backwardItems] as const;
-    launch('select_items', perList, ...listed, blockStarts, sequences, plan.stretches);
+    const tiles = plan.tokenTiles(batch.constant('select', 'select_union_tokens')) * batch.groups;
+    const choosers = path === 'union' ? 0 : Math.ceil(tiles / 8);
     launch(
-      'select_lists',
-      { grid: Math.ceil(plan.choices / 256), block: 256 },
-      ...[selected, scratch.ranks, offsets, begins, lists, tokenStarts, blockStarts, sequences],
-      ...[plan.tokens, plan.stretch, plan.stretches],
+      'select_finish',
+      { grid: choosers + perList + Math.ceil(plan.choices / 256), block: 256, shared: 8 * plan.words * 4 },
+      ...[selected, ranks, offsets, begins, places, schedule, forwardItems, backwardItems, lists],
+      ...[tokenStarts, blockStarts, sequences, plan.words, plan.stretch, plan.stretches],
+      ...[CHOICE[path], f32(batch.unionLimit), choosers, perList],
     );
   }
 
@@ -208,24 +212,9 @@ export class FusedForward {
       this.#union(null, served);
       return;
     }
-    this.#choose(path);
     this.#dense();
     if (path === 'adaptive') this.#union(this.scratch.schedule, served);
     this.#outer(served);
-  }
-
-  /** Measures the mean union of the tiles of every stretch, and notes in the schedule which kernel works on which. */
-  #choose(path: SelectedPath): void {
-    const { batch, results, scratch } = this;
-    const { plan } = batch;
-    const tiles = plan.tokenTiles(batch.constant('select', 'select_union_tokens')) * batch.groups;
-    batch.launch(
-      'select',
-      'select_choose',
-      { grid: Math.ceil(tiles / 8), block: 256, shared: 8 * plan.words * 4 },
-      ...[results.selected, scratch.schedule, batch.tokenStarts, batch.sequences],
-      ...[plan.words, plan.stretch, plan.stretches, CHOICE[path], f32(batch.unionLimit)],
-    );
   }
 
   /** The tokens of a tile share one stream over the union of their blocks. Without a schedule it works in any case. */

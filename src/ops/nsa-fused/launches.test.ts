@@ -77,25 +77,23 @@ const names = (launches: readonly Launch[]) => launches.map(({ kernel }) => kern
 const find = (launches: readonly Launch[], kernel: string) =>
   launches.find((launch) => launch.kernel === kernel) ?? missing(kernel);
 
-const LISTS = ['select_totals', 'select_index', 'select_items', 'select_lists'];
+const LISTS = ['select_totals', 'select_index', 'select_finish'];
 const BEGINNING = ['compressed_pack', 'selected_pack', 'window_pack', 'compressed_forward', 'select_blocks', ...LISTS];
 
 describe('launches of the fused kernels', () => {
   it('come in the order that the kernels need, with arguments that fit their parameters', () => {
     const { forward, backward } = trace();
-    expect(names(forward)).toEqual([
-      ...[...BEGINNING, 'select_choose', 'selected_dense', 'selected_union', 'selected_outer'],
-    ]);
+    expect(names(forward)).toEqual([...[...BEGINNING, 'selected_dense', 'selected_union', 'selected_outer']]);
     expect(names(backward)).toEqual([
-      ...['combine_backward', 'compressed_backward', 'round_to_bf16', 'round_to_bf16'],
-      ...['compressed_pack', 'compressed_query_gradient', 'selected_backward', 'round_to_bf16', 'round_to_bf16'],
-      ...['window_backward', 'window_pack', 'window_query_gradient', 'selected_query_gradient'],
+      ...['combine_backward', 'compressed_backward', 'compressed_pack', 'compressed_query_gradient'],
+      ...['selected_backward', 'window_backward', 'window_pack', 'window_query_gradient'],
+      ...['selected_query_gradient', 'round_sums'],
     ]);
   });
 
   it('leave out what a forced path does not need', () => {
     expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
-    const outer = ['select_choose', 'selected_dense', 'selected_outer'];
+    const outer = ['selected_dense', 'selected_outer'];
     expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, ...outer]);
   });
 
@@ -111,7 +109,7 @@ describe('launches of the fused kernels', () => {
     expect(names(forward)).toContain('select_sort');
     expect(names(backward)).toContain('compressed_sum');
     expect(names(backward)).toContain('selected_sum');
-    expect(names(backward)).not.toContain('round_to_bf16');
+    expect(names(backward)).not.toContain('round_sums');
     expect(find(backward, 'selected_backward').values.at(-1)).toBe(1);
     expect(find(trace().backward, 'selected_backward').values.at(-1)).toBe(0);
     expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');

@@ -215,7 +215,7 @@ export function batchRefusal(
   const { total, longest } = tokens;
   if (total * Math.max(heads.heads, heads.groups * sparse.nSel) > LARGEST_INT)
     return `${total} tokens: queries and choices of a batch are counted in 32 bits`;
-  // The bitmaps of select_choose (eight warps) and of select_sort.
+  // The bitmaps of select_finish (eight warps) and of select_sort.
   const bitmap = Math.max(32 * Math.ceil(longest / sparse.lSel / 32), 4 * Math.ceil(longest / 32));
   if (bitmap > limit || 4 * Math.ceil(longest / sparse.lSel / 32) > UNION_BITMAP_BYTES)
     return `${longest} tokens in a sequence: their bitmap does not fit the shared memory`;

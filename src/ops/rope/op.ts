@@ -3,6 +3,7 @@ import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
+import type { FusedColumns } from '../fused-columns.js';
 import type { Sequences } from '../sequences.js';
 import { expectFloats, expectShape } from '../shapes.js';
 import { launchers } from './cuda.js';
@@ -36,15 +37,19 @@ export interface RotaryOptions {
   readonly start?: number | Tensor;
 }
 
-/** `fused` [T, sum of heads*size] -> one [T, heads, size] for each part, in the order of the columns. */
+/**
+ * `fused` [T, sum of heads*size] -> one [T, heads, size] for each part, in the order of the columns. Columns behind the
+ * heads belong to `behind`: one rule writes the gradient of all, each its own columns, and nothing is added up.
+ */
 export function splitHeads(
   tape: Tape,
   fused: Tensor,
   parts: readonly HeadPart[],
   sequences: Sequences,
   options: RotaryOptions,
+  behind: FusedColumns | null = null,
 ): Tensor[] {
-  const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
+  const width = parts.reduce((total, { heads, size }) => total + heads * size, 0) + (behind?.columns ?? 0);
   expectFloats('splitHeads: fused', fused, [sequences.total, width]);
   const rotary = rotaryArguments(parts, sequences, options);
   const kernel = tape.device.kernels(kernels);
@@ -56,7 +61,8 @@ export function splitHeads(
       ...[fused, offsets, rotary.starts, ...eight(outputs, first, null), ...shapes],
       ...[column, count, total, width, ...rotary.numbers],
     );
-  tape.record([fused], outputs, [], () => {
+  const { inputs: others = [], outputs: besides = [], saved = [] } = behind ?? {};
+  tape.record([fused, ...others], [...outputs, ...besides], saved, () => {
     const dFused = tape.gradientTarget(fused);
     if (!dFused) return;
     const gradients = outputs.map((output) => tape.gradient(output));
@@ -65,6 +71,7 @@ export function splitHeads(
         ...[dFused.gradient, offsets, rotary.starts, ...eight(gradients, first, null), ...shapes],
         ...[column, count, total, width, ...rotary.numbers, Number(dFused.accumulate)],
       );
+    behind?.backward(dFused);
   });
   return outputs;
 }

@@ -162,9 +162,11 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      float sum[32];
+      float sum[32];  // of the first head its probabilities as they are: 0 + p is an instruction each
+      if (SPLIT > 1) {
 #pragma unroll
-      for (int e = 0; e < 32; e++) sum[e] = 0.0f;
+        for (int e = 0; e < 32; e++) sum[e] = 0.0f;
+      }
       if (scores) {
         const u32 tile = handle(keys + (i & 1) * PK * PANEL), queries = handle(base + team * PK * PANEL);
         float score[2][32];
@@ -190,7 +192,10 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           const float* const shift = shifts + (round * TEAMS + team) * 64 + row;
           const float shift0 = shift[0], shift1 = shift[8];
 #pragma unroll
-          for (int e = 0; e < 32; e++) sum[e] += exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+          for (int e = 0; e < 32; e++) {
+            const float weight = exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+            sum[e] = round == 0 ? weight : sum[e] + weight;
+          }
         }
       }
       if constexpr (SPLIT > 1) {
@@ -420,11 +425,10 @@ select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, 
   if (thread < 2) offsets[thread * (all + 1) + all] = bases[thread];
 }
 
-// Writes the work items, a warp per list: forward (list, place in it), backward (list, chunk). grid (lists / 8)
-extern "C" __global__ void __launch_bounds__(256)
-select_items(const int* offsets, const int* begins, const int* places, const int* plan, int* forward_items, int* backward_items,
-             const int* cu_blocks, int sequences, int stretches) {
-  const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
+// Writes the work items, a warp per list: forward (list, place in it), backward (list, chunk). Blocks: lists / 8
+__device__ __forceinline__ void write_items(int number, const int* offsets, const int* begins, const int* places, const int* plan, int* forward_items,
+                                            int* backward_items, const int* cu_blocks, int sequences, int stretches) {
+  const int all = cu_blocks[sequences] * GROUPS, list = number * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
   const int from = offsets[all + 1 + list], to = offsets[all + 2 + list], total = offsets[list + 1] - offsets[list];
   for (int i = from + lane; i < to; i += 32) ((int2*)backward_items)[i] = make_int2(list, i - from);
@@ -440,13 +444,12 @@ select_items(const int* offsets, const int* begins, const int* places, const int
 // Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses, for every stretch, the kernel
 // of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union is at most
 // `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in both.
-// grid (tiles of all groups / 8); shared: 8 * words * 4 bytes, words as in selected_union
-extern "C" __global__ void __launch_bounds__(256)
-select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequences, int words, int stretch, int stretches, int choice, float limit) {
-  extern __shared__ u32 bitmaps[];
+// Blocks: tiles of all groups / 8; shared: 8 * words * 4 bytes, words as in selected_union
+__device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, int* plan, const int* cu_seqlens,
+                                               int sequences, int words, int stretch, int stretches, int choice, float limit) {
   __shared__ int choices[MAX_STRETCHES], pieces;
   __shared__ bool last;
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, at = blockIdx.x * 8 + warp, group = at % GROUPS;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, at = number * 8 + warp, group = at % GROUPS;
   u32* const bits = bitmaps + warp * words;
   Place place;
   if (find_place(cu_seqlens, sequences, at / GROUPS, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; }, place)) {
@@ -472,7 +475,7 @@ select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequenc
     }
   }
   __syncthreads();
-  if (thread == 0) last = atomicAdd(plan + PLAN_COUNTED, 1) == (int)gridDim.x - 1;
+  if (thread == 0) last = atomicAdd(plan + PLAN_COUNTED, 1) == numbers - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
@@ -506,11 +509,11 @@ select_choose(const int* selected, int* plan, const int* cu_seqlens, int sequenc
 }
 
 // Writes each chosen (token, slot) into its block's list: entry = position in the sequence * 64 + slot.
-// one thread per (token, group, slot)
-extern "C" __global__ void __launch_bounds__(256)
-select_lists(const int* selected, const int* ranks, const int* offsets, const int* begins, u32* lists, const int* cu_seqlens,
-             const int* cu_blocks, int sequences, int tokens, int stretch, int stretches) {
-  const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+// One thread per (token, group, slot)
+__device__ __forceinline__ void write_lists(int number, const int* selected, const int* ranks, const int* offsets, const int* begins, u32* lists,
+                                            const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
+  const int tokens = cu_seqlens[sequences];
+  const i64 i = (i64)number * 256 + threadIdx.x;
   if (i >= (i64)tokens * GROUPS * SEL_N) return;
   const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
   if (block <= 0) return;
@@ -518,6 +521,22 @@ select_lists(const int* selected, const int* ranks, const int* offsets, const in
   if (block >= t / SEL_L - 1) return;
   const i64 list = (i64)group * cu_blocks[sequences] + cu_blocks[s] + block;
   lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
+}
+
+// What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers` write the
+// work items, the rest the lists. Each part can be left out. choice, limit: see above.
+extern "C" __global__ void __launch_bounds__(256)
+select_finish(const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, int* plan, int* forward_items,
+              int* backward_items, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences, int words, int stretch, int stretches,
+              int choice, float limit, int choosers, int itemizers) {
+  extern __shared__ u32 bitmaps[];
+  const int number = blockIdx.x;
+  if (number < choosers)
+    choose_kernels(number, choosers, bitmaps, selected, plan, cu_seqlens, sequences, words, stretch, stretches, choice, limit);
+  else if (number < choosers + itemizers)
+    write_items(number - choosers, offsets, begins, places, plan, forward_items, backward_items, cu_blocks, sequences, stretches);
+  else
+    write_lists(number - choosers - itemizers, selected, ranks, offsets, begins, lists, cu_seqlens, cu_blocks, sequences, stretch, stretches);
 }
 
 // Puts every list in ascending order through a bitmap of the sequence: the same selection then always
