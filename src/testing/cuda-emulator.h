@@ -296,3 +296,18 @@ static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline double __dsqrt_rn(double x) { return std::sqrt(x); }
+static inline float __double2float_rn(double x) { return (float)x; }
+static inline long long __double_as_longlong(double x) {
+  long long y;
+  memcpy(&y, &x, 8);
+  return y;
+}
+static inline double __longlong_as_double(long long x) {
+  double y;
+  memcpy(&y, &x, 8);
+  return y;
+}

@@ -166,31 +166,6 @@ __device__ __forceinline__ void merge_warps(Shared& s, int branch) {
   }
 }
 
-// gate: 0 = sigmoid, 1 = softmax, 2 = the constants given
-__device__ __forceinline__ void compute_gates(Shared& s, const float* logits, const float* bias, int g, int gate,
-                                              float temperature, float cmp, float sel, float win) {
-  const int r = threadIdx.x;
-  if (r >= HPG) return;
-  float x[3] = {cmp, sel, win};
-  if (gate != 2) {
-#pragma unroll
-    for (int i = 0; i < 3; i++) x[i] = (logits[3 * (g * HPG + r) + i] + bias[3 * (g * HPG + r) + i]) / temperature;
-    if (gate == 1) {
-      const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = expf(x[i] - most);
-      const float share = 1.0f / (x[0] + x[1] + x[2]);
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] *= share;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 3; i++) s.gates[r][i] = x[i];
-}
-
 // partial: [batch][GROUPS][splits + 1] records, as step_compressed leaves them. chosen: [batch][GROUPS][SEL_N]; reads:
 // [batch][GROUPS][3], keys seen by each branch, or null.
 // out: [batch][HEADS][DV].
@@ -219,7 +194,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   const i64 pair = (i64)b * GROUPS + g;
   const float* const from = partial + pair * (splits + 1) * RECORD;
   rotate_queries(s.q, projection + (i64)b * (DENSE ? AT_SEL : WIDTH), rotations + b * DK, g);
-  compute_gates(s, logits + (i64)b * 3 * HEADS, bias, g, gate, temperature, gate_cmp, gate_sel, gate_win);
+  compute_gates(s.gates, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
   if (threadIdx.x < 2) s.seen[threadIdx.x] = 0;
   // The compressed branch's maximum and sum, a warp for each head.
   for (int r = warp; r < HPG; r += WARPS) {
@@ -243,7 +218,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   Queries queries;
   queries.load(s.q);
   Running running;
-  const auto ignore = [](int, int, const float*) {};
+  const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   int seen = 0;
   if (parts & WINDOWED)
