@@ -9,7 +9,7 @@ import { cudaRuntime } from '../ops/nsa-fused/code.js';
 import { compressedCount } from '../ops/sequences.js';
 import { partialNumbers, type StepShape, stepRefusal, stepSplits } from '../ops/step/shape.js';
 import { type StepBuffers, type StepGate, StepKernels, type StepPages } from '../ops/step/step.js';
-import { WHOLE_PARTS, type WholeLayer, WholeStep, wholeRefusal } from '../ops/step/whole.js';
+import { WHOLE_PARTS, type WholeLayer, WholeStep, type WholeTuning, wholeRefusal } from '../ops/step/whole.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
@@ -26,6 +26,8 @@ export interface DeviceStepOptions {
   readonly overlap?: boolean;
   /** False launches kernel by kernel where one launch could do a step, for comparison. */
   readonly whole?: boolean;
+  /** How a step in one launch is built and shared out, for measurements. */
+  readonly tuning?: WholeTuning;
 }
 
 /** Compressed keys of a unit of the kernels: scores are written in whole units. */
@@ -101,7 +103,7 @@ export class DeviceStep {
     };
     const capacity = Math.max(UNIT, Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT);
     const isWhole = (options.whole ?? true) && wholeRefusal(step, sizes, batch) === null;
-    this.#whole = isWhole ? new WholeStep(launcher, step, sizes, batch, capacity) : null;
+    this.#whole = isWhole ? new WholeStep(launcher, step, sizes, batch, capacity, options.tuning) : null;
     this.#kernels = isWhole ? null : new StepKernels(launcher, step, shape.dim, batch, options.overlap ?? true);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
@@ -168,6 +170,13 @@ export class DeviceStep {
       if (first) kernels.compressed(this.#buffers, pages, this.#phi(layer));
       if (parts !== null) this.#attend(layer, pages, parts);
     }
+  }
+
+  /** Parts of a step that is one launch (WHOLE_PARTS), for a measurement: nothing goes on. False: it is not one launch. */
+  launchParts(parts: number): boolean {
+    if (!this.#whole) return false;
+    this.#launchWhole(this.#whole, parts);
+    return true;
   }
 
   free(): void {

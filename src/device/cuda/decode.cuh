@@ -50,10 +50,21 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Loads of what nobody writes while kernels overlap (weights, old keys): volatile, so that they stay before the wait.
+// Loads of what nobody writes while kernels overlap (weights, old keys): volatile, so that they stay before the wait. Four
+// lanes read half of a line of 128 bytes, another warp the other half soon after: memory is asked for the line at once.
+#ifndef LOAD_HINT
+#define LOAD_HINT 128
+#endif
+#if LOAD_HINT == 256
+#define LOAD_EARLY "ld.global.L2::256B.v4.u32"
+#elif LOAD_HINT == 128
+#define LOAD_EARLY "ld.global.L2::128B.v4.u32"
+#else
+#define LOAD_EARLY "ld.global.v4.u32"
+#endif
 __device__ __forceinline__ uint4 load_early(const void* from) {
   uint4 x;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  asm volatile(LOAD_EARLY " {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
   return x;
 }
 

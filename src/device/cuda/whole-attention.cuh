@@ -389,31 +389,35 @@ __device__ __forceinline__ void see_part(int l, i64 pair, int part, u32* shares_
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
   int u = low / UNIT + all_warps - 1 - own_warp;
   Unit unit;
-  bool loaded = (a.call.parts & WINDOWED) && (u + 1) * UNIT <= position;
+  const bool loaded = (a.call.parts & WINDOWED) && (u + 1) * UNIT <= position;
   if (loaded) unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
   else unit.clear();
   rotate_queries(s.q, a.row(b), a.rotation(b), g);
   compute_gates(s.gates, a.step.gates + (i64)b * 3 * HEADS, a.layer.gate_bias, g, a.call.gate);
   if (threadIdx.x < 2) s.seen[threadIdx.x] = 0;
-  if (threadIdx.x == 0)
-    while ((int)read_acquired(shares_done) <= a.call.splits) pause_thread();
   __syncthreads();
-  weigh_shares(a, s, pair);
   Queries queries;
   queries.load(s.q);
   Running running;
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   int seen = 0;
-  if (a.call.parts & WINDOWED)
-    for (; u * UNIT <= position; u += all_warps) {
-      const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
-      const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
-      if (!loaded) unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
-      loaded = false;
-      running.see(unit, queries, from_key, to_key, ignore);
-      seen += to_key - from_key;
-    }
+  const auto see_window = [&] {
+    const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
+    const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
+    running.see(unit, queries, from_key, to_key, ignore);
+    seen += to_key - from_key;
+    u += all_warps;
+  };
+  if (loaded) see_window();
+  if (threadIdx.x == 0)
+    while ((int)read_acquired(shares_done) <= a.call.splits) pause_thread();
+  __syncthreads();
+  weigh_shares(a, s, pair);
+  while ((a.call.parts & WINDOWED) && u * UNIT <= position) {
+    unit.load<PAGE>(win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+    see_window();
+  }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[1], seen);
   merge_warps(s, s.branch_tops[1], s.branch_sums[1], [&](int i, float x) { s.branch_results[1][i / DV][i % DV] = x; });

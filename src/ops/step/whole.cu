@@ -18,7 +18,7 @@
 #define ACTIVATION 1
 #endif
 
-constexpr int LINEAR = 16;  // of the parts of the work
+constexpr int LINEAR = 16, ALL = 31;  // of the parts of the work; fewer than all are measured, and no step is made
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 using Projection = Product<DIM, PROJECTION_TILES, true>;
@@ -43,8 +43,8 @@ __device__ __forceinline__ void begin_step(const Step& s, float rope_scale, int 
   }
 }
 
-// The most probable of the candidates of all blocks becomes the next input of its sequence, which is one token longer.
-__device__ __forceinline__ void end_step(const Step& s, int batch) {
+// The most probable of the candidates of all blocks becomes the next input of its sequence, which is one token longer then.
+__device__ __forceinline__ void end_step(const Step& s, int batch, bool goes_on) {
   for (int b = blockIdx.x; b < batch; b += gridDim.x) {
     if (threadIdx.x >= 32) continue;
     Best best;
@@ -54,7 +54,8 @@ __device__ __forceinline__ void end_step(const Step& s, int batch) {
       best.offer(__shfl_xor_sync(~0u, best.value, step), __shfl_xor_sync(~0u, best.index, step));
     if (threadIdx.x != 0) continue;
     const int index = best.value == -positive_infinity() ? -1 : best.index;  // -inf: every token is ruled out
-    s.next[b] = index, s.ids[b] = index, s.positions[b] += 1;
+    s.next[b] = index;
+    if (goes_on) s.ids[b] = index, s.positions[b] += 1;
   }
 }
 
@@ -137,7 +138,7 @@ step_whole(const i64* layers, const i64* step, int* counters, int count, int bat
   if (whole) {
     multiply_head(Linear{s.x, s.norm, epsilon, s.head, width, nullptr, 0, nullptr, nullptr, batch}, vocabulary);
     f.barrier.wait();
-    end_step(s, batch);
+    end_step(s, batch, parts == ALL);
   }
   // For the next step: all blocks are behind the last barrier.
   if (blockIdx.x == gridDim.x - 1)

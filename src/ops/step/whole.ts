@@ -2,7 +2,7 @@
  * A whole decode step in one launch (whole.cu): every multiprocessor has one block that stays for all layers. For models
  * with sparse attention and heads of up to 64, and up to 32 sequences; the others are stepped kernel by kernel (step.ts).
  */
-import { type CudaCode, type CudaRuntime, f32 } from '../../device/cuda/runtime.js';
+import { type CudaCode, type CudaRuntime, f32, type Macros } from '../../device/cuda/runtime.js';
 import type { Addressable, Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { type StepShape, stepMacros } from './shape.js';
@@ -38,6 +38,13 @@ export interface WholeSizes {
   /** Rows of the embedding and of the head. */
   readonly vocabulary: number;
   readonly layers: number;
+}
+
+/** Other builds and partitions than the usual ones, for measurements. */
+export interface WholeTuning {
+  readonly macros?: Macros;
+  readonly shares?: number;
+  readonly parts?: number;
 }
 
 /** Why a step cannot be one launch, in words; null when it can. The caller has asked `stepRefusal`. */
@@ -107,7 +114,14 @@ export class WholeStep {
   #known = '';
 
   /** `capacity`: compressed keys, a multiple of 32. */
-  constructor(device: Device & CudaRuntime, shape: StepShape, sizes: WholeSizes, batch: number, capacity: number) {
+  constructor(
+    device: Device & CudaRuntime,
+    shape: StepShape,
+    sizes: WholeSizes,
+    batch: number,
+    capacity: number,
+    tuning: WholeTuning = {},
+  ) {
     const { heads, sparse } = shape;
     if (!sparse) throw new Error('a whole step needs sparse attention');
     const blocks = device.multiprocessors;
@@ -117,9 +131,10 @@ export class WholeStep {
     this.#batch = batch;
     this.#blocks = blocks;
     this.#capacity = capacity;
-    this.#shares = between(SHARES.least, SHARES.most);
-    this.#parts = between(1, MOST_PARTS);
-    this.#code = device.compile(SOURCE, { ...stepMacros(shape), ...tileMacros(shape, sizes, batch, blocks) });
+    this.#shares = tuning.shares ?? between(SHARES.least, SHARES.most);
+    this.#parts = tuning.parts ?? between(1, MOST_PARTS);
+    const macros = { ...stepMacros(shape), ...tileMacros(shape, sizes, batch, blocks), ...tuning.macros };
+    this.#code = device.compile(SOURCE, macros);
     const selectionBlocks = Math.ceil((capacity * sparse.d + sparse.l) / sparse.lSel) + 1;
     const constant = (name: string) => this.#code.constant(`step_whole_${name}`);
     this.#shared = constant('front') + sizes.layers * constant('layer') + constant('shared') + 8 * selectionBlocks;
