@@ -7,8 +7,9 @@ import type { CudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { cudaRuntime } from '../ops/nsa-fused/code.js';
 import { compressedCount } from '../ops/sequences.js';
-import { partialNumbers, type StepShape, stepRefusal } from '../ops/step/shape.js';
+import { partialNumbers, type StepShape, stepRefusal, stepSplits } from '../ops/step/shape.js';
 import { type StepBuffers, type StepGate, StepKernels, type StepPages } from '../ops/step/step.js';
+import { WHOLE_PARTS, type WholeLayer, WholeStep, type WholeTuning, wholeRefusal } from '../ops/step/whole.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
@@ -23,6 +24,10 @@ export interface DeviceStepOptions {
   readonly vocabulary?: number;
   /** Kernels start while the one before still runs. */
   readonly overlap?: boolean;
+  /** False launches kernel by kernel where one launch could do a step, for comparison. */
+  readonly whole?: boolean;
+  /** How a step in one launch is built and shared out, for measurements. */
+  readonly tuning?: WholeTuning;
 }
 
 /** Compressed keys of a unit of the kernels: scores are written in whole units. */
@@ -45,7 +50,7 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
 }
 
 /** The device as what launches kernels; `deviceStepRefusal` has said that it is one. */
-function launcherOf(device: Device): CudaRuntime {
+function launcherOf(device: Device): Device & CudaRuntime {
   const cuda = cudaRuntime(device);
   if (!cuda) throw new Error('a fused decode step needs a CUDA device');
   return cuda;
@@ -66,7 +71,9 @@ export class DeviceStep {
   readonly reads: Tensor;
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
-  readonly #kernels: StepKernels;
+  /** A step is one launch, or it is launched kernel by kernel. */
+  readonly #whole: WholeStep | null;
+  readonly #kernels: StepKernels | null;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
   readonly #parameters: ReadonlyMap<string, Parameter>;
@@ -89,7 +96,15 @@ export class DeviceStep {
     this.#model = model;
     this.#cache = cache;
     this.#vocabulary = options.vocabulary ?? shape.vocab_size;
-    this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options.overlap ?? true);
+    const launcher = launcherOf(device);
+    const sizes = {
+      ...{ dim: shape.dim, hidden: hiddenSize(shape), activation: shape.mlp },
+      ...{ vocabulary: shape.vocab_size, layers: shape.n_layers },
+    };
+    const capacity = Math.max(UNIT, Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT);
+    const isWhole = (options.whole ?? true) && wholeRefusal(step, sizes, batch) === null;
+    this.#whole = isWhole ? new WholeStep(launcher, step, sizes, batch, capacity, options.tuning) : null;
+    this.#kernels = isWhole ? null : new StepKernels(launcher, step, shape.dim, batch, options.overlap ?? true);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
     this.ids = this.#make([batch], 'i32');
@@ -98,13 +113,14 @@ export class DeviceStep {
     this.selected = this.#make([shape.n_layers, batch, groups, n_sel], 'i32');
     this.reads = this.#make([shape.n_layers, batch, groups, 3], 'i32');
     const width = this.#parameter(0, 'attention.qkv').value.shape[0];
-    const capacity = Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT;
+    // What only the separate kernels use is small for the other.
+    const splits = isWhole ? 0 : stepSplits(step, batch, launcher.multiprocessors);
     this.#buffers = {
       projection: this.#make([batch, width], 'bf16'),
       positions: this.#make([batch], 'i32'),
       rotations: this.#make([batch, 2, dk / 2, 2], 'f32'),
-      partial: this.#make([partialNumbers(step, batch, this.#kernels.splits)], 'f32'),
-      scores: step.sparse ? this.#make([batch, heads, Math.max(UNIT, capacity)], 'f32') : null,
+      partial: this.#make([partialNumbers(step, batch, splits)], 'f32'),
+      scores: step.sparse && !isWhole ? this.#make([batch, heads, capacity], 'f32') : null,
     };
     this.#x = [this.#make([batch, shape.dim], 'bf16'), this.#make([batch, shape.dim], 'bf16')];
     this.#gateLogits = this.#make([batch, 3 * heads], 'f32');
@@ -126,8 +142,12 @@ export class DeviceStep {
 
   /** Launches the whole step; the host waits for nothing. */
   launch(): void {
+    if (this.#whole) {
+      this.#launchWhole(this.#whole, WHOLE_PARTS.all);
+      return;
+    }
     const { shape } = this.#model;
-    const kernels = this.#kernels;
+    const kernels = this.#separate();
     const [x] = this.#x;
     const table = this.#named('embedding');
     kernels.begin(table.value, this.ids, this.#frequencies, shape.rope_scale, x, this.#buffers);
@@ -140,20 +160,72 @@ export class DeviceStep {
 
   /** The attention of all layers alone, for a measurement; `parts` of its second half (STEP_PARTS), null = no first half. */
   launchAttention(first: boolean, parts: number | null): void {
+    if (this.#whole) {
+      this.#launchWhole(this.#whole, (first ? WHOLE_PARTS.compressed : 0) | (parts ?? 0));
+      return;
+    }
+    const kernels = this.#separate();
     for (let layer = 0; layer < this.#model.shape.n_layers; layer++) {
       const pages = this.#pages(layer);
-      if (first) this.#kernels.compressed(this.#buffers, pages, this.#phi(layer));
+      if (first) kernels.compressed(this.#buffers, pages, this.#phi(layer));
       if (parts !== null) this.#attend(layer, pages, parts);
     }
   }
 
+  /** Parts of a step that is one launch (WHOLE_PARTS), for a measurement: nothing goes on. False: it is not one launch. */
+  launchParts(parts: number): boolean {
+    if (!this.#whole) return false;
+    this.#launchWhole(this.#whole, parts);
+    return true;
+  }
+
   free(): void {
     for (const tensor of this.#owned) tensor.free();
+    this.#whole?.free();
+  }
+
+  #launchWhole(whole: WholeStep, parts: number): void {
+    const { shape } = this.#model;
+    const [x, middle] = this.#x;
+    const { projection, positions, rotations } = this.#buffers;
+    const tablesOf = (kind: Kind) => {
+      const tables = this.#tables.get(kind);
+      if (!tables) throw new Error(`this model has no ${kind} pages`);
+      return tables;
+    };
+    const kinds = { cmp: tablesOf('cmp'), sel: tablesOf('sel'), win: tablesOf('win'), tail: tablesOf('tail') };
+    const layers = Array.from({ length: shape.n_layers }, (_, layer): WholeLayer => {
+      const value = (name: string) => this.#parameter(layer, name).value;
+      const weight = (name: string) => operand(this.#parameter(layer, name), x);
+      const place = (kind: Kind) => this.#cache.pages(kind, layer, tablesOf(kind)).place;
+      return {
+        ...{ attentionNorm: value('attention_norm'), mlpNorm: value('mlp_norm') },
+        ...{ projection: weight('attention.qkv'), out: weight('attention.out') },
+        ...{ gate: weight('attention.gate.weight'), gateBias: value('attention.gate.bias') },
+        ...{ up: weight('mlp.up'), down: weight('mlp.down'), phi: this.#phi(layer) },
+        places: { cmp: place('cmp'), sel: place('sel'), win: place('win'), tail: place('tail') },
+        ...{ selected: this.selected.rows(layer, layer + 1), reads: this.reads.rows(layer, layer + 1) },
+      };
+    });
+    const buffers = {
+      ...{ table: this.#named('embedding').value, frequencies: this.#frequencies, norm: this.#named('norm').value },
+      head: operand(this.#named(shape.tie_embeddings ? 'embedding' : 'head'), x),
+      ...{ ids: this.ids, positions, next: this.next, rotations, x, middle, projection },
+      ...{ attended: this.#attended, active: this.#active, gateLogits: this.#gateLogits, logits: this.logits },
+      tables: kinds,
+    };
+    const options = { epsilon: shape.norm_eps, ropeScale: shape.rope_scale, vocabulary: this.#vocabulary, parts };
+    whole.launch(layers, buffers, this.#gate(), options);
+  }
+
+  #separate(): StepKernels {
+    if (!this.#kernels) throw new Error('this step is one launch');
+    return this.#kernels;
   }
 
   #launchLayer(layer: number): void {
     const { shape } = this.#model;
-    const kernels = this.#kernels;
+    const kernels = this.#separate();
     const [x, middle] = this.#x;
     const weight = (name: string) => operand(this.#parameter(layer, name), x);
     const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.norm_eps });
@@ -186,7 +258,7 @@ export class DeviceStep {
       bias: isDense ? null : this.#parameter(layer, 'attention.gate.bias').value,
     };
     const outputs = { out: this.#attended, selected: of(this.selected), reads: of(this.reads) };
-    this.#kernels.attend(this.#buffers, pages, gate, outputs, parts);
+    this.#separate().attend(this.#buffers, pages, gate, outputs, parts);
   }
 
   #gate(): StepGate {

@@ -19,6 +19,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -34,6 +35,9 @@ static inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) {
 static inline float2 make_float2(float a, float b) { return {a, b}; }
 static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
 
+using std::max;
+using std::min;
+
 struct Dimensions { int x, y, z; };
 
 namespace emulator {
@@ -44,7 +48,7 @@ struct Barrier {
 };
 struct Warp {
   Barrier barrier;
-  unsigned words[32];         // what lanes exchange
+  unsigned long long words[32];  // what lanes exchange
   unsigned fragments[32][6];  // operands of a tensor-core product
 };
 struct Block {
@@ -262,10 +266,10 @@ static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
 static inline void __threadfence() {}
 template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
   emulator::Warp& warp = emulator::warp();
-  memcpy(&warp.words[emulator::lane()], &x, 4);
+  memcpy(&warp.words[emulator::lane()], &x, sizeof x);
   emulator::wait(warp.barrier);
   T y;
-  memcpy(&y, &warp.words[from & 31], 4);
+  memcpy(&y, &warp.words[from & 31], sizeof y);
   emulator::wait(warp.barrier);
   return y;
 }
@@ -296,3 +300,33 @@ static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline double __dsqrt_rn(double x) { return std::sqrt(x); }
+static inline float __double2float_rn(double x) { return (float)x; }
+static inline long long __double_as_longlong(double x) {
+  long long y;
+  memcpy(&y, &x, 8);
+  return y;
+}
+static inline double __longlong_as_double(long long x) {
+  double y;
+  memcpy(&y, &x, 8);
+  return y;
+}
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline unsigned __ballot_sync(unsigned, int x) {
+  unsigned all = 0;
+  for (int lane = 0; lane < 32; lane++) all |= (unsigned)(__shfl_sync(~0u, x != 0, lane)) << lane;
+  return all;
+}
+static inline unsigned __match_any_sync(unsigned, unsigned x) {
+  unsigned same = 0;
+  for (int lane = 0; lane < 32; lane++) same |= (unsigned)(__shfl_sync(~0u, x, lane) == x) << lane;
+  return same;
+}
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
+static inline float __fdividef(float a, float b) { return a / b; }

@@ -17,8 +17,9 @@ import {
   type Macros,
   type MatrixProduct,
 } from '../device/cuda/runtime.js';
-import type { Device, KernelModule, Kernels, Signatures } from '../device/device.js';
+import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { KernelCache, kernelCacheFolder, kernelKey } from '../device/kernel-cache.js';
+import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { cpu } from './devices.js';
 
 const HEADERS = new URL('../device/cuda/', import.meta.url);
@@ -33,6 +34,11 @@ const REPLACED: Readonly<Record<string, string>> = {
   'void cluster_sync()': 'emulator::wait(emulator::state.cluster);',
   'int cluster_rank()': 'return emulator::self().block->rank;',
   'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
+  'u32 read_acquired(const u32* from)': 'return *from;',
+  'void count_released(u32* count, u32 limit)': '*count = *count >= limit ? 0 : *count + 1;',
+  'void add_released(int* count)': '++*count;',
+  'int add_ordered(int* count)': 'return (*count)++;',
+  'void pause_thread()': 'emulator::pause();',
 };
 
 /** The body of the function whose text begins so, exchanged. */
@@ -59,11 +65,16 @@ function joined(source: URL, seen = new Set<string>()): string {
   });
 }
 
-function emulatedSource(source: URL): string {
+function emulatedSource(source: URL, preprocess: (text: string) => string): string {
   let text = joined(source);
   for (const [beginning, body] of Object.entries(REPLACED)) text = replaceBody(text, beginning, body);
   text = text.replaceAll('extern __shared__ float4 shared_memory[];', ''); // a macro of the emulator
-  const bare = text.replace(/__(launch_bounds|cluster_dims)__\([^)]*\)/g, '').replace(/^#.*$/gm, '');
+  text = text.replace(
+    /extern __shared__ ([\w ]+) (\w+)\[\];/g,
+    (_, type: string, name: string) => `${type}* ${name} = (${type}*)emulator::self().block->memory();`,
+  );
+  // Names of kernels as the preprocessor leaves them: some are made by macros.
+  const bare = preprocess(text).replace(/__(launch_bounds|cluster_dims)__\s*\([^)]*\)/g, '');
   const kernels = [...bare.matchAll(/__global__\s+void\s+(\w+)\s*\(/g)].map(
     ([, name]) =>
       `extern "C" int launch_${name}(const int* shape, void** values) { return emulator::launch(${name}, shape, values); }`,
@@ -88,7 +99,7 @@ class EmulatedCode implements CudaCode {
   launch(name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
     const call = this.#library.func(`launch_${name}`, 'int', ['void *', 'void *']);
     const [x, y = 1, z = 1] = typeof shape.grid === 'number' ? [shape.grid] : shape.grid;
-    const together = this.#cluster;
+    const together = shape.cooperative ? x * y * z : this.#cluster;
     const numbers = Int32Array.of(x, y, z, shape.block, together, shape.shared ?? 0);
     const words = new BigUint64Array(values.length);
     const view = new DataView(words.buffer);
@@ -144,7 +155,7 @@ export class EmulatedCuda implements Device, CudaRuntime {
     const key = JSON.stringify([source.href, flags]);
     let code = this.#code.get(key);
     if (!code) {
-      const text = emulatedSource(source);
+      const text = emulatedSource(source, (plain) => this.#compileText(plain, ['-E', '-P', ...flags, '-']));
       const cluster = text.includes('__cluster_dims__(CLUSTER') ? Number(macros['CLUSTER']) : 1;
       code = new EmulatedCode(this.#library(text, flags), cluster, (work) => this.#run(work));
       this.#code.set(key, code);
@@ -175,8 +186,21 @@ export class EmulatedCuda implements Device, CudaRuntime {
     };
   }
 
-  matrixProduct(_: MatrixProduct): void {
-    throw new Error('the emulated GPU multiplies in kernels only');
+  /** In float64; operands and result of one row-major layout or the other. */
+  matrixProduct({ a, b, d, m, n, k, transposeA, transposeB, accumulate, c }: MatrixProduct): void {
+    this.#run(() => {
+      const [left, right] = [this.#read(a, m * k), this.#read(b, k * n)];
+      const before = accumulate ? this.#read(d, m * n) : c ? this.#read(c, m * n) : null;
+      const sums = Float64Array.from({ length: m * n }, (_, at) => {
+        const [i, j] = [Math.floor(at / n), at % n];
+        let sum = before?.[at] ?? 0;
+        for (let p = 0; p < k; p++)
+          sum += left[transposeA ? p * m + i : i * k + p] * right[transposeB ? j * k + p : p * n + j];
+        return sum;
+      });
+      const stored = d.dtype === 'bf16' ? float32ToBfloat16(sums) : Float32Array.from(sums);
+      cpu().upload(d.pointer, new Uint8Array(stored.buffer, stored.byteOffset, stored.byteLength));
+    });
   }
   withScratch<T>(bytes: number, use: (address: bigint) => T): T {
     const block = this.pool.take(bytes);
@@ -203,6 +227,12 @@ export class EmulatedCuda implements Device, CudaRuntime {
   }
   synchronize(): void {}
 
+  #read({ pointer, dtype }: Addressable, count: number): ArrayLike<number> {
+    const bytes = new Uint8Array(count * (dtype === 'bf16' ? 2 : 4));
+    cpu().download(pointer, bytes);
+    return dtype === 'bf16' ? bfloat16ToFloat32(new Uint16Array(bytes.buffer)) : new Float32Array(bytes.buffer);
+  }
+
   #run(work: () => void): void {
     if (this.#recorded) this.#recorded.push(work);
     else work();
@@ -211,14 +241,32 @@ export class EmulatedCuda implements Device, CudaRuntime {
   #library(text: string, macros: readonly string[]): string {
     const { command, version } = this.#compiler;
     // Tensor-core products and shuffles must see what other coroutines wrote: no reordering is gained by -O3.
-    const flags = ['-std=c++17', '-O2', '-w', '-fPIC', '-shared', '-U_FORTIFY_SOURCE', '-Wl,-Bsymbolic', ...macros];
+    const flags = [
+      '-std=c++17',
+      '-O2',
+      '-ffp-contract=off',
+      '-w',
+      '-fPIC',
+      '-shared',
+      '-U_FORTIFY_SOURCE',
+      '-Wl,-Bsymbolic',
+      ...macros,
+    ];
     const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' '), command, version]);
     return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(text, flags, path));
   }
 
   #build(text: string, flags: readonly string[], path: string): void {
-    const options = { encoding: 'utf8', input: text } as const;
-    const built = spawnSync(this.#compiler.command, ['-x', 'c++', ...flags, '-', '-o', path], options);
-    if (built.status !== 0) throw new Error(`the emulator does not take this source: ${built.stderr.slice(0, 3000)}`);
+    this.#compileText(text, [...flags, '-', '-o', path]);
+  }
+
+  #compileText(input: string, words: readonly string[]): string {
+    const done = spawnSync(this.#compiler.command, ['-x', 'c++', ...words], {
+      encoding: 'utf8',
+      input,
+      maxBuffer: 2 ** 26,
+    });
+    if (done.status !== 0) throw new Error(`the emulator does not take this source: ${done.stderr.slice(0, 3000)}`);
+    return done.stdout;
   }
 }

@@ -8,11 +8,11 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import type { Device, KernelModule, Kernels, MemoryUse, Signatures } from '../device.js';
 import { kernelCacheFolder } from '../kernel-cache.js';
 import { MemoryPool } from '../pool.js';
+import { AttributeLaunch, LAUNCH_ATTRIBUTE } from './attribute-launch.js';
 import { CudaCompiler, type CudaCompilerOptions, findBackend } from './compile.js';
 import { CublasLt } from './cublaslt.js';
 import { ATTRIBUTE, CudaError, Driver } from './driver.js';
 import { LibraryMissing } from './libraries.js';
-import { OverlappingLaunch } from './overlapping-launch.js';
 import {
   type CudaCode,
   type CudaRuntime,
@@ -106,7 +106,8 @@ export class CudaDevice implements Device, CudaRuntime {
   #isRecording = false;
   /** Where the arguments of a launch are put: the driver copies them before the call returns. */
   readonly #arguments: ArgumentTable;
-  readonly #overlapping: OverlappingLaunch;
+  readonly #overlapping: AttributeLaunch;
+  readonly #cooperative: AttributeLaunch;
   #launches = 0;
   #marks: Mark[] | null = null;
   readonly #index: number;
@@ -142,7 +143,8 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#pool = this.newPool();
     this.#staging = new Staging(driver, STAGING_BYTES);
     this.#arguments = new ArgumentTable();
-    this.#overlapping = new OverlappingLaunch(this.stream);
+    this.#overlapping = new AttributeLaunch(this.stream, LAUNCH_ATTRIBUTE.programmaticStreamSerialization);
+    this.#cooperative = new AttributeLaunch(this.stream, LAUNCH_ATTRIBUTE.cooperative);
   }
 
   /** What tells this GPU from all others, on every machine. */
@@ -442,8 +444,9 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#launches += 1;
     const { table } = this.#arguments;
     const overlaps = shape.overlap === true && this.architecture >= OVERLAP_ARCHITECTURE;
-    const status = overlaps
-      ? this.#overlapping.launch(this.driver, kernel, [x, y, z], block, shared, table)
+    const special = shape.cooperative ? this.#cooperative : overlaps ? this.#overlapping : null;
+    const status = special
+      ? special.launch(this.driver, kernel, [x, y, z], block, shared, table)
       : this.driver.launchKernel(kernel, x, y, z, block, 1, 1, shared, this.stream, table, null);
     if (status !== 0)
       throw new CudaError(

@@ -50,10 +50,21 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Loads of what nobody writes while kernels overlap (weights, old keys): volatile, so that they stay before the wait.
+// Loads of what nobody writes while kernels overlap (weights, old keys): volatile, so that they stay before the wait. Four
+// lanes read half of a line of 128 bytes, another warp the other half soon after: memory is asked for the line at once.
+#ifndef LOAD_HINT
+#define LOAD_HINT 128
+#endif
+#if LOAD_HINT == 256
+#define LOAD_EARLY "ld.global.L2::256B.v4.u32"
+#elif LOAD_HINT == 128
+#define LOAD_EARLY "ld.global.L2::128B.v4.u32"
+#else
+#define LOAD_EARLY "ld.global.v4.u32"
+#endif
 __device__ __forceinline__ uint4 load_early(const void* from) {
   uint4 x;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  asm volatile(LOAD_EARLY " {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
   return x;
 }
 
@@ -85,14 +96,30 @@ template <int SIZE> __device__ __forceinline__ bf16* values_of(bf16* page, int g
 struct Unit {
   uint4 keys[4][KP], values[VT];
 
+  // Where nothing is loaded: registers that stay undefined on one way are held on all others.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < KP; j++) keys[i][j] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int n = 0; n < VT; n++) values[n] = make_uint4(0, 0, 0, 0);
+  }
   template <int SIZE> __device__ __forceinline__ void load(bf16* page, int group, int first) {
+    load_keys<SIZE>(page, group, first);
+    load_values<SIZE>(page, group, first);
+  }
+  template <int SIZE> __device__ __forceinline__ void load_keys(bf16* page, int group, int first) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bf16* k = keys_of<SIZE>(page, group) + (first + 8 * (g / 2) + g % 2) * DK + 8 * t;
-    const bf16* v = values_of<SIZE>(page, group) + g * SIZE + first + 8 * t;
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int j = 0; j < KP; j++) keys[i][j] = load_early(k + 2 * i * DK + 32 * j);
+  }
+  template <int SIZE> __device__ __forceinline__ void load_values(bf16* page, int group, int first) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bf16* v = values_of<SIZE>(page, group) + g * SIZE + first + 8 * t;
 #pragma unroll
     for (int n = 0; n < VT; n++) values[n] = load_early(v + n * 8 * SIZE);
   }
@@ -123,12 +150,8 @@ struct Running {
     for (int n = 0; n < VT; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
   }
 
-  // Keys [low, high) of the unit are seen. score(half, i, x): scores of keys 8t + 2i and the next, in powers of two.
-  template <class Score>
-  __device__ __forceinline__ void see(const Unit& unit, const Queries& q, int low, int high, const Score& score) {
-    const int t = threadIdx.x % 4;
-    const float scale = LOG2_E / sqrtf((float)DK);
-    float s[4][4];
+  // Products of the unit's keys with the queries.
+  static __device__ __forceinline__ void multiply(float (&s)[4][4], const Unit& unit, const Queries& q) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
@@ -139,6 +162,14 @@ struct Running {
         multiply_add(s[i], a.z, b.z, a.w, b.w, k.z, k.w);
       }
     }
+  }
+
+  // Keys [low, high) of the unit are seen, whose products are in s. score(half, i, x, a, b, base): scores x[0] and x[1] of
+  // keys 8t + 2i and the next, in powers of two, which are a and b relative to the base.
+  template <class Score>
+  __device__ __forceinline__ void add(const Unit& unit, float (&s)[4][4], int low, int high, const Score& score) {
+    const int t = threadIdx.x % 4;
+    const float scale = LOG2_E / sqrtf((float)DK);
     u32 p[2][4];  // operands of the second product: [half][i]
     float shrink[2] = {1.0f, 1.0f};
 #pragma unroll
@@ -153,7 +184,6 @@ struct Running {
           x = key >= low && key < high ? x * scale : -positive_infinity();
           top = fmaxf(top, x);
         }
-        score(half, i, s[i] + 2 * half);
       }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
@@ -167,6 +197,7 @@ struct Running {
         const float a = exp2_approximate(s[i][2 * half] - base), b = exp2_approximate(s[i][2 * half + 1] - base);
         sum += a + b;
         p[half][i] = to_halves(a, b);
+        score(half, i, s[i] + 2 * half, a, b, base);
       }
       total[half] = total[half] * shrink[half] + sum;
     }
@@ -178,6 +209,13 @@ struct Running {
       multiply_add(out[n], p[0][0], p[1][0], p[0][1], p[1][1], v.x, v.y);
       multiply_add(out[n], p[0][2], p[1][2], p[0][3], p[1][3], v.z, v.w);
     }
+  }
+
+  template <class Score>
+  __device__ __forceinline__ void see(const Unit& unit, const Queries& q, int low, int high, const Score& score) {
+    float s[4][4];
+    multiply(s, unit, q);
+    add(unit, s, low, high, score);
   }
 
   // Into memory of the warp: maxima [HPG], sums [HPG], results [HPG][DV], not divided by the sums.
@@ -213,4 +251,33 @@ __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, 
     write_one(q + r * DK + j, x);
     write_one(q + r * DK + j + DK / 2, y);
   }
+}
+
+// How the branches are summed. kind: 0 = sigmoid, 1 = softmax, 2 = the constants given (compressed, selected, window).
+struct Gate {
+  int kind;
+  float temperature, constants[3];
+};
+
+__device__ __forceinline__ void compute_gates(float (*gates)[3], const float* logits, const float* bias, int g, const Gate& gate) {
+  const int r = threadIdx.x;
+  if (r >= HPG) return;
+  float x[3] = {gate.constants[0], gate.constants[1], gate.constants[2]};
+  if (gate.kind != 2) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) x[i] = (logits[3 * (g * HPG + r) + i] + bias[3 * (g * HPG + r) + i]) / gate.temperature;
+    if (gate.kind == 1) {
+      const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
+#pragma unroll
+      for (int i = 0; i < 3; i++) x[i] = expf(x[i] - most);
+      const float share = 1.0f / (x[0] + x[1] + x[2]);
+#pragma unroll
+      for (int i = 0; i < 3; i++) x[i] *= share;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 3; i++) gates[r][i] = x[i];
 }

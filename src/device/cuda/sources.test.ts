@@ -83,7 +83,8 @@ function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number)
   const sequences = Array.from({ length: batch }, () => cache.sequence());
   const prompts = sequences.map(() => Array.from({ length: 70 }, (_, i) => i));
   prefill(model, sequences, prompts, 50);
-  if (deviceStepRefusal(model) === null) new DeviceStep(model, cache, batch, { context: 8192 }).launch();
+  if (deviceStepRefusal(model) === null)
+    for (const whole of [true, false]) new DeviceStep(model, cache, batch, { context: 8192, whole }).launch();
   return device.wanted;
 }
 
@@ -121,7 +122,8 @@ describe('CUDA sources', () => {
   });
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
-    ['one sequence', shapeOf({}), 'bf16', 1, 4],
+    ['one sequence', shapeOf({}), 'bf16', 1, 5],
+    ['32 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 32, 5],
     ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 4],
     ['a dense model', shapeOf({ attention: 'dense' }), 'bf16', 2, 4],
     ['fp32', shapeOf({}), 'f32', 2, 0],

@@ -17,8 +17,8 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
 constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
 constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;                               // selection blocks ranked at a time
-constexpr int CANDIDATES = (STRETCH > CLUSTER * ROOM ? STRETCH : CLUSTER * ROOM) + ROOM;
 constexpr int SPLITS_AT_MOST = 64;
+constexpr int ALL_SPLITS = (SPLITS_AT_MOST + 1 + 31) / 32;  // of a lane
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4;  // parts of the work, to be timed one by one
 
 static_assert(STRIDE * CMP_D == SEL_L && STRETCH >= 1, "d divides l'");
@@ -52,8 +52,7 @@ struct Shared {
   // The compressed branch: factor of every split, log-sum of every head.
   float factor[SPLITS_AT_MOST + 1][HPG], lse[HPG], gates[HPG][3];
   float probability[STRETCH * STRIDE + LEAD];
-  float value[CANDIDATES], best_value[ROOM + 1];
-  int index[CANDIDATES], best_index[ROOM + 1], held;
+  int best[ROOM + 1], held, counts[2][WARPS];
   int selected[SEL_N], count, seen[2];
   // Selected and window branch: of every warp, then of the block.
   alignas(16) float results[2][WARPS][HPG][DV];
@@ -62,42 +61,32 @@ struct Shared {
   float share[2][CLUSTER][HPG], whole[2][HPG];
 };
 
-// The best `room` of value[0 ... count), falling, into best: every candidate counts those ahead of it. Two threads each.
-__device__ __forceinline__ void keep_best(Shared& s, int count, int room) {
-  const int half = threadIdx.x % 2;
-  for (int base = 0; base < count; base += THREADS / 2) {
-    const int c = base + threadIdx.x / 2;
-    const bool present = c < count;
-    const float value = present ? s.value[c] : 0.0f;
-    const int index = present ? s.index[c] : 0;
-    int ahead = 0;
-    for (int k = half; k < count; k += 2) {
-      const float other = s.value[k];
-      ahead += other > value || (other == value && s.index[k] < index);
-    }
-    ahead += __shfl_xor_sync(~0u, ahead, 1);
-    if (present && half == 0 && ahead < room) s.best_value[ahead] = value, s.best_index[ahead] = index;
-  }
-  __syncthreads();
-}
-
-// The blocks that are not forced: each rank keeps the best of its range, then all take the best of these.
-__device__ __forceinline__ void rank_blocks(Shared& s, const float* scores, i64 capacity, int current, int rank) {
-  const int all = current - 2, range = (all + CLUSTER - 1) / CLUSTER;  // candidates 1 ... current - 2
+// Importance of the candidates 1 ... all: each rank computes a range of them, then all have all. In powers of two times the
+// weights 1, 2, ..., so never negative; a number that is none ranks last.
+__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const float* scores, i64 capacity, int all,
+                                                   int rank) {
+  const int range = (all + CLUSTER - 1) / CLUSTER;
   const int first = 1 + rank * range, end = first + range < 1 + all ? first + range : 1 + all;
-  int held = 0;
   for (int begin = first; begin < end; begin += STRETCH) {
     const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
-    const int from = begin * STRIDE - LEAD;
-    for (int i = threadIdx.x; i < blocks * STRIDE + LEAD; i += THREADS) {
-      float sum = 0.0f;
+    const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
+    constexpr int AHEAD = 4;  // keys of a thread whose scores are on the way at once
+    for (int base = threadIdx.x; base < count; base += AHEAD * THREADS) {
+      float score[AHEAD][HPG];
 #pragma unroll
-      for (int r = 0; r < HPG; r++) sum += exp2_approximate(scores[r * capacity + from + i] - s.lse[r]);
-      s.probability[i] = sum;
+      for (int n = 0; n < AHEAD; n++) {
+        const int i = base + n * THREADS < count ? base + n * THREADS : count - 1;
+#pragma unroll
+        for (int r = 0; r < HPG; r++) score[n][r] = scores[r * capacity + from + i];
+      }
+#pragma unroll
+      for (int n = 0; n < AHEAD; n++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int r = 0; r < HPG; r++) sum += exp2_approximate(score[n][r] - s.lse[r]);
+        if (base + n * THREADS < count) s.probability[base + n * THREADS] = sum;
+      }
     }
-    // The best so far stand behind the new ones.
-    for (int i = threadIdx.x; i < held; i += THREADS)
-      s.value[blocks + i] = s.best_value[i], s.index[blocks + i] = s.best_index[i];
     __syncthreads();
     for (int j = threadIdx.x; j < blocks; j += THREADS) {
       float sum = 0.0f;
@@ -107,28 +96,59 @@ __device__ __forceinline__ void rank_blocks(Shared& s, const float* scores, i64 
         const int shared = (stop < SEL_L ? stop : SEL_L) - (at > 0 ? at : 0);
         sum += (float)shared / (float)CMP_D * s.probability[j * STRIDE + i];
       }
-      s.value[j] = sum == sum ? sum : -1.0f;  // NaN ranks last
-      s.index[j] = begin + j;
+      importance[begin + j] = sum >= 0.0f ? sum : 0.0f;
     }
     __syncthreads();
-    keep_best(s, blocks + held, ROOM);
-    held = blocks + held < ROOM ? blocks + held : ROOM;
   }
-  if (threadIdx.x == 0) s.held = held;
   cluster_sync();
-  int count = 0;  // of the candidates of all ranks, in order; every thread knows it
-  for (int r = 0; r < CLUSTER; r++) {
-    const int there = read_from(r, &s.held);
-    for (int i = threadIdx.x; i < there; i += THREADS)
-      s.value[count + i] = read_from(r, &s.best_value[i]), s.index[count + i] = read_from(r, &s.best_index[i]);
-    count += there;
+  if (CLUSTER > 1)
+    for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
+      const int owner = (j - 1) / range;
+      if (owner != rank) importance[j] = read_from(owner, importance + j);
+    }
+  __syncthreads();
+}
+
+// The ROOM most important of the candidates 1 ... all, the lower index among equals, in any order. Numbers that are not
+// negative compare as their bits do: the bits of the last one that is taken are found from the top, by counting.
+__device__ __forceinline__ void keep_best(Shared& s, const float* importance, int all) {
+  int turn = 0;
+  const auto count = [&](u32 least) {
+    int own = 0;
+    for (int j = 1 + threadIdx.x; j <= all; j += THREADS) own += __float_as_uint(importance[j]) >= least;
+    own = __reduce_add_sync(~0u, own);
+    if (threadIdx.x % 32 == 0) s.counts[turn][threadIdx.x / 32] = own;
+    __syncthreads();
+    int total = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) total += s.counts[turn][w];
+    turn ^= 1;  // the next count writes elsewhere: who is late may still read these
+    return total;
+  };
+  u32 least = 0;
+  int taken = all;
+  for (u32 bit = 1u << 30; bit != 0 && taken != ROOM; bit >>= 1) {
+    const int more = count(least | bit);
+    if (more >= ROOM) least |= bit, taken = more;
   }
-  cluster_sync();  // nobody reads lists any more
-  keep_best(s, count, ROOM);
+  if (threadIdx.x == 0) s.held = 0;
+  __syncthreads();
+  // With more than ROOM at or above the limit some are equal to it: those above it first.
+  const bool tie = taken != ROOM;
+  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
+    const u32 bits = __float_as_uint(importance[j]);
+    if (tie ? bits > least : bits >= least) s.best[atomicAdd(&s.held, 1)] = j;
+  }
+  __syncthreads();
+  if (tie && threadIdx.x == 0)
+    for (int j = 1; s.held < ROOM; j++)
+      if (__float_as_uint(importance[j]) == least) s.best[s.held++] = j;
+  __syncthreads();
 }
 
 // selected[0 ... count): block 0, the chosen ones ascending, current - 1, current.
-__device__ __forceinline__ void select_blocks(Shared& s, const float* scores, i64 capacity, int position, int rank) {
+__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const float* scores, i64 capacity, int position,
+                                              int rank) {
   const int current = position / SEL_L;
   if (current + 1 <= SEL_N) {
     for (int i = threadIdx.x; i <= current; i += THREADS) s.selected[i] = i;
@@ -136,11 +156,14 @@ __device__ __forceinline__ void select_blocks(Shared& s, const float* scores, i6
     __syncthreads();
     return;
   }
-  if (ROOM > 0) rank_blocks(s, scores, capacity, current, rank);
+  if (ROOM > 0) {
+    compute_importance(s, importance, scores, capacity, current - 2, rank);
+    keep_best(s, importance, current - 2);
+  }
   for (int i = threadIdx.x; i < ROOM; i += THREADS) {
     int place = 1;
-    for (int k = 0; k < ROOM; k++) place += s.best_index[k] < s.best_index[i];
-    s.selected[place] = s.best_index[i];
+    for (int k = 0; k < ROOM; k++) place += s.best[k] < s.best[i];
+    s.selected[place] = s.best[i];
   }
   if (threadIdx.x == 0) s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
   __syncthreads();
@@ -166,31 +189,6 @@ __device__ __forceinline__ void merge_warps(Shared& s, int branch) {
   }
 }
 
-// gate: 0 = sigmoid, 1 = softmax, 2 = the constants given
-__device__ __forceinline__ void compute_gates(Shared& s, const float* logits, const float* bias, int g, int gate,
-                                              float temperature, float cmp, float sel, float win) {
-  const int r = threadIdx.x;
-  if (r >= HPG) return;
-  float x[3] = {cmp, sel, win};
-  if (gate != 2) {
-#pragma unroll
-    for (int i = 0; i < 3; i++) x[i] = (logits[3 * (g * HPG + r) + i] + bias[3 * (g * HPG + r) + i]) / temperature;
-    if (gate == 1) {
-      const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = expf(x[i] - most);
-      const float share = 1.0f / (x[0] + x[1] + x[2]);
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] *= share;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 3; i++) s.gates[r][i] = x[i];
-}
-
 // partial: [batch][GROUPS][splits + 1] records, as step_compressed leaves them. chosen: [batch][GROUPS][SEL_N]; reads:
 // [batch][GROUPS][3], keys seen by each branch, or null.
 // out: [batch][HEADS][DV].
@@ -204,6 +202,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
             float gate_win, int* chosen, int* reads, bf16* out, int parts) {
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
+  float* const importance = (float*)(&s + 1);  // of every selection block
   let_next_start();
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int position = positions[b];
@@ -219,31 +218,34 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   const i64 pair = (i64)b * GROUPS + g;
   const float* const from = partial + pair * (splits + 1) * RECORD;
   rotate_queries(s.q, projection + (i64)b * (DENSE ? AT_SEL : WIDTH), rotations + b * DK, g);
-  compute_gates(s, logits + (i64)b * 3 * HEADS, bias, g, gate, temperature, gate_cmp, gate_sel, gate_win);
+  compute_gates(s.gates, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
   if (threadIdx.x < 2) s.seen[threadIdx.x] = 0;
   // The compressed branch's maximum and sum, a warp for each head.
   for (int r = warp; r < HPG; r += WARPS) {
-    float top = -positive_infinity();
-    for (int i = lane; i <= splits; i += 32) top = fmaxf(top, from[i * RECORD + r]);
+    float tops[ALL_SPLITS], sums[ALL_SPLITS], top = -positive_infinity(), sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < ALL_SPLITS; n++) {
+      const int i = lane + 32 * n;
+      tops[n] = i <= splits ? from[i * RECORD + r] : -positive_infinity();
+      sums[n] = i <= splits ? from[i * RECORD + HPG + r] : 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < ALL_SPLITS; n++) top = fmaxf(top, tops[n]);
     top = warp_max(top);
     const float base = top == -positive_infinity() ? 0.0f : top;
-    float sum = 0.0f;
-    for (int i = lane; i <= splits; i += 32) {
-      const float* part = from + i * RECORD;
-      const float factor = exp2_approximate(part[r] - base);
-      s.factor[i][r] = factor;
-      sum += factor * part[HPG + r];
-    }
+#pragma unroll
+    for (int n = 0; n < ALL_SPLITS; n++) tops[n] = exp2_approximate(tops[n] - base), sum += tops[n] * sums[n];
     sum = warp_sum(sum);
-    __syncwarp();
-    for (int i = lane; i <= splits; i += 32) s.factor[i][r] = sum > 0.0f ? s.factor[i][r] / sum : 0.0f;
+#pragma unroll
+    for (int n = 0; n < ALL_SPLITS; n++)
+      if (lane + 32 * n <= splits) s.factor[lane + 32 * n][r] = sum > 0.0f ? tops[n] / sum : 0.0f;
     if (lane == 0) s.lse[r] = base + log2f(sum);
   }
   __syncthreads();
   Queries queries;
   queries.load(s.q);
   Running running;
-  const auto ignore = [](int, int, const float*) {};
+  const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   int seen = 0;
   if (parts & WINDOWED)
@@ -259,7 +261,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[1], seen);
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
-    select_blocks(s, scores + pair * HPG * capacity, capacity, position, rank);
+    select_blocks(s, importance, scores + pair * HPG * capacity, capacity, position, rank);
     if (rank == 0)
       for (int i = threadIdx.x; i < SEL_N; i += THREADS) list[i] = i < s.count ? s.selected[i] : -1;
   } else if (parts & SELECTED) {
@@ -309,6 +311,7 @@ step_attend(const bf16* projection, const float* logits, const float* bias, cons
   }
   if (reads != nullptr && rank == 0 && threadIdx.x == 2) {
     float all = 0.0f;
+#pragma unroll 16
     for (int i = 0; i <= splits; i++) all += from[i * RECORD + RECORD - 1];
     reads[pair * 3] = (int)all;
   }

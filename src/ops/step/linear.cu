@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
 extern "C" __global__ void __launch_bounds__(THREADS, TILES > 2 || OWN * TILES > 6 ? 2 : 4)
 step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
             int also_rows, float* also_y, const bf16* residual, int batch) {
-  __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS], scale[ROWS];
+  __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];
   let_next_start();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_tiles = ((rows + 7) / 8) * (ACTIVATION == 2 ? 2 : 1);  // the others belong to `also`
@@ -66,6 +66,12 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
     }
   }
   wait_for_previous();
+  // The residual of a thread's first result, which is its only one in small batches, comes with x.
+  float added = 0.0f;
+  if (residual != nullptr) {
+    const int row = first_row + threadIdx.x / COLUMNS, r = first_tile * 8 + threadIdx.x % COLUMNS;
+    if (threadIdx.x < ROWS * COLUMNS && row < batch && r < rows) added = read_one(residual + (i64)row * rows + r);
+  }
   float acc[BATCH_TILES][TILES][4] = {}, square[BATCH_TILES][2] = {};
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
@@ -106,20 +112,15 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
       }
     }
   __syncthreads();
-  if (NORM) {
-    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-      float total = 0.0f;
-#pragma unroll
-      for (int k = 0; k < WARPS; k++) total += squares[k][row];
-      scale[row] = 1.0f / sqrtf(total / INPUTS + epsilon);
-    }
-    __syncthreads();
-  }
   const auto total = [&](int row, int column) {
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < WARPS; k++) sum += sums[k][row][column];
-    return NORM ? sum * scale[row] : sum;
+    if (!NORM) return sum;
+    float square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < WARPS; k++) square += squares[k][row];
+    return sum * (1.0f / sqrtf(square / INPUTS + epsilon));
   };
   // SwiGLU has half as many results as columns.
   constexpr int RESULTS = ACTIVATION == 2 ? COLUMNS / 2 : COLUMNS;
@@ -141,7 +142,7 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
     if (r >= rows) continue;
     float value = total(row, column);
     if (ACTIVATION == 1) value = silu(value);
-    if (residual != nullptr) value += read_one(residual + (i64)to * rows + r);
+    if (residual != nullptr) value += i == threadIdx.x ? added : read_one(residual + (i64)to * rows + r);
     write_one(y + (i64)to * rows + r, value);
   }
 }

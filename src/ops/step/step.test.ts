@@ -101,6 +101,15 @@ describe('the ends of a step', () => {
     logits[5000 + 17] = 1.5;
     logits[10_000 + 30] = Number.NaN;
     const [ids, positions, next] = [0, 1, 2].map(() => tape.from([5, 6, 7], [3], 'i32'));
+    kernels.end(
+      tape.from(new Float64Array(15_000).fill(Number.NEGATIVE_INFINITY), [3, 5000]),
+      4500,
+      ids,
+      positions,
+      next,
+    );
+    expect(Array.from(next.read())).toEqual([-1, -1, -1]);
+    positions.write([5, 6, 7]);
     kernels.end(tape.from(logits, [3, 5000]), 4500, ids, positions, next);
     expect(Array.from(next.read())).toEqual([4000, 17, -1]);
     expect(Array.from(ids.read())).toEqual([4000, 17, -1]);

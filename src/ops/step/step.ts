@@ -154,7 +154,7 @@ export class StepKernels {
     const [cmp, sel, win] = gate.weights.map(f32);
     this.#attend.launch(
       'step_attend',
-      this.#launched([this.#cluster, groups, this.#batch], 256, this.#attend.constant('step_attend_shared')),
+      this.#launched([this.#cluster, groups, this.#batch], 256, this.#attendShared(capacityOf(buffers))),
       ...[buffers.projection, gate.logits, gate.bias, buffers.positions, buffers.rotations],
       ...[pages.sel, pages.win].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
       ...[buffers.partial, buffers.scores, capacityOf(buffers), this.splits, kind, f32(gate.temperature)],
@@ -169,6 +169,13 @@ export class StepKernels {
   end(logits: Tensor, vocabulary: number, ids: Tensor, positions: Tensor, next: Tensor): void {
     const shape = this.#launched([this.#batch, 1, 1], 1024);
     this.#token.launch('step_end', shape, logits, logits.shape[1], vocabulary, ids, positions, next);
+  }
+
+  /** With room for the importance of every selection block. */
+  #attendShared(capacity: number): number {
+    const { sparse } = this.#shape;
+    const blocks = sparse ? Math.ceil((capacity * sparse.d + sparse.l) / sparse.lSel) + 1 : 0;
+    return this.#attend.constant('step_attend_shared') + 4 * blocks;
   }
 
   #launched(grid: readonly [number, number, number], block: number, shared = 0): LaunchShape {

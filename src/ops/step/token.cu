@@ -38,11 +38,20 @@ step_end(const float* logits, int width, int vocabulary, int* ids, int* position
   const auto offer = [&](float value, int at) {
     if (value > best || (value == best && at < index)) best = value, index = at;
   };
-  for (int i = threadIdx.x; i < vocabulary; i += 1024) {
-    const float x = row[i];
-    // What no sound model gives wins, as token -1.
-    if (x != x || x == positive_infinity()) offer(positive_infinity(), -1);
-    else offer(x, i);
+  // One block reads a whole row: many loads must be on the way at once.
+  constexpr int AHEAD = 16;
+  for (int first = threadIdx.x; first < vocabulary; first += AHEAD * 1024) {
+    float x[AHEAD];
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++)
+      x[n] = first + n * 1024 < vocabulary ? row[first + n * 1024] : -positive_infinity();
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      if (first + n * 1024 >= vocabulary) break;
+      // What no sound model gives wins, as token -1.
+      if (x[n] != x[n] || x[n] == positive_infinity()) offer(positive_infinity(), -1);
+      else offer(x[n], first + n * 1024);
+    }
   }
   const auto reduce = [&] {
 #pragma unroll
@@ -56,7 +65,7 @@ step_end(const float* logits, int width, int vocabulary, int* ids, int* position
   best = values[lane], index = indices[lane];
   reduce();
   if (lane != 0) return;
-  index = index == 0x7fffffff ? -1 : index;  // -1: every logit is -inf, or one is no number
+  if (best == -positive_infinity()) index = -1;  // every token is ruled out
   next[b] = index;
   ids[b] = index;
   positions[b] += 1;
