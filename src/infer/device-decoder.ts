@@ -2,7 +2,8 @@
  * Decoding on a GPU: token after token of the same sequences is one graph that is replayed. The host makes room in the cache
  * (a page every 64 tokens), writes the tokens if it draws them itself, and waits once, when it reads the result.
  */
-import type { CudaDevice, CudaGraph } from '../device/cuda/cuda.js';
+import type { CudaDevice } from '../device/cuda/cuda.js';
+import type { CudaGraph } from '../device/cuda/graph.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
 import { DeviceStep, type DeviceStepOptions, deviceStepRefusal } from '../model/device-step.js';
 import type { LanguageModel } from '../model/language-model.js';
