@@ -31,20 +31,6 @@ const WORTH = 0.99;
 /** Operations from which on trying pays. */
 const LARGE = 1e9;
 
-/**
- * Being measured: whether algorithms around the heuristic's answers are worth their time. Around so many answers, with the
- * clusters and orders of tiles there are, and for long sums (weights' gradients) with these numbers of parts.
- */
-const SEARCH = process.env['TREFOIL_PRODUCT_SEARCH'] === '1';
-const SEARCHED = 3;
-const CONFIG = { splitK: 2, reduction: 3, swizzle: 4, cluster: 8 };
-/** The library's choice; 1x1, 2x1, 4x1, 1x2, 2x2, 1x4, 8x1, 1x8. */
-const CLUSTERS = [0, 2, 3, 4, 5, 6, 8, 11, 12];
-const LONG_SUM = 16;
-const SPLITS = [2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16];
-/** Parts are added in place, or in fp32 apart. */
-const REDUCTIONS = [1, 2];
-
 interface Layouts {
   readonly descriptor: bigint;
   readonly a: bigint;
@@ -84,16 +70,7 @@ export function cublasLtIdentity(environment: Environment = process.env): string
 export class CublasLt {
   readonly #handle: bigint;
   readonly #calls: Record<
-    | 'matmul'
-    | 'descriptor'
-    | 'setDescriptor'
-    | 'layout'
-    | 'preference'
-    | 'setPreference'
-    | 'heuristic'
-    | 'configure'
-    | 'check'
-    | 'destroy',
+    'matmul' | 'descriptor' | 'setDescriptor' | 'layout' | 'preference' | 'setPreference' | 'heuristic' | 'destroy',
     Native
   >;
   readonly #plans = new Map<string, Plan>();
@@ -121,11 +98,6 @@ export class CublasLt {
         pointer,
         pointer,
       ]),
-      configure: bind('cublasLtMatmulAlgoConfigSetAttribute', [pointer, 'int', pointer, 'size_t']),
-      check: bind(
-        'cublasLtMatmulAlgoCheck',
-        Array.from({ length: 8 }, () => pointer),
-      ),
       matmul: bind('cublasLtMatmul', [
         ...[pointer, pointer, pointer], // handle, descriptor, alpha
         ...['uint64_t', pointer, 'uint64_t', pointer, pointer], // a, its layout, b, its layout, beta
@@ -199,8 +171,7 @@ export class CublasLt {
     const { m, n, k } = product;
     const { trial } = this.#host;
     const isTried = trial !== null && 2 * m * n * k >= LARGE && trial.possible();
-    const answers = this.#ask(product, layouts, isTried ? CANDIDATES : 1);
-    const algorithms = isTried && SEARCH ? [...answers, ...this.#around(product, layouts, answers)] : answers;
+    const algorithms = this.#ask(product, layouts, isTried ? CANDIDATES : 1);
     const best = isTried && algorithms.length > 1 ? this.#fastest(product, layouts, algorithms, trial) : 0;
     algorithms.forEach((algorithm, i) => {
       if (i !== best) koffi.free(algorithm);
@@ -229,39 +200,6 @@ export class CublasLt {
     if (algorithms.length === 0)
       throw new TrefoilError(`cuBLASLt has no algorithm for a product of ${sizeOf(product)} (status ${status})`);
     return algorithms;
-  }
-
-  /** Algorithms beside those that the heuristic has named, each in native memory of its own. */
-  #around({ m, n, k }: MatrixProduct, { descriptor, a, b, d }: Layouts, answers: readonly bigint[]): bigint[] {
-    const splits = k >= LONG_SUM * Math.max(m, n) ? SPLITS : [];
-    const parts = [[1, 0] as const, ...splits.flatMap((split) => REDUCTIONS.map((how) => [split, how] as const))];
-    const result = koffi.alloc('uint8_t', HEURISTIC_BYTES) as bigint;
-    const view = new DataView(koffi.view(result, HEURISTIC_BYTES));
-    const bytesOf = (algorithm: bigint) => new Uint8Array(koffi.view(algorithm, ALGORITHM_BYTES));
-    const set = (algorithm: bigint, attribute: number, value: number) => {
-      new Uint32Array(koffi.view(this.#word, 8))[0] = value;
-      const bytes = attribute === CONFIG.cluster ? 2 : 4;
-      return this.#calls.configure(algorithm, attribute, this.#word, bytes) === 0;
-    };
-    const found: bigint[] = [];
-    for (const answer of answers.slice(0, SEARCHED))
-      for (const [split, reduction] of parts)
-        for (const swizzle of [0, 1])
-          for (const cluster of CLUSTERS) {
-            const variant = koffi.alloc('uint8_t', ALGORITHM_BYTES) as bigint;
-            bytesOf(variant).set(bytesOf(answer));
-            const isPossible =
-              set(variant, CONFIG.splitK, split) &&
-              set(variant, CONFIG.reduction, reduction) &&
-              set(variant, CONFIG.swizzle, swizzle) &&
-              set(variant, CONFIG.cluster, cluster) &&
-              this.#calls.check(this.#handle, descriptor, a, b, d, d, variant, result) === 0 &&
-              Number(view.getBigUint64(ALGORITHM_BYTES, true)) <= WORKSPACE_BYTES;
-            if (isPossible) found.push(variant);
-            else koffi.free(variant);
-          }
-    koffi.free(result);
-    return found;
   }
 
   /**
