@@ -1,7 +1,7 @@
-// A decode step of the 125m shape on one GPU, in one launch and kernel by kernel: milliseconds of a token as a program meets
-// it, of attention alone, and of parts. Needs `npm run build`.
-//   node bench/cuda/decode-variants.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE] [--only whole|separate]
-//     [--tune '{"shares": 16, "parts": 1, "macros": {"LOAD_HINT": 256}}']     another build of the one launch (WholeTuning)
+// A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
+// parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
+//   node bench/cuda/decode-variants.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
+//     [--clusters '[{"cluster": 8, "resident": 1}]']     beside the usual plan: blocks of a cluster, and of a multiprocessor
 //   node bench/cuda/decode-variants.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -14,8 +14,7 @@ const { values } = parseArgs({
     lengths: { type: 'string', default: '4096,65536' },
     batches: { type: 'string', default: '1,32' },
     runs: { type: 'string', default: '40' },
-    only: { type: 'string' },
-    tune: { type: 'string', default: '{}' },
+    clusters: { type: 'string', default: '[]' },
     once: { type: 'boolean', default: false },
     out: { type: 'string' },
   },
@@ -28,7 +27,6 @@ const { DecodeCache } = await load('model/cache.js');
 const { LanguageModel } = await load('model/language-model.js');
 const { DeviceDecoder } = await load('infer/device-decoder.js');
 const { STEP_PARTS } = await load('ops/step/step.js');
-const { WHOLE_PARTS } = await load('ops/step/whole.js');
 
 const numbers = (text) => text.split(',').map(Number);
 const median = (list) => [...list].sort((a, b) => a - b)[Math.floor(list.length / 2)];
@@ -37,16 +35,14 @@ const device = new CudaDevice();
 const [named] = trainCases({ config: 'm7c_125m_80g', attention: 'nsa' }, {});
 const shape = caseShape(named);
 const model = new LanguageModel(device, shape, 1, 'bf16');
-const { selection, selected, window, compressed, linear } = WHOLE_PARTS;
+const { compressed, selection, selected, window } = STEP_PARTS;
 const PARTS = {
-  'barriers and merges': 0,
+  'merges alone': 0,
   compressed,
-  selection,
   'compressed and selection': compressed | selection,
   selected,
   window,
-  attention: compressed | selection | selected | window,
-  'linear layers, no attention': linear,
+  attention: STEP_PARTS.all,
 };
 
 function timeGraph(work) {
@@ -58,10 +54,10 @@ function timeGraph(work) {
   return ms;
 }
 
-function measure(S, batch, whole) {
+function measure(S, batch, clusters) {
   const cache = new DecodeCache(device, shape, 'bf16');
   const sequences = Array.from({ length: batch }, () => cache.sequence());
-  const decoder = new DeviceDecoder(model, cache, { whole, tuning: JSON.parse(values.tune) });
+  const decoder = new DeviceDecoder(model, cache, clusters ? { clusters } : {});
   try {
     fillCache(cache, sequences, S - 1);
     decoder.launch(
@@ -73,7 +69,7 @@ function measure(S, batch, whole) {
       decoder.launch(sequences);
       return decoder.next();
     };
-    if (values.once) return { S, batch, whole, token: next()[0] };
+    if (values.once) return { S, batch, token: next()[0] };
     for (let i = 0; i < 3; i++) next();
     const times = [];
     for (let i = 0; i < runs; i++) {
@@ -83,18 +79,12 @@ function measure(S, batch, whole) {
     }
     const ms = median(times);
     const step = decoder.prepare(sequences);
-    const attention = timeGraph(() => step.launchAttention(true, STEP_PARTS.all));
     const parts = {};
-    if (whole) for (const [name, mask] of Object.entries(PARTS)) parts[name] = timeGraph(() => step.launchParts(mask));
-    else for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
+    for (const [name, mask] of Object.entries(PARTS)) parts[name] = timeGraph(() => step.launchAttention(mask));
+    for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
     return {
-      S,
-      batch,
-      whole,
-      ms,
-      tokens_per_s: (1000 * batch) / ms,
-      attention_layer_us: (1000 * attention) / shape.n_layers,
-      parts,
+      ...{ S, batch, clusters, ms, tokens_per_s: (1000 * batch) / ms },
+      ...{ attention_layer_us: (1000 * parts.attention) / shape.n_layers, parts },
     };
   } finally {
     decoder.free();
@@ -106,16 +96,14 @@ function measure(S, batch, whole) {
 const rows = [];
 for (const batch of numbers(values.batches))
   for (const S of numbers(values.lengths))
-    for (const whole of [true, false]) {
-      if (values.only && values.only !== (whole ? 'whole' : 'separate')) continue;
-      const row = measure(S, batch, whole);
+    for (const clusters of [null, ...JSON.parse(values.clusters)]) {
+      const row = measure(S, batch, clusters);
       rows.push(row);
-      const { ms, tokens_per_s, attention_layer_us, parts } = row;
-      console.log(`S ${S}, batch ${batch}, ${whole ? 'one launch' : 'kernel by kernel'}:`);
       if (values.once) continue;
-      console.log(
-        `  ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s; attention ${attention_layer_us.toFixed(1)} us a layer`,
-      );
+      const { ms, tokens_per_s, attention_layer_us, parts } = row;
+      const plan = clusters ? `clusters of ${clusters.cluster}, ${clusters.resident} resident` : 'the usual plan';
+      console.log(`S ${S}, batch ${batch}, ${plan}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`);
+      console.log(`  attention ${attention_layer_us.toFixed(1)} us a layer; all layers, alone:`);
       for (const [name, part] of Object.entries(parts)) console.log(`  ${name}: ${(1000 * part).toFixed(1)} us`);
     }
 model.free();

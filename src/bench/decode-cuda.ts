@@ -1,7 +1,7 @@
 /**
  * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed as a program meets it: launched by the host
  * and its token read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
- * and the selection by its scores, `sel` and `win` the second half of attention with that branch only.
+ * and the selection by its scores, `sel` and `win` attention with that branch only.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import { UsageError } from '../errors.js';
@@ -33,8 +33,7 @@ export function benchDecodeAttention(
 ): AttentionTime[] {
   return withSteps(device, shape, lengths, batch, (_step, S, { prepare }) => {
     const step = prepare();
-    const parts = shape.attention === 'dense' ? 0 : STEP_PARTS.all;
-    const ms = timeGraph(device, () => step.launchAttention(true, parts), runs) / shape.n_layers;
+    const ms = timeGraph(device, () => step.launchAttention(), runs) / shape.n_layers;
     return { S, batch, ms };
   });
 }
@@ -56,12 +55,12 @@ export function measureSteps(
       times.push(performance.now() - started);
     }
     const prepared = prepare();
-    const part = (first: boolean, parts: number) =>
+    const part = (parts: number) =>
       shape.attention === 'dense'
         ? Number.NaN
-        : timeGraph(device, () => prepared.launchAttention(first, parts), Math.max(runs, 5));
-    const { selection, selected, window } = STEP_PARTS;
-    const branches = { ms_cmp: part(true, selection), ms_sel: part(false, selected), ms_win: part(false, window) };
+        : timeGraph(device, () => prepared.launchAttention(parts), Math.max(runs, 5));
+    const { compressed, selection, selected, window } = STEP_PARTS;
+    const branches = { ms_cmp: part(compressed | selection), ms_sel: part(selected), ms_win: part(window) };
     return { ms: median(times), branches, reads: cmp + sel + win };
   });
 }

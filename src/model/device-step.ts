@@ -6,10 +6,8 @@
 import type { CudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { cudaRuntime } from '../ops/nsa-fused/code.js';
-import { compressedCount } from '../ops/sequences.js';
-import { partialNumbers, type StepShape, stepRefusal, stepSplits } from '../ops/step/shape.js';
-import { type StepBuffers, type StepGate, StepKernels, type StepPages } from '../ops/step/step.js';
-import { WHOLE_PARTS, type WholeLayer, WholeStep, type WholeTuning, wholeRefusal } from '../ops/step/whole.js';
+import { type StepShape, stepRefusal } from '../ops/step/shape.js';
+import { type StepBuffers, type StepGate, StepKernels, type StepOptions, type StepPages } from '../ops/step/step.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
@@ -17,21 +15,11 @@ import type { LanguageModel } from './language-model.js';
 import { operand } from './operand.js';
 import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
 
-export interface DeviceStepOptions {
-  /** Tokens that a sequence may have at most. */
-  readonly context: number;
+export interface DeviceStepOptions extends StepOptions {
   /** The next token is one of the first so many. */
   readonly vocabulary?: number;
-  /** Kernels start while the one before still runs. */
-  readonly overlap?: boolean;
-  /** False launches kernel by kernel where one launch could do a step, for comparison. */
-  readonly whole?: boolean;
-  /** How a step in one launch is built and shared out, for measurements. */
-  readonly tuning?: WholeTuning;
 }
 
-/** Compressed keys of a unit of the kernels: scores are written in whole units. */
-const UNIT = 32;
 /** Tiles of a block of the linear layers: as many weights under way as hide the way to memory. */
 const TILES = { projection: 1, output: 1, up: 2, head: 4 };
 
@@ -71,9 +59,7 @@ export class DeviceStep {
   readonly reads: Tensor;
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
-  /** A step is one launch, or it is launched kernel by kernel. */
-  readonly #whole: WholeStep | null;
-  readonly #kernels: StepKernels | null;
+  readonly #kernels: StepKernels;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
   readonly #parameters: ReadonlyMap<string, Parameter>;
@@ -89,22 +75,14 @@ export class DeviceStep {
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
     const { shape, device } = model;
     const { heads, groups, dk, dv } = headShapeOf(shape);
-    const { l, d, n_sel } = shape.nsa;
+    const { n_sel } = shape.nsa;
     const step = stepShape(shape);
     this.batch = batch;
     this.context = options.context;
     this.#model = model;
     this.#cache = cache;
     this.#vocabulary = options.vocabulary ?? shape.vocab_size;
-    const launcher = launcherOf(device);
-    const sizes = {
-      ...{ dim: shape.dim, hidden: hiddenSize(shape), activation: shape.mlp },
-      ...{ vocabulary: shape.vocab_size, layers: shape.n_layers },
-    };
-    const capacity = Math.max(UNIT, Math.ceil(compressedCount(options.context, l, d) / UNIT) * UNIT);
-    const isWhole = (options.whole ?? true) && wholeRefusal(step, sizes, batch) === null;
-    this.#whole = isWhole ? new WholeStep(launcher, step, sizes, batch, capacity, options.tuning) : null;
-    this.#kernels = isWhole ? null : new StepKernels(launcher, step, shape.dim, batch, options.overlap ?? true);
+    this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
     this.ids = this.#make([batch], 'i32');
@@ -113,14 +91,10 @@ export class DeviceStep {
     this.selected = this.#make([shape.n_layers, batch, groups, n_sel], 'i32');
     this.reads = this.#make([shape.n_layers, batch, groups, 3], 'i32');
     const width = this.#parameter(0, 'attention.qkv').value.shape[0];
-    // What only the separate kernels use is small for the other.
-    const splits = isWhole ? 0 : stepSplits(step, batch, launcher.multiprocessors);
     this.#buffers = {
       projection: this.#make([batch, width], 'bf16'),
       positions: this.#make([batch], 'i32'),
       rotations: this.#make([batch, 2, dk / 2, 2], 'f32'),
-      partial: this.#make([partialNumbers(step, batch, splits)], 'f32'),
-      scores: step.sparse && !isWhole ? this.#make([batch, heads, capacity], 'f32') : null,
     };
     this.#x = [this.#make([batch, shape.dim], 'bf16'), this.#make([batch, shape.dim], 'bf16')];
     this.#gateLogits = this.#make([batch, 3 * heads], 'f32');
@@ -142,12 +116,8 @@ export class DeviceStep {
 
   /** Launches the whole step; the host waits for nothing. */
   launch(): void {
-    if (this.#whole) {
-      this.#launchWhole(this.#whole, WHOLE_PARTS.all);
-      return;
-    }
     const { shape } = this.#model;
-    const kernels = this.#separate();
+    const kernels = this.#kernels;
     const [x] = this.#x;
     const table = this.#named('embedding');
     kernels.begin(table.value, this.ids, this.#frequencies, shape.rope_scale, x, this.#buffers);
@@ -158,74 +128,19 @@ export class DeviceStep {
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
-  /** The attention of all layers alone, for a measurement; `parts` of its second half (STEP_PARTS), null = no first half. */
-  launchAttention(first: boolean, parts: number | null): void {
-    if (this.#whole) {
-      this.#launchWhole(this.#whole, (first ? WHOLE_PARTS.compressed : 0) | (parts ?? 0));
-      return;
-    }
-    const kernels = this.#separate();
-    for (let layer = 0; layer < this.#model.shape.n_layers; layer++) {
-      const pages = this.#pages(layer);
-      if (first) kernels.compressed(this.#buffers, pages, this.#phi(layer));
-      if (parts !== null) this.#attend(layer, pages, parts);
-    }
-  }
-
-  /** Parts of a step that is one launch (WHOLE_PARTS), for a measurement: nothing goes on. False: it is not one launch. */
-  launchParts(parts: number): boolean {
-    if (!this.#whole) return false;
-    this.#launchWhole(this.#whole, parts);
-    return true;
+  /** The attention of all layers alone, or parts of it where it is sparse (STEP_PARTS), for a measurement. */
+  launchAttention(parts?: number): void {
+    for (let layer = 0; layer < this.#model.shape.n_layers; layer++) this.#attend(layer, parts);
   }
 
   free(): void {
     for (const tensor of this.#owned) tensor.free();
-    this.#whole?.free();
-  }
-
-  #launchWhole(whole: WholeStep, parts: number): void {
-    const { shape } = this.#model;
-    const [x, middle] = this.#x;
-    const { projection, positions, rotations } = this.#buffers;
-    const tablesOf = (kind: Kind) => {
-      const tables = this.#tables.get(kind);
-      if (!tables) throw new Error(`this model has no ${kind} pages`);
-      return tables;
-    };
-    const kinds = { cmp: tablesOf('cmp'), sel: tablesOf('sel'), win: tablesOf('win'), tail: tablesOf('tail') };
-    const layers = Array.from({ length: shape.n_layers }, (_, layer): WholeLayer => {
-      const value = (name: string) => this.#parameter(layer, name).value;
-      const weight = (name: string) => operand(this.#parameter(layer, name), x);
-      const place = (kind: Kind) => this.#cache.pages(kind, layer, tablesOf(kind)).place;
-      return {
-        ...{ attentionNorm: value('attention_norm'), mlpNorm: value('mlp_norm') },
-        ...{ projection: weight('attention.qkv'), out: weight('attention.out') },
-        ...{ gate: weight('attention.gate.weight'), gateBias: value('attention.gate.bias') },
-        ...{ up: weight('mlp.up'), down: weight('mlp.down'), phi: this.#phi(layer) },
-        places: { cmp: place('cmp'), sel: place('sel'), win: place('win'), tail: place('tail') },
-        ...{ selected: this.selected.rows(layer, layer + 1), reads: this.reads.rows(layer, layer + 1) },
-      };
-    });
-    const buffers = {
-      ...{ table: this.#named('embedding').value, frequencies: this.#frequencies, norm: this.#named('norm').value },
-      head: operand(this.#named(shape.tie_embeddings ? 'embedding' : 'head'), x),
-      ...{ ids: this.ids, positions, next: this.next, rotations, x, middle, projection },
-      ...{ attended: this.#attended, active: this.#active, gateLogits: this.#gateLogits, logits: this.logits },
-      tables: kinds,
-    };
-    const options = { epsilon: shape.norm_eps, ropeScale: shape.rope_scale, vocabulary: this.#vocabulary, parts };
-    whole.launch(layers, buffers, this.#gate(), options);
-  }
-
-  #separate(): StepKernels {
-    if (!this.#kernels) throw new Error('this step is one launch');
-    return this.#kernels;
+    this.#kernels.free();
   }
 
   #launchLayer(layer: number): void {
     const { shape } = this.#model;
-    const kernels = this.#separate();
+    const kernels = this.#kernels;
     const [x, middle] = this.#x;
     const weight = (name: string) => operand(this.#parameter(layer, name), x);
     const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.norm_eps });
@@ -235,9 +150,7 @@ export class DeviceStep {
       ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
       ...{ norm: norm('attention_norm'), ...also },
     });
-    const pages = this.#pages(layer);
-    kernels.compressed(this.#buffers, pages, this.#phi(layer));
-    this.#attend(layer, pages);
+    this.#attend(layer);
     const out = { x: this.#attended, weight: weight('attention.out'), y: middle, residual: x, tiles: TILES.output };
     kernels.linear(out);
     kernels.linear({
@@ -249,24 +162,24 @@ export class DeviceStep {
     });
   }
 
-  #attend(layer: number, pages: StepPages, parts?: number): void {
+  #attend(layer: number, parts?: number): void {
     const of = (all: Tensor) => all.rows(layer, layer + 1);
-    const isDense = this.#model.shape.attention === 'dense';
-    const gate = {
-      ...this.#gate(),
-      logits: isDense ? null : this.#gateLogits,
-      bias: isDense ? null : this.#parameter(layer, 'attention.gate.bias').value,
-    };
     const outputs = { out: this.#attended, selected: of(this.selected), reads: of(this.reads) };
-    this.#separate().attend(this.#buffers, pages, gate, outputs, parts);
+    const pages = this.#pages(layer);
+    if (this.#model.shape.attention === 'dense') {
+      this.#kernels.dense(this.#buffers, pages, outputs);
+      return;
+    }
+    const bias = this.#parameter(layer, 'attention.gate.bias').value;
+    const gate = { ...this.#gate(), logits: this.#gateLogits, bias };
+    this.#kernels.attention(this.#buffers, pages, this.#phi(layer), gate, outputs, parts);
   }
 
   #gate(): StepGate {
-    const { attention, nsa } = this.#model.shape;
+    const { nsa } = this.#model.shape;
     const fixed = (cmp: number, sel: number, win: number): StepGate => ({
       ...{ kind: 'fixed', temperature: 1, weights: [cmp, sel, win] },
     });
-    if (attention === 'dense') return fixed(1, 0, 0);
     if (nsa.force_uniform_gate) return fixed(1 / 3, 1 / 3, 1 / 3);
     const forced = nsa.force_branch;
     if (forced !== 'none') return fixed(Number(forced === 'cmp'), Number(forced === 'sel'), Number(forced === 'win'));
@@ -274,8 +187,7 @@ export class DeviceStep {
   }
 
   #phi(layer: number): { keys: Tensor; values: Tensor } | null {
-    const { attention, nsa } = this.#model.shape;
-    if (attention === 'dense' || nsa.phi !== 'conv') return null;
+    if (this.#model.shape.nsa.phi !== 'conv') return null;
     const weight = (part: string) => this.#parameter(layer, `attention.phi_${part}.weight`).value;
     return { keys: weight('k'), values: weight('v') };
   }

@@ -34,11 +34,6 @@ const REPLACED: Readonly<Record<string, string>> = {
   'void cluster_sync()': 'emulator::wait(emulator::state.cluster);',
   'int cluster_rank()': 'return emulator::self().block->rank;',
   'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
-  'u32 read_acquired(const u32* from)': 'return *from;',
-  'void count_released(u32* count, u32 limit)': '*count = *count >= limit ? 0 : *count + 1;',
-  'void add_released(int* count)': '++*count;',
-  'int add_ordered(int* count)': 'return (*count)++;',
-  'void pause_thread()': 'emulator::pause();',
 };
 
 /** The body of the function whose text begins so, exchanged. */
@@ -99,7 +94,7 @@ class EmulatedCode implements CudaCode {
   launch(name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
     const call = this.#library.func(`launch_${name}`, 'int', ['void *', 'void *']);
     const [x, y = 1, z = 1] = typeof shape.grid === 'number' ? [shape.grid] : shape.grid;
-    const together = shape.cooperative ? x * y * z : this.#cluster;
+    const together = this.#cluster;
     const numbers = Int32Array.of(x, y, z, shape.block, together, shape.shared ?? 0);
     const words = new BigUint64Array(values.length);
     const view = new DataView(words.buffer);

@@ -110,13 +110,11 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
     ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
-    step_attend_shared: 40_000,
-    ...{ step_whole_front: 384, step_whole_layer: 128, step_whole_step: 208, step_whole_shared: 60_000 },
+    step_attention_shared: 40_000,
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;
     if (name.endsWith('_rows')) return rows;
-    if (name === 'step_whole_threads') return 384;
     if (name.endsWith('_threads')) return 2 * rows;
     const value = numbers[name] ?? shared[name];
     if (value === undefined) throw new Error(`no constant ${name}`);

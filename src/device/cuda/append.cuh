@@ -8,13 +8,9 @@
 #define CMP_ROPE 2
 #endif
 
-// Places of one (sequence, group, share) in the partial results of the compressed branch.
+// Where the heads leave what they saw: maxima [HPG], sums [HPG], results [HPG][DV], and the number of keys.
 struct Partial {
   float *tops, *sums, *results, *seen;
-  __device__ Partial(float* partial, int splits, i64 pair, int split) {
-    const i64 at = pair * (splits + 1) + split;
-    tops = partial + at * RECORD, sums = tops + HPG, results = sums + HPG, seen = results + HPG * DV;
-  }
 };
 
 // Tables and the layer's places in them, of every kind of page.

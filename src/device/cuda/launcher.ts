@@ -1,7 +1,7 @@
 /** Launches of kernels on the device's stream: their arguments in native memory, and the call that fits the shape. */
 import koffi from 'koffi';
-import { AttributeLaunch, LAUNCH_ATTRIBUTE } from './attribute-launch.js';
 import { CudaError } from './driver.js';
+import { OverlappingLaunch } from './overlapping-launch.js';
 import { Floating, type LaunchArgument, type LaunchShape } from './runtime.js';
 import type { DeviceStream } from './stream.js';
 
@@ -15,15 +15,13 @@ export class Launcher {
   readonly #mayOverlap: boolean;
   /** The same memory for all: the driver copies arguments before the call returns. */
   readonly #arguments = new ArgumentTable();
-  readonly #overlapping: AttributeLaunch;
-  readonly #cooperative: AttributeLaunch;
+  readonly #overlapping: OverlappingLaunch;
   #launches = 0;
 
   constructor(stream: DeviceStream, architecture: number) {
     this.#stream = stream;
     this.#mayOverlap = architecture >= OVERLAP_ARCHITECTURE;
-    this.#overlapping = new AttributeLaunch(stream.handle, LAUNCH_ATTRIBUTE.programmaticStreamSerialization);
-    this.#cooperative = new AttributeLaunch(stream.handle, LAUNCH_ATTRIBUTE.cooperative);
+    this.#overlapping = new OverlappingLaunch(stream.handle);
   }
 
   /** How many so far, those without blocks not counted. */
@@ -40,9 +38,8 @@ export class Launcher {
     const { driver, handle } = this.#stream;
     const { table } = this.#arguments;
     const overlaps = shape.overlap === true && this.#mayOverlap;
-    const special = shape.cooperative ? this.#cooperative : overlaps ? this.#overlapping : null;
-    const status = special
-      ? special.launch(driver, kernel, [x, y, z], block, shared, table)
+    const status = overlaps
+      ? this.#overlapping.launch(driver, kernel, [x, y, z], block, shared, table)
       : driver.launchKernel(kernel, x, y, z, block, 1, 1, shared, handle, table, null);
     if (status !== 0)
       throw new CudaError(

@@ -35,8 +35,6 @@ export interface LaunchShape {
    * touches what that one writes. Hopper and newer; others ignore it.
    */
   readonly overlap?: boolean;
-  /** All blocks run at the same time, so that they may wait for each other; as many as fit on the GPU at most. */
-  readonly cooperative?: boolean;
 }
 
 /** A compiled source file. */

@@ -1,5 +1,5 @@
 /** Which models the kernels of a decode step take, and the macros they are compiled with. */
-import type { Macros } from '../../device/cuda/runtime.js';
+import type { CudaRuntime, Macros } from '../../device/cuda/runtime.js';
 import type { HeadShape, SparseShape } from '../attention.js';
 
 export interface StepShape {
@@ -35,30 +35,48 @@ export function stepMacros({ heads, sparse, cmpRope }: StepShape): Macros {
   return {
     ...{ HEADS: heads.heads, GROUPS: heads.groups, DK: heads.dk, DV: heads.dv },
     ...{ CMP_L: l, CMP_D: d, SEL_L: lSel, SEL_N: nSel, WINDOW: w },
-    ...{ CMP_ROPE: { none: 0, before: 1, after: 2 }[cmpRope], DENSE: sparse ? 0 : 1 },
+    CMP_ROPE: { none: 0, before: 1, after: 2 }[cmpRope],
   };
 }
 
-/** Blocks of four warps that a multiprocessor runs at once, and shares of the keys at most. */
-const RESIDENT = 4;
-const MOST_SPLITS = { sparse: 32, dense: 64 };
+/** Blocks of four warps that a multiprocessor runs at once, and shares of the keys at most (dense.cu). */
+const DENSE_RESIDENT = 4;
+const MOST_SPLITS = 64;
 
-/** Among how many blocks the keys of one (sequence, group) are shared out. */
-export function stepSplits({ heads, sparse }: StepShape, batch: number, multiprocessors: number): number {
-  const wanted = Math.floor((multiprocessors * RESIDENT) / (batch * heads.groups));
-  return Math.max(1, Math.min(wanted, sparse ? MOST_SPLITS.sparse : MOST_SPLITS.dense));
+/** Among how many blocks the keys of one (sequence, group) are shared out where attention is dense. */
+export function denseSplits({ heads }: StepShape, batch: number, multiprocessors: number): number {
+  const wanted = Math.floor((multiprocessors * DENSE_RESIDENT) / (batch * heads.groups));
+  return Math.max(1, Math.min(wanted, MOST_SPLITS));
 }
 
-/** Pairs (sequence, group) from which on a smaller cluster fills the GPU. */
-const MANY_PAIRS = 24;
-
-/** Blocks that work on one (sequence, group) together. */
-export function stepCluster({ heads }: StepShape, batch: number, architecture: number): number {
-  if (architecture < 90) return 1; // no clusters
-  return batch * heads.groups < MANY_PAIRS ? 8 : 4;
-}
-
-/** Numbers of the partial results of the compressed branch. */
+/** Numbers of the partial results of dense attention. */
 export function partialNumbers({ heads }: StepShape, batch: number, splits: number): number {
   return batch * (splits + 1) * (heads.heads * (2 + heads.dv) + heads.groups);
+}
+
+/** Blocks of a cluster at most, on every GPU that has clusters. */
+const MOST_CLUSTER = 8;
+const CLUSTER_ARCHITECTURE = 90;
+/** Blocks of attention.cu that a multiprocessor runs at once, where results are no larger than this. */
+const RESIDENT = 2;
+const SMALL_RESULTS = 512;
+
+export interface ClusterPlan {
+  /** Blocks that work on one (sequence, group) together. */
+  readonly cluster: number;
+  /** Blocks of a multiprocessor. */
+  readonly resident: number;
+}
+
+/** As many blocks for each (sequence, group) as run at once. */
+export function planClusters({ heads }: StepShape, batch: number, cuda: CudaRuntime): ClusterPlan {
+  const pairs = batch * heads.groups;
+  const mayShare = (heads.heads / heads.groups) * heads.dv <= SMALL_RESULTS;
+  if (cuda.architecture < CLUSTER_ARCHITECTURE) return { cluster: 1, resident: mayShare ? RESIDENT : 1 };
+  // A block alone on its multiprocessor has registers for everything.
+  const plans = [1, ...(mayShare ? [RESIDENT] : [])].map((resident) => {
+    const room = (resident * cuda.multiprocessors) / pairs;
+    return { cluster: Math.max(1, Math.min(MOST_CLUSTER, 2 ** Math.floor(Math.log2(Math.max(1, room))))), resident };
+  });
+  return plans.find(({ cluster }) => cluster === MOST_CLUSTER) ?? plans[plans.length - 1];
 }

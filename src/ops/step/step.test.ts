@@ -8,6 +8,7 @@ import { Tensor } from '../../tensor/tensor.js';
 import { cuda, rounded, tolerance } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
+import { RecordingCuda } from '../../testing/recording-cuda.js';
 import { siluForward, swigluForward } from '../activation/reference.js';
 import type { HeadShape, SparseShape } from '../attention.js';
 import { gateForward } from '../gate/reference.js';
@@ -17,7 +18,7 @@ import { rmsnormForward } from '../rmsnorm/reference.js';
 import { isSelection } from '../select/reference.js';
 import { compressedCount, Sequences } from '../sequences.js';
 import { type StepHistory, type StepProblem, stepForward, stepImportance } from './reference.js';
-import { partialNumbers, type StepShape, stepRefusal } from './shape.js';
+import { planClusters, type StepShape, stepRefusal } from './shape.js';
 import { StepKernels } from './step.js';
 
 const absence = cudaAbsence();
@@ -72,7 +73,7 @@ describe('linear layers of a step', () => {
         const isLogits = tiles === 4;
         const y = tape.empty([batch, results], isLogits ? 'f32' : 'bf16');
         const second = tape.empty([batch, Math.max(1, also)]);
-        new StepKernels(device, SHAPE, 768, batch).linear({
+        new StepKernels(device, SHAPE, 768, batch, { context: 64 }).linear({
           x: tape.from(x, [batch, inputs], 'bf16'),
           weight: tape.from(w, [rows, inputs], 'bf16'),
           ...{ y, activation, tiles },
@@ -94,7 +95,7 @@ describe('linear layers of a step', () => {
 describe('the ends of a step', () => {
   onGpu('embed, and choose the most probable token, the lower of equals', (device) => {
     const tape = new Tape(device, { record: false });
-    const kernels = new StepKernels(device, SHAPE, 96, 3);
+    const kernels = new StepKernels(device, SHAPE, 96, 3, { context: 64 });
     const logits = randomValues(3 * 5000, 7);
     for (const at of [4000, 4100, 4999]) logits[at] = 2;
     logits[5000 + 4900] = 3; // beyond the vocabulary
@@ -117,7 +118,7 @@ describe('the ends of a step', () => {
     const table = randomValues(20 * 96, 8);
     const x = tape.empty([3, 96], 'bf16');
     const buffers = {
-      ...{ projection: x, positions, partial: x, scores: null },
+      ...{ projection: x, positions },
       rotations: tape.empty([3, 2, 32, 2]),
     };
     ids.write([3, 19, 0]);
@@ -148,6 +149,8 @@ interface Case {
   readonly cmpRope?: StepShape['cmpRope'];
   readonly conv?: boolean;
   readonly gate?: 'softmax' | 'sigmoid' | 'fixed';
+  /** Tokens that there is room for. */
+  readonly context?: number;
 }
 
 const SMALL: SparseShape = { l: 8, d: 4, lSel: 32, nSel: 5, w: 50 };
@@ -161,6 +164,10 @@ const CASES: readonly Case[] = [
   },
   { name: 'the 125m shape', heads: heads(12, 2, 64), sparse: PAPER, positions: [3000, 1023, 1024, 2047, 31] },
   { name: 'one long sequence', heads: heads(12, 2, 64), sparse: PAPER, positions: [20_001] },
+  {
+    name: 'scores that do not fit into shared memory',
+    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [2500], context: 2 ** 20 },
+  },
   { name: 'one that completes a block', heads: heads(12, 2, 64), sparse: PAPER, positions: [4111] },
   {
     name: 'compressed keys rotated before',
@@ -205,7 +212,11 @@ const CASES: readonly Case[] = [
   },
 ];
 
-const ALWAYS_EMULATED = ['one long sequence', 'one that completes a block'];
+const ALWAYS_EMULATED = [
+  'one long sequence',
+  'one that completes a block',
+  'scores that do not fit into shared memory',
+];
 function emulationOf({ name, positions }: Case): Emulation {
   if (ALWAYS_EMULATED.includes(name)) return 'always';
   return positions.length < 9 ? 'long' : 'never';
@@ -214,6 +225,22 @@ function emulationOf({ name, positions }: Case): Emulation {
 describe('attention of a step', () => {
   for (const example of CASES)
     onGpu(`equals the reference: ${example.name}`, (device) => check(device, example), emulationOf(example));
+
+  it('has as many blocks for each sequence and group as run at once', () => {
+    const plan = (batch: number, architecture = 90) => {
+      const { cluster, resident } = planClusters(SHAPE, batch, new RecordingCuda(() => 0, architecture));
+      return [cluster, resident];
+    };
+    expect(plan(1)).toEqual([8, 1]);
+    expect(plan(8)).toEqual([8, 1]);
+    expect(plan(16)).toEqual([8, 2]);
+    expect(plan(32)).toEqual([4, 2]);
+    expect(plan(64)).toEqual([2, 2]);
+    expect(plan(1000)).toEqual([1, 2]);
+    expect(plan(1, 80)).toEqual([1, 2]);
+    const wide = { ...SHAPE, heads: heads(16, 1, 128) };
+    expect(planClusters(wide, 64, new RecordingCuda(() => 0))).toEqual({ cluster: 2, resident: 1 });
+  });
 
   it('says which shapes it takes', () => {
     expect(stepRefusal(SHAPE, [768, 3072])).toBeNull();
@@ -228,6 +255,7 @@ describe('attention of a step', () => {
 
 function check(device: StepDevice, example: Case): void {
   const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax' } = example;
+  const context = example.context ?? Math.max(...positions) + 1;
   const tape = new Tape(device, { record: false });
   const batch = positions.length;
   const { groups, dk, dv } = heads;
@@ -285,22 +313,25 @@ function check(device: StepDevice, example: Case): void {
     sparse.l,
     sparse.l * groups * (dk + dv),
   );
-  histories.forEach(({ rawKeys, rawValues }, b) => {
-    // keys [l][groups * dk], then values
-    const [address] = new BigUint64Array(tail.tables.readBytes().buffer).slice(b, b + 1);
-    const first = Tensor.empty(device, [1], 'f64');
-    device.copy(first.pointer, address, 8);
-    const [page] = new BigUint64Array(first.readBytes().buffer);
-    const at = page + BigInt(2 * tail.place);
-    const put = (values: Float64Array, offset: number) => {
-      if (values.length === 0) return;
-      const tensor = tape.from(values, [values.length], 'bf16');
-      device.copy(at + BigInt(2 * offset), tensor.pointer, 2 * values.length);
-    };
-    put(rawKeys, 0);
-    put(rawValues, sparse.l * groups * dk);
-    first.free();
-  });
+  /** Raw rows that compressed blocks to come need: a step moves them on. */
+  const fillTails = () => {
+    histories.forEach(({ rawKeys, rawValues }, b) => {
+      // keys [l][groups * dk], then values
+      const [address] = new BigUint64Array(tail.tables.readBytes().buffer).slice(b, b + 1);
+      const first = Tensor.empty(device, [1], 'f64');
+      device.copy(first.pointer, address, 8);
+      const [page] = new BigUint64Array(first.readBytes().buffer);
+      const at = page + BigInt(2 * tail.place);
+      const put = (values: Float64Array, offset: number) => {
+        if (values.length === 0) return;
+        const tensor = tape.from(values, [values.length], 'bf16');
+        device.copy(at + BigInt(2 * offset), tensor.pointer, 2 * values.length);
+      };
+      put(rawKeys, 0);
+      put(rawValues, sparse.l * groups * dk);
+      first.free();
+    });
+  };
   const pages = {
     cmp: filled(64, known, 'kCmp', 'vCmp'),
     sel: filled(sparse.lSel, positions, 'kSel', 'vSel'),
@@ -308,14 +339,11 @@ function check(device: StepDevice, example: Case): void {
     tail,
   };
   const shape: StepShape = { heads, sparse, cmpRope };
-  const kernels = new StepKernels(device, shape, 96, batch);
-  const capacity = Math.max(32, Math.ceil(Math.max(...known) / 32) * 32 + 32);
+  const kernels = new StepKernels(device, shape, 96, batch, { context });
   const buffers = {
     projection: tape.from(projection, [batch, width], 'bf16'),
     positions: tape.from(positions, [batch], 'i32'),
     rotations: tape.empty([batch, 2, dk / 2, 2]),
-    partial: tape.empty([partialNumbers(shape, batch, kernels.splits)]),
-    scores: tape.empty([batch, heads.heads, capacity]),
   };
   const frequencies = tape.from(
     Array.from({ length: dk / 2 }, (_, j) => rope.theta ** ((-2 * j) / dk)),
@@ -333,7 +361,6 @@ function check(device: StepDevice, example: Case): void {
     keys: tape.from(phi.keys, [sparse.l, groups, dk]),
     values: tape.from(phi.values, [sparse.l, groups, dv]),
   };
-  kernels.compressed(buffers, pages, device_phi);
   const outputs = {
     out: tape.empty([batch, heads.heads, dv], 'bf16'),
     selected: tape.empty([batch, groups, sparse.nSel], 'i32'),
@@ -342,7 +369,8 @@ function check(device: StepDevice, example: Case): void {
   const fixed = [0.2, 0.5, 0.3] as const;
   const attend = (kind: 'softmax' | 'sigmoid' | 'fixed', mix: readonly [number, number, number]) => {
     const of = { logits: tape.from(logits, [batch, 3 * heads.heads]), bias: tape.from(bias, [3 * heads.heads]) };
-    kernels.attend(buffers, pages, { kind, temperature: 1.5, weights: mix, ...of }, outputs);
+    fillTails();
+    kernels.attention(buffers, pages, device_phi, { kind, temperature: 1.5, weights: mix, ...of }, outputs);
     return outputs.out.read();
   };
   const branches = (
@@ -404,6 +432,7 @@ function check(device: StepDevice, example: Case): void {
       expect(reads[(b * groups + g) * 3 + 2]).toBe(Math.min(sparse.w, position + 1));
     }
   });
+  kernels.free();
   tape.end();
 }
 

@@ -1,17 +1,20 @@
 /**
- * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is six launches, all
+ * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches, all
  * lengths on the device, nothing that a graph could not replay. docs/decoding.md has the plan.
  */
 import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../device/cuda/runtime.js';
-import type { Tensor } from '../../tensor/tensor.js';
+import type { Device } from '../../device/device.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { sharedLimit } from '../nsa-fused/plan.js';
 import type { Pages } from '../paged/op.js';
-import { type StepShape, stepCluster, stepMacros, stepSplits } from './shape.js';
+import { compressedCount } from '../sequences.js';
+import { type ClusterPlan, denseSplits, partialNumbers, planClusters, type StepShape, stepMacros } from './shape.js';
 
 const SOURCES = {
   token: new URL('./token.cu', import.meta.url),
   linear: new URL('./linear.cu', import.meta.url),
-  compressed: new URL('./compressed.cu', import.meta.url),
-  attend: new URL('./attend.cu', import.meta.url),
+  attention: new URL('./attention.cu', import.meta.url),
+  dense: new URL('./dense.cu', import.meta.url),
 };
 
 /** Rows of a tile of the tensor cores, and tiles of the batch that one block of linear.cu takes at most. */
@@ -51,7 +54,7 @@ export interface StepGate {
   readonly weights: readonly [number, number, number];
 }
 
-/** What the two halves of attention share, made once for a batch. */
+/** What the launches of a step share, made once for a batch. */
 export interface StepBuffers {
   /** bf16 [batch, columns of the fused projection] */
   readonly projection: Tensor;
@@ -59,36 +62,91 @@ export interface StepBuffers {
   readonly positions: Tensor;
   /** f32 [batch, 2, dk/2, 2] */
   readonly rotations: Tensor;
-  readonly partial: Tensor;
-  /** f32 [batch, heads, capacity]; null for dense attention */
-  readonly scores: Tensor | null;
 }
 
-/** Parts of the second half of attention, to be timed one by one. */
-export const STEP_PARTS = { selection: 1, selected: 2, window: 4, all: 7 } as const;
+export interface StepOutputs {
+  /** bf16 [batch, heads * dv] */
+  readonly out: Tensor;
+  /** i32 [batch, groups, n_sel]: the blocks selected. */
+  readonly selected: Tensor;
+  /** i32 [batch, groups, 3]: keys that each branch read; dense attention has the first. */
+  readonly reads: Tensor;
+}
+
+/** Parts of sparse attention, to be timed one by one. */
+export const STEP_PARTS = { selection: 1, selected: 2, window: 4, compressed: 8, all: 15 } as const;
+
+/** Compressed keys of a unit of the kernels: scores are written in whole units. */
+const UNIT = 32;
+
+export interface StepOptions {
+  /** Tokens that a sequence may have at most. */
+  readonly context: number;
+  /** Kernels start while the one before still runs. */
+  readonly overlap?: boolean;
+  /** Other clusters than the usual ones, for measurements. */
+  readonly clusters?: ClusterPlan;
+}
 
 export class StepKernels {
-  readonly splits: number;
   readonly #shape: StepShape;
   readonly #cuda: CudaRuntime;
   readonly #batch: number;
-  readonly #cluster: number;
   readonly #overlap: boolean;
   readonly #token: CudaCode;
-  readonly #compressed: CudaCode;
-  readonly #attend: CudaCode;
+  readonly #attention: CudaCode;
+  readonly #clusters: ClusterPlan;
+  /** Compressed keys that there is room for. */
+  readonly #capacity: number;
+  readonly #shared: number;
+  /** Dense attention: shares of the keys, and what each leaves. Sparse: scores, where they do not fit into shared memory. */
+  readonly #splits: number;
+  readonly #partial: Tensor | null;
 
-  constructor(cuda: CudaRuntime, shape: StepShape, dim: number, batch: number, overlap = true) {
+  constructor(
+    cuda: Device & CudaRuntime,
+    shape: StepShape,
+    dim: number,
+    batch: number,
+    { context, overlap = true, clusters }: StepOptions,
+  ) {
     this.#cuda = cuda;
     this.#shape = shape;
     this.#batch = batch;
     this.#overlap = overlap;
-    this.splits = stepSplits(shape, batch, cuda.multiprocessors);
-    this.#cluster = stepCluster(shape, batch, cuda.architecture);
     const macros = stepMacros(shape);
+    const { heads, sparse } = shape;
     this.#token = cuda.compile(SOURCES.token, { ...macros, DIM: dim });
-    this.#compressed = cuda.compile(SOURCES.compressed, macros);
-    this.#attend = cuda.compile(SOURCES.attend, { ...macros, CLUSTER: this.#cluster });
+    this.#splits = denseSplits(shape, batch, cuda.multiprocessors);
+    this.#clusters = clusters ?? planClusters(shape, batch, cuda);
+    if (!sparse) {
+      this.#attention = cuda.compile(SOURCES.dense, macros);
+      this.#partial = Tensor.empty(cuda, [partialNumbers(shape, batch, this.#splits)], 'f32');
+      this.#capacity = 0;
+      this.#shared = 0;
+      return;
+    }
+    const { cluster, resident } = this.#clusters;
+    const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
+    this.#capacity = UNIT * units;
+    const compile = (inShared: boolean) =>
+      cuda.compile(SOURCES.attention, {
+        ...macros,
+        ...{ CLUSTER: cluster, RESIDENT: resident, SCORES_SHARED: inShared ? 1 : 0 },
+      });
+    // Two numbers for every selection block, and the scores of a block of threads, two more in a row for the banks.
+    const always = 8 * (Math.ceil(context / sparse.lSel) + 2);
+    const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / cluster) + 2);
+    const fixed = compile(true).constant('step_attention_shared');
+    // Every block of a multiprocessor takes a KiB more.
+    const fits = fixed + always + scores <= (sharedLimit(cuda.architecture) + 1024) / resident - 1024;
+    this.#attention = compile(fits);
+    this.#shared = fixed + always + (fits ? scores : 0);
+    this.#partial = fits ? null : Tensor.empty(cuda, [batch * heads.heads * this.#capacity], 'f32');
+  }
+
+  free(): void {
+    this.#partial?.free();
   }
 
   /** x [batch, dim] = rows `ids` of the table; the rotations of the tokens' positions. */
@@ -126,40 +184,41 @@ export class StepKernels {
     );
   }
 
-  /** The new tokens go into the cache and see the compressed keys. `phi`: the weights of phi conv. */
-  compressed(buffers: StepBuffers, pages: StepPages, phi: { keys: Tensor; values: Tensor } | null): void {
+  /**
+   * The new tokens go into the cache, and their heads see what is there. `phi`: the weights of phi conv; `logits` f32 [batch,
+   * 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
+   */
+  attention(
+    buffers: StepBuffers,
+    pages: StepPages,
+    phi: { readonly keys: Tensor; readonly values: Tensor } | null,
+    gate: StepGate & { readonly logits: Tensor | null; readonly bias: Tensor | null },
+    outputs: StepOutputs,
+    parts: number = STEP_PARTS.all,
+  ): void {
     const { groups } = this.#shape.heads;
-    this.#compressed.launch(
-      'step_compressed',
-      this.#launched([this.splits + 1, groups, this.#batch], 128),
-      ...[buffers.projection, buffers.positions, buffers.rotations],
+    const { projection, positions, rotations } = buffers;
+    const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
+    this.#attention.launch(
+      'step_attention',
+      this.#launched([this.#clusters.cluster, groups, this.#batch], 256, this.#shared),
+      ...[projection, gate.logits, gate.bias, positions, rotations],
       ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
-      ...[phi?.keys ?? null, phi?.values ?? null, buffers.partial, buffers.scores, capacityOf(buffers), this.splits],
+      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],
+      ...[...gate.weights.map(f32), outputs.selected, outputs.reads, outputs.out, parts],
     );
   }
 
-  /**
-   * `logits` f32 [batch, 3 heads] and `bias` of the gate → `out` bf16 [batch, heads * dv]; the blocks selected, i32 [batch,
-   * groups, n_sel], and the keys that each branch read, i32 [batch, groups, 3].
-   */
-  attend(
-    buffers: StepBuffers,
-    pages: StepPages,
-    gate: StepGate & { readonly logits: Tensor | null; readonly bias: Tensor | null },
-    outputs: { readonly out: Tensor; readonly selected: Tensor; readonly reads: Tensor | null },
-    parts: number = this.#shape.sparse ? STEP_PARTS.all : 0,
-  ): void {
-    const { groups } = this.#shape.heads;
-    const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
-    const [cmp, sel, win] = gate.weights.map(f32);
-    this.#attend.launch(
-      'step_attend',
-      this.#launched([this.#cluster, groups, this.#batch], 256, this.#attendShared(capacityOf(buffers))),
-      ...[buffers.projection, gate.logits, gate.bias, buffers.positions, buffers.rotations],
-      ...[pages.sel, pages.win].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
-      ...[buffers.partial, buffers.scores, capacityOf(buffers), this.splits, kind, f32(gate.temperature)],
-      ...[cmp, sel, win, outputs.selected, outputs.reads, outputs.out, parts],
+  /** Attention of a model that is dense. */
+  dense({ projection, positions, rotations }: StepBuffers, { win }: StepPages, { out, reads }: StepOutputs): void {
+    const { heads, groups } = this.#shape.heads;
+    this.#attention.launch(
+      'step_dense',
+      this.#launched([this.#splits + 1, groups, this.#batch], 128),
+      ...[projection, positions, rotations, win.tables, win.place, this.#partial, this.#splits],
     );
+    const shape = this.#launched([heads / groups, groups, this.#batch], 128);
+    this.#attention.launch('step_merge', shape, this.#partial, this.#splits, reads, out);
   }
 
   /**
@@ -171,18 +230,7 @@ export class StepKernels {
     this.#token.launch('step_end', shape, logits, logits.shape[1], vocabulary, ids, positions, next);
   }
 
-  /** With room for the importance of every selection block. */
-  #attendShared(capacity: number): number {
-    const { sparse } = this.#shape;
-    const blocks = sparse ? Math.ceil((capacity * sparse.d + sparse.l) / sparse.lSel) + 1 : 0;
-    return this.#attend.constant('step_attend_shared') + 4 * blocks;
-  }
-
   #launched(grid: readonly [number, number, number], block: number, shared = 0): LaunchShape {
     return { grid, block, shared, overlap: this.#overlap };
   }
-}
-
-function capacityOf({ scores }: StepBuffers): number {
-  return scores?.shape[2] ?? 0;
 }

@@ -281,10 +281,6 @@ int cublasLtMatmulPreferenceSetAttribute(void*, int, void*, size_t) { return 0; 
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void* answers, int* found) {
   return memset(answers, 0, 96), *found = 1, 0;
 }
-int cublasLtMatmulAlgoConfigSetAttribute(void*, int, void*, size_t) { return 0; }
-int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*, void*, void* answer) {
-  return memset(answer, 0, 96), 0;
-}
 int cublasLtMatmul(void*, void*, void*, Address, void*, Address, void*, void*, Address, void*, Address, void*, void*,
                    Address, size_t, void* stream) {
   return enqueue(stream, [] {}), 0;

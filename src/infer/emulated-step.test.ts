@@ -1,4 +1,4 @@
-/** A decode step in one launch, on the emulated GPU: against float64, and against the same step kernel by kernel. */
+/** Decoding by the fused step on the emulated GPU, against float64. */
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
 import { fillCache } from '../bench/fill-cache.js';
@@ -41,9 +41,9 @@ interface Step {
 }
 
 /** `steps` tokens of each of `batch` sequences behind `filled` of random keys. */
-async function decode(model: LanguageModel, batch: number, filled: number, steps: number, whole: boolean) {
+async function decode(model: LanguageModel, batch: number, filled: number, steps: number) {
   const cache = new DecodeCache(model.device, model.shape, model.dtype);
-  const decoder = new DeviceDecoder(model, cache, { whole });
+  const decoder = new DeviceDecoder(model, cache);
   const sequences = Array.from({ length: batch }, () => cache.sequence());
   if (filled > 0) fillCache(cache, sequences, filled);
   const results: Step[] = [];
@@ -65,11 +65,11 @@ async function decode(model: LanguageModel, batch: number, filled: number, steps
   return results;
 }
 
-describe('a step in one launch', () => {
+describe('a step on an emulated GPU', () => {
   it('equals float64', { timeout: 600_000 }, async () => {
     const model = made({});
     const replay = new StepReplay(model);
-    const steps = await decode(model, 1, 0, process.env['TREFOIL_LONG'] ? 200 : 45, true);
+    const steps = await decode(model, 1, 0, process.env['TREFOIL_LONG'] ? 200 : 45);
     steps.forEach(({ logits: [logits], selected, next }, at) => {
       const shape = [model.shape.n_layers, 1, model.shape.n_kv_groups, NSA.n_sel];
       const exact = replay.next(tokenAt(at, 1), selectionOf(selected, shape, 0));
@@ -78,35 +78,4 @@ describe('a step in one launch', () => {
       expect(next[0]).toBe(logits.indexOf(Math.max(...logits)));
     });
   });
-
-  const KERNEL_BY_KERNEL: readonly [string, Sections, number, number][] = [
-    ['one sequence', {}, 1, 300],
-    // More blocks than the importance of is computed at a time.
-    ['conv, SwiGLU, tied', { model: { mlp: 'swiglu', tie_embeddings: true }, nsa: { phi: 'conv' } }, 3, 2300],
-    [
-      'heads of the 125m shape',
-      {
-        model: { n_layers: 1, n_heads: 12, d_k: 64, d_v: 64 },
-        nsa: { l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512, cmp_rope: 'before', gate: 'sigmoid' },
-      },
-      17,
-      1500,
-    ],
-  ];
-  for (const [name, sections, batch, filled] of KERNEL_BY_KERNEL)
-    it(`equals the step kernel by kernel: ${name}`, { timeout: 600_000 }, async (context) => {
-      if (batch > 1 && !process.env['TREFOIL_LONG']) return context.skip('takes minutes: TREFOIL_LONG=1');
-      const model = made(sections);
-      const [together, apart] = [
-        await decode(model, batch, filled, 3, true),
-        await decode(model, batch, filled, 3, false),
-      ];
-      together.forEach((step, at) => {
-        expect(step.selected, `token ${at}`).toEqual(apart[at].selected);
-        expect(step.reads, `token ${at}`).toEqual(apart[at].reads);
-        step.logits.forEach((logits, row) => {
-          expect(relativeError(logits, apart[at].logits[row]), `token ${at}, row ${row}`).toBeLessThan(LIMIT);
-        });
-      });
-    });
 });

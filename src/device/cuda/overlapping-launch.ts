@@ -1,27 +1,25 @@
 /**
- * Launches with an attribute: a kernel that may start while the one before it still runs (programmatic stream serialization),
- * or one whose blocks all run at the same time (cooperative). The driver takes them as a struct with a list of attributes,
- * kept here in native memory and filled anew for every launch.
+ * A launch whose kernel may start while the one before it still runs (programmatic stream serialization): the driver takes it
+ * as a struct with a list of attributes, kept here in native memory and filled anew for every launch.
  */
 import koffi from 'koffi';
 import type { Driver } from './driver.js';
 
 const CONFIG_BYTES = 56;
 const ATTRIBUTE_BYTES = 72;
-/** CUlaunchAttributeID; the value of each is an int. */
-export const LAUNCH_ATTRIBUTE = { cooperative: 2, programmaticStreamSerialization: 6 } as const;
+const PROGRAMMATIC_STREAM_SERIALIZATION = 6;
 /** Offsets in CUlaunchConfig: six numbers of grid and block first. */
 const AT = { shared: 24, stream: 32, attributes: 40, count: 48 } as const;
 
-export class AttributeLaunch {
+export class OverlappingLaunch {
   readonly #config = koffi.alloc('uint64_t', CONFIG_BYTES / 8) as bigint;
   readonly #view: DataView;
 
-  constructor(stream: bigint, kind: number) {
+  constructor(stream: bigint) {
     const attribute = koffi.alloc('uint64_t', ATTRIBUTE_BYTES / 8) as bigint;
     const value = new DataView(koffi.view(attribute, ATTRIBUTE_BYTES));
     for (let i = 0; i < ATTRIBUTE_BYTES; i += 8) value.setBigUint64(i, 0n, true);
-    value.setUint32(0, kind, true);
+    value.setUint32(0, PROGRAMMATIC_STREAM_SERIALIZATION, true);
     value.setUint32(8, 1, true);
     this.#view = new DataView(koffi.view(this.#config, CONFIG_BYTES));
     for (let i = 0; i < CONFIG_BYTES; i += 8) this.#view.setBigUint64(i, 0n, true);

@@ -1,0 +1,348 @@
+// Sparse attention of a decode step, one launch: a cluster of CLUSTER blocks for each (sequence, group) puts the new token
+// into the cache, sees the compressed keys, selects blocks by their scores, sees those and the window, and sums the
+// three branches by their gates.
+//
+// The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to rank,
+// units of 32 keys to see, numbers of the result. What they find they read from each other's shared memory, where scores
+// stay too as far as they fit (SCORES_SHARED): nothing but the result is written that another launch would have to read.
+#include "append.cuh"
+#include "cluster.cuh"
+
+#ifndef SCORES_SHARED
+#define SCORES_SHARED 1
+#define RESIDENT 2  // blocks on a multiprocessor at once
+#endif
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
+constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
+constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time
+constexpr int BINS = 2048, BIN_SHIFT = 20, BINS_OF_THREAD = BINS / THREADS;
+constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
+constexpr int CMP = 0, SEL = 1, WIN = 2;
+
+static_assert(STRIDE * CMP_D == SEL_L && STRETCH >= 1, "d divides l'");
+
+struct Shared {
+  alignas(16) bf16 q[16 * DK];
+  // Of every warp, for one branch after the other, and of the compressed block that the token completes; then of the block.
+  alignas(16) float results[WARPS + 1][HPG][DV];
+  float tops[WARPS + 1][HPG], sums[WARPS + 1][HPG];
+  float block_tops[3][HPG], block_sums[3][HPG], block_results[3][HPG][DV];
+  float share[3][CLUSTER][HPG], lse[HPG], gates[HPG][3];
+  float key[DK], block[DK + DV], completed;
+  float probability[STRETCH * STRIDE + LEAD];
+  int histogram[BINS], totals[WARPS], limit, above, held, tied;
+  int best[ROOM + 1], selected[SEL_N], count, seen[3];
+};
+
+// Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all of
+// them in memory.
+struct Scores {
+  float* own;
+  i64 row;
+  int range, rank;  // keys of a rank
+
+  __device__ __forceinline__ float* at(int r, int key) const {
+    return own + r * row + (SCORES_SHARED ? key - rank * range : key);
+  }
+  __device__ __forceinline__ float read(int r, int key) const {
+    if (!SCORES_SHARED) return own[r * row + key];
+    const int owner = key / range;
+    const float* const there = own + r * row + key - owner * range;
+    return owner == rank ? *there : read_from(owner, there);
+  }
+};
+
+// Warps to block, by one branch's `slots`, of which the last may belong to the completed block.
+__device__ __forceinline__ void merge_warps(Shared& s, int branch, int slots) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < HPG * DV; i += THREADS) {
+    const int r = i / DV, c = i % DV;
+    float top = -positive_infinity();
+#pragma unroll
+    for (int w = 0; w <= WARPS; w++) top = fmaxf(top, w < slots ? s.tops[w][r] : -positive_infinity());
+    const float base = top == -positive_infinity() ? 0.0f : top;
+    float sum = 0.0f, result = 0.0f;
+#pragma unroll
+    for (int w = 0; w <= WARPS; w++) {
+      if (w >= slots) break;
+      const float factor = exp2_approximate(s.tops[w][r] - base);
+      sum += factor * s.sums[w][r];
+      result += factor * s.results[w][r][c];
+    }
+    s.block_results[branch][r][c] = result;
+    if (c == 0) s.block_tops[branch][r] = top, s.block_sums[branch][r] = sum;
+  }
+}
+
+// Each block's share in the sums of a branch, divided by the branch's sum; for the compressed branch the log-sum too. After
+// a barrier of the cluster, before one of the block.
+__device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
+  float top = -positive_infinity(), tops[CLUSTER], sum = 0.0f;
+#pragma unroll
+  for (int c = 0; c < CLUSTER; c++) tops[c] = read_from(c, &s.block_tops[branch][r]), top = fmaxf(top, tops[c]);
+  const float base = top == -positive_infinity() ? 0.0f : top;
+#pragma unroll
+  for (int c = 0; c < CLUSTER; c++) {
+    tops[c] = exp2_approximate(tops[c] - base);
+    sum += tops[c] * read_from(c, &s.block_sums[branch][r]);
+  }
+#pragma unroll
+  for (int c = 0; c < CLUSTER; c++) s.share[branch][c][r] = sum > 0.0f ? tops[c] / sum : 0.0f;
+  if (branch == CMP) s.lse[r] = base + log2f(sum);
+}
+
+// Importance of the candidates first ... end - 1, which are those of this rank; never negative, a number that is none ranks
+// last.
+__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first, int end) {
+  for (int begin = first; begin < end; begin += STRETCH) {
+    const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
+    const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int r = 0; r < HPG; r++) sum += exp2_approximate(scores.read(r, from + i) - s.lse[r]);
+      s.probability[i] = sum;
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < blocks; j += THREADS) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < WEIGHTS; i++) {
+        const int at = (i - LEAD) * CMP_D, stop = at + CMP_L;
+        const int shared = (stop < SEL_L ? stop : SEL_L) - (at > 0 ? at : 0);
+        sum += (float)shared / (float)CMP_D * s.probability[j * STRIDE + i];
+      }
+      importance[begin + j] = sum >= 0.0f ? sum : 0.0f;
+    }
+    __syncthreads();
+  }
+}
+
+// The ROOM most important of the candidates 1 ... all, the lower index among equals, in any order. Numbers that are not
+// negative compare as their bits do: a histogram of the upper bits finds the bin of the last one that is taken, and only
+// the candidates of that bin are compared with each other. ties: room for `all` numbers.
+__device__ __forceinline__ void keep_most_important(Shared& s, const float* importance, int* ties, int all) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto bin_of = [](float x) { return (int)(__float_as_uint(x) >> BIN_SHIFT); };
+  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
+  __syncthreads();
+  // Threads count from the highest bins down.
+  const int highest = BINS - 1 - (int)threadIdx.x * BINS_OF_THREAD;
+  int own = 0;
+#pragma unroll
+  for (int i = 0; i < BINS_OF_THREAD; i++) own += s.histogram[highest - i];
+  int before = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == 31) s.totals[warp] = before;
+  __syncthreads();
+  before -= own;
+  for (int w = 0; w < warp; w++) before += s.totals[w];
+  if (before < ROOM && before + own >= ROOM) {
+    int bin = highest;
+    while (before + s.histogram[bin] < ROOM) before += s.histogram[bin--];
+    s.limit = bin, s.above = before;
+  }
+  __syncthreads();
+  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
+    const int bin = bin_of(importance[j]);
+    if (bin > s.limit) s.best[atomicAdd(&s.held, 1)] = j;
+    else if (bin == s.limit) ties[atomicAdd(&s.tied, 1)] = j;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < s.tied; i += THREADS) {
+    const int j = ties[i];
+    const float value = importance[j];
+    int place = s.above;
+    for (int k = 0; k < s.tied; k++) {
+      const float other = importance[ties[k]];
+      place += other > value || (other == value && ties[k] < j);
+    }
+    if (place < ROOM) s.best[place] = j;
+  }
+  __syncthreads();
+}
+
+// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current.
+__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const Scores& scores, int position) {
+  const int current = position / SEL_L;
+  if (current + 1 <= SEL_N) {
+    for (int i = threadIdx.x; i <= current; i += THREADS) s.selected[i] = i;
+    if (threadIdx.x == 0) s.count = current + 1;
+    __syncthreads();
+    return;
+  }
+  if (ROOM > 0) {
+    const int all = current - 2;
+    // The candidate's first key decides whose it is.
+    const auto first_of = [&](int rank) {
+      const int first = (rank * scores.range + STRIDE - 1) / STRIDE;
+      return first < 1 ? 1 : first > all + 1 ? all + 1 : first;
+    };
+    const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
+    for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
+    if (threadIdx.x == 0) s.held = 0, s.tied = 0;
+    compute_importance(s, importance, scores, first, end);
+    cluster_sync();
+    if (CLUSTER > 1)
+      for (int j = 1 + threadIdx.x; j <= all; j += THREADS)
+        if (j < first || j >= end) {
+          const int owner = j * STRIDE / scores.range;
+          importance[j] = read_from(owner < CLUSTER ? owner : CLUSTER - 1, importance + j);
+        }
+    __syncthreads();
+    keep_most_important(s, importance, (int*)(importance + all + 1), all);
+  }
+  for (int i = threadIdx.x; i < ROOM; i += THREADS) {
+    int place = 1;
+#pragma unroll
+    for (int k = 0; k < ROOM; k++) place += s.best[k] < s.best[i];
+    s.selected[place] = s.best[i];
+  }
+  if (threadIdx.x == 0) s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
+  __syncthreads();
+}
+
+// rotations: [batch][2][DK / 2] cosines and sines of the token's position, then of the block's that it may complete.
+// memory: [batch][HEADS][capacity] where scores do not fit into shared memory. chosen: [batch][GROUPS][SEL_N]; reads:
+// [batch][GROUPS][3], keys seen by each branch. out: [batch][HEADS][DV].
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+#if CLUSTER > 1
+    __cluster_dims__(CLUSTER, 1, 1)
+#endif
+step_attention(const bf16* projection, const float* logits, const float* bias, const int* positions, const float2* rotations,
+               const i64* cmp_tables, i64 cmp_place, const i64* sel_tables, i64 sel_place, const i64* win_tables, i64 win_place,
+               const i64* tail_tables, i64 tail_place, const float* weight_keys, const float* weight_values, float* memory,
+               i64 capacity, int gate, float temperature, float gate_cmp, float gate_sel, float gate_win, int* chosen,
+               int* reads, bf16* out, int parts) {
+  extern __shared__ float4 shared_memory[];
+  Shared& s = *(Shared*)shared_memory;
+  let_next_start();
+  const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const i64 pair = (i64)b * GROUPS + g;
+  const int position = positions[b], known = count_compressed(position), t = lane % 4;
+  const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
+  const int units = (known + UNIT - 1) / UNIT, share = (units + CLUSTER - 1) / CLUSTER;
+  const int begin = rank * share, end = !(parts & COMPRESSED) ? begin : begin + share < units ? begin + share : units;
+  // Behind the fixed memory: this rank's scores, then two numbers for every selection block.
+  const i64 room = SCORES_SHARED ? ((capacity / UNIT + CLUSTER - 1) / CLUSTER) * UNIT + 2 : 0;
+  float* const behind = (float*)(&s + 1);
+  float* const importance = behind + room * HPG;
+  const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
+                                      : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
+  Unit unit;
+  int u = begin + warp;
+  // What earlier steps wrote is on its way before the wait for this one's queries.
+  bool loaded = u < end;
+  if (loaded) unit.load<PAGE>(caches.cmp.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+  else unit.clear();
+  wait_for_previous();
+  const bf16* const row = projection + (i64)b * WIDTH;
+  const float2* const rotation = rotations + b * DK;
+  const bool appends = rank == CLUSTER - 1 && (parts & COMPRESSED);
+  if (appends)
+    append_token(caches, b, g, position, row, rotation, weight_keys, weight_values,
+                 Partial{s.tops[WARPS], s.sums[WARPS], &s.results[WARPS][0][0], &s.completed}, s.q, s.key, s.block);
+  rotate_queries(s.q, row, rotation, g);
+  compute_gates(s.gates, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
+  if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
+  __syncthreads();
+  Queries queries;
+  queries.load(s.q);
+  Running running;
+  running.reset();
+  int seen = 0;
+  for (; u < end; u += WARPS) {
+    if (!loaded) unit.load<PAGE>(caches.cmp.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+    loaded = false;
+    const int high = known - u * UNIT < UNIT ? known - u * UNIT : UNIT;
+    running.see(unit, queries, 0, high, [&](int half, int i, const float* x, float, float, float) {
+      const int r = lane / 4 + 8 * half;  // an unfinished unit ends in -inf
+      if (r < HPG) *(float2*)scores.at(r, u * UNIT + 8 * t + 2 * i) = make_float2(x[0], x[1]);
+    });
+    seen += high;
+  }
+  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
+  // The window is on its way while the blocks wait for each other: all of it but the newest tokens was there before.
+  // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the other.
+  const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
+  u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
+  loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
+  if (loaded) unit.load<PAGE>(caches.win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+  merge_warps(s, CMP, appends ? WARPS + 1 : WARPS);
+  cluster_sync();
+  for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
+  const auto ignore = [](int, int, const float*, float, float, float) {};
+  running.reset();
+  seen = 0;
+  if (parts & WINDOWED)
+    for (; u * UNIT <= position; u += CLUSTER * WARPS) {
+      const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
+      const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
+      if (!loaded) unit.load<PAGE>(caches.win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+      loaded = false;
+      running.see(unit, queries, from_key, to_key, ignore);
+      seen += to_key - from_key;
+    }
+  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
+  merge_warps(s, WIN, WARPS);
+  int* const list = chosen + pair * SEL_N;
+  if (parts & SELECTION) {
+    select_blocks(s, importance, scores, position);
+    if (rank == 0)
+      for (int i = threadIdx.x; i < SEL_N; i += THREADS) list[i] = i < s.count ? s.selected[i] : -1;
+  } else {
+    if (threadIdx.x == 0) s.count = position / SEL_L + 1 < SEL_N ? position / SEL_L + 1 : SEL_N;
+    for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
+    __syncthreads();
+  }
+  constexpr int PER_BLOCK = SEL_L / UNIT;
+  running.reset();
+  seen = 0;
+  if (parts & SELECTED)
+    for (u = rank * WARPS + warp; u < s.count * PER_BLOCK; u += CLUSTER * WARPS) {
+      const int index = s.selected[u / PER_BLOCK], first = u % PER_BLOCK * UNIT, left = position + 1 - index * SEL_L - first;
+      if (left <= 0) continue;
+      unit.load<SEL_L>(caches.sel.page(b, index), g, first);
+      running.see(unit, queries, 0, left < UNIT ? left : UNIT, ignore);
+      seen += left < UNIT ? left : UNIT;
+    }
+  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
+  if (appends && threadIdx.x == 0) atomicAdd(&s.seen[CMP], (int)s.completed);
+  merge_warps(s, SEL, WARPS);
+  cluster_sync();
+  for (int i = threadIdx.x; i < 2 * HPG; i += THREADS) weigh_blocks(s, 1 + i / HPG, i % HPG);
+  if (rank == 0 && threadIdx.x < 3) {
+    int all = 0;
+    for (int c = 0; c < CLUSTER; c++) all += read_from(c, &s.seen[threadIdx.x]);
+    reads[pair * 3 + threadIdx.x] = all;
+  }
+  __syncthreads();
+  // Four threads for each number of this block's part of the result.
+  constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;
+  for (int base = 0; base < NUMBERS * 4; base += THREADS) {
+    const int k = (base + threadIdx.x) / 4, quarter = threadIdx.x % 4, i = rank * NUMBERS + k;
+    const bool present = k < NUMBERS && i < HPG * DV;
+    const int r = present ? i / DV : 0, c = present ? i % DV : 0;
+    float sum = 0.0f;
+    if (present)
+      for (int n = quarter; n < CLUSTER; n += 4)
+#pragma unroll
+        for (int branch = 0; branch < 3; branch++)
+          sum += s.gates[r][branch] * s.share[branch][n][r] * read_from(n, &s.block_results[branch][r][c]);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (present && quarter == 0) write_one(out + ((i64)b * HEADS + g * HPG) * DV + i, sum);
+  }
+  cluster_sync();  // nobody leaves while its memory is read
+}
+
+extern "C" __device__ int step_attention_shared = sizeof(Shared);
