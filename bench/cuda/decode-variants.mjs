@@ -1,7 +1,7 @@
 // A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
 // parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
 //   node bench/cuda/decode-variants.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
-//     [--clusters '[{"cluster": 8, "resident": 1}]']     beside the usual plan: blocks of a cluster, and of a multiprocessor
+//     [--clusters '[{"cluster": 8, "threads": 384}]']     beside the usual plan: blocks of a cluster, threads of a block
 //   node bench/cuda/decode-variants.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -101,7 +101,7 @@ for (const batch of numbers(values.batches))
       rows.push(row);
       if (values.once) continue;
       const { ms, tokens_per_s, attention_layer_us, parts } = row;
-      const plan = clusters ? `clusters of ${clusters.cluster}, ${clusters.resident} resident` : 'the usual plan';
+      const plan = clusters ? `clusters of ${clusters.cluster}, ${clusters.threads} threads` : 'the usual plan';
       console.log(`S ${S}, batch ${batch}, ${plan}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`);
       console.log(`  attention ${attention_layer_us.toFixed(1)} us a layer; all layers, alone:`);
       for (const [name, part] of Object.entries(parts)) console.log(`  ${name}: ${(1000 * part).toFixed(1)} us`);

@@ -142,6 +142,10 @@ template <class X> static inline X read_shared(int rank, const X* own) {
   return *(const X*)(state.blocks[rank].memory() + ((const char*)own - self().block->memory()));
 }
 
+template <class X> static inline void write_shared(int rank, X* own, X value) {
+  *(X*)(state.blocks[rank].memory() + ((char*)own - self().block->memory())) = value;
+}
+
 static void enter() {
   state.kernel();
   self().done = true;
@@ -292,6 +296,11 @@ static inline int __reduce_add_sync(unsigned, int x) {
   for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
   return x;
 }
+static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+  for (int mask = 16; mask > 0; mask /= 2) x = std::max(x, __shfl_xor_sync(~0u, x, mask));
+  return x;
+}
+template <class T> static inline T atomicMax(T* to, T x) { return std::exchange(*to, std::max(*to, x)); }
 template <class T> static inline T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
 static inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 static inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }

@@ -31,7 +31,9 @@ const REPLACED: Readonly<Record<string, string>> = {
   'u32 to_halves(float first, float second)': 'return emulator::to_bf16(first) | (u32)emulator::to_bf16(second) << 16;',
   'uint4 load_early(const void* from)': 'return *(const uint4*)from;',
   'void multiply_add(float (&d)[4]': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
-  'void cluster_sync()': 'emulator::wait(emulator::state.cluster);',
+  'void cluster_arrive()': '',
+  'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
+  'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
   'int cluster_rank()': 'return emulator::self().block->rank;',
   'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
 };

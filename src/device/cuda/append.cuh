@@ -36,18 +36,19 @@ __device__ __forceinline__ float push_raw(bf16* tail, int row, int width, int co
   return weight != nullptr ? sum : sum / CMP_L;
 }
 
-// New keys of one branch, rotated, and values go to their page.
+// New keys of one branch, rotated, and values go to their page, by `threads` threads.
 template <int SIZE>
-__device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys, const bf16* values, const float2* rotation) {
+__device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys, const bf16* values, const float2* rotation,
+                                       int thread, int threads) {
   bf16* const to = keys_of<SIZE>(page, g) + slot * DK;
-  for (int j = threadIdx.x; j < DK / 2; j += blockDim.x) {
+  for (int j = thread; j < DK / 2; j += threads) {
     const float a = read_one(keys + j), b = read_one(keys + j + DK / 2);
     const float2 turn = rotation[j];
     write_one(to + j, a * turn.x - b * turn.y);
     write_one(to + j + DK / 2, b * turn.x + a * turn.y);
   }
   bf16* const columns = values_of<SIZE>(page, g) + slot;
-  for (int c = threadIdx.x; c < DV; c += blockDim.x) columns[c * SIZE] = values[c];
+  for (int c = thread; c < DV; c += threads) columns[c * SIZE] = values[c];
 }
 
 // What the heads leave that see one key alone.
@@ -69,13 +70,18 @@ __device__ __forceinline__ void append_token(const Caches& caches, int b, int g,
                                              const Partial& to, bf16* q, float* key, float* block) {
   const int known = count_compressed(position), slot = position - known * CMP_D;  // of the new row among the raw ones
   const bool complete = slot == CMP_L - 1;
-  append<SEL_L>(caches.sel.page(b, position / SEL_L), g, position % SEL_L, row + AT_SEL + g * DK, row + AT_SEL + KEYS + g * DV,
-                rotation);
-  append<PAGE>(caches.win.page(b, position / PAGE), g, position % PAGE, row + AT_WIN + g * DK, row + AT_WIN + KEYS + g * DV,
-               rotation);
+  // Side by side: a quarter of the threads for each branch's pages, the others for the raw rows.
+  const int quarter = blockDim.x / 4, thread = threadIdx.x % quarter, task = threadIdx.x / quarter;
+  if (task == 0)
+    append<SEL_L>(caches.sel.page(b, position / SEL_L), g, position % SEL_L, row + AT_SEL + g * DK, row + AT_SEL + KEYS + g * DV,
+                  rotation, thread, quarter);
+  if (task == 1)
+    append<PAGE>(caches.win.page(b, position / PAGE), g, position % PAGE, row + AT_WIN + g * DK, row + AT_WIN + KEYS + g * DV,
+                 rotation, thread, quarter);
   // keys [CMP_L][KEYS], then values [CMP_L][VALUES]
   bf16* const tail = caches.tail.page(b, 0);
-  for (int c = threadIdx.x; c < DK + DV; c += blockDim.x) {
+  for (int c = (int)threadIdx.x - 2 * quarter; c < DK + DV; c += 2 * quarter) {
+    if (c < 0) break;
     if (c < DK) {
       const bf16* from = row + AT_CMP + g * DK;
       float x = read_one(from + c);

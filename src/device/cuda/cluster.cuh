@@ -1,4 +1,4 @@
-// Blocks of a cluster wait for each other and read each other's shared memory. CLUSTER 1: a block alone, on any GPU.
+// Blocks of a cluster wait for each other and write into each other's shared memory. CLUSTER 1: a block alone, on any GPU.
 #pragma once
 #include "elements.cuh"
 
@@ -7,16 +7,21 @@
 #endif
 
 #if CLUSTER > 1
-// All writes of the cluster's blocks, to their shared memory and elsewhere, are there for all of them.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// All that the cluster's blocks wrote before they arrived, to shared memory and elsewhere, is there for all of them.
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_rank() {
   u32 rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return (int)rank;
 }
-// The same place in the shared memory of another block of the cluster.
+// To the same place in the shared memory of a block of the cluster, which must have started.
+template <class X> __device__ __forceinline__ void write_to(int rank, X* own, X value) {
+  static_assert(sizeof(X) == 4, "words only");
+  u32 at = (u32)__cvta_generic_to_shared(own), there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(*(const u32*)&value) : "memory");
+}
 template <class X> __device__ __forceinline__ X read_from(int rank, const X* own) {
   static_assert(sizeof(X) == 4, "words only");
   u32 at = (u32)__cvta_generic_to_shared(own), there, x;
@@ -25,7 +30,9 @@ template <class X> __device__ __forceinline__ X read_from(int rank, const X* own
   return *(X*)&x;
 }
 #else
-__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() { __syncthreads(); }
 __device__ __forceinline__ int cluster_rank() { return 0; }
+template <class X> __device__ __forceinline__ void write_to(int, X* own, X value) { *own = value; }
 template <class X> __device__ __forceinline__ X read_from(int, const X* own) { return *own; }
 #endif

@@ -259,9 +259,9 @@ struct Gate {
   float temperature, constants[3];
 };
 
-__device__ __forceinline__ void compute_gates(float (*gates)[3], const float* logits, const float* bias, int g, const Gate& gate) {
-  const int r = threadIdx.x;
-  if (r >= HPG) return;
+// Of head r of group g.
+__device__ __forceinline__ void compute_gates(float (*gates)[3], int r, const float* logits, const float* bias, int g,
+                                              const Gate& gate) {
   float x[3] = {gate.constants[0], gate.constants[1], gate.constants[2]};
   if (gate.kind != 2) {
 #pragma unroll

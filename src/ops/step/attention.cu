@@ -3,21 +3,22 @@
 // three branches by their gates.
 //
 // The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to rank,
-// units of 32 keys to see, numbers of the result. What they find they read from each other's shared memory, where scores
-// stay too as far as they fit (SCORES_SHARED): nothing but the result is written that another launch would have to read.
+// units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before they
+// wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED).
 #include "append.cuh"
 #include "cluster.cuh"
 
 #ifndef SCORES_SHARED
 #define SCORES_SHARED 1
-#define RESIDENT 2  // blocks on a multiprocessor at once
+#define THREADS 256
 #endif
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32;
 constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
 constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
 constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time
-constexpr int BINS = 2048, BIN_SHIFT = 20, BINS_OF_THREAD = BINS / THREADS;
+constexpr int BINS = 2048, BIN_SHIFT = 16, BINS_OF_THREAD = (BINS + THREADS - 1) / THREADS;
+constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
 
@@ -25,15 +26,27 @@ static_assert(STRIDE * CMP_D == SEL_L && STRETCH >= 1, "d divides l'");
 
 struct Shared {
   alignas(16) bf16 q[16 * DK];
-  // Of every warp, for one branch after the other, and of the compressed block that the token completes; then of the block.
+  // Of every warp, for one branch after the other, and of the compressed block that the token completes.
   alignas(16) float results[WARPS + 1][HPG][DV];
   float tops[WARPS + 1][HPG], sums[WARPS + 1][HPG];
-  float block_tops[3][HPG], block_sums[3][HPG], block_results[3][HPG][DV];
+  // What the blocks of the cluster found: all maxima and sums, and the numbers of the result that are this block's.
+  float block_tops[3][CLUSTER][HPG], block_sums[3][CLUSTER][HPG], block_results[3][CLUSTER][NUMBERS];
+  int block_seen[3][CLUSTER];
+  u32 block_best[CLUSTER], most;
   float share[3][CLUSTER][HPG], lse[HPG], gates[HPG][3];
   float key[DK], block[DK + DV], completed;
   float probability[STRETCH * STRIDE + LEAD];
   int histogram[BINS], totals[WARPS], limit, above, held, tied;
   int best[ROOM + 1], selected[SEL_N], count, seen[3];
+};
+
+// One sequence's pages of a kind.
+struct Table {
+  bf16* const* pages;
+  i64 place;
+
+  __device__ __forceinline__ Table(const Cached& cached, int b) : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
+  __device__ __forceinline__ bf16* page(int index) const { return pages[index] + place; }
 };
 
 // Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all of
@@ -54,8 +67,8 @@ struct Scores {
   }
 };
 
-// Warps to block, by one branch's `slots`, of which the last may belong to the completed block.
-__device__ __forceinline__ void merge_warps(Shared& s, int branch, int slots) {
+// Warps to block, of which the last slot may belong to the completed block; each block of the cluster gets its part.
+__device__ __forceinline__ void merge_warps(Shared& s, int branch, int slots, int rank) {
   __syncthreads();
   for (int i = threadIdx.x; i < HPG * DV; i += THREADS) {
     const int r = i / DV, c = i % DV;
@@ -71,30 +84,29 @@ __device__ __forceinline__ void merge_warps(Shared& s, int branch, int slots) {
       sum += factor * s.sums[w][r];
       result += factor * s.results[w][r][c];
     }
-    s.block_results[branch][r][c] = result;
-    if (c == 0) s.block_tops[branch][r] = top, s.block_sums[branch][r] = sum;
+    write_to(i / NUMBERS, &s.block_results[branch][rank][i % NUMBERS], result);
+    if (c < CLUSTER) write_to(c, &s.block_tops[branch][rank][r], top), write_to(c, &s.block_sums[branch][rank][r], sum);
   }
 }
 
-// Each block's share in the sums of a branch, divided by the branch's sum; for the compressed branch the log-sum too. After
-// a barrier of the cluster, before one of the block.
+// The blocks' shares in a branch, divided by its sum; of the compressed branch the log-sum too.
 __device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
-  float top = -positive_infinity(), tops[CLUSTER], sum = 0.0f;
+  float top = -positive_infinity(), factors[CLUSTER], sum = 0.0f;
 #pragma unroll
-  for (int c = 0; c < CLUSTER; c++) tops[c] = read_from(c, &s.block_tops[branch][r]), top = fmaxf(top, tops[c]);
+  for (int c = 0; c < CLUSTER; c++) top = fmaxf(top, s.block_tops[branch][c][r]);
   const float base = top == -positive_infinity() ? 0.0f : top;
 #pragma unroll
   for (int c = 0; c < CLUSTER; c++) {
-    tops[c] = exp2_approximate(tops[c] - base);
-    sum += tops[c] * read_from(c, &s.block_sums[branch][r]);
+    factors[c] = exp2_approximate(s.block_tops[branch][c][r] - base);
+    sum += factors[c] * s.block_sums[branch][c][r];
   }
 #pragma unroll
-  for (int c = 0; c < CLUSTER; c++) s.share[branch][c][r] = sum > 0.0f ? tops[c] / sum : 0.0f;
+  for (int c = 0; c < CLUSTER; c++) s.share[branch][c][r] = sum > 0.0f ? factors[c] / sum : 0.0f;
   if (branch == CMP) s.lse[r] = base + log2f(sum);
 }
 
-// Importance of the candidates first ... end - 1, which are those of this rank; never negative, a number that is none ranks
-// last.
+// Importance of the candidates first ... end - 1, which are those of this rank, to all blocks of the cluster; never negative,
+// a number that is none ranks last. s.most: the largest one's bits.
 __device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first, int end) {
   for (int begin = first; begin < end; begin += STRETCH) {
     const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
@@ -106,6 +118,7 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
       s.probability[i] = sum;
     }
     __syncthreads();
+    u32 most = 0;
     for (int j = threadIdx.x; j < blocks; j += THREADS) {
       float sum = 0.0f;
 #pragma unroll
@@ -114,25 +127,32 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
         const int shared = (stop < SEL_L ? stop : SEL_L) - (at > 0 ? at : 0);
         sum += (float)shared / (float)CMP_D * s.probability[j * STRIDE + i];
       }
-      importance[begin + j] = sum >= 0.0f ? sum : 0.0f;
+      sum = sum >= 0.0f ? sum : 0.0f;
+      most = max(most, __float_as_uint(sum));
+#pragma unroll
+      for (int c = 0; c < CLUSTER; c++) write_to(c, importance + begin + j, sum);
     }
+    most = __reduce_max_sync(~0u, most);
+    if (threadIdx.x % 32 == 0) atomicMax(&s.most, most);
     __syncthreads();
   }
 }
 
 // The ROOM most important of the candidates 1 ... all, the lower index among equals, in any order. Numbers that are not
-// negative compare as their bits do: a histogram of the upper bits finds the bin of the last one that is taken, and only
-// the candidates of that bin are compared with each other. ties: room for `all` numbers.
+// negative compare as their bits do: a histogram of the upper bits below those of the largest finds the bin of the last
+// one that is taken, and only the candidates of that bin are compared with each other. ties: room for `all` numbers.
 __device__ __forceinline__ void keep_most_important(Shared& s, const float* importance, int* ties, int all) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto bin_of = [](float x) { return (int)(__float_as_uint(x) >> BIN_SHIFT); };
+  u32 most = 0;
+#pragma unroll
+  for (int c = 0; c < CLUSTER; c++) most = max(most, s.block_best[c]);
+  const auto bin_of = [&](float x) { return min((int)((most - __float_as_uint(x)) >> BIN_SHIFT), BINS - 1); };
   for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
   __syncthreads();
-  // Threads count from the highest bins down.
-  const int highest = BINS - 1 - (int)threadIdx.x * BINS_OF_THREAD;
+  const int first = (int)threadIdx.x * BINS_OF_THREAD;
   int own = 0;
 #pragma unroll
-  for (int i = 0; i < BINS_OF_THREAD; i++) own += s.histogram[highest - i];
+  for (int i = 0; i < BINS_OF_THREAD; i++) own += first + i < BINS ? s.histogram[first + i] : 0;
   int before = own;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -144,14 +164,14 @@ __device__ __forceinline__ void keep_most_important(Shared& s, const float* impo
   before -= own;
   for (int w = 0; w < warp; w++) before += s.totals[w];
   if (before < ROOM && before + own >= ROOM) {
-    int bin = highest;
-    while (before + s.histogram[bin] < ROOM) before += s.histogram[bin--];
+    int bin = first;
+    while (before + s.histogram[bin] < ROOM) before += s.histogram[bin++];
     s.limit = bin, s.above = before;
   }
   __syncthreads();
   for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
     const int bin = bin_of(importance[j]);
-    if (bin > s.limit) s.best[atomicAdd(&s.held, 1)] = j;
+    if (bin < s.limit) s.best[atomicAdd(&s.held, 1)] = j;
     else if (bin == s.limit) ties[atomicAdd(&s.tied, 1)] = j;
   }
   __syncthreads();
@@ -185,17 +205,10 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
       return first < 1 ? 1 : first > all + 1 ? all + 1 : first;
     };
     const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
-    for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
-    if (threadIdx.x == 0) s.held = 0, s.tied = 0;
     compute_importance(s, importance, scores, first, end);
-    cluster_sync();
-    if (CLUSTER > 1)
-      for (int j = 1 + threadIdx.x; j <= all; j += THREADS)
-        if (j < first || j >= end) {
-          const int owner = j * STRIDE / scores.range;
-          importance[j] = read_from(owner < CLUSTER ? owner : CLUSTER - 1, importance + j);
-        }
-    __syncthreads();
+    if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
+    cluster_arrive();
+    cluster_wait();
     keep_most_important(s, importance, (int*)(importance + all + 1), all);
   }
   for (int i = threadIdx.x; i < ROOM; i += THREADS) {
@@ -211,7 +224,7 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
 // rotations: [batch][2][DK / 2] cosines and sines of the token's position, then of the block's that it may complete.
 // memory: [batch][HEADS][capacity] where scores do not fit into shared memory. chosen: [batch][GROUPS][SEL_N]; reads:
 // [batch][GROUPS][3], keys seen by each branch. out: [batch][HEADS][DV].
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
@@ -223,10 +236,12 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
   let_next_start();
+  cluster_arrive();  // others may write here from now on
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)b * GROUPS + g;
-  const int position = positions[b], known = count_compressed(position), t = lane % 4;
   const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
+  const Table cmp(caches.cmp, b), sel(caches.sel, b), win(caches.win, b);
+  const int position = positions[b], known = count_compressed(position), t = lane % 4;
   const int units = (known + UNIT - 1) / UNIT, share = (units + CLUSTER - 1) / CLUSTER;
   const int begin = rank * share, end = !(parts & COMPRESSED) ? begin : begin + share < units ? begin + share : units;
   // Behind the fixed memory: this rank's scores, then two numbers for every selection block.
@@ -239,8 +254,11 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   int u = begin + warp;
   // What earlier steps wrote is on its way before the wait for this one's queries.
   bool loaded = u < end;
-  if (loaded) unit.load<PAGE>(caches.cmp.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+  if (loaded) unit.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
   else unit.clear();
+  for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
+  if (threadIdx.x == 0) s.held = s.tied = 0, s.most = 0;
+  if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
   wait_for_previous();
   const bf16* const row = projection + (i64)b * WIDTH;
   const float2* const rotation = rotations + b * DK;
@@ -249,8 +267,6 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     append_token(caches, b, g, position, row, rotation, weight_keys, weight_values,
                  Partial{s.tops[WARPS], s.sums[WARPS], &s.results[WARPS][0][0], &s.completed}, s.q, s.key, s.block);
   rotate_queries(s.q, row, rotation, g);
-  compute_gates(s.gates, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
-  if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
   __syncthreads();
   Queries queries;
   queries.load(s.q);
@@ -258,7 +274,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.reset();
   int seen = 0;
   for (; u < end; u += WARPS) {
-    if (!loaded) unit.load<PAGE>(caches.cmp.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+    if (!loaded) unit.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
     loaded = false;
     const int high = known - u * UNIT < UNIT ? known - u * UNIT : UNIT;
     running.see(unit, queries, 0, high, [&](int half, int i, const float* x, float, float, float) {
@@ -274,9 +290,13 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
   u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
   loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
-  if (loaded) unit.load<PAGE>(caches.win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
-  merge_warps(s, CMP, appends ? WARPS + 1 : WARPS);
-  cluster_sync();
+  if (loaded) unit.load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
+  cluster_wait();  // all have started
+  merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
+  cluster_arrive();
+  if (threadIdx.x < HPG)
+    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
+  cluster_wait();
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
@@ -285,14 +305,14 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (; u * UNIT <= position; u += CLUSTER * WARPS) {
       const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
       const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
-      if (!loaded) unit.load<PAGE>(caches.win.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
+      if (!loaded) unit.load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
       loaded = false;
       running.see(unit, queries, from_key, to_key, ignore);
       seen += to_key - from_key;
     }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
-  merge_warps(s, WIN, WARPS);
+  merge_warps(s, WIN, WARPS, rank);
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     select_blocks(s, importance, scores, position);
@@ -310,39 +330,39 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (u = rank * WARPS + warp; u < s.count * PER_BLOCK; u += CLUSTER * WARPS) {
       const int index = s.selected[u / PER_BLOCK], first = u % PER_BLOCK * UNIT, left = position + 1 - index * SEL_L - first;
       if (left <= 0) continue;
-      unit.load<SEL_L>(caches.sel.page(b, index), g, first);
+      unit.load<SEL_L>(sel.page(index), g, first);
       running.see(unit, queries, 0, left < UNIT ? left : UNIT, ignore);
       seen += left < UNIT ? left : UNIT;
     }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
-  if (appends && threadIdx.x == 0) atomicAdd(&s.seen[CMP], (int)s.completed);
-  merge_warps(s, SEL, WARPS);
-  cluster_sync();
+  merge_warps(s, SEL, WARPS, rank);
+  if (threadIdx.x < 3) {
+    const int completed = threadIdx.x == CMP && appends ? (int)s.completed : 0;
+    write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + completed);
+  }
+  cluster_arrive();
+  cluster_wait();
   for (int i = threadIdx.x; i < 2 * HPG; i += THREADS) weigh_blocks(s, 1 + i / HPG, i % HPG);
-  if (rank == 0 && threadIdx.x < 3) {
+  if (rank == 0 && threadIdx.x >= THREADS - 3) {
+    const int branch = threadIdx.x - (THREADS - 3);
     int all = 0;
-    for (int c = 0; c < CLUSTER; c++) all += read_from(c, &s.seen[threadIdx.x]);
-    reads[pair * 3 + threadIdx.x] = all;
+#pragma unroll
+    for (int c = 0; c < CLUSTER; c++) all += s.block_seen[branch][c];
+    reads[pair * 3 + branch] = all;
   }
   __syncthreads();
-  // Four threads for each number of this block's part of the result.
-  constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;
-  for (int base = 0; base < NUMBERS * 4; base += THREADS) {
-    const int k = (base + threadIdx.x) / 4, quarter = threadIdx.x % 4, i = rank * NUMBERS + k;
-    const bool present = k < NUMBERS && i < HPG * DV;
-    const int r = present ? i / DV : 0, c = present ? i % DV : 0;
+  for (int k = threadIdx.x; k < NUMBERS; k += THREADS) {
+    const int i = rank * NUMBERS + k, r = i / DV;
+    if (i >= HPG * DV) continue;
     float sum = 0.0f;
-    if (present)
-      for (int n = quarter; n < CLUSTER; n += 4)
 #pragma unroll
-        for (int branch = 0; branch < 3; branch++)
-          sum += s.gates[r][branch] * s.share[branch][n][r] * read_from(n, &s.block_results[branch][r][c]);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (present && quarter == 0) write_one(out + ((i64)b * HEADS + g * HPG) * DV + i, sum);
+    for (int branch = 0; branch < 3; branch++)
+#pragma unroll
+      for (int c = 0; c < CLUSTER; c++)
+        sum += s.gates[r][branch] * s.share[branch][c][r] * s.block_results[branch][c][k];
+    write_one(out + ((i64)b * HEADS + g * HPG) * DV + i, sum);
   }
-  cluster_sync();  // nobody leaves while its memory is read
 }
 
 extern "C" __device__ int step_attention_shared = sizeof(Shared);

@@ -38,7 +38,8 @@ step_dense(const bf16* projection, const int* positions, const float2* rotations
     __shared__ float key[DK], value[DV];
     wait_for_previous();
     bf16* const page = cached.page(b, position / PAGE);
-    append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation);
+    append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation,
+                 threadIdx.x, THREADS);
     rotate_queries(q, row, rotation, g);
     __syncthreads();
     for (int c = threadIdx.x; c < DK; c += THREADS) key[c] = read_one(keys_of<PAGE>(page, g) + position % PAGE * DK + c);

@@ -57,26 +57,18 @@ export function partialNumbers({ heads }: StepShape, batch: number, splits: numb
 /** Blocks of a cluster at most, on every GPU that has clusters. */
 const MOST_CLUSTER = 8;
 const CLUSTER_ARCHITECTURE = 90;
-/** Blocks of attention.cu that a multiprocessor runs at once, where results are no larger than this. */
-const RESIDENT = 2;
-const SMALL_RESULTS = 512;
 
+/** How the attention of one (sequence, group) is shared out (attention.cu). */
 export interface ClusterPlan {
-  /** Blocks that work on one (sequence, group) together. */
+  /** Blocks that work on it together. */
   readonly cluster: number;
-  /** Blocks of a multiprocessor. */
-  readonly resident: number;
+  /** Threads of a block. */
+  readonly threads: number;
 }
 
-/** As many blocks for each (sequence, group) as run at once. */
+/** A block for each multiprocessor, as far as a cluster is allowed to grow. */
 export function planClusters({ heads }: StepShape, batch: number, cuda: CudaRuntime): ClusterPlan {
-  const pairs = batch * heads.groups;
-  const mayShare = (heads.heads / heads.groups) * heads.dv <= SMALL_RESULTS;
-  if (cuda.architecture < CLUSTER_ARCHITECTURE) return { cluster: 1, resident: mayShare ? RESIDENT : 1 };
-  // A block alone on its multiprocessor has registers for everything.
-  const plans = [1, ...(mayShare ? [RESIDENT] : [])].map((resident) => {
-    const room = (resident * cuda.multiprocessors) / pairs;
-    return { cluster: Math.max(1, Math.min(MOST_CLUSTER, 2 ** Math.floor(Math.log2(Math.max(1, room))))), resident };
-  });
-  return plans.find(({ cluster }) => cluster === MOST_CLUSTER) ?? plans[plans.length - 1];
+  const room = cuda.architecture < CLUSTER_ARCHITECTURE ? 1 : cuda.multiprocessors / (batch * heads.groups);
+  const cluster = 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));
+  return { cluster, threads: 256 };
 }

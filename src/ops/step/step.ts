@@ -126,20 +126,19 @@ export class StepKernels {
       this.#shared = 0;
       return;
     }
-    const { cluster, resident } = this.#clusters;
+    const { cluster, threads } = this.#clusters;
     const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
     this.#capacity = UNIT * units;
     const compile = (inShared: boolean) =>
       cuda.compile(SOURCES.attention, {
         ...macros,
-        ...{ CLUSTER: cluster, RESIDENT: resident, SCORES_SHARED: inShared ? 1 : 0 },
+        ...{ CLUSTER: cluster, THREADS: threads, SCORES_SHARED: inShared ? 1 : 0 },
       });
     // Two numbers for every selection block, and the scores of a block of threads, two more in a row for the banks.
     const always = 8 * (Math.ceil(context / sparse.lSel) + 2);
     const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / cluster) + 2);
     const fixed = compile(true).constant('step_attention_shared');
-    // Every block of a multiprocessor takes a KiB more.
-    const fits = fixed + always + scores <= (sharedLimit(cuda.architecture) + 1024) / resident - 1024;
+    const fits = fixed + always + scores <= sharedLimit(cuda.architecture);
     this.#attention = compile(fits);
     this.#shared = fixed + always + (fits ? scores : 0);
     this.#partial = fits ? null : Tensor.empty(cuda, [batch * heads.heads * this.#capacity], 'f32');
@@ -197,11 +196,12 @@ export class StepKernels {
     parts: number = STEP_PARTS.all,
   ): void {
     const { groups } = this.#shape.heads;
+    const { cluster, threads } = this.#clusters;
     const { projection, positions, rotations } = buffers;
     const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
     this.#attention.launch(
       'step_attention',
-      this.#launched([this.#clusters.cluster, groups, this.#batch], 256, this.#shared),
+      this.#launched([cluster, groups, this.#batch], threads, this.#shared),
       ...[projection, gate.logits, gate.bias, positions, rotations],
       ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
       ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],
