@@ -343,4 +343,37 @@ describe('slack', () => {
       expect(steps).toBeLessThan(400);
     });
   });
+
+  it('ends before a page that a fork shares is written', () => {
+    const model = made();
+    /** Memory after every token that a fork of a sequence of `length` tokens gets, and how often room was asked for. */
+    const fork = (length: number, isFast: boolean) =>
+      withCache(model, (make, cache) => {
+        const trunk = make();
+        for (let i = 0; i < length; i++) {
+          cache.reserve(trunk);
+          cache.grow(trunk);
+        }
+        const branch = trunk.fork();
+        const bytes: number[] = [];
+        let [left, asked] = [0, 0];
+        for (let i = 0; i < 40; i++) {
+          if (left === 0) {
+            cache.reserve(branch);
+            asked += 1;
+            left = isFast ? cache.slack(branch) : 1;
+            cache.grow(branch);
+          } else branch.advance(1);
+          left -= 1;
+          bytes.push(cache.bytes);
+        }
+        branch.free();
+        return { bytes, asked };
+      });
+    for (let length = 1; length < 300; length += 7) {
+      const [slow, fast] = [fork(length, false), fork(length, true)];
+      expect(fast.bytes, `forked at ${length}`).toEqual(slow.bytes);
+      expect(fast.asked).toBeLessThan(slow.asked);
+    }
+  });
 });
