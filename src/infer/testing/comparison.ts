@@ -15,11 +15,9 @@ import {
 } from './step-replay.js';
 
 /** A device rounds other sums than the replay: its errors are as large, not the same. At most 2 times as large were seen. */
-const ERROR_LIMIT = 3;
+const LIMIT = 3;
 /** Of the mean over a sequence: one more rounding of every number. 1.2 was seen. */
 const MEAN_LIMIT = Math.SQRT2;
-/** Four standard deviations of the difference of two scores, each of which is off by one. 2.3 was seen. */
-const MARGIN_LIMIT = 4 * Math.SQRT2;
 
 /** By how much, in logarithms, the worst block taken scores less than the best that was left; 0 for a right selection. */
 export function selectionMargin(score: ArrayLike<number>, selected: readonly number[]): number {
@@ -106,7 +104,7 @@ export class Comparison {
     if (!logits) return;
     const error = relativeError(logits, exact.logits);
     const ratio = error / Math.max(effect, this.#errors.value);
-    if (!(ratio < ERROR_LIMIT))
+    if (!(ratio < LIMIT))
       throw new Error(`${where}: logits are off by ${error}, ${ratio} times what rounding to bf16 does`);
     this.#logarithms += Math.log(error / effect);
     this.#compared += 1;
@@ -125,11 +123,12 @@ export class Comparison {
       groups.forEach((blocks, group) => {
         const score = exact.scores[layer][group];
         const margin = selectionMargin(score, blocks);
-        const own = new Typical();
-        for (const j of candidatesOf(score)) own.add(Math.log(rounded.scores[layer][group][j] / score[j]));
-        if (score.length > blocks.length) this.#shifts[layer].add(own.value);
-        const ratio = margin === 0 ? 0 : margin / Math.max(own.value, this.#shifts[layer].value);
-        if (!(ratio < MARGIN_LIMIT))
+        // How far rounding moves two blocks apart.
+        const shifts = candidatesOf(score).map((j) => Math.log(rounded.scores[layer][group][j] / score[j]));
+        const effect = shifts.length === 0 ? 0 : Math.max(...shifts) - Math.min(...shifts);
+        if (score.length > blocks.length) this.#shifts[layer].add(effect);
+        const ratio = margin === 0 ? 0 : margin / Math.max(effect, this.#shifts[layer].value);
+        if (!(ratio < LIMIT))
           throw new Error(
             `${where}, layer ${layer}, group ${group}: blocks ${blocks.join()} include one that scores less by ${margin}, ` +
               `${ratio} times what rounding to bf16 does`,
