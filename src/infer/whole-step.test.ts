@@ -78,6 +78,37 @@ describe('a step in one launch', () => {
     comparison.finish('one sequence');
   });
 
+  it('keeps forks apart', { timeout: 600_000 }, async () => {
+    const model = made({});
+    const cache = new DecodeCache(model.device, model.shape, model.dtype);
+    const decoder = new DeviceDecoder(model, cache);
+    const trunk = cache.sequence();
+    const stem = new Comparison(new ReplayWeights(model));
+    const selectionOfRow = (row: number) => {
+      const { selected } = decoder.step!;
+      return selectionOf(selected.read(), selected.shape, row);
+    };
+    // So many that the next token completes no compressed block: the page of the last ones stays shared for a while.
+    for (let at = 0; at < NSA.l + NSA.d + 1; at++) {
+      decoder.launch([trunk], [tokenAt(at, 1)]);
+      stem.next(tokenAt(at, 1), selectionOfRow(0), `before, token ${at}`, decoder.logits()[0]);
+      await setImmediate();
+    }
+    const branch = trunk.fork();
+    const other = stem.fork();
+    for (let at = 0; at < 2 * NSA.l; at++) {
+      decoder.launch([trunk, branch], [tokenAt(at, 2), tokenAt(at, 3)]);
+      const [left, right] = decoder.logits();
+      stem.next(tokenAt(at, 2), selectionOfRow(0), `left, token ${at}`, left);
+      other.next(tokenAt(at, 3), selectionOfRow(1), `right, token ${at}`, right);
+      await setImmediate();
+    }
+    stem.finish('left');
+    other.finish('right');
+    decoder.free();
+    for (const sequence of [trunk, branch]) sequence.free();
+  });
+
   const KERNEL_BY_KERNEL: readonly [string, Sections, number, number][] = [
     ['one sequence', {}, 1, 300],
     // More blocks than the importance of is computed at a time.
