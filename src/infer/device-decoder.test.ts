@@ -1,16 +1,22 @@
 /** Decoding by replaying a graph against reading everything again: on a GPU, in bf16. */
+import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
+import type { Observer } from '../model/attention.js';
 import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { sparseLayout } from '../ops/nsa.js';
+import { Sequences } from '../ops/sequences.js';
+import { Tape } from '../tensor/tape.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { relativeError } from '../testing/numbers.js';
 import { lastLogits } from './context-reader.js';
 import { prefill } from './decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
 import { generate } from './generate.js';
-import { StepReplay, selectionMargin, selectionOf, type TokenSelection } from './testing/step-replay.js';
+import { Comparison } from './testing/comparison.js';
+import { ReplayWeights, selectionOf, type TokenSelection } from './testing/step-replay.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const absence = cudaAbsence();
@@ -28,14 +34,6 @@ const NSA = { l: 8, d: 4, l_sel: 32, n_sel: 5, w: 50 };
 const PLAIN = { fusedFrom: Number.POSITIVE_INFINITY };
 /** bf16 rounds every layer's result; two ways that select the same blocks agree so far. */
 const LIMIT = 5e-2;
-/** One way against float64 with the blocks that it selected. */
-const EXACT = 3e-2;
-/**
- * A block may be preferred to one that scores less than so much more in float64: what rounding of the layers below does to
- * scores. Blocks that are picked without regard to scores differ by any part: see 'can tell'.
- */
-const TIE = 0.05;
-
 const models: LanguageModel[] = [];
 afterAll(() => {
   for (const model of models) model.free();
@@ -56,16 +54,16 @@ function text(length: number, seed = 1): number[] {
   return Array.from({ length }, (_, i) => (i * i * 7 + i * 91 * seed + seed) % 256);
 }
 
-function withDecoder(
+async function withDecoder(
   model: LanguageModel,
-  body: (decoder: DeviceDecoder, make: () => CachedSequence, cache: DecodeCache) => void,
+  body: (decoder: DeviceDecoder, make: () => CachedSequence, cache: DecodeCache) => void | Promise<void>,
   options: ConstructorParameters<typeof DeviceDecoder>[2] = {},
-): void {
+): Promise<void> {
   const cache = new DecodeCache(model.device, model.shape, model.dtype);
   const decoder = new DeviceDecoder(model, cache, options);
   const sequences: CachedSequence[] = [];
   const before = model.device.pool.bytesInUse;
-  body(
+  await body(
     decoder,
     () => {
       const sequence = cache.sequence();
@@ -78,6 +76,7 @@ function withDecoder(
   for (const sequence of sequences) sequence.free();
   expect(cache.bytes).toBe(0);
   expect(model.device.pool.bytesInUse).toBe(before);
+  await setImmediate(); // everything before blocks; let the runner speak
 }
 
 const VARIANTS: Record<string, Sections> = {
@@ -91,22 +90,48 @@ const VARIANTS: Record<string, Sections> = {
   dense: { model: { attention: 'dense' } },
 };
 
-/** What each token of a prompt selected while it was read, and the logits after the last. */
-function readPrompt(model: LanguageModel, tokens: readonly number[], sequence: CachedSequence) {
+/** What each of `count` tokens selects while `run` reads them. */
+function selectionsOf(model: LanguageModel, count: number, run: (observer: Observer) => void): TokenSelection[] {
   const { n_layers, n_kv_groups, nsa } = model.shape;
   const layers: Int32Array[] = [];
-  const observer = {
-    selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
+  run({
+    selected: (layer, selected) => {
       layers[layer] = Int32Array.from(selected.read());
     },
-  };
-  const [logits] = prefill(model, [sequence], [tokens], null, { kernels: PLAIN, observer });
+  });
   const size = n_kv_groups * nsa.n_sel;
-  const selections = tokens.map((_, t): TokenSelection => {
+  return Array.from({ length: count }, (_, t): TokenSelection => {
     const all = Int32Array.from(layers.flatMap((layer) => Array.from(layer.subarray(t * size, (t + 1) * size))));
     return selectionOf(all, [n_layers, 1, n_kv_groups, nsa.n_sel], 0);
   });
-  return { logits, selections };
+}
+
+/** A prompt goes into the cache: what each token selected, and the logits after the last. */
+function readPrompt(model: LanguageModel, tokens: readonly number[], sequence: CachedSequence) {
+  let logits: Float32Array[] = [];
+  const selections = selectionsOf(model, tokens.length, (observer) => {
+    logits = prefill(model, [sequence], [tokens], null, { kernels: PLAIN, observer });
+  });
+  return { logits: logits[0], selections };
+}
+
+/** All tokens at once, without a cache: what each selects, and the logits after it. */
+function readWhole(model: LanguageModel, tokens: readonly number[]) {
+  const { device, shape } = model;
+  const sequences = new Sequences(device, [tokens.length]);
+  const layout = sparseLayout(sequences, shape.nsa);
+  const tape = new Tape(device, { record: false });
+  let all = new Float32Array();
+  const selections = selectionsOf(model, shape.attention === 'dense' ? 0 : tokens.length, (observer) => {
+    const ids = tape.from(tokens, [tokens.length], 'i32');
+    const rows = tokens.map((_, row) => row);
+    all = Float32Array.from(model.logits(tape, ids, rows, { layout, kernels: PLAIN, observer }).read());
+  });
+  tape.end();
+  layout.blocks.free();
+  sequences.free();
+  const width = all.length / tokens.length;
+  return { selections, logitsAfter: (at: number) => all.subarray(at * width, (at + 1) * width) };
 }
 
 /** What the step that was launched last selected for one of its sequences. */
@@ -115,92 +140,74 @@ function selectionOfStep(decoder: DeviceDecoder, row: number): TokenSelection {
   return selectionOf(selected.read(), selected.shape, row);
 }
 
-/** Compares one sequence with float64 token by token, and keeps the largest error and near tie. */
-class Comparison {
-  error = 0;
-  margin = 0;
-  readonly #replay: StepReplay;
-
-  constructor(replay: StepReplay) {
-    this.#replay = replay;
-  }
-
-  /** Without `logits` the token is only read. */
-  next(token: number, selection: TokenSelection, where: string, logits: ArrayLike<number> | null): void {
-    const exact = this.#replay.next(token, selection);
-    expect(exact.margin, `${where}: a block was preferred that scores less by this part`).toBeLessThan(TIE);
-    this.margin = Math.max(this.margin, exact.margin);
-    if (!logits) return;
-    const error = relativeError(logits, exact.logits);
-    expect(error, where).toBeLessThan(EXACT);
-    this.error = Math.max(this.error, error);
-  }
-
-  fork(): Comparison {
-    return new Comparison(this.#replay.fork());
-  }
-}
-
 function say(name: string, comparisons: readonly Comparison[]): void {
-  const most = (of: (comparison: Comparison) => number) => Math.max(...comparisons.map(of)).toExponential(1);
-  console.log(`${name}: error ${most(({ error }) => error)}, near ties within ${most(({ margin }) => margin)}`);
+  const most = (of: keyof Comparison['findings']) =>
+    Math.max(...comparisons.map(({ findings }) => findings[of])).toPrecision(2);
+  console.log(
+    `${name}: errors up to ${most('error')}, ${most('ratio')} times those of rounding; ` +
+      `near ties within ${most('margin')}, ${most('marginRatio')} times what rounding does`,
+  );
 }
 
+const isEqual = (a: TokenSelection, b: TokenSelection | undefined) => JSON.stringify(a) === JSON.stringify(b);
 const CHECKED = [31, 32, 63, 64, 65, 127, 128, 160, 161, 192, 329];
+/** Tokens read at once before the others come one by one: all for one model, and for the other models the most different. */
+const SPLITS = [1, 7, 32, 63, 64, 150, 200];
+const FEW_SPLITS = [1, 63, 150];
 
 describe('a graph for every token', () => {
   for (const [name, sections] of Object.entries(VARIANTS))
-    onGpu(`gives the logits of a prefill: ${name}`, () => {
+    onGpu(`gives the logits of a prefill: ${name}`, async () => {
       const model = made(sections);
       expect(deviceDecoderRefusal(model)).toBeNull();
       const isDense = model.shape.attention === 'dense';
       const tokens = text(330);
+      const whole = readWhole(model, tokens);
+      const weights = new ReplayWeights(model);
       const comparisons: Comparison[] = [];
-      withDecoder(model, (_decoder, make) => {
-        const whole = isDense ? null : readPrompt(model, tokens, make()).selections;
-        for (const split of [1, 7, 32, 63, 64, 150, 200])
-          withDecoder(model, (decoder, makeOther) => {
-            const sequence = makeOther();
-            const comparison = isDense ? null : new Comparison(new StepReplay(model));
-            if (comparison) comparisons.push(comparison);
-            /** The same blocks as in a prefill of everything, so far. */
-            let isSame = true;
-            const see = (at: number, selection: TokenSelection, logits: ArrayLike<number> | null) => {
-              comparison?.next(tokens[at], selection, `split ${split}, token ${at}`, logits);
-              isSame &&= JSON.stringify(selection) === JSON.stringify(whole?.[at]);
-            };
-            const prompt = tokens.slice(0, split);
-            if (isDense) prefill(model, [sequence], [prompt], null, { kernels: PLAIN });
-            else {
-              const { logits, selections } = readPrompt(model, prompt, sequence);
-              selections.forEach((selection, at) => {
-                see(at, selection, at === split - 1 ? logits : null);
-              });
-            }
-            for (let at = split; at < tokens.length; at++) {
-              decoder.launch([sequence], [tokens[at]]);
-              const isChecked = at < split + 3 || CHECKED.includes(at);
-              const logits = isChecked ? decoder.logits()[0].slice() : null;
-              if (!isDense) see(at, selectionOfStep(decoder, 0), logits);
-              if (!logits || !isSame) continue;
-              const prefilled = lastLogits(model, tokens.slice(0, at + 1), PLAIN);
-              expect(relativeError(logits, prefilled), `split ${split}, token ${at}, prefill`).toBeLessThan(LIMIT);
-            }
-            expect(sequence.length).toBe(tokens.length);
-          });
-      });
+      for (const split of name === 'avg' || isDense ? SPLITS : FEW_SPLITS)
+        await withDecoder(model, (decoder, make) => {
+          const sequence = make();
+          const comparison = isDense ? null : new Comparison(weights);
+          if (comparison) comparisons.push(comparison);
+          /** The same blocks as in a prefill of everything, so far. */
+          let isSame = true;
+          const see = (at: number, selection: TokenSelection, logits: ArrayLike<number> | null) => {
+            comparison?.next(tokens[at], selection, `split ${split}, token ${at}`, logits);
+            isSame &&= isEqual(selection, whole.selections[at]);
+          };
+          const prompt = tokens.slice(0, split);
+          if (isDense) prefill(model, [sequence], [prompt], null, { kernels: PLAIN });
+          else {
+            const { logits, selections } = readPrompt(model, prompt, sequence);
+            selections.forEach((selection, at) => {
+              see(at, selection, at === split - 1 ? logits : null);
+            });
+          }
+          for (let at = split; at < tokens.length; at++) {
+            decoder.launch([sequence], [tokens[at]]);
+            const logits = decoder.logits()[0].slice();
+            if (!isDense) see(at, selectionOfStep(decoder, 0), logits);
+            if (!isSame || !(at < split + 3 || CHECKED.includes(at))) continue;
+            const error = relativeError(logits, whole.logitsAfter(at));
+            expect(error, `split ${split}, token ${at}, prefill`).toBeLessThan(LIMIT);
+          }
+          expect(sequence.length).toBe(tokens.length);
+          comparison?.finish(`split ${split}`);
+        });
       if (!isDense) say(name, comparisons);
     });
 
-  onGpu('of a batch equals each sequence alone, and launching every kernel equals the replay', () => {
+  onGpu('of a batch equals each sequence alone, and launching every kernel equals the replay', async () => {
     const model = made();
+    const weights = new ReplayWeights(model);
     const prompts = [1, 30, 64, 200, 131].map((length, i) => text(length, i + 1));
     const steps = 40;
     const tokenAt = (i: number, row: number) => (i * 37 + row * 11) % 256;
-    const run = (rows: readonly number[], graph: boolean) => {
-      const results: Float32Array[][] = [];
+    const run = async (rows: readonly number[], graph: boolean) => {
+      const results: Float32Array[][] = rows.map(() => []);
       const selections: TokenSelection[][] = rows.map(() => []);
-      withDecoder(
+      await withDecoder(
         model,
         (decoder, make) => {
           const sequences = rows.map((row, i) => {
@@ -213,53 +220,50 @@ describe('a graph for every token', () => {
               sequences,
               rows.map((row) => tokenAt(i, row)),
             );
-            results.push(decoder.logits().map((logits) => logits.slice()));
-            rows.forEach((_, at) => {
+            decoder.logits().forEach((logits, at) => {
+              results[at].push(logits.slice());
               selections[at].push(selectionOfStep(decoder, at));
             });
           }
         },
         { graph },
       );
-      return { results, selections };
+      return rows.map((row, i) => ({ row, results: results[i], selections: selections[i] }));
     };
+    type Run = Awaited<ReturnType<typeof run>>[number];
     const all = prompts.map((_, row) => row);
-    const together = run(all, true);
-    expect(run(all, false)).toEqual(together);
+    const together = await run(all, true);
+    expect(await run(all, false)).toEqual(together);
     const comparisons: Comparison[] = [];
-    const compare = (row: number, selections: readonly TokenSelection[], results: readonly Float32Array[]) => {
-      const comparison = new Comparison(new StepReplay(model));
+    const compare = async ({ row, selections, results }: Run) => {
+      const comparison = new Comparison(weights);
       comparisons.push(comparison);
       selections.forEach((selection, at) => {
         const step = at - prompts[row].length;
         const token = step < 0 ? prompts[row][at] : tokenAt(step, row);
         comparison.next(token, selection, `row ${row}, token ${at}`, step < 0 ? null : results[step]);
       });
+      comparison.finish(`row ${row}`);
+      await setImmediate();
     };
-    for (const row of all) {
-      const alone = run([row], true);
-      const own = together.results.map((logits) => logits[row]);
-      compare(row, together.selections[row], own);
-      compare(
-        row,
-        alone.selections[0],
-        alone.results.map(([logits]) => logits),
-      );
-      let isSame = true;
-      alone.results.forEach(([logits], i) => {
-        const at = prompts[row].length + i;
-        isSame &&= JSON.stringify(alone.selections[0][at]) === JSON.stringify(together.selections[row][at]);
-        if (isSame) expect(relativeError(logits, own[i]), `row ${row}, step ${i}`).toBeLessThan(LIMIT);
+    for (const own of together) {
+      await compare(own);
+      const [alone] = await run([own.row], true);
+      const different = alone.selections.findIndex((selection, at) => !isEqual(selection, own.selections[at]));
+      if (different >= 0) await compare(alone); // a near tie
+      const same = different < 0 ? steps : different - prompts[own.row].length;
+      alone.results.slice(0, Math.max(0, same)).forEach((logits, i) => {
+        expect(relativeError(logits, own.results[i]), `row ${own.row}, step ${i}`).toBeLessThan(LIMIT);
       });
     }
     say('batch', comparisons);
   });
 
-  onGpu('equals itself without overlap, bit for bit', () => {
+  onGpu('equals itself without overlap, bit for bit', async () => {
     const model = made();
-    const run = (overlap: boolean) => {
+    const run = async (overlap: boolean) => {
       const tokens: number[] = [];
-      withDecoder(
+      await withDecoder(
         model,
         (decoder, make) => {
           const sequences = [make(), make()];
@@ -274,15 +278,15 @@ describe('a graph for every token', () => {
       );
       return tokens;
     };
-    expect(run(true)).toEqual(run(false));
+    expect(await run(true)).toEqual(await run(false));
   });
 
-  onGpu('follows forks, which leave each other alone, and sequences that drop out', () => {
+  onGpu('follows forks, which leave each other alone, and sequences that drop out', async () => {
     const model = made();
     const prefix = text(90);
-    withDecoder(model, (decoder, make) => {
+    await withDecoder(model, (decoder, make) => {
       const trunk = make();
-      const stem = new Comparison(new StepReplay(model));
+      const stem = new Comparison(new ReplayWeights(model));
       readPrompt(model, prefix, trunk).selections.forEach((selection, at) => {
         stem.next(prefix[at], selection, `prefix, token ${at}`, null);
       });
@@ -298,14 +302,16 @@ describe('a graph for every token', () => {
       decoder.launch([branch], [9]);
       const [last] = decoder.logits();
       other.next(9, selectionOfStep(decoder, 0), 'right alone', last);
+      stem.finish('left');
+      other.finish('right');
       say('forks', [stem, other]);
       branch.free();
     });
   });
 
-  onGpu('reads and remembers what was predicted', () => {
+  onGpu('reads and remembers what was predicted', async () => {
     const model = made();
-    withDecoder(model, (decoder, make, cache) => {
+    await withDecoder(model, (decoder, make, cache) => {
       const sequence = make();
       prefill(model, [sequence], [text(5)], null, { kernels: PLAIN });
       for (let S = 6; S <= 400; S++) {
@@ -332,47 +338,15 @@ describe('a graph for every token', () => {
     });
     let result = await stream.next();
     while (!result.done) result = await stream.next();
-    const context = [...Buffer.from('Once')];
-    for (const token of result.value.tokens) {
-      const logits = lastLogits(model, context, PLAIN);
+    const { tokens } = result.value;
+    const prompt = [...Buffer.from('Once')];
+    const { logitsAfter } = readWhole(model, [...prompt, ...tokens]);
+    tokens.forEach((token, i) => {
+      const logits = logitsAfter(prompt.length - 1 + i);
       const spread = Math.max(...logits) - Math.min(...logits);
-      expect(logits[token]).toBeGreaterThan(Math.max(...logits) - LIMIT * spread);
-      context.push(token);
-    }
-    expect(result.value.tokens.length).toBeGreaterThan(20);
-  });
-});
-
-describe('the comparison with float64', () => {
-  const score = [0.9, 0.5, 0.1, 0.48, 0.3, 0.7, 0.2, 0.6];
-  it('can tell a near tie from another selection', () => {
-    expect(selectionMargin(score, [0, 1, 5, 6, 7])).toBe(0);
-    expect(selectionMargin(score, [0, 3, 5, 6, 7])).toBeCloseTo(0.04);
-    expect(selectionMargin(score, [0, 2, 5, 6, 7])).toBeCloseTo(0.8);
-    expect(selectionMargin(score, [0, 1, 4, 6, 7])).toBeGreaterThan(TIE);
-    expect(selectionMargin(score, [1, 3, 5, 6, 7])).toBe(Number.POSITIVE_INFINITY); // block 0 is forced
-    expect(selectionMargin(score, [0, 1, 6, 7, -1])).toBe(Number.POSITIVE_INFINITY); // one is missing
-    expect(selectionMargin([0.5, 0.2], [0, 1, -1, -1, -1])).toBe(0);
-  });
-
-  it('is that of the model on the CPU where every block is selected', () => {
-    const model = tinyModel(configOf({ nsa: { n_sel: 20 } }));
-    models.push(model);
-    const tokens = text(70);
-    const replay = new StepReplay(model);
-    tokens.forEach((token, at) => {
-      const blocks = Array.from({ length: 20 }, (_, j) => (j <= at / NSA.l_sel ? j : -1));
-      const { logits, margin } = replay.next(token, [
-        [blocks, blocks],
-        [blocks, blocks],
-      ]);
-      expect(margin).toBe(0);
-      if (at % 23 !== 0) return;
-      const wanted = lastLogits(model, tokens.slice(0, at + 1), PLAIN);
-      expect(relativeError(logits, wanted), `token ${at}`).toBeLessThan(EXACT);
-      // A wrong token, position or block would be seen.
-      expect(relativeError(logits, lastLogits(model, [...tokens.slice(0, at), token + 1], PLAIN))).toBeGreaterThan(0.3);
+      expect(logits[token], `token ${i}`).toBeGreaterThan(Math.max(...logits) - LIMIT * spread);
     });
+    expect(tokens.length).toBeGreaterThan(20);
   });
 });
 

@@ -175,15 +175,19 @@ export class DecodeCache {
    * Tokens from the one that room was made for on, which need no other pages and leave none behind: as long as nobody forks
    * the sequence, `advance` does for them what `reserve` and `grow` do.
    */
-  slack({ length }: CachedSequence): number {
+  slack({ length, lists }: CachedSequence): number {
     const { l, d } = this.shape.nsa;
     const w = windowOf(this.shape);
     let tokens = Number.POSITIVE_INFINITY;
     for (const [kind, { size }] of this.#kinds) {
       if (kind === 'sel' || kind === 'win') tokens = Math.min(tokens, size - (length % size));
       if (kind === 'win') tokens = Math.min(tokens, (firstWindowPage(length + 1, w, size) + 1) * size + w - 2 - length);
-      const pages = Math.ceil(compressedCount(length + 1, l, d) / size);
-      if (kind === 'cmp') tokens = Math.min(tokens, l + pages * size * d - 1 - length);
+      if (kind !== 'cmp') continue;
+      const blocks = compressedCount(length + 1, l, d);
+      // A token that completes no block leaves a shared page shared: it is copied for the first one that does.
+      const isShared = listOf(lists, kind).isShared(Math.floor(blocks / size));
+      const first = isShared ? blocks : Math.ceil(blocks / size) * size;
+      tokens = Math.min(tokens, l + first * d - 1 - length);
     }
     return Math.max(1, tokens);
   }

@@ -74,6 +74,11 @@ export class PageList {
     }
   }
 
+  /** Whether another sequence holds the page too: then this one may not write to it. */
+  isShared(index: number): boolean {
+    return (this.#pages[index]?.holders ?? 0) > 1;
+  }
+
   /** Gives back the pages before `first`. */
   dropBefore(first: number): void {
     // Pages are dropped in order: the ones before the first null were dropped earlier.

@@ -22,9 +22,10 @@ export function attendForward(
   forEachHead(tokens, shape, visible, (row, group, keys) => {
     const { probabilities, logSum } = softmax(scores(q, k, shape, row, group, keys));
     lse[row] = logSum;
-    keys.forEach((key, i) => {
-      for (let c = 0; c < dv; c++) out[row * dv + c] += probabilities[i] * v[(key * groups + group) * dv + c];
-    });
+    for (let i = 0; i < keys.length; i++) {
+      const [probability, from] = [probabilities[i], (keys[i] * groups + group) * dv];
+      for (let c = 0; c < dv; c++) out[row * dv + c] += probability * v[from + c];
+    }
   });
   return { out, lse };
 }
@@ -45,20 +46,22 @@ export function attendBackward(
   forEachHead(tokens, shape, visible, (row, group, keys) => {
     const { probabilities } = softmax(scores(q, k, shape, row, group, keys));
     const dProbabilities = keys.map((key) => {
+      const from = (key * groups + group) * sizeV;
       let total = 0;
-      for (let c = 0; c < sizeV; c++) total += dOut[row * sizeV + c] * v[(key * groups + group) * sizeV + c];
+      for (let c = 0; c < sizeV; c++) total += dOut[row * sizeV + c] * v[from + c];
       return total;
     });
     const mean = dProbabilities.reduce((total, value, i) => total + value * probabilities[i], 0);
-    keys.forEach((key, i) => {
-      const keyRow = key * groups + group;
-      const dScore = probabilities[i] * (dProbabilities[i] - mean) * scale;
+    for (let i = 0; i < keys.length; i++) {
+      const keyRow = keys[i] * groups + group;
+      const [probability, atK, atV] = [probabilities[i], keyRow * sizeK, keyRow * sizeV];
+      const dScore = probability * (dProbabilities[i] - mean) * scale;
       for (let c = 0; c < sizeK; c++) {
-        dq[row * sizeK + c] += dScore * k[keyRow * sizeK + c];
-        dk[keyRow * sizeK + c] += dScore * q[row * sizeK + c];
+        dq[row * sizeK + c] += dScore * k[atK + c];
+        dk[atK + c] += dScore * q[row * sizeK + c];
       }
-      for (let c = 0; c < sizeV; c++) dv[keyRow * sizeV + c] += probabilities[i] * dOut[row * sizeV + c];
-    });
+      for (let c = 0; c < sizeV; c++) dv[atV + c] += probability * dOut[row * sizeV + c];
+    }
   });
   return { dq, dk, dv };
 }
@@ -72,10 +75,12 @@ export function scores(
   group: number,
   keys: readonly number[],
 ): number[] {
+  const root = Math.sqrt(dk);
   return keys.map((key) => {
+    const from = (key * groups + group) * dk;
     let total = 0;
-    for (let c = 0; c < dk; c++) total += q[row * dk + c] * k[(key * groups + group) * dk + c];
-    return total / Math.sqrt(dk);
+    for (let c = 0; c < dk; c++) total += q[row * dk + c] * k[from + c];
+    return total / root;
   });
 }
 

@@ -8,6 +8,7 @@ import { modelShape } from '../../model/shape.js';
 import { modelTensors } from '../../model/weights.js';
 import { saveCheckpoint } from '../../run/checkpoint-save.js';
 import { cpu } from '../../testing/devices.js';
+import { randomValues } from '../../testing/numbers.js';
 
 type Sections = { model?: object; nsa?: object; data?: object; train?: object };
 
@@ -20,7 +21,11 @@ export function tinyConfig({ model, nsa, data, train }: Sections = {}): Config {
   });
 }
 
-/** Weights ten times as large as training starts with: logits that differ enough to tell tokens apart. */
+/**
+ * Weights ten times as large as training starts with: logits that differ enough to tell tokens apart. But phi conv begins as
+ * a mean, and ten times a mean would make scores of compressed keys so large that rounding alone decides on blocks: its
+ * weights become different ones of the same size.
+ */
 export function tinyModel(
   config: Config,
   vocabulary = 256,
@@ -28,8 +33,12 @@ export function tinyModel(
   { device = cpu(), dtype = 'f32' }: { device?: Device; dtype?: ComputeDtype } = {},
 ): LanguageModel {
   const model = new LanguageModel(device, modelShape(config, vocabulary), seed, dtype);
-  for (const { name, value } of model.parameters)
-    if (!name.includes('norm')) value.write(value.read().map((weight) => 10 * weight));
+  for (const { name, value } of model.parameters) {
+    if (name.includes('norm')) continue;
+    const isConv = /phi_[kv]\.weight$/.test(name);
+    const factors = isConv ? randomValues(value.size, seed).map((x) => 1 + x) : null;
+    value.write(value.read().map((weight, i) => (factors ? factors[i] : 10) * weight));
+  }
   return model;
 }
 

@@ -25,8 +25,11 @@ export function importance(
     for (let i = 0; i < perGroup; i++) {
       const row = token * shape.heads + group * perGroup + i;
       const { probabilities } = softmax(scores(q, kCmp, shape, row, group, keys));
-      for (let block = 0; block < keys.length; block++)
-        for (let j = 0; j < total.length; j++) total[j] += overlap(block, j, sparse) * probabilities[block];
+      for (let block = 0; block < keys.length; block++) {
+        const first = Math.floor((block * sparse.d) / sparse.lSel);
+        for (let j = first; j < total.length && j * sparse.lSel < block * sparse.d + sparse.l; j++)
+          total[j] += overlap(block, j, sparse) * probabilities[block];
+      }
     }
     return total;
   };

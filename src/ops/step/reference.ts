@@ -3,7 +3,7 @@
  * the branches, over keys and values of the tokens before it.
  */
 import type { HeadShape, SparseShape } from '../attention.js';
-import { attendForward } from '../attention-reference.js';
+import { attendForward, range } from '../attention-reference.js';
 import { angle, type RotaryShape } from '../rope/reference.js';
 import { importance } from '../select/reference.js';
 import { compressedCount } from '../sequences.js';
@@ -38,8 +38,8 @@ export interface StepResult {
   /** By the given selection. */
   readonly oSel: Float64Array;
   readonly oWin: Float64Array;
-  /** The compressed key and value that the token completes, [groups, size] each. */
-  readonly block: { readonly key: Float64Array; readonly value: Float64Array } | null;
+  /** With the new token. */
+  readonly history: StepHistory;
 }
 
 /** Importance of all blocks for each group. */
@@ -50,8 +50,7 @@ export function stepImportance(
   position: number,
 ): Float64Array[] {
   const { heads, sparse } = problem;
-  const { block } = stepForward(problem, history, projection, position, []);
-  const kCmp = joined(history.kCmp, block?.key);
+  const { kCmp } = compressedHistory(problem, history, projection, position);
   const q = new Float64Array((position + 1) * heads.heads * heads.dk);
   q.set(queries(problem, projection, position), position * heads.heads * heads.dk);
   const known = compressedCount(position + 1, sparse.l, sparse.d);
@@ -67,49 +66,60 @@ export function stepForward(
   position: number,
   selected: readonly (readonly number[])[],
 ): StepResult {
-  const { heads, sparse, cmpRope, round, rope } = problem;
-  const { groups, dk, dv } = heads;
-  const [keys, values] = [groups * dk, groups * dv];
-  const part = (branch: number) => {
-    const at = heads.heads * dk + branch * (keys + values);
-    return { k: projection.slice(at, at + keys), v: projection.slice(at + keys, at + keys + values) };
+  const { heads, sparse } = problem;
+  const [sel, win] = [part(problem, projection, 1), part(problem, projection, 2)];
+  const now: StepHistory = {
+    ...compressedHistory(problem, history, projection, position),
+    ...{ kSel: joined(history.kSel, turned(problem, sel.k, position)), vSel: joined(history.vSel, sel.v) },
+    ...{ kWin: joined(history.kWin, turned(problem, win.k, position)), vWin: joined(history.vWin, win.v) },
   };
-  const [cmp, sel, win] = [part(0), part(1), part(2)];
-  const turned = (x: Float64Array, at: number) => round(rotated(x, dk, at, rope));
-  const raw = {
-    keys: joined(history.rawKeys, cmpRope === 'before' ? turned(cmp.k, position) : cmp.k),
-    values: joined(history.rawValues, cmp.v),
-  };
-  const known = compressedCount(position, sparse.l, sparse.d);
-  let block: StepResult['block'] = null;
-  if (compressedCount(position + 1, sparse.l, sparse.d) > known) {
-    const key = round(compressed(raw.keys, sparse.l, problem.phi?.keys ?? null));
-    const value = round(compressed(raw.values, sparse.l, problem.phi?.values ?? null));
-    block = { key: cmpRope === 'after' ? turned(key, known * sparse.d) : key, value };
-  }
   const q = queries(problem, projection, position);
   const attend = (k: Float64Array, v: Float64Array, visible: (group: number) => number[]) =>
     attendForward(q, k, v, heads, (_, group) => visible(group)).out;
-  const range = (low: number, high: number) => Array.from({ length: high - low }, (_, i) => low + i);
-  const finished = known + (block ? 1 : 0);
   const tokensOf = (index: number) => range(index * sparse.lSel, Math.min(position + 1, (index + 1) * sparse.lSel));
   return {
-    oCmp: attend(joined(history.kCmp, block?.key), joined(history.vCmp, block?.value), () => range(0, finished)),
-    oSel: attend(joined(history.kSel, turned(sel.k, position)), joined(history.vSel, sel.v), (group) =>
-      (selected[group] ?? []).flatMap(tokensOf),
-    ),
-    oWin: attend(joined(history.kWin, turned(win.k, position)), joined(history.vWin, win.v), () =>
-      range(Math.max(0, position + 1 - sparse.w), position + 1),
-    ),
-    block,
+    oCmp: attend(now.kCmp, now.vCmp, () => range(0, compressedCount(position + 1, sparse.l, sparse.d))),
+    oSel: attend(now.kSel, now.vSel, (group) => (selected[group] ?? []).flatMap(tokensOf)),
+    oWin: attend(now.kWin, now.vWin, () => range(Math.max(0, position + 1 - sparse.w), position + 1)),
+    history: now,
   };
 }
 
-function queries({ heads, rope, round }: StepProblem, projection: Float64Array, position: number): Float64Array {
-  return round(rotated(projection.slice(0, heads.heads * heads.dk), heads.dk, position, rope));
+/** The new token's row joins the raw ones. Where it completes a block, that one is made, and rows no later one needs go. */
+function compressedHistory(problem: StepProblem, history: StepHistory, projection: Float64Array, position: number) {
+  const { heads, sparse, cmpRope, round, phi } = problem;
+  const { k, v } = part(problem, projection, 0);
+  const rawKeys = joined(history.rawKeys, cmpRope === 'before' ? turned(problem, k, position) : k);
+  const rawValues = joined(history.rawValues, v);
+  const known = compressedCount(position, sparse.l, sparse.d);
+  if (compressedCount(position + 1, sparse.l, sparse.d) === known)
+    return { kCmp: history.kCmp, vCmp: history.vCmp, rawKeys, rawValues };
+  const key = round(compressed(rawKeys, sparse.l, phi?.keys ?? null));
+  const value = round(compressed(rawValues, sparse.l, phi?.values ?? null));
+  return {
+    kCmp: joined(history.kCmp, cmpRope === 'after' ? turned(problem, key, known * sparse.d) : key),
+    vCmp: joined(history.vCmp, value),
+    rawKeys: rawKeys.slice(sparse.d * heads.groups * heads.dk),
+    rawValues: rawValues.slice(sparse.d * heads.groups * heads.dv),
+  };
 }
 
-export function rotated(x: Float64Array, size: number, position: number, rope: RotaryShape): Float64Array {
+/** Keys and values that the projection has for the compressed (0), the selected (1) or the window branch (2). */
+function part({ heads }: StepProblem, projection: Float64Array, branch: number) {
+  const [keys, values] = [heads.groups * heads.dk, heads.groups * heads.dv];
+  const at = heads.heads * heads.dk + branch * (keys + values);
+  return { k: projection.slice(at, at + keys), v: projection.slice(at + keys, at + keys + values) };
+}
+
+function turned({ heads, rope, round }: StepProblem, x: Float64Array, position: number): Float64Array {
+  return round(rotated(x, heads.dk, position, rope));
+}
+
+function queries(problem: StepProblem, projection: Float64Array, position: number): Float64Array {
+  return turned(problem, projection.slice(0, problem.heads.heads * problem.heads.dk), position);
+}
+
+function rotated(x: Float64Array, size: number, position: number, rope: RotaryShape): Float64Array {
   const half = size / 2;
   return x.map((value, i) => {
     const j = i % size;
@@ -120,7 +130,7 @@ export function rotated(x: Float64Array, size: number, position: number, rope: R
   });
 }
 
-/** The first `l` rows as one. */
+/** The `l` rows as one. */
 function compressed(rows: Float64Array, l: number, weight: Float64Array | null): Float64Array {
   const width = rows.length / l;
   const out = new Float64Array(width);
