@@ -33,8 +33,6 @@ export type Kernels<S extends Signatures> = {
 };
 
 export interface KernelOptions<S extends Signatures> {
-  /** Flags of the C++ compiler this operation needs beyond the common ones. */
-  readonly flags?: readonly string[];
   /** How the same functions are launched on a GPU (the operation's cuda.ts). */
   readonly cuda?: (cuda: CudaRuntime) => Kernels<S>;
 }
@@ -43,7 +41,6 @@ export interface KernelOptions<S extends Signatures> {
 export interface KernelModule<S extends Signatures = Signatures> {
   readonly folder: string;
   readonly functions: S;
-  readonly flags: readonly string[];
   /** Makes a `Kernels<S>`; null for an operation without CUDA kernels. */
   readonly cuda: ((cuda: CudaRuntime) => unknown) | null;
 }
@@ -54,8 +51,8 @@ export function defineKernels<const S extends Signatures>(
   functions: S,
   options: KernelOptions<S> = {},
 ): KernelModule<S> {
-  const { flags = [], cuda = null } = options;
-  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, flags, cuda };
+  const { cuda = null } = options;
+  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, cuda };
 }
 
 export interface MemoryUse {

@@ -9,16 +9,16 @@ __attribute__((noinline)) float chains(int64_t rounds, const float* start) {
   vec a = load(start), b = a + 1, c = a + 2, d = a + 3, e = a + 4, f = a + 5, g = a + 6, h = a + 7, i = a + 8, j = a + 9;
   const vec factor = load(start + kLanes), add = load(start + 2 * kLanes);
   for (int64_t r = 0; r < rounds; ++r) {
-    a = a * factor + add;
-    b = b * factor + add;
-    c = c * factor + add;
-    d = d * factor + add;
-    e = e * factor + add;
-    f = f * factor + add;
-    g = g * factor + add;
-    h = h * factor + add;
-    i = i * factor + add;
-    j = j * factor + add;
+    a = multiply_add(a, factor, add);
+    b = multiply_add(b, factor, add);
+    c = multiply_add(c, factor, add);
+    d = multiply_add(d, factor, add);
+    e = multiply_add(e, factor, add);
+    f = multiply_add(f, factor, add);
+    g = multiply_add(g, factor, add);
+    h = multiply_add(h, factor, add);
+    i = multiply_add(i, factor, add);
+    j = multiply_add(j, factor, add);
   }
   return sum(a + b + c + d + e + f + g + h + i + j);
 }

@@ -97,7 +97,7 @@ inline const uint8_t* finite_blocks(const float* keys, const float* values, cons
       float rest = 0;
       const auto probe = [&](const float* row, int64_t d) {
         int64_t c = 0;
-        for (; c + kLanes <= d; c += kLanes) zeros += load(row + c) * splat(0.0f);
+        for (; c + kLanes <= d; c += kLanes) zeros = multiply_add(load(row + c), splat(0.0f), zeros);
         for (; c < d; ++c) rest += row[c] * 0.0f;
       };
       for (int64_t i = start; i < std::min(start + size, length); ++i) {
@@ -182,7 +182,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       }
       const float shrink = previous == now ? 1.0f : previous == kNone ? 0.0f : std::exp2(previous - now);
       state.maximum[at] = now;
-      store(state.sum + at * kLanes, load(state.sum + at * kLanes) * splat(shrink) + total);
+      store(state.sum + at * kLanes, multiply_add(load(state.sum + at * kLanes), splat(shrink), total));
       shrink_of[r - first] = shrink;
     }
     multiply<Into::kOverwrite>(count, scores + first * columns + (low - start), columns, 1, values + low * dv_width,
@@ -191,7 +191,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       float* into = state.accumulator + (map ? map[r] : r) * dv_width;
       const float* add = buffers.products + (r - first) * dv_width;
       const vec shrink = splat(shrink_of[r - first]);
-      for (int64_t c = 0; c < dv_width; c += kLanes) store(into + c, load(into + c) * shrink + load(add + c));
+      for (int64_t c = 0; c < dv_width; c += kLanes) store(into + c, multiply_add(load(into + c), shrink, load(add + c)));
     }
   }
 }
@@ -270,7 +270,7 @@ inline void add_query_gradient(const Shape& shape, const float* from, int64_t co
   const int64_t width = pad(shape.dk);
   const float scale = shape.scale();
   for (int64_t i = 0; i < count; ++i, from += width, dq += shape.dk)
-    for (int64_t c = 0; c < shape.dk; ++c) dq[c] += from[c] * scale;
+    for (int64_t c = 0; c < shape.dk; ++c) dq[c] = multiply_add(from[c], scale, dq[c]);
 }
 
 // Adds a block's key and value gradients to the outputs [tokens, groups, d]. Queries carried scale*log2(e); the
@@ -280,7 +280,7 @@ inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t
   for (int64_t i = 0; i < count; ++i) {
     float* k = dk + (i * shape.groups + group) * shape.dk;
     float* v = dv + (i * shape.groups + group) * shape.dv;
-    for (int64_t c = 0; c < shape.dk; ++c) k[c] += block.d_keys[i * dk_width + c] * kLn2;
+    for (int64_t c = 0; c < shape.dk; ++c) k[c] = multiply_add(block.d_keys[i * dk_width + c], kLn2, k[c]);
     for (int64_t c = 0; c < shape.dv; ++c) v[c] += block.d_values[i * dv_width + c];
   }
 }
@@ -292,9 +292,9 @@ inline float* row_deltas(const float* out, const float* d_out, int64_t rows, int
     for (int64_t r = begin; r < end; ++r) {
       vec total = {};
       int64_t c = 0;
-      for (; c + kLanes <= dv; c += kLanes) total += load(out + r * dv + c) * load(d_out + r * dv + c);
+      for (; c + kLanes <= dv; c += kLanes) total = multiply_add(load(out + r * dv + c), load(d_out + r * dv + c), total);
       float result = sum(total);
-      for (; c < dv; ++c) result += out[r * dv + c] * d_out[r * dv + c];
+      for (; c < dv; ++c) result = multiply_add(out[r * dv + c], d_out[r * dv + c], result);
       delta[r] = result;
     }
   });

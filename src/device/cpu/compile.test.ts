@@ -29,7 +29,7 @@ beforeEach(() => {
   writeFileSync(source, 'extern "C" int answer() { return 42; }\n');
 });
 
-const compiler = (into = cache) => new KernelCompiler({ cache: into, candidates });
+const compiler = (into = cache, flags: string[] = []) => new KernelCompiler({ cache: into, candidates, flags });
 
 let copies = 0;
 /** Loads a copy: a test that damages a library which this process has loaded would crash the process. */
@@ -81,7 +81,7 @@ describe('the kernel cache', () => {
 
   it('keeps another entry for another source, other flags and another header', async () => {
     const first = compiler().library(source);
-    const flagged = compiler().library(source, ['-DSOMETHING']);
+    const flagged = compiler(cache, ['-DSOMETHING']).library(source);
     writeFileSync(source, 'extern "C" int answer() { return 43; }\n');
     const edited = compiler().library(source);
     expect(new Set([first, flagged, edited]).size).toBe(3);
@@ -164,7 +164,7 @@ describe('a cache that cannot be used', () => {
     remount(disk, 'ro');
     expect(compiler(disk).library(source)).toBe(library);
     const message = `the kernel cache ${disk} cannot be written: ${remedy}`;
-    expect(refusal(() => compiler(disk).library(source, ['-DOTHER']))).toBe(message);
+    expect(refusal(() => compiler(disk, ['-DOTHER']).library(source))).toBe(message);
     remount(disk, 'rw');
     truncateSync(library, 100);
     remount(disk, 'ro');

@@ -16,6 +16,8 @@ export interface CompilerOptions {
   readonly cache: string;
   /** Candidates in order; the first that answers `--version` is used. */
   readonly candidates: readonly string[];
+  /** Flags behind the common ones: tests compile as other machines do. */
+  readonly flags?: readonly string[];
   /** Told before a kernel is compiled: it takes a second or two, once per machine. */
   readonly onCompile?: (source: string) => void;
 }
@@ -69,6 +71,7 @@ export function compilerFlags(): string[] {
     '-shared',
     '-fno-math-errno',
     '-fno-trapping-math',
+    '-ffp-contract=off', // products and sums are fused where `multiply_add` in simd.h says so, never at a compiler's choice
     '-pthread',
     ...link,
   ];
@@ -91,8 +94,8 @@ export class KernelCompiler {
   }
 
   /** The path of a shared library built from `source`, from the cache if it is there and whole. */
-  library(source: string, extraFlags: readonly string[] = []): string {
-    const flags = [...compilerFlags(), ...extraFlags];
+  library(source: string): string {
+    const flags = [...compilerFlags(), ...(this.#options.flags ?? [])];
     const key = this.#key(source, flags);
     return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(source, flags, path));
   }

@@ -83,7 +83,7 @@ export class CpuDevice implements Device {
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let kernels = this.#modules.get(module);
     if (!kernels) {
-      const library = load(this.compiler.library(join(module.folder, 'cpu.cpp'), module.flags));
+      const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
       kernels = Object.fromEntries(
         Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
       ) as Kernels<Signatures>;

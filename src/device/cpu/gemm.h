@@ -53,7 +53,7 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
       for (int r = 0; r < Rows; ++r) {
         const vec av = splat(a[r * row]);
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] += av * bv[v];
+        for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(av, bv[v], acc[r][v]);
       }
       a += col;
       b += ldb;

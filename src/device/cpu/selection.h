@@ -58,7 +58,7 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
       for (int64_t j = 1; j < current - 1; ++j) {
         const float* p = probability + j * (sparse.block / sparse.d) - pooling.lead;
         float importance = 0;
-        for (int64_t i = 0; i < pooling.weights; ++i) importance += pooling.weight[i] * p[i];
+        for (int64_t i = 0; i < pooling.weights; ++i) importance = multiply_add(pooling.weight[i], p[i], importance);
         best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
       }
     out[n++] = 0;

@@ -4,8 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
@@ -24,6 +29,26 @@ inline vec load(const float* p) {
 inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof(v)); }
 inline vec splat(float x) { return x - vec{}; }
 inline vec max(vec a, vec b) { return a > b ? a : b; }
+
+// a * b + c. Left to itself a compiler fuses a product and a sum into one instruction here and not there, by its version,
+// the processor it tunes for and the loop around: one row would have other last bits alone than in a batch. So compilers
+// are told to fuse nothing (compile.ts), and it is asked for where it pays: one rounding on every processor that can, two
+// on every other, the same in every loop.
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
+inline float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#if defined(__AVX512F__)
+inline vec multiply_add(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__FMA__)
+inline vec multiply_add(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+inline vec multiply_add(vec a, vec b, vec c) { return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#endif
+#else
+inline float multiply_add(float a, float b, float c) { return a * b + c; }
+inline double multiply_add(double a, double b, double c) { return a * b + c; }
+inline vec multiply_add(vec a, vec b, vec c) { return a * b + c; }
+#endif
 
 inline float sum(vec v) {
   // A fixed tree, so that the result does not depend on how the compiler would reduce.
@@ -59,12 +84,12 @@ inline float max_lane(vec v) {
 // 2^x, relative error below 2e-7; 0 below -126 (denormals are flushed), inf above 128, NaN stays NaN.
 inline vec exp2_polynomial(vec f) {  // for f in [-0.5, 0.5]
   vec p = splat(1.5403530e-4f);
-  p = p * f + splat(1.3333558e-3f);
-  p = p * f + splat(9.6181291e-3f);
-  p = p * f + splat(5.5504109e-2f);
-  p = p * f + splat(2.4022651e-1f);
-  p = p * f + splat(6.9314718e-1f);
-  return p * f + splat(1.0f);
+  p = multiply_add(p, f, splat(1.3333558e-3f));
+  p = multiply_add(p, f, splat(9.6181291e-3f));
+  p = multiply_add(p, f, splat(5.5504109e-2f));
+  p = multiply_add(p, f, splat(2.4022651e-1f));
+  p = multiply_add(p, f, splat(6.9314718e-1f));
+  return multiply_add(p, f, splat(1.0f));
 }
 #if defined(__AVX512F__)
 // Two instructions do what takes ten elsewhere: a tenth of the time of attention.

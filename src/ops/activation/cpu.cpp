@@ -45,7 +45,7 @@ void silu_backward(const float* x, const float* dy, float* dx, int64_t count, in
   parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
     each_vector(begin, end, [&](int64_t i, auto get, auto put) {
       const vec v = get(x + i), s = sigmoid(v);
-      const vec slope = get(dy + i) * s * (splat(1.0f) + v * (splat(1.0f) - s));
+      const vec slope = get(dy + i) * s * multiply_add(v, splat(1.0f) - s, splat(1.0f));
       put(dx + i, accumulate ? get(dx + i) + slope : slope);
     });
   });
@@ -72,7 +72,7 @@ void swiglu_backward(const float* x, const float* dy, float* dx, int64_t rows, i
     float* d_up = d_gate + hidden;
     each_vector(0, hidden, [&](int64_t i, auto get, auto put) {
       const vec g = get(gate + i), s = sigmoid(g), d = get(slope + i);
-      const vec for_gate = d * get(up + i) * s * (splat(1.0f) + g * (splat(1.0f) - s));
+      const vec for_gate = d * get(up + i) * s * multiply_add(g, splat(1.0f) - s, splat(1.0f));
       const vec for_up = d * g * s;
       put(d_gate + i, accumulate ? get(d_gate + i) + for_gate : for_gate);
       put(d_up + i, accumulate ? get(d_up + i) + for_up : for_up);

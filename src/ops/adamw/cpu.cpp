@@ -1,5 +1,6 @@
 // AdamW in one pass over each parameter: 16 bytes read and 12 written for each number.
 #include "runtime.h"
+#include "simd.h"
 
 #include <cmath>
 
@@ -15,11 +16,11 @@ void update(float* __restrict value, const float* __restrict gradient, float* __
             int64_t count, const Step s) {
   for (int64_t i = 0; i < count; ++i) {
     const float g = gradient[i] * s.gradient_scale;
-    m[i] = s.beta1 * m[i] + s.rest1 * g;
-    v[i] = s.beta2 * v[i] + s.rest2 * g * g;
-    const float direction = m[i] / (std::sqrt(v[i]) * s.inverse_root_bias + s.epsilon);
+    m[i] = multiply_add(s.beta1, m[i], s.rest1 * g);
+    v[i] = multiply_add(s.beta2, v[i], s.rest2 * g * g);
+    const float direction = m[i] / multiply_add(std::sqrt(v[i]), s.inverse_root_bias, s.epsilon);
     // Decay is a difference, not a factor: 1 - 1e-6 as a float32 factor would be wrong by a percent of the decay.
-    value[i] -= s.step_size * direction + s.shrink * value[i];
+    value[i] -= multiply_add(s.step_size, direction, s.shrink * value[i]);
   }
 }
 

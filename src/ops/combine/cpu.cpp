@@ -8,9 +8,9 @@ constexpr int64_t kRows = 128;  // rows of one task
 inline float dot(const float* a, const float* b, int64_t size) {
   vec products = {};
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) products += load(a + i) * load(b + i);
+  for (; i + kLanes <= size; i += kLanes) products = multiply_add(load(a + i), load(b + i), products);
   float total = sum(products);
-  for (; i < size; ++i) total += a[i] * b[i];
+  for (; i < size; ++i) total = multiply_add(a[i], b[i], total);
   return total;
 }
 }  // namespace
@@ -22,7 +22,8 @@ void combine_forward(const float* gates, const float* cmp, const float* sel, con
   parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const float a = gates[3 * r], b = gates[3 * r + 1], c = gates[3 * r + 2];
-      for (int64_t i = r * size; i < (r + 1) * size; ++i) out[i] = a * cmp[i] + b * sel[i] + c * win[i];
+      for (int64_t i = r * size; i < (r + 1) * size; ++i)
+        out[i] = multiply_add(c, win[i], multiply_add(a, cmp[i], b * sel[i]));
     }
   });
 }
@@ -48,7 +49,7 @@ void combine_backward_branch(const float* d_out, const float* gates, float* __re
     for (int64_t r = begin; r < end; ++r) {
       const float gate = gates[3 * r + b];
       if (accumulate)
-        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] += gate * d_out[i];
+        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] = multiply_add(gate, d_out[i], d_branch[i]);
       else
         for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] = gate * d_out[i];
     }

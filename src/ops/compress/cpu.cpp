@@ -78,7 +78,7 @@ void compress_forward(const float* x, const float* weight, float* y, LAYOUT_PARA
         vec total = {};
         if (weight != nullptr)
           for (int64_t p = 0; p < l; ++p)
-            total += load_up_to(weight + p * width + c, n) * load_up_to(rows + p * width + c, n);
+            total = multiply_add(load_up_to(weight + p * width + c, n), load_up_to(rows + p * width + c, n), total);
         else
           for (int64_t p = 0; p < l; ++p) total += load_up_to(rows + p * width + c, n);
         store_up_to(y + i * width + c, weight != nullptr ? total : total * mean, n);
@@ -97,7 +97,7 @@ void compress_backward_input(const float* dy, const float* weight, float* dx, LA
         vec total = {};
         for (int64_t i = low, p = place; i < high; ++i, p -= d) {
           const vec w = weight != nullptr ? load_up_to(weight + p * width + c, n) : mean;
-          total += w * load_up_to(dy + i * width + c, n);
+          total = multiply_add(w, load_up_to(dy + i * width + c, n), total);
         }
         float* to = dx + t * width + c;
         store_up_to(to, accumulate ? load_up_to(to, n) + total : total, n);
@@ -118,7 +118,8 @@ void compress_backward_weight(const float* dy, const float* x, float* d_weight, 
       each_vector(width, [&](int64_t c, int n) {
         vec total = {};
         for (int64_t i = begin; i < end; ++i)
-          total += load_up_to(dy + i * width + c, n) * load_up_to(x + (first_token[i - begin] + p) * width + c, n);
+          total = multiply_add(load_up_to(dy + i * width + c, n),
+                               load_up_to(x + (first_token[i - begin] + p) * width + c, n), total);
         store_up_to(sums + p * width + c, total, n);
       });
   });

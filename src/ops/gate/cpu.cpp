@@ -49,7 +49,7 @@ inline Triple gate_of(Triple x, vec inverse) {
 template <bool softmax>
 inline Triple gradient_of(const Triple& g, const Triple& dg, vec inverse) {
   Triple out;
-  const vec mean = g.v[0] * dg.v[0] + g.v[1] * dg.v[1] + g.v[2] * dg.v[2];
+  const vec mean = multiply_add(g.v[2], dg.v[2], multiply_add(g.v[0], dg.v[0], g.v[1] * dg.v[1]));
   for (int b = 0; b < 3; ++b)
     out.v[b] = softmax ? g.v[b] * (dg.v[b] - mean) * inverse : g.v[b] * (splat(1.0f) - g.v[b]) * dg.v[b] * inverse;
   return out;

@@ -117,13 +117,13 @@ constexpr int64_t kFewRows = 4;
 
 template <int Rows>
 void multiply_few(const float* x, const float* w, float* y, int64_t outputs, int64_t inputs, int64_t slab, int64_t j) {
-  vec total[Rows];
+  vec total[Rows] = {};
   for (int64_t k0 = 0; k0 < inputs; k0 += slab) {
     vec acc[Rows] = {};
     for (int64_t k = k0; k < std::min(k0 + slab, inputs); ++k) {
       const vec column = load_column(w + j * inputs + k, inputs);
 #pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) acc[r] += splat(x[r * inputs + k]) * column;
+      for (int r = 0; r < Rows; ++r) acc[r] = multiply_add(splat(x[r * inputs + k]), column, acc[r]);
     }
     for (int r = 0; r < Rows; ++r) total[r] = k0 == 0 ? acc[r] : total[r] + acc[r];
   }

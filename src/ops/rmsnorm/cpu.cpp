@@ -17,9 +17,9 @@ void rmsnorm_forward(const float* x, const float* weight, float* y, float* inver
       float* yr = y + r * dim;
       vec squares = {};
       int64_t i = 0;
-      for (; i + kLanes <= dim; i += kLanes) squares += load(xr + i) * load(xr + i);
+      for (; i + kLanes <= dim; i += kLanes) squares = multiply_add(load(xr + i), load(xr + i), squares);
       float total = sum(squares);
-      for (; i < dim; ++i) total += xr[i] * xr[i];
+      for (; i < dim; ++i) total = multiply_add(xr[i], xr[i], total);
       const float scale = 1.0f / std::sqrt(total / static_cast<float>(dim) + epsilon);
       inverse_rms[r] = scale;
       for (i = 0; i < dim; ++i) yr[i] = xr[i] * scale * weight[i];
@@ -40,17 +40,17 @@ void rmsnorm_backward(const float* x, const float* weight, const float* inverse_
       const float scale = inverse_rms[r];
       vec products = {};
       int64_t i = 0;
-      for (; i + kLanes <= dim; i += kLanes) products += load(dyr + i) * load(weight + i) * load(xr + i);
+      for (; i + kLanes <= dim; i += kLanes) products = multiply_add(load(dyr + i) * load(weight + i), load(xr + i), products);
       float inner = sum(products);
-      for (; i < dim; ++i) inner += dyr[i] * weight[i] * xr[i];
+      for (; i < dim; ++i) inner = multiply_add(dyr[i] * weight[i], xr[i], inner);
       const float shrink = inner * scale * scale * scale / static_cast<float>(dim);
-      for (i = 0; i < dim; ++i) sums[i] += dyr[i] * xr[i] * scale;
+      for (i = 0; i < dim; ++i) sums[i] = multiply_add(dyr[i] * xr[i], scale, sums[i]);
       if (dx == nullptr) continue;
       float* dxr = dx + r * dim;
       if (accumulate_dx)
-        for (i = 0; i < dim; ++i) dxr[i] += dyr[i] * weight[i] * scale - xr[i] * shrink;
+        for (i = 0; i < dim; ++i) dxr[i] += multiply_add(dyr[i] * weight[i], scale, -(xr[i] * shrink));
       else
-        for (i = 0; i < dim; ++i) dxr[i] = dyr[i] * weight[i] * scale - xr[i] * shrink;
+        for (i = 0; i < dim; ++i) dxr[i] = multiply_add(dyr[i] * weight[i], scale, -(xr[i] * shrink));
     }
   });
   if (d_weight == nullptr) return;

@@ -16,6 +16,19 @@ void frequencies(double theta, int64_t size, float* out) {
     out[j] = static_cast<float>(std::pow(theta, static_cast<double>(-2 * j) / static_cast<double>(size)));
 }
 
+// factors[0] + x factors[1] + x² factors[2] + ...
+template <int count>
+inline double polynomial(double x, const double (&factors)[count]) {
+  double value = factors[count - 1];
+#pragma GCC unroll 8
+  for (int i = count - 2; i >= 0; --i) value = multiply_add(value, x, factors[i]);
+  return value;
+}
+
+// The series of sin(x)/x and of cos(x) in x².
+constexpr double kSine[] = {1, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800};
+constexpr double kCosine[] = {1, -0.5, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600};
+
 // Cosine and sine of position * frequency, right to float32 for angles up to 2^20, without branches: the compiler
 // vectorises it. Reduced by multiples of pi/2 in two parts (the first has 33 bits, so its product is exact).
 void cosines_sines(float position, const float* frequency, int64_t half, float* __restrict cosines,
@@ -25,13 +38,10 @@ void cosines_sines(float position, const float* frequency, int64_t half, float* 
   for (int64_t j = 0; j < half; ++j) {
     const float angle = position * frequency[j];
     const double x = angle;
-    const double turns = std::floor(x * kTwoOverPi + 0.5);
-    const double r = (x - turns * kHigh) - turns * kLow;
+    const double turns = std::floor(multiply_add(x, kTwoOverPi, 0.5));
+    const double r = multiply_add(-turns, kLow, multiply_add(-turns, kHigh, x));
     const double r2 = r * r;
-    const double s =
-        r * (1 + r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880 - r2 / 39916800)))));
-    const double c =
-        1 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 + r2 * (-1.0 / 3628800 + r2 / 479001600)))));
+    const double s = r * polynomial(r2, kSine), c = polynomial(r2, kCosine);
     const double quadrant = turns - 4 * std::floor(turns * 0.25);
     const bool odd = (quadrant == 1) | (quadrant == 3);
     const double sine = odd ? c : s, cosine = odd ? s : c;
@@ -45,7 +55,7 @@ void rotate_head(const float* __restrict from, float* __restrict to, const float
                  int64_t half, float direction) {
   for (int64_t j = 0; j < half; ++j) {
     const float a = from[j], b = from[j + half], c = cosines[j], s = direction * sines[j];
-    const float x = a * c - b * s, y = b * c + a * s;
+    const float x = multiply_add(a, c, -(b * s)), y = multiply_add(b, c, a * s);
     to[j] = add ? to[j] + x : x;
     to[j + half] = add ? to[j + half] + y : y;
   }

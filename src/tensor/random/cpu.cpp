@@ -1,5 +1,5 @@
-// Philox4x32-10 and what is made of its words: bit for bit what reference.ts computes. Compiled without fused
-// multiply-adds; only operations that IEEE 754 rounds correctly are used.
+// Philox4x32-10 and what is made of its words: bit for bit what reference.ts computes. Only operations that IEEE 754 rounds
+// correctly are used, and no fused multiply-adds, which TypeScript does not have.
 //
 // A batch of blocks is made at a time, step by step in loops of equal iterations, so that they become vector code.
 #include "runtime.h"

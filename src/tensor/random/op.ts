@@ -12,11 +12,7 @@ export const signatures = {
   random_normal: ['ptr', 'i64', 'i64', 'i64', 'i64', 'f64'],
   random_integers: ['ptr', 'i64', 'i64', 'i64', 'i64', 'i64'],
 } as const;
-const kernels = defineKernels(import.meta.url, signatures, {
-  // A fused multiply-add rounds once where two operations round twice: other bits than TypeScript and other machines.
-  flags: ['-ffp-contract=off'],
-  cuda: launchers,
-});
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /**
  * Where numbers come from. Streams of one seed are independent: give each use its own. `offset` is the index of the
