@@ -1,7 +1,7 @@
 // A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
 // parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
 //   node bench/cuda/decode-variants.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
-//     [--clusters '[{"cluster": 8, "threads": 384}]']     beside the usual plan: blocks of a cluster, threads of a block
+//     [--variants '[{"clusters": {"cluster": 8, "threads": 384}}]']     beside the usual plan (DeviceStepOptions)
 //   node bench/cuda/decode-variants.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -14,7 +14,7 @@ const { values } = parseArgs({
     lengths: { type: 'string', default: '4096,65536' },
     batches: { type: 'string', default: '1,32' },
     runs: { type: 'string', default: '40' },
-    clusters: { type: 'string', default: '[]' },
+    variants: { type: 'string', default: '[]' },
     once: { type: 'boolean', default: false },
     out: { type: 'string' },
   },
@@ -54,10 +54,10 @@ function timeGraph(work) {
   return ms;
 }
 
-function measure(S, batch, clusters) {
+function measure(S, batch, variant) {
   const cache = new DecodeCache(device, shape, 'bf16');
   const sequences = Array.from({ length: batch }, () => cache.sequence());
-  const decoder = new DeviceDecoder(model, cache, clusters ? { clusters } : {});
+  const decoder = new DeviceDecoder(model, cache, variant);
   try {
     fillCache(cache, sequences, S - 1);
     decoder.launch(
@@ -83,7 +83,7 @@ function measure(S, batch, clusters) {
     for (const [name, mask] of Object.entries(PARTS)) parts[name] = timeGraph(() => step.launchAttention(mask));
     for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
     return {
-      ...{ S, batch, clusters, ms, tokens_per_s: (1000 * batch) / ms },
+      ...{ S, batch, variant, ms, tokens_per_s: (1000 * batch) / ms },
       ...{ attention_layer_us: (1000 * parts.attention) / shape.n_layers, parts },
     };
   } finally {
@@ -96,13 +96,14 @@ function measure(S, batch, clusters) {
 const rows = [];
 for (const batch of numbers(values.batches))
   for (const S of numbers(values.lengths))
-    for (const clusters of [null, ...JSON.parse(values.clusters)]) {
-      const row = measure(S, batch, clusters);
+    for (const variant of [{}, ...JSON.parse(values.variants)]) {
+      const row = measure(S, batch, variant);
       rows.push(row);
       if (values.once) continue;
       const { ms, tokens_per_s, attention_layer_us, parts } = row;
-      const plan = clusters ? `clusters of ${clusters.cluster}, ${clusters.threads} threads` : 'the usual plan';
-      console.log(`S ${S}, batch ${batch}, ${plan}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`);
+      console.log(
+        `S ${S}, batch ${batch}, ${JSON.stringify(variant)}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`,
+      );
       console.log(`  attention ${attention_layer_us.toFixed(1)} us a layer; all layers, alone:`);
       for (const [name, part] of Object.entries(parts)) console.log(`  ${name}: ${(1000 * part).toFixed(1)} us`);
     }

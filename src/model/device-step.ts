@@ -18,10 +18,19 @@ import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape
 export interface DeviceStepOptions extends StepOptions {
   /** The next token is one of the first so many. */
   readonly vocabulary?: number;
+  /** Other tiles than the usual ones, for measurements. */
+  readonly tiles?: StepTiles;
 }
 
 /** Tiles of a block of the linear layers: as many weights under way as hide the way to memory. */
-const TILES = { projection: 1, output: 1, up: 2, head: 4 };
+export interface StepTiles {
+  readonly projection: number;
+  readonly output: number;
+  readonly up: number;
+  readonly down: number;
+  readonly head: number;
+}
+const FEW_ROWS: StepTiles = { projection: 1, output: 1, up: 2, down: 1, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
@@ -60,6 +69,7 @@ export class DeviceStep {
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
   readonly #kernels: StepKernels;
+  readonly #tiles: StepTiles;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
   readonly #parameters: ReadonlyMap<string, Parameter>;
@@ -82,6 +92,7 @@ export class DeviceStep {
     this.#model = model;
     this.#cache = cache;
     this.#vocabulary = options.vocabulary ?? shape.vocab_size;
+    this.#tiles = options.tiles ?? FEW_ROWS;
     this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
@@ -124,7 +135,7 @@ export class DeviceStep {
     for (let layer = 0; layer < shape.n_layers; layer++) this.#launchLayer(layer);
     const head = this.#named(shape.tie_embeddings ? 'embedding' : 'head');
     const norm = { weight: this.#named('norm').value, epsilon: shape.norm_eps };
-    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
+    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: this.#tiles.head });
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
@@ -147,18 +158,24 @@ export class DeviceStep {
     const also =
       shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
     kernels.linear({
-      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
+      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: this.#tiles.projection },
       ...{ norm: norm('attention_norm'), ...also },
     });
     this.#attend(layer);
-    const out = { x: this.#attended, weight: weight('attention.out'), y: middle, residual: x, tiles: TILES.output };
+    const out = {
+      x: this.#attended,
+      weight: weight('attention.out'),
+      y: middle,
+      residual: x,
+      tiles: this.#tiles.output,
+    };
     kernels.linear(out);
     kernels.linear({
-      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: TILES.up },
+      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: this.#tiles.up },
       ...{ norm: norm('mlp_norm'), activation: shape.mlp },
     });
     kernels.linear({
-      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: TILES.output },
+      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: this.#tiles.down },
     });
   }
 
