@@ -25,7 +25,7 @@ const { version } = findCompiler(options.candidates);
 
 /** -O2 is another optimizer than -O3, and compiles faster. */
 const OTHER = ['-O2'];
-/** What g++ 13 does by itself for processors whose fused chains it believes to be slow: two instructions in some loops. */
+/** What g++ does by itself for processors whose fused chains it believes to be slow (Zen): two instructions in some loops. */
 const SPLIT_CHAINS = /clang/i.test(version) ? [] : ['--param=avoid-fma-max-bits=512'];
 
 const config = tinyConfig({

@@ -3,7 +3,7 @@
  * run with TREFOIL_UPDATE_CURVE=1 and say in the changelog why the numbers moved.
  *
  * Sums run in another order with another vector width, so the exact comparison holds for the instruction set the curve
- * was made with; others are compared within what rounding can do over 50 steps.
+ * was made with, and for every compiler; others are compared within what rounding can do over 50 steps.
  */
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
