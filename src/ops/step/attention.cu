@@ -14,6 +14,8 @@
 #endif
 
 constexpr int WARPS = THREADS / 32;
+// Units of a warp that are on their way at once: as many as registers hold.
+constexpr int AHEAD = THREADS <= 256 && DK + DV <= 128 ? 2 : 1;
 constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
 constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
 constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time
@@ -250,12 +252,15 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   float* const importance = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
-  Unit unit;
-  int u = begin + warp;
+  Unit unit[AHEAD];
+  const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
   // What earlier steps wrote is on its way before the wait for this one's queries.
-  bool loaded = u < end;
-  if (loaded) unit.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
-  else unit.clear();
+#pragma unroll
+  for (int n = 0; n < AHEAD; n++) {
+    const int u = begin + warp + n * WARPS;
+    if (u < end) load_compressed(unit[n], u);
+    else unit[n].clear();
+  }
   for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
   if (threadIdx.x == 0) s.held = s.tied = 0, s.most = 0;
   if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
@@ -273,24 +278,27 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   Running running;
   running.reset();
   int seen = 0;
-  for (; u < end; u += WARPS) {
-    if (!loaded) unit.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
-    loaded = false;
-    const int high = known - u * UNIT < UNIT ? known - u * UNIT : UNIT;
-    running.see(unit, queries, 0, high, [&](int half, int i, const float* x, float, float, float) {
-      const int r = lane / 4 + 8 * half;  // an unfinished unit ends in -inf
-      if (r < HPG) *(float2*)scores.at(r, u * UNIT + 8 * t + 2 * i) = make_float2(x[0], x[1]);
-    });
-    seen += high;
-  }
+  for (int first = begin + warp; first < end; first += AHEAD * WARPS)
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      const int u = first + n * WARPS, next = u + AHEAD * WARPS;
+      if (u >= end) break;
+      const int high = known - u * UNIT < UNIT ? known - u * UNIT : UNIT;
+      running.see(unit[n], queries, 0, high, [&](int half, int i, const float* x, float, float, float) {
+        const int r = lane / 4 + 8 * half;  // an unfinished unit ends in -inf
+        if (r < HPG) *(float2*)scores.at(r, u * UNIT + 8 * t + 2 * i) = make_float2(x[0], x[1]);
+      });
+      seen += high;
+      if (next < end) load_compressed(unit[n], next);
+    }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
   // The window is on its way while the blocks wait for each other: all of it but the newest tokens was there before.
   // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the other.
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-  u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
-  loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
-  if (loaded) unit.load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
+  int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
+  bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
+  if (loaded) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
   cluster_wait();  // all have started
   merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
   cluster_arrive();
@@ -305,9 +313,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (; u * UNIT <= position; u += CLUSTER * WARPS) {
       const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
       const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
-      if (!loaded) unit.load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
+      if (!loaded) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
       loaded = false;
-      running.see(unit, queries, from_key, to_key, ignore);
+      running.see(unit[0], queries, from_key, to_key, ignore);
       seen += to_key - from_key;
     }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
@@ -326,14 +334,26 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   constexpr int PER_BLOCK = SEL_L / UNIT;
   running.reset();
   seen = 0;
-  if (parts & SELECTED)
-    for (u = rank * WARPS + warp; u < s.count * PER_BLOCK; u += CLUSTER * WARPS) {
-      const int index = s.selected[u / PER_BLOCK], first = u % PER_BLOCK * UNIT, left = position + 1 - index * SEL_L - first;
-      if (left <= 0) continue;
-      unit.load<SEL_L>(sel.page(index), g, first);
-      running.see(unit, queries, 0, left < UNIT ? left : UNIT, ignore);
-      seen += left < UNIT ? left : UNIT;
+  const int selected_units = parts & SELECTED ? s.count * PER_BLOCK : 0;
+  const auto keys_of_unit = [&](int u) {  // none beyond the newest token
+    return position + 1 - s.selected[u / PER_BLOCK] * SEL_L - u % PER_BLOCK * UNIT;
+  };
+  for (int first = rank * WARPS + warp; first < selected_units; first += AHEAD * CLUSTER * WARPS) {
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      const int u = first + n * CLUSTER * WARPS;
+      if (u < selected_units && keys_of_unit(u) > 0)
+        unit[n].load<SEL_L>(sel.page(s.selected[u / PER_BLOCK]), g, u % PER_BLOCK * UNIT);
     }
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      const int u = first + n * CLUSTER * WARPS;
+      if (u >= selected_units || keys_of_unit(u) <= 0) continue;
+      const int high = min(keys_of_unit(u), UNIT);
+      running.see(unit[n], queries, 0, high, ignore);
+      seen += high;
+    }
+  }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
   merge_warps(s, SEL, WARPS, rank);
