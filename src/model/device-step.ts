@@ -18,19 +18,10 @@ import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape
 export interface DeviceStepOptions extends StepOptions {
   /** The next token is one of the first so many. */
   readonly vocabulary?: number;
-  /** Other tiles than the usual ones, for measurements. */
-  readonly tiles?: StepTiles;
 }
 
 /** Tiles of a block of the linear layers: as many weights under way as hide the way to memory. */
-export interface StepTiles {
-  readonly projection: number;
-  readonly output: number;
-  readonly up: number;
-  readonly down: number;
-  readonly head: number;
-}
-const FEW_ROWS: StepTiles = { projection: 1, output: 1, up: 2, down: 1, head: 4 };
+const TILES = { projection: 1, output: 1, up: 2, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
@@ -69,7 +60,6 @@ export class DeviceStep {
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
   readonly #kernels: StepKernels;
-  readonly #tiles: StepTiles;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
   readonly #parameters: ReadonlyMap<string, Parameter>;
@@ -92,7 +82,6 @@ export class DeviceStep {
     this.#model = model;
     this.#cache = cache;
     this.#vocabulary = options.vocabulary ?? shape.vocab_size;
-    this.#tiles = options.tiles ?? FEW_ROWS;
     this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
@@ -135,7 +124,7 @@ export class DeviceStep {
     for (let layer = 0; layer < shape.n_layers; layer++) this.#launchLayer(layer);
     const head = this.#named(shape.tie_embeddings ? 'embedding' : 'head');
     const norm = { weight: this.#named('norm').value, epsilon: shape.norm_eps };
-    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: this.#tiles.head });
+    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
@@ -158,7 +147,7 @@ export class DeviceStep {
     const also =
       shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
     kernels.linear({
-      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: this.#tiles.projection },
+      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
       ...{ norm: norm('attention_norm'), ...also },
     });
     this.#attend(layer);
@@ -167,15 +156,15 @@ export class DeviceStep {
       weight: weight('attention.out'),
       y: middle,
       residual: x,
-      tiles: this.#tiles.output,
+      tiles: TILES.output,
     };
     kernels.linear(out);
     kernels.linear({
-      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: this.#tiles.up },
+      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: TILES.up },
       ...{ norm: norm('mlp_norm'), activation: shape.mlp },
     });
     kernels.linear({
-      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: this.#tiles.down },
+      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: TILES.output },
     });
   }
 

@@ -10,12 +10,10 @@
 
 #ifndef SCORES_SHARED
 #define SCORES_SHARED 1
-#define THREADS 256
 #endif
 
-constexpr int WARPS = THREADS / 32;
-// Units of a warp that are on their way at once: as many as registers hold.
-constexpr int AHEAD = THREADS <= 256 && DK + DV <= 128 ? 2 : 1;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
 constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
 constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
 constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time

@@ -39,7 +39,7 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
 
 // w [rows][INPUTS] gives y [batch][rows]; then also [also_rows][INPUTS] gives also_y, f32 (the gate's logits). With
 // ACTIVATION 2 `rows` counts the results, and w has twice as many rows. norm: f32 [INPUTS].
-extern "C" __global__ void __launch_bounds__(THREADS, OWN * TILES > 16 ? 1 : TILES > 2 || OWN * TILES > 6 ? 2 : 4)
+extern "C" __global__ void __launch_bounds__(THREADS, TILES > 2 || OWN * TILES > 6 ? 2 : 4)
 step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
             int also_rows, float* also_y, const bf16* residual, int batch) {
   __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];

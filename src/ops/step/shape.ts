@@ -58,17 +58,8 @@ export function partialNumbers({ heads }: StepShape, batch: number, splits: numb
 const MOST_CLUSTER = 8;
 const CLUSTER_ARCHITECTURE = 90;
 
-/** How the attention of one (sequence, group) is shared out (attention.cu). */
-export interface ClusterPlan {
-  /** Blocks that work on it together. */
-  readonly cluster: number;
-  /** Threads of a block. */
-  readonly threads: number;
-}
-
-/** A block for each multiprocessor, as far as a cluster is allowed to grow. */
-export function planClusters({ heads }: StepShape, batch: number, cuda: CudaRuntime): ClusterPlan {
+/** Blocks that work on one (sequence, group) together (attention.cu): one for each multiprocessor, as far as clusters go. */
+export function stepCluster({ heads }: StepShape, batch: number, cuda: CudaRuntime): number {
   const room = cuda.architecture < CLUSTER_ARCHITECTURE ? 1 : cuda.multiprocessors / (batch * heads.groups);
-  const cluster = 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));
-  return { cluster, threads: 256 };
+  return 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));
 }

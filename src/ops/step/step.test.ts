@@ -18,7 +18,7 @@ import { rmsnormForward } from '../rmsnorm/reference.js';
 import { isSelection } from '../select/reference.js';
 import { compressedCount, Sequences } from '../sequences.js';
 import { type StepHistory, type StepProblem, stepForward, stepImportance } from './reference.js';
-import { planClusters, type StepShape, stepRefusal } from './shape.js';
+import { type StepShape, stepCluster, stepRefusal } from './shape.js';
 import { StepKernels } from './step.js';
 
 const absence = cudaAbsence();
@@ -228,7 +228,7 @@ describe('attention of a step', () => {
 
   it('has as many blocks for each sequence and group as run at once', () => {
     const plan = (batch: number, architecture = 90) =>
-      planClusters(SHAPE, batch, new RecordingCuda(() => 0, architecture)).cluster;
+      stepCluster(SHAPE, batch, new RecordingCuda(() => 0, architecture));
     expect([1, 8, 9, 16, 17, 32, 33, 66, 67, 1000].map((batch) => plan(batch))).toEqual([8, 8, 4, 4, 2, 2, 2, 1, 1, 1]);
     expect(plan(1, 80)).toBe(1);
   });

@@ -8,7 +8,7 @@ import { Tensor } from '../../tensor/tensor.js';
 import { sharedLimit } from '../nsa-fused/plan.js';
 import type { Pages } from '../paged/op.js';
 import { compressedCount } from '../sequences.js';
-import { type ClusterPlan, denseSplits, partialNumbers, planClusters, type StepShape, stepMacros } from './shape.js';
+import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
 
 const SOURCES = {
   token: new URL('./token.cu', import.meta.url),
@@ -84,8 +84,8 @@ export interface StepOptions {
   readonly context: number;
   /** Kernels start while the one before still runs. */
   readonly overlap?: boolean;
-  /** Other clusters than the usual ones, for measurements. */
-  readonly clusters?: ClusterPlan;
+  /** Blocks of a cluster of attention, for measurements. */
+  readonly cluster?: number;
 }
 
 export class StepKernels {
@@ -95,7 +95,7 @@ export class StepKernels {
   readonly #overlap: boolean;
   readonly #token: CudaCode;
   readonly #attention: CudaCode;
-  readonly #clusters: ClusterPlan;
+  readonly #cluster: number;
   /** Compressed keys that there is room for. */
   readonly #capacity: number;
   readonly #shared: number;
@@ -108,7 +108,7 @@ export class StepKernels {
     shape: StepShape,
     dim: number,
     batch: number,
-    { context, overlap = true, clusters }: StepOptions,
+    { context, overlap = true, cluster }: StepOptions,
   ) {
     this.#cuda = cuda;
     this.#shape = shape;
@@ -118,7 +118,7 @@ export class StepKernels {
     const { heads, sparse } = shape;
     this.#token = cuda.compile(SOURCES.token, { ...macros, DIM: dim });
     this.#splits = denseSplits(shape, batch, cuda.multiprocessors);
-    this.#clusters = clusters ?? planClusters(shape, batch, cuda);
+    this.#cluster = cluster ?? stepCluster(shape, batch, cuda);
     if (!sparse) {
       this.#attention = cuda.compile(SOURCES.dense, macros);
       this.#partial = Tensor.empty(cuda, [partialNumbers(shape, batch, this.#splits)], 'f32');
@@ -126,17 +126,16 @@ export class StepKernels {
       this.#shared = 0;
       return;
     }
-    const { cluster, threads } = this.#clusters;
     const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
     this.#capacity = UNIT * units;
     const compile = (inShared: boolean) =>
       cuda.compile(SOURCES.attention, {
         ...macros,
-        ...{ CLUSTER: cluster, THREADS: threads, SCORES_SHARED: inShared ? 1 : 0 },
+        ...{ CLUSTER: this.#cluster, SCORES_SHARED: inShared ? 1 : 0 },
       });
     // Two numbers for every selection block, and the scores of a block of threads, two more in a row for the banks.
     const always = 8 * (Math.ceil(context / sparse.lSel) + 2);
-    const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / cluster) + 2);
+    const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / this.#cluster) + 2);
     const fixed = compile(true).constant('step_attention_shared');
     const fits = fixed + always + scores <= sharedLimit(cuda.architecture);
     this.#attention = compile(fits);
@@ -196,12 +195,11 @@ export class StepKernels {
     parts: number = STEP_PARTS.all,
   ): void {
     const { groups } = this.#shape.heads;
-    const { cluster, threads } = this.#clusters;
     const { projection, positions, rotations } = buffers;
     const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
     this.#attention.launch(
       'step_attention',
-      this.#launched([cluster, groups, this.#batch], threads, this.#shared),
+      this.#launched([this.#cluster, groups, this.#batch], 256, this.#shared),
       ...[projection, gate.logits, gate.bias, positions, rotations],
       ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
       ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],

@@ -1,8 +1,8 @@
 // A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
 // parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
-//   node bench/cuda/decode-variants.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
-//     [--variants '[{"clusters": {"cluster": 8, "threads": 384}}]']     beside the usual plan (DeviceStepOptions)
-//   node bench/cuda/decode-variants.mjs --once --batches 1 --lengths 65536      one step, for a profiler
+//   node bench/cuda/decode-step.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
+//     [--clusters 2,4]     clusters of so many blocks beside the usual ones
+//   node bench/cuda/decode-step.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -14,7 +14,7 @@ const { values } = parseArgs({
     lengths: { type: 'string', default: '4096,65536' },
     batches: { type: 'string', default: '1,32' },
     runs: { type: 'string', default: '40' },
-    variants: { type: 'string', default: '[]' },
+    clusters: { type: 'string' },
     once: { type: 'boolean', default: false },
     out: { type: 'string' },
   },
@@ -54,10 +54,10 @@ function timeGraph(work) {
   return ms;
 }
 
-function measure(S, batch, variant) {
+function measure(S, batch, cluster) {
   const cache = new DecodeCache(device, shape, 'bf16');
   const sequences = Array.from({ length: batch }, () => cache.sequence());
-  const decoder = new DeviceDecoder(model, cache, variant);
+  const decoder = new DeviceDecoder(model, cache, cluster ? { cluster } : {});
   try {
     fillCache(cache, sequences, S - 1);
     decoder.launch(
@@ -83,7 +83,7 @@ function measure(S, batch, variant) {
     for (const [name, mask] of Object.entries(PARTS)) parts[name] = timeGraph(() => step.launchAttention(mask));
     for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
     return {
-      ...{ S, batch, variant, ms, tokens_per_s: (1000 * batch) / ms },
+      ...{ S, batch, cluster, ms, tokens_per_s: (1000 * batch) / ms },
       ...{ attention_layer_us: (1000 * parts.attention) / shape.n_layers, parts },
     };
   } finally {
@@ -96,14 +96,13 @@ function measure(S, batch, variant) {
 const rows = [];
 for (const batch of numbers(values.batches))
   for (const S of numbers(values.lengths))
-    for (const variant of [{}, ...JSON.parse(values.variants)]) {
-      const row = measure(S, batch, variant);
+    for (const cluster of [null, ...(values.clusters ? numbers(values.clusters) : [])]) {
+      const row = measure(S, batch, cluster);
       rows.push(row);
       if (values.once) continue;
       const { ms, tokens_per_s, attention_layer_us, parts } = row;
-      console.log(
-        `S ${S}, batch ${batch}, ${JSON.stringify(variant)}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`,
-      );
+      const plan = cluster ? `, clusters of ${cluster}` : '';
+      console.log(`S ${S}, batch ${batch}${plan}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`);
       console.log(`  attention ${attention_layer_us.toFixed(1)} us a layer; all layers, alone:`);
       for (const [name, part] of Object.entries(parts)) console.log(`  ${name}: ${(1000 * part).toFixed(1)} us`);
     }
