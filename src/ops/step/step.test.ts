@@ -233,6 +233,14 @@ describe('attention of a step', () => {
     expect(plan(1, 80)).toBe(1);
   });
 
+  it('says what context it has no room for', () => {
+    const device = new RecordingCuda(() => 40_000);
+    expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 20 })).not.toThrow();
+    expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).toThrow(
+      /2097152 tokens of context needs 302160 bytes of shared memory .* this GPU has [0-9]+$/,
+    );
+  });
+
   it('says which shapes it takes', () => {
     expect(stepRefusal(SHAPE, [768, 3072])).toBeNull();
     expect(stepRefusal({ ...SHAPE, heads: heads(4, 2, 16) }, [])).toBe('d_k 16 is not a multiple of 32 up to 128');

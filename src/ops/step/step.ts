@@ -4,6 +4,7 @@
  */
 import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../device/cuda/runtime.js';
 import type { Device } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { sharedLimit } from '../nsa-fused/plan.js';
 import type { Pages } from '../paged/op.js';
@@ -137,7 +138,13 @@ export class StepKernels {
     const always = 8 * (Math.ceil(context / sparse.lSel) + 2);
     const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / this.#cluster) + 2);
     const fixed = compile(true).constant('step_attention_shared');
-    const fits = fixed + always + scores <= sharedLimit(cuda.architecture);
+    const limit = sharedLimit(cuda.architecture);
+    if (fixed + always > limit)
+      throw new UsageError(
+        `a step with ${context} tokens of context needs ${fixed + always} bytes of shared memory to rank blocks, ` +
+          `and this GPU has ${limit}`,
+      );
+    const fits = fixed + always + scores <= limit;
     this.#attention = compile(fits);
     this.#shared = fixed + always + (fits ? scores : 0);
     this.#partial = fits ? null : Tensor.empty(cuda, [batch * heads.heads * this.#capacity], 'f32');
