@@ -125,7 +125,7 @@ describe('trefoil generate', () => {
     }
     const plain = await generate(['--model', run, '--max-new-tokens', '12', ...words]);
     expect(plain.out).toBe(`--- 1\n${values[0].text}\n--- 2\n${values[1].text}\n`);
-    expect(plain.err).toMatch(/24 tokens in/);
+    expect(plain.err).toMatch(/24 tokens in \d+\.\d s, [\d.]+ tok\/s; first text after \d+\.\d s; /);
   });
 
   it('--min-p 1 is greedy, and a penalty below 1 favours the context', async () => {

@@ -118,10 +118,15 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
       return;
     }
     const started = performance.now();
+    const elapsed = () => (performance.now() - started) / 1000;
+    // Reading the prompt and, the first time on a machine, compiling kernels.
+    let first = 0;
     const stream = generateAll(source, prompts, { maxNewTokens, maxContext, stop, sampling });
-    const results = await print(stream, prompts.length, io, json);
+    const results = await print(stream, prompts.length, io, json, () => {
+      first ||= elapsed();
+    });
     if (results === null) return;
-    const seconds = (performance.now() - started) / 1000;
+    const seconds = elapsed();
     const perSecond = (count: number) => count / seconds;
     if (json) {
       const rows = results.map(({ text, tokens, finishReason }, i) => ({
@@ -134,6 +139,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     const reasons = [...new Set(results.map(({ finishReason }) => REASONS[finishReason]))].join('; ');
     io.err(
       `${total} tokens in ${seconds.toFixed(1)} s, ${perSecond(total).toFixed(1)} tok/s; ` +
+        `${first > 0 ? `first text after ${first.toFixed(1)} s; ` : ''}` +
         `${reasons}${greedy ? '' : `; seed ${seed}`}`,
     );
   } finally {
@@ -166,6 +172,7 @@ async function print(
   count: number,
   io: Io,
   json: boolean,
+  onText: () => void,
 ): Promise<(Generation & { text: string })[] | null> {
   let isOpen = true;
   const close = () => {
@@ -183,6 +190,7 @@ async function print(
         else if (!json) texts.forEach((text, i) => void write(`--- ${i + 1}\n${text}\n`));
         return value.map((generation, i) => ({ ...generation, text: texts[i] }));
       }
+      onText();
       texts[value.index] += value.text;
       if (streams) write(value.text);
       if (!isOpen) {
