@@ -44,7 +44,7 @@ describe('rows', () => {
 
   it('begin with the measured GPU alone', () => {
     const [alone] = rowsOf(caseOf());
-    const measured = readMeasured().rows.find(({ S }) => S === 2048)!;
+    const measured = readMeasured().rows.find(({ S, batch }) => S === 2048 && batch === 32)!;
     expect(alone).toMatchObject({ gpus: 1, nodes: 1, efficiency: 1, communication_ms: 0, global_batch: 65_536 });
     expect(alone.step_ms / measured.ms_step).toBeCloseTo(1, 3);
     expect(alone.tokens_per_day).toBeCloseTo(86_400 * alone.tokens_per_s, 0);
