@@ -18,11 +18,7 @@ query|12 2 64 64 32 16 64 16 512|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
 odd|12 2 64 64 32 16 48 10 200|
 narrow|6 1 96 96 32 32 64 16 65|
 paper|64 4 128 128 32 16 64 16 512|
-widest|16 1 192 128 32 16 64 8 128|
-sum|12 2 64 64 32 16 64 16 512|-DSUM_TEST=1
-registers|12 2 64 64 32 16 64 16 512|-DQUERY_REGISTERS=1
-handles|12 2 64 64 32 16 64 16 512|-DUNIFORM_HANDLE=0
-sumpaper|64 4 128 128 32 16 64 16 512|-DSUM_TEST=1"
+widest|16 1 192 128 32 16 64 8 128|"
 variants="v1|-DUNION_TOKENS=1 -DUNION_WARPGROUPS=1
 c64|-DOUTER_CHUNK=64
 c256|-DOUTER_CHUNK=256
@@ -32,7 +28,7 @@ b2|-DCMP_CHUNK=2048
 b3|-DSEL_CHUNK=256
 m4|-DMERGE_TOKENS=4"
 
-wanted() { [ -z "${ONLY:-}" ] || [[ " $ONLY " == *" $1 "* ]]; }  # ONLY="default sum": these builds and checks alone
+wanted() { [ -z "${ONLY:-}" ] || [[ " $ONLY " == *" $1 "* ]]; }  # ONLY="default c64": these builds and checks alone
 flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DSEL_L=$7 -DSEL_N=$8 -DWINDOW=$9"; }
 cubins() {  # name, flags
   mkdir -p $out/$1
@@ -61,8 +57,8 @@ for what in "$@"; do
       timeout 60 $out/time $out/v1 12 2 64 64 32 16 64 16 512 v1 union
       timeout 60 $out/time $out/u1 12 2 64 64 32 16 64 16 512 u1 union,local
       for v in b1 b2 b3; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v "cmp_backward,sel_backward,backward,backward ordered"; done ;;
-    # The builds of one table beside each other, twice, in turn: what one gains must show in both rounds.
-    compare) for round in 1 2; do for v in handles default sum registers; do
+    # Builds of the default shape beside each other, twice, in turn: what one gains must show in both rounds.
+    compare) for round in 1 2; do for v in ${ONLY:-default portable}; do
         timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 "$v" "compressed,select,index to choice,window,dense,adaptive union,adaptive dense,adaptive outer,forward adaptive,cmp_dq,win_dq,backward"; done; done ;;
     products) nvcc -std=c++17 -O2 -x cu -arch=sm_90 -o $out/products bench/cuda/products.cpp -ldl
       for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib $(python3 -c 'import site; print(" ".join(p + "/nvidia/cu13/lib" for p in site.getsitepackages()))' 2>/dev/null); do

@@ -12,12 +12,6 @@ constexpr int STAGES = 4;  // of the ring, unless said otherwise
 #ifndef RAISE
 #define RAISE 8.0f  // weights stay below 2^RAISE
 #endif
-#ifndef SUM_TEST
-#define SUM_TEST 0  // whether the reference must move is seen by the weights' sums, not by the largest score
-#endif
-#ifndef QUERY_REGISTERS
-#define QUERY_REGISTERS 0  // the queries of the first product are held in registers
-#endif
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
 template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
@@ -102,34 +96,16 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   const u32 queries = handle(query_address);
   const float c = scale_log2();
   float out[PV][32], score[WIDE][32], top0 = -infinity(), top1 = -infinity(), sum0 = 0.0f, sum1 = 0.0f;
-#if SUM_TEST
-  float shift0 = -infinity(), shift1 = -infinity();
-#else
   float shift0 = 0.0f, shift1 = 0.0f, limit0 = -infinity(), limit1 = -infinity();
-#endif
   u32 weights[WIDE][4][4];
 #pragma unroll
   for (int p = 0; p < PV; p++)
 #pragma unroll
     for (int i = 0; i < 32; i++) out[p][i] = 0.0f;
 
-#if QUERY_REGISTERS
-  constexpr int SLICES = (DK + 15) / 16;
-  u32 own_queries[SLICES][4];
-#pragma unroll
-  for (int s = 0; s < SLICES; s++) load_operand(own_queries[s], query_address + (s / 4) * PANEL, s % 4);
-#endif
   const auto multiply = [&](int k) {
 #pragma unroll
-    for (int j = 0; j < WIDE; j++) {
-#if QUERY_REGISTERS
-      const u32 keys = handle(ring.stage(begin + k) + j * PACKED);
-#pragma unroll
-      for (int s = 0; s < SLICES; s++) product<ALONG>(score[j], own_queries[s], advance(keys, (s / 4) * PANEL), s % 4, s > 0);
-#else
-      product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
-#endif
-    }
+    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
     matrix_commit();
   };
   const auto accumulate = [&](int k, u32 (&weights)[WIDE][4][4]) {
@@ -153,8 +129,6 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
         out[p][i + 3] *= keep1;
       }
   };
-  // Scores of step k become weights, relative to a reference that moves only when a score exceeds it by 2^RAISE:
-  // then `raised` is set for the whole warp, and the caller rescales the output once the last P*V is done.
   // Scores of step k that a row does not see become -inf; in0, in1: whether a row sees anything of it.
   const auto mask = [&](int k, bool& in0, bool& in1) {
     in0 = in1 = true;
@@ -177,111 +151,8 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
       }
     }
   };
-#if SUM_TEST
-  // As below, but first the weights relative to the old reference are computed, and only if a thread's share of a row's sum
-  // exceeds 2^RAISE (or is no number: nothing was seen yet, then the reference is -inf) the maximum is looked for. That is
-  // no weight above 2^RAISE either, and costs nothing: the sums are needed anyway.
-  const auto weigh = [&](u32 (&weights)[WIDE][4][4], float minus0, float minus1, float& add0, float& add1) {
-    add0 = add1 = 0.0f;
-#pragma unroll
-    for (int j = 0; j < WIDE; j++)
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) {
-        const float a = exp2_fast(fmaf(score[j][i], c, minus0)), b = exp2_fast(fmaf(score[j][i + 1], c, minus0));
-        const float d = exp2_fast(fmaf(score[j][i + 2], c, minus1)), e = exp2_fast(fmaf(score[j][i + 3], c, minus1));
-        add0 += a + b;
-        add1 += d + e;
-        weights[j][i / 8][i % 8 / 2] = pack(a, b);
-        weights[j][i / 8][i % 8 / 2 + 1] = pack(d, e);
-      }
-  };
-  constexpr float MOST = 256.0f;
-  static_assert(RAISE == 8.0f, "MOST is 2^RAISE");
-  const auto soften = [&](int k, u32 (&weights)[WIDE][4][4], float& keep0, float& keep1, bool& raised) {
-    bool in0, in1;
-    mask(k, in0, in1);
-    float add0, add1;
-    weigh(weights, in0 ? -shift0 : -infinity(), in1 ? -shift1 : -infinity(), add0, add1);
-    const bool over0 = !(add0 <= MOST), over1 = !(add1 <= MOST);
-    raised = __any_sync(~0u, over0 || over1);
-    if (raised) {
-      float max0 = -infinity(), max1 = -infinity();
-#pragma unroll
-      for (int j = 0; j < WIDE; j++)
-#pragma unroll
-        for (int i = 0; i < 32; i += 4) {
-          max0 = fmaxf(max0, fmaxf(score[j][i], score[j][i + 1]));
-          max1 = fmaxf(max1, fmaxf(score[j][i + 2], score[j][i + 3]));
-        }
-      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 1));
-      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 1));
-      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 2));
-      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 2));
-      // A row's bits must not depend on its neighbours, which may be later tokens: it moves if one of its own four lanes asks.
-      const u32 quad = 0xfu << (lane & 28);
-      const bool moves0 = in0 && (__ballot_sync(~0u, over0) & quad) != 0, moves1 = in1 && (__ballot_sync(~0u, over1) & quad) != 0;
-      max0 = moves0 ? fmaxf(max0, top0) : top0;
-      max1 = moves1 ? fmaxf(max1, top1) : top1;
-      shift0 = max0 * c;
-      shift1 = max1 * c;
-      const float from0 = max0 == -infinity() ? 0.0f : shift0, from1 = max1 == -infinity() ? 0.0f : shift1;  // nothing seen yet
-      // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's rounding.
-      keep0 = max0 == top0 ? 1.0f : exp2_fast(top0 * c - from0);
-      keep1 = max1 == top1 ? 1.0f : exp2_fast(top1 * c - from1);
-      top0 = max0;
-      top1 = max1;
-      sum0 *= keep0;
-      sum1 *= keep1;
-      weigh(weights, in0 ? -from0 : -infinity(), in1 ? -from1 : -infinity(), add0, add1);
-    }
-    sum0 += add0;
-    sum1 += add1;
-  };
-
-  if (steps > 0) {
-    float keep0, keep1;
-    bool raised;
-    u32 others[WIDE][4][4];
-    ring.wait(begin);
-    matrix_begin();
-    multiply(0);
-    ring.refill(source, begin);
-    matrix_wait<0>();
-    soften(0, weights, keep0, keep1, raised);
-    // One product reads `last` while `next` is made: two steps a turn, so that nothing is moved.
-    const auto step = [&](int k, u32 (&last)[WIDE][4][4], u32 (&next)[WIDE][4][4]) {
-      ring.wait(begin + k);
-      matrix_begin();
-      multiply(k);
-      accumulate(k - 1, last);
-      ring.refill(source, begin + k);
-      matrix_wait<1>();
-      soften(k, next, keep0, keep1, raised);
-      matrix_wait<0>();
-      ring.leave(begin + k - 1);
-#pragma unroll
-      for (int p = 0; p < PV; p++) hold(out[p]);
-      if (raised) rescale(keep0, keep1);
-    };
-    int k = 1;
-    for (; k + 1 < steps; k += 2) {
-      step(k, weights, others);
-      step(k + 1, others, weights);
-    }
-    if (k < steps) {
-      step(k, weights, others);
-      matrix_begin();
-      accumulate(steps - 1, others);
-    } else {
-      matrix_begin();
-      accumulate(steps - 1, weights);
-    }
-    matrix_wait<0>();
-    ring.leave(begin + steps - 1);
-#pragma unroll
-    for (int p = 0; p < PV; p++) hold(out[p]);
-  }
-#else
+  // Scores of step k become weights, relative to a reference that moves only when a score exceeds it by 2^RAISE:
+  // then `raised` is set for the whole warp, and the caller rescales the output once the last P*V is done.
   const auto soften = [&](int k, float& keep0, float& keep1, bool& raised) {
     bool in0, in1;
     mask(k, in0, in1);
@@ -366,7 +237,6 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(out[p]);
   }
-#endif
   if (!OWN_STAGING) barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
   sum0 += __shfl_xor_sync(~0u, sum0, 1);

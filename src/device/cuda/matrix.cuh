@@ -16,14 +16,9 @@
 
 constexpr bool ALONG = false, ACROSS = true;
 
-#ifndef UNIFORM_HANDLE
-#define UNIFORM_HANDLE 1
-#endif
 // This thread's warpgroup. The exchange tells the assembler that a warp agrees on it: handles that follow from it are computed
 // once, in uniform registers, where a product wants them, and not moved there for each (18 of 244 instructions of a step).
-__device__ __forceinline__ int warpgroup() {
-  return UNIFORM_HANDLE ? (int)__shfl_sync(~0u, threadIdx.x / 128, 0) : (int)(threadIdx.x / 128);
-}
+__device__ __forceinline__ int warpgroup() { return (int)__shfl_sync(~0u, threadIdx.x / 128, 0); }
 
 template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
   if (TRANSPOSE)
