@@ -8,10 +8,9 @@ import { SyntheticSamples } from '../data/synthetic.js';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { trainingFlops } from '../model/flops.js';
-import { kernelOptions } from '../model/kernels.js';
+import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { AdamW } from '../ops/adamw/op.js';
-import { chooseSelectionKernel } from '../ops/selected/op.js';
 import { BatchUploader } from '../train/batches.js';
 import { createStepper, type Stepper } from '../train/stepper.js';
 import { median } from './timing.js';
@@ -67,7 +66,7 @@ export function measureTraining(
     const flops = trainingFlops(shape, caseLengths(benchCase));
     return {
       attention: shape.attention,
-      kernel: shape.attention === 'dense' ? 'tiled' : chooseSelectionKernel(train.seq_len, kernelOptions(config)),
+      kernel: shape.attention === 'dense' ? 'tiled' : selectionKernel(config, device, train.seq_len),
       S: train.seq_len,
       batch: train.batch_size * batches.length,
       ms: median(times),

@@ -3,7 +3,7 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
 import { cpu } from '../testing/devices.js';
-import { auditKernels, kernelOptions } from './kernels.js';
+import { auditKernels, kernelOptions, selectionKernel } from './kernels.js';
 
 const config = (runtime: Partial<Config['runtime']> = {}, model: Partial<Config['model']> = {}) =>
   parseConfig({ model: { dim: 768, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64, ...model }, runtime });
@@ -65,5 +65,15 @@ describe('auditKernels', () => {
     expect(auditKernels(config({ precision: 'bf16' }, { d_k: 20 }), gpu(90), 2048)).toContain(
       '(portable kernels: d_k 20: multiples of 16 up to 192 are supported)',
     );
+  });
+});
+
+describe('selectionKernel', () => {
+  it('is what serves: by length on the CPU, v2 for adaptive in the fused kernels', () => {
+    expect([512, 1024].map((length) => selectionKernel(config(), cpu(), length))).toEqual(['v1', 'v2']);
+    const fused = (kernel: 'adaptive' | 'v1') => config({ precision: 'bf16', selection_kernel: kernel });
+    expect(selectionKernel(fused('adaptive'), gpu(90), 512)).toBe('v2');
+    expect(selectionKernel(fused('v1'), gpu(90), 2048)).toBe('v1');
+    expect(selectionKernel(config(), gpu(90), 512)).toBe('v1'); // fp32: portable kernels
   });
 });

@@ -6,7 +6,7 @@ import { denseRefusal } from '../ops/dense-fused.js';
 import type { SparseOptions } from '../ops/nsa.js';
 import { cudaRuntime } from '../ops/nsa-fused/code.js';
 import { fusedBuild, fusedPath, fusedRefusal } from '../ops/nsa-fused.js';
-import { chooseSelectionKernel } from '../ops/selected/op.js';
+import { chooseSelectionKernel, type SelectionKernel } from '../ops/selected/op.js';
 import { headShapeOf, sparseShapeOf } from './shape.js';
 
 /** `use_sel_pack: false` means no sharing between queries: v1. */
@@ -31,23 +31,33 @@ function fusedFrom(runtime: Config['runtime']): number {
   return wanted ? Math.max(runtime.fa2_min_len_win, runtime.fa2_min_len_cmp) : Number.POSITIVE_INFINITY;
 }
 
-/** One line for runtime.sdpa_audit: what serves each branch at this length. */
-export function auditKernels(
-  config: Pick<Config, 'runtime' | 'model' | 'nsa'>,
-  device: Device,
-  longest: number,
-): string {
-  const { model, nsa, runtime } = config;
-  const options = kernelOptions(config);
-  const bf16 = runtime.precision === 'bf16' && device.kind === 'cuda';
+type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'>;
+
+/** Attention over sequences of up to `longest` tokens, as the fused kernels are asked about it. */
+function problemOf({ runtime, model, nsa }: KernelConfig, device: Device, longest: number) {
   const shape = { ...model, vocab_size: 0, nsa };
-  const problem = {
+  return {
     heads: headShapeOf(shape),
     sparse: sparseShapeOf(shape),
-    dtype: bf16 ? ('bf16' as const) : ('f32' as const),
+    dtype: runtime.precision === 'bf16' && device.kind === 'cuda' ? ('bf16' as const) : ('f32' as const),
     tokens: { total: longest, longest },
   };
-  const plain = `${device.kind} ${bf16 ? 'bf16' : 'fp32'}`;
+}
+
+/** The kernel of the selected branch that serves sequences of up to `longest` tokens. */
+export function selectionKernel(config: KernelConfig, device: Device, longest: number): SelectionKernel {
+  const options = kernelOptions(config);
+  if (fusedRefusal(problemOf(config, device, longest), device, options) !== null)
+    return chooseSelectionKernel(longest, options);
+  return fusedBuild(options).queryMajor ? 'v1' : 'v2';
+}
+
+/** One line for runtime.sdpa_audit: what serves each branch at this length. */
+export function auditKernels(config: KernelConfig, device: Device, longest: number): string {
+  const { model } = config;
+  const options = kernelOptions(config);
+  const problem = problemOf(config, device, longest);
+  const plain = `${device.kind} ${problem.dtype === 'bf16' ? 'bf16' : 'fp32'}`;
   const fused = `${plain}, fused, ${tensorCores(device)}`;
   const because = (refusal: string) => (device.kind === 'cuda' ? ` (portable kernels: ${refusal})` : '');
   if (model.attention === 'dense') {
