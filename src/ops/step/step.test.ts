@@ -19,7 +19,7 @@ import { isSelection } from '../select/reference.js';
 import { compressedCount, Sequences } from '../sequences.js';
 import { type StepHistory, type StepProblem, stepForward, stepImportance } from './reference.js';
 import { type StepShape, stepCluster, stepRefusal } from './shape.js';
-import { StepKernels } from './step.js';
+import { StepKernels, stepContextLimit } from './step.js';
 
 const absence = cudaAbsence();
 type StepDevice = Device & CudaRuntime;
@@ -240,6 +240,23 @@ describe('attention of a step', () => {
     expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).toThrow(
       /2097152 tokens of context needs 302160 bytes of shared memory .* this GPU has [0-9]+$/,
     );
+  });
+
+  it('knows the longest context before it is asked for one', () => {
+    const make = (device: RecordingCuda, context: number) => new StepKernels(device, SHAPE, 96, 1, { context });
+    for (const [architecture, fixed] of [
+      [90, 40_000],
+      [90, 41_007],
+      [86, 35_000],
+    ]) {
+      const device = new RecordingCuda(() => fixed, architecture);
+      const most = stepContextLimit(device, SHAPE, 1);
+      expect(most).toBeGreaterThan(400_000);
+      expect(() => make(device, most)).not.toThrow();
+      expect(() => make(device, most + 1)).toThrow('to rank blocks');
+    }
+    expect(stepContextLimit(new RecordingCuda(() => 120_000, 86), SHAPE, 1)).toBe(0);
+    expect(stepContextLimit(new RecordingCuda(() => 0), { ...SHAPE, sparse: null }, 1)).toBe(Number.POSITIVE_INFINITY);
   });
 
   it('says which shapes it takes', () => {
