@@ -1,4 +1,4 @@
-/** The kernels of a decode step against float64; they run on a GPU only. */
+/** The kernels of a decode step against float64, on a GPU and on an emulated one. */
 import { describe, expect, it } from 'vitest';
 import { cudaAbsence } from '../../device/cuda/cuda.js';
 import type { CudaRuntime } from '../../device/cuda/runtime.js';
