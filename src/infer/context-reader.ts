@@ -53,7 +53,7 @@ class CachedReader implements ContextReader {
     const sequences = contexts.map((context) => this.#sequence(context));
     const fresh = contexts.map((context, i) => context.slice(sequences[i].length));
     const isStep = contexts.every((_, i) => sequences[i].length > 0 && fresh[i].length === 1);
-    if (isStep && this.#decoder) return this.#step(this.#decoder, sequences, fresh);
+    if (isStep && this.#decoder?.hasRoom(sequences)) return this.#step(this.#decoder, sequences, fresh);
     const logits = isStep
       ? readTokens(this.#model, sequences, fresh, { kernels: this.#kernels })
       : this.#read(sequences, fresh);

@@ -5,7 +5,7 @@
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/graph.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
-import { DeviceStep, type DeviceStepOptions, deviceStepRefusal } from '../model/device-step.js';
+import { DeviceStep, type DeviceStepOptions, deviceStepContext, deviceStepRefusal } from '../model/device-step.js';
 import type { LanguageModel } from '../model/language-model.js';
 
 export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'> {
@@ -13,7 +13,7 @@ export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'>
   readonly graph?: boolean;
 }
 
-/** Room for scores is made for this many tokens, and doubled when a sequence comes near it. */
+/** Room for scores is made for this many tokens, and doubled as far as it goes when a sequence comes near it. */
 const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
 
@@ -38,6 +38,13 @@ export class DeviceDecoder {
     this.#model = model;
     this.#cache = cache;
     this.#options = options;
+  }
+
+  /** Whether a step can take one more token of each sequence: that of very long ones needs more than a GPU may have. */
+  hasRoom(sequences: readonly CachedSequence[]): boolean {
+    const longest = longestAfter(sequences);
+    if (this.#step?.batch === sequences.length && longest <= this.#step.context) return true;
+    return longest <= this.#mostContext(sequences);
   }
 
   /**
@@ -110,7 +117,7 @@ export class DeviceDecoder {
   #stepFor(sequences: readonly CachedSequence[]): DeviceStep {
     const isSame =
       sequences.length === this.#sequences.length && sequences.every((sequence, i) => sequence === this.#sequences[i]);
-    const longest = sequences.reduce((most, { length }) => Math.max(most, length + 1), 0);
+    const longest = longestAfter(sequences);
     if (this.#step && isSame && longest <= this.#step.context) return this.#step;
     if (new Set(sequences).size !== sequences.length) throw new Error('a sequence cannot be twice in one step');
     const before = this.#step;
@@ -118,11 +125,16 @@ export class DeviceDecoder {
     this.#forget();
     let context = FIRST_CONTEXT;
     while (context < longest + HEADROOM) context *= 2;
+    context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
     const { graph: _, ...options } = this.#options;
     this.#step = new DeviceStep(this.#model, this.#cache, sequences.length, { ...options, context });
     if (carried) this.#step.ids.write(carried);
     this.#sequences = [...sequences];
     return this.#step;
+  }
+
+  #mostContext({ length }: readonly CachedSequence[]): number {
+    return deviceStepContext(this.#model, length, this.#options.cluster);
   }
 
   #point(step: DeviceStep, sequences: readonly CachedSequence[]): void {
@@ -163,6 +175,11 @@ export class DeviceDecoder {
     this.#addresses = new Map();
     this.#sequences = [];
   }
+}
+
+/** Tokens of the longest sequence after one more step. */
+function longestAfter(sequences: readonly CachedSequence[]): number {
+  return sequences.reduce((most, { length }) => Math.max(most, length + 1), 0);
 }
 
 /** Why a model cannot be decoded this way; null when it can. */

@@ -7,7 +7,14 @@ import type { CudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { cudaRuntime } from '../ops/nsa-fused/code.js';
 import { type StepShape, stepRefusal } from '../ops/step/shape.js';
-import { type StepBuffers, type StepGate, StepKernels, type StepOptions, type StepPages } from '../ops/step/step.js';
+import {
+  type StepBuffers,
+  type StepGate,
+  StepKernels,
+  type StepOptions,
+  type StepPages,
+  stepContextLimit,
+} from '../ops/step/step.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
@@ -35,6 +42,11 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
   const { heads, dv } = headShapeOf(shape);
   return stepRefusal(stepShape(shape), [shape.dim, heads * dv, hiddenSize(shape)]);
+}
+
+/** Tokens that each of `batch` sequences may have at most in a step of this model. */
+export function deviceStepContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
+  return stepContextLimit(launcherOf(device), stepShape(shape), batch, cluster);
 }
 
 /** The device as what launches kernels; `deviceStepRefusal` has said that it is one. */

@@ -28,6 +28,9 @@ const DTYPES: Readonly<Record<string, string>> = {
   'bf16*': 'bf16',
   'unsigned char*': 'bf16', // packed keys and values
   'float*': 'f32',
+  'float2*': 'f32',
+  'f32*': 'f32', // of a macro that is a dtype
+  'i64*': 'f64', // addresses
   'int*': 'i32',
   'u32*': 'i32',
 };
@@ -65,7 +68,7 @@ export class RecordingCuda implements Device, CudaRuntime {
     return {
       constant: this.#constants,
       launch: (kernel, shape, ...values) => {
-        checkArguments(kernel, parametersOf(text, kernel), values);
+        checkArguments(kernel, parametersOf(text, kernel, macros), values);
         this.launches.push({ kernel, shape, values, macros });
       },
     };
@@ -122,7 +125,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
   };
 }
 
-function parametersOf(source: string, kernel: string): string[] {
+function parametersOf(source: string, kernel: string, macros: Macros): string[] {
   const found = new RegExp(`__global__[^;{]*?\\b${kernel}\\(([^)]*)\\)\\s*\\{`, 's').exec(source);
   if (!found) throw new Error(`there is no kernel ${kernel}`);
   // `const bf16 *a, *b` does not occur in parameters; each is a type and a name.
@@ -130,7 +133,8 @@ function parametersOf(source: string, kernel: string): string[] {
     parameter
       .trim()
       .replace(/^const\s+/, '')
-      .replace(/\s*\w+$/, ''),
+      .replace(/\s*\w+$/, '')
+      .replace(/^\w+/, (type) => String(macros[type] ?? type)),
   );
 }
 

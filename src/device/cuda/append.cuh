@@ -32,7 +32,7 @@ __device__ __forceinline__ float push_raw(bf16* tail, int row, int width, int co
   sum += (weight != nullptr ? weight[(CMP_L - 1) * width + column] : 1.0f) * x;
 #pragma unroll 16
   for (int p = CMP_D; p < CMP_L - 1; p++) tail[(p - CMP_D) * width + column] = tail[p * width + column];
-  write_one(tail + (CMP_L - 1 - CMP_D) * width + column, x);
+  if (CMP_D < CMP_L) write_one(tail + (CMP_L - 1 - CMP_D) * width + column, x);  // blocks side by side need none of it
   return weight != nullptr ? sum : sum / CMP_L;
 }
 

@@ -29,7 +29,7 @@ constexpr int HALVES = HPG > 8 ? 2 : 1;  // rows g, and g + 8 where there are so
 static_assert(HEADS % GROUPS == 0 && HPG <= 16, "at most 16 heads in a group");
 static_assert(DK % 32 == 0 && DV % 8 == 0 && SEL_L % UNIT == 0, "what the pieces of 16 bytes need");
 
-// What a block leaves of the compressed branch: maxima [HPG], sums [HPG], results [HPG][DV], and the keys it saw.
+// What a block of dense attention leaves: maxima [HPG], sums [HPG], results [HPG][DV], and the keys it saw.
 constexpr int RECORD = HPG * (2 + DV) + 1;
 
 // Columns of the fused projection: queries, then keys and values of the compressed, the selected and the window branch.

@@ -20,20 +20,6 @@ constexpr bool ALONG = false, ACROSS = true;
 // once, in uniform registers, where a product wants them, and not moved there for each (18 of 244 instructions of a step).
 __device__ __forceinline__ int warpgroup() { return (int)__shfl_sync(~0u, threadIdx.x / 128, 0); }
 
-template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
-  if (TRANSPOSE)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-// The A fragments of 16 columns (`step`) of a panel of rows in shared memory, for products that take A in registers.
-__device__ __forceinline__ void load_operand(u32 (&r)[4], u32 panel, int step) {
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  load_fragment<false>(r, panel + swizzle(warp * 16 + (lane & 15), step * 2 + (lane >> 4)));
-}
-
 __device__ __forceinline__ void hold(float (&d)[32]) {
 #pragma unroll
   for (int i = 0; i < 32; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -91,6 +77,14 @@ __device__ __forceinline__ void matrix_publish() {}
 __device__ __forceinline__ u32 handle(u32 address) { return address; }
 __device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes; }
 
+template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
+  if (TRANSPOSE)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
 __device__ __forceinline__ void mma(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -120,7 +114,7 @@ __device__ __forceinline__ void product(float (&d)[32], u32 a, u32 b, int step, 
   if (A_ACROSS)
     load_fragment<true>(r, a + swizzle(step * 16 + (lane >> 4) * 8 + (lane & 7), warp * 2 + ((lane >> 3) & 1)));
   else
-    load_operand(r, a, step);
+    load_fragment<false>(r, a + swizzle(warp * 16 + (lane & 15), step * 2 + (lane >> 4)));
   product<B_ACROSS>(d, r, b, step, add);
 }
 #endif

@@ -1,4 +1,4 @@
-/** The kernels of a decode step against float64; they run on a GPU only. */
+/** The kernels of a decode step against float64, on a GPU and on an emulated one. */
 import { describe, expect, it } from 'vitest';
 import { cudaAbsence } from '../../device/cuda/cuda.js';
 import type { CudaRuntime } from '../../device/cuda/runtime.js';
@@ -19,7 +19,7 @@ import { isSelection } from '../select/reference.js';
 import { compressedCount, Sequences } from '../sequences.js';
 import { type StepHistory, type StepProblem, stepForward, stepImportance } from './reference.js';
 import { type StepShape, stepCluster, stepRefusal } from './shape.js';
-import { StepKernels } from './step.js';
+import { StepKernels, stepContextLimit } from './step.js';
 
 const absence = cudaAbsence();
 type StepDevice = Device & CudaRuntime;
@@ -216,6 +216,7 @@ const ALWAYS_EMULATED = [
   'one long sequence',
   'one that completes a block',
   'scores that do not fit into shared memory',
+  'no overlap, one head a group',
 ];
 function emulationOf({ name, positions }: Case): Emulation {
   if (ALWAYS_EMULATED.includes(name)) return 'always';
@@ -239,6 +240,23 @@ describe('attention of a step', () => {
     expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).toThrow(
       /2097152 tokens of context needs 302160 bytes of shared memory .* this GPU has [0-9]+$/,
     );
+  });
+
+  it('knows the longest context before it is asked for one', () => {
+    const make = (device: RecordingCuda, context: number) => new StepKernels(device, SHAPE, 96, 1, { context });
+    for (const [architecture, fixed] of [
+      [90, 40_000],
+      [90, 41_007],
+      [86, 35_000],
+    ]) {
+      const device = new RecordingCuda(() => fixed, architecture);
+      const most = stepContextLimit(device, SHAPE, 1);
+      expect(most).toBeGreaterThan(400_000);
+      expect(() => make(device, most)).not.toThrow();
+      expect(() => make(device, most + 1)).toThrow('to rank blocks');
+    }
+    expect(stepContextLimit(new RecordingCuda(() => 120_000, 86), SHAPE, 1)).toBe(0);
+    expect(stepContextLimit(new RecordingCuda(() => 0), { ...SHAPE, sparse: null }, 1)).toBe(Number.POSITIVE_INFINITY);
   });
 
   it('says which shapes it takes', () => {
@@ -278,11 +296,16 @@ function check(device: StepDevice, example: Case): void {
       ...{ rawKeys: rows(raw, dk, seed + 6), rawValues: rows(raw, dv, seed + 7) },
     };
   });
-  // Pages behind those of another layer, with room for the new token.
+  // Pages between those of two other layers, with room for the new token.
+  const others: Tensor[] = [];
   const table = (counts: readonly number[], size: number, numbers: number) => {
     const addresses = counts.map((count) => {
       const pages = Math.ceil((count + 1) / size);
-      const memory = tape.zeros([pages, 2 * numbers], 'bf16');
+      const memory = tape.zeros([pages, 3 * numbers], 'bf16');
+      for (let i = 0; i < pages; i++) {
+        const layers = memory.rows(i, i + 1).reshape([3, numbers]);
+        others.push(layers.rows(0, 1), layers.rows(2, 3));
+      }
       return bytes(
         tape,
         BigUint64Array.from({ length: pages }, (_, i) => memory.rows(i, i + 1).pointer),
@@ -381,6 +404,8 @@ function check(device: StepDevice, example: Case): void {
   ).map((mix) => attend('fixed', mix));
   const out = attend(gate, fixed);
   const [selected, reads] = [outputs.selected.read(), outputs.reads.read()];
+  const isUntouched = others.every((layer) => layer.read().every((value) => value === 0));
+  expect(isUntouched, 'the pages of other layers').toBe(true);
   const size = heads.heads * dv;
   positions.forEach((position, b) => {
     const row = projection.slice(b * width, (b + 1) * width);

@@ -89,6 +89,34 @@ export interface StepOptions {
   readonly cluster?: number;
 }
 
+const FIXED_SHARED = 'step_attention_shared';
+
+function compileAttention(cuda: CudaRuntime, shape: StepShape, cluster: number, inShared: boolean): CudaCode {
+  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0 };
+  return cuda.compile(SOURCES.attention, { ...stepMacros(shape), ...own });
+}
+
+/** Shared memory to rank blocks: two numbers for every selection block, and for two more. */
+const BLOCK_BYTES = 8;
+const SPARE_BLOCKS = 2;
+
+function rankingBytes(context: number, lSel: number): number {
+  return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
+}
+
+/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 where there is none to spare. */
+export function stepContextLimit(
+  cuda: CudaRuntime,
+  shape: StepShape,
+  batch: number,
+  cluster: number = stepCluster(shape, batch, cuda),
+): number {
+  if (!shape.sparse) return Number.POSITIVE_INFINITY;
+  const { lSel } = shape.sparse;
+  const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+  return lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
+}
+
 export class StepKernels {
   readonly #shape: StepShape;
   readonly #cuda: CudaRuntime;
@@ -129,15 +157,11 @@ export class StepKernels {
     }
     const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
     this.#capacity = UNIT * units;
-    const compile = (inShared: boolean) =>
-      cuda.compile(SOURCES.attention, {
-        ...macros,
-        ...{ CLUSTER: this.#cluster, SCORES_SHARED: inShared ? 1 : 0 },
-      });
-    // Two numbers for every selection block, and the scores of a block of threads, two more in a row for the banks.
-    const always = 8 * (Math.ceil(context / sparse.lSel) + 2);
+    const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
+    const always = rankingBytes(context, sparse.lSel);
+    // Scores of a block of threads, two more in a row for the banks.
     const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / this.#cluster) + 2);
-    const fixed = compile(true).constant('step_attention_shared');
+    const fixed = compile(true).constant(FIXED_SHARED);
     const limit = sharedLimit(cuda.architecture);
     if (fixed + always > limit)
       throw new UsageError(

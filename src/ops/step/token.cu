@@ -23,8 +23,8 @@ step_begin(const float* table, const int* ids, const int* positions, const float
   }
 }
 
-// The most probable of the first `vocabulary` tokens, the lower of equals, -1 if logits are not sound, becomes the next input of its sequence, which
-// is one token longer now. A host that draws tokens by itself writes over `ids` before the next step.
+// The most probable of the first `vocabulary` tokens, the lower of equals, -1 if logits are not sound, becomes the next input
+// of its sequence, which is one token longer now. A host that draws tokens by itself writes over `ids` before the next step.
 extern "C" __global__ void __launch_bounds__(1024)
 step_end(const float* logits, int width, int vocabulary, int* ids, int* positions, int* next) {
   __shared__ float values[32];
