@@ -58,6 +58,7 @@ struct Block {
   std::vector<char> shared;
   Dimensions index;
   int rank, count, result;
+  bool ended = false;  // a thread of it is done: its shared memory may be gone
   char* memory() { return (char*)(((size_t)shared.data() + 127) / 128 * 128); }
 };
 struct Thread {
@@ -73,6 +74,7 @@ struct State {
   std::vector<Block> blocks;
   std::vector<int> ready;
   Barrier cluster;
+  bool met, trespassed;  // the blocks have waited for each other; one has used memory of another that may not run
   ucontext_t scheduler;
   jmp_buf place;
   int current;
@@ -102,6 +104,7 @@ static inline void wait(Barrier& barrier) {
     return;
   }
   barrier.arrived = 0;
+  if (&barrier == &state.cluster) state.met = true;
   state.ready.insert(state.ready.end(), barrier.waiting.begin(), barrier.waiting.end());
   barrier.waiting.clear();
   state.ready.push_back(state.current);  // whoever came last need not go on first
@@ -138,21 +141,22 @@ static inline void product(float* d, unsigned a0, unsigned a1, unsigned a2, unsi
 }
 
 // The same place in the shared memory of another block of the cluster.
-template <class X> static inline X read_shared(int rank, const X* own) {
-  return *(const X*)(state.blocks[rank].memory() + ((const char*)own - self().block->memory()));
+template <class X> static inline X* shared_of(int rank, X* own) {
+  Block& there = state.blocks[rank];
+  if (&there != self().block && (!state.met || there.ended)) state.trespassed = true;
+  return (X*)(there.memory() + ((const char*)own - self().block->memory()));
 }
-
-template <class X> static inline void write_shared(int rank, X* own, X value) {
-  *(X*)(state.blocks[rank].memory() + ((char*)own - self().block->memory())) = value;
-}
+template <class X> static inline X read_shared(int rank, const X* own) { return *shared_of(rank, own); }
+template <class X> static inline void write_shared(int rank, X* own, X value) { *shared_of(rank, own) = value; }
 
 static void enter() {
   state.kernel();
-  self().done = true;
+  self().done = self().block->ended = true;
   _longjmp(state.place, 1);
 }
 
-// Runs the blocks from `first` on, `count` of them side by side; false: they wait for each other for ever.
+// Runs the blocks from `first` on, `count` of them side by side; false: they wait for each other for ever, or one uses shared
+// memory of another that may not have begun or may have ended.
 static bool run(int first, int count, int threads, size_t shared) {
   const Dimensions grid = state.grid_size;
   const int all = count * threads;
@@ -160,13 +164,14 @@ static bool run(int first, int count, int threads, size_t shared) {
   state.cluster = Barrier{all};
   state.ready.clear();
   state.turns = 0;
+  state.met = state.trespassed = false;
   for (int rank = 0; rank < count; rank++) {
     Block& block = state.blocks[rank];
     const int n = first + rank;
     block.barrier.members = threads, block.rank = rank, block.index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
     block.warps.resize((threads + 31) / 32);
     for (int w = 0; w < (int)block.warps.size(); w++) block.warps[w].barrier.members = std::min(32, threads - 32 * w);
-    block.shared.assign(shared + 128, (char)0xcd);
+    block.shared.assign(shared + 128, (char)0xff);  // no number: what is read before it is written shows, even times zero
   }
   for (int i = 0; i < all; i++) {
     Thread& thread = state.threads[i];
@@ -191,7 +196,7 @@ static bool run(int first, int count, int threads, size_t shared) {
     }
     if (self().done) left = left - 1;
   }
-  return true;
+  return !state.trespassed;
 }
 
 // Runs `kernel` for every thread of the grid; the blocks of a cluster, neighbours in x, run together.
