@@ -115,7 +115,8 @@ class EmulatedCode implements CudaCode {
       new BigUint64Array(koffi.view(memory, 16 * words.length)).set([...table, ...words]);
       const isDone = x * y * z === 0 || call(numbers, memory) === 1;
       koffi.free(memory);
-      if (!isDone) throw new Error(`threads of ${name} wait for each other, or use shared memory of a block that may not run`);
+      if (!isDone)
+        throw new Error(`threads of ${name} wait for each other, or use shared memory of a block that may not run`);
     });
   }
 
