@@ -1,8 +1,18 @@
 /** What the two threads of guard.ts share: 32-bit words, and behind them the folder of the run as text. */
 import type { Member } from './monitor.js';
 
-/** `gone`: one more than the rank whose lifeline has ended; 0 while none has. */
-export const WORDS = { phase: 0, moves: 1, isClosed: 2, folderBytes: 3, gone: 4, count: 5 } as const;
+/**
+ * `gone`: one more than the rank whose lifeline has ended; 0 while none has. `silent`: one more than the rank that was not
+ * heard for the whole time limit; 0 while all are.
+ */
+export const WORDS = { phase: 0, moves: 1, isClosed: 2, folderBytes: 3, gone: 4, silent: 5, count: 6 } as const;
+
+/** The rank that one of these words tells. */
+export function rankIn(words: Int32Array, word: number): number | null {
+  const value = Atomics.load(words, word);
+  return value === 0 ? null : value - 1;
+}
+
 export const FOLDER_AT = 32;
 export const FOLDER_MOST = 4096;
 export const PHASES = ['idle', 'join', 'exchange', 'leave'] as const;

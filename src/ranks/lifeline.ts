@@ -1,10 +1,14 @@
 /**
  * Connections by which ranks hear that a process has ended: every rank holds one to rank 0, which passes the news on. Used
  * on the guard's thread, whose event loop is free while the other thread waits for a GPU.
+ *
+ * Nothing goes over a lifeline as long as all is well: only then does the system ask whether the other machine is there, and
+ * end the connection within half a minute when it is not. So the beats of pulse.ts have a connection of their own.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
 import { connect, createServer, type Server, type Socket } from 'node:net';
 import type { Lifeline } from './guard-shared.js';
+import type { Pulse } from './pulse.js';
 import { isLoopback, readLines, sendLine } from './store-wire.js';
 
 const LONGEST_LINE = 1024;
@@ -17,17 +21,27 @@ export type OnGone = (rank: number) => void;
 export async function offerLifeline(
   { address, ports, world }: { address: string; ports: readonly number[]; world: number },
   onGone: OnGone,
+  pulse: Pulse,
 ): Promise<Lifeline | null> {
   const token = randomBytes(32).toString('hex');
   const held = new Map<number, Socket>();
-  const server = createServer((socket) => greet(socket, token, held, onGone));
-  server.maxConnections = world + SPARE_CONNECTIONS;
+  const server = createServer((socket) => greet(socket, { token, held, onGone, pulse }));
+  server.maxConnections = 2 * world + SPARE_CONNECTIONS;
   for (const port of ports) if (await listens(server, port, address)) return { port, token };
   return null;
 }
 
-function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone: OnGone): void {
+interface Offered {
+  readonly token: string;
+  /** By rank. */
+  readonly held: Map<number, Socket>;
+  readonly onGone: OnGone;
+  readonly pulse: Pulse;
+}
+
+function greet(socket: Socket, { token, held, onGone, pulse }: Offered): void {
   let rank: number | null = null;
+  let hear: ReturnType<Pulse['follow']> | null = null;
   prepare(socket);
   sendLine(socket, { lifeline: true }); // ranks of another run that look for their store here need not wait
   const timer = setTimeout(() => socket.destroy(), HELLO_MS);
@@ -36,12 +50,14 @@ function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone:
     () => LONGEST_LINE,
     (line) => {
       clearTimeout(timer);
+      if (hear) return hear(line);
       if (rank !== null || !Number.isSafeInteger(line['rank']) || !isSame(token, line['token'])) {
         socket.destroy();
         return;
       }
       rank = line['rank'] as number;
-      held.set(rank, socket);
+      if (line['pulse'] === true) hear = pulse.follow(rank, socket);
+      else held.set(rank, socket);
     },
   );
   socket.on('close', () => {
@@ -53,8 +69,20 @@ function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone:
   });
 }
 
+export interface HoldOptions extends Lifeline {
+  readonly rank: number;
+  /** The machine of rank 0. */
+  readonly address: string;
+}
+
 /** The end of any other rank. `onGone` hears of rank 0 too. */
-export function holdLifeline(rank: number, address: string, { port, token }: Lifeline, onGone: OnGone): void {
+export function holdLifeline({ rank, address, port, token }: HoldOptions, onGone: OnGone, pulse: Pulse): void {
+  const beats = connect({ host: address, port });
+  prepare(beats);
+  beats.once('connect', () => {
+    sendLine(beats, { rank, token, pulse: true });
+    readLines(beats, () => LONGEST_LINE, pulse.follow(0, beats));
+  });
   const socket = connect({ host: address, port });
   prepare(socket);
   let isHeld = false;

@@ -29,6 +29,8 @@ export interface OpenedRanks {
   readonly members?: readonly Member[];
   /** A rank whose process is known to have ended. */
   readonly gone?: () => number | null;
+  /** A rank of which nothing was heard for the whole time limit, since it is stopped, or its machine. */
+  readonly silent?: () => number | null;
   /** Hears which run's files tell what the ranks do. */
   readonly watch?: (paths: RunPaths | null) => void;
   readonly close: () => void;
@@ -69,8 +71,9 @@ export class World {
         .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
         .map((text) => JSON.parse(text) as Member);
     const { rank, members } = this;
-    const { gone, watch: onWatch } = opened;
-    monitor = new RankMonitor({ rank, members, ...options, ...(gone && { gone }), ...(onWatch && { onWatch }) });
+    const { gone, silent, watch: onWatch } = opened;
+    const news = { ...(gone && { gone }), ...(silent && { silent }), ...(onWatch && { onWatch }) };
+    monitor = new RankMonitor({ rank, members, ...options, ...news });
     this.monitor = monitor;
   }
 
