@@ -27,21 +27,19 @@ export interface GuardOptions {
   readonly quietMs?: number;
   /** How long the orderly end may take. */
   readonly leaveMs?: number;
-  /** Where rank 0 may listen, in the order in which ports are tried, and its machine; left out, there are no lifelines. */
+  /** Where rank 0 may listen, in the order in which ports are tried; left out, there are no lifelines. */
   readonly ports?: readonly number[];
-  readonly address?: string;
+  /** Those of rank 0's machine, in the order in which they are tried. Only rank 0 needs them. */
+  readonly addresses?: readonly string[];
 }
 
 /** Where rank 0 holds the lifelines, and what proves that a rank belongs to it. */
 export interface Lifeline {
+  readonly addresses: readonly string[];
   readonly port: number;
   readonly token: string;
 }
 
 export interface GuardTask extends Required<GuardOptions> {
   readonly shared: SharedArrayBuffer;
-  /** Where rank 0 may listen; empty: there are no lifelines. */
-  readonly ports: readonly number[];
-  /** The machine of rank 0. */
-  readonly address: string;
 }

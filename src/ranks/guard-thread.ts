@@ -7,7 +7,7 @@ import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
 import { Pulse, type Silence } from './pulse.js';
 
-const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, address } = workerData as GuardTask;
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses } = workerData as GuardTask;
 const words = new Int32Array(shared, 0, WORDS.count);
 const LOOK_MS = Math.min(500, quietMs / 4);
 const TIMEOUT_MS = 1000 * timeoutSeconds;
@@ -87,8 +87,8 @@ function look(): void {
 }
 
 setInterval(() => (Atomics.load(words, WORDS.isClosed) === 1 ? process.exit(0) : look()), LOOK_MS);
-parentPort!.on('message', (lifeline: Lifeline) => holdLifeline({ rank, address, ...lifeline }, onGone, pulse));
+parentPort!.on('message', (lifeline: Lifeline) => holdLifeline(rank, lifeline, onGone, pulse));
 const isOffered = rank === 0 && ports.length > 0;
 parentPort!.postMessage(
-  isOffered ? await offerLifeline({ address, ports, world: members.length }, onGone, pulse) : null,
+  isOffered ? await offerLifeline({ addresses, ports, world: members.length }, onGone, pulse) : null,
 );

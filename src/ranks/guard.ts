@@ -46,7 +46,7 @@ export class RankGuard implements Guard {
   static async start(options: GuardOptions): Promise<RankGuard> {
     const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_MOST);
     const workerData: GuardTask = {
-      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], address: '127.0.0.1', ...options, shared },
+      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
     };
     const worker = new Worker(await threadFile(), { workerData, execArgv: [], name: 'trefoil-guard' });
     const lifeline = await new Promise<Lifeline | null>((resolve, reject) => {

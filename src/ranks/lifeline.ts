@@ -6,20 +6,22 @@
  * end the connection within half a minute when it is not. So the beats of pulse.ts have a connection of their own.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
-import { connect, createServer, type Server, type Socket } from 'node:net';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import type { Lifeline } from './guard-shared.js';
 import type { Pulse } from './pulse.js';
 import { isLoopback, readLines, sendLine } from './store-wire.js';
 
 const LONGEST_LINE = 1024;
 const HELLO_MS = 10_000;
+/** An address of another network may swallow what is sent there. */
+const CONNECT_MS = 5000;
 const SPARE_CONNECTIONS = 64;
 
 export type OnGone = (rank: number) => void;
 
-/** Rank 0's end: listens on the first free port; null when none is. */
+/** Rank 0's end: listens on the first free port, of which 0 is any; null when none is. The others find it at `addresses`. */
 export async function offerLifeline(
-  { address, ports, world }: { address: string; ports: readonly number[]; world: number },
+  { addresses, ports, world }: Pick<Lifeline, 'addresses'> & { ports: readonly number[]; world: number },
   onGone: OnGone,
   pulse: Pulse,
 ): Promise<Lifeline | null> {
@@ -27,7 +29,9 @@ export async function offerLifeline(
   const held = new Map<number, Socket>();
   const server = createServer((socket) => greet(socket, { token, held, onGone, pulse }));
   server.maxConnections = 2 * world + SPARE_CONNECTIONS;
-  for (const port of ports) if (await listens(server, port, address)) return { port, token };
+  for (const port of ports)
+    if (await listens(server, port, addresses[0]))
+      return { addresses, port: (server.address() as AddressInfo).port, token };
   return null;
 }
 
@@ -69,34 +73,48 @@ function greet(socket: Socket, { token, held, onGone, pulse }: Offered): void {
   });
 }
 
-export interface HoldOptions extends Lifeline {
-  readonly rank: number;
-  /** The machine of rank 0. */
-  readonly address: string;
+/** The end of any other rank. `onGone` hears of rank 0 too. */
+export function holdLifeline(rank: number, lifeline: Lifeline, onGone: OnGone, pulse: Pulse): void {
+  const { token } = lifeline;
+  reach(lifeline, (beats) => {
+    sendLine(beats, { rank, token, pulse: true });
+    return pulse.follow(0, beats);
+  });
+  reach(lifeline, (socket) => {
+    sendLine(socket, { rank, token });
+    socket.once('close', () => onGone(0));
+    return (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number);
+  });
 }
 
-/** The end of any other rank. `onGone` hears of rank 0 too. */
-export function holdLifeline({ rank, address, port, token }: HoldOptions, onGone: OnGone, pulse: Pulse): void {
-  const beats = connect({ host: address, port });
-  prepare(beats);
-  beats.once('connect', () => {
-    sendLine(beats, { rank, token, pulse: true });
-    readLines(beats, () => LONGEST_LINE, pulse.follow(0, beats));
-  });
-  const socket = connect({ host: address, port });
+/**
+ * Connects to the first address at which there are lifelines; `onGreeted` returns what takes the lines. One that is never
+ * reached tells nothing: then the files, NCCL's errors and the time must do.
+ */
+function reach(
+  { addresses: [host, ...addresses], port, token }: Lifeline,
+  onGreeted: (socket: Socket) => (line: Record<string, unknown>) => void,
+): void {
+  if (host === undefined) return;
+  const socket = connect({ host, port });
   prepare(socket);
-  let isHeld = false;
-  socket.once('connect', () => {
-    isHeld = true;
-    sendLine(socket, { rank, token });
-  });
+  let hear: ReturnType<typeof onGreeted> | null = null;
+  const timer = setTimeout(() => socket.destroy(), CONNECT_MS);
   readLines(
     socket,
     () => LONGEST_LINE,
-    (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number),
+    (line) => {
+      if (hear) return hear(line);
+      clearTimeout(timer);
+      if (line['lifeline'] !== true)
+        socket.destroy(); // another program
+      else hear = onGreeted(socket);
+    },
   );
-  // One that never came to be tells nothing: then NCCL's errors and the time must do.
-  socket.once('close', () => isHeld && onGone(0));
+  socket.once('close', () => {
+    clearTimeout(timer);
+    if (!hear) reach({ addresses, port, token }, onGreeted);
+  });
 }
 
 function prepare(socket: Socket): void {
