@@ -1,10 +1,12 @@
 /** Ranks on several hosts, which are network namespaces of this machine: mpirun starts them, and TCP lies between them. */
 import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { pathToFileURL } from 'node:url';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { writeFileAtomic } from '../src/run/atomic.js';
+import { pidExists } from '../src/run/process-identity.js';
 import { runPaths } from '../src/run/run-paths.js';
 import { readSection } from '../src/run/section.js';
 import { trefoilMain } from '../src/testing/cli.js';
@@ -60,4 +62,58 @@ it('a rank that hangs on another host is named by it', async ({ skip }) => {
   expect(run.output()).toMatch(
     new RegExp(`rank 1 on ${hosts.names[1]} \\(pid ${pid}, section \\w+ at step \\d+\\): kept`),
   );
+});
+
+/** Rank 0 waits for rank 1 before there are files of a run; rank 1 says its pid, and for `busyMs` does not come. */
+function startBeforeRun({ mpirunWords }: Hosts, busyMs: number) {
+  const program = join(folder.path, 'before-run.mjs');
+  const library = pathToFileURL(join(dirname(trefoilMain()), '..', 'index.js')).href;
+  writeFileAtomic(
+    program,
+    `import { CpuDevice, openWorld, resolveRank } from ${JSON.stringify(library)};
+    const world = await openWorld(resolveRank(process.env), new CpuDevice({ threads: 1 }), { timeoutSeconds: ${LIMIT_S} });
+    if (world.rank === 1) {
+      process.stdout.write(\`busy: \${process.pid} \\n\`);
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ${busyMs});
+    }
+    try {
+      world.together.wait();
+      console.log(\`rank \${world.rank} met the other\`);
+      world.close();
+    } catch (error) {
+      console.error(error.message);
+      world.abort(1);
+    }`,
+  );
+  return startMpirunWith(mpirunWords, [process.execPath, program]);
+}
+
+/** Far more than a busy machine keeps a thread waiting. */
+const LIMIT_S = 12;
+
+it('a rank that is stopped on another host before the run has files is named by it', async ({ skip }) => {
+  if (typeof hosts === 'string') return skip(hosts);
+  const run = startBeforeRun(hosts, 600_000);
+  await expect.poll(run.output, { timeout: 60_000 }).toMatch(/busy: \d+ /);
+  const pid = Number(run.output().match(/busy: (\d+) /)![1]);
+  await sleep(2000); // its guard has said who it is
+  process.kill(pid, 'SIGSTOP');
+  const stopped = performance.now();
+  try {
+    const end = await Promise.race([run.ended, sleep(1000 * (LIMIT_S + 60)).then(() => null)]);
+    expect(end, run.output()).not.toBeNull();
+    expect(end!.code).not.toBe(0);
+    expect(performance.now() - stopped).toBeGreaterThan(900 * LIMIT_S - 2000);
+    expect(end!.stderr).toContain(`rank 1 on ${hosts.names[1]} (pid ${pid}, no section known): kept the other ranks`);
+  } finally {
+    if (pidExists(pid)) process.kill(pid, 'SIGKILL');
+    run.child.kill('SIGKILL');
+  }
+});
+
+it('a rank that is busy there for longer than the time limit is waited for', async ({ skip }) => {
+  if (typeof hosts === 'string') return skip(hosts);
+  const { code, stdout, stderr } = await startBeforeRun(hosts, 2500 * LIMIT_S).ended;
+  expect(code, stderr).toBe(0);
+  for (const rank of [0, 1]) expect(stdout).toContain(`rank ${rank} met the other`);
 });

@@ -2,13 +2,17 @@
 import { writeSync } from 'node:fs';
 import { parentPort, workerData } from 'node:worker_threads';
 import { runPaths, writeAnomaly } from '../run/run-paths.js';
-import { FOLDER_AT, type GuardTask, type Lifeline, PHASES, WORDS } from './guard-shared.js';
+import { FOLDER_AT, type GuardTask, type Lifeline, PHASES, rankIn, WORDS } from './guard-shared.js';
 import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
+import { Pulse, type Silence } from './pulse.js';
 
-const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, address } = workerData as GuardTask;
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses } = workerData as GuardTask;
 const words = new Int32Array(shared, 0, WORDS.count);
 const LOOK_MS = Math.min(500, quietMs / 4);
+const TIMEOUT_MS = 1000 * timeoutSeconds;
+/** Often enough that a rank is named soon after the time limit, seldom enough for thousands of them. */
+const BEAT_MS = Math.min(5000, TIMEOUT_MS / 10);
 const STDERR = 2;
 
 /** The first whose lifeline has ended is the one to blame: others follow it. */
@@ -16,9 +20,16 @@ function onGone(other: number): void {
   Atomics.compareExchange(words, WORDS.gone, 0, other + 1);
 }
 
-function gone(): number | null {
-  const word = Atomics.load(words, WORDS.gone);
-  return word === 0 ? null : word - 1;
+let silence: Silence | null = null;
+
+const pulse = new Pulse(BEAT_MS, (longest) => {
+  silence = longest;
+  Atomics.store(words, WORDS.silent, longest && longest.ms >= TIMEOUT_MS ? longest.rank + 1 : 0);
+});
+
+/** Who missed some beats. Here the end comes when the time is over, whoever it is; there is only a name to be found. */
+function silent(): number | null {
+  return silence && silence.ms >= 3 * BEAT_MS ? silence.rank : null;
 }
 
 /** The folder of the run, once it is known. */
@@ -34,7 +45,8 @@ function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
     const late = `NCCL did not let go within ${Math.round(ms / 1000)} s at the end: another rank did not come to it`;
     return ms < leaveMs ? null : new RankLost(late, 'rank_stall');
   }
-  const monitor = new RankMonitor({ rank, members, timeoutSeconds, gone });
+  const gone = () => rankIn(words, WORDS.gone);
+  const monitor = new RankMonitor({ rank, members, timeoutSeconds, gone, silent });
   const place = folder();
   if (place !== null) monitor.watch({ paths: runPaths(place), waiting: () => {} });
   try {
@@ -43,7 +55,7 @@ function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
     if (error instanceof RankLost) return error;
     throw error;
   }
-  if (ms - quietMs < 1000 * timeoutSeconds) return null;
+  if (ms - quietMs < TIMEOUT_MS) return null;
   const call = phase === 'join' ? 'NCCL did not reach the other ranks' : 'a call of CUDA or NCCL did not return';
   return new RankLost(`${call} within ${timeoutSeconds} s; NCCL_DEBUG=INFO prints why`, 'rank_stall');
 }
@@ -75,6 +87,8 @@ function look(): void {
 }
 
 setInterval(() => (Atomics.load(words, WORDS.isClosed) === 1 ? process.exit(0) : look()), LOOK_MS);
-parentPort!.on('message', (lifeline: Lifeline) => holdLifeline(rank, address, lifeline, onGone));
+parentPort!.on('message', (lifeline: Lifeline) => holdLifeline(rank, lifeline, onGone, pulse));
 const isOffered = rank === 0 && ports.length > 0;
-parentPort!.postMessage(isOffered ? await offerLifeline({ address, ports, world: members.length }, onGone) : null);
+parentPort!.postMessage(
+  isOffered ? await offerLifeline({ addresses, ports, world: members.length }, onGone, pulse) : null,
+);

@@ -4,7 +4,8 @@
  * blame and kills the process, which is all that can be done from outside.
  *
  * The threads of all ranks also hold a connection to that of rank 0, their lifeline: when a process ends, wherever it is,
- * the connection does, and everybody hears of it. NCCL tells only the neighbours, and some networks tell them late.
+ * the connection does, and everybody hears of it. NCCL tells only the neighbours, and some networks tell them late. A process
+ * that is stopped keeps its connections; that its thread is silent tells it from one that works (pulse.ts).
  */
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -20,6 +21,7 @@ import {
   type GuardTask,
   type Lifeline,
   PHASES,
+  rankIn,
   WORDS,
 } from './guard-shared.js';
 
@@ -44,7 +46,7 @@ export class RankGuard implements Guard {
   static async start(options: GuardOptions): Promise<RankGuard> {
     const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_MOST);
     const workerData: GuardTask = {
-      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], address: '127.0.0.1', ...options, shared },
+      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
     };
     const worker = new Worker(await threadFile(), { workerData, execArgv: [], name: 'trefoil-guard' });
     const lifeline = await new Promise<Lifeline | null>((resolve, reject) => {
@@ -62,8 +64,12 @@ export class RankGuard implements Guard {
 
   /** A rank whose process is known to have ended; null while none is. */
   gone(): number | null {
-    const word = Atomics.load(this.#words, WORDS.gone);
-    return word === 0 ? null : word - 1;
+    return rankIn(this.#words, WORDS.gone);
+  }
+
+  /** A rank of which nothing was heard for the whole time limit, since it is stopped, or its machine; null while all are heard. */
+  silent(): number | null {
+    return rankIn(this.#words, WORDS.silent);
   }
 
   begin(phase: 'join' | 'exchange' | 'leave'): void {

@@ -1,33 +1,51 @@
 /**
  * Connections by which ranks hear that a process has ended: every rank holds one to rank 0, which passes the news on. Used
  * on the guard's thread, whose event loop is free while the other thread waits for a GPU.
+ *
+ * Nothing goes over a lifeline as long as all is well: only then does the system ask whether the other machine is there, and
+ * end the connection within half a minute when it is not. So the beats of pulse.ts have a connection of their own.
  */
 import { randomBytes, timingSafeEqual } from 'node:crypto';
-import { connect, createServer, type Server, type Socket } from 'node:net';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import type { Lifeline } from './guard-shared.js';
+import type { Pulse } from './pulse.js';
 import { isLoopback, readLines, sendLine } from './store-wire.js';
 
 const LONGEST_LINE = 1024;
 const HELLO_MS = 10_000;
+/** An address of another network may swallow what is sent there. */
+const CONNECT_MS = 5000;
 const SPARE_CONNECTIONS = 64;
 
 export type OnGone = (rank: number) => void;
 
-/** Rank 0's end: listens on the first free port; null when none is. */
+/** Rank 0's end: listens on the first free port, of which 0 is any; null when none is. The others find it at `addresses`. */
 export async function offerLifeline(
-  { address, ports, world }: { address: string; ports: readonly number[]; world: number },
+  { addresses, ports, world }: Pick<Lifeline, 'addresses'> & { ports: readonly number[]; world: number },
   onGone: OnGone,
+  pulse: Pulse,
 ): Promise<Lifeline | null> {
   const token = randomBytes(32).toString('hex');
   const held = new Map<number, Socket>();
-  const server = createServer((socket) => greet(socket, token, held, onGone));
-  server.maxConnections = world + SPARE_CONNECTIONS;
-  for (const port of ports) if (await listens(server, port, address)) return { port, token };
+  const server = createServer((socket) => greet(socket, { token, held, onGone, pulse }));
+  server.maxConnections = 2 * world + SPARE_CONNECTIONS;
+  for (const port of ports)
+    if (await listens(server, port, addresses[0]))
+      return { addresses, port: (server.address() as AddressInfo).port, token };
   return null;
 }
 
-function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone: OnGone): void {
+interface Offered {
+  readonly token: string;
+  /** By rank. */
+  readonly held: Map<number, Socket>;
+  readonly onGone: OnGone;
+  readonly pulse: Pulse;
+}
+
+function greet(socket: Socket, { token, held, onGone, pulse }: Offered): void {
   let rank: number | null = null;
+  let hear: ReturnType<Pulse['follow']> | null = null;
   prepare(socket);
   sendLine(socket, { lifeline: true }); // ranks of another run that look for their store here need not wait
   const timer = setTimeout(() => socket.destroy(), HELLO_MS);
@@ -36,12 +54,14 @@ function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone:
     () => LONGEST_LINE,
     (line) => {
       clearTimeout(timer);
+      if (hear) return hear(line);
       if (rank !== null || !Number.isSafeInteger(line['rank']) || !isSame(token, line['token'])) {
         socket.destroy();
         return;
       }
       rank = line['rank'] as number;
-      held.set(rank, socket);
+      if (line['pulse'] === true) hear = pulse.follow(rank, socket);
+      else held.set(rank, socket);
     },
   );
   socket.on('close', () => {
@@ -54,21 +74,47 @@ function greet(socket: Socket, token: string, held: Map<number, Socket>, onGone:
 }
 
 /** The end of any other rank. `onGone` hears of rank 0 too. */
-export function holdLifeline(rank: number, address: string, { port, token }: Lifeline, onGone: OnGone): void {
-  const socket = connect({ host: address, port });
-  prepare(socket);
-  let isHeld = false;
-  socket.once('connect', () => {
-    isHeld = true;
-    sendLine(socket, { rank, token });
+export function holdLifeline(rank: number, lifeline: Lifeline, onGone: OnGone, pulse: Pulse): void {
+  const { token } = lifeline;
+  reach(lifeline, (beats) => {
+    sendLine(beats, { rank, token, pulse: true });
+    return pulse.follow(0, beats);
   });
+  reach(lifeline, (socket) => {
+    sendLine(socket, { rank, token });
+    socket.once('close', () => onGone(0));
+    return (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number);
+  });
+}
+
+/**
+ * Connects to the first address at which there are lifelines; `onGreeted` returns what takes the lines. One that is never
+ * reached tells nothing: then the files, NCCL's errors and the time must do.
+ */
+function reach(
+  { addresses: [host, ...addresses], port, token }: Lifeline,
+  onGreeted: (socket: Socket) => (line: Record<string, unknown>) => void,
+): void {
+  if (host === undefined) return;
+  const socket = connect({ host, port });
+  prepare(socket);
+  let hear: ReturnType<typeof onGreeted> | null = null;
+  const timer = setTimeout(() => socket.destroy(), CONNECT_MS);
   readLines(
     socket,
     () => LONGEST_LINE,
-    (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number),
+    (line) => {
+      if (hear) return hear(line);
+      clearTimeout(timer);
+      if (line['lifeline'] !== true)
+        socket.destroy(); // another program
+      else hear = onGreeted(socket);
+    },
   );
-  // One that never came to be tells nothing: then NCCL's errors and the time must do.
-  socket.once('close', () => isHeld && onGone(0));
+  socket.once('close', () => {
+    clearTimeout(timer);
+    if (!hear) reach({ addresses, port, token }, onGreeted);
+  });
 }
 
 function prepare(socket: Socket): void {

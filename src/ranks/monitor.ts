@@ -33,6 +33,8 @@ export interface MonitorOptions {
   readonly clock?: () => number;
   /** A rank of any machine whose process is known to have ended. */
   readonly gone?: () => number | null;
+  /** A rank of any machine of which nothing was heard for the whole time limit, though it is to be heard even when busy. */
+  readonly silent?: () => number | null;
   /** Hears of `watch`. */
   readonly onWatch?: (paths: RunPaths | null) => void;
 }
@@ -80,7 +82,7 @@ export class RankMonitor {
         throw new RankLost(`${describe(other, this.#section(other.rank))}: its process is gone`, 'rank_gone');
     if (waitedMs < 1000 * timeoutSeconds) return;
     const waited = Math.round(waitedMs / 1000);
-    const blamed = others.filter((other) => stateOf(other) === 'stopped' || this.#isStuck(other.rank));
+    const blamed = others.filter((other) => this.#standsStill(other) || this.#isStuck(other.rank));
     if (!this.#watched && blamed.length === 0) return;
     const names = (blamed.length > 0 ? blamed : others).map((other) => describe(other, this.#section(other.rank)));
     const verdict =
@@ -94,6 +96,10 @@ export class RankMonitor {
   resume(): void {
     if (this.#isWaiting) this.#watched?.waiting(false);
     this.#isWaiting = false;
+  }
+
+  #standsStill(other: Member & { rank: number }): boolean {
+    return stateOf(other) === 'stopped' || other.rank === this.#options.silent?.();
   }
 
   #section(rank: number): Section | undefined {

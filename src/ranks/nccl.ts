@@ -42,6 +42,8 @@ export interface GpuRanks {
   readonly members: readonly Member[];
   /** A rank whose process is known to have ended. */
   readonly gone: () => number | null;
+  /** A rank of which nothing was heard for the whole time limit. */
+  readonly silent: () => number | null;
   /** From now on the files of this run tell what the ranks do. */
   readonly watch: (paths: RunPaths | null) => void;
   readonly close: () => void;
@@ -68,7 +70,7 @@ export async function meetOnGpus(
   const store = await openStore({ rank, world, runId, address, port, timeoutMs });
   const { members } = store;
   const guard = await RankGuard.start({
-    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), address },
+    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), addresses: [address] },
   });
   const lifeline = await store.handOut(LIFELINE_KEY, Buffer.from(JSON.stringify(guard.lifeline)));
   const offered: Lifeline | null = JSON.parse(Buffer.from(lifeline).toString());
@@ -78,6 +80,7 @@ export async function meetOnGpus(
     collectives,
     members,
     gone: () => guard.gone(),
+    silent: () => guard.silent(),
     watch: (paths) => guard.watch(paths),
     close: () => {
       collectives.close();

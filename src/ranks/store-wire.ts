@@ -3,7 +3,7 @@ import { createHmac, timingSafeEqual } from 'node:crypto';
 import type { Socket } from 'node:net';
 
 /** Changes when ranks of two versions could not understand each other. */
-export const PROTOCOL = 1;
+export const PROTOCOL = 2;
 
 export interface Member {
   readonly rank: number;

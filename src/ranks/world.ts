@@ -1,5 +1,5 @@
 /** All ranks of a run: who they are, how they talk, and the way out when one of them is lost. */
-import { availableParallelism, cpus, hostname } from 'node:os';
+import { availableParallelism, cpus, hostname, networkInterfaces } from 'node:os';
 import type { Collectives } from '../device/collectives.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
@@ -7,10 +7,15 @@ import type { Device } from '../device/device.js';
 import { MpiCollectives } from '../device/mpi/collectives.js';
 import { UsageError } from '../errors.js';
 import type { RunPaths } from '../run/run-paths.js';
+import { RankGuard } from './guard.js';
+import type { Lifeline } from './guard-shared.js';
 import { describeIdentity, type RankIdentity } from './identity.js';
 import { type Member, RankMonitor } from './monitor.js';
 import { meetOnGpus } from './nccl.js';
 import { Together } from './together.js';
+
+/** MPI too takes whichever port is free. */
+const ANY_PORT = 0;
 
 export interface WorldOptions {
   /** Seconds a rank waits for the others before it looks for the one to blame and gives up. */
@@ -29,6 +34,8 @@ export interface OpenedRanks {
   readonly members?: readonly Member[];
   /** A rank whose process is known to have ended. */
   readonly gone?: () => number | null;
+  /** A rank of which nothing was heard for the whole time limit, since it is stopped, or its machine. */
+  readonly silent?: () => number | null;
   /** Hears which run's files tell what the ranks do. */
   readonly watch?: (paths: RunPaths | null) => void;
   readonly close: () => void;
@@ -69,8 +76,9 @@ export class World {
         .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
         .map((text) => JSON.parse(text) as Member);
     const { rank, members } = this;
-    const { gone, watch: onWatch } = opened;
-    monitor = new RankMonitor({ rank, members, ...options, ...(gone && { gone }), ...(onWatch && { onWatch }) });
+    const { gone, silent, watch: onWatch } = opened;
+    const news = { ...(gone && { gone }), ...(silent && { silent }), ...(onWatch && { onWatch }) };
+    monitor = new RankMonitor({ rank, members, ...options, ...news });
     this.monitor = monitor;
   }
 
@@ -127,14 +135,15 @@ async function openNcclWorld(identity: RankIdentity, device: CudaDevice, options
   });
 }
 
-function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: WorldOptions): World {
+async function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: WorldOptions): Promise<World> {
   const { launcher, world, rank } = identity;
   if (launcher === 'torchrun' && process.env['OMPI_COMM_WORLD_SIZE'] === undefined)
     throw new UsageError(
       'RANK and WORLD_SIZE: ranks on CPUs meet through MPI, which torchrun does not start; ' +
         `use \`trefoil launch -n ${world} -- train …\` or \`mpirun -n ${world} npx trefoil train …\``,
     );
-  return new World(identity, device, options, (hooks) => {
+  let guard: RankGuard | null = null;
+  const opened = new World(identity, device, options, (hooks) => {
     const collectives = new MpiCollectives(device, hooks);
     if (world !== null && collectives.world !== world)
       throw new UsageError(
@@ -145,8 +154,35 @@ function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: WorldO
       );
     if (collectives.rank !== rank)
       throw new UsageError(`the launcher (${launcher}) says rank ${rank}, but MPI says ${collectives.rank}`);
-    return { collectives, close: () => collectives.close(), abort: (code) => collectives.abortWith(code) };
+    return {
+      collectives,
+      gone: () => guard?.gone() ?? null,
+      silent: () => guard?.silent() ?? null,
+      close: () => {
+        collectives.close();
+        guard?.close();
+      },
+      abort: (code) => collectives.abortWith(code),
+    };
   });
+  guard = await guardOfHosts(opened, options);
+  return opened;
+}
+
+/** Tells of ranks on other machines, until the files of a run do; null on one machine, where everybody sees the processes. */
+async function guardOfHosts({ rank, members, together }: World, options: WorldOptions): Promise<RankGuard | null> {
+  if (members.every(({ host }) => host === members[0].host)) return null;
+  const guard = await RankGuard.start({ rank, members, ...options, ports: [ANY_PORT], addresses: ownAddresses() });
+  const offered: Lifeline | null = JSON.parse(together.share(JSON.stringify(guard.lifeline)));
+  if (rank !== 0 && offered) guard.hold(offered);
+  return guard;
+}
+
+/** Those by which other machines may reach this one. */
+function ownAddresses(): string[] {
+  const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
+  const outer = all.filter(({ internal, address }) => !internal && !address.startsWith('fe80:'));
+  return [...outer.map(({ address }) => address), hostname()];
 }
 
 /** Threads of this rank when the config leaves them open: its cores, or its share of the machine's. */

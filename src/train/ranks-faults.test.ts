@@ -217,4 +217,20 @@ describe('a rank on a GPU that is lost', () => {
     expect(output).toMatch(gone(STEP));
     expect([signal, readAnomaly(outDir)]).toEqual(['SIGKILL', 'rank_gone']);
   });
+
+  onTwoMachines('on another machine, before there is a run: stopped', async () => {
+    const faults = ['ncclAllReduce:2:STOP', ''] as const;
+    const { code, output } = await loseRank('boot stop elsewhere', { faults, isElsewhere: true });
+    expect(output).toMatch(stalls(NOWHERE));
+    expect(output).toContain('rank 1 on elsewhere');
+    expect(code).toBe(1);
+  });
+
+  onTwoMachines('on another machine, while they join: stopped', async () => {
+    const faults = ['ncclCommInitRank:1:STOP', ''] as const;
+    const { signal, output } = await loseRank('join stop elsewhere', { faults, isElsewhere: true });
+    expect(output).toMatch(stalls(NOWHERE));
+    expect(output).toContain('rank 1 on elsewhere');
+    expect(signal).toBe('SIGKILL');
+  });
 });
