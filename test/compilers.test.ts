@@ -98,6 +98,7 @@ describe('a small model', () => {
   });
 
   it('gives the same bits with another compiler', async (context) => {
+    if (!process.env['TREFOIL_LONG']) skipped(context, 'compiles all kernels again: TREFOIL_LONG=1');
     const other = /clang/i.test(version) ? 'g++' : 'clang++';
     try {
       findCompiler([other]);
@@ -109,6 +110,7 @@ describe('a small model', () => {
   });
 
   it('decodes what it prefills with narrower vectors, whose sums are others', async (context) => {
+    if (!process.env['TREFOIL_LONG']) skipped(context, 'compiles all kernels again: TREFOIL_LONG=1');
     if (process.arch !== 'x64') skipped(context, `${process.arch} has vectors of one width`);
     const { platform } = process;
     if (platform !== 'linux') skipped(context, `what this processor can is not known on ${platform}`);
