@@ -87,7 +87,10 @@ function look(): void {
 }
 
 setInterval(() => (Atomics.load(words, WORDS.isClosed) === 1 ? process.exit(0) : look()), LOOK_MS);
-parentPort!.on('message', (lifeline: Lifeline) => holdLifeline(rank, lifeline, onGone, pulse));
+parentPort!.on('message', async (lifeline: Lifeline) => {
+  await holdLifeline(rank, lifeline, onGone, pulse);
+  parentPort!.postMessage(null);
+});
 const isOffered = rank === 0 && ports.length > 0;
 parentPort!.postMessage(
   isOffered ? await offerLifeline({ addresses, ports, world: members.length }, onGone, pulse) : null,

@@ -49,17 +49,14 @@ export class RankGuard implements Guard {
       ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
     };
     const worker = new Worker(await threadFile(), { workerData, execArgv: [], name: 'trefoil-guard' });
-    const lifeline = await new Promise<Lifeline | null>((resolve, reject) => {
-      worker.once('message', resolve);
-      worker.once('error', reject);
-    });
-    worker.unref(); // a process that has nothing else to do may end
+    const lifeline = await answerOf<Lifeline | null>(worker);
     return new RankGuard(shared, worker, lifeline);
   }
 
-  /** Takes hold of rank 0's lifeline. */
-  hold(lifeline: Lifeline): void {
+  /** Takes hold of rank 0's lifeline: what happens to this process from then on is noticed there, if it can be reached. */
+  async hold(lifeline: Lifeline): Promise<void> {
     this.#worker.postMessage(lifeline);
+    await answerOf(this.#worker);
   }
 
   /** A rank whose process is known to have ended; null while none is. */
@@ -96,6 +93,17 @@ export class RankGuard implements Guard {
   close(): void {
     Atomics.store(this.#words, WORDS.isClosed, 1);
   }
+}
+
+/** The thread's next message. Otherwise a process that has nothing else to do may end. */
+async function answerOf<Answer>(worker: Worker): Promise<Answer> {
+  worker.ref();
+  const answer = await new Promise<Answer>((resolve, reject) => {
+    worker.once('message', resolve);
+    worker.once('error', reject);
+  });
+  worker.unref();
+  return answer;
 }
 
 /** The thread's program: compiled beside this file, or, when Trefoil runs from its sources, bundled first. */

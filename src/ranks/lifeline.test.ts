@@ -29,7 +29,7 @@ test('a rank that goes is told to rank 0 and to all others, once', async () => {
   const { gone, lifeline } = offered();
   const { port, token } = (await lifeline)!;
   const heard: number[] = [];
-  holdLifeline(2, { addresses, port, token }, (other) => void heard.push(other), noPulse);
+  void holdLifeline(2, { addresses, port, token }, (other) => void heard.push(other), noPulse);
   const second = await rank(port, { rank: 1, token });
   await new Promise((resolve) => setTimeout(resolve, 200)); // both have said who they are
   second.destroy();
@@ -69,11 +69,11 @@ test('the end of rank 0 is heard as well, but not that of one that was never the
   server.listen(0, address);
   await once(server, 'listening');
   const { port } = server.address() as { port: number };
-  holdLifeline(1, { addresses, port, token: '' }, hear, noPulse);
+  void holdLifeline(1, { addresses, port, token: '' }, hear, noPulse);
   await expect.poll(() => heard).toEqual([0]);
   server.close();
   await once(server, 'close');
-  holdLifeline(1, { addresses, port, token: '' }, hear, noPulse);
+  void holdLifeline(1, { addresses, port, token: '' }, hear, noPulse);
   await new Promise((resolve) => setTimeout(resolve, 300));
   expect(heard).toEqual([0]);
 });
@@ -87,7 +87,7 @@ test('addresses at which there is nobody, or another program, are passed over', 
   await once(other, 'listening');
   const heard: number[] = [];
   const wrong = ['127.0.0.3', '127.0.0.2'];
-  holdLifeline(2, { addresses: [...wrong, address], port, token }, (rank) => void heard.push(rank), noPulse);
+  void holdLifeline(2, { addresses: [...wrong, address], port, token }, (rank) => void heard.push(rank), noPulse);
   await new Promise((resolve) => setTimeout(resolve, 500)); // it has found its way
   (await rank(port, { rank: 1, token })).end();
   await expect.poll(() => [gone, heard]).toEqual([[1], [1]]);

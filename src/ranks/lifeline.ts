@@ -73,47 +73,55 @@ function greet(socket: Socket, { token, held, onGone, pulse }: Offered): void {
   });
 }
 
-/** The end of any other rank. `onGone` hears of rank 0 too. */
-export function holdLifeline(rank: number, lifeline: Lifeline, onGone: OnGone, pulse: Pulse): void {
+/** The end of any other rank. `onGone` hears of rank 0 too. Resolves when rank 0 can hear this one, or never will. */
+export async function holdLifeline(rank: number, lifeline: Lifeline, onGone: OnGone, pulse: Pulse): Promise<void> {
   const { token } = lifeline;
-  reach(lifeline, (beats) => {
-    sendLine(beats, { rank, token, pulse: true });
-    return pulse.follow(0, beats);
+  const beats = reach(lifeline, (socket) => {
+    sendLine(socket, { rank, token, pulse: true });
+    return pulse.follow(0, socket);
   });
-  reach(lifeline, (socket) => {
+  const news = reach(lifeline, (socket) => {
     sendLine(socket, { rank, token });
     socket.once('close', () => onGone(0));
     return (line) => Number.isSafeInteger(line['gone']) && onGone(line['gone'] as number);
   });
+  await Promise.all([beats, news]);
 }
 
 /**
  * Connects to the first address at which there are lifelines; `onGreeted` returns what takes the lines. One that is never
  * reached tells nothing: then the files, NCCL's errors and the time must do.
  */
-function reach(
-  { addresses: [host, ...addresses], port, token }: Lifeline,
-  onGreeted: (socket: Socket) => (line: Record<string, unknown>) => void,
-): void {
-  if (host === undefined) return;
-  const socket = connect({ host, port });
-  prepare(socket);
-  let hear: ReturnType<typeof onGreeted> | null = null;
-  const timer = setTimeout(() => socket.destroy(), CONNECT_MS);
-  readLines(
-    socket,
-    () => LONGEST_LINE,
-    (line) => {
-      if (hear) return hear(line);
+async function reach({ addresses, port }: Lifeline, onGreeted: OnGreeted): Promise<void> {
+  for (const host of addresses) if (await reachAt(host, port, onGreeted)) return;
+}
+
+type OnGreeted = (socket: Socket) => (line: Record<string, unknown>) => void;
+
+function reachAt(host: string, port: number, onGreeted: OnGreeted): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect({ host, port });
+    prepare(socket);
+    let hear: ReturnType<OnGreeted> | null = null;
+    const timer = setTimeout(() => socket.destroy(), CONNECT_MS);
+    readLines(
+      socket,
+      () => LONGEST_LINE,
+      (line) => {
+        if (hear) return hear(line);
+        clearTimeout(timer);
+        if (line['lifeline'] !== true) {
+          socket.destroy(); // another program
+          return;
+        }
+        hear = onGreeted(socket);
+        resolve(true);
+      },
+    );
+    socket.once('close', () => {
       clearTimeout(timer);
-      if (line['lifeline'] !== true)
-        socket.destroy(); // another program
-      else hear = onGreeted(socket);
-    },
-  );
-  socket.once('close', () => {
-    clearTimeout(timer);
-    if (!hear) reach({ addresses, port, token }, onGreeted);
+      resolve(false); // nothing new for one that was greeted
+    });
   });
 }
 

@@ -74,7 +74,7 @@ export async function meetOnGpus(
   });
   const lifeline = await store.handOut(LIFELINE_KEY, Buffer.from(JSON.stringify(guard.lifeline)));
   const offered: Lifeline | null = JSON.parse(Buffer.from(lifeline).toString());
-  if (rank !== 0 && offered) guard.hold(offered);
+  if (rank !== 0 && offered) await guard.hold(offered);
   const collectives = await openNccl(device, { ...hooks, rank, world, store, guard }, environment);
   return {
     collectives,

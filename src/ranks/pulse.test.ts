@@ -8,7 +8,7 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { freeStorePort } from '../testing/store-port.js';
 import { Pulse, type Silence } from './pulse.js';
 import { storePorts } from './store.js';
@@ -26,13 +26,11 @@ beforeAll(async () => {
     await build({ entryPoints: [source], outfile: join(folder, outfile), ...settings });
   }
 });
-afterEach(() => {
+afterAll(() => {
   for (const child of children) child.kill('SIGKILL');
-  children.clear();
   for (const socket of sockets) socket.destroy();
-  sockets.clear();
+  rmSync(folder, { recursive: true, force: true });
 });
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 /** Far more than a busy machine keeps a thread waiting. */
 const LIMIT_S = 10;
@@ -72,7 +70,8 @@ async function expectNamed(last: Promise<string>, lost: number): Promise<void> {
   expect(Number(seconds)).toBeGreaterThanOrEqual(LIMIT_S);
 }
 
-describe('a rank on another machine, before the run has files', () => {
+// Side by side: they wait, all of them.
+describe.concurrent('a rank on another machine, before the run has files', () => {
   it('is named by all when it is stopped', async () => {
     const [first, lost, third] = await startRanks(['waits', 'busy', 'waits'], 600);
     lost.child.kill('SIGSTOP');

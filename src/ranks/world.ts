@@ -174,7 +174,7 @@ async function guardOfHosts({ rank, members, together }: World, options: WorldOp
   if (members.every(({ host }) => host === members[0].host)) return null;
   const guard = await RankGuard.start({ rank, members, ...options, ports: [ANY_PORT], addresses: ownAddresses() });
   const offered: Lifeline | null = JSON.parse(together.share(JSON.stringify(guard.lifeline)));
-  if (rank !== 0 && offered) guard.hold(offered);
+  if (rank !== 0 && offered) await guard.hold(offered);
   return guard;
 }
 

@@ -8,7 +8,7 @@ import { RankMonitor } from '../monitor.js';
 const { rank, members, timeoutSeconds, ports, lifeline, does, seconds } = JSON.parse(process.argv[2]);
 const block = (ms: number) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
 const guard = await RankGuard.start({ rank, members, timeoutSeconds, ports });
-if (lifeline) guard.hold(lifeline);
+if (lifeline) await guard.hold(lifeline);
 const [gone, silent] = [() => guard.gone(), () => guard.silent()];
 const monitor = new RankMonitor({ rank, members, timeoutSeconds, gone, silent });
 await new Promise<void>((resolve) => process.stdout.write(`${JSON.stringify(guard.lifeline)}\n`, () => resolve()));
