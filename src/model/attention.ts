@@ -2,12 +2,17 @@
  * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
  * baseline), and the output projection.
  */
-import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/compress/op.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { type GateOptions, gate, gateColumns } from '../ops/gate/op.js';
+import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/attention/compress/op.js';
+import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
+import {
+  nativeSparseAttention,
+  type SparseLayout,
+  type SparseOptions,
+  type SparseOutputs,
+} from '../ops/attention/nsa.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
-import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
 import { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';

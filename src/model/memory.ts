@@ -7,10 +7,10 @@
  */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
+import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
+import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';
+import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
-import { type FusedBytes, fusedBytes } from '../ops/nsa-fused/bytes.js';
-import { shapeRefusal } from '../ops/nsa-fused/plan.js';
-import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
 import { kernelOptions } from './kernels.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
