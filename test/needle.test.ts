@@ -1,7 +1,7 @@
 /** Needles from training to measuring: the source in a run, exact resume across the stages, and the shipped small recipe. */
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { needleVocabulary } from '../src/data/needle.js';
+import { needleVocabulary } from '../src/data/sources/needle.js';
 import { trefoil } from '../src/testing/cli.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 

@@ -1,14 +1,14 @@
 /** How fast data comes: from prepared shards, and tokenised on the way from Parquet, against the tokenizer alone. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
-import { openCorpus } from '../data/corpus/open.js';
-import type { CorpusSpec } from '../data/corpus/spec.js';
 import { createLoader, type Loader } from '../data/loader.js';
-import { BARE_BYTES } from '../data/pipeline/bare.js';
-import { createStreamLoader } from '../data/pipeline/loader.js';
 import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
+import { createStreamLoader } from '../data/pipeline/stream-loader.js';
+import { BARE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
+import { openCorpus } from '../data/sources/corpus.js';
+import type { CorpusSpec } from '../data/sources/spec.js';
 import { FetchTimes } from '../train/fetch-times.js';
 
 export interface Rate {

@@ -4,7 +4,7 @@
  */
 import type { Config } from '../config/schema.js';
 import { type Batch, packBatch } from '../data/batch.js';
-import { SyntheticSamples } from '../data/synthetic.js';
+import { SyntheticSamples } from '../data/sources/synthetic.js';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { trainingFlops } from '../model/flops.js';

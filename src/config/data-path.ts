@@ -30,8 +30,7 @@ export function impliedSource(path: string): string {
   const names = fileNames(path);
   const has = (pattern: RegExp) => names.some((name) => pattern.test(name));
   if (has(/\.parquet$/)) return 'fineweb_edu_local';
-  if (!has(/\.(jsonl|ndjson)(\.gz|\.zst)?$/))
-    return has(/\.(txt|text|md|rst|html?)\.(gz|zst)$/) ? 'fineweb_edu_local' : 'text';
+  if (!has(/\.(jsonl|ndjson)(\.gz|\.zst)?$/)) return 'text';
   return has(/\.(txt|text|md|rst|html?)(\.gz|\.zst)?$/) ? 'fineweb_edu_local' : 'jsonl';
 }
 

@@ -141,7 +141,7 @@ describe('data.path', () => {
     ['tables', 'fineweb_edu_local'],
     ['tables/part/a.parquet', 'fineweb_edu_local'],
     ['mixed', 'fineweb_edu_local'],
-    ['packed', 'fineweb_edu_local'],
+    ['packed', 'text'],
     ['shards', 'tokens'],
   ])('%s implies its source: %s', (name, source) => {
     for (const config of ['synthetic', 'hub', 'other']) {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { IGNORED_TARGET, packBatch } from './batch.js';
-import type { Samples } from './stream.js';
+import type { Samples } from './shards/samples.js';
 
 /** Sample i is i*100, i*100 + 1, …; documents begin at fixed offsets. */
 function samplesWith(starts: Record<number, number[]>): Samples {

@@ -1,6 +1,6 @@
 /** Packs samples to the arrays a model takes. */
 
-import type { SampleAddress, Samples } from './stream.js';
+import type { SampleAddress, Samples } from './shards/samples.js';
 
 /** A target that takes no part in the loss. */
 export const IGNORED_TARGET = -100;

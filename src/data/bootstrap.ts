@@ -17,10 +17,10 @@ import { join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { LaneDocuments, START } from './corpus/documents.js';
-import { CorpusOrder, corpusIdentity } from './corpus/order.js';
-import { documentText } from './corpus/reader.js';
-import type { CorpusSpec } from './corpus/spec.js';
+import { LaneDocuments, START } from './sources/documents.js';
+import { CorpusOrder, corpusIdentity } from './sources/order.js';
+import { documentText } from './sources/reader.js';
+import type { CorpusSpec } from './sources/spec.js';
 
 /** Not a name that a folder of JSON Lines is searched for. */
 const LIST = 'bootstrap.json';

@@ -1,10 +1,10 @@
 /** Figures about a source: how many documents, how long they are, what they look like. */
 
-import { LaneDocuments } from './corpus/documents.js';
-import { CorpusOrder } from './corpus/order.js';
-import { documentBytes, documentText } from './corpus/reader.js';
-import type { CorpusSpec } from './corpus/spec.js';
 import { ShardReader } from './shards/reader.js';
+import { LaneDocuments } from './sources/documents.js';
+import { CorpusOrder } from './sources/order.js';
+import { documentBytes, documentText } from './sources/reader.js';
+import type { CorpusSpec } from './sources/spec.js';
 import type { Tokenizer } from './tokenizer.js';
 
 export interface Inspection {

@@ -3,10 +3,10 @@
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
-import type { TokenBuffer } from './token-buffer.js';
 import { createByteTokenizer } from './tokenizers/byte.js';
 import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
+import type { TokenBuffer } from './tokenizers/token-buffer.js';
 
 export interface Tokenizer {
   readonly name: string;
@@ -42,4 +42,13 @@ export function createTokenizer(spec: string): Tokenizer {
     throw new UsageError(`data.tokenizer: "${spec}" is not byte, not gpt2 and not an existing tokenizer.json file`);
   }
   return createHuggingFaceTokenizer(statSync(spec).isDirectory() ? join(spec, 'tokenizer.json') : spec);
+}
+
+/** Refuses a tokenizer with more tokens than the model has. */
+export function checkVocabulary(name: string, tokenizer: Tokenizer, vocabSize: number | null | undefined): void {
+  if (vocabSize === null || vocabSize === undefined || tokenizer.vocabSize <= vocabSize) return;
+  throw new UsageError(
+    `data.tokenizer: ${name} has ${tokenizer.vocabSize} tokens, more than the vocabulary of ` +
+      `${vocabSize}; raise it to at least ${tokenizer.vocabSize} or choose another tokenizer`,
+  );
 }

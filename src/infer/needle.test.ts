@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { fitTask, needleVocabulary } from '../data/needle.js';
+import { fitTask, needleVocabulary } from '../data/sources/needle.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';

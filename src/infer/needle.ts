@@ -4,7 +4,7 @@
  * greedy decoding would say: one forward pass over many packed cases answers them all.
  */
 import { absorb, Purpose } from '../data/hash.js';
-import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
+import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/sources/needle.js';
 import type { Observer } from '../model/attention.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';

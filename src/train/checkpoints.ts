@@ -5,7 +5,7 @@ import { changeLine, checkResume } from '../config/diff.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
-import { mergeStreamStates, type StreamState } from '../data/pipeline/loader.js';
+import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { loadWeights, modelTensors, namedTensors } from '../model/weights.js';

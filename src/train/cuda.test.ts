@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Config } from '../config/schema.js';
 import { packBatch } from '../data/batch.js';
-import { SyntheticSamples } from '../data/synthetic.js';
+import { SyntheticSamples } from '../data/sources/synthetic.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';

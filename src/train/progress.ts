@@ -58,11 +58,21 @@ export class LiveLine {
     this.#stream = stream?.isTTY ? stream : null;
   }
 
+  get isShown(): boolean {
+    return this.#stream !== null;
+  }
+
   show(step: number, steps: number, loss: number, tokensPerSecond: number, secondsLeft: number): void {
     if (!this.#stream) return;
     const filled = Math.round((BAR_WIDTH * step) / steps);
     const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
-    const text = `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${tokensPerSecond.toFixed(0)} tok/s  ${duration(secondsLeft)} left`;
+    this.showText(
+      `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${tokensPerSecond.toFixed(0)} tok/s  ${duration(secondsLeft)} left`,
+    );
+  }
+
+  showText(text: string): void {
+    if (!this.#stream) return;
     this.#stream.write(`\r\x1b[K${text.slice(0, (this.#stream.columns ?? 100) - 1)}`);
     this.#shown = true;
   }

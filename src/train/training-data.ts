@@ -1,19 +1,14 @@
 /** The data of a run, as its config asks for it: time limits for the source, and synthetic tokens only by request. */
-import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { ignoredPath, readsPath } from '../config/data-path.js';
 import type { Config } from '../config/schema.js';
-import { type CorpusOptions, openCorpus } from '../data/corpus/open.js';
-import { MORE_TIME } from '../data/hub/http.js';
-import { createLoader, type Loader, type LoaderOptions } from '../data/loader.js';
-import { createStreamLoader, type StreamLoader } from '../data/pipeline/loader.js';
-import { defaultCacheFolder } from '../data/shards/cache.js';
-import { createTokenizer } from '../data/tokenizer.js';
-import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { type Loader, openLoader } from '../data/loader.js';
+import type { BuildProgress } from '../data/shards/build.js';
+import { MORE_TIME } from '../data/sources/http.js';
+import { ExitCode, TrefoilError } from '../errors.js';
 import { FallbackLoader } from './fallback-loader.js';
+import { LiveLine, type Terminal } from './progress.js';
 
 type Say = (line: string) => void;
-type Evaluated = 'validation' | 'all' | undefined;
 type Environment = Readonly<Record<string, string | undefined>>;
 
 export interface TrainingData {
@@ -34,19 +29,23 @@ export interface OpenDataOptions {
   readonly rank?: Rank;
   /** What `evalBatches` covers: the validation part (default), or the whole source. */
   readonly evaluate?: 'validation' | 'all';
+  /** Where the live line of tokenising goes. */
+  readonly terminal?: Terminal | null;
 }
+
+const LINE_INTERVAL_MS = 5000;
 
 export async function openTrainingData(
   config: Config,
   say: Say,
   warn: Say,
-  { environment = process.env, rank, evaluate }: OpenDataOptions = {},
+  options: OpenDataOptions = {},
 ): Promise<TrainingData> {
   const { source, path, synthetic_on_fail: mayReplace } = config.data;
-  if (path !== null && !readsPath(source)) throw new UsageError(ignoredPath(source));
-  const openSynthetic = () => createLoader({ ...loaderOptions(config), ...rank, source: 'synthetic' });
+  const openSynthetic = () =>
+    openLoader({ ...config, data: { ...config.data, source: 'synthetic', path: null } }, { ...options.rank });
   try {
-    const loader = await openSource(config, say, warn, { environment, rank, evaluate });
+    const loader = await openSource(config, say, warn, options);
     const tokens = Number.isFinite(loader.tokensPerEpoch) ? `${loader.tokensPerEpoch} training tokens` : 'without end';
     const known = Number.isFinite(loader.validationSamples);
     say(
@@ -85,95 +84,61 @@ export async function warmUp(loader: Loader, { data }: Config, warn: Say): Promi
   if (isLate) warn(`data.fwe_warmup_batches: fewer than ${batches} batches were ready after ${seconds} s; starting`);
 }
 
-async function openSource(
-  config: Config,
-  say: Say,
-  warn: Say,
-  { environment, rank, evaluate }: { environment: Environment; rank?: Rank | undefined; evaluate?: Evaluated },
-): Promise<Loader> {
+async function openSource(config: Config, say: Say, warn: Say, options: OpenDataOptions): Promise<Loader> {
   const { data } = config;
-  const { source } = data;
-  if (source === 'fineweb_edu' || source === 'fineweb_edu_local')
-    return openStream(config, say, { environment, rank, evaluate });
+  const { environment, evaluate, rank } = options;
   const limit = new StallLimit(data.loader_timeout);
-  let reported = 0;
-  const loading = createLoader({
-    ...loaderOptions(config),
-    ...rank,
-    ...{ source, evaluate },
-    ...(data.path === null ? {} : { path: data.path }),
-    onWarning: warn,
-    onProgress: ({ documents, tokens }) => {
+  const line = new TokenisingLine(say, data.report_docs, options.terminal ?? null);
+  const loading = openLoader(config, {
+    ...{ environment, evaluate, ...rank, onNotice: say, onWarning: warn },
+    onProgress: (progress) => {
       limit.progress();
-      if (data.report_docs === 0 || documents - reported < data.report_docs) return;
-      reported = documents;
-      say(`tokenised ${documents} documents, ${tokens} tokens`);
+      line.show(progress);
     },
   });
+  // A streamed source has time limits of its own, for every request.
+  const isStreamed = data.source === 'fineweb_edu' || data.source === 'fineweb_edu_local';
   try {
-    return await Promise.race([loading, limit.exceeded]);
+    return await (isStreamed ? loading : Promise.race([loading, limit.exceeded]));
   } finally {
     limit.end();
+    line.clear();
   }
 }
 
-/** The loader of a streamed source; also for commands that only look at one. */
-export async function openStream(
-  config: Config,
-  say: Say,
-  { environment, rank, evaluate }: { environment: Environment; rank?: Rank | undefined; evaluate?: Evaluated },
-): Promise<StreamLoader> {
-  const { data, train } = config;
-  const spec = await openCorpus(corpusOptions(config, environment));
-  const count = (value: number, name: string) => `${value} ${name}${value === 1 ? '' : 's'}`;
-  say(`data: ${count(spec.files.length, 'file')}, ${count(spec.lanes, 'lane')}, ${count(data.workers, 'worker')}`);
-  return createStreamLoader({
-    ...{ spec, tokenizer: data.tokenizer, seq_len: train.seq_len, batch_size: train.batch_size, ...rank },
-    ...{ document_mask: data.document_mask, workers: data.workers, documentBatch: data.fwe_doc_batch },
-    ...{ prefetch: data.fwe_prefetch, queue: Math.max(data.fwe_queue, data.fwe_warmup_batches) },
-    ...{ timeout: data.loader_timeout, evaluate },
-    ...(data.vocab_size !== null && { vocab_size: data.vocab_size }),
-    report: {
-      every: data.report_docs,
-      say: (documents, bytes) => say(`data: ${documents} documents, ${(bytes / 1e6).toFixed(1)} MB of text`),
-    },
-  });
-}
+/** Progress of tokenising: a live line on a terminal, elsewhere a line now and then. */
+class TokenisingLine {
+  readonly #say: Say;
+  readonly #every: number;
+  readonly #live: LiveLine;
+  readonly #started = performance.now();
+  #reported = 0;
+  #last = performance.now();
 
-/** The corpus of a config; commands that read documents take it from here too. */
-export function corpusOptions({ data, train }: Config, environment: Environment): CorpusOptions {
-  const { source } = data;
-  if (source === 'synthetic' || source === 'needle' || source === 'tokens')
-    throw new UsageError(`data.source: ${source} has no documents; use text, jsonl, fineweb_edu or fineweb_edu_local`);
-  return {
-    source,
-    ...(data.path !== null && { path: data.path }),
-    hub: {
-      ...{ dataset: data.hub_dataset, configuration: data.hub_config },
-      ...{ split: data.hub_split, revision: data.hub_revision },
-    },
-    ...{ textField: data.text_field, shuffle: data.shuffle, seed: data.seed ?? train.seed },
-    ...{ valFraction: data.val_fraction, timeoutSeconds: data.loader_timeout, environment },
-    cache: { folder: join(defaultCacheFolder(environment), 'hub'), limitBytes: data.cache_gb * 2 ** 30 },
-  };
-}
+  constructor(say: Say, every: number, terminal: Terminal | null) {
+    this.#say = say;
+    this.#every = every;
+    this.#live = new LiveLine(terminal);
+  }
 
-function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
-  return {
-    ...{ tokenizer: data.tokenizer, val_fraction: data.val_fraction, text_field: data.text_field },
-    ...{
-      seq_len: train.seq_len,
-      batch_size: train.batch_size,
-      document_mask: data.document_mask,
-      shuffle: data.shuffle,
-    },
-    seed: data.seed ?? train.seed,
-    vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
-    needle: {
-      ...{ records: data.needle_records, facts: data.needle_facts },
-      ...{ questions: data.needle_questions, absent: data.needle_absent, curriculum: data.needle_curriculum },
-    },
-  };
+  show({ documents, tokens, bytes, parts, totalParts }: BuildProgress): void {
+    if (this.#every === 0) return;
+    const now = performance.now();
+    const speed = bytes / 1e6 / Math.max(1e-3, (now - this.#started) / 1000);
+    const text =
+      `tokenising: part ${parts} of ${totalParts}, ${documents} documents, ${(tokens / 1e6).toFixed(1)}M tokens, ` +
+      `${speed.toFixed(1)} MB/s`;
+    if (this.#live.isShown) this.#live.showText(text);
+    else if (documents - this.#reported >= this.#every && now - this.#last >= LINE_INTERVAL_MS) {
+      this.#reported = documents;
+      this.#last = now;
+      this.#say(text);
+    }
+  }
+
+  clear(): void {
+    this.#live.clear();
+  }
 }
 
 /** Fails when nothing has moved for so many seconds: preparing a large corpus may take long, a stall may not. */

@@ -1,8 +1,9 @@
 /** `trefoil bench data`: is the data path fast enough for the trainer? */
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
+import { parquetWriteBuffer } from 'hyparquet-writer';
 import {
   localCorpus,
   measureBare,
@@ -13,10 +14,9 @@ import {
   type Rate,
 } from '../../bench/data.js';
 import { makeTexts, type TextKind } from '../../bench/data-texts.js';
-import { writeTextParquet } from '../../bench/parquet-file.js';
-import type { CorpusSpec } from '../../data/corpus/spec.js';
-import { createStreamLoader } from '../../data/pipeline/loader.js';
-import { prepareCorpus } from '../../data/shards/prepare-corpus.js';
+import { createStreamLoader } from '../../data/pipeline/stream-loader.js';
+import { prepareCorpus } from '../../data/shards/prepare.js';
+import type { CorpusSpec } from '../../data/sources/spec.js';
 import { type Io, printJson } from '../shared/io.js';
 import { jsonOption, wholeNumber } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
@@ -124,7 +124,7 @@ async function measure(options: Options, folder: string, say: (row: Row) => void
     add({ ...row('pipeline', pipeline), share, cpu_share });
   }
   const shards = join(folder, 'shards');
-  await prepareCorpus({ spec: corpora[0][1], tokenizer, workers, folder: shards });
+  await prepareCorpus({ spec: corpora[0][1], tokenizerName: tokenizer, workers, folder: shards });
   const prepared = await openPrepared(shards, tokenizer, SHAPE);
   measurePrepared(prepared, seconds / 4);
   const fastest = Math.max(measurePrepared(prepared, seconds / 2), measurePrepared(prepared, seconds / 2));
@@ -175,9 +175,9 @@ function made(kind: TextKind, folder: string, quick: boolean): Promise<CorpusSpe
   const texts = makeTexts(kind, bytes);
   for (let file = 0; file < FILES; file++) {
     const mine = texts.filter((_, index) => index % FILES === file);
-    const groups: string[][] = [];
-    for (let at = 0; at < mine.length; at += GROUP_DOCUMENTS) groups.push(mine.slice(at, at + GROUP_DOCUMENTS));
-    writeTextParquet(join(path, `${file}.parquet`), groups);
+    const columnData = [{ name: 'text', data: mine, type: 'STRING' as const }];
+    const bytes = parquetWriteBuffer({ columnData, rowGroupSize: GROUP_DOCUMENTS, codec: 'UNCOMPRESSED' });
+    writeFileSync(join(path, `${file}.parquet`), new Uint8Array(bytes));
   }
   return localCorpus(path);
 }

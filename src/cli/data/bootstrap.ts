@@ -1,8 +1,7 @@
 /** `trefoil data bootstrap`: some gigabytes of a source as local JSON Lines, for starts that wait for no network. */
 import { type Command, Option } from 'commander';
 import { bootstrap } from '../../data/bootstrap.js';
-import { openCorpus } from '../../data/corpus/open.js';
-import { corpusOptions } from '../../train/training-data.js';
+import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
@@ -27,7 +26,8 @@ adds to what is there. Train from it with --dataset fineweb_edu_local --local-pa
 async function run(options: Options, io: Io): Promise<void> {
   const { bytes, out: folder } = options;
   const config = sourceConfig(options, io);
-  const spec = await openCorpus(corpusOptions(config, io.env));
+  const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
+  for (const text of describeFiles(spec)) io.err(text);
   const line = new ProgressLine(io);
   const result = await bootstrap({
     ...{ spec, folder, bytes },

@@ -1,10 +1,9 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
 import { type Command, Option } from 'commander';
-import { openCorpus } from '../../data/corpus/open.js';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
+import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
-import { corpusOptions } from '../../train/training-data.js';
 import { type Io, printJson } from '../shared/io.js';
 import { wholeNumber } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
@@ -36,7 +35,9 @@ async function run(options: Options, io: Io): Promise<void> {
     if (path === null) throw new UsageError('data.path: needed by data.source tokens (--local-path)');
     found = inspectShards(path, tokenizer, shown);
   } else {
-    found = await inspectCorpus(await openCorpus(corpusOptions(config, io.env)), tokenizer, options.documents, shown);
+    const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
+    for (const text of describeFiles(spec)) io.err(text);
+    found = await inspectCorpus(spec, tokenizer, options.documents, shown);
   }
   if (options.json) printJson(io, { source, tokenizer: tokenizer.name, ...found });
   else io.out(report(found));

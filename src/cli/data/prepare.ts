@@ -1,14 +1,14 @@
 /** `trefoil data prepare`: tokenises a source once, to shards that any number of runs read by position. */
+import { availableParallelism } from 'node:os';
 import { type Command, Option } from 'commander';
-import { openCorpus } from '../../data/corpus/open.js';
-import { prepareCorpus } from '../../data/shards/prepare-corpus.js';
-import { corpusOptions } from '../../train/training-data.js';
+import { prepareCorpus } from '../../data/shards/prepare.js';
+import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
   readonly out: string;
-  readonly partBytes: number;
+  readonly partBytes?: number;
 }
 
 const BAR = 24;
@@ -17,28 +17,31 @@ export function configure(command: Command, io: Io): void {
   addSourceOptions(command)
     .requiredOption('--out <folder>', 'new folder for the shards')
     .addOption(
-      new Option('--part-bytes <n>', 'about how much of a file becomes one shard')
-        .argParser(byteCount)
-        .default(256e6, '256MB'),
+      new Option(
+        '--part-bytes <n>',
+        'about how much of a file a thread tokenises at a time (default: 1/256 of all)',
+      ).argParser(byteCount),
     )
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }
 
 const HELP = `
-Stopped, it goes on with the next part when called again with the same flags. The shards do not depend on --workers.
+All cores are used unless --workers names fewer. After an interruption the same command continues with the next part. The
+shards depend neither on --workers nor on --part-bytes.
 Train from them with --dataset tokens --local-path FOLDER and the same tokenizer.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {
   const config = sourceConfig(options, io, { 'data.shuffle': 'false', 'data.val_fraction': '0' });
-  const { tokenizer, workers } = config.data;
-  const spec = await openCorpus({ ...corpusOptions(config, io.env), partBytes: options.partBytes });
+  const base = corpusOptions(config, { environment: io.env });
+  const spec = await openCorpus({ ...base, partBytes: options.partBytes ?? 'auto' });
   const line = new ProgressLine(io);
   const started = performance.now();
   let read = 0;
-  const index = await prepareCorpus({
-    ...{ spec, tokenizer, workers, folder: options.out },
+  const { index, report } = await prepareCorpus({
+    ...{ spec, tokenizerName: config.data.tokenizer, folder: options.out },
+    workers: options.workers ?? availableParallelism(),
     onNote: io.err,
     onProgress: ({ parts, totalParts, documents, tokens, bytes }) => {
       read = bytes;
@@ -51,6 +54,7 @@ async function run(options: Options, io: Io): Promise<void> {
     },
   });
   line.clear();
+  for (const text of describeFiles(spec, report)) io.err(text);
   const seconds = (performance.now() - started) / 1000;
   const { documents, tokens, shards, skippedFiles, checksum } = index;
   if (options.json)
@@ -67,6 +71,6 @@ async function run(options: Options, io: Io): Promise<void> {
   else
     io.out(
       `${options.out}: ${documents} documents, ${tokens} tokens in ${shards.length} shards, ` +
-        `${megabytes(read)} of text in ${seconds.toFixed(1)} s${skippedFiles > 0 ? `; ${skippedFiles} files were no text` : ''}`,
+        `${megabytes(read)} of text in ${seconds.toFixed(1)} s`,
     );
 }

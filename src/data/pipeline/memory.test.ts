@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import type { CorpusSpec } from '../corpus/spec.js';
-import { createStreamLoader } from './loader.js';
+import type { CorpusSpec } from '../sources/spec.js';
+import { createStreamLoader } from './stream-loader.js';
 
 const long = process.env['TREFOIL_LONG'] === '1';
 const DOCUMENTS = long ? 10_000_000 : 2_000_000;
@@ -16,7 +16,15 @@ describe('memory', () => {
       identity: '1',
       parts: 4,
     } as const;
-    const spec: CorpusSpec = { files: [file], textField: 'text', lanes: 2, shuffle: true, seed: 1, valFraction: 0 };
+    const spec: CorpusSpec = {
+      files: [file],
+      skipped: [],
+      textField: 'text',
+      lanes: 2,
+      shuffle: true,
+      seed: 1,
+      valFraction: 0,
+    };
     const loader = await createStreamLoader({
       ...{ spec, tokenizer: 'byte', seq_len: 1024, batch_size: 8, workers: 2, documentBatch: 256 },
       ...{ prefetch: true, queue: 4, timeout: 60 },

@@ -1,8 +1,9 @@
 /** What the trainer's thread and its workers say to each other; samples themselves go through shared memory. */
 
 import type { MessagePort } from 'node:worker_threads';
-import type { Cursor, Side } from '../corpus/documents.js';
-import type { CorpusSpec } from '../corpus/spec.js';
+import type { UnitProgress } from '../shards/build.js';
+import type { Cursor, Side } from '../sources/documents.js';
+import type { CorpusSpec } from '../sources/spec.js';
 import type { RingMemory } from './ring.js';
 
 export interface LaneTask {
@@ -58,11 +59,4 @@ export type FromWorker =
     }
   | { readonly kind: 'ready' }
   | { readonly kind: 'rate'; readonly tokens: number; readonly bytes: number; readonly seconds: number }
-  | {
-      readonly kind: 'unit';
-      readonly unit: number;
-      readonly documents: number;
-      readonly tokens: number;
-      readonly bytes: number;
-      readonly done: boolean;
-    };
+  | { readonly kind: 'unit'; readonly progress: UnitProgress };

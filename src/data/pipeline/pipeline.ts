@@ -1,6 +1,6 @@
 import { ExitCode, TrefoilError } from '../../errors.js';
-import type { Cursor } from '../corpus/documents.js';
-import { MORE_TIME } from '../hub/http.js';
+import type { Cursor } from '../sources/documents.js';
+import { MORE_TIME } from '../sources/http.js';
 import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 

@@ -7,7 +7,7 @@
  * message. Lane l belongs to worker l mod W.
  */
 
-import type { Cursor } from '../corpus/documents.js';
+import type { Cursor } from '../sources/documents.js';
 
 export interface RingShape {
   readonly lanes: number;

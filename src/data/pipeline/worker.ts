@@ -2,16 +2,16 @@
 
 import { setImmediate } from 'node:timers/promises';
 import { parentPort, workerData } from 'node:worker_threads';
-import { BlobOpener } from '../corpus/blob.js';
-import { type Cursor, LaneDocuments } from '../corpus/documents.js';
-import { CorpusOrder } from '../corpus/order.js';
-import { type LaneCounts, LaneSamples } from '../corpus/samples.js';
-import type { CorpusSpec } from '../corpus/spec.js';
-import { prepareUnits } from '../shards/prepare-units.js';
+import { prepareUnits } from '../shards/build.js';
+import { BlobOpener } from '../sources/blob.js';
+import { type Cursor, LaneDocuments } from '../sources/documents.js';
+import { CorpusOrder } from '../sources/order.js';
+import type { CorpusSpec } from '../sources/spec.js';
 import { createTokenizer, type Tokenizer } from '../tokenizer.js';
-import { encodeBare } from './bare.js';
+import { type LaneCounts, LaneSamples } from './lane-samples.js';
 import type { FromWorker, LaneTask, WorkerTask } from './messages.js';
 import { Ring } from './ring.js';
+import { encodeBare } from './tokenizer-baseline.js';
 
 const task = workerData as WorkerTask;
 const port = task.kind === 'stream' ? task.port : parentPort!;

@@ -6,16 +6,20 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { describe, expect, it } from 'vitest';
+import { openCorpus } from '../sources/corpus.js';
+import { defaultCacheFolder } from '../sources/range-cache.js';
+import { localOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import type { Tokenizer } from '../tokenizer.js';
+import { createTokenizer } from '../tokenizer.js';
 import { createByteTokenizer } from '../tokenizers/byte.js';
-import { defaultCacheFolder, openCached } from './cache.js';
-import { listTextSource } from './prepare.js';
+import { buildShards } from './build.js';
+import { clearCache, listCache, openCached, shrinkCache } from './cache.js';
 
 const folder = testFolder();
 const byte = createByteTokenizer();
 
-/** Opens through the cache; says how many texts had to be encoded for it. */
+/** Opens through the cache, and counts the texts that are encoded for it. */
 async function open(path: string, cache: string, tokenizer: Tokenizer = byte, kind: 'text' | 'jsonl' = 'text') {
   let encoded = 0;
   const counting: Tokenizer = {
@@ -25,7 +29,7 @@ async function open(path: string, cache: string, tokenizer: Tokenizer = byte, ki
       return tokenizer.encode(text);
     },
   };
-  const reader = await openCached(await listTextSource(kind, path), counting, { folder: cache });
+  const { reader } = await openCached(await openCorpus(localOptions(kind, path)), counting, 'byte', { folder: cache });
   const text = byte.decode(reader.readTokens(0, reader.index.tokens));
   reader.close();
   return { text, encoded, checksum: reader.index.checksum };
@@ -45,7 +49,8 @@ describe('openCached', () => {
     const path = folder.write('changed.jsonl', '{"text":"a","other":"b"}\n');
     const first = await open(path, cache, byte, 'jsonl');
     expect((await open(path, cache, { ...byte, identity: 'byte-2' }, 'jsonl')).encoded).toBe(1);
-    const other = await openCached(await listTextSource('jsonl', path, 'other'), byte, { folder: cache });
+    const spec = await openCorpus(localOptions('jsonl', path, { textField: 'other' }));
+    const { reader: other } = await openCached(spec, byte, 'byte', { folder: cache });
     expect(byte.decode(other.readTokens(0, 2))).toBe('b\0');
     other.close();
     utimesSync(path, 5, 5);
@@ -90,6 +95,69 @@ describe('openCached', () => {
     rmSync(entry, { recursive: true });
     writeFileSync(entry, 'not a folder');
     expect(await open(path, cache)).toMatchObject({ text: 'odd\0', encoded: 1 });
+  });
+});
+
+describe('the shards of a text source', () => {
+  folder.write('golden/text/a.txt', Array.from({ length: 150_000 }, (_, line) => `line ${line} of it 界`).join('\n'));
+  folder.write('golden/text/b.md', '\uFEFFé😀 short\r\n');
+  folder.write('golden/text/c.bin', Buffer.from([1, 0, 2]));
+  const documents = Array.from({ length: 3000 }, (_, i) =>
+    i % 7 === 0 ? '' : `${i} ${'wörd '.repeat((i * 37) % 600)}`,
+  );
+  folder.write('golden/lines.jsonl', documents.map((text) => `${JSON.stringify({ text })}\n`).join(''));
+
+  // A checkpoint identifies its data by these: a change would make runs of earlier versions refuse to resume.
+  it.each([
+    ['byte', 'text', 'text', '8b1adbb5020760a2c075065e1d7a4b8bd69b9b9a716a539ed3a4cf1f084a2975'],
+    ['byte', 'jsonl', 'lines.jsonl', '33ff326f273236f3423de8a56515f8921c9bd9368ead91637426d2329edd4178'],
+    ['gpt2', 'text', 'text', 'c17e2a194e825471b0c63a26a33c15e981ef0febec3647efe4bb457a43531314'],
+    ['gpt2', 'jsonl', 'lines.jsonl', '2929f1b6b80a95cc2f6ee8341856db8bddd0021ebf639f67006519bbbacb7c70'],
+  ] as const)('keep their identity with any number of threads: %s %s', async (name, source, path, checksum) => {
+    const spec = await openCorpus(localOptions(source, folder.path('golden', path)));
+    for (const workers of [1, 3]) {
+      const options = { spec, tokenizer: createTokenizer(name), tokenizerName: name, workers };
+      const { index } = await buildShards(options, folder.fresh());
+      expect(index.checksum).toBe(checksum);
+    }
+  });
+});
+
+describe('the limit of the cache', () => {
+  it('removes the entries that were not used for the longest time, never the one in use', async () => {
+    const cache = folder.fresh();
+    const entries: string[] = [];
+    for (const name of ['first', 'second', 'third']) {
+      await open(folder.write(`limit/${name}.txt`, name.repeat(1000)), cache);
+      const added = readdirSync(cache).find((entry) => !entries.includes(entry))!;
+      entries.push(added);
+      utimesSync(join(cache, added), entries.length, entries.length);
+    }
+    const total = listCache(cache).reduce((sum, { bytes }) => sum + bytes, 0);
+    expect(listCache(cache).map(({ name }) => name)).toEqual(entries);
+    await open(folder.path('limit/first.txt'), cache); // a use, so "second" is the oldest now
+    expect(shrinkCache(cache, total - 1).map(({ name }) => name)).toEqual([entries[1]]);
+    const spec = await openCorpus(localOptions('text', folder.write('limit/fourth.txt', 'fourth')));
+    const { reader } = await openCached(spec, byte, 'byte', { folder: cache, limitBytes: 1 });
+    expect(listCache(cache)).toHaveLength(1);
+    expect(byte.decode(reader.readTokens(0, 6))).toBe('fourth');
+    reader.close();
+  });
+
+  it('lists what is there, and clears all but running builds', async () => {
+    const cache = folder.fresh();
+    await open(folder.write('listed.txt', 'hello'), cache);
+    mkdirSync(join(cache, 'hub'));
+    writeFileSync(join(cache, 'hub', 'range'), 'x'.repeat(100));
+    const running = `k.partial-${hostname()}-${process.pid}-00000000`;
+    mkdirSync(join(cache, running));
+    const found = new Map(listCache(cache).map((entry) => [entry.kind, entry]));
+    expect(found.get('fetched')).toMatchObject({ name: 'hub', bytes: 100, tokens: null });
+    expect(found.get('shards')).toMatchObject({ tokens: 6, tokenizer: 'byte' });
+    expect(found.get('partial')?.name).toBe(running);
+    expect(clearCache(cache)).toHaveLength(2);
+    expect(readdirSync(cache)).toEqual([running]);
+    expect(listCache(join(cache, 'none'))).toEqual([]);
   });
 });
 

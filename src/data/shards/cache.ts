@@ -1,73 +1,110 @@
 /**
- * Text is tokenised once: the shards stay in a cache, addressed by everything that decides their content.
- * Two processes may build the same entry at once (each aside, then a rename; the second keeps the first one's). A
- * process that is killed leaves only a partial folder, which a later build removes. A damaged entry is built again.
+ * Text is tokenised once: the shards stay in a cache, addressed by everything that determines their content. Two processes
+ * may build the same entry at once: each builds aside and renames, and the second keeps the entry of the first. A killed
+ * process leaves only a partial folder, which a later build removes. A damaged entry is built again. After a build the
+ * entries that were not used for the longest time are removed, until the cache is within its limit.
  */
 
 import { createHash } from 'node:crypto';
-import { existsSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
-import { homedir, hostname } from 'node:os';
-import { dirname, join } from 'node:path';
+import { existsSync, readFileSync, rmSync, statSync, utimesSync, writeFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { basename, join } from 'node:path';
+import { z } from 'zod';
 import { TrefoilError } from '../../errors.js';
+import type { FileReport } from '../sources/files.js';
+import { defaultCacheFolder } from '../sources/range-cache.js';
+import type { CorpusSpec } from '../sources/spec.js';
 import type { Tokenizer } from '../tokenizer.js';
-import { DamagedShards } from './format.js';
-import { buildAside, type OnProgress, partialName, renameDurably, type TextSource } from './prepare.js';
+import { type BuildOptions, buildShards } from './build.js';
+import { buildAside, discard, isPartialName, listFolder, removeAbandoned, renameDurably } from './folders.js';
+import { DamagedShards, readIndex } from './format.js';
 import { type OpenOptions, ShardReader } from './reader.js';
 
 /** Changes when the same files would give other shards: another cut of documents, another encoder. */
-const CACHE_VERSION = 1;
-/** A partial folder without a living owner is left alone this long: its machine may share our host name. */
-const ABANDONED_AFTER_MS = 10 * 60_000;
+const CACHE_VERSION = 2;
 const ATTEMPTS = 3;
+/** Less text than this is tokenised before threads have started. */
+const THREADED_BYTES = 8 << 20;
+/** Beside the shards of an entry: what happened to the source files. */
+const REPORT_NAME = 'files.json';
+
+const Report = z.object({
+  skipped: z.array(z.string()),
+  replaced: z.array(z.object({ file: z.string(), count: z.number() })),
+});
 
 export interface CacheOptions extends OpenOptions {
-  folder?: string;
-  onProgress?: OnProgress;
+  readonly folder?: string | undefined;
+  readonly environment?: NodeJS.ProcessEnv | undefined;
+  /** The cache is kept below this after a build; the entry in use always stays. Default: no limit. */
+  readonly limitBytes?: number | undefined;
+  readonly onProgress?: BuildOptions['onProgress'];
 }
 
-/** `$TREFOIL_CACHE/data`, else `trefoil/data` in the user's cache folder. */
-export function defaultCacheFolder(environment: NodeJS.ProcessEnv = process.env): string {
-  if (environment.TREFOIL_CACHE) return join(environment.TREFOIL_CACHE, 'data');
-  return join(environment.XDG_CACHE_HOME || join(homedir(), '.cache'), 'trefoil', 'data');
+export interface CachedShards {
+  readonly reader: ShardReader;
+  readonly report: FileReport;
 }
 
 /** The shards of a text source: from the cache, or built into it first. */
 export async function openCached(
-  source: TextSource,
+  spec: CorpusSpec,
   tokenizer: Tokenizer,
+  tokenizerName: string,
   options: CacheOptions = {},
-): Promise<ShardReader> {
-  const root = options.folder ?? defaultCacheFolder();
-  const entry = join(root, cacheKey(source, tokenizer));
+): Promise<CachedShards> {
+  const root = options.folder ?? defaultCacheFolder(options.environment);
+  const entry = join(root, cacheKey(spec, tokenizer));
+  const size = spec.files.reduce((sum, file) => sum + file.size, 0);
+  const workers = size < THREADED_BYTES ? 1 : availableParallelism();
   // More than one attempt only when another process replaces a damaged entry between our rename and our open.
   for (let attempt = 1; ; attempt++) {
-    const present = openIfSound(entry, options);
-    if (present !== undefined) return present;
-    if (attempt > ATTEMPTS) throw new TrefoilError(`${entry} is damaged again and again; remove it and check the disk`);
+    const reader = openIfSound(entry, options);
+    if (reader !== undefined) return { reader, report: readReport(entry) };
+    if (attempt > ATTEMPTS) throw new TrefoilError(`${entry} is damaged repeatedly; remove it and check the disk`);
     removeAbandoned(root);
-    const built = await buildAside(source, tokenizer, entry, options.onProgress);
-    install(built.folder, entry);
+    const { onProgress } = options;
+    const built = await buildAside(entry, async (folder) => {
+      const { report } = await buildShards({ spec, tokenizer, tokenizerName, workers, onProgress }, folder);
+      writeFileSync(join(folder, REPORT_NAME), JSON.stringify(report));
+    });
+    install(built, entry);
+    if (options.limitBytes !== undefined) shrinkCache(root, options.limitBytes, basename(entry));
   }
 }
 
-function cacheKey(source: TextSource, tokenizer: Tokenizer): string {
-  const textField = source.kind === 'jsonl' ? source.textField : '';
-  const parts = [CACHE_VERSION, tokenizer.identity, source.kind, textField, source.files];
+function cacheKey({ files, textField }: CorpusSpec, tokenizer: Tokenizer): string {
+  const content = files.map(({ kind, location, size, modified }) => [kind, location, size, modified]);
+  const parts = [CACHE_VERSION, tokenizer.identity, textField, content];
   return createHash('sha256').update(JSON.stringify(parts)).digest('hex').slice(0, 32);
 }
 
-/** Undefined when there is no entry, or none that can be trusted. */
+/** Undefined when there is no entry, or a damaged one. */
 function openIfSound(entry: string, options: OpenOptions): ShardReader | undefined {
   if (!existsSync(entry)) return undefined;
   try {
-    return ShardReader.open(entry, options);
+    const reader = ShardReader.open(entry, options);
+    // The time of change is the time of use: access times are off on many disks.
+    const now = new Date();
+    utimesSync(entry, now, now);
+    return reader;
   } catch (error) {
     if (error instanceof DamagedShards) return undefined;
     throw error;
   }
 }
 
-/** Gives a finished folder its name. A sound entry that came first stays; a damaged one makes way. */
+/** A report that cannot be read costs its messages only: the shards have hashes of their own. */
+function readReport(entry: string): FileReport {
+  const path = join(entry, REPORT_NAME);
+  try {
+    return Report.parse(JSON.parse(readFileSync(path, 'utf8')));
+  } catch {
+    return { skipped: [], replaced: [] };
+  }
+}
+
+/** Gives a finished folder its name. A sound entry of another process stays; a damaged one is removed. */
 function install(built: string, entry: string): void {
   const present = openIfSound(entry, {});
   if (present !== undefined) {
@@ -86,51 +123,73 @@ function install(built: string, entry: string): void {
   }
 }
 
-/** Removes what killed builds on this machine left behind. */
-function removeAbandoned(root: string): void {
-  if (!existsSync(root)) return;
-  for (const name of readdirSync(root)) {
-    const owner = /\.partial-(.+)-(\d+)-[0-9a-f]{8}$/.exec(name);
-    if (owner === null || owner[1] !== hostname() || isAlive(Number(owner[2]))) continue;
-    const folder = join(root, name);
-    if (Date.now() - lastWrite(folder) > ABANDONED_AFTER_MS) discard(folder);
-  }
+/** One thing in the cache: the shards of a source, all ranges fetched from the hub, or an unfinished build. */
+export interface CacheEntry {
+  readonly name: string;
+  readonly kind: 'shards' | 'fetched' | 'partial';
+  readonly bytes: number;
+  /** Milliseconds since 1970. */
+  readonly lastUsed: number;
+  /** Of shards. */
+  readonly tokens: number | null;
+  readonly tokenizer: string | null;
 }
 
-/** Removes a folder under another name: of several processes that try, the rename lets one through. */
-function discard(folder: string): void {
-  const aside = partialName(join(dirname(folder), 'removed'));
+const HUB_FOLDER = 'hub';
+
+/** What a cache folder holds, the least recently used first. */
+export function listCache(root: string): CacheEntry[] {
+  const entries = listFolder(root).map((name): CacheEntry => {
+    const path = join(root, name);
+    const lastUsed = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0;
+    const kind = name === HUB_FOLDER ? 'fetched' : isPartialName(name) ? 'partial' : 'shards';
+    const index = kind === 'shards' ? readIfSound(path) : undefined;
+    return {
+      ...{ name, kind, bytes: folderBytes(path), lastUsed },
+      ...{ tokens: index?.tokens ?? null, tokenizer: index?.tokenizer.name ?? null },
+    };
+  });
+  return entries.sort((a, b) => a.lastUsed - b.lastUsed);
+}
+
+function readIfSound(folder: string): ReturnType<typeof readIndex> | undefined {
   try {
-    renameSync(folder, aside);
+    return readIndex(folder);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return;
+    if (error instanceof DamagedShards) return undefined;
     throw error;
   }
-  rmSync(aside, { recursive: true, force: true });
 }
 
-/** The newest change in a folder; now, if it goes away meanwhile. */
-function lastWrite(folder: string): number {
-  const times = [folder, ...list(folder)].map(
-    (path) => statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? Date.now(),
-  );
-  return Math.max(...times);
+function folderBytes(path: string): number {
+  const found = statSync(path, { throwIfNoEntry: false });
+  if (found === undefined) return 0;
+  if (!found.isDirectory()) return found.size;
+  return listFolder(path).reduce((sum, name) => sum + folderBytes(join(path, name)), 0);
 }
 
-function list(folder: string): string[] {
-  try {
-    return readdirSync(folder).map((name) => join(folder, name));
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return [];
-    throw error;
+/**
+ * Removes shards, the least recently used first, until all shards take at most `limitBytes`; returns what was removed. A
+ * process that reads a removed entry keeps its open files.
+ */
+export function shrinkCache(root: string, limitBytes: number, keep?: string): CacheEntry[] {
+  const shards = listCache(root).filter(({ kind }) => kind === 'shards');
+  let total = shards.reduce((sum, { bytes }) => sum + bytes, 0);
+  const removed: CacheEntry[] = [];
+  for (const entry of shards) {
+    if (total <= limitBytes) break;
+    if (entry.name === keep) continue;
+    discard(join(root, entry.name));
+    removed.push(entry);
+    total -= entry.bytes;
   }
+  return removed;
 }
 
-function isAlive(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
-  }
+/** Removes everything except builds of living processes; returns what was removed. */
+export function clearCache(root: string): CacheEntry[] {
+  removeAbandoned(root);
+  const removed = listCache(root).filter(({ kind }) => kind !== 'partial');
+  for (const { name } of removed) discard(join(root, name));
+  return removed;
 }

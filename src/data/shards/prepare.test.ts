@@ -1,104 +1,109 @@
-import { chmodSync, existsSync, readdirSync, writeFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
-import { TrefoilError, UsageError } from '../../errors.js';
+import { openCorpus } from '../sources/corpus.js';
+import { hubOptions, numberedDocuments } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import type { Tokenizer } from '../tokenizer.js';
+import { parquetFile } from '../testing/parquet.js';
 import { createByteTokenizer } from '../tokenizers/byte.js';
-import { createGpt2Tokenizer } from '../tokenizers/gpt2.js';
-import { listTextSource, type PrepareProgress, prepareShards } from './prepare.js';
+import { buildShards } from './build.js';
+import { prepareCorpus } from './prepare.js';
 import { ShardReader } from './reader.js';
 
 const folder = testFolder();
-const byte = createByteTokenizer();
+const plain = { ...hubOptions(''), environment: {}, source: 'fineweb_edu_local' as const, shuffle: false };
+const jsonl = (documents: readonly string[]) => documents.map((text) => `${JSON.stringify({ text })}\n`).join('');
 
-function tokensOf(path: string): { tokens: number[]; starts: number[] } {
+/** All tokens as one text; opening compares all hashes. */
+function textOf(path: string): string {
   const reader = ShardReader.open(path);
-  const tokens = [...reader.readTokens(0, reader.index.tokens)];
-  const starts = [...reader.documentStarts];
+  const text = createByteTokenizer().decode(reader.readTokens(0, reader.index.tokens));
   reader.close();
-  return { tokens, starts };
+  return text;
 }
 
-describe('prepareShards', () => {
-  it('stores every document in order with its separator', async () => {
-    const source = folder.write('a.jsonl', '{"text":"one"}\n{"text":""}\n{"text":"zwei"}\n');
-    const target = folder.path('out-a');
-    const index = await prepareShards(await listTextSource('jsonl', source), byte, target);
-    expect(index).toMatchObject({ documents: 2, tokens: 9 });
-    const { tokens, starts } = tokensOf(target);
-    expect(byte.decode(tokens)).toBe('one\0zwei\0');
-    expect(starts).toEqual([0, 4]);
+describe('preparing a corpus', () => {
+  const documents = numberedDocuments(400, 'k');
+  const corpus = folder.write('corpus/a.jsonl', jsonl(documents.slice(0, 250)));
+  folder.write('corpus/b.parquet', parquetFile({ documents: documents.slice(250) }));
+  const expected = documents.map((document) => `${document}\0`).join('');
+  const open = () => openCorpus({ ...plain, path: folder.path('corpus'), partBytes: 3000 });
+
+  it('gives the same shards with any number of threads, with all documents in order', async () => {
+    const checksums = [];
+    for (const workers of [1, 3]) {
+      const path = folder.path(`shards-${workers}`);
+      const progress: number[] = [];
+      const { index } = await prepareCorpus({
+        ...{ spec: await open(), tokenizerName: 'byte', folder: path, workers },
+        onProgress: ({ parts, totalParts }) => progress.push(parts / totalParts),
+      });
+      expect(index.documents).toBe(400);
+      expect(textOf(path)).toBe(expected);
+      expect(progress.at(-1)).toBe(1);
+      expect(existsSync(`${path}.preparing`)).toBe(false);
+      checksums.push(index.checksum);
+    }
+    expect(checksums[0]).toBe(checksums[1]);
   });
 
-  it('does not break a large file into documents, nor its tokens', async () => {
-    const tokenizer = createGpt2Tokenizer();
-    const text = Array.from({ length: 150_000 }, (_, line) => `line ${line} of it`).join('\n');
-    folder.write('large/a.txt', text);
-    folder.write('large/b.txt', 'short');
-    const target = folder.path('out-large');
-    await prepareShards(await listTextSource('text', folder.path('large')), tokenizer, target);
-    const { tokens, starts } = tokensOf(target);
-    const expected = [...tokenizer.encode(text), 50256, ...tokenizer.encode('short'), 50256];
-    expect(starts.length).toBe(2);
-    expect(Buffer.from(Int32Array.from(tokens).buffer).equals(Buffer.from(Int32Array.from(expected).buffer))).toBe(
-      true,
+  it('gives the shards that the cache of training has, whatever the size of the parts', async () => {
+    const local = (partBytes: number) => openCorpus({ ...plain, source: 'jsonl', path: corpus, partBytes });
+    const options = { tokenizerName: 'byte', workers: 1 };
+    const cached = await buildShards(
+      { ...options, spec: await local(1e6), tokenizer: createByteTokenizer() },
+      folder.fresh(),
     );
+    for (const partBytes of [900, 7000]) {
+      const path = folder.path(`by-prepare-${partBytes}`);
+      const { index } = await prepareCorpus({ ...options, spec: await local(partBytes), folder: path });
+      expect(index.checksum).toBe(cached.index.checksum);
+    }
   });
 
-  it('reports progress up to the end, and counts what it skips', async () => {
-    folder.write('mixed/a.txt', 'text');
-    folder.write('mixed/b.bin', Buffer.from([0, 1]));
-    const seen: PrepareProgress[] = [];
-    const source = await listTextSource('text', folder.path('mixed'));
-    const index = await prepareShards(source, byte, folder.path('out-mixed'), (progress) => seen.push(progress));
-    expect(seen.at(-1)).toEqual({ documents: 1, tokens: 5, bytes: 6, totalBytes: 6 });
-    expect(index.skippedFiles).toBe(1);
-  });
-
-  it('refuses a folder that is not empty', async () => {
-    const source = await listTextSource('text', folder.write('one.txt', 'x'));
-    await expect(prepareShards(source, byte, folder.root)).rejects.toThrow(`${folder.root} is not empty`);
-    await prepareShards(source, byte, folder.fresh());
-  });
-
-  it('names an empty corpus, and what was skipped', async () => {
-    const empty = await listTextSource('text', folder.write('empty.txt', ''));
-    await expect(prepareShards(empty, byte, folder.path('out-empty'))).rejects.toThrow(UsageError);
-    await expect(prepareShards(empty, byte, folder.path('out-empty'))).rejects.toThrow(
-      `data.path: no text in ${folder.path('empty.txt')}; name files with text`,
+  it('goes on after an interruption without doing parts again, and refuses to mix corpora', async () => {
+    const path = folder.path('interrupted');
+    const spec = await open();
+    // A part that fails leaves the others done: the file is damaged for the first attempt only.
+    const damaged = readFileSync(folder.path('corpus/b.parquet'));
+    writeFileSync(folder.path('corpus/b.parquet'), Buffer.alloc(damaged.length));
+    await expect(prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 1 })).rejects.toThrow(
+      /b\.parquet/,
     );
-    const binary = await listTextSource('text', folder.write('only.bin', '\0'));
-    await expect(prepareShards(binary, byte, folder.path('out-empty'))).rejects.toThrow('(1 skipped: not UTF-8 text)');
+    writeFileSync(folder.path('corpus/b.parquet'), damaged);
+    const done = readdirSync(`${path}.preparing`).filter((name) => /^unit-\d+$/.test(name)).length;
+    expect(done).toBeGreaterThan(1);
+    await expect(prepareCorpus({ spec, tokenizerName: 'gpt2', folder: path, workers: 1 })).rejects.toThrow(
+      /another corpus or tokenizer/,
+    );
+    const notes: string[] = [];
+    await prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 2, onNote: (line) => notes.push(line) });
+    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are done already$`))]);
+    expect(textOf(path)).toBe(expected);
   });
 
-  it('leaves nothing behind when it fails', async () => {
-    const source = await listTextSource('jsonl', folder.write('bad/bad.jsonl', '{"text":"ok"}\nbroken\n'));
-    const target = folder.path('failed/out');
-    await expect(prepareShards(source, byte, target)).rejects.toThrow('bad.jsonl:2: not valid JSON');
-    expect(readdirSync(dirname(target))).toEqual([]);
+  it('is known by its hashes: one flipped byte is named', async () => {
+    const path = folder.path('flipped');
+    await prepareCorpus({ spec: await open(), tokenizerName: 'byte', folder: path, workers: 1 });
+    const file = join(path, 'tokens-00000.bin');
+    const bytes = readFileSync(file);
+    bytes[5] ^= 1;
+    writeFileSync(file, bytes);
+    expect(() => ShardReader.open(path)).toThrow(/tokens-00000\.bin: damaged \(its SHA-256/);
   });
 
-  it('refuses files that change while they are read', async () => {
-    const path = folder.write('changing.txt', 'first');
-    const changing: Tokenizer = {
-      ...byte,
-      encode(text) {
-        writeFileSync(path, `${text} and more`);
-        return byte.encode(text);
-      },
-    };
-    const run = prepareShards(await listTextSource('text', path), changing, folder.path('out-changing'));
-    await expect(run).rejects.toThrow(`${path} changed while it was being read`);
-    expect(existsSync(folder.path('out-changing'))).toBe(false);
-  });
-
-  it('says where it cannot write', async () => {
-    const blocked = folder.write('blocked', 'a file, not a folder');
-    const source = await listTextSource('text', folder.write('one.txt', 'x'));
-    const run = prepareShards(source, byte, `${blocked}/out`);
-    await expect(run).rejects.toThrow(TrefoilError);
-    await expect(run).rejects.toThrow(/cannot write .*blocked.*; free space, or choose another place/);
-    chmodSync(blocked, 0o600);
+  it('writes over nothing, and leaves a folder that is in use alone', async () => {
+    const path = folder.path('full');
+    mkdirSync(path);
+    writeFileSync(join(path, 'mine'), 'x');
+    const spec = await open();
+    await expect(prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 1 })).rejects.toThrow(
+      /is not empty/,
+    );
+    mkdirSync(folder.path('busy.preparing'));
+    writeFileSync(folder.path('busy.preparing', 'owner'), '1\n');
+    await expect(
+      prepareCorpus({ spec, tokenizerName: 'byte', folder: folder.path('busy'), workers: 1 }),
+    ).rejects.toThrow(/in use by process 1/);
   });
 });

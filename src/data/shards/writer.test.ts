@@ -52,6 +52,23 @@ describe('ShardWriter', () => {
     expect(starts).toEqual([[0], [4, 6], [10]]);
   });
 
+  it('writes the same shards from tokens that are joined in pieces of any size', () => {
+    const documents = [[1, 1, 1], [2], [3, 3, 3, 3, 3], [4]];
+    const direct = folder.fresh();
+    writeShards(direct, documents, createByteTokenizer(), 4);
+    const stream = documents.flatMap((ids) => [...ids, 0]);
+    const starts = [0, 4, 6, 12];
+    for (const size of [1, 3, 5, 14]) {
+      const path = folder.fresh();
+      const writer = new ShardWriter(path, createByteTokenizer(), 4);
+      for (let from = 0; from < stream.length; from += size) {
+        const inside = starts.filter((start) => start >= from && start < from + size).map((start) => start - from);
+        writer.appendTokens(Int32Array.from(stream.slice(from, from + size)), inside);
+      }
+      expect(writer.finish()).toEqual(readIndex(direct));
+    }
+  });
+
   it('joins what is appended to one document, and leaves out empty ones', () => {
     const path = folder.fresh();
     const writer = new ShardWriter(path, createByteTokenizer());

@@ -58,6 +58,17 @@ export class ShardWriter {
     }
   }
 
+  /** Adds complete documents with their separators, as `ShardReader` returns them. `starts` are indices of `ids`. */
+  appendTokens(ids: Int32Array, starts: ArrayLike<number>): void {
+    let position = 0;
+    for (let document = 0; document <= starts.length; document++) {
+      const end = document === starts.length ? ids.length : starts[document];
+      for (; position < end; position++) this.#put(ids[position]);
+      if (document < starts.length) this.#beginDocument();
+    }
+    this.#insideDocument = false;
+  }
+
   /** Closes the open document with the separator. A document without tokens leaves no trace. */
   endDocument(): void {
     if (!this.#insideDocument) return;

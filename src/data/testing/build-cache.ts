@@ -1,8 +1,9 @@
-/** Run by the cache test as another process: builds a cache entry, slowly, and says how far it is. */
+/** Run by the cache test as another process: builds a cache entry, slowly, and prints its progress. */
 
 import { openCached } from '../shards/cache.js';
-import { listTextSource } from '../shards/prepare.js';
+import { openCorpus } from '../sources/corpus.js';
 import { createByteTokenizer } from '../tokenizers/byte.js';
+import { localOptions } from './corpora.js';
 
 const [path, folder, delay, last] = process.argv.slice(2);
 /** Until it is killed. */
@@ -18,6 +19,7 @@ const slow = {
     return byte.encode(text);
   },
 };
-const reader = await openCached(await listTextSource('jsonl', path), slow, { folder });
+const spec = await openCorpus(localOptions('jsonl', path));
+const { reader } = await openCached(spec, slow, 'byte', { folder });
 process.stdout.write(`done ${reader.index.checksum}\n`);
 reader.close();

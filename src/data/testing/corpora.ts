@@ -1,11 +1,11 @@
 /** Corpora for the tests of streaming: documents, a plain reading of them, and settings with short limits. */
 
 import type { Batch } from '../batch.js';
-import { BlobOpener } from '../corpus/blob.js';
-import type { CorpusOptions } from '../corpus/open.js';
-import { CorpusOrder } from '../corpus/order.js';
-import { documentText, openPart } from '../corpus/reader.js';
-import type { CorpusSpec } from '../corpus/spec.js';
+import { BlobOpener } from '../sources/blob.js';
+import type { CorpusOptions } from '../sources/corpus.js';
+import { CorpusOrder } from '../sources/order.js';
+import { documentText, openPart } from '../sources/reader.js';
+import type { CorpusSpec } from '../sources/spec.js';
 import { createTokenizer } from '../tokenizer.js';
 
 export const DATASET = 'owner/corpus';
@@ -19,6 +19,15 @@ export function hubOptions(endpoint: string, overrides: Partial<CorpusOptions> =
     environment: { HF_ENDPOINT: endpoint },
     ...overrides,
   };
+}
+
+/** A local source as the cache and `data prepare` open it. */
+export function localOptions(
+  source: CorpusOptions['source'],
+  path: string | readonly string[],
+  overrides: Partial<CorpusOptions> = {},
+): CorpusOptions {
+  return { ...hubOptions(''), environment: {}, source, path, shuffle: false, partBytes: 'auto', ...overrides };
 }
 
 /** Texts of very different lengths, each recognisable. */

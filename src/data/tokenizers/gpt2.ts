@@ -2,10 +2,10 @@
 
 import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
 import { R50K_TOKEN_SPLIT_REGEX } from 'gpt-tokenizer/encodingParams/constants';
-import { TokenBuffer } from '../token-buffer.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 import { mergeBytePairs } from './merge.js';
+import { TokenBuffer } from './token-buffer.js';
 
 const VOCAB_SIZE = 50257;
 const END_OF_TEXT = 50256;

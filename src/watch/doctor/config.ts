@@ -1,7 +1,7 @@
 /** A config before a long run: is it the intended one, will it fit, can it be recovered? */
 import type { ResolvedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
-import { resolveFiles } from '../../data/documents/files.js';
+import { resolveFiles } from '../../data/sources/files.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { TrefoilError } from '../../errors.js';
 import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
@@ -126,7 +126,7 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
       return warn('data', 'synthetic: random tokens', 'nothing can be learned from them');
     if (data.source === 'fineweb_edu') return warn('data', 'fineweb_edu: streamed', 'needs the network during the run');
     if (data.path === null) return fail('data', `${data.source} without data.path`, 'give --local-path');
-    const files = await resolveFiles(data.path);
+    const { files } = await resolveFiles(data.path);
     const bytes = files.reduce((total, { size }) => total + size, 0);
     return fine(
       'data',

@@ -1,0 +1,88 @@
+/**
+ * A loader that can be asked for batches before their turn, while the device is busy with those before. Its position is
+ * always that of the batches really handed out: a checkpoint knows nothing of what was looked at early.
+ */
+import { TrefoilError } from '../../errors.js';
+import type { Batch } from '../batch.js';
+import type { Loader, LoaderTelemetry } from '../loader.js';
+
+interface Early {
+  readonly batch: Batch;
+  /** The position before it. */
+  readonly before: object;
+}
+
+export class AheadLoader implements Loader {
+  readonly vocabSize: number;
+  readonly tokensPerEpoch: number;
+  readonly samplesPerEpoch: number;
+  readonly telemetry?: () => LoaderTelemetry;
+  readonly #loader: Loader;
+  #early: Early[] = [];
+
+  constructor(loader: Loader) {
+    this.#loader = loader;
+    this.vocabSize = loader.vocabSize;
+    this.tokensPerEpoch = loader.tokensPerEpoch;
+    this.samplesPerEpoch = loader.samplesPerEpoch;
+    if (loader.telemetry) this.telemetry = () => loader.telemetry!();
+  }
+
+  get validationSamples(): number {
+    return this.#loader.validationSamples;
+  }
+
+  /** The next batches, as `next` will give them; none when there are not so many without waiting. */
+  lookAhead(batches: number): readonly Batch[] {
+    while (this.#early.length < batches && this.#canTake()) {
+      const before = this.#loader.state();
+      try {
+        this.#early.push({ batch: this.#loader.next(), before });
+      } catch (error) {
+        // A source that fails leaves its position: whoever asks for the batch in its turn meets the error and says it.
+        if (error instanceof TrefoilError) break;
+        throw error;
+      }
+    }
+    return this.#early.length < batches ? [] : this.#early.slice(0, batches).map(({ batch }) => batch);
+  }
+
+  next(): Batch {
+    return this.#early.shift()?.batch ?? this.#loader.next();
+  }
+
+  isReady(batches: number): boolean {
+    const more = batches - this.#early.length;
+    return more <= 0 || (this.#loader.isReady?.(more) ?? true);
+  }
+
+  async ready(batches: number): Promise<void> {
+    const more = batches - this.#early.length;
+    if (more > 0) await this.#loader.ready?.(more);
+  }
+
+  async readyToEvaluate(batches: number): Promise<void> {
+    await this.#loader.readyToEvaluate?.(batches);
+  }
+
+  state(): object {
+    return this.#early[0]?.before ?? this.#loader.state();
+  }
+
+  restore(state: unknown): void {
+    this.#loader.restore(state);
+    this.#early = [];
+  }
+
+  evalBatches(count: number): Iterable<Batch> {
+    return this.#loader.evalBatches(count);
+  }
+
+  close(): void {
+    this.#loader.close();
+  }
+
+  #canTake(): boolean {
+    return this.#loader.isReady?.(1) ?? true;
+  }
+}

@@ -1,0 +1,145 @@
+/** Opens a source whose samples are known by number: prepared or cached shards, or generated tokens. */
+
+import type { Config } from '../../config/schema.js';
+import { UsageError } from '../../errors.js';
+import { Purpose } from '../hash.js';
+import type { OpenOptions } from '../loader.js';
+import { openCached } from '../shards/cache.js';
+import { RangeStream, rangesLength, singleRange, type TokenRanges } from '../shards/ranges.js';
+import { ShardReader } from '../shards/reader.js';
+import { type Samples, StreamSamples, WholeStream } from '../shards/samples.js';
+import { splitCorpus } from '../shards/split.js';
+import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
+import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';
+import { SyntheticSamples } from '../sources/synthetic.js';
+import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
+
+export interface NumberedSource {
+  readonly vocabSize: number;
+  /** Equal for equal tokens, independent of their place. */
+  readonly identity: string;
+  readonly tokensPerEpoch: number;
+  readonly train: Samples;
+  readonly validation: Samples | undefined;
+  /** Whole samples in the validation part. */
+  readonly validationSamples: number;
+  /** True if the documents of a sample are always masked from each other, whatever data.document_mask is. */
+  readonly documentMask?: boolean;
+  close(): void;
+}
+
+export async function openNumberedSource(
+  config: Config,
+  options: OpenOptions,
+  paths?: readonly string[],
+): Promise<NumberedSource> {
+  const { source, vocab_size } = config.data;
+  const tokenizer = createTokenizer(config.data.tokenizer);
+  if (source === 'synthetic') return openSynthetic(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
+  if (source === 'needle') return openNeedle(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
+  checkVocabulary(config.data.tokenizer, tokenizer, vocab_size);
+  const reader = await openShards(config, tokenizer, options, paths);
+  try {
+    return openStream(config, reader, tokenizer, options);
+  } catch (error) {
+    reader.close();
+    throw error;
+  }
+}
+
+function openSynthetic(config: Config, vocabSize: number, evaluate: OpenOptions['evaluate']): NumberedSource {
+  const seed = config.data.seed ?? config.train.seed;
+  const [train, validation] = (['train', 'validation'] as const).map(
+    (part) => new SyntheticSamples(vocabSize, seed, part),
+  );
+  return { ...endless(config, train, validation, evaluate), vocabSize, identity: `synthetic:${vocabSize}` };
+}
+
+function openNeedle(config: Config, vocabSize: number, evaluate: OpenOptions['evaluate']): NumberedSource {
+  const { data, train } = config;
+  const { needle_records: records, needle_facts: facts, needle_questions: questions, needle_absent: absent } = data;
+  const task = { vocabSize, records, facts, questions, absent };
+  const stages = parseCurriculum(data.needle_curriculum, train.seq_len);
+  const samples = (used: typeof stages, purpose: (typeof Purpose)['needleTrain' | 'needleValidation']) =>
+    new NeedleSamples(task, used, train.seq_len, data.seed ?? train.seed, purpose);
+  // Validation has the final length only: that is what the run is for.
+  const validation = samples(stages.slice(-1), Purpose.needleValidation);
+  return {
+    ...endless(config, samples(stages, Purpose.needleTrain), validation, evaluate),
+    ...{ vocabSize, identity: `needle:${JSON.stringify({ task, stages })}`, documentMask: true },
+  };
+}
+
+/** What sources without end have in common. */
+function endless(
+  { data }: Config,
+  train: Samples,
+  validation: Samples,
+  evaluate: OpenOptions['evaluate'],
+): Omit<NumberedSource, 'vocabSize' | 'identity'> {
+  const isEvaluated = evaluate === 'all' || data.val_fraction > 0;
+  return {
+    tokensPerEpoch: Number.POSITIVE_INFINITY,
+    train,
+    validation: isEvaluated ? (evaluate === 'all' ? train : validation) : undefined,
+    validationSamples: isEvaluated ? Number.POSITIVE_INFINITY : 0,
+    close: () => {},
+  };
+}
+
+async function openShards(
+  config: Config,
+  tokenizer: Tokenizer,
+  options: OpenOptions,
+  paths: readonly string[] | undefined,
+): Promise<ShardReader> {
+  const { data } = config;
+  const verify = options.verify ?? true;
+  if (data.source === 'tokens') {
+    if (paths !== undefined) throw new UsageError('data.path: data.source tokens takes one folder, not a list');
+    const reader = ShardReader.open(data.path!, { verify });
+    const { skippedFiles } = reader.index;
+    if (skippedFiles > 0) options.onWarning?.(`${skippedFiles} binary files were skipped when the shards were made`);
+    return reader;
+  }
+  const base = corpusOptions(config, options);
+  const spec = await openCorpus({ ...base, ...(paths && { path: paths }), shuffle: false, partBytes: 'auto' });
+  const { reader, report } = await openCached(spec, tokenizer, data.tokenizer, {
+    ...{ verify, folder: options.cacheFolder ?? undefined, limitBytes: data.cache_gb * 2 ** 30 },
+    ...{ environment: options.environment, onProgress: options.onProgress },
+  });
+  for (const line of describeFiles(spec, report)) options.onNotice?.(line);
+  return reader;
+}
+
+function openStream(config: Config, reader: ShardReader, tokenizer: Tokenizer, options: OpenOptions): NumberedSource {
+  const { data, train } = config;
+  const { index, documentStarts } = reader;
+  if (index.tokenizer.identity !== tokenizer.identity)
+    throw new UsageError(
+      `${reader.folder} was prepared with tokenizer ${index.tokenizer.name}, but data.tokenizer is ` +
+        `${data.tokenizer}; set data.tokenizer to the one used, or prepare the data again`,
+    );
+  const seed = data.seed ?? train.seed;
+  const split = splitCorpus({
+    ...{ name: data.path ?? reader.folder, tokens: index.tokens, documentStarts, seed },
+    ...{ valFraction: data.val_fraction, sequenceLength: train.seq_len },
+  });
+  const samplesOf = (ranges: TokenRanges, shuffle: boolean) =>
+    new StreamSamples(new RangeStream(reader, ranges), train.seq_len, seed, shuffle);
+  const whole =
+    options.evaluate === 'all'
+      ? new WholeStream(new RangeStream(reader, singleRange(0, index.tokens)), train.seq_len)
+      : undefined;
+  const validationTokens = split.validation === undefined ? 0 : rangesLength(split.validation);
+  return {
+    vocabSize: data.vocab_size ?? tokenizer.vocabSize,
+    identity: index.checksum,
+    tokensPerEpoch: rangesLength(split.train),
+    train: samplesOf(split.train, data.shuffle),
+    validation: whole ?? (split.validation && samplesOf(split.validation, false)),
+    // Unlike a training window, a validation window never wraps around the end.
+    validationSamples: whole?.perEpoch ?? Math.max(0, Math.floor((validationTokens - 1) / train.seq_len)),
+    close: () => reader.close(),
+  };
+}

@@ -1,0 +1,112 @@
+/** A file that is read by position, here or far away. */
+
+import { type FileHandle, open } from 'node:fs/promises';
+import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
+import { fetchRange, type HttpOptions } from './http.js';
+import { RangeCache } from './range-cache.js';
+import type { CorpusFile, CorpusSpec } from './spec.js';
+
+export interface Blob {
+  readonly size: number;
+  /** The bytes [start, end), exactly. */
+  read(start: number, end: number): Promise<Uint8Array>;
+  close(): Promise<void>;
+}
+
+/** A footer of a thousand row groups takes some megabytes. */
+const REMEMBERED_FILES = 16;
+
+interface OpenFile {
+  readonly handle: Promise<FileHandle>;
+  users: number;
+}
+
+/** Opens the files of a corpus; one for a thread, so that its cache is shared. */
+export class BlobOpener {
+  readonly #http: HttpOptions | undefined;
+  readonly #cache: RangeCache;
+  /** Local files kept open although nobody reads them just now: their parts come in a mixed order. */
+  readonly #keptOpen: number;
+  /** Oldest use first. */
+  readonly #files = new Map<string, OpenFile>();
+  /** Oldest use first. */
+  readonly #facts = new Map<string, unknown>();
+
+  /** `keptOpen` is for a thread that reads until it ends: nothing closes such files but their number. */
+  constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>, keptOpen = 0) {
+    this.#http = spec.http;
+    this.#keptOpen = keptOpen;
+    this.#cache = new RangeCache(spec.cache?.folder ?? '', spec.cache?.limitBytes ?? 0);
+  }
+
+  /** What was found out about a file that is opened for each of its parts; the last few files are remembered. */
+  async remember<Fact>(file: CorpusFile, find: () => Promise<Fact>): Promise<Fact> {
+    if (file.parts === 1) return find();
+    const known = (this.#facts.get(file.location) as Fact | undefined) ?? (await find());
+    this.#facts.delete(file.location);
+    this.#facts.set(file.location, known);
+    if (this.#facts.size > REMEMBERED_FILES) this.#facts.delete(this.#facts.keys().next().value!);
+    return known;
+  }
+
+  async open(file: CorpusFile): Promise<Blob> {
+    return /^https?:/.test(file.location) ? this.#openRemote(file) : this.#openLocal(file);
+  }
+
+  #openRemote({ location, size, identity }: CorpusFile): Blob {
+    const http = this.#http;
+    if (http === undefined) throw new TrefoilError('a remote file needs settings for HTTP');
+    return {
+      size,
+      read: (start, end) =>
+        this.#cache.get(`${identity} ${start} ${end}`, () => fetchRange(location, { start, end, size }, http)),
+      close: async () => {},
+    };
+  }
+
+  async #openLocal({ location, size }: CorpusFile): Promise<Blob> {
+    const file = this.#files.get(location) ?? { handle: openFile(location), users: 0 };
+    this.#files.delete(location);
+    this.#files.set(location, file);
+    file.users++;
+    try {
+      const handle = await file.handle;
+      return {
+        size,
+        read: (start, end) => readExactly(handle, location, start, end),
+        close: () => this.#release(file),
+      };
+    } catch (error) {
+      this.#files.delete(location);
+      throw error;
+    }
+  }
+
+  async #release(file: OpenFile): Promise<void> {
+    file.users--;
+    const unused = [...this.#files].filter(([, { users }]) => users === 0);
+    for (const [location, { handle }] of unused.slice(0, Math.max(0, unused.length - this.#keptOpen))) {
+      this.#files.delete(location);
+      await (await handle).close();
+    }
+  }
+}
+
+async function openFile(location: string): Promise<FileHandle> {
+  try {
+    return await open(location);
+  } catch (error) {
+    throw new UsageError(`data.path: cannot read ${location}: ${(error as Error).message}`, { cause: error });
+  }
+}
+
+async function readExactly(handle: FileHandle, location: string, start: number, end: number): Promise<Uint8Array> {
+  const bytes = new Uint8Array(end - start);
+  for (let done = 0; done < bytes.length; ) {
+    const { bytesRead } = await handle.read(bytes, done, bytes.length - done, start + done);
+    if (bytesRead === 0)
+      throw new TrefoilError(`${location}: ends early; it was cut short while in use`, ExitCode.dataSource);
+    done += bytesRead;
+  }
+  return bytes;
+}

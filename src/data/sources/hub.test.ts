@@ -1,0 +1,127 @@
+import { afterEach, describe, expect, it } from 'vitest';
+import { DATASET } from '../testing/corpora.js';
+import { type HubServer, type HubServerOptions, startHub } from '../testing/hub-server.js';
+import { describeUrl, fetchRange, type HttpOptions } from './http.js';
+import { type HubRequest, hubAccess, listDataset } from './hub.js';
+
+const http: HttpOptions = { giveUpAfterMs: 5000, stallMs: 1000, firstPauseMs: 5 };
+const servers: HubServer[] = [];
+afterEach(async () => {
+  await Promise.all(servers.splice(0).map((server) => server.close()));
+});
+
+async function hub(options: Partial<HubServerOptions> = {}): Promise<HubServer> {
+  const bytes = Uint8Array.from({ length: 1000 }, (_, index) => index % 251);
+  const names = ['data/a/0.parquet', 'data/b/1.parquet', 'sample/10BT/0.parquet', 'sample/10BT/1.parquet', 'x.json'];
+  const server = await startHub({ dataset: DATASET, files: new Map(names.map((name) => [name, bytes])), ...options });
+  servers.push(server);
+  return server;
+}
+
+const README = `---
+license: odc-by
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*/*
+- config_name: sample-10BT
+  data_files:
+  - split: train
+    path: sample/10BT/*
+---
+# A dataset
+`;
+
+async function list(server: HubServer, request: Partial<HubRequest> = {}): Promise<string[]> {
+  const access = hubAccess({ HF_ENDPOINT: server.endpoint });
+  const full = { dataset: DATASET, configuration: null, split: 'train', revision: 'main', ...request };
+  return (await listDataset(full, access, http)).map(({ name }) => name);
+}
+
+describe('the files of a dataset', () => {
+  it('are those of the configuration, over all pages of the listing', async () => {
+    const server = await hub({ readme: README, pageSize: 2 });
+    expect(await list(server)).toEqual(['data/a/0.parquet', 'data/b/1.parquet']);
+    expect(await list(server, { configuration: 'sample-10BT' })).toEqual([
+      'sample/10BT/0.parquet',
+      'sample/10BT/1.parquet',
+    ]);
+  });
+
+  it('are all of them, or a folder, without a card', async () => {
+    const server = await hub();
+    expect(await list(server)).toHaveLength(4);
+    expect(await list(server, { configuration: 'a' })).toEqual(['data/a/0.parquet']);
+  });
+
+  it('are the copies that the hub converted where there is no Parquet', async () => {
+    const files = new Map([['x.jsonl', Buffer.from('{}')]]);
+    const server = await hub({ files, converted: { 'default/train': ['x.jsonl'] } });
+    expect((await list(server))[0]).toMatch(/x\.jsonl$/);
+  });
+
+  it.each([
+    [
+      { configuration: 'nope' },
+      /data\.hub_config: owner\/corpus has no configuration nope; it has default, sample-10BT/,
+    ],
+    [{ split: 'test' }, /data\.hub_split: configuration default has no split test; it has train/],
+    [{ dataset: 'nobody/nothing' }, /data\.hub_dataset: 127\.0\.0\.1.* has no dataset nobody\/nothing/],
+    [{ dataset: '../etc' }, /data\.hub_dataset: \.\.\/etc is not of the form|has no dataset/],
+  ])('are refused by name when they are not there: %j', async (request, message) => {
+    const server = await hub({ readme: README });
+    await expect(list(server, request)).rejects.toMatchObject({ exitCode: 2, message: expect.stringMatching(message) });
+  });
+});
+
+describe('HF_ENDPOINT', () => {
+  it.each(['nonsense', 'ftp://host', 'https://user:secret@host'])('refuses %s without repeating it', (endpoint) => {
+    expect(() => hubAccess({ HF_ENDPOINT: endpoint })).toThrow(/^HF_ENDPOINT: (?!.*secret)/);
+  });
+});
+
+describe('bytes over HTTP', () => {
+  it('come whole, once, from the byte where an answer broke off', async () => {
+    const faults = ['truncate', 'drop', 'wrong-range', '503', undefined] as const;
+    const server = await hub({ fault: ({ number }) => faults[number] });
+    const url = `${server.endpoint}/datasets/${DATASET}/resolve/abcdef0123456789abcdef0123456789abcdef01/x.json`;
+    const bytes = await fetchRange(url, { start: 100, end: 900, size: 1000 }, http);
+    expect([...bytes]).toEqual(Array.from({ length: 800 }, (_, index) => (index + 100) % 251));
+    expect(server.requests.at(-1)).toMatch(/bytes=500-899$/);
+    expect(server.requests).toHaveLength(5);
+  });
+
+  it('are refused when the file has another size than listed', async () => {
+    const server = await hub();
+    const url = `${server.endpoint}/datasets/${DATASET}/resolve/abcdef0123456789abcdef0123456789abcdef01/x.json`;
+    await expect(fetchRange(url, { start: 0, end: 10, size: 999 }, http)).rejects.toThrow(/1000 bytes now, not 999/);
+  });
+
+  it('need a token that goes to its own host only and into no message', async () => {
+    const [server, other] = [await hub({ token: 'hf_secret' }), await hub({ token: 'hf_secret' })];
+    const credential = { origin: new URL(server.endpoint).origin, token: 'hf_secret' };
+    const path = `/datasets/${DATASET}/resolve/abcdef0123456789abcdef0123456789abcdef01/x.json`;
+    const range = { start: 0, end: 10, size: 1000 };
+    expect(await fetchRange(`${server.endpoint}${path}`, range, { ...http, credential })).toHaveLength(10);
+    const refused = await fetchRange(`${other.endpoint}${path}?sig=hf_secret`, range, { ...http, credential }).catch(
+      (e) => e,
+    );
+    expect(refused.message).toMatch(/access refused \(HTTP 401\); set HF_TOKEN/);
+    expect(refused.message).not.toContain('hf_secret');
+    expect(other.authorizations).toEqual([undefined]);
+    expect(describeUrl('https://user:pass@host/a/b?X-Amz-Signature=1')).toBe('host/a/b');
+  });
+
+  it('end with code 6 after the time limit, with the last reason', async () => {
+    const server = await hub({ fault: () => '503' });
+    const url = `${server.endpoint}/datasets/${DATASET}/resolve/abcdef0123456789abcdef0123456789abcdef01/x.json`;
+    const started = performance.now();
+    await expect(fetchRange(url, { start: 0, end: 10 }, { ...http, giveUpAfterMs: 300 })).rejects.toMatchObject({
+      exitCode: 6,
+      message: expect.stringMatching(/gave nothing for 0 s \(\d+ attempts; the last: HTTP status 503\)/),
+    });
+    expect(performance.now() - started).toBeGreaterThanOrEqual(300);
+    expect(server.requests.length).toBeGreaterThan(2);
+  });
+});

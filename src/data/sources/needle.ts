@@ -1,0 +1,194 @@
+/**
+ * A task that only retrieval solves: records of facts lie somewhere in a haystack of noise, and at the end some of them are
+ * asked for.
+ *
+ *   noise … f₁ f₂ f₃ … noise … f₉ … noise … | k₂ v₂ k₉ v₉ …
+ *
+ * A fact is a token that stands for a key and a value: there is one for every combination. A question is the key alone, the
+ * answer the value alone. A record holds several facts, so that a summary of its block says that the key is there, but not
+ * which of the values belongs to it: the block itself has to be read.
+ *
+ * Some questions may be about keys that lie nowhere; their answer is the token for nothing. Without them one value needs no
+ * finding: whoever finds none of the others may say that one.
+ */
+import { UsageError } from '../../errors.js';
+import { absorb } from '../hash.js';
+
+/** What is hidden in one sequence and asked for at its end. */
+export interface NeedleTask {
+  readonly vocabSize: number;
+  readonly records: number;
+  /** Facts of a record. */
+  readonly facts: number;
+  readonly questions: number;
+  /** So many of the questions are about keys that are not there. */
+  readonly absent: number;
+}
+
+/** Records take at most this share of a sequence: a short one holds fewer. */
+const RECORD_SHARE = 1 / 4;
+
+/** Tokens of a question with its answer. */
+const QUESTION = 2;
+
+/** The answer where there is none. The noise begins behind it. */
+export const NOTHING = 0;
+
+/** How many keys and values there are, and the first token of each kind; the noise begins at 1. */
+export interface NeedleVocabulary {
+  readonly count: number;
+  readonly keys: number;
+  readonly values: number;
+  readonly facts: number;
+}
+
+/** Facts take at most half of the vocabulary, at its end, keys and values stand before them, and the rest is noise. */
+export function needleVocabulary(vocabSize: number): NeedleVocabulary {
+  const count = Math.floor(Math.sqrt(vocabSize / 2));
+  const facts = vocabSize - count * count;
+  return { count, facts, values: facts - count, keys: facts - 2 * count };
+}
+
+/** The task as it fits into sequences of `length` tokens. */
+export function fitTask(task: NeedleTask, length: number): NeedleTask {
+  const { count, keys } = needleVocabulary(task.vocabSize);
+  if (count < task.facts || keys < NOTHING + 2)
+    throw new UsageError(
+      `data.needle_facts: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts`,
+    );
+  const held = Math.floor((length * RECORD_SHARE) / task.facts);
+  if (held < 1)
+    throw new UsageError(
+      `data.needle_facts: a sequence of ${length} tokens is too short for a record of ${task.facts} facts`,
+    );
+  // As many as a long sequence holds, then as many as this one does.
+  const most = Math.min(task.records, Math.floor((count - task.absent) / task.facts));
+  if (most < 1)
+    throw new UsageError(
+      `data.needle_absent: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts and ${task.absent} that are absent`,
+    );
+  const records = Math.min(most, held);
+  // Fewer records, fewer questions; the share of those without an answer stays, and there is always one that has one.
+  const asked = Math.min(task.questions, most * task.facts + task.absent);
+  const answered = Math.max(1, asked - task.absent);
+  const room = Math.floor((length - records * task.facts) / QUESTION);
+  const questions = Math.min(asked, Math.floor((records * task.facts * asked) / answered), room);
+  return { ...task, records, questions, absent: Math.floor(((asked - answered) * questions) / asked) };
+}
+
+/** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
+export class NumberStream {
+  #a: number;
+  #b: number;
+  #c: number;
+  #counter = 1;
+
+  constructor(seedHash: number, id: number) {
+    this.#a = absorb(seedHash, id);
+    this.#b = absorb(this.#a, id);
+    this.#c = absorb(this.#b, id);
+    for (let round = 0; round < 4; round++) this.#next();
+  }
+
+  /** A whole number from 0 to limit - 1. */
+  below(limit: number): number {
+    return Math.floor(this.#next() * (limit / 2 ** 32));
+  }
+
+  #next(): number {
+    const result = (this.#a + this.#b + this.#counter) | 0;
+    this.#counter = (this.#counter + 1) | 0;
+    this.#a = this.#b ^ (this.#b >>> 9);
+    this.#b = (this.#c + (this.#c << 3)) | 0;
+    this.#c = (((this.#c << 21) | (this.#c >>> 11)) + result) | 0;
+    return result >>> 0;
+  }
+}
+
+/** Writes sequences of a task that `fitTask` made for their length. */
+export class NeedleWriter {
+  readonly #task: NeedleTask;
+  /** 0, 1, 2 … whenever nothing is being drawn. */
+  readonly #order: Int32Array;
+  readonly #keys: Int32Array;
+  readonly #values: Int32Array;
+  readonly #asked: Int32Array;
+
+  constructor(task: NeedleTask) {
+    this.#task = task;
+    this.#order = Int32Array.from({ length: needleVocabulary(task.vocabSize).count }, (_, i) => i);
+    this.#keys = new Int32Array(task.records * task.facts + task.absent);
+    this.#values = new Int32Array(task.records * task.facts);
+    this.#asked = new Int32Array(task.questions);
+  }
+
+  /**
+   * Fills `tokens` with a sequence. With a `depth` from 0 (the beginning of the haystack) to 1 (its end) all questions are
+   * about one record that lies there; without, about all of them.
+   */
+  write(random: NumberStream, tokens: Int32Array, depth?: number): void {
+    const { vocabSize, records, facts, questions, absent } = this.#task;
+    const vocabulary = needleVocabulary(vocabSize);
+    const [keys, values, asked] = [this.#keys, this.#values, this.#asked];
+    const noises = vocabulary.keys - NOTHING - 1;
+    for (let i = 0; i < tokens.length; i++) tokens[i] = NOTHING + 1 + random.below(noises);
+    this.#drawDistinct(random, vocabulary.count, keys);
+    for (let i = 0; i < values.length; i++) values[i] = random.below(vocabulary.count);
+    // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
+    const noise = tokens.length - values.length - QUESTION * questions;
+    const places = Array.from({ length: records }, (_, record) => ({
+      record,
+      after: record === 0 && depth !== undefined ? Math.round(depth * noise) : random.below(noise + 1),
+    }));
+    places.sort((a, b) => a.after - b.after || a.record - b.record);
+    for (let before = 0; before < records; before++) {
+      const { record, after } = places[before];
+      for (let fact = record * facts; fact < (record + 1) * facts; fact++)
+        tokens[after + before * facts + (fact % facts)] =
+          vocabulary.facts + keys[fact] * vocabulary.count + values[fact];
+    }
+    this.#drawDistinct(random, depth === undefined ? values.length : facts, asked.subarray(absent));
+    for (let i = 0; i < absent; i++) asked[i] = values.length + i;
+    if (absent > 0) shuffle(random, asked);
+    for (let question = 0; question < questions; question++) {
+      const at = tokens.length - QUESTION * (questions - question);
+      tokens[at] = vocabulary.keys + keys[asked[question]];
+      tokens[at + 1] = asked[question] < values.length ? vocabulary.values + values[asked[question]] : NOTHING;
+    }
+  }
+
+  /** Fills `into` with different numbers below `limit`, in random order: the first of a shuffle, which is then undone. */
+  #drawDistinct(random: NumberStream, limit: number, into: Int32Array): void {
+    const order = this.#order;
+    for (let i = 0; i < into.length; i++) {
+      const other = i + random.below(limit - i);
+      into[i] = order[other];
+      order[other] = order[i];
+      order[i] = into[i];
+    }
+    // What moved: the first places, and those whose number was drawn.
+    for (let i = 0; i < into.length; i++) {
+      order[i] = i;
+      order[into[i]] = into[i];
+    }
+  }
+}
+
+function shuffle(random: NumberStream, numbers: Int32Array): void {
+  for (let last = numbers.length - 1; last > 0; last--) {
+    const other = random.below(last + 1);
+    [numbers[last], numbers[other]] = [numbers[other], numbers[last]];
+  }
+}
+
+/** Where the answers of a sequence of `length` tokens are, first to last; each is predicted by the token before it. */
+export function answerPositions({ questions }: NeedleTask, length: number): number[] {
+  return Array.from({ length: questions }, (_, question) => length - QUESTION * (questions - question) + 1);
+}
+
+/** Where the fact lies that the last question of a sequence asks for. */
+export function askedFactPosition(vocabSize: number, tokens: Int32Array): number {
+  const { count, keys, facts } = needleVocabulary(vocabSize);
+  const first = facts + (tokens[tokens.length - QUESTION] - keys) * count;
+  return tokens.findIndex((token) => token >= first && token < first + count);
+}

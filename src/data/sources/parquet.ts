@@ -1,0 +1,145 @@
+/** Parquet: only the column with the text, one row group at a time. */
+
+import {
+  type AsyncBuffer,
+  type FileMetaData,
+  parquetMetadataAsync,
+  parquetRead,
+  parquetSchema,
+  type SchemaTree,
+} from 'hyparquet';
+import { compressors } from 'hyparquet-compressors';
+import { TrefoilError, UsageError } from '../../errors.js';
+import type { Blob } from './blob.js';
+import { SourceGaveUp } from './http.js';
+import type { PartReader, RawDocument, ReadRequest } from './reader.js';
+
+/** The footer of a file of a thousand row groups has some hundred kilobytes: most come with the first request. */
+const FOOTER_BYTES = 1 << 19;
+
+// Documents stay bytes until they are tokenised: a block takes half the memory, and what is passed over costs nothing.
+const parsers = { stringFromBytes: (bytes: Uint8Array) => bytes };
+
+export async function openParquet({ file, part, textField, opener }: ReadRequest): Promise<PartReader> {
+  const blob = await opener.open(file);
+  try {
+    const buffer = asyncBuffer(blob);
+    const metadata = await opener.remember(file, () => decode(file.name, 'footer', () => readFooter(buffer)));
+    const { column, path } = findText(file.name, metadata, textField);
+    const groups = metadata.row_groups.length;
+    const first = Math.floor((part * groups) / file.parts);
+    const end = Math.floor(((part + 1) * groups) / file.parts);
+    const starts = groupStarts(metadata);
+    return {
+      async read(position) {
+        const group = first + position;
+        if (group >= end) return undefined;
+        const values = await decode(file.name, `row group ${group}`, () =>
+          readColumn(buffer, metadata, column, starts[group], starts[group + 1]),
+        );
+        return { documents: values.map((value) => pick(value, path, file.name)), next: position + 1 };
+      },
+      close: () => blob.close(),
+    };
+  } catch (error) {
+    await blob.close();
+    throw error;
+  }
+}
+
+/** How a file is cut, and the bytes of text in its largest row group: what a reader holds in memory at once. */
+export async function inspectParquet(request: ReadRequest): Promise<{ groups: number; largestGroup: number }> {
+  const { file, textField, opener } = request;
+  const blob = await opener.open(file);
+  try {
+    const metadata = await decode(file.name, 'footer', () => readFooter(asyncBuffer(blob)));
+    const { column } = findText(file.name, metadata, textField);
+    const sizes = metadata.row_groups.map((group) =>
+      group.columns
+        .filter((chunk) => chunk.meta_data?.path_in_schema[0] === column)
+        .reduce((sum, chunk) => sum + Number(chunk.meta_data!.total_uncompressed_size), 0),
+    );
+    return { groups: sizes.length, largestGroup: sizes.reduce((most, size) => Math.max(most, size), 0) };
+  } finally {
+    await blob.close();
+  }
+}
+
+function readFooter(buffer: AsyncBuffer): Promise<FileMetaData> {
+  return parquetMetadataAsync(buffer, { initialFetchSize: FOOTER_BYTES, geoparquet: false });
+}
+
+function groupStarts({ row_groups }: FileMetaData): number[] {
+  const starts = [0];
+  for (const group of row_groups) starts.push(starts[starts.length - 1] + Number(group.num_rows));
+  return starts;
+}
+
+async function readColumn(
+  file: AsyncBuffer,
+  metadata: FileMetaData,
+  column: string,
+  rowStart: number,
+  rowEnd: number,
+): Promise<unknown[]> {
+  const values: unknown[] = new Array(rowEnd - rowStart).fill(null);
+  if (rowStart === rowEnd) return values;
+  await parquetRead({
+    ...{ file, metadata, columns: [column], rowStart, rowEnd, compressors, parsers, geoparquet: false },
+    onChunk: (chunk) => {
+      for (let index = 0; index < chunk.columnData.length; index++)
+        values[chunk.rowStart + index - rowStart] = chunk.columnData[index];
+    },
+  });
+  return values;
+}
+
+/** The column of the text and the way into it; says what there is when it is not there. */
+function findText(name: string, metadata: FileMetaData, textField: string): { column: string; path: string[] } {
+  const tree = parquetSchema(metadata);
+  const whole = tree.children.find((child) => child.element.name === textField);
+  const path = whole === undefined ? textField.split('.') : [textField];
+  let node: SchemaTree | undefined = tree;
+  for (const step of path) node = node?.children.find((child) => child.element.name === step);
+  if (node === undefined) {
+    const names = tree.children.map((child) => child.element.name).slice(0, 12);
+    throw new UsageError(`${name}: no column "${textField}" (columns: ${names.join(', ')}); set data.text_field`);
+  }
+  if (node.children.length > 0 || node.element.type !== 'BYTE_ARRAY')
+    throw new UsageError(`${name}: column "${textField}" holds no text; set data.text_field to a column of strings`);
+  return { column: path[0], path: path.slice(1) };
+}
+
+/** A missing value is an empty document. */
+function pick(value: unknown, path: readonly string[], name: string): RawDocument {
+  let found = value;
+  for (const step of path) found = (found as Record<string, unknown> | null | undefined)?.[step];
+  if (found === null || found === undefined) return '';
+  if (found instanceof Uint8Array || typeof found === 'string') return found;
+  throw new UsageError(`${name}: the text column holds lists or structs; set data.text_field to a column of strings`);
+}
+
+function asyncBuffer(blob: Blob): AsyncBuffer {
+  return {
+    byteLength: blob.size,
+    async slice(start, end = blob.size) {
+      const bytes = await blob.read(start, Math.min(end, blob.size));
+      const { buffer, byteOffset, byteLength } = bytes;
+      // hyparquet wants a buffer of its own; what was read for it mostly is one.
+      if (byteOffset === 0 && byteLength === buffer.byteLength) return buffer as ArrayBuffer;
+      return buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer;
+    },
+  };
+}
+
+/** What the library throws about damaged bytes becomes an error that names the file. */
+async function decode<Value>(name: string, what: string, run: () => Promise<Value>): Promise<Value> {
+  try {
+    return await run();
+  } catch (error) {
+    if (error instanceof TrefoilError || (error as NodeJS.ErrnoException).syscall !== undefined) throw error;
+    throw new SourceGaveUp(`${name}: ${what} is not readable as Parquet: ${(error as Error).message}`, {
+      cause: error,
+    });
+  }
+}

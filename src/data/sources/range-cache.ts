@@ -1,0 +1,108 @@
+/**
+ * Ranges of remote files, kept on disk up to a number of bytes; the ones unused longest go first. A file is its hash and
+ * then its bytes, so that damage is noticed and fetched again. Several threads and processes may share the folder: each
+ * writes aside and renames, and a file that another one removed is simply not there.
+ */
+
+import { createHash, randomBytes } from 'node:crypto';
+import { mkdir, readdir, readFile, rename, rm, stat, utimes, writeFile } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+
+const HASH_BYTES = 32;
+/** A cache is cleared to this share of its limit, so that not every write has to clear. */
+const KEPT_SHARE = 0.9;
+const NAME = /^[0-9a-f]{64}$/;
+
+export class RangeCache {
+  readonly #folder: string;
+  readonly #limit: number;
+  /** Known after the first look at the folder; others may write there too, so it is an estimate between looks. */
+  #bytes: number | undefined;
+  #clearing: Promise<void> | undefined;
+
+  constructor(folder: string, limitBytes: number) {
+    this.#folder = folder;
+    this.#limit = limitBytes;
+  }
+
+  /** What is kept under `key`, or what `fetch` gives, which is kept then. */
+  async get(key: string, fetch: () => Promise<Uint8Array>): Promise<Uint8Array> {
+    if (this.#limit === 0) return fetch();
+    const path = join(this.#folder, createHash('sha256').update(key).digest('hex'));
+    const kept = await readKept(path);
+    if (kept !== undefined) return kept;
+    const bytes = await fetch();
+    await this.#keep(path, bytes);
+    return bytes;
+  }
+
+  /** A disk that does not take it is no reason to stop: the bytes are here. */
+  async #keep(path: string, bytes: Uint8Array): Promise<void> {
+    if (bytes.length + HASH_BYTES > this.#limit) return;
+    const aside = `${path}.${process.pid}-${randomBytes(4).toString('hex')}`;
+    try {
+      await mkdir(this.#folder, { recursive: true });
+      await writeFile(aside, Buffer.concat([createHash('sha256').update(bytes).digest(), bytes]));
+      await rename(aside, path);
+    } catch {
+      await rm(aside, { force: true });
+      return;
+    }
+    if (this.#bytes !== undefined) this.#bytes += bytes.length + HASH_BYTES;
+    if (this.#bytes === undefined || this.#bytes > this.#limit) {
+      this.#clearing ??= this.#clear().finally(() => {
+        this.#clearing = undefined;
+      });
+      await this.#clearing;
+    }
+  }
+
+  async #clear(): Promise<void> {
+    const files: { path: string; bytes: number; used: number }[] = [];
+    for (const name of await readdir(this.#folder)) {
+      const path = join(this.#folder, name);
+      const facts = await ifThere(stat(path));
+      if (facts === undefined) continue;
+      const abandoned = !NAME.test(name) && Date.now() - facts.mtimeMs > 600_000;
+      if (abandoned) await rm(path, { force: true });
+      else files.push({ path, bytes: facts.size, used: facts.mtimeMs });
+    }
+    let total = files.reduce((sum, file) => sum + file.bytes, 0);
+    if (total > this.#limit) {
+      files.sort((a, b) => a.used - b.used);
+      for (const file of files) {
+        if (total <= KEPT_SHARE * this.#limit) break;
+        await rm(file.path, { force: true });
+        total -= file.bytes;
+      }
+    }
+    this.#bytes = total;
+  }
+}
+
+/** The bytes of a file whose hash fits; undefined when there is none, or a damaged one. */
+async function readKept(path: string): Promise<Uint8Array | undefined> {
+  const content = await ifThere(readFile(path));
+  if (content === undefined) return undefined;
+  const bytes = content.subarray(HASH_BYTES);
+  if (!createHash('sha256').update(bytes).digest().equals(content.subarray(0, HASH_BYTES))) return undefined;
+  const now = new Date();
+  await ifThere(utimes(path, now, now)); // "used" is the time of change: access times are off on many disks
+  return bytes;
+}
+
+async function ifThere<Value>(promise: Promise<Value>): Promise<Value | undefined> {
+  try {
+    return await promise;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
+    throw error;
+  }
+}
+
+/** `$TREFOIL_CACHE/data`, else `trefoil/data` in the user's cache folder. */
+export function defaultCacheFolder(environment: NodeJS.ProcessEnv = process.env): string {
+  if (environment.TREFOIL_CACHE) return join(environment.TREFOIL_CACHE, 'data');
+  return join(environment.XDG_CACHE_HOME || join(homedir(), '.cache'), 'trefoil', 'data');
+}

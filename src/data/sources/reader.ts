@@ -1,0 +1,59 @@
+/**
+ * Reads a part of a file block by block. A block is what is read, decoded and shuffled at once: a row group of a Parquet
+ * file, some megabytes of lines, a file of text. Its position alone finds it again, without reading what lies before it
+ * (except in compressed files), so cursors are small and resuming is quick.
+ */
+
+import type { BlobOpener } from './blob.js';
+import { openGenerated } from './generated.js';
+import { openLines } from './lines.js';
+import { openParquet } from './parquet.js';
+import type { CorpusFile } from './spec.js';
+import { openText } from './text.js';
+
+/** A document: text, or UTF-8 that is decoded when its turn comes, which keeps a block small. */
+export type RawDocument = string | Uint8Array;
+
+export interface Block {
+  readonly documents: readonly RawDocument[];
+  /** Position of the block after it. */
+  readonly next: number;
+  /** The first document goes on where the last one of the block before ended. */
+  readonly continues?: boolean;
+  /** The last document goes on in the next block. */
+  readonly isPartial?: boolean;
+  /** Why the file has no documents. */
+  readonly skipped?: 'binary';
+  /** Invalid UTF-8 sequences that became U+FFFD; known for text files only. */
+  readonly replaced?: number;
+}
+
+export interface PartReader {
+  /** The block at a position (0 is the first); undefined after the last. */
+  read(position: number): Promise<Block | undefined>;
+  close(): Promise<void>;
+}
+
+export interface ReadRequest {
+  readonly file: CorpusFile;
+  /** Part `part` of `file.parts`. */
+  readonly part: number;
+  readonly textField: string;
+  readonly opener: BlobOpener;
+}
+
+const READERS = { parquet: openParquet, jsonl: openLines, text: openText, generated: openGenerated };
+
+export function openPart(request: ReadRequest): Promise<PartReader> {
+  return READERS[request.file.kind](request);
+}
+
+/** Invalid bytes become U+FFFD; a byte order mark stays, as it was written. */
+export function documentText(document: RawDocument): string {
+  if (typeof document === 'string') return document;
+  return Buffer.from(document.buffer, document.byteOffset, document.byteLength).toString('utf8');
+}
+
+export function documentBytes(document: RawDocument): number {
+  return typeof document === 'string' ? Buffer.byteLength(document) : document.byteLength;
+}

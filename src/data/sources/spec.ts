@@ -1,0 +1,38 @@
+/** What a streamed corpus is, as plain data: worker threads get it by message and open the files themselves. */
+
+import type { SkippedFile } from './files.js';
+import type { HttpOptions } from './http.js';
+
+/** How the documents of a file are found. */
+export type FileKind = 'parquet' | 'jsonl' | 'text' | 'generated';
+
+export interface CorpusFile {
+  readonly kind: FileKind;
+  /** For messages and for the identity: a path in the folder or the dataset, never one of this machine. */
+  readonly name: string;
+  /** A path or a URL. */
+  readonly location: string;
+  readonly size: number;
+  /** Equal for equal content, as far as can be told without reading it. */
+  readonly identity: string;
+  /** Of local files: time of change in nanoseconds. Not part of the identity. */
+  readonly modified?: string;
+  /** Parts that can be read independently; 1 for a file that can only be read from its start. */
+  readonly parts: number;
+}
+
+export interface CorpusSpec {
+  readonly files: readonly CorpusFile[];
+  /** Files found beside them that are not read. */
+  readonly skipped: readonly SkippedFile[];
+  /** Field of a JSONL row, column of a Parquet file; dots lead into structs. */
+  readonly textField: string;
+  /** For remote files. */
+  readonly http?: HttpOptions | undefined;
+  readonly cache?: { readonly folder: string; readonly limitBytes: number } | undefined;
+  /** Streams that are read side by side. Part of the order: it must not depend on the machine. */
+  readonly lanes: number;
+  readonly shuffle: boolean;
+  readonly seed: number;
+  readonly valFraction: number;
+}

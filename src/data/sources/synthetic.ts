@@ -1,0 +1,38 @@
+/**
+ * Uniform random tokens without a file: for smoke tests and benchmarks. A token is a hash of (seed, sample, position),
+ * so any sample can be made at once, on any rank, in any order. The hash is two rounds of murmur3's finaliser with 64
+ * bits of key per sample: enough that no two samples of a run are alike, and not meant for anything secret.
+ */
+
+import { absorb, mix32, Purpose } from '../hash.js';
+import type { SampleAddress, Samples } from '../shards/samples.js';
+
+export class SyntheticSamples implements Samples {
+  /** There is no end to it: all samples belong to epoch 0. */
+  readonly perEpoch = Number.POSITIVE_INFINITY;
+  readonly #vocabSize: number;
+  readonly #seedHash: number;
+
+  constructor(vocabSize: number, seed: number, part: 'train' | 'validation') {
+    this.#vocabSize = vocabSize;
+    const purpose = part === 'train' ? Purpose.syntheticTrain : Purpose.syntheticValidation;
+    this.#seedHash = absorb(absorb(0, purpose), seed);
+  }
+
+  locate(index: number): SampleAddress {
+    return { id: index, epoch: 0, position: index };
+  }
+
+  read(address: SampleAddress, window: Int32Array): void {
+    const firstKey = absorb(this.#seedHash, address.id);
+    const secondKey = absorb(firstKey, address.id);
+    const scale = this.#vocabSize / 2 ** 32;
+    for (let position = 0; position < window.length; position++) {
+      window[position] = Math.floor(mix32(mix32(position ^ firstKey) ^ secondKey) * scale);
+    }
+  }
+
+  documentStarts(): number[] {
+    return [];
+  }
+}
