@@ -245,7 +245,7 @@ describe('a dataset on a hub', () => {
   it('refuses a position of other data, other settings, or of too few ranks', async () => {
     const loader = await createStreamLoader(options(spec));
     const state = loader.state();
-    expect(() => loader.restore({ ...state, dataset: 'x' })).toThrow(/other than this run was trained on/);
+    expect(() => loader.restore({ ...state, dataset: 'x' })).toThrow(/holds other data than this run was trained on/);
     expect(() => loader.restore({ ...state, seq_len: 7 })).toThrow(/seq_len is 48, but was 7/);
     expect(() => loader.restore({ ...state, lanes: state.lanes.map(() => null) })).toThrow(/lanes 0, 1.* are missing/);
     expect(() => loader.restore({ sample: 3 })).toThrow(/data position/);

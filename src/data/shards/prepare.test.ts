@@ -77,7 +77,13 @@ describe('preparing a corpus', () => {
       /another corpus or tokenizer/,
     );
     const notes: string[] = [];
-    await prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 2, onNote: (line) => notes.push(line) });
+    await prepareCorpus({
+      spec: await open(),
+      tokenizerName: 'byte',
+      folder: path,
+      workers: 2,
+      onNote: (line) => notes.push(line),
+    });
     expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are done already$`))]);
     expect(textOf(path)).toBe(expected);
   });
