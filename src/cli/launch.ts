@@ -17,7 +17,7 @@ import {
 } from '../ranks/launch.js';
 import { pidExists } from '../run/process-identity.js';
 import { readRun } from '../run/run-reader.js';
-import type { Io } from './io.js';
+import type { Io } from './shared/io.js';
 
 const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train <flags of train>
 

@@ -10,10 +10,10 @@ import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
 import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
 import type { Parallel, PlanCase } from '../plan/step.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, wholeNumber } from './options.js';
-import { numberFrom } from './run-options.js';
-import { formatTable } from './table.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, wholeNumber } from './shared/options.js';
+import { numberFrom } from './shared/run-options.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly gpus: number;

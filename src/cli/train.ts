@@ -1,7 +1,7 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
 import { measureDevicePeak } from '../bench/peak/device.js';
-import { readTimeoutMinutes } from '../config/environment.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
+import { readTimeoutMinutes } from '../config/legacy/environment.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
@@ -12,8 +12,8 @@ import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
-import { type DeviceOptions, explainAuto, openDevice } from './device.js';
-import type { Io } from './io.js';
+import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
+import type { Io } from './shared/io.js';
 
 /** Takes the words after `train`; returns the exit code. */
 export async function run(argv: readonly string[], io: Io): Promise<number> {

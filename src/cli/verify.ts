@@ -2,10 +2,10 @@
 import { type Command, Option } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
-import { type DeviceChoice, deviceOption, listDevices } from './device.js';
-import { type Io, ProgressLine, printJson } from './io.js';
-import { jsonOption, threadsOption } from './options.js';
-import { formatTable } from './table.js';
+import { type DeviceChoice, deviceOption, listDevices } from './shared/device.js';
+import { type Io, ProgressLine, printJson } from './shared/io.js';
+import { jsonOption, threadsOption } from './shared/options.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly device: DeviceChoice;

@@ -1,10 +1,10 @@
 /** Resolves a config: flag > environment > file > profile > default, every value with where it came from. */
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
-import { type Environment, environmentLayer, environmentWarnings } from './environment.js';
 import { findConfig, packageRoot, readLayer } from './files.js';
 import { configKeys } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
+import { type Environment, environmentLayer, environmentWarnings } from './legacy/environment.js';
 import { checkConfig, problemLine } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 

@@ -1,9 +1,9 @@
 /** The devices of this machine, as commands ask for them. */
 import { Option } from 'commander';
-import { CpuDevice } from '../device/cpu/cpu.js';
-import { CudaDevice, cudaAbsence, gpuCount } from '../device/cuda/cuda.js';
-import type { Device, DeviceKind } from '../device/device.js';
-import { UsageError } from '../errors.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { CudaDevice, cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
+import type { Device, DeviceKind } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
 
 export type DeviceChoice = DeviceKind | 'auto';
 

@@ -1,5 +1,5 @@
 /** Rows of health rules for a person. */
-import type { Row } from '../watch/row.js';
+import type { Row } from '../../watch/row.js';
 import { formatTable } from './table.js';
 
 const MARKS = { green: 'ok', yellow: 'WARN', red: 'FAIL' } as const;

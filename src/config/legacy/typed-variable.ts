@@ -1,5 +1,5 @@
 /** The value of an environment variable by its type. Knows no schema, so that commands without a config start quickly. */
-import { UsageError } from '../errors.js';
+import { UsageError } from '../../errors.js';
 import { type EnvironmentVariable, environmentVariables } from './variables.js';
 
 /** What process.env is; handed in, so that a test or another process can hand in its own. */

@@ -2,7 +2,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { runCli } from './testing/run.js';
+import { runCli } from '../testing/run.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-train-'));
 const config = join(folder, 'tiny.yaml');

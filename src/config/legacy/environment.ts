@@ -1,7 +1,7 @@
 /** Reads the environment: NSA_* variables as a config layer, typed values for other commands, and notes about the rest. */
-import { findKey } from './keys.js';
-import { type Layer, LayerBuilder } from './layer.js';
-import { hint } from './suggest.js';
+import { findKey } from '../keys.js';
+import { type Layer, LayerBuilder } from '../layer.js';
+import { hint } from '../suggest.js';
 import { type Environment, readTyped, readVariable, refuse, variableOf } from './typed-variable.js';
 import { environmentVariables } from './variables.js';
 

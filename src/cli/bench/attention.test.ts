@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { runCli } from './testing/run.js';
+import { runCli } from '../testing/run.js';
 
 const SMALL = ['--quick', '--threads', '1', '--heads', '4', '--groups', '2', '--dim', '8'];
 const COLUMNS = ['what', 'pass', 'kernel', 'S', 'sequences', 'ms', 'gflops', 'peak_share', 'extra_bytes'];

@@ -1,10 +1,10 @@
 /** What the commands of `trefoil data` share: which data, as a config would name it. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { parseTrainFlags } from '../config/flags.js';
-import { loadConfig } from '../config/load.js';
-import type { Config } from '../config/schema.js';
-import type { Io } from './io.js';
-import { jsonOption, wholeNumber } from './options.js';
+import { parseTrainFlags } from '../../config/flags.js';
+import { loadConfig } from '../../config/load.js';
+import type { Config } from '../../config/schema.js';
+import type { Io } from '../shared/io.js';
+import { jsonOption, wholeNumber } from '../shared/options.js';
 
 export interface SourceOptions {
   readonly config?: string;

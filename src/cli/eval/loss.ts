@@ -1,15 +1,15 @@
 /** `trefoil eval loss`: how well a model predicts a source. Parses, calls, prints. */
 import { type Command, Option } from 'commander';
-import { parseTrainFlags } from '../config/flags.js';
-import { loadConfig } from '../config/load.js';
-import { parseConfig } from '../config/parse.js';
-import type { Config } from '../config/schema.js';
-import { withEnvironment } from '../infer/environment.js';
-import { type LoadedModel, loadModel } from '../infer/load-model.js';
-import { evaluateSource } from '../train/evaluate-source.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber } from './options.js';
+import { parseTrainFlags } from '../../config/flags.js';
+import { loadConfig } from '../../config/load.js';
+import { parseConfig } from '../../config/parse.js';
+import type { Config } from '../../config/schema.js';
+import { withEnvironment } from '../../infer/environment.js';
+import { type LoadedModel, loadModel } from '../../infer/load-model.js';
+import { evaluateSource } from '../../train/evaluate-source.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
 
 interface Options {
   readonly model: string;

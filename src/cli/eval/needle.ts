@@ -1,20 +1,20 @@
 /** `trefoil eval needle`: whether a model finds what is hidden in its context, by depth and length. Parses, calls, prints. */
 import { join } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
-import { withEnvironment } from '../infer/environment.js';
-import { loadModel } from '../infer/load-model.js';
-import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../infer/needle.js';
-import { withoutBranch } from '../infer/without-branch.js';
-import { kernelOptions } from '../model/kernels.js';
-import type { Branch } from '../ops/gate/op.js';
-import { writeFileAtomic } from '../run/atomic.js';
-import { heatMap, percent } from '../watch/report/heat-map.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, ProgressLine, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
-import { formatTable } from './table.js';
+import { UsageError } from '../../errors.js';
+import { ensureFolder } from '../../folders.js';
+import { withEnvironment } from '../../infer/environment.js';
+import { loadModel } from '../../infer/load-model.js';
+import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
+import { withoutBranch } from '../../infer/without-branch.js';
+import { kernelOptions } from '../../model/kernels.js';
+import type { Branch } from '../../ops/gate/op.js';
+import { writeFileAtomic } from '../../run/atomic.js';
+import { heatMap, percent } from '../../watch/report/heat-map.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options extends NeedleGrid {
   readonly model: string;

@@ -2,18 +2,18 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
-import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
-import { withEnvironment } from '../infer/environment.js';
-import { loadModel } from '../infer/load-model.js';
-import { inspectSelection, type LayerSelection } from '../infer/selection.js';
-import { kernelOptions } from '../model/kernels.js';
-import { fileError, writeFileAtomic } from '../run/atomic.js';
-import { lineChart } from '../watch/report/svg.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber } from './options.js';
-import { formatTable } from './table.js';
+import { UsageError } from '../../errors.js';
+import { ensureFolder } from '../../folders.js';
+import { withEnvironment } from '../../infer/environment.js';
+import { loadModel } from '../../infer/load-model.js';
+import { inspectSelection, type LayerSelection } from '../../infer/selection.js';
+import { kernelOptions } from '../../model/kernels.js';
+import { fileError, writeFileAtomic } from '../../run/atomic.js';
+import { lineChart } from '../../watch/report/svg.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options {
   readonly model: string;

@@ -1,19 +1,19 @@
 /** `trefoil bench train`: how fast whole training steps are on this machine, and where their time goes. */
 import { availableParallelism } from 'node:os';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { measureDevicePeak } from '../bench/peak/device.js';
-import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../bench/train.js';
-import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../bench/train-cases.js';
-import { kernelFlops } from '../bench/train-flops.js';
-import { type ProfileRow, TimedDevice } from '../bench/train-profile.js';
-import { CpuDevice } from '../device/cpu/cpu.js';
-import { CudaDevice } from '../device/cuda/cuda.js';
-import type { Device } from '../device/device.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
-import { formatTable } from './table.js';
+import { measureDevicePeak } from '../../bench/peak/device.js';
+import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
+import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
+import { kernelFlops } from '../../bench/train-flops.js';
+import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { CudaDevice } from '../../device/cuda/cuda.js';
+import type { Device } from '../../device/device.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/selected/op.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options {
   readonly config?: string;

@@ -1,10 +1,10 @@
 /** `trefoil data smoke`: does the source give batches, and how soon? */
 import { type Command, Option } from 'commander';
-import { createTokenizer } from '../data/tokenizer.js';
-import { openTrainingData } from '../train/training-data.js';
-import { addSourceOptions, type SourceOptions, sourceConfig } from './data-options.js';
-import { type Io, printJson } from './io.js';
-import { wholeNumber } from './options.js';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { openTrainingData } from '../../train/training-data.js';
+import { type Io, printJson } from '../shared/io.js';
+import { wholeNumber } from '../shared/options.js';
+import { addSourceOptions, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
   readonly seqLen: number;

@@ -1,14 +1,14 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
 import { type Command, Option } from 'commander';
-import { openCorpus } from '../data/corpus/open.js';
-import { type Inspection, inspectCorpus, inspectShards } from '../data/inspect.js';
-import { createTokenizer } from '../data/tokenizer.js';
-import { UsageError } from '../errors.js';
-import { corpusOptions } from '../train/training-data.js';
-import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './data-options.js';
-import { type Io, printJson } from './io.js';
-import { wholeNumber } from './options.js';
-import { formatTable } from './table.js';
+import { openCorpus } from '../../data/corpus/open.js';
+import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { UsageError } from '../../errors.js';
+import { corpusOptions } from '../../train/training-data.js';
+import { type Io, printJson } from '../shared/io.js';
+import { wholeNumber } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
+import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
   readonly documents: number;

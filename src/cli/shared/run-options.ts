@@ -1,6 +1,6 @@
 /** Options of the commands that look at runs. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { THRESHOLD_ENTRIES, type ThresholdName, type Thresholds } from '../watch/thresholds.js';
+import { THRESHOLD_ENTRIES, type ThresholdName, type Thresholds } from '../../watch/thresholds.js';
 import { wholeNumber } from './options.js';
 
 export function dirOption(): Option {

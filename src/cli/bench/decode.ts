@@ -1,8 +1,8 @@
 /** `trefoil bench decode`: one token of a whole model by context length, sparse and dense. */
 import type { Command } from 'commander';
-import { benchDecode } from '../bench/decode.js';
-import { configureCacheBench } from './bench-cache.js';
-import type { Io } from './io.js';
+import { benchDecode } from '../../bench/decode.js';
+import type { Io } from '../shared/io.js';
+import { configureCacheBench } from './cache-bench.js';
 
 export function configure(command: Command, io: Io): void {
   configureCacheBench(command, io, {

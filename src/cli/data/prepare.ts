@@ -1,10 +1,10 @@
 /** `trefoil data prepare`: tokenises a source once, to shards that any number of runs read by position. */
 import { type Command, Option } from 'commander';
-import { openCorpus } from '../data/corpus/open.js';
-import { prepareCorpus } from '../data/shards/prepare-corpus.js';
-import { corpusOptions } from '../train/training-data.js';
-import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './data-options.js';
-import { type Io, ProgressLine, printJson } from './io.js';
+import { openCorpus } from '../../data/corpus/open.js';
+import { prepareCorpus } from '../../data/shards/prepare-corpus.js';
+import { corpusOptions } from '../../train/training-data.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
+import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
   readonly out: string;

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
+import { findKey } from '../keys.js';
 import { environmentLayer, environmentWarnings, readTimeoutMinutes, readVariable } from './environment.js';
-import { findKey } from './keys.js';
 import { environmentVariables } from './variables.js';
 
 const value = (env: Record<string, string>, path: string) => environmentLayer(env).get(path)?.value;

@@ -1,5 +1,5 @@
 /** Where a command prints and how it ends: handed in, so that tests run commands in their own process. */
-import { toJson } from '../run/json.js';
+import { toJson } from '../../run/json.js';
 
 export type Stream = NodeJS.WritableStream & { readonly isTTY?: boolean };
 

@@ -11,15 +11,15 @@ import {
   measureWaits,
   openPrepared,
   type Rate,
-} from '../bench/data.js';
-import { makeTexts, type TextKind } from '../bench/data-texts.js';
-import { writeTextParquet } from '../bench/parquet-file.js';
-import type { CorpusSpec } from '../data/corpus/spec.js';
-import { createStreamLoader } from '../data/pipeline/loader.js';
-import { prepareCorpus } from '../data/shards/prepare-corpus.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, wholeNumber } from './options.js';
-import { formatTable } from './table.js';
+} from '../../bench/data.js';
+import { makeTexts, type TextKind } from '../../bench/data-texts.js';
+import { writeTextParquet } from '../../bench/parquet-file.js';
+import type { CorpusSpec } from '../../data/corpus/spec.js';
+import { createStreamLoader } from '../../data/pipeline/loader.js';
+import { prepareCorpus } from '../../data/shards/prepare-corpus.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, wholeNumber } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options {
   readonly localPath?: string;

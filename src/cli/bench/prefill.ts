@@ -1,8 +1,8 @@
 /** `trefoil bench prefill`: whole prompts of a whole model by length, sparse and dense. */
 import type { Command } from 'commander';
-import { benchPrefill } from '../bench/decode.js';
-import { configureCacheBench } from './bench-cache.js';
-import type { Io } from './io.js';
+import { benchPrefill } from '../../bench/decode.js';
+import type { Io } from '../shared/io.js';
+import { configureCacheBench } from './cache-bench.js';
 
 export function configure(command: Command, io: Io): void {
   configureCacheBench(command, io, {

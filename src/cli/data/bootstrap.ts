@@ -1,10 +1,10 @@
 /** `trefoil data bootstrap`: some gigabytes of a source as local JSON Lines, for starts that wait for no network. */
 import { type Command, Option } from 'commander';
-import { bootstrap } from '../data/bootstrap.js';
-import { openCorpus } from '../data/corpus/open.js';
-import { corpusOptions } from '../train/training-data.js';
-import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './data-options.js';
-import { type Io, ProgressLine, printJson } from './io.js';
+import { bootstrap } from '../../data/bootstrap.js';
+import { openCorpus } from '../../data/corpus/open.js';
+import { corpusOptions } from '../../train/training-data.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
+import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
   readonly bytes: number;

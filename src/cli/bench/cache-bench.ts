@@ -1,13 +1,13 @@
 /** What `bench decode` and `bench prefill` share: flags, and rows as a table, CSV or JSON. */
 import { type Command, Option } from 'commander';
-import type { DecodeBench } from '../bench/decode-rows.js';
-import { caseShape, trainCases } from '../bench/train-cases.js';
-import { CpuDevice } from '../device/cpu/cpu.js';
-import type { Device } from '../device/device.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
-import { formatTable } from './table.js';
+import type { DecodeBench } from '../../bench/decode-rows.js';
+import { caseShape, trainCases } from '../../bench/train-cases.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import type { Device } from '../../device/device.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options {
   readonly config: string;

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
+import { findKey } from '../keys.js';
 import { aliasNames, applyAlias, retiredKey } from './aliases.js';
-import { findKey } from './keys.js';
 
 describe('aliases', () => {
   it('lead to keys that exist and are none themselves', () => {

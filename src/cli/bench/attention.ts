@@ -1,20 +1,20 @@
 /** `trefoil bench attention`: sparse and dense attention by length on this machine. */
 import { availableParallelism } from 'node:os';
 import { type Command, Option } from 'commander';
-import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../bench/attention.js';
-import { measureMatrixPeak } from '../bench/peak/cuda.js';
-import { measurePeak } from '../bench/peak/op.js';
-import type { Budget } from '../bench/timing.js';
-import { CpuDevice } from '../device/cpu/cpu.js';
-import { CudaDevice } from '../device/cuda/cuda.js';
-import type { Device } from '../device/device.js';
-import { UsageError } from '../errors.js';
-import { validateShapes } from '../ops/attention.js';
-import { SELECTED_PATHS, type SelectedPath } from '../ops/nsa-fused.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from './options.js';
-import { formatTable } from './table.js';
+import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
+import { measureMatrixPeak } from '../../bench/peak/cuda.js';
+import { measurePeak } from '../../bench/peak/op.js';
+import type { Budget } from '../../bench/timing.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { CudaDevice } from '../../device/cuda/cuda.js';
+import type { Device } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
+import { validateShapes } from '../../ops/attention.js';
+import { SELECTED_PATHS, type SelectedPath } from '../../ops/nsa-fused.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
 
 interface Options {
   readonly device: DeviceChoice;
