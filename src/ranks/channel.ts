@@ -134,8 +134,8 @@ function accept(socket: Socket, { service, key, admit }: ListenOptions, pending:
     () => (peer ? LONGEST_LINE : HANDSHAKE_LINE),
     (line) => {
       if (peer) return peer.onLine(line);
-      const [theirs, text] = [`${line['nonce']}`, `${line['hello']}`];
-      const isTrusted = isProof(prove(key, service, 'client', nonce, theirs, text), line['proof']);
+      const [theirs, text] = [textIn(line, 'nonce'), textIn(line, 'hello')];
+      const isTrusted = isProof(prove(key, service, 'client', nonce, theirs, text), textIn(line, 'proof'));
       const hello = isTrusted ? parseObject(text) : null;
       if (!hello) {
         socket.destroy();
@@ -181,8 +181,8 @@ export function connectTo({ host, port, service, key, hello, timeoutMs }: Connec
     socket.on('error', (error) => fail(error.message)); // an error after the handshake is followed by 'close'
     const onClose = () => fail(`port ${port} belongs to another run, or the ranks have different secrets`);
     const onAnswer = (line: Line, nonce: string) => {
-      const refusal = `${line['refusal']}`;
-      if (!isProof(prove(key, service, 'server', nonce, own, refusal), line['proof'])) return onClose();
+      const refusal = textIn(line, 'refusal');
+      if (!isProof(prove(key, service, 'server', nonce, own, refusal), textIn(line, 'proof'))) return onClose();
       channel.isTrusted = true;
       channel.pause();
       settle(refusal === '' ? channel : { refusal });
@@ -229,8 +229,7 @@ export class Channel {
   listen(onLine: (line: Line) => void, onClose: () => void): void {
     this.#onLine = onLine;
     this.#onClose = onClose;
-    while (this.#onLine && this.#backlog.length > 0) this.#onLine(this.#backlog.shift()!);
-    if (this.#onLine && this.#isEnded) this.#onClose();
+    this.#drain();
   }
 
   /** Keeps lines until the next `listen`. */
@@ -240,6 +239,12 @@ export class Channel {
 
   send(value: object): void {
     sendLine(this.socket, value);
+  }
+
+  /** A handler may call `listen` or `pause`: it is looked up again for every line. */
+  #drain(): void {
+    while (this.#onLine && this.#backlog.length > 0) this.#onLine(this.#backlog.shift()!);
+    if (this.#onLine && this.#isEnded) this.#onClose();
   }
 }
 
@@ -258,8 +263,13 @@ function prove(
   return createHmac('sha256', key).update(covered).digest('hex');
 }
 
-function isProof(expected: string, given: unknown): boolean {
-  if (typeof given !== 'string') return false;
+/** Anything but a string counts as empty: converting a value of a stranger to a string may throw. */
+function textIn(line: Line, name: string): string {
+  const value = line[name];
+  return typeof value === 'string' ? value : '';
+}
+
+function isProof(expected: string, given: string): boolean {
   const [left, right] = [Buffer.from(expected), Buffer.from(given)];
   return left.length === right.length && timingSafeEqual(left, right);
 }

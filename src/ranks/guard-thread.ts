@@ -7,8 +7,7 @@ import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
 import { Pulse, type Silence } from './pulse.js';
 
-const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses, key } =
-  workerData as GuardTask;
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses, key } = workerData as GuardTask;
 const words = new Int32Array(shared, 0, WORDS.count);
 const LOOK_MS = Math.min(500, quietMs / 4);
 const TIMEOUT_MS = 1000 * timeoutSeconds;

@@ -165,7 +165,10 @@ function slurm(read: Reader): RankIdentity | null {
   const world = read.integer(size, 1, MAX_RANKS)!;
   const rank = read.integer('SLURM_PROCID', 0, world - 1)!;
   const list = read.text('SLURM_STEP_NODELIST') ?? read.text('SLURM_JOB_NODELIST') ?? read.text('SLURM_NODELIST');
-  const { masterAddress, masterPort } = rendezvous(read, list === undefined ? DEFAULT_ADDRESS : expandNodeList(list)[0]);
+  const { masterAddress, masterPort } = rendezvous(
+    read,
+    list === undefined ? DEFAULT_ADDRESS : expandNodeList(list)[0],
+  );
   const job = read.integer('SLURM_JOB_ID', 0, Number.MAX_SAFE_INTEGER);
   return {
     ...{ launcher: 'slurm', rank, world, masterAddress },

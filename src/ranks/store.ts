@@ -265,7 +265,9 @@ class RemoteStore extends Store {
       };
       const timer = setTimeout(
         () =>
-          fail(`rendezvous: rank 0 did not report within ${durationText(timeoutMs)} that all ${world} ranks have joined`),
+          fail(
+            `rendezvous: rank 0 did not report within ${durationText(timeoutMs)} that all ${world} ranks have joined`,
+          ),
         timeoutMs,
       );
       channel.listen(
