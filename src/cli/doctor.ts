@@ -1,8 +1,10 @@
 /** `trefoil doctor`: the preflight of a machine and of a config. */
 import { type Command, Option } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
+import { defaultCompilerOptions, KernelCompiler } from '../device/cpu/compile.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
+import { CompileProgressLine } from './shared/compile-progress.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
 import { formatTable } from './shared/table.js';
@@ -10,6 +12,7 @@ import { formatTable } from './shared/table.js';
 interface Options {
   readonly config?: string;
   readonly set?: string[];
+  readonly compile?: boolean;
   readonly json?: boolean;
 }
 
@@ -19,12 +22,19 @@ export function configure(command: Command, io: Io): void {
       new Option('--config <name|file>', 'also judge this config (env CONFIG): will it fit, can it be recovered?'),
     )
     .addOption(new Option('--set <key=value...>', 'change keys of the config, as for train'))
+    .addOption(
+      new Option('--compile', 'first compile all CPU kernels into the cache, as for an image without a compiler'),
+    )
     .addOption(jsonOption())
     .addHelpText('after', '\nExit code: 0 nothing is red, 1 something is.\n')
     .action((options: Options) => doctor(options, io));
 }
 
-async function doctor({ config, set = [], json }: Options, io: Io): Promise<void> {
+async function doctor({ config, set = [], compile, json }: Options, io: Io): Promise<void> {
+  if (compile) {
+    const options = { ...defaultCompilerOptions(io.env), progress: new CompileProgressLine(io.stderr) };
+    io.err(`${new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
+  }
   const { layer } = parseTrainFlags(set.flatMap((pair) => ['--set', pair]));
   const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());
   const asked = isAsked ? { env: io.env, flags: layer, config: config ?? null } : null;

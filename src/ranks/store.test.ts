@@ -80,6 +80,7 @@ function start(options: StoreOptions & { stay?: boolean; block?: number }): Rank
 async function occupy(port: number, answer: string | null): Promise<void> {
   const server = createServer((socket) => {
     socket.on('error', () => {}); // the rank that tried this port has closed the connection
+    socket.resume(); // with unread data it would never close
     if (answer !== null) socket.write(answer);
   });
   servers.add(server);
