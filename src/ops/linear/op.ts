@@ -19,7 +19,8 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /**
  * `x` [..., inputs] seen as rows, `weight` [outputs, inputs] of x's dtype, `bias` f32 [outputs] → [rows, outputs]. A
- * `residual` of that shape and of x's dtype is added: on a GPU inside the product, which saves a pass over both.
+ * `residual` of that shape and of x's dtype is added: on a GPU inside the product, which saves a pass over both. Without
+ * `isRead` the result is not computed: only gradients pass through it.
  */
 export function linear(
   tape: Tape,
@@ -27,6 +28,7 @@ export function linear(
   weight: Tensor,
   bias: Tensor | null = null,
   residual: Tensor | null = null,
+  isRead = true,
 ): Tensor {
   const [outputs, inputs] = expectFloats('linear: weight', weight, [-1, -1]);
   const rows = rowsOf(x);
@@ -35,18 +37,19 @@ export function linear(
   if (residual) expectShape('linear: residual', residual, [rows, outputs], x.dtype);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, outputs], x.dtype);
-  kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
-  if (bias) kernel.bias_forward(y, bias, rows, outputs);
+  if (isRead) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
+  if (isRead && bias) kernel.bias_forward(y, bias, rows, outputs);
   tape.record([x, weight, bias, residual], [y], [x, weight], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(tape.device, into, value));
-    const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, weight, dx);
-    const dWeight = tape.gradientTarget(weight);
-    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
     const dBias = bias && tape.gradientTarget(bias);
     if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
+    const dWeight = tape.gradientTarget(weight);
+    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
+    // Last, so that the rule that reads dx next finds the end of it in the GPU's L2.
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(tape.device, dy, weight, dx);
   });
   return y;
 }
@@ -67,8 +70,6 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   tape.record([x, ...parts], [y], [x, stacked], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
-    const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
     const gradient = Tensor.empty(tape.device, [outputs, inputs]);
     linearWeightGradient(tape.device, dy, x, { gradient, accumulate: false });
     let first = 0;
@@ -80,6 +81,8 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
       else target?.gradient.copyFrom(own);
     }
     gradient.free();
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
   });
   return y;
 }
