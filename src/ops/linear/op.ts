@@ -43,13 +43,12 @@ export function linear(
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(tape.device, into, value));
-    const dBias = bias && tape.gradientTarget(bias);
-    if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
-    const dWeight = tape.gradientTarget(weight);
-    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
-    // Last, so that the rule that reads dx next finds the end of it in the GPU's L2.
     const dx = tape.gradientTarget(x);
     if (dx) linearInputGradient(tape.device, dy, weight, dx);
+    const dWeight = tape.gradientTarget(weight);
+    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
+    const dBias = bias && tape.gradientTarget(bias);
+    if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
   });
   return y;
 }
@@ -70,6 +69,8 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   tape.record([x, ...parts], [y], [x, stacked], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
     const gradient = Tensor.empty(tape.device, [outputs, inputs]);
     linearWeightGradient(tape.device, dy, x, { gradient, accumulate: false });
     let first = 0;
@@ -81,8 +82,6 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
       else target?.gradient.copyFrom(own);
     }
     gradient.free();
-    const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
   });
   return y;
 }
