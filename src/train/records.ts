@@ -1,8 +1,8 @@
 /** All that a run writes about itself while it goes: CSV files, heartbeats, TensorBoard events. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
-import type { GateStatistics } from '../ops/gate/op.js';
-import type { SelectionStatistics } from '../ops/selection-counts/op.js';
+import type { GateStatistics } from '../ops/attention/gate/op.js';
+import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
 import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
 import type { LogThread } from '../run/logs/log-thread.js';
