@@ -126,6 +126,17 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// Inclusive prefix sum over a warp: lane i gets the sum of x over the lanes 0 ... i.
+template <class T> __device__ __forceinline__ T warp_prefix_sum(T x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const T before = __shfl_up_sync(~0u, x, step);
+    if (lane >= step) x += before;
+  }
+  return x;
+}
+
 // The same over a block of whole warps. `room` holds one T for each warp and is free again when all have returned.
 template <class T> __device__ __forceinline__ T block_sum(T x, T* room) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
