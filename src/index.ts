@@ -1,4 +1,4 @@
-/** The public API (docs/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
+/** The public API (docs/reference/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
 
 export {
   type AttentionBench,

@@ -82,7 +82,7 @@ export function configure(command: Command, io: Io): void {
 const HELP = `
 Data parallel training from the measured step of one device: backward by layers, gradients in buckets by ring or tree, hidden
 behind the backward pass as far as it lasts. Without --config: the 125m shape with GPT-2's vocabulary in bf16, ${MEASURED_TOKENS} tokens
-a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/scaling.md says what was checked.
+a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/explain/scaling.md says what was checked.
 useful/day: tokens of small batches that would teach as much, tokens/day / (1 + global batch / critical batch).
 `;
 

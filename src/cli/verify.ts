@@ -25,7 +25,7 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Checks (numbers as in docs/attention.md):
+Checks (numbers as in docs/explain/attention.md):
   1 equal to the float64 reference     2 the future cannot matter, bit by bit
   3 a prefix alone equals the whole    4 a packed batch equals its sequences
   5 dense where everything is visible  6 gradients equal finite differences

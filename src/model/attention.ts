@@ -128,7 +128,7 @@ class SparseAttention implements AttentionModule {
     this.#layer = layer;
     const key = { heads: groups, size: dk, rotate: true };
     const value = { heads: groups, size: dv, rotate: false };
-    // Queries, then keys and values of the compressed, the selected and the window branch: docs/attention.md.
+    // Queries, then keys and values of the compressed, the selected and the window branch: docs/explain/attention.md.
     this.#parts = [
       { heads, size: dk, rotate: true },
       { ...key, rotate: shape.nsa.cmp_rope === 'before' },

@@ -1,6 +1,6 @@
 /**
  * How much memory training will take, from the shapes alone: weights with gradients and Adam moments, the activations
- * that the backward pass needs, and the largest working set beside them. docs/model.md lists what each block keeps.
+ * that the backward pass needs, and the largest working set beside them. docs/reference/model.md lists what each block keeps.
  *
  * In bf16 on a GPU weights, gradients and moments stay f32, every matrix has a bf16 copy, and activations have two bytes
  * but for gates, log-sum-exps and the scales of norms. Tests hold the figures against a step whose tensors are counted.

@@ -15,7 +15,7 @@ import { type SelectedOptions, selectedAttention } from './selected/op.js';
 import { type SparseShape, validateShapes } from './shape.js';
 import { windowAttention } from './window/op.js';
 
-/** All keys already rotated; shapes as in docs/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
+/** All keys already rotated; shapes as in docs/explain/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
 export interface SparseInputs {
   readonly q: Tensor;
   readonly kCmp: Tensor;

@@ -1,6 +1,6 @@
 /**
  * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches, all
- * lengths on the device, nothing that a graph could not replay. docs/decoding.md has the plan.
+ * lengths on the device, nothing that a graph could not replay. docs/explain/decoding.md has the plan.
  */
 import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../../../device/cuda/runtime.js';
 import type { Device } from '../../../../device/device.js';
