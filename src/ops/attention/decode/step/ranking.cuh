@@ -71,9 +71,13 @@ __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, c
   constexpr int FIRST_SHIFT = 63 / BIN_BITS * BIN_BITS;  // digits of BIN_BITS bits, the first one shorter
   u64 prefix = 0;  // the digits found so far of the last key that is taken
   int shift = FIRST_SHIFT, room = ROOM - above;
+  // Not unrolled: this path is rare, and its code should stay small.
+#pragma unroll 1
   for (;; shift -= BIN_BITS) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < tied; i += THREADS) {
       const u64 key = key_of(ties[i]);
       if (shift == FIRST_SHIFT || key >> (shift + BIN_BITS) == prefix)
@@ -87,6 +91,7 @@ __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, c
     __syncthreads();
     if (complete) break;
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < tied; i += THREADS)
     if (key_of(ties[i]) >> shift <= prefix) s.best[atomicAdd(&s.held, 1)] = ties[i];
   __syncthreads();
