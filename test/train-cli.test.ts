@@ -158,6 +158,8 @@ describe('trefoil train', () => {
     [['train', '--set', 'model.n_kv_groups=5'], 'model.n_kv_groups'],
     [['train', '--device', 'cuda'], 'cuda'],
     [['train', '--dataset', 'text', '--local-path', '/does/not/exist'], '/does/not/exist'],
+    [['train', '--config', 'base', '--local-path', '/does/not/exist'], 'no such file or folder: /does/not/exist'],
+    [['train', '--dataset', 'synthetic', '--local-path', 'src'], 'data.path: not read by data.source synthetic'],
     [['generate', '--model', '/does/not/exist'], '/does/not/exist'],
     [['frobnicate'], 'frobnicate'],
   ])('%j: one line, code 2, no stack, nothing created', async (args, message) => {
