@@ -6,6 +6,7 @@ import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
@@ -26,7 +27,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     env: io.env,
     flags: line.layer,
     config: line.config,
-    otherwise: pickConfigByGpuMemory(null),
+    otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
   for (const warning of resolved.warnings) io.err(`warning: ${warning}`);
   if (line.printConfig) {
@@ -39,9 +40,18 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   say(`config: ${resolved.file ?? 'defaults'}`);
   const request = { resume: line.resume, save: line.save, say, identity };
   const result = await runTraining(resolved.config, request, io, (done) => {
-    if (line.json && isFirst) io.out(JSON.stringify(done));
+    if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
   return EXIT_CODES[result.status];
+}
+
+function resultJson({ status, step, outDir, firstLoss, lastLoss, valLoss }: TrainResult) {
+  return { status, step, out_dir: outDir, first_loss: firstLoss, last_loss: lastLoss, val_loss: valLoss };
+}
+
+/** Memory of the GPU that a run would use, in GiB; null if it would not use one. */
+function gpuMemoryGib(device: unknown): number | null {
+  return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 
 /** Null for a process that is alone. */
