@@ -12,7 +12,7 @@ import { type FusedOptions, fusedRefusal, fusedSparseAttention } from './nsa-fus
 import { compareWithReference, referenceSparseAttention } from './nsa-parity.js';
 import { selectBlocks } from './select/op.js';
 import { type SelectedOptions, selectedAttention } from './selected/op.js';
-import type { Sequences } from './sequences.js';
+import { expectCompressed, type Sequences } from './sequences.js';
 import { windowAttention } from './window/op.js';
 
 /** All keys already rotated; shapes as in docs/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
@@ -66,6 +66,7 @@ export function nativeSparseAttention(
   sparse: SparseShape,
   options: SparseOptions = {},
 ): SparseOutputs {
+  expectCompressed('nativeSparseAttention', layout.tokens, layout.blocks, sparse);
   if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
   const { q, kSel, vSel } = inputs;
   const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };

@@ -4,15 +4,16 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
-import type {
-  Addressable,
-  ArgumentKind,
-  Device,
-  KernelModule,
-  Kernels,
-  MemoryUse,
-  Signature,
-  Signatures,
+import {
+  type Addressable,
+  type ArgumentKind,
+  type Device,
+  expectDevice,
+  type KernelModule,
+  type Kernels,
+  type MemoryUse,
+  type Signature,
+  type Signatures,
 } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
@@ -85,7 +86,7 @@ export class CpuDevice implements Device {
     if (!kernels) {
       const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
       kernels = Object.fromEntries(
-        Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
+        Object.entries(module.functions).map(([name, signature]) => [name, bind(this, library, name, signature)]),
       ) as Kernels<Signatures>;
       this.#modules.set(module, kernels);
     }
@@ -141,6 +142,7 @@ function load(path: string, options: { global: boolean } = { global: false }): L
 }
 
 function bind(
+  device: Device,
   library: Library,
   name: string,
   signature: Signature,
@@ -155,7 +157,12 @@ function bind(
     const native = new Array<bigint | number | null>(count);
     for (let i = 0; i < count; i++) {
       const value = values[i];
-      native[i] = typeof value === 'number' || value === null ? value : value.pointer;
+      if (typeof value === 'number' || value === null) {
+        native[i] = value;
+      } else {
+        expectDevice(device, value, name);
+        native[i] = value.pointer;
+      }
     }
     call(...native);
   };

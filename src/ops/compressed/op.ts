@@ -3,7 +3,7 @@ import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { SparseShape } from '../attention.js';
 import { type AttentionInputs, type AttentionOutput, headShape, recordAttention } from '../attention-op.js';
-import type { Sequences } from '../sequences.js';
+import { expectCompressed, type Sequences } from '../sequences.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {
@@ -31,6 +31,7 @@ export function compressedAttention(
   { l, d }: Pick<SparseShape, 'l' | 'd'>,
 ): AttentionOutput {
   const { heads, groups, dk, dv } = headShape('compressed attention', inputs, sequences, blocks);
+  expectCompressed('compressed attention', sequences, blocks, { l, d });
   const { q, k, v } = inputs;
   const { offsets, count } = sequences;
   const kernel = tape.device.kernels(kernels);
