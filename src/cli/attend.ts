@@ -2,14 +2,14 @@
 import { dirname, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { UsageError } from '../errors.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
 import { statOrUndefined } from '../run/atomic.js';
 import { writeSafetensors } from '../run/safetensors.js';
 import { attend, attendReference } from '../verify/attend.js';
 import { caseTensors, readCase } from '../verify/case-file.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption } from './options.js';
+import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, threadsOption } from './shared/options.js';
 
 interface Options {
   readonly in: string;

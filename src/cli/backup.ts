@@ -2,9 +2,9 @@
 import { basename, join, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { backupRun, type CheckpointChoice } from '../watch/backup.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { dirOption } from './run-options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { dirOption } from './shared/run-options.js';
 
 interface Options {
   readonly dir: string;

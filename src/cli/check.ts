@@ -9,10 +9,10 @@ import { runPaths } from '../run/run-paths.js';
 import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline } from '../watch/check.js';
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, wholeNumber } from './options.js';
-import { rowSummary, rowTable } from './rows.js';
-import { numberFrom } from './run-options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, wholeNumber } from './shared/options.js';
+import { rowSummary, rowTable } from './shared/rows.js';
+import { numberFrom } from './shared/run-options.js';
 import { runTraining } from './train.js';
 
 interface Options {

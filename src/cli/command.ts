@@ -1,6 +1,6 @@
 /** How a command is registered: a line in a table now, its module only when it is asked for. */
 import type { Command } from 'commander';
-import type { Io } from './io.js';
+import type { Io } from './shared/io.js';
 
 export interface CommandEntry {
   readonly name: string;

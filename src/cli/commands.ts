@@ -35,61 +35,61 @@ export const BENCHES: readonly CommandEntry[] = [
   {
     name: 'attention',
     summary: 'sparse and dense attention by length, and the peak they are measured against',
-    load: () => import('./bench-attention.js'),
+    load: () => import('./bench/attention.js'),
   },
   {
     name: 'train',
     summary: 'whole training steps: tokens per second, share of the peak, and where the time goes',
-    load: () => import('./bench-train.js'),
+    load: () => import('./bench/train.js'),
   },
   {
     name: 'decode',
     summary: 'one token by context length on the decode cache, branch by branch, dense beside it',
-    load: () => import('./bench-decode.js'),
+    load: () => import('./bench/decode.js'),
   },
   {
     name: 'prefill',
     summary: 'whole prompts by length, branch by branch, dense beside them',
-    load: () => import('./bench-prefill.js'),
+    load: () => import('./bench/prefill.js'),
   },
   {
     name: 'data',
     summary: 'prepared shards, tokenising from Parquet, and how long a trainer would wait',
-    load: () => import('./bench-data.js'),
+    load: () => import('./bench/data.js'),
   },
 ];
 
 /** Commands of `trefoil eval`. */
 export const EVALUATIONS: readonly CommandEntry[] = [
-  { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval-loss.js') },
+  { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval/loss.js') },
   {
     name: 'needle',
     summary: 'whether a model finds what is hidden in its context, by depth and length, with a chart',
-    load: () => import('./eval-needle.js'),
+    load: () => import('./eval/needle.js'),
   },
   {
     name: 'selection',
     summary: 'which blocks a model selects and how it weighs its branches, with pictures',
-    load: () => import('./eval-selection.js'),
+    load: () => import('./eval/selection.js'),
   },
 ];
 
 /** Commands of `trefoil data`. */
 export const DATA_COMMANDS: readonly CommandEntry[] = [
-  { name: 'smoke', summary: 'fetch a first batch within a time limit', load: () => import('./data-smoke.js') },
+  { name: 'smoke', summary: 'fetch a first batch within a time limit', load: () => import('./data/smoke.js') },
   {
     name: 'bootstrap',
     summary: 'stage some gigabytes of a source as local JSON Lines',
-    load: () => import('./data-bootstrap.js'),
+    load: () => import('./data/bootstrap.js'),
   },
   {
     name: 'prepare',
     summary: 'tokenise a source to shards that are read by position',
-    load: () => import('./data-prepare.js'),
+    load: () => import('./data/prepare.js'),
   },
   {
     name: 'inspect',
     summary: 'documents, tokens, lengths and samples of a source',
-    load: () => import('./data-inspect.js'),
+    load: () => import('./data/inspect.js'),
   },
 ];

@@ -3,9 +3,9 @@ import { type Command, Option } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { formatTable } from './table.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly config?: string;

@@ -6,8 +6,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { writeFinalModel } from '../infer/load-model.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { configure, type Input } from './generate.js';
-import { createIo, type Stream } from './io.js';
 import { main } from './program.js';
+import { createIo, type Stream } from './shared/io.js';
 
 let root: string;
 let run: string;

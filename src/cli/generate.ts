@@ -2,7 +2,7 @@
 import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { environmentWarnings } from '../config/environment.js';
+import { environmentWarnings } from '../config/legacy/environment.js';
 import { UsageError } from '../errors.js';
 import { Conversation } from '../infer/conversation.js';
 import { withEnvironment } from '../infer/environment.js';
@@ -16,11 +16,10 @@ import {
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
-import { visible } from './generate-text.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber } from './options.js';
+import { converse, INTERACTIVE_HELP, visible } from './generate-interactive.js';
+import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';
 
 /** Where a prompt is piped in. */
 export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: boolean };

@@ -3,10 +3,10 @@ import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { checkHealth } from '../watch/health.js';
 import { resolveThresholds } from '../watch/thresholds.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { rowSummary, rowTable } from './rows.js';
-import { addThresholdOptions, dirOption, givenThresholds } from './run-options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { rowSummary, rowTable } from './shared/rows.js';
+import { addThresholdOptions, dirOption, givenThresholds } from './shared/run-options.js';
 
 export function configure(command: Command, io: Io): void {
   command.addOption(dirOption());

@@ -17,7 +17,7 @@ import {
 } from '../ranks/launch.js';
 import { pidExists } from '../run/process-identity.js';
 import { readRun } from '../run/run-reader.js';
-import type { Io } from './io.js';
+import type { Io } from './shared/io.js';
 
 const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train <flags of train>
 
@@ -29,7 +29,7 @@ gets the number of its rank in front. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 go on
   -h, --help                      show this help
 
 train.batch_size is the batch of one rank: a step takes batch_size * accumulate_grad_batches * ranks sequences.
-Several machines: mpirun, torchrun, Slurm or Kubernetes (docs/ranks.md).
+Several machines: mpirun, torchrun, Slurm or Kubernetes (docs/guide/several-gpus.md).
 Exit code: that of the ranks.
 `;
 

@@ -10,10 +10,10 @@ import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
 import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
 import type { Parallel, PlanCase } from '../plan/step.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, wholeNumber } from './options.js';
-import { numberFrom } from './run-options.js';
-import { formatTable } from './table.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, wholeNumber } from './shared/options.js';
+import { numberFrom } from './shared/run-options.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly gpus: number;
@@ -82,7 +82,7 @@ export function configure(command: Command, io: Io): void {
 const HELP = `
 Data parallel training from the measured step of one device: backward by layers, gradients in buckets by ring or tree, hidden
 behind the backward pass as far as it lasts. Without --config: the 125m shape with GPT-2's vocabulary in bf16, ${MEASURED_TOKENS} tokens
-a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/scaling.md says what was checked.
+a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/explain/scaling.md says what was checked.
 useful/day: tokens of small batches that would teach as much, tokens/day / (1 + global batch / critical batch).
 `;
 

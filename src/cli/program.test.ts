@@ -3,7 +3,7 @@ import { describe, expect, it, vi } from 'vitest';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import type { CommandEntry, CommandModule } from './command.js';
 import { COMMANDS } from './commands.js';
-import { createIo, ignoreClosedPipe, ProgressLine, printJson } from './io.js';
+import { createIo, ignoreClosedPipe, ProgressLine, printJson } from './shared/io.js';
 import { runCli } from './testing/run.js';
 
 const entry = (name: string, module: CommandModule): CommandEntry => ({

@@ -4,7 +4,7 @@ import { ExitCode, TrefoilError } from '../errors.js';
 import { trefoilVersion } from '../run/version.js';
 import { addCommands, type CommandEntry } from './command.js';
 import { COMMANDS } from './commands.js';
-import type { Io } from './io.js';
+import type { Io } from './shared/io.js';
 
 /** Runs the command line `argv` (without node and script) and returns the exit code. Never throws, never exits. */
 export async function main(

@@ -9,9 +9,9 @@ import { listCheckpoints } from '../run/checkpoint-folder.js';
 import { readCsv, TRAINING_CSV } from '../run/csv.js';
 import { runPaths } from '../run/run-folder.js';
 import { EXIT_CODES } from '../train/train.js';
-import { openDevice } from './device.js';
-import type { Io } from './io.js';
-import { plot } from './plot.js';
+import { openDevice } from './shared/device.js';
+import type { Io } from './shared/io.js';
+import { plot } from './shared/plot.js';
 import { deviceOptions, runTraining } from './train.js';
 
 const PROMPT = 'The ';

@@ -3,9 +3,9 @@ import { type Command, Option } from 'commander';
 import { findRuns } from '../run/run-reader.js';
 import { duration } from '../train/progress.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { formatTable } from './table.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { formatTable } from './shared/table.js';
 
 export function configure(command: Command, io: Io): void {
   command

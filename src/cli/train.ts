@@ -1,19 +1,20 @@
 /** `trefoil train`: train from a config. Parses, calls, prints. */
 import { measureDevicePeak } from '../bench/peak/device.js';
-import { readTimeoutMinutes } from '../config/environment.js';
 import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
+import { readTimeoutMinutes } from '../config/legacy/environment.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { configRows, configTable } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
-import { type DeviceOptions, explainAuto, openDevice } from './device.js';
-import type { Io } from './io.js';
+import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
+import type { Io } from './shared/io.js';
 
 /** Takes the words after `train`; returns the exit code. */
 export async function run(argv: readonly string[], io: Io): Promise<number> {
@@ -26,7 +27,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     env: io.env,
     flags: line.layer,
     config: line.config,
-    otherwise: pickConfigByGpuMemory(null),
+    otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
   for (const warning of resolved.warnings) io.err(`warning: ${warning}`);
   if (line.printConfig) {
@@ -39,9 +40,18 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   say(`config: ${resolved.file ?? 'defaults'}`);
   const request = { resume: line.resume, save: line.save, say, identity };
   const result = await runTraining(resolved.config, request, io, (done) => {
-    if (line.json && isFirst) io.out(JSON.stringify(done));
+    if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
   return EXIT_CODES[result.status];
+}
+
+function resultJson({ status, step, outDir, firstLoss, lastLoss, valLoss }: TrainResult) {
+  return { status, step, out_dir: outDir, first_loss: firstLoss, last_loss: lastLoss, val_loss: valLoss };
+}
+
+/** Memory of the GPU that a run would use, in GiB; null if it would not use one. */
+function gpuMemoryGib(device: unknown): number | null {
+  return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 
 /** Null for a process that is alone. */

@@ -2,10 +2,10 @@
 import { type Command, Option } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
-import { type DeviceChoice, deviceOption, listDevices } from './device.js';
-import { type Io, ProgressLine, printJson } from './io.js';
-import { jsonOption, threadsOption } from './options.js';
-import { formatTable } from './table.js';
+import { type DeviceChoice, deviceOption, listDevices } from './shared/device.js';
+import { type Io, ProgressLine, printJson } from './shared/io.js';
+import { jsonOption, threadsOption } from './shared/options.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly device: DeviceChoice;
@@ -25,7 +25,7 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Checks (numbers as in docs/attention.md):
+Checks (numbers as in docs/explain/attention.md):
   1 equal to the float64 reference     2 the future cannot matter, bit by bit
   3 a prefix alone equals the whole    4 a packed batch equals its sequences
   5 dense where everything is visible  6 gradients equal finite differences

@@ -1,15 +1,15 @@
 /** `trefoil watch`: the watchdog of a run, as a process of its own. */
 import { type Command, Option } from 'commander';
-import { readVariable } from '../config/typed-variable.js';
+import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Tick, Watchdog } from '../watch/watchdog.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { rowSummary, rowTable } from './rows.js';
-import { addThresholdOptions, dirOption, givenThresholds, numberFrom } from './run-options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { rowSummary, rowTable } from './shared/rows.js';
+import { addThresholdOptions, dirOption, givenThresholds, numberFrom } from './shared/run-options.js';
 
 interface Options {
   readonly dir: string;

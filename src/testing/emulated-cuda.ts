@@ -4,7 +4,7 @@
  * step and the plain ones around them; slow, so for small shapes.
  */
 import { spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { defaultCompilerOptions, findCompiler } from '../device/cpu/compile.js';
@@ -53,12 +53,15 @@ function replaceBody(source: string, beginning: string, body: string): string {
   return `${source.slice(0, start)}{ ${body} }${source.slice(end)}`;
 }
 
-/** One text with all headers, each once. */
+/** One text with all headers, each once. A header is beside the file that includes it, or in src/device/cuda. */
 function joined(source: URL, seen = new Set<string>()): string {
   return readFileSync(source, 'utf8').replace(/^#include "(.*)"$|^#pragma once$/gm, (_, header?: string) => {
-    if (header === undefined || seen.has(header)) return '';
-    seen.add(header);
-    return joined(new URL(header, HEADERS), seen);
+    if (header === undefined) return '';
+    const beside = new URL(header, source);
+    const found = existsSync(beside) ? beside : new URL(header, HEADERS);
+    if (seen.has(found.href)) return '';
+    seen.add(found.href);
+    return joined(found, seen);
   });
 }
 

@@ -14,7 +14,7 @@ import {
 } from '../device/cuda/runtime.js';
 import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { MemoryPool } from '../device/pool.js';
-import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/nsa-fused/plan.js';
+import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/attention/fused/plan.js';
 
 export interface Launch {
   readonly kernel: string;

@@ -2,8 +2,8 @@
 import { accessSync, constants, existsSync, statfsSync } from 'node:fs';
 import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
-import { type Environment, environmentWarnings } from '../../config/environment.js';
-import { foreignVariables } from '../../config/foreign.js';
+import { type Environment, environmentWarnings } from '../../config/legacy/environment.js';
+import { foreignVariables } from '../../config/legacy/foreign.js';
 import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
