@@ -15,8 +15,14 @@ export interface Block {
   readonly bytes: number;
 }
 
-/** What a kernel argument may be: a tensor's memory (or null), or a number passed as 64-bit integer or float. */
-export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64';
+/**
+ * What a kernel argument may be: a tensor's memory (or null), a number passed as 64-bit integer or float, or a struct
+ * that the kernel gets the address of.
+ */
+export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64' | 'struct';
+
+/** The fields of a C struct in its order: addresses and 64-bit integers, 8 bytes each. */
+export type StructArgument = Readonly<Record<string, Addressable | number | null>>;
 
 /** Anything with an address on the device; tensors are the usual case. */
 export interface Addressable {
@@ -28,8 +34,13 @@ export interface Addressable {
 }
 
 /** Throws unless `value` lies on `device`: an address of another device would crash the process. */
-export function expectDevice(device: Device, value: Addressable, what: string): void {
-  const { device: other } = value;
+export function expectDevice(device: Device, value: Addressable | StructArgument, what: string): void {
+  if (!('pointer' in value)) {
+    for (const field of Object.values(value as StructArgument))
+      if (typeof field === 'object' && field) expectDevice(device, field, what);
+    return;
+  }
+  const { device: other } = value as Addressable;
   // A device that wraps another one (to time or to record it) shares its pool.
   if (other === undefined || other === device || other.pool === device.pool) return;
   throw new UsageError(
@@ -38,7 +49,7 @@ export function expectDevice(device: Device, value: Addressable, what: string): 
   );
 }
 
-type Argument<K> = K extends 'ptr' ? Addressable | null : number;
+type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
 export type Signature = readonly ArgumentKind[];
 export type Signatures = Readonly<Record<string, Signature>>;
 type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };

@@ -47,6 +47,8 @@ interface SharedGradient {
   holders: number;
 }
 
+type TensorRecord = Readonly<Record<string, Tensor>>;
+
 /** Records operations and owns the memory they need. One tape serves one forward and one backward pass. */
 export class Tape implements Disposable {
   readonly device: Device;
@@ -63,6 +65,8 @@ export class Tape implements Disposable {
   readonly #uses = new Map<GradientSlot, number>();
   /** Scalar outputs of `backward`, which stay readable until `end`. */
   readonly #retained = new Set<Storage>();
+  /** Results of `once` in a checkpointed block: filled by its first run, taken in the same order by its second. */
+  #kept: TensorRecord[] | null = null;
   #hasRunBackward = false;
   #hasEnded = false;
 
@@ -71,6 +75,14 @@ export class Tape implements Disposable {
     this.recording = options.record ?? true;
     this.#parent = parent;
     if (process.env['NODE_ENV'] !== 'production') watchForEnd(this, this.#owned, device);
+  }
+
+  /**
+   * False in the second run of a checkpointed block: gradients pass through the block's result, but its values are not
+   * read, so the operation that returns it need not compute them.
+   */
+  get isResultRead(): boolean {
+    return this.#parent === null;
   }
 
   /** An uninitialised tensor that the tape owns. */
@@ -217,10 +229,12 @@ export class Tape implements Disposable {
 
   /**
    * Runs `block` keeping only its result, and runs it again in the backward pass: less memory for more time. `block`
-   * must be a pure function of its inputs and of parameters.
+   * must be a pure function of its inputs and of parameters. Results of `once` inside it are kept too.
    */
   checkpoint<T extends Tensor>(inputs: readonly Tensor[], block: (tape: Tape) => T): T {
     const trial = new Tape(this.device, { record: false });
+    const kept: TensorRecord[] = [];
+    if (this.recording) trial.#kept = kept;
     let output: T;
     let inner: Map<GradientSlot, number>;
     try {
@@ -229,6 +243,7 @@ export class Tape implements Disposable {
     } finally {
       trial.end();
     }
+    for (const tensor of kept.flatMap(Object.values<Tensor>)) this.own(tensor);
     for (const [leaf, uses] of inner) this.#expectUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
     for (const input of inputs) this.#saves.set(input.storage, (this.#saves.get(input.storage) ?? 0) + 1);
@@ -240,6 +255,8 @@ export class Tape implements Disposable {
       inner,
       backward: () => {
         const rerun = new Tape(this.device, {}, this);
+        for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.keep(tensor));
+        rerun.#kept = kept;
         try {
           rerun.#start(block(rerun), this.gradient(output)!);
           rerun.#runRules();
@@ -249,6 +266,20 @@ export class Tape implements Disposable {
       },
     });
     return output;
+  }
+
+  /**
+   * Computes tensors that are too expensive to compute twice. In a checkpointed block `compute` runs in the first run
+   * only, and its results are held until the second run drops them; elsewhere this just calls it. The tensors must
+   * belong to this tape, and `compute` must record nothing.
+   */
+  once<T extends { readonly [name in keyof T]: Tensor }>(compute: () => T): T {
+    if (!this.#kept) return compute();
+    if (this.recording) return this.#kept.shift() as T;
+    const tensors = compute();
+    for (const tensor of Object.values<Tensor>(tensors)) this.keep(tensor);
+    this.#kept.push(tensors);
+    return tensors;
   }
 
   /** Returns everything the tape owns to the pool. Further operations on this tape throw. */
