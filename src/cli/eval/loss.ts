@@ -48,19 +48,20 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-The tokenizer is the model's. The source is read from its beginning, each sample once; with --set data.val_fraction=0.01
-only the part that a training with this fraction and seed would set aside.
+The tokenizer is the model's. The source is read from its start, each sample
+once; --set data.val_fraction=0.01 reads only the part that a training run with
+this fraction and seed sets aside for validation.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {
   const loaded = loadModel(openDevice(options), options.model);
   const { model, path, step, warnings } = loaded;
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     const config = evaluationConfig(loaded, options, io);
     const { loss, perplexity, targets, batches } = await evaluateSource(model, config, options.batches, {
       say: (line) => io.err(line),
-      warn: (line) => io.err(`warning: ${line}`),
+      warn: (line) => io.warn(line),
       environment: io.env,
     });
     if (options.json) printJson(io, { model: path, step, source: options.dataset, loss, perplexity, targets, batches });
