@@ -97,18 +97,8 @@ it('README shows every folder of src', () => {
   expect(shown.sort()).toEqual(folders.sort());
 });
 
-it('README names every command', () => {
-  const named = new Set(
-    [...text('README.md').matchAll(/`trefoil ([a-z]+)(?: ([a-z]+))?`/g)].map(([, ...words]) => words.join(' ').trim()),
-  );
-  const all = COMMANDS.flatMap(({ name }) =>
-    name === 'bench' ? BENCHES.map((second) => `bench ${second.name}`) : [name],
-  );
-  expect([...named].sort()).toEqual(all.sort());
-});
-
-describe('docs/cli.md', () => {
-  const page = text('docs/cli.md');
+describe('docs/reference/cli.md', () => {
+  const page = text('docs/reference/cli.md');
   const sections = new Map(
     page
       .split(/^(?=##+ )/m)
@@ -144,14 +134,14 @@ describe('docs/cli.md', () => {
   });
 });
 
-describe('docs/model.md', () => {
+describe('docs/reference/model.md', () => {
   const tiny = { dim: 8, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 4, d_v: 4 };
   it.each(['avg', 'conv', 'mlp'] as const)('names every parameter of a model with phi %s', (phi) => {
     const shape = modelShape(configSchema.parse({ model: tiny, nsa: { phi } }), 16);
     const model = new LanguageModel(cpu(), shape, 1);
     const names = model.parameters.map((parameter) => parameter.name.replace(/^blocks\.0\./, 'blocks.L.'));
     model.free();
-    const page = text('docs/model.md');
+    const page = text('docs/reference/model.md');
     const missing = names.map((name) => name.replace('phi_v', 'phi_k')).filter((name) => !page.includes(`\`${name}\``));
     expect(missing).toEqual([]);
   });

@@ -34,8 +34,8 @@ SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are forwarded to all ranks.
 
 train.batch_size is per rank: a step takes
 batch_size * accumulate_grad_batches * ranks sequences.
-For several machines use mpirun, torchrun, Slurm or Kubernetes (docs/ranks.md).
-Exit code: that of the ranks.
+For several machines use mpirun, torchrun, Slurm or Kubernetes
+(docs/guide/several-gpus.md). Exit code: that of the ranks.
 
 Example:
   trefoil launch -n 2 --restarts 3 -- train --config quickstart

@@ -88,8 +88,8 @@ Predicts data-parallel training from the measured step of one device: gradients
 are exchanged in buckets by ring or tree all-reduce, overlapped with the
 backward pass. Without --config: the 125m shape with the GPT-2 vocabulary in
 bf16, ${MEASURED_TOKENS} tokens per GPU and step, as measured on one H200.
-Nothing here was run on more than two ranks; docs/scaling.md lists what was
-checked. exposed = communication not hidden by the backward pass.
+Nothing here was run on more than two ranks; docs/explain/scaling.md lists what
+was checked. exposed = communication not hidden by the backward pass.
 useful/day = tokens/day / (1 + global batch / critical batch): tokens of small
 batches that would teach as much.
 --json adds nodes, tokens per second and further columns.

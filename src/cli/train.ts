@@ -7,6 +7,7 @@ import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
 import { type ConfigRow, configRows } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
@@ -39,7 +40,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 halted by .HALT,
 4 stopped by a signal after a checkpoint, 5 non-finite loss, 6 no data.
-More: docs/training.md`;
+More: docs/reference/training.md`;
 
 /** The flags by group, for the help of the commands that take them. */
 export function trainFlagHelp(): string {
@@ -59,7 +60,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     env: io.env,
     flags: line.layer,
     config: line.config,
-    otherwise: pickConfigByGpuMemory(null),
+    otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
   for (const warning of resolved.warnings) io.warn(warning);
   if (line.printConfig) {
@@ -73,7 +74,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   say(`config: ${resolved.file ?? 'defaults'}`);
   const request = { resume: line.resume, save: line.save, say, identity };
   const result = await runTraining(resolved.config, request, io, (done) => {
-    if (line.json && isFirst) io.out(JSON.stringify(done));
+    if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
   return EXIT_CODES[result.status];
 }
@@ -84,6 +85,15 @@ function configTable(rows: readonly ConfigRow[], width: number): string {
     rows.map(({ key, value, origin }) => [key, typeof value === 'string' ? value : JSON.stringify(value), origin]),
     width,
   ).trimEnd();
+}
+
+function resultJson({ status, step, outDir, firstLoss, lastLoss, valLoss }: TrainResult) {
+  return { status, step, out_dir: outDir, first_loss: firstLoss, last_loss: lastLoss, val_loss: valLoss };
+}
+
+/** Memory of the GPU that a run would use, in GiB; null if it would not use one. */
+function gpuMemoryGib(device: unknown): number | null {
+  return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 
 /** Null for a process that is alone. */

@@ -25,7 +25,7 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Checks (numbered as in docs/attention.md):
+Checks (numbered as in docs/explain/attention.md):
   1 kernels equal the float64 reference
   2 outputs do not depend on future tokens, bit for bit
   3 a prefix computed alone equals the same tokens of the whole

@@ -161,7 +161,8 @@ const CHOICES: [string, string][] = [
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {
-    const argv = ['--set', `${path}=${word}`, '--local-path', 'x'];
+    const takesPath = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'].includes(word);
+    const argv = ['--set', `${path}=${word}`, ...(takesPath ? ['--local-path', 'x'] : [])];
     expect(configValue(load(argv).config, path)).toBe(word);
   }
 });

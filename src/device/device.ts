@@ -14,8 +14,14 @@ export interface Block {
   readonly bytes: number;
 }
 
-/** What a kernel argument may be: a tensor's memory (or null), or a number passed as 64-bit integer or float. */
-export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64';
+/**
+ * What a kernel argument may be: a tensor's memory (or null), a number passed as 64-bit integer or float, or a struct
+ * that the kernel gets the address of.
+ */
+export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64' | 'struct';
+
+/** The fields of a C struct in its order: addresses and 64-bit integers, 8 bytes each. */
+export type StructArgument = Readonly<Record<string, Addressable | number | null>>;
 
 /** Anything with an address on the device; tensors are the usual case. */
 export interface Addressable {
@@ -24,7 +30,7 @@ export interface Addressable {
   readonly dtype?: string;
 }
 
-type Argument<K> = K extends 'ptr' ? Addressable | null : number;
+type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
 export type Signature = readonly ArgumentKind[];
 export type Signatures = Readonly<Record<string, Signature>>;
 type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };

@@ -4,9 +4,9 @@
  * built again. Two processes may build one entry at once: each writes aside and renames, and neither sees half a file.
  */
 import { createHash } from 'node:crypto';
-import { accessSync, constants, readdirSync, readFileSync, renameSync, rmSync, statSync } from 'node:fs';
+import { accessSync, constants, existsSync, readdirSync, readFileSync, renameSync, rmSync, statSync } from 'node:fs';
 import { homedir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
 
@@ -25,6 +25,26 @@ export function kernelKey(parts: readonly string[]): string {
   const hash = createHash('sha256');
   for (const part of parts) hash.update(part).update('\0');
   return hash.digest('hex').slice(0, 32);
+}
+
+/**
+ * The text of a kernel source and of every header it includes with quotes, each once. Headers are searched where the
+ * compiler searches: beside the file that includes them, then in `folder`. Headers that are in neither place are left
+ * to the compiler to report.
+ */
+export function sourceWithHeaders(source: string, folder: string): string {
+  const texts = new Map<string, string>();
+  const add = (path: string): void => {
+    if (texts.has(path)) return;
+    const text = readFileSync(path, 'utf8');
+    texts.set(path, text);
+    for (const [, header] of text.matchAll(/^\s*#\s*include\s+"([^"]+)"/gm)) {
+      const found = [join(dirname(path), header), join(folder, header)].find((candidate) => existsSync(candidate));
+      if (found !== undefined) add(found);
+    }
+  };
+  add(source);
+  return [...texts.values()].join('\0');
 }
 
 export class KernelCache {

@@ -3,7 +3,7 @@ import type { Config } from '../config/schema.js';
 import type { Observer } from '../model/attention.js';
 import type { CachedSequence } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
-import type { SparseOptions } from '../ops/nsa.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
 import { Tape } from '../tensor/tape.js';
 
 export interface DecodeOptions {

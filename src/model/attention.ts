@@ -2,12 +2,17 @@
  * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
  * baseline), and the output projection.
  */
-import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/compress/op.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { type GateOptions, gate, gateColumns } from '../ops/gate/op.js';
+import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/attention/compress/op.js';
+import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
+import {
+  nativeSparseAttention,
+  type SparseLayout,
+  type SparseOptions,
+  type SparseOutputs,
+} from '../ops/attention/nsa.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
-import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
 import { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
@@ -123,7 +128,7 @@ class SparseAttention implements AttentionModule {
     this.#layer = layer;
     const key = { heads: groups, size: dk, rotate: true };
     const value = { heads: groups, size: dv, rotate: false };
-    // Queries, then keys and values of the compressed, the selected and the window branch: docs/attention.md.
+    // Queries, then keys and values of the compressed, the selected and the window branch: docs/explain/attention.md.
     this.#parts = [
       { heads, size: dk, rotate: true },
       { ...key, rotate: shape.nsa.cmp_rope === 'before' },

@@ -7,10 +7,10 @@
  * block of every layer: memory grows by need, and sequences with a common beginning share it (`fork`).
  */
 import type { Device } from '../device/device.js';
-import type { HeadShape } from '../ops/attention.js';
-import type { SparseLayout } from '../ops/nsa.js';
-import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/paged/op.js';
-import { compressedCount, Sequences } from '../ops/sequences.js';
+import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
+import type { SparseLayout } from '../ops/attention/nsa.js';
+import type { HeadShape } from '../ops/attention/shape.js';
+import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
 import type { ComputeDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';

@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { configSchema } from '../config/schema.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
-import { sparseLayout } from '../ops/nsa.js';
-import { Sequences } from '../ops/sequences.js';
+import { sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu, cuda } from '../testing/devices.js';

@@ -1,16 +1,16 @@
 /**
  * How much memory training will take, from the shapes alone: weights with gradients and Adam moments, the activations
- * that the backward pass needs, and the largest working set beside them. docs/model.md lists what each block keeps.
+ * that the backward pass needs, and the largest working set beside them. docs/reference/model.md lists what each block keeps.
  *
  * In bf16 on a GPU weights, gradients and moments stay f32, every matrix has a bf16 copy, and activations have two bytes
  * but for gates, log-sum-exps and the scales of norms. Tests hold the figures against a step whose tensors are counted.
  */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
+import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
+import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';
+import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
-import { type FusedBytes, fusedBytes } from '../ops/nsa-fused/bytes.js';
-import { shapeRefusal } from '../ops/nsa-fused/plan.js';
-import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
 import { kernelOptions } from './kernels.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 

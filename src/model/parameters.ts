@@ -1,5 +1,5 @@
 /**
- * A model's parameters by name, and how each starts (docs/model.md):
+ * A model's parameters by name, and how each starts (docs/reference/model.md):
  * matrices normal(0, 0.02); matrices that write into the residual stream normal(0, 0.02 / sqrt(2 * layers)), so that the
  * stream's variance does not grow with depth; norms 1; the gate 0, so that it starts uniform.
  * Every parameter draws from a stream of its own: adding one does not change the numbers of the others.

@@ -1,6 +1,6 @@
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
-import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention.js';
+import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 
 export interface ModelShape extends Omit<Config['model'], 'vocab_size'> {
   readonly vocab_size: number;

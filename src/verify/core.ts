@@ -1,8 +1,8 @@
 /** The attention core on a device, from arrays to arrays: what checks compare with the reference and `attend` writes. */
 import type { Device } from '../device/device.js';
-import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
-import { Sequences } from '../ops/sequences.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';

@@ -4,13 +4,13 @@
  */
 import { freemem } from 'node:os';
 import type { Device } from '../device/device.js';
-import type { HeadShape } from '../ops/attention.js';
-import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention-reference.js';
+import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention/branch-reference.js';
+import { combineBackward, combineForward } from '../ops/attention/combine/reference.js';
+import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { isSelection, overlap } from '../ops/attention/select/reference.js';
+import type { HeadShape } from '../ops/attention/shape.js';
 import { castInto } from '../ops/cast/op.js';
-import { combineBackward, combineForward } from '../ops/combine/reference.js';
-import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import { isSelection, overlap } from '../ops/select/reference.js';
-import { compressedCount } from '../ops/sequences.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { gradientName, INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';

@@ -1,9 +1,9 @@
 /** Invariants 1 and 9: every kernel equals the float64 reference, outputs and gradients, for the shapes that bite. */
 import type { Device } from '../device/device.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { denseBackward, denseForward } from '../ops/dense/reference.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { denseBackward, denseForward } from '../ops/attention/dense/reference.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
 import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
 import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { compareCore } from './compare.js';

@@ -9,7 +9,7 @@ import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/selected/op.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';

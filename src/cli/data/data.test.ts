@@ -71,7 +71,7 @@ describe('data bootstrap', () => {
 
   it('gives a folder to train from', async () => {
     const result = await json(['data', 'smoke', '--local-path', out, '--seq-len', '32', '--json']);
-    expect(result).toMatchObject({ ok: true, source: 'fineweb_edu_local' });
+    expect(result).toMatchObject({ ok: true, source: 'jsonl' });
   });
 
   it('refuses a folder with a piece of something else, and an impossible size', async () => {

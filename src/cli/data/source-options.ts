@@ -42,9 +42,10 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
   const set = (key: string, value: string | number | undefined) =>
     value !== undefined && words.push('--set', `${key}=${value}`);
   const isNamed = options.config !== undefined || io.env['CONFIG'] !== undefined;
-  // A path without a source is a local corpus; without either it is the one that is asked for most.
-  const source =
-    options.dataset ?? (options.localPath !== undefined ? 'fineweb_edu_local' : isNamed ? undefined : 'fineweb_edu');
+  // A path implies its source. Without a path and a config the source is FineWeb-Edu.
+  const isOpen =
+    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|source)=/.test(text));
+  const source = options.dataset ?? (isOpen ? 'fineweb_edu' : undefined);
   pass('--dataset', source);
   pass('--local-path', options.localPath);
   for (const [key, value] of Object.entries(defaults)) set(key, value);

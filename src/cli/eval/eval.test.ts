@@ -29,19 +29,21 @@ afterAll(() => {
   rmSync(root, { recursive: true, force: true });
 });
 
-/** The mean loss of the samples that begin every LENGTH tokens, from the logits of every prefix. */
-function wanted(samples: number): number {
-  const tokens = [...Buffer.from(text)];
+/** The tokens of the file: its bytes and the separator. */
+const tokens = [...Buffer.from(text), 0];
+const TARGETS = tokens.length - 1;
+
+/** The mean loss of the first targets, by samples that begin every LENGTH tokens, from the logits of every prefix. */
+function wanted(targets: number): number {
   let total = 0;
-  for (let sample = 0; sample < samples; sample++)
-    for (let i = 0; i < LENGTH; i++) {
-      const first = sample * LENGTH;
+  for (let first = 0; first < targets; first += LENGTH)
+    for (let i = 0; i < LENGTH && first + i < targets; i++) {
       const logits = lastLogits(model, tokens.slice(first, first + i + 1));
       const most = Math.max(...logits);
       const sum = logits.reduce((partial, logit) => partial + Math.exp(logit - most), 0);
       total += most + Math.log(sum) - logits[tokens[first + i + 1]];
     }
-  return total / (samples * LENGTH);
+  return total / targets;
 }
 
 async function evaluate(words: readonly string[]) {
@@ -50,18 +52,33 @@ async function evaluate(words: readonly string[]) {
 
 describe('eval loss', () => {
   it('is the mean over every token of the source, however it is cut into batches', async () => {
+    // 129 targets are five samples of 24 and one of 9.
     for (const [batchSize, batches] of [
-      [1, 5],
-      [5, 1],
-      [2, 2],
+      [1, 6],
+      [2, 3],
+      [4, 2],
+      [5, 2],
+      [50, 1],
     ]) {
       const words = ['--dataset', 'text', '--local-path', file, '--batch-size', String(batchSize), '--json'];
       const { code, stdout, stderr } = await evaluate(words);
       expect(code, stderr).toBe(0);
       const result = JSON.parse(stdout);
-      expect(Object.keys(result)).toEqual(['model', 'step', 'source', 'loss', 'perplexity', 'targets', 'batches']);
-      expect(result).toMatchObject({ step: 7, source: 'text', targets: batches * batchSize * LENGTH, batches });
-      expect(result.loss / wanted(batches * batchSize)).toBeCloseTo(1, 5);
+      expect(Object.keys(result)).toEqual([
+        'model',
+        'step',
+        'source',
+        'loss',
+        'perplexity',
+        'targets',
+        'batches',
+        'bits_per_byte',
+        'complete',
+      ]);
+      expect(result).toMatchObject({ step: 7, source: 'text', targets: TARGETS, batches, complete: true });
+      expect(result.loss / wanted(TARGETS)).toBeCloseTo(1, 5);
+      // Every target but the separator is one byte.
+      expect(result.bits_per_byte).toBeCloseTo((result.loss * TARGETS) / Math.LN2 / (TARGETS - 1), 9);
       expect(result.perplexity).toBeCloseTo(Math.exp(result.loss), 6);
     }
   });
@@ -69,9 +86,35 @@ describe('eval loss', () => {
   it('takes at most so many batches, and prints a line', async () => {
     const { code, stdout } = await evaluate(['--dataset', 'text', '--local-path', file, '--batches', '2']);
     expect(code).toBe(0);
+    const loss = wanted(48);
     expect(stdout).toBe(
-      `loss ${wanted(2).toFixed(4)} | ppl ${Math.exp(wanted(2)).toFixed(2)} | 48 targets in 2 batches, step 7\n`,
+      `loss ${loss.toFixed(4)} | ppl ${Math.exp(loss).toFixed(2)} | bpb ${(loss / Math.LN2).toFixed(4)} | ` +
+        '48 targets in 2 batches (more with --batches), step 7\n',
     );
+  });
+
+  it('reads a streamed source once, to its last token', async () => {
+    const lines = join(root, 'lines.jsonl');
+    writeFileSync(lines, `${JSON.stringify({ text })}\n`);
+    const losses = [];
+    for (const [source, batchSize] of [
+      ['fineweb_edu_local', '1'],
+      ['fineweb_edu_local', '4'],
+      ['jsonl', '4'],
+    ]) {
+      const words = ['--dataset', source, '--local-path', lines, '--batch-size', batchSize, '--json'];
+      const { code, stdout, stderr } = await evaluate(words);
+      expect(code, stderr).toBe(0);
+      expect(JSON.parse(stdout)).toMatchObject({ targets: TARGETS, complete: true });
+      losses.push(JSON.parse(stdout).loss);
+    }
+    for (const loss of losses) expect(loss / wanted(TARGETS)).toBeCloseTo(1, 5);
+  });
+
+  it('takes the source that --local-path implies', async () => {
+    const { code, stdout, stderr } = await evaluate(['--local-path', file, '--json']);
+    expect(code, stderr).toBe(0);
+    expect(JSON.parse(stdout)).toMatchObject({ source: 'text', targets: TARGETS });
   });
 
   it('cannot be good on random tokens', async () => {
@@ -80,16 +123,16 @@ describe('eval loss', () => {
   });
 
   it.each([
+    ['no source and no path', [], /no data; name a source with --dataset or a path with --local-path/],
+    ['an unknown source', ['--dataset', 'books', '--local-path', '.'], /data\.source/],
     [
-      'a source shorter than a batch',
-      ['--dataset', 'text', '--batch-size', '50'],
-      /holds 5 samples, less than a batch/,
+      'a path that is not read',
+      ['--dataset', 'synthetic', '--local-path', '.'],
+      /data\.path: not read by data\.source/,
     ],
-    ['no source', [], /required option '--dataset <source>'/],
-    ['an unknown source', ['--dataset', 'books'], /data\.source/],
-    ['a missing model', ['--dataset', 'text', '--model', '/none'], /\/none: there is no such file or folder/],
+    ['a missing model', ['--dataset', 'synthetic', '--model', '/none'], /\/none: there is no such file or folder/],
   ])('%s is one line and exit code 2', async (_, words, message) => {
-    const { code, stdout, stderr } = await evaluate([...words, '--local-path', file]);
+    const { code, stdout, stderr } = await evaluate(words);
     expect(code).toBe(2);
     expect(stdout).toBe('');
     expect(stderr).toMatch(message);

@@ -8,7 +8,7 @@ import { loadModel } from '../../infer/load-model.js';
 import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
 import { withoutBranch } from '../../infer/without-branch.js';
 import { kernelOptions } from '../../model/kernels.js';
-import type { Branch } from '../../ops/gate/op.js';
+import type { Branch } from '../../ops/attention/gate/op.js';
 import { writeFileAtomic } from '../../run/atomic.js';
 import { heatMap, percent } from '../../watch/report/heat-map.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';

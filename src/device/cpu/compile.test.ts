@@ -1,6 +1,16 @@
 /** The kernel cache under everything that goes wrong on real machines: races, damage, bad disks, bad compilers. */
 import { execFile, spawnSync } from 'node:child_process';
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import {
+  cpSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
 import { homedir, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -95,6 +105,17 @@ describe('the kernel cache', () => {
     writeFileSync(join(folder, 'answer.h'), '#define ANSWER 8\n');
     const after = await startChild(child, [cache, source]).done;
     expect([before, after].map(({ output }) => answer(output.trim()))).toEqual([7, 8]);
+  });
+
+  it('keeps another entry when a header that a header includes is another', () => {
+    mkdirSync(join(folder, 'deep'), { recursive: true });
+    writeFileSync(join(folder, 'deep', 'outer.h'), '#include "inner.h"\n');
+    writeFileSync(source, '#include "deep/outer.h"\nextern "C" int answer() { return INNER; }\n');
+    const libraries = [7, 8].map((value) => {
+      writeFileSync(join(folder, 'deep', 'inner.h'), `#define INNER ${value}\n`);
+      return compiler().library(source);
+    });
+    expect(libraries.map(answer)).toEqual([7, 8]);
   });
 
   const damages: [string, (library: string) => void][] = [

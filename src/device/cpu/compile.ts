@@ -3,11 +3,11 @@
  * hash of the source, its headers, the flags, the compiler and the processor.
  */
 import { spawnSync } from 'node:child_process';
-import { readdirSync, readFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { readFileSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
-import { KernelCache, kernelCacheFolder, kernelKey } from '../kernel-cache.js';
+import { KernelCache, kernelCacheFolder, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 
@@ -81,7 +81,6 @@ export class KernelCompiler {
   readonly #options: CompilerOptions;
   readonly #cache: KernelCache;
   #compiler: Compiler | null = null;
-  #headers: string | null = null;
 
   constructor(options: CompilerOptions) {
     this.#options = options;
@@ -101,14 +100,8 @@ export class KernelCompiler {
   }
 
   #key(source: string, flags: readonly string[]): string {
-    this.#headers ??= readdirSync(HERE)
-      .filter((name) => name.endsWith('.h'))
-      .sort()
-      .map((name) => readFileSync(join(HERE, name), 'utf8'))
-      .join('\n');
     const { command, version } = this.compiler;
-    const text = readFileSync(source, 'utf8');
-    return kernelKey([text, this.#headers, flags.join(' '), command, version, processorIdentity()]);
+    return kernelKey([sourceWithHeaders(source, HERE), flags.join(' '), command, version, processorIdentity()]);
   }
 
   #build(source: string, flags: readonly string[], path: string): void {

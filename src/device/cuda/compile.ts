@@ -3,13 +3,13 @@
  * kernel cache. Where there is no NVRTC but a toolkit's nvcc, that does the same.
  */
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { UsageError } from '../../errors.js';
-import { KernelCache, kernelKey } from '../kernel-cache.js';
+import { KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
 import { type Environment, LibraryMissing, NVRTC, openLibrary } from './libraries.js';
 import type { Macros } from './runtime.js';
 
@@ -171,7 +171,6 @@ export class CudaCompiler {
   readonly #backend: CudaBackend;
   readonly #options: CudaCompilerOptions;
   readonly #cache: KernelCache;
-  #headers: string | null = null;
 
   /** `architecture`: compute capability times ten. */
   constructor(architecture: number, backend: CudaBackend, options: CudaCompilerOptions) {
@@ -190,13 +189,8 @@ export class CudaCompiler {
   cubin(source: string, macros: Macros = {}): Uint8Array {
     const defined = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
     const flags = ['-std=c++17', `-arch=${this.target}`, `-I${HERE}`, `-I${dirname(source)}`, ...defined.sort()];
-    this.#headers ??= readdirSync(HERE)
-      .filter((name) => name.endsWith('.cuh'))
-      .sort()
-      .map((name) => readFileSync(join(HERE, name), 'utf8'))
-      .join('\n');
-    const text = readFileSync(source, 'utf8');
-    const key = kernelKey([text, this.#headers, this.target, defined.join(' '), this.#backend.identity]);
+    const text = sourceWithHeaders(source, HERE);
+    const key = kernelKey([text, this.target, defined.join(' '), this.#backend.identity]);
     const path =
       this.#cache.find(key) ??
       this.#cache.store(key, (aside) => {

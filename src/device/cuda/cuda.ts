@@ -56,6 +56,12 @@ export function gpuCount(): number {
   return new Driver().getInt('cuDeviceGetCount');
 }
 
+/** Memory of a GPU in bytes, without opening it. */
+export function gpuMemoryBytes(index = 0): number {
+  const driver = new Driver();
+  return Number(driver.get('cuDeviceTotalMem_v2', driver.getInt('cuDeviceGet', index)));
+}
+
 export class CudaDevice implements Device, CudaRuntime {
   readonly kind = 'cuda';
   readonly name: string;

@@ -8,8 +8,8 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
-import { TensorTable } from '../tensor-table.js';
+import { expectShape } from '../common/shapes.js';
+import { TensorTable } from '../common/tensor-table.js';
 import { launchers } from './cuda.js';
 
 const tensors = ['ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const; // value, gradient, m, v, rounded

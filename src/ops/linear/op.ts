@@ -4,7 +4,7 @@ import { UsageError } from '../../errors.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
-import { expectFloats, expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;

@@ -4,7 +4,7 @@ import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
-import { Sequences } from '../sequences.js';
+import { Sequences } from '../common/sequences.js';
 import { type HeadPart, rotate, splitHeads } from './op.js';
 import { angle, splitBackward, splitForward } from './reference.js';
 
