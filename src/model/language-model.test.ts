@@ -7,8 +7,9 @@ import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { randomValues } from '../testing/numbers.js';
+import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { LanguageModel } from './language-model.js';
-import { type ModelShape, modelShape } from './shape.js';
+import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 type Overrides = { model?: Record<string, unknown>; nsa?: Record<string, unknown> };
 
@@ -131,6 +132,21 @@ describe('language model', () => {
     expect(checkpointed.gradients).toEqual(plain.gradients);
     expect(checkpointed.peak).toBeLessThan(plain.peak * 0.6);
     model.free();
+  });
+
+  it('runs a checkpointed block again without its last product', () => {
+    const own = shape({ model: { n_layers: 6 } });
+    const products = (checkpointing: boolean) => {
+      const device = new RecordingCuda(exportedBy({ heads: headShapeOf(own), sparse: sparseShapeOf(own) }));
+      const model = new LanguageModel(device, own, 3);
+      step(model, [200], checkpointing);
+      model.free();
+      return device.launches.filter(({ kernel }) => kernel === 'linear_forward').length;
+    };
+    const [once, again] = [products(false), products(true)];
+    const inBlock = (once - 1) / 6; // one is the head's
+    expect(inBlock).toBeGreaterThanOrEqual(4);
+    expect(again - once).toBe(6 * (inBlock - 1));
   });
 
   it('allocates nothing in a step of steady state and frees all it took', () => {

@@ -53,7 +53,7 @@ class Block {
     tape.drop(input);
     const active = mlp === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
     tape.drop(up);
-    const out = linear(tape, active, operand(this.#down, active), null, middle);
+    const out = linear(tape, active, operand(this.#down, active), null, middle, tape.isResultRead);
     tape.drop(active);
     tape.drop(middle);
     return out;

@@ -335,6 +335,46 @@ describe('checkpoint', () => {
     tape.end();
   });
 
+  it('computes what is wanted once in its first run, and holds it until the second has used it', () => {
+    let computed = 0;
+    const expensive = (inner: Tape, x: Tensor) => {
+      const { factor } = inner.once(() => {
+        computed += 1;
+        return { factor: inner.from(new Float32Array(x.size).fill(3), x.shape) };
+      });
+      const y = inner.from(
+        x.read().map((value, i) => value * factor.item(i)),
+        x.shape,
+      );
+      inner.record([x], [y], [factor], () => write(inner, x, (i) => inner.gradient(y)!.item(i) * factor.item(i)));
+      inner.drop(factor);
+      return y;
+    };
+    const run = (tape: Tape) => {
+      computed = 0;
+      const x = tape.watch(tape.from(new Float32Array(SIZE).fill(2), [SIZE]));
+      const y = tape.checkpoint([x], (inner) => squared(inner, expensive(inner, expensive(inner, x))));
+      expect(y.item()).toBe(324);
+      return { x, y };
+    };
+    const tape = new Tape(device);
+    const { x, y } = run(tape);
+    expect(inUse()).toBe(4 * BYTES); // input, output, and two factors
+    tape.seed(y, new Float32Array(SIZE).fill(1));
+    tape.backward();
+    expect(tape.gradient(x)!.item()).toBe(324); // of 81x²
+    expect([computed, inUse()]).toEqual([2, 2 * BYTES]); // x and its gradient
+    tape.end();
+    // Without gradients nothing is held; where the backward pass never runs all goes back at the end.
+    const inference = new Tape(device, { record: false });
+    run(inference);
+    expect(inUse()).toBe(2 * BYTES);
+    inference.end();
+    const unused = new Tape(device);
+    run(unused);
+    unused.end();
+  });
+
   it('keeps nothing for inference', () => {
     const tape = new Tape(device, { record: false });
     const x = tape.from(new Float32Array(SIZE).fill(2), [SIZE]);

@@ -38,6 +38,8 @@ interface SharedGradient {
   holders: number;
 }
 
+type TensorRecord = Readonly<Record<string, Tensor>>;
+
 export class Tape {
   readonly device: Device;
   readonly recording: boolean;
@@ -50,11 +52,21 @@ export class Tape {
   readonly #gradients = new Map<Storage, SharedGradient>();
   /** How often each parameter is still to be used by the backward pass: at zero its gradient is finished. */
   readonly #uses = new Map<GradientSlot, number>();
+  /** Results of `once` in a checkpointed block: filled by its first run, taken in the same order by its second. */
+  #kept: TensorRecord[] | null = null;
 
   constructor(device: Device, options: TapeOptions = {}, parent: Tape | null = null) {
     this.device = device;
     this.recording = options.record ?? true;
     this.#parent = parent;
+  }
+
+  /**
+   * False in the second run of a checkpointed block: gradients pass through the block's result, but its values are not
+   * read, so the operation that returns it need not compute them.
+   */
+  get isResultRead(): boolean {
+    return this.#parent === null;
   }
 
   /** An uninitialised tensor that the tape owns. */
@@ -188,13 +200,16 @@ export class Tape {
 
   /**
    * Runs `block` keeping only its result, and runs it again in the backward pass: memory for time. `block` must be a
-   * pure function of its inputs and of parameters.
+   * pure function of its inputs and of parameters. Results of `once` inside it are kept beside the block's own.
    */
   checkpoint(inputs: readonly Tensor[], block: (tape: Tape) => Tensor): Tensor {
     const trial = new Tape(this.device, { record: false });
+    const kept: TensorRecord[] = [];
+    if (this.recording) trial.#kept = kept;
     const output = this.own(trial.keep(block(trial)));
     const inner = new Map(trial.#uses);
     trial.end();
+    for (const tensor of kept.flatMap(Object.values<Tensor>)) this.own(tensor);
     for (const [leaf, uses] of inner) this.#expectUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
     for (const input of inputs) this.#saves.set(input.storage, (this.#saves.get(input.storage) ?? 0) + 1);
@@ -206,6 +221,8 @@ export class Tape {
       inner,
       backward: () => {
         const rerun = new Tape(this.device, {}, this);
+        for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.keep(tensor));
+        rerun.#kept = kept;
         const again = block(rerun);
         rerun.seedWith(again, this.gradient(output)!);
         rerun.backward();
@@ -213,6 +230,20 @@ export class Tape {
       },
     });
     return output;
+  }
+
+  /**
+   * Computes tensors that are too expensive to compute twice. In a checkpointed block `compute` runs in the first run only,
+   * and its results are held until the second run drops them; elsewhere this just calls it. The tensors must belong to
+   * this tape, and `compute` must record nothing.
+   */
+  once<T extends { readonly [name in keyof T]: Tensor }>(compute: () => T): T {
+    if (!this.#kept) return compute();
+    if (this.recording) return this.#kept.shift() as T;
+    const tensors = compute();
+    for (const tensor of Object.values<Tensor>(tensors)) this.keep(tensor);
+    this.#kept.push(tensors);
+    return tensors;
   }
 
   /** Gives everything the tape owns back to the pool. */
