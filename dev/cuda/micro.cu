@@ -82,7 +82,7 @@ template <int MODE> __global__ void __launch_bounds__(128) matrix_rate(float* si
     }
     if (MODE >= 2) {
 #pragma unroll
-      for (int i = 0; i < 32; i++) e[i] = exp2_fast(fmaf(e[i], -0.5f, 0.25f));
+      for (int i = 0; i < 32; i++) e[i] = exp2_approximate(fmaf(e[i], -0.5f, 0.25f));
     }
     if (MODE < 3) { matrix_wait<0>(); hold(d); }
   }

@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     const std::string source = text.str(), include = "-Isrc/ops/attention/fused";
     nvrtcProgram program;
     if (nvrtcCreateProgram(&program, source.c_str(), path.c_str(), 0, nullptr, nullptr) != NVRTC_SUCCESS) return 3;
-    std::vector<const char*> options = {"-std=c++17", "--gpu-architecture=sm_90a", include.c_str()};
+    std::vector<const char*> options = {"-std=c++17", "--gpu-architecture=sm_90a", "-Isrc/device/cuda", include.c_str()};
     for (int i = 2; i < argc; i++) options.push_back(argv[i]);
     const auto start = std::chrono::steady_clock::now();
     const nvrtcResult result = nvrtcCompileProgram(program, (int)options.size(), options.data());

@@ -33,13 +33,13 @@ flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DS
 cubins() {  # name, flags
   mkdir -p $out/$1
   for op in compressed select selected window combine; do
-    echo "nvcc -std=c++17 -cubin $arch -Xptxas -v -lineinfo $2 -o $out/$1/$op.cubin src/ops/attention/fused/$op.cu > $out/$1/$op.log 2>&1 || { echo FAILED $1/$op; grep error $out/$1/$op.log; }"
+    echo "nvcc -std=c++17 -cubin $arch -Xptxas -v -lineinfo -Isrc/device/cuda $2 -o $out/$1/$op.cubin src/ops/attention/fused/$op.cu > $out/$1/$op.log 2>&1 || { echo FAILED $1/$op; grep error $out/$1/$op.log; }"
   done
 }
 build() {
   { echo "nvcc -std=c++17 -O3 -arch=sm_90 -o $out/check dev/cuda/check.cu"
     echo "nvcc -std=c++17 -O3 -arch=sm_90 -o $out/time dev/cuda/time.cu"
-    echo "nvcc -std=c++17 -O3 $arch -o $out/micro dev/cuda/micro.cu 2>/dev/null"
+    echo "nvcc -std=c++17 -O3 $arch -Isrc/device/cuda -o $out/micro dev/cuda/micro.cu 2>/dev/null"
     while IFS='|' read -r name shape extra; do wanted $name && cubins $name "$(flags $shape) $extra"; done <<< "$shapes"
     while IFS='|' read -r name extra; do wanted $name && cubins $name "$extra"; done <<< "$variants"
   } | xargs -P "${JOBS:-16}" -I{} bash -c "{}"

@@ -28,9 +28,10 @@ const EMULATOR = fileURLToPath(new URL('./cuda-emulator.h', import.meta.url));
 /** Functions written in PTX, by how they begin, and what stands for them. */
 const REPLACED: Readonly<Record<string, string>> = {
   'float exp2_approximate(float x)': 'return exp2f(x);',
-  'u32 to_halves(float first, float second)': 'return emulator::to_bf16(first) | (u32)emulator::to_bf16(second) << 16;',
+  'float log2_approximate(float x)': 'return log2f(x);',
+  'u32 pack_bf16(float low, float high)': 'return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;',
   'uint4 load_early(const void* from)': 'return *(const uint4*)from;',
-  'void multiply_add(float (&d)[4]': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
+  'void mma_bf16(float* d': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
   'void cluster_arrive()': '',
   'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
   'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
@@ -253,8 +254,11 @@ export class EmulatedCuda implements Device, CudaRuntime {
       '-Wl,-Bsymbolic',
       ...macros,
     ];
-    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' '), command, version]);
-    return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(text, flags, path));
+    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' ')]);
+    const compiler = `${command} ${version}`;
+    return (
+      this.#cache.find(key, compiler) ?? this.#cache.store(key, compiler, (path) => this.#build(text, flags, path))
+    );
   }
 
   #build(text: string, flags: readonly string[], path: string): void {

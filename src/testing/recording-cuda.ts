@@ -32,6 +32,7 @@ const DTYPES: Readonly<Record<string, string>> = {
   'f32*': 'f32', // of a macro that is a dtype
   'i64*': 'f64', // addresses
   'int*': 'i32',
+  'Plan*': 'i32', // plan.cuh
   'u32*': 'i32',
 };
 

@@ -62,7 +62,10 @@ export interface TestRun {
 }
 
 export type RunOptions = Partial<
-  Pick<TrainOptions, 'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep'>
+  Pick<
+    TrainOptions,
+    'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep' | 'onEvaluation' | 'onCheckpoint'
+  >
 > & {
   /** Called with every line said, and with the emitter that stands for the process's signals. */
   readonly onLine?: (line: string, signals: EventEmitter) => void;

@@ -12,18 +12,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-SOURCES = [
-    "src/ops/attention/fused/" + name
-    for name in ("common.cuh", "matrix.cuh", "forward.cuh", "window.cuh", "compressed.cu", "window.cu")
-]
+FUSED = ("common.cuh", "matrix.cuh", "forward.cuh", "window.cuh", "compressed.cu", "window.cu")
+SOURCES = ["src/device/cuda/elements.cuh", "src/ops/attention/shape.cuh"] + ["src/ops/attention/fused/" + name for name in FUSED]
 # Many steps of 64 keys with few tokens, and rows that fill no tile.
 MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DPORTABLE"]
 
 # Functions written in PTX, and what stands for them.
 REPLACED = {
-    "float exp2_fast(float x)": "return exp2f(x);",
-    "float log2_fast(float x)": "return log2f(x);",
-    "u32 pack(float low, float high)": "return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;",
+    "float exp2_approximate(float x)": "return exp2f(x);",
+    "float log2_approximate(float x)": "return log2f(x);",
+    "u32 pack_bf16(float low, float high)": "return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;",
     "void store_streaming(void* to, uint4 x)": "*(uint4*)to = x;",
     "u32 shared_address(const void* p)": "return (u32)((const char*)p - emulator::self().block->memory());",
     "void copy16(u32 to, const void* from, bool present)": "present ? (void)memcpy(emulator::at(to), from, 16) : (void)memset(emulator::at(to), 0, 16);",
@@ -38,7 +36,7 @@ REPLACED = {
     "void barrier(int id, int threads)": "emulator::named_barrier(id, threads);",
     "void load_fragment(u32 (&r)[4], u32 address)": "emulator::load_matrices(r, address, TRANSPOSE);",
     "void hold(float (&d)[32])": "",
-    "void mma(float* d, const u32 (&a)[4], u32 b0, u32 b1)": "emulator::product(d, a[0], a[1], a[2], a[3], b0, b1);",
+    "void mma_bf16(float* d": "emulator::product(d, a0, a1, a2, a3, b0, b1);",
 }
 
 

@@ -10,11 +10,26 @@ constexpr int64_t kMostTokens = 48;  // more would compute more scores above the
 
 inline int64_t tile_tokens(const Shape& shape) { return std::min(kMostTokens, std::max<int64_t>(1, kRowTarget / shape.per_group())); }
 
+// What every branch kernel is given, filled by attendBranch in branch.ts: 8 bytes a field, in this order.
+struct AttentionArguments {
+  const float *q, *k, *v;                // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
+  const int32_t *offsets, *key_offsets;  // [sequences + 1], where each sequence begins, in tokens and in keys
+  float *out, *lse;                      // [tokens, heads, dv], [tokens, heads]; the backward pass reads them
+  const float* d_out;                    // this and the gradients: null in the forward pass
+  float *d_query, *d_keys, *d_values;
+  int64_t sequences, heads, groups, dk, dv;
+  int64_t accumulate_query, accumulate_keys, accumulate_values;
+};
+
 struct Inputs {
   Shape shape;
   const float *query, *keys, *values;
   const int32_t *offsets, *key_offsets;  // where each sequence begins, in tokens and in keys
   int64_t sequences;
+
+  static Inputs of(const AttentionArguments& a) {
+    return {{a.heads, a.groups, a.dk, a.dv}, a.q, a.k, a.v, a.offsets, a.key_offsets, a.sequences};
+  }
   int64_t tokens() const { return offsets[sequences]; }
 };
 
@@ -187,6 +202,12 @@ struct Gradients {
   const float *out, *lse, *d_out;
   float *d_query, *d_keys, *d_values;
   bool accumulate_query, accumulate_keys, accumulate_values;
+
+  static Gradients of(const AttentionArguments& a) {
+    return {a.out,    a.lse,      a.d_out,
+            a.d_query, a.d_keys,  a.d_values,
+            a.accumulate_query != 0, a.accumulate_keys != 0, a.accumulate_values != 0};
+  }
 };
 
 inline void clear_unless(bool accumulate, float* x, int64_t count) {

@@ -1,12 +1,13 @@
-/** Launches of the portable attention kernels (plain.cu beside each operation, src/device/cuda/plain.cuh). */
+/** Launches of the branch kernels: branch.cuh and the cuda.cu of each branch. */
 import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../device/cuda/runtime.js';
-import type { Addressable } from '../../device/device.js';
+import type { Addressable, StructArgument } from '../../device/device.js';
+import type { AttentionArguments } from './branch.js';
 
-/** Rows, keys and columns of a tile: TILE, STRIDE and THREADS of plain.cuh. */
+/** Rows, keys and columns of a tile: TILE, STRIDE and THREADS of branch.cuh. */
 export const TILE = 64;
 const STRIDE = 68;
 const THREADS = 256;
-/** FORWARD_BUFFERS and BACKWARD_BUFFERS of plain.cuh. */
+/** FORWARD_BUFFERS and BACKWARD_BUFFERS of branch.cuh. */
 const FORWARD_BUFFERS = 3;
 const BACKWARD_BUFFERS = 4;
 /**
@@ -16,7 +17,7 @@ const BACKWARD_BUFFERS = 4;
 const BLOCKS = 16;
 
 /** The code for the element type of `q` and these head sizes. Few variants serve all sizes: columns come in chunks. */
-export function plainCode(cuda: CudaRuntime, source: URL, q: Addressable | null, dk: number, dv: number): CudaCode {
+export function branchCode(cuda: CudaRuntime, source: URL, q: Addressable | null, dk: number, dv: number): CudaCode {
   return cuda.compile(source, {
     ELEMENT: q?.dtype ?? 'f32',
     KEY_CHUNKS: Math.ceil(dk / TILE),
@@ -25,39 +26,13 @@ export function plainCode(cuda: CudaRuntime, source: URL, q: Addressable | null,
   });
 }
 
-export function plainShape(cuda: CudaRuntime, { buffers = FORWARD_BUFFERS, blocks = BLOCKS } = {}): LaunchShape {
+export function branchLaunch(cuda: CudaRuntime, { buffers = FORWARD_BUFFERS, blocks = BLOCKS } = {}): LaunchShape {
   const shared = buffers * TILE * STRIDE * Float32Array.BYTES_PER_ELEMENT;
   return { grid: cuda.multiprocessors * blocks, block: THREADS, shared };
 }
 
-type Memory = Addressable | null;
-
-interface Common {
-  readonly q: Memory;
-  readonly k: Memory;
-  readonly v: Memory;
-  readonly offsets: Memory;
-  readonly keyOffsets: Memory;
-  readonly out: Memory;
-  readonly lse: Memory;
-  readonly sequences: number;
-  readonly heads: number;
-  readonly groups: number;
-  readonly dk: number;
-  readonly dv: number;
-}
-
-interface Backward extends Common {
-  readonly dOut: Memory;
-  readonly dq: Memory;
-  readonly dKeys: Memory;
-  readonly dValues: Memory;
-  /** Accumulate flags of dq, dKeys and dValues. */
-  readonly flags: readonly [number, number, number];
-}
-
-/** The three kernels that ATTENTION_KERNELS(name, …) defines; `also` are the operation's own parameters. */
-export class PlainAttention {
+/** The three kernels that ATTENTION_KERNELS(name, …) in branch.cuh defines; `extra` are the branch's own parameters. */
+export class BranchKernels {
   readonly #cuda: CudaRuntime;
   readonly #source: URL;
   readonly #name: string;
@@ -68,28 +43,33 @@ export class PlainAttention {
     this.#name = name;
   }
 
-  forward(given: Common, ...also: LaunchArgument[]): void {
-    const { q, k, v, offsets, keyOffsets, out, lse, sequences, heads, groups, dk, dv } = given;
-    const inputs = [q, k, v, offsets, keyOffsets] as const;
-    plainCode(this.#cuda, this.#source, q, dk, dv).launch(
+  forward(struct: StructArgument, ...extra: LaunchArgument[]): void {
+    const { q, k, v, offsets, keyOffsets, out, lse, ...given } = argumentsOf(struct);
+    const { sequences, heads, groups, dk, dv } = given;
+    branchCode(this.#cuda, this.#source, q, dk, dv).launch(
       `${this.#name}_forward`,
-      plainShape(this.#cuda),
-      ...[...inputs, out, lse, sequences, heads, groups, dk, dv, ...also],
+      branchLaunch(this.#cuda),
+      ...[q, k, v, offsets, keyOffsets, out, lse, sequences, heads, groups, dk, dv, ...extra],
     );
   }
 
-  backward(given: Backward, ...also: LaunchArgument[]): void {
-    const { q, k, v, offsets, keyOffsets, out, lse, dOut, sequences, heads, groups, dk, dv } = given;
+  backward(struct: StructArgument, ...extra: LaunchArgument[]): void {
+    const { q, k, v, offsets, keyOffsets, out, lse, dOut, ...given } = argumentsOf(struct);
+    const { sequences, heads, groups, dk, dv, accumulateQ, accumulateK, accumulateV } = given;
     const inputs = [q, k, v, offsets, keyOffsets, out, lse, dOut] as const;
     const sizes = [sequences, heads, groups, dk, dv] as const;
-    const [accumulateQ, accumulateK, accumulateV] = given.flags;
-    const code = plainCode(this.#cuda, this.#source, q, dk, dv);
-    const shape = plainShape(this.#cuda, { buffers: BACKWARD_BUFFERS });
-    code.launch(`${this.#name}_backward_queries`, shape, ...[...inputs, given.dq, ...sizes, accumulateQ, ...also]);
+    const code = branchCode(this.#cuda, this.#source, q, dk, dv);
+    const shape = branchLaunch(this.#cuda, { buffers: BACKWARD_BUFFERS });
+    code.launch(`${this.#name}_backward_queries`, shape, ...[...inputs, given.dq, ...sizes, accumulateQ, ...extra]);
     code.launch(
       `${this.#name}_backward_keys`,
       shape,
-      ...[...inputs, given.dKeys, given.dValues, ...sizes, accumulateK, accumulateV, ...also],
+      ...[...inputs, given.dKeys, given.dValues, ...sizes, accumulateK, accumulateV, ...extra],
     );
   }
+}
+
+/** `attendBranch` builds every struct that reaches these kernels. */
+function argumentsOf(struct: StructArgument): AttentionArguments {
+  return struct as unknown as AttentionArguments;
 }

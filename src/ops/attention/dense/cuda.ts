@@ -1,19 +1,13 @@
-/** How dense attention runs on a GPU. */
+/** How dense attention runs on a GPU: one kernel per branch, any shape. */
 import type { CudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Kernels } from '../../../device/device.js';
-import { PlainAttention } from '../branch-cuda.js';
+import { BranchKernels } from '../branch-cuda.js';
 import type { signatures } from './op.js';
 
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
-  const plain = new PlainAttention(cuda, new URL('./cuda.cu', import.meta.url), 'dense');
+  const branch = new BranchKernels(cuda, new URL('./cuda.cu', import.meta.url), 'dense');
   return {
-    dense_forward: (q, k, v, offsets, out, lse, sequences, heads, groups, dk, dv) =>
-      plain.forward({ q, k, v, offsets, keyOffsets: offsets, out, lse, sequences, heads, groups, dk, dv }),
-    dense_backward: (
-      ...[q, k, v, offsets, out, lse, dOut, dq, dKeys, dValues, sequences, heads, groups, dk, dv, ...flags]
-    ) => {
-      const shape = { sequences, heads, groups, dk, dv };
-      plain.backward({ q, k, v, offsets, keyOffsets: offsets, out, lse, dOut, dq, dKeys, dValues, ...shape, flags });
-    },
+    dense_forward: (given) => branch.forward(given),
+    dense_backward: (given) => branch.backward(given),
   };
 }

@@ -133,10 +133,10 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
 #pragma unroll
     for (int n = 0; n < 8; n++) {
       const float2 shift = *(const float2*)(stage_side + (n * 8 + (lane & 3) * 2) * 4);
-      score[n * 4] = exp2_fast(fmaf(score[n * 4], c, -shift.x));
-      score[n * 4 + 1] = exp2_fast(fmaf(score[n * 4 + 1], c, -shift.y));
-      score[n * 4 + 2] = exp2_fast(fmaf(score[n * 4 + 2], c, -shift.x));
-      score[n * 4 + 3] = exp2_fast(fmaf(score[n * 4 + 3], c, -shift.y));
+      score[n * 4] = exp2_approximate(fmaf(score[n * 4], c, -shift.x));
+      score[n * 4 + 1] = exp2_approximate(fmaf(score[n * 4 + 1], c, -shift.y));
+      score[n * 4 + 2] = exp2_approximate(fmaf(score[n * 4 + 2], c, -shift.x));
+      score[n * 4 + 3] = exp2_approximate(fmaf(score[n * 4 + 3], c, -shift.y));
     }
     if (!whole) {
       const int key = warp * 16 + lane / 4;
@@ -163,10 +163,10 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     for (int n = 0; n < 8; n++) {
       const float2 d = *(const float2*)(stage_side + 256 + (n * 8 + (lane & 3) * 2) * 4);
       const u32 upper = operand[n / 2][(n % 2) * 2], lower = operand[n / 2][(n % 2) * 2 + 1];
-      d_score[n * 4] = low_half(upper) * (d_score[n * 4] - d.x);
-      d_score[n * 4 + 1] = high_half(upper) * (d_score[n * 4 + 1] - d.y);
-      d_score[n * 4 + 2] = low_half(lower) * (d_score[n * 4 + 2] - d.x);
-      d_score[n * 4 + 3] = high_half(lower) * (d_score[n * 4 + 3] - d.y);
+      d_score[n * 4] = low_bf16(upper) * (d_score[n * 4] - d.x);
+      d_score[n * 4 + 1] = high_bf16(upper) * (d_score[n * 4 + 1] - d.y);
+      d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
+      d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
     }
     u32 d_operand[4][4];
     as_operand(d_operand, d_score);
@@ -221,7 +221,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       for (int half = 0; half < 2; half++) {
         if (r + half * 8 >= keys) continue;
         Out* const cell = to + (i64)(r + half * 8) * stride * size + at;
-        if constexpr (DIRECT) *(u32*)cell = pack(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
+        if constexpr (DIRECT) *(u32*)cell = pack_bf16(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
         else if (apart) *(float2*)cell = make_float2(d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
         else reduce2(cell, d[n * 4 + half * 2] * f, d[n * 4 + half * 2 + 1] * f);
       }

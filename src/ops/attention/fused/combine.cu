@@ -6,8 +6,8 @@ constexpr int LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;
 
 __device__ __forceinline__ void unpack(float (&to)[8], const bf16* from) {
   const uint4 x = *(const uint4*)from;
-  to[0] = low_half(x.x), to[1] = high_half(x.x), to[2] = low_half(x.y), to[3] = high_half(x.y);
-  to[4] = low_half(x.z), to[5] = high_half(x.z), to[6] = low_half(x.w), to[7] = high_half(x.w);
+  to[0] = low_bf16(x.x), to[1] = high_bf16(x.x), to[2] = low_bf16(x.y), to[3] = high_bf16(x.y);
+  to[4] = low_bf16(x.z), to[5] = high_bf16(x.z), to[6] = low_bf16(x.w), to[7] = high_bf16(x.w);
 }
 
 // out = sum of gate * branch
@@ -24,7 +24,7 @@ combine_forward(const bf16* cmp, const bf16* sel, const bf16* win, const float* 
   u32 r[4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    r[i] = pack(ga * a[i * 2] + gb * b[i * 2] + gc * c[i * 2], ga * a[i * 2 + 1] + gb * b[i * 2 + 1] + gc * c[i * 2 + 1]);
+    r[i] = pack_bf16(ga * a[i * 2] + gb * b[i * 2] + gc * c[i * 2], ga * a[i * 2 + 1] + gb * b[i * 2 + 1] + gc * c[i * 2 + 1]);
   *(uint4*)(out + row * DV + column) = make_uint4(r[0], r[1], r[2], r[3]);
 }
 
@@ -58,7 +58,7 @@ combine_backward(const bf16* d_out, const bf16* cmp, const bf16* sel, const bf16
   const float gate = gates[row * 3 + lane], lse = (lane == 0 ? lse_cmp : lane == 1 ? lse_sel : lse_win)[row];
   d_gates[row * 3 + lane] = sum;
   delta[lane * rows + row] = sum;
-  shift[lane * rows + row] = lse == -infinity() || gate == 0.0f ? infinity() : lse * LOG2E - log2f(gate);
+  shift[lane * rows + row] = lse == -positive_infinity() || gate == 0.0f ? positive_infinity() : lse * LOG2_E - log2f(gate);
 }
 
 // fp32 sums of the backward pass as bf16: keys and values of the compressed and of the selected branch in one launch. Eight
@@ -78,5 +78,5 @@ round_sums(const float* dk_cmp_sums, const float* dk_sel_sums, const float* dv_c
   const float* const from = (is_key ? is_cmp ? dk_cmp_sums : dk_sel_sums : is_cmp ? dv_cmp_sums : dv_sel_sums) + i;
   bf16* const to = (is_key ? is_cmp ? dk_cmp : dk_sel : is_cmp ? dv_cmp : dv_sel) + i;
   const float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
-  *(uint4*)to = make_uint4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
+  *(uint4*)to = make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
 }

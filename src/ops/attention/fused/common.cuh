@@ -3,78 +3,24 @@
 // compiles this with nothing installed but the driver.
 #pragma once
 
-// Shapes are macros (-DHEADS=12 ...), so that every loop over them unrolls.
-#ifndef HEADS
-#define HEADS 12
-#endif
-#ifndef GROUPS
-#define GROUPS 2
-#endif
-#ifndef DK
-#define DK 64
-#endif
-#ifndef DV
-#define DV 64
-#endif
-#ifndef CMP_L
-#define CMP_L 32
-#endif
-#ifndef CMP_D
-#define CMP_D 16
-#endif
-#ifndef SEL_L
-#define SEL_L 64
-#endif
-#ifndef SEL_N
-#define SEL_N 16
-#endif
-#ifndef WINDOW
-#define WINDOW 512
-#endif
+#include "elements.cuh"
+#include "../shape.cuh"
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-typedef unsigned short bf16;
-
-constexpr int HPG = HEADS / GROUPS;      // heads per group; they share keys, so they are packed as rows
 constexpr int PK = (DK + 63) / 64;       // 64-column panels of a key row
 constexpr int PV = (DV + 63) / 64;       // and of a value row
 constexpr int PANEL = 64 * 128;          // bytes of a panel: 64 rows of 64 bf16
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 constexpr int NEVER = 0x7fffffff;
 
-static_assert(HEADS % GROUPS == 0 && HPG >= 1 && HPG <= 16, "heads per group must be 1 to 16");
 static_assert(DK % 16 == 0 && DV % 16 == 0, "head sizes must be multiples of 16");
-static_assert(CMP_L % CMP_D == 0 && SEL_L % CMP_D == 0 && CMP_L <= SEL_L, "d divides l and l', l <= l'");
 static_assert(SEL_N >= 3 && SEL_N <= 64, "n must be 3 to 64");
 
 // A number the host reads from the module: bytes of shared memory, rows of a tile.
 #define EXPORT(name, ...) extern "C" __device__ int name = (__VA_ARGS__);
 
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 // softmax scale with log2(e) folded in: every exponential is a bare ex2
-__device__ __forceinline__ float scale_log2() { return LOG2E / sqrtf((float)DK); }
+__device__ __forceinline__ float scale_log2() { return LOG2_E / sqrtf((float)DK); }
 __device__ __forceinline__ float scale() { return 1.0f / sqrtf((float)DK); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-__device__ __forceinline__ float low_half(u32 x) { return __uint_as_float(x << 16); }
-__device__ __forceinline__ float high_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 
 // Stores that are read much later, or by nobody soon: they should not push other data out of the cache.
 __device__ __forceinline__ void store_streaming(void* to, uint4 x) {
@@ -252,6 +198,3 @@ __device__ __forceinline__ void pack_tile(const bf16* k, const bf16* v, unsigned
     *(uint4*)(to + panel * PANEL + swizzle(r, chunk)) = x;
   }
 }
-
-__device__ __forceinline__ int count_cmp(int length) { return length < CMP_L ? 0 : (length - CMP_L) / CMP_D + 1; }
-__device__ __forceinline__ int visible_cmp(int t) { return t + 1 < CMP_L ? 0 : (t + 1 - CMP_L) / CMP_D + 1; }

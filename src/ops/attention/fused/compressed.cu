@@ -35,7 +35,7 @@ struct Compressed : PackedRows {
   __device__ __forceinline__ bool whole(int tile) const { return (tile + 1) * 64 <= visible_first; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     low = 0;
-    high = visible_cmp(t) - tile * 64;
+    high = count_compressed(t + 1) - tile * 64;
   }
 };
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* 
   Place place;
   if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
                   [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
-                  [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return false;
+                  [](int length) { return (count_compressed(length) + 63) / 64; }, place)) return false;
   branch.q = q;
   branch.packed = packed;
   branch.first = place.first;
@@ -54,8 +54,8 @@ __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* 
   branch.start = place.tile * ROWS;
   branch.rows = min(ROWS, place.length * HPG - branch.start);
   branch.tile0 = place.units;
-  branch.visible_first = branch.rows == ROWS ? visible_cmp(branch.start / HPG) : 0;
-  branch.visible_last = visible_cmp((branch.start + branch.rows - 1) / HPG);
+  branch.visible_first = branch.rows == ROWS ? count_compressed(branch.start / HPG + 1) : 0;
+  branch.visible_last = count_compressed((branch.start + branch.rows - 1) / HPG + 1);
   branch.tiles = (branch.visible_last + 63) / 64;
   return true;
 }
@@ -86,7 +86,7 @@ struct CompressedBackward : ContiguousRows {
   __device__ __forceinline__ bool whole(int from, int to) const { return from + 1 >= (cmp_tile * 64 + 63) * CMP_D + CMP_L; }
   __device__ __forceinline__ void range(int t, int& low, int& high) const {
     low = 0;
-    high = visible_cmp(t) - cmp_tile * 64;
+    high = count_compressed(t + 1) - cmp_tile * 64;
   }
 };
 
@@ -122,11 +122,7 @@ compressed_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv,
   const i64 all = (i64)cu_cmp[sequences] * GROUPS * size, i = ((i64)blockIdx.x * 256 + threadIdx.x) * 4;
   if (i >= all) return;
   const int row = (int)(i / (GROUPS * size));
-  int s = 0, upper = sequences;
-  while (upper - s > 1) {
-    const int middle = (s + upper) / 2;
-    if (cu_cmp[middle] <= row) s = middle; else upper = middle;
-  }
+  const int s = sequence_of(cu_cmp, sequences, row);
   const int length = cu_seqlens[s + 1] - cu_seqlens[s], tile = (row - cu_cmp[s]) / 64;
   const float* const from = blockIdx.y == 0 ? dk_parts : dv_parts;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -135,5 +131,5 @@ compressed_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv,
     const float4 x = *(const float4*)(from + part * all + i);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
-  *(uint2*)((blockIdx.y == 0 ? dk : dv) + i) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+  *(uint2*)((blockIdx.y == 0 ? dk : dv) + i) = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }

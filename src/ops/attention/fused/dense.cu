@@ -11,14 +11,14 @@ dense_prepare(const bf16* d_out, const bf16* out, const float* lse, float* delta
   float sum = 0.0f;
   if (row < rows && column < DV) {
     const uint4 a = *(const uint4*)(d_out + row * DV + column), b = *(const uint4*)(out + row * DV + column);
-    sum += low_half(a.x) * low_half(b.x) + high_half(a.x) * high_half(b.x);
-    sum += low_half(a.y) * low_half(b.y) + high_half(a.y) * high_half(b.y);
-    sum += low_half(a.z) * low_half(b.z) + high_half(a.z) * high_half(b.z);
-    sum += low_half(a.w) * low_half(b.w) + high_half(a.w) * high_half(b.w);
+    sum += low_bf16(a.x) * low_bf16(b.x) + high_bf16(a.x) * high_bf16(b.x);
+    sum += low_bf16(a.y) * low_bf16(b.y) + high_bf16(a.y) * high_bf16(b.y);
+    sum += low_bf16(a.z) * low_bf16(b.z) + high_bf16(a.z) * high_bf16(b.z);
+    sum += low_bf16(a.w) * low_bf16(b.w) + high_bf16(a.w) * high_bf16(b.w);
   }
 #pragma unroll
   for (int s = 1; s < LANES; s *= 2) sum += __shfl_xor_sync(~0u, sum, s);
   if (row >= rows || lane != 0) return;
   delta[row] = sum;
-  shift[row] = lse[row] * LOG2E;  // finite: a token sees at least itself
+  shift[row] = lse[row] * LOG2_E;  // finite: a token sees at least itself
 }

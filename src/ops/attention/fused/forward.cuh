@@ -95,8 +95,8 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
   const u32 queries = handle(query_address);
   const float c = scale_log2();
-  float out[PV][32], score[WIDE][32], top0 = -infinity(), top1 = -infinity(), sum0 = 0.0f, sum1 = 0.0f;
-  float shift0 = 0.0f, shift1 = 0.0f, limit0 = -infinity(), limit1 = -infinity();
+  float out[PV][32], score[WIDE][32], top0 = -positive_infinity(), top1 = -positive_infinity(), sum0 = 0.0f, sum1 = 0.0f;
+  float shift0 = 0.0f, shift1 = 0.0f, limit0 = -positive_infinity(), limit1 = -positive_infinity();
   u32 weights[WIDE][4][4];
 #pragma unroll
   for (int p = 0; p < PV; p++)
@@ -146,7 +146,7 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
         for (int i = 0; i < 32; i++) {
           const int key = (i / 4) * 8 + (lane & 3) * 2 + (i & 1);
           const bool seen = (i & 2) ? key >= low1 && key < high1 : key >= low0 && key < high0;
-          if (!seen) score[j][i] = -infinity();
+          if (!seen) score[j][i] = -positive_infinity();
         }
       }
     }
@@ -164,21 +164,19 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
         max0 = fmaxf(max0, fmaxf(score[j][i], score[j][i + 1]));
         max1 = fmaxf(max1, fmaxf(score[j][i + 2], score[j][i + 3]));
       }
-    if (!in0) max0 = -infinity();
-    if (!in1) max1 = -infinity();
+    if (!in0) max0 = -positive_infinity();
+    if (!in1) max1 = -positive_infinity();
     raised = __any_sync(~0u, max0 > limit0 || max1 > limit1);
     if (raised) {
-      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 1));
-      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 1));
-      max0 = fmaxf(max0, __shfl_xor_sync(~0u, max0, 2));
-      max1 = fmaxf(max1, __shfl_xor_sync(~0u, max1, 2));
+      max0 = quad_max(max0);
+      max1 = quad_max(max1);
       max0 = max0 > limit0 ? max0 : top0;  // a row's bits must not depend on its neighbours: they may be later tokens
       max1 = max1 > limit1 ? max1 : top1;
-      shift0 = max0 == -infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
-      shift1 = max1 == -infinity() ? 0.0f : max1 * c;
+      shift0 = max0 == -positive_infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
+      shift1 = max1 == -positive_infinity() ? 0.0f : max1 * c;
       // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's rounding.
-      keep0 = max0 == top0 ? 1.0f : exp2_fast(top0 * c - shift0);
-      keep1 = max1 == top1 ? 1.0f : exp2_fast(top1 * c - shift1);
+      keep0 = max0 == top0 ? 1.0f : exp2_approximate(top0 * c - shift0);
+      keep1 = max1 == top1 ? 1.0f : exp2_approximate(top1 * c - shift1);
       top0 = max0;
       top1 = max1;
       limit0 = max0 + RAISE / c;
@@ -186,16 +184,16 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
       sum0 *= keep0;
       sum1 *= keep1;
     }
-    const float minus0 = in0 ? -shift0 : -infinity(), minus1 = in1 ? -shift1 : -infinity();
+    const float minus0 = in0 ? -shift0 : -positive_infinity(), minus1 = in1 ? -shift1 : -positive_infinity();
     float add0 = 0.0f, add1 = 0.0f;
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
-        score[j][i] = exp2_fast(fmaf(score[j][i], c, minus0));
-        score[j][i + 1] = exp2_fast(fmaf(score[j][i + 1], c, minus0));
-        score[j][i + 2] = exp2_fast(fmaf(score[j][i + 2], c, minus1));
-        score[j][i + 3] = exp2_fast(fmaf(score[j][i + 3], c, minus1));
+        score[j][i] = exp2_approximate(fmaf(score[j][i], c, minus0));
+        score[j][i + 1] = exp2_approximate(fmaf(score[j][i + 1], c, minus0));
+        score[j][i + 2] = exp2_approximate(fmaf(score[j][i + 2], c, minus1));
+        score[j][i + 3] = exp2_approximate(fmaf(score[j][i + 3], c, minus1));
         add0 += score[j][i] + score[j][i + 1];
         add1 += score[j][i + 2] + score[j][i + 3];
       }
@@ -239,12 +237,10 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   }
   if (!OWN_STAGING) barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
-  sum0 += __shfl_xor_sync(~0u, sum0, 1);
-  sum1 += __shfl_xor_sync(~0u, sum1, 1);
-  sum0 += __shfl_xor_sync(~0u, sum0, 2);
-  sum1 += __shfl_xor_sync(~0u, sum1, 2);
+  sum0 = quad_sum(sum0);
+  sum1 = quad_sum(sum1);
   const float scale0 = sum0 > 0.0f ? 1.0f / sum0 : 0.0f, scale1 = sum1 > 0.0f ? 1.0f / sum1 : 0.0f;
-  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -infinity(), lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -infinity();
+  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -positive_infinity(), lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -positive_infinity();
 #pragma unroll
   for (int p = 0; p < PV; p++)
     store_rows(out[p], staging, scale0, scale1, [&](int i, int r, int chunk, uint4 x) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
-  const float shift0 = token0 >= 0 ? shift[branch.index(row)] : infinity(), delta0 = token0 >= 0 ? delta[branch.index(row)] : 0.0f;
-  const float shift1 = token1 >= 0 ? shift[branch.index(row + 8)] : infinity(), delta1 = token1 >= 0 ? delta[branch.index(row + 8)] : 0.0f;
+  const float shift0 = token0 >= 0 ? shift[branch.index(row)] : positive_infinity(), delta0 = token0 >= 0 ? delta[branch.index(row)] : 0.0f;
+  const float shift1 = token1 >= 0 ? shift[branch.index(row + 8)] : positive_infinity(), delta1 = token1 >= 0 ? delta[branch.index(row + 8)] : 0.0f;
   const float c = scale_log2();
   float d_query[PK][32], score[32], d_score[32];
   u32 operand[4][4];
@@ -52,7 +52,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
   const auto weigh = [&](int k) {
     hold(score);
 #pragma unroll
-    for (int i = 0; i < 32; i++) score[i] = exp2_fast(fmaf(score[i], c, (i & 2) ? -shift1 : -shift0));
+    for (int i = 0; i < 32; i++) score[i] = exp2_approximate(fmaf(score[i], c, (i & 2) ? -shift1 : -shift0));
     if (!branch.whole(k)) {
       int low0, high0, low1, high1;
       branch.range(k, token0, low0, high0);

@@ -85,10 +85,6 @@ template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-__device__ __forceinline__ void mma(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 template <bool B_ACROSS>
 __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b, int step, bool add) {
   const int lane = threadIdx.x & 31;
@@ -103,8 +99,8 @@ __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b
       load_fragment<true>(r, b + swizzle(step * 16 + (lane & 15), n * 2 + (lane >> 4)));
     else
       load_fragment<false>(r, b + swizzle(n * 16 + (lane >> 4) * 8 + (lane & 7), step * 2 + ((lane >> 3) & 1)));
-    mma(d + n * 8, a, r[0], r[1]);
-    mma(d + n * 8 + 4, a, r[2], r[3]);
+    mma_bf16(d + n * 8, a[0], a[1], a[2], a[3], r[0], r[1]);
+    mma_bf16(d + n * 8 + 4, a[0], a[1], a[2], a[3], r[2], r[3]);
   }
 }
 template <bool A_ACROSS, bool B_ACROSS>
@@ -131,7 +127,7 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4][4], const float (&d)[32])
 #pragma unroll
   for (int s = 0; s < 4; s++)
 #pragma unroll
-    for (int e = 0; e < 4; e++) a[s][e] = pack(d[s * 8 + e * 2], d[s * 8 + e * 2 + 1]);
+    for (int e = 0; e < 4; e++) a[s][e] = pack_bf16(d[s * 8 + e * 2], d[s * 8 + e * 2 + 1]);
 }
 
 // A warpgroup's accumulator leaves as bf16 rows, 16 bytes a thread, through a panel of shared memory.
@@ -141,8 +137,8 @@ __device__ __forceinline__ void stage_rows(const float (&d)[32], unsigned char* 
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int n = 0; n < 8; n++) {
-    *(u32*)(panel + swizzle(first + lane / 4, n) + (lane & 3) * 4) = pack(d[n * 4] * scale0, d[n * 4 + 1] * scale0);
-    *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) = pack(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
+    *(u32*)(panel + swizzle(first + lane / 4, n) + (lane & 3) * 4) = pack_bf16(d[n * 4] * scale0, d[n * 4 + 1] * scale0);
+    *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) = pack_bf16(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
   }
   __syncwarp();
 }

@@ -31,35 +31,36 @@ constexpr int RING = LAG + SLACK;
 constexpr int MAX_STRETCHES = 128;
 constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, ALTERNATE = 3;  // the last for tests: stretches in turn
 
-// Words of the plan. Items and everything from UNIONS on start at zero; select_index and select_finish write the rest.
-enum Plan {
-  PLAN_ITEMS = 0,                            // KV-outer items of each stretch
-  PLAN_BASE = PLAN_ITEMS + MAX_STRETCHES,    // where they start in the array of items
-  PLAN_UNIONS = PLAN_BASE + MAX_STRETCHES,   // sum of the union sizes of each stretch's tiles, and how many those are
-  PLAN_TILES = PLAN_UNIONS + MAX_STRETCHES,
-  PLAN_COUNTED = PLAN_TILES + MAX_STRETCHES, // blocks of select_finish that are done
-  PLAN_SHARED,                               // stretches that tile-union serves, and that KV-outer does
-  PLAN_PIECES,
-  PLAN_CHOICE,                               // TILE_UNION or KV_OUTER of each stretch
-  PLAN_ORDER = PLAN_CHOICE + MAX_STRETCHES,  // the stretches of KV-outer, its pieces; items and merge items of each piece
-  PLAN_OUTERS = PLAN_ORDER + MAX_STRETCHES,
-  PLAN_MERGES = PLAN_OUTERS + MAX_STRETCHES,
-  PLAN_TICKET = PLAN_MERGES + MAX_STRETCHES, // first ticket of each segment (items of a piece, merge of the LAG-th before), and the end
-  PLAN_DONE = PLAN_TICKET + MAX_STRETCHES + LAG + 1,  // of each piece: items done, merge items done; tickets given out
-  PLAN_MERGED = PLAN_DONE + MAX_STRETCHES,
-  PLAN_NEXT = PLAN_MERGED + MAX_STRETCHES,
-  PLAN_WORDS
+// Written by select_totals, select_index and select_finish, read by selected_union, selected_dense and selected_outer.
+// A piece is a stretch that the KV-outer kernel works on. The host zeroes the plan first.
+// In three parts, each written after the ones before it: the host can zero the later parts alone to run them again.
+struct PlanItems {
+  // Of each stretch:
+  int stretch_items[MAX_STRETCHES];  // KV-outer work items
+  int stretch_base[MAX_STRETCHES];   // index of the first one in the array of work items
 };
-
-// the sequence with cu[s] <= at < cu[s + 1]
-__device__ __forceinline__ int find_sequence(const int* cu, int sequences, int at) {
-  int s = 0, upper = sequences;
-  while (upper - s > 1) {
-    const int middle = (s + upper) / 2;
-    if (cu[middle] <= at) s = middle; else upper = middle;
-  }
-  return s;
-}
+struct PlanChoice : PlanItems {
+  // Of each stretch:
+  int union_sizes[MAX_STRETCHES];  // sum of the union sizes of its tiles
+  int union_tiles[MAX_STRETCHES];  // number of those tiles
+  int choosers_done;               // blocks of select_finish that have added to the two sums
+  int union_stretches;             // stretches that tile-union works on
+  int pieces;                      // stretches that KV-outer works on
+  int choice[MAX_STRETCHES];       // TILE_UNION or KV_OUTER
+  // Of each piece:
+  int piece_stretch[MAX_STRETCHES];
+  int piece_items[MAX_STRETCHES];
+  int piece_merges[MAX_STRETCHES];  // merge items
+  // Segment p of the tickets: the items of piece p and the merge items of piece p - LAG. The last entry is the end.
+  int first_ticket[MAX_STRETCHES + LAG + 1];
+};
+struct Plan : PlanChoice {
+  // Progress of the KV-outer kernel, of each piece:
+  int items_done[MAX_STRETCHES];
+  int merges_done[MAX_STRETCHES];
+  int next_ticket;
+};
+template <class Part> constexpr int PLAN_WORDS = (int)(sizeof(Part) / sizeof(int));
 
 __device__ __forceinline__ int merge_items(int stretch_index, int stretch, int tokens) {
   return (min(stretch, tokens - stretch_index * stretch) + MERGE_TOKENS - 1) / MERGE_TOKENS;

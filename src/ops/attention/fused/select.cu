@@ -34,9 +34,9 @@ EXPORT(select_blocks_shared, (TEAMS * ROUNDS + 2) * PK * PANEL + TEAMS * ROUNDS 
 EXPORT(select_blocks_threads, THREADS)
 EXPORT(select_blocks_tokens, TOKENS)
 EXPORT(select_forward_chunk, OUTER_CHUNK)
-EXPORT(select_plan_words, PLAN_WORDS)
-EXPORT(select_plan_unions, PLAN_UNIONS)
-EXPORT(select_plan_done, PLAN_DONE)
+EXPORT(select_plan_words, PLAN_WORDS<Plan>)
+EXPORT(select_plan_unions, PLAN_WORDS<PlanItems>)
+EXPORT(select_plan_done, PLAN_WORDS<PlanChoice>)
 EXPORT(select_union_tokens, UNION_TOKENS)
 EXPORT(select_max_stretches, MAX_STRETCHES)
 EXPORT(select_backward_chunk, SEL_CHUNK)
@@ -73,7 +73,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
   __shared__ __align__(8) u64 barriers[6];
   Place place;
   if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
-                  [](int length) { return (count_cmp(length) + 63) / 64; }, place)) return;
+                  [](int length) { return (count_compressed(length) + 63) / 64; }, place)) return;
   const int team = SPLIT == 1 ? 0 : threadIdx.x / 128, thread = SPLIT == 1 ? threadIdx.x : threadIdx.x % 128, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
   const bool scores = SPLIT == 1 || threadIdx.x < SCORERS, ranks_blocks = SPLIT == 1 || !scores;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
@@ -140,7 +140,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       const int at = i * SCORERS + threadIdx.x, token = at / ALL_HEADS, head = at % ALL_HEADS;  // neighbours read neighbours
       if (scores && at < ALL_ROWS)
         shifts[head / SPLIT * 64 + head % SPLIT * TOKENS + token] =
-            token < tokens && head < HPG ? LOG2E * lse_cmp[query0 + (i64)token * HEADS + head] : infinity();
+            token < tokens && head < HPG ? LOG2_E * lse_cmp[query0 + (i64)token * HEADS + head] : positive_infinity();
     }
     if (!POOL_IN_REGISTERS)
       for (int c = threadIdx.x; c < 64 * 8; c += THREADS) carry[c] = 0.0f;
@@ -193,7 +193,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           const float shift0 = shift[0], shift1 = shift[8];
 #pragma unroll
           for (int e = 0; e < 32; e++) {
-            const float weight = exp2_fast(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
+            const float weight = exp2_approximate(fmaf(score[round & 1][e], c, (e & 2) ? -shift1 : -shift0));
             sum[e] = round == 0 ? weight : sum[e] + weight;
           }
         }
@@ -345,20 +345,15 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
 // A warp per list: where each stretch begins inside the list (a list is ordered by stretch), its length, and
 // each (list, stretch) gets a place among the stretch's work items. grid (lists / 8)
 extern "C" __global__ void __launch_bounds__(256)
-select_totals(const int* counts, int* begins, int* totals, int* places, int* plan, const int* cu_blocks, int sequences, int stretches) {
+select_totals(const int* counts, int* begins, int* totals, int* places, Plan* plan, const int* cu_blocks, int sequences, int stretches) {
   const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
   int base = 0;
   for (int from = 0; from < stretches; from += 32) {
     const int s = from + lane, count = s < stretches ? counts[(i64)list * stretches + s] : 0;
-    int sum = count;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int left = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += left;
-    }
+    const int sum = warp_prefix_sum(count);
     if (s < stretches) begins[(i64)list * stretches + s] = base + sum - count;
-    if (count > 0) places[(i64)list * stretches + s] = atomicAdd(plan + PLAN_ITEMS + s, (count + OUTER_CHUNK - 1) / OUTER_CHUNK);
+    if (count > 0) places[(i64)list * stretches + s] = atomicAdd(plan->stretch_items + s, (count + OUTER_CHUNK - 1) / OUTER_CHUNK);
     base += __shfl_sync(~0u, sum, 31);
   }
   if (lane == 0) totals[list] = base;
@@ -367,25 +362,25 @@ select_totals(const int* counts, int* begins, int* totals, int* places, int* pla
 // One block of 1024 threads: offsets [2, G * blocks + 1] of every list and of its backward work items (forced
 // tokens included), and where each stretch's forward work items start.
 extern "C" __global__ void __launch_bounds__(1024)
-select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretches) {
+select_index(const int* totals, int* offsets, Plan* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretches) {
   __shared__ int sums[2][32];
   __shared__ int bases[2];
   __shared__ int items[MAX_STRETCHES];
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const int blocks = cu_blocks[sequences], all = blocks * GROUPS;
   if (thread < 2) bases[thread] = 0;
-  if (thread < stretches) items[thread] = plan[PLAN_ITEMS + thread];
+  if (thread < stretches) items[thread] = plan->stretch_items[thread];
   __syncthreads();
   if (thread < stretches) {
     int base = 0;
     for (int e = 0; e < thread; e++) base += items[e];
-    plan[PLAN_BASE + thread] = base;
+    plan->stretch_base[thread] = base;
   }
   for (int from = 0; from < all; from += 1024) {
     const int i = from + thread;
     int value[2] = {0, 0};
     if (i < all) {
-      const int at = i % blocks, s = find_sequence(cu_blocks, sequences, at);
+      const int at = i % blocks, s = sequence_of(cu_blocks, sequences, at);
       const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
       const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
       value[0] = totals[i];
@@ -394,24 +389,14 @@ select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, 
     int before[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      int sum = value[n];
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int left = __shfl_up_sync(~0u, sum, d);
-        if (lane >= d) sum += left;
-      }
+      const int sum = warp_prefix_sum(value[n]);
       before[n] = sum - value[n];
       if (lane == 31) sums[n][warp] = sum;
     }
     __syncthreads();
     if (warp < 2) {
       const int mine = sums[warp][lane];
-      int sum = mine;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int left = __shfl_up_sync(~0u, sum, d);
-        if (lane >= d) sum += left;
-      }
+      const int sum = warp_prefix_sum(mine);
       sums[warp][lane] = sum - mine + bases[warp];
       __syncwarp();
       if (lane == 31) bases[warp] += sum;
@@ -426,7 +411,7 @@ select_index(const int* totals, int* offsets, int* plan, const int* cu_seqlens, 
 }
 
 // Writes the work items, a warp per list: forward (list, place in it), backward (list, chunk). Blocks: lists / 8
-__device__ __forceinline__ void write_items(int number, const int* offsets, const int* begins, const int* places, const int* plan, int* forward_items,
+__device__ __forceinline__ void write_items(int number, const int* offsets, const int* begins, const int* places, const Plan* plan, int* forward_items,
                                             int* backward_items, const int* cu_blocks, int sequences, int stretches) {
   const int all = cu_blocks[sequences] * GROUPS, list = number * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
@@ -436,7 +421,7 @@ __device__ __forceinline__ void write_items(int number, const int* offsets, cons
     const i64 at = (i64)list * stretches + s;
     const int begin = begins[at], end = s + 1 < stretches ? begins[at + 1] : total;
     if (begin == end) continue;
-    int2* const items = (int2*)forward_items + plan[PLAN_BASE + s] + places[at];
+    int2* const items = (int2*)forward_items + plan->stretch_base[s] + places[at];
     for (int i = 0; begin + i * OUTER_CHUNK < end; i++) items[i] = make_int2(list, begin + i * OUTER_CHUNK);
   }
 }
@@ -445,7 +430,7 @@ __device__ __forceinline__ void write_items(int number, const int* offsets, cons
 // of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union is at most
 // `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in both.
 // Blocks: tiles of all groups / 8; shared: 8 * words * 4 bytes, words as in selected_union
-__device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, int* plan, const int* cu_seqlens,
+__device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, Plan* plan, const int* cu_seqlens,
                                                int sequences, int words, int stretch, int stretches, int choice, float limit) {
   __shared__ int choices[MAX_STRETCHES], pieces;
   __shared__ bool last;
@@ -463,48 +448,47 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
     __syncwarp();
     int count = 0;
     for (int w = lane; w < words; w += 32) count += __popc(bits[w]);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) count += __shfl_xor_sync(~0u, count, d);
+    count = warp_sum(count);
     if (lane == 0) {
       const int from = (place.first + t0) / stretch, to = (place.first + t0 + tokens - 1) / stretch;
       for (int s = from; s <= to; s++) {
-        atomicAdd(plan + PLAN_UNIONS + s, count);
-        atomicAdd(plan + PLAN_TILES + s, 1);
+        atomicAdd(plan->union_sizes + s, count);
+        atomicAdd(plan->union_tiles + s, 1);
       }
       __threadfence();
     }
   }
   __syncthreads();
-  if (thread == 0) last = atomicAdd(plan + PLAN_COUNTED, 1) == numbers - 1;
+  if (thread == 0) last = atomicAdd(&plan->choosers_done, 1) == numbers - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
   if (thread < stretches) {
-    const int s = thread, unions = atomicAdd(plan + PLAN_UNIONS + s, 0), tiles = atomicAdd(plan + PLAN_TILES + s, 0);
+    const int s = thread, unions = atomicAdd(plan->union_sizes + s, 0), tiles = atomicAdd(plan->union_tiles + s, 0);
     const int mine = choice == ADAPTIVE ? ((float)unions <= limit * (float)tiles ? TILE_UNION : KV_OUTER)
                    : choice == ALTERNATE ? (s & 1 ? KV_OUTER : TILE_UNION) : choice;
-    choices[s] = plan[PLAN_CHOICE + s] = mine;
+    choices[s] = plan->choice[s] = mine;
   }
   __syncthreads();
   if (thread < stretches) {
     int piece = 0;
     for (int s = 0; s < thread; s++) piece += choices[s] == KV_OUTER;
     if (choices[thread] == KV_OUTER) {
-      plan[PLAN_ORDER + piece] = thread;
-      plan[PLAN_OUTERS + piece] = plan[PLAN_ITEMS + thread];
-      plan[PLAN_MERGES + piece] = merge_items(thread, stretch, cu_seqlens[sequences]);
+      plan->piece_stretch[piece] = thread;
+      plan->piece_items[piece] = plan->stretch_items[thread];
+      plan->piece_merges[piece] = merge_items(thread, stretch, cu_seqlens[sequences]);
       piece++;
     }
     if (thread == stretches - 1) {
-      plan[PLAN_PIECES] = pieces = piece;
-      plan[PLAN_SHARED] = stretches - piece;
+      plan->pieces = pieces = piece;
+      plan->union_stretches = stretches - piece;
     }
   }
   __syncthreads();
   if (thread < pieces + LAG + 1) {
     int ticket = 0;
-    for (int e = 0; e < thread; e++) ticket += (e < pieces ? plan[PLAN_OUTERS + e] : 0) + (e >= LAG ? plan[PLAN_MERGES + e - LAG] : 0);
-    plan[PLAN_TICKET + thread] = ticket;
+    for (int e = 0; e < thread; e++) ticket += (e < pieces ? plan->piece_items[e] : 0) + (e >= LAG ? plan->piece_merges[e - LAG] : 0);
+    plan->first_ticket[thread] = ticket;
   }
 }
 
@@ -517,7 +501,7 @@ __device__ __forceinline__ void write_lists(int number, const int* selected, con
   if (i >= (i64)tokens * GROUPS * SEL_N) return;
   const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
   if (block <= 0) return;
-  const int s = find_sequence(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
+  const int s = sequence_of(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
   if (block >= t / SEL_L - 1) return;
   const i64 list = (i64)group * cu_blocks[sequences] + cu_blocks[s] + block;
   lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
@@ -526,7 +510,7 @@ __device__ __forceinline__ void write_lists(int number, const int* selected, con
 // What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers` write the
 // work items, the rest the lists. Each part can be left out. choice, limit: see above.
 extern "C" __global__ void __launch_bounds__(256)
-select_finish(const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, int* plan, int* forward_items,
+select_finish(const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, Plan* plan, int* forward_items,
               int* backward_items, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences, int words, int stretch, int stretches,
               int choice, float limit, int choosers, int itemizers) {
   extern __shared__ u32 bitmaps[];
@@ -549,7 +533,7 @@ select_sort(const int* selected, const int* offsets, u32* lists, const int* cu_s
   const int blocks = cu_blocks[sequences], at = blockIdx.x, group = blockIdx.y;
   const int from = offsets[group * blocks + at], to = offsets[group * blocks + at + 1];
   if (to - from < 2) return;
-  const int s = find_sequence(cu_blocks, sequences, at);
+  const int s = sequence_of(cu_blocks, sequences, at);
   const int first = cu_seqlens[s], words = (cu_seqlens[s + 1] - first + 31) / 32, block = at - cu_blocks[s];
   for (int w = thread; w < words; w += 256) bits[w] = 0;
   __syncthreads();
@@ -558,13 +542,7 @@ select_sort(const int* selected, const int* offsets, u32* lists, const int* cu_s
   int base = from;
   for (int w0 = 0; w0 < words; w0 += 256) {
     u32 word = w0 + thread < words ? bits[w0 + thread] : 0;
-    int sum = __popc(word);
-    const int own = sum;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int left = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += left;
-    }
+    const int own = __popc(word), sum = warp_prefix_sum(own);
     if (lane == 31) sums[warp] = sum;
     __syncthreads();
     int position = base + sum - own;

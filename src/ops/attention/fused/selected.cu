@@ -55,11 +55,11 @@ struct Columns {
     for (int i = 0; i < 8; i++) o[i] = 0.0f;
   }
   __device__ __forceinline__ void add(uint4 y, float weight) {
-    o[0] += low_half(y.x) * weight, o[1] += high_half(y.x) * weight, o[2] += low_half(y.y) * weight, o[3] += high_half(y.y) * weight;
-    o[4] += low_half(y.z) * weight, o[5] += high_half(y.z) * weight, o[6] += low_half(y.w) * weight, o[7] += high_half(y.w) * weight;
+    o[0] += low_bf16(y.x) * weight, o[1] += high_bf16(y.x) * weight, o[2] += low_bf16(y.y) * weight, o[3] += high_bf16(y.y) * weight;
+    o[4] += low_bf16(y.z) * weight, o[5] += high_bf16(y.z) * weight, o[6] += low_bf16(y.w) * weight, o[7] += high_bf16(y.w) * weight;
   }
   __device__ __forceinline__ uint4 packed(float f) const {
-    return make_uint4(pack(o[0] * f, o[1] * f), pack(o[2] * f, o[3] * f), pack(o[4] * f, o[5] * f), pack(o[6] * f, o[7] * f));
+    return make_uint4(pack_bf16(o[0] * f, o[1] * f), pack_bf16(o[2] * f, o[3] * f), pack_bf16(o[4] * f, o[5] * f), pack_bf16(o[6] * f, o[7] * f));
   }
 };
 
@@ -121,9 +121,9 @@ struct SelectedUnion : PackedRows {
 // grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or says so; served[0] counts the times it did
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
 selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
-               bf16* out, float* lse, bf16* combined, const int* plan, int* served, const int* cu_seqlens, int sequences, int words, int stretch) {
+               bf16* out, float* lse, bf16* combined, const Plan* plan, int* served, const int* cu_seqlens, int sequences, int words, int stretch) {
   extern __shared__ unsigned char shared[];
-  if (plan != nullptr && plan[PLAN_SHARED] == 0) return;
+  if (plan != nullptr && plan->union_stretches == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
   Union* const u = (Union*)(shared + STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK>);
   u32* const bits = (u32*)(u + 1);
@@ -135,8 +135,8 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
   const int tokens = min(UNION_TOKENS, place.length - t0);
   SelectedUnion branch;
   const int piece = (place.first + t0) / stretch, piece1 = (place.first + t0 + tokens - 1) / stretch;
-  branch.earlier = plan == nullptr || plan[PLAN_CHOICE + piece] == TILE_UNION;
-  branch.later = plan == nullptr || plan[PLAN_CHOICE + piece1] == TILE_UNION;
+  branch.earlier = plan == nullptr || plan->choice[piece] == TILE_UNION;
+  branch.later = plan == nullptr || plan->choice[piece1] == TILE_UNION;
   branch.border = piece1 * stretch - place.first;
   if (!branch.earlier && !branch.later) return;
   const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
@@ -211,7 +211,7 @@ struct SelectedForced : PackedRows {
 // else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
 selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse, bf16* win, float* lse_win,
-               const int* plan, const int* cu_seqlens, int sequences, int stretch) {
+               const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   constexpr int ROWS = DENSE_WARPGROUPS * 64;
   Window window;
@@ -232,8 +232,8 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
   }
   forced.token_first = window.start / HPG;
   const int piece = (window.first + forced.token_first) / stretch, piece1 = (window.first + window.token_last) / stretch;
-  forced.before = plan[PLAN_CHOICE + piece] == KV_OUTER;
-  forced.after = plan[PLAN_CHOICE + piece1] == KV_OUTER;
+  forced.before = plan->choice[piece] == KV_OUTER;
+  forced.after = plan->choice[piece1] == KV_OUTER;
   forced.border = piece1 * stretch - window.first;
   forced.from = max(1, forced.token_first / SEL_L - 1);
   forced.tiles = forced.before || forced.after ? max(1, window.token_last / SEL_L - forced.from + 2) : 0;
@@ -323,37 +323,33 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     if (SEL_L < 64) {
 #pragma unroll
       for (int e = 0; e < 32; e++)
-        if ((e / 4) * 8 + (lane & 3) * 2 + (e & 1) >= SEL_L) score[e] = -infinity();
+        if ((e / 4) * 8 + (lane & 3) * 2 + (e & 1) >= SEL_L) score[e] = -positive_infinity();
     }
-    float top0 = -infinity(), top1 = -infinity();
+    float top0 = -positive_infinity(), top1 = -positive_infinity();
 #pragma unroll
     for (int e = 0; e < 32; e += 4) {
       top0 = fmaxf(top0, fmaxf(score[e], score[e + 1]));
       top1 = fmaxf(top1, fmaxf(score[e + 2], score[e + 3]));
     }
-    top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, 1));
-    top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, 1));
-    top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, 2)) * c;
-    top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, 2)) * c;
+    top0 = quad_max(top0) * c;
+    top1 = quad_max(top1) * c;
     float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
     for (int e = 0; e < 32; e += 4) {
-      score[e] = exp2_fast(fmaf(score[e], c, -top0));
-      score[e + 1] = exp2_fast(fmaf(score[e + 1], c, -top0));
-      score[e + 2] = exp2_fast(fmaf(score[e + 2], c, -top1));
-      score[e + 3] = exp2_fast(fmaf(score[e + 3], c, -top1));
+      score[e] = exp2_approximate(fmaf(score[e], c, -top0));
+      score[e + 1] = exp2_approximate(fmaf(score[e + 1], c, -top0));
+      score[e + 2] = exp2_approximate(fmaf(score[e + 2], c, -top1));
+      score[e + 3] = exp2_approximate(fmaf(score[e + 3], c, -top1));
       sum0 += score[e] + score[e + 1];
       sum1 += score[e + 2] + score[e + 3];
     }
     as_operand(weights, score);
-    sum0 += __shfl_xor_sync(~0u, sum0, 1);
-    sum1 += __shfl_xor_sync(~0u, sum1, 1);
-    sum0 += __shfl_xor_sync(~0u, sum0, 2);
-    sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    sum0 = quad_sum(sum0);
+    sum1 = quad_sum(sum1);
     const int inner = warp * 16 + lane / 4, row = i * 64 + inner;
     if ((lane & 3) == 0) {
-      if (row < rows) partial_lse[place_of(row)] = top0 + log2_fast(sum0);
-      if (row + 8 < rows) partial_lse[place_of(row + 8)] = top1 + log2_fast(sum1);
+      if (row < rows) partial_lse[place_of(row)] = top0 + log2_approximate(sum0);
+      if (row + 8 < rows) partial_lse[place_of(row + 8)] = top1 + log2_approximate(sum1);
     }
     const float scale0 = 1.0f / sum0, scale1 = 1.0f / sum1;
 #pragma unroll
@@ -382,12 +378,12 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
     if (column >= DV) continue;
     const int count = chosen[row / HEADS];
     const i64 at = (i64)token0 * HEADS + row, place = ((i64)(token + ring0) * GROUPS + group) * CHOSEN * HPG + head % HPG;
-    const float own = lse[at] * LOG2E;
+    const float own = lse[at] * LOG2_E;
     uint4 x[CHOSEN];
     float logs[CHOSEN], top = own;
 #pragma unroll
     for (int s = 0; s < CHOSEN; s++) {
-      logs[s] = s < count ? load_shared_cache(partial_lse + place + s * HPG) : -infinity();
+      logs[s] = s < count ? load_shared_cache(partial_lse + place + s * HPG) : -positive_infinity();
       x[s] = s < count ? load_shared_cache(partial + (place + s * HPG) * DV + column) : make_uint4(0, 0, 0, 0);
     }
     const uint4 forced = *(const uint4*)(out + at * DV + column);
@@ -397,11 +393,11 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
     for (int s = 0; s < CHOSEN; s++) top = fmaxf(top, logs[s]);
     Columns c;
     c.clear();
-    float sum = exp2_fast(own - top);
+    float sum = exp2_approximate(own - top);
     c.add(forced, sum);
 #pragma unroll
     for (int s = 0; s < CHOSEN; s++) {
-      const float weight = exp2_fast(logs[s] - top);
+      const float weight = exp2_approximate(logs[s] - top);
       c.add(x[s], weight);
       sum += weight;
     }
@@ -420,56 +416,56 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
 extern "C" __global__ void __launch_bounds__(128, OUTER_BLOCKS)
 selected_outer(const bf16* q, const unsigned char* packed, const int* items, const int* offsets, const int* begins, const u32* lists,
                bf16* partial, float* partial_lse, const bf16* cmp, const bf16* win, const float* gates, bf16* out, float* lse,
-               bf16* combined, int* plan, int* served, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
+               bf16* combined, Plan* plan, int* served, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
   __shared__ int drawn, chosen[MERGE_TOKENS];
-  const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], pieces = plan[PLAN_PIECES];
+  const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], pieces = plan->pieces;
   if (pieces == 0) return;
-  const int end = plan[PLAN_TICKET + pieces + LAG];
+  const int end = plan->first_ticket[pieces + LAG];
   if (thread == 0) {
     if (blockIdx.x == 0 && served != nullptr) served[1]++;
-    drawn = atomicAdd(plan + PLAN_NEXT, 1);
+    drawn = atomicAdd(&plan->next_ticket, 1);
   }
   while (true) {
     __syncthreads();
     const int ticket = drawn;
     if (ticket >= end) return;
     int next = 0;
-    if (thread == 0) next = atomicAdd(plan + PLAN_NEXT, 1);  // arrives while this item is worked on
+    if (thread == 0) next = atomicAdd(&plan->next_ticket, 1);  // arrives while this item is worked on
     int piece = 0, upper = pieces + LAG;
     while (upper - piece > 1) {
       const int middle = (piece + upper) / 2;
-      if (plan[PLAN_TICKET + middle] <= ticket) piece = middle; else upper = middle;
+      if (plan->first_ticket[middle] <= ticket) piece = middle; else upper = middle;
     }
     // Items and merge items take turns, so that products and memory are both busy all the time.
-    const int within = ticket - plan[PLAN_TICKET + piece], merges = piece >= LAG ? plan[PLAN_MERGES + piece - LAG] : 0;
-    const u32 all = merges + (piece < pieces ? plan[PLAN_OUTERS + piece] : 0);
+    const int within = ticket - plan->first_ticket[piece], merges = piece >= LAG ? plan->piece_merges[piece - LAG] : 0;
+    const u32 all = merges + (piece < pieces ? plan->piece_items[piece] : 0);
     const int merged = (int)((u64)within * merges / all);
     const bool merging = (int)((u64)(within + 1) * merges / all) > merged;
     if (!merging) {
-      if (piece >= RING && thread == 0) await(plan + PLAN_MERGED + piece - RING, plan[PLAN_MERGES + piece - RING]);
-      const int s = plan[PLAN_ORDER + piece];
-      const int2 item = ((const int2*)items)[plan[PLAN_BASE + s] + within - merged];
+      if (piece >= RING && thread == 0) await(plan->merges_done + piece - RING, plan->piece_merges[piece - RING]);
+      const int s = plan->piece_stretch[piece];
+      const int2 item = ((const int2*)items)[plan->stretch_base[s] + within - merged];
       const int list = item.x, at = list % blocks, group = list / blocks, from = offsets[list];
       const int upto = s + 1 < stretches ? begins[(i64)list * stretches + s + 1] : offsets[list + 1] - from;
-      const int first = cu_seqlens[find_sequence(cu_blocks, sequences, at)];
+      const int first = cu_seqlens[sequence_of(cu_blocks, sequences, at)];
       outer_item(shared, q, packed + ((i64)at * GROUPS + group) * PACKED, lists + from + item.y, min(OUTER_CHUNK, upto - item.y), first, group,
                  (piece % RING - s) * stretch, partial, partial_lse);
     } else {
-      const int s = plan[PLAN_ORDER + piece - LAG], token0 = s * stretch + merged * MERGE_TOKENS;
+      const int s = plan->piece_stretch[piece - LAG], token0 = s * stretch + merged * MERGE_TOKENS;
       const int count = min(MERGE_TOKENS, min((s + 1) * stretch, tokens) - token0);
       if (thread < count) {
-        const int t = token0 + thread - cu_seqlens[find_sequence(cu_seqlens, sequences, token0 + thread)];
+        const int t = token0 + thread - cu_seqlens[sequence_of(cu_seqlens, sequences, token0 + thread)];
         chosen[thread] = max(0, min(t / SEL_L + 1, SEL_N) - 3);
       }
-      if (thread == 0) await(plan + PLAN_DONE + piece - LAG, plan[PLAN_OUTERS + piece - LAG]);
+      if (thread == 0) await(plan->items_done + piece - LAG, plan->piece_items[piece - LAG]);
       __syncthreads();
       merge_item(token0, count, ((piece - LAG) % RING - s) * stretch, partial, partial_lse, out, lse, {cmp, win, gates, combined}, chosen);
     }
     __syncthreads();
     if (thread == 0) {
       __threadfence();
-      atomicAdd(plan + (merging ? PLAN_MERGED + piece - LAG : PLAN_DONE + piece), 1);
+      atomicAdd(merging ? plan->merges_done + piece - LAG : plan->items_done + piece, 1);
       drawn = next;
     }
   }
@@ -503,7 +499,7 @@ selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out
   const int blocks = cu_blocks[sequences];
   if (blockIdx.x >= offsets[2 * (blocks * GROUPS + 1) - 1]) return;
   const int item = items[blockIdx.x * 2], chunk = items[blockIdx.x * 2 + 1], at = item % blocks;
-  const int s = find_sequence(cu_blocks, sequences, at);
+  const int s = sequence_of(cu_blocks, sequences, at);
   const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
   const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
   const int chosen = offsets[item + 1] - offsets[item], from = chunk * SEL_CHUNK;
@@ -543,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(256)
 selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, const int* offsets, const int* cu_seqlens,
              const int* cu_blocks, int sequences) {
   const int size = blockIdx.z == 0 ? DK : DV, i = (blockIdx.y * 256 + threadIdx.x) * 4, row = i / size;
-  const int blocks = cu_blocks[sequences], list = blockIdx.x, at = list % blocks, s = find_sequence(cu_blocks, sequences, at);
+  const int blocks = cu_blocks[sequences], list = blockIdx.x, at = list % blocks, s = sequence_of(cu_blocks, sequences, at);
   const int token = (at - cu_blocks[s]) * SEL_L + row;
   if (row >= SEL_L || token >= cu_seqlens[s + 1] - cu_seqlens[s]) return;
   const int from = offsets[blocks * GROUPS + 1 + list], to = offsets[blocks * GROUPS + 2 + list];
@@ -555,7 +551,7 @@ selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, c
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
   bf16* const cell = (blockIdx.z == 0 ? dk : dv) + ((i64)(cu_seqlens[s] + token) * GROUPS + list / blocks) * size + i % size;
-  *(uint2*)cell = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+  *(uint2*)cell = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
@@ -571,8 +567,8 @@ selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win, const bf16* shar
   const i64 at = ((i64)token * GROUPS + group) * SEL_N * HPG + head % HPG;
   float o[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
   const auto add = [&](const uint4 x) {
-    o[0] += low_half(x.x), o[1] += high_half(x.x), o[2] += low_half(x.y), o[3] += high_half(x.y);
-    o[4] += low_half(x.z), o[5] += high_half(x.z), o[6] += low_half(x.w), o[7] += high_half(x.w);
+    o[0] += low_bf16(x.x), o[1] += high_bf16(x.x), o[2] += low_bf16(x.y), o[3] += high_bf16(x.y);
+    o[4] += low_bf16(x.z), o[5] += high_bf16(x.z), o[6] += low_bf16(x.w), o[7] += high_bf16(x.w);
   };
 #pragma unroll
   for (int s = 0; s < SEL_N; s++)
@@ -581,5 +577,5 @@ selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win, const bf16* shar
   for (int i = 0; i < 8; i++) o[i] *= scale();
   add(*(const uint4*)(dq_cmp + row * DK + chunk * 8));
   add(*(const uint4*)(dq_win + row * DK + chunk * 8));
-  *(uint4*)(dq + row * DK + chunk * 8) = make_uint4(pack(o[0], o[1]), pack(o[2], o[3]), pack(o[4], o[5]), pack(o[6], o[7]));
+  *(uint4*)(dq + row * DK + chunk * 8) = make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
 }

@@ -153,32 +153,27 @@ Inverted invert(const Inputs& in, const Selection& selection, const int64_t* fir
 
 extern "C" {
 
-void selected_forward(const float* q, const float* k, const float* v, const int32_t* selected, const int32_t* offsets,
-                      float* out, float* lse, int64_t sequences, int64_t heads, int64_t groups, int64_t dk, int64_t dv,
-                      int64_t block, int64_t count, int64_t tile) {
-  const Inputs in = {{heads, groups, dk, dv}, q, k, v, offsets, offsets, sequences};
-  forward(in, {selected, count, block}, tile, out, lse);
+void selected_forward(const AttentionArguments* given, const int32_t* selected, int64_t block, int64_t count,
+                      int64_t tile) {
+  forward(Inputs::of(*given), {selected, count, block}, tile, given->out, given->lse);
 }
 
-void selected_backward(const float* q, const float* k, const float* v, const int32_t* selected, const int32_t* offsets,
-                       const float* out, const float* lse, const float* d_out, float* dq, float* d_k, float* d_v,
-                       int64_t sequences, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t accumulate_q,
-                       int64_t accumulate_k, int64_t accumulate_v, int64_t block_size, int64_t count) {
-  const Inputs in = {{heads, groups, dk, dv}, q, k, v, offsets, offsets, sequences};
-  const Gradients g = {out, lse, d_out, dq, d_k, d_v, accumulate_q != 0, accumulate_k != 0, accumulate_v != 0};
+void selected_backward(const AttentionArguments* given, const int32_t* selected, int64_t block_size, int64_t count) {
+  const Inputs in = Inputs::of(*given);
+  const Gradients g = Gradients::of(*given);
   const Selection selection = {selected, count, block_size};
   const Shape& shape = in.shape;
-  const int64_t h = shape.per_group(), dk_width = pad(dk), dv_width = pad(dv);
+  const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   clear_gradients(in, g);
-  const float* delta = row_deltas(out, d_out, in.tokens() * heads, dv);
+  const float* delta = row_deltas(g.out, g.d_out, in.tokens() * shape.heads, shape.dv);
   const Packed packed = pack_for_backward(in, block_size);
-  const Inverted inverted = invert(in, selection, packed.first, packed.first[sequences]);
+  const Inverted inverted = invert(in, selection, packed.first, packed.first[in.sequences]);
   const int64_t chunk = chunk_size(in, block_size), size = tile_tokens(shape);
   for_each_cell(in, chunk, chunk_count(in, chunk), [&](int64_t s, int64_t group, int64_t a, int64_t b) {
-    const int64_t length = offsets[s + 1] - offsets[s], token0 = offsets[s];
+    const int64_t length = in.offsets[s + 1] - in.offsets[s], token0 = in.offsets[s];
     const int64_t t_begin = b * chunk, t_end = std::min(t_begin + chunk, length);
     for (int64_t k0 = a * chunk; k0 < std::min((a + 1) * chunk, length); k0 += block_size) {
-      const int64_t j = k0 / block_size, cell = (packed.first[s] + j) * groups + group;
+      const int64_t j = k0 / block_size, cell = (packed.first[s] + j) * shape.groups + group;
       const int32_t* all = inverted.tokens + inverted.start[cell];
       const int32_t* all_end = inverted.tokens + inverted.start[cell + 1];
       const int32_t* from = std::lower_bound(all, all_end, static_cast<int32_t>(t_begin));
@@ -188,10 +183,10 @@ void selected_backward(const float* q, const float* k, const float* v, const int
       const KeyBlock block = packed.block(shape, s, group, j);
       while (from < to) {
         const int64_t n = std::min<int64_t>(size, to - from);
-        const GradientRows rows = gather_gradient_rows(shape, q, lse, d_out, delta, token0, from, 0, n, group, block.width);
+        const GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, from, 0, n, group, block.width);
         const bool whole = from[0] + 1 >= k0 + valid;  // ascending: the first token sees least
         const auto add = [&](int64_t row, int64_t i) {
-          add_query_gradient(shape, rows.d_query + row * dk_width, h, dq + ((token0 + from[i]) * heads + group * h) * dk);
+          add_query_gradient(shape, rows.d_query + row * dk_width, h, g.d_query + ((token0 + from[i]) * shape.heads + group * h) * shape.dk);
         };
         if (whole || block.finite) {
           Range* ranges = whole ? nullptr : scratch<Range>(kRanges, n * h);
@@ -212,7 +207,8 @@ void selected_backward(const float* q, const float* k, const float* v, const int
         }
         from += n;
       }
-      add_key_gradients(shape, block, valid, group, d_k + (token0 + k0) * groups * dk, d_v + (token0 + k0) * groups * dv);
+      add_key_gradients(shape, block, valid, group, g.d_keys + (token0 + k0) * shape.groups * shape.dk,
+                        g.d_values + (token0 + k0) * shape.groups * shape.dv);
     }
   });
 }

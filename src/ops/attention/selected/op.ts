@@ -9,20 +9,14 @@ import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
-import { type AttentionInputs, headShape, recordAttention } from '../branch.js';
+import { type AttentionInputs, attendBranch, headShape, recordAttention } from '../branch.js';
 import type { HeadShape, SparseShape } from '../shape.js';
 import { launchers } from './cuda.js';
 import { selectedBackward, selectedForward } from './reference.js';
 
 export const signatures = {
-  selected_forward: [
-    ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
-    ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
-  ],
-  selected_backward: [
-    ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
-    ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
-  ],
+  selected_forward: ['struct', 'ptr', 'i64', 'i64', 'i64'],
+  selected_backward: ['struct', 'ptr', 'i64', 'i64'],
 } as const;
 
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
@@ -60,23 +54,17 @@ export function selectedAttention(
   options: SelectedOptions = {},
 ): Tensor {
   const shape = headShape('selected attention', inputs, sequences, sequences);
-  const { heads, groups, dk, dv } = shape;
+  const { heads, groups } = shape;
   const [, , nSel] = expectShape('selected attention: selected', selected, [sequences.total, groups, -1], 'i32');
-  const { q, k, v } = inputs;
-  const { offsets, count } = sequences;
   const choice = chooseSelectionKernel(sequences.longest, options);
   if (choice === 'reference') return reference(tape, inputs, selected, sequences, shape, { lSel, nSel });
   const kernel = tape.device.kernels(kernels);
-  const out = tape.empty([sequences.total, heads, dv], q.dtype);
-  const lse = tape.empty([sequences.total, heads]);
   const tile = choice === 'v1' ? 1 : Math.max(1, Math.floor((SHARED_ROWS * groups) / heads));
-  kernel.selected_forward(q, k, v, selected, offsets, out, lse, count, heads, groups, dk, dv, lSel, nSel, tile);
-  recordAttention(tape, inputs, { out, lse }, [selected], (dOut, { dq, dk: dKeys, dv: dValues, flags }) =>
-    kernel.selected_backward(
-      ...([q, k, v, selected, offsets, out, lse, dOut, dq, dKeys, dValues] as const),
-      ...([count, heads, groups, dk, dv, ...flags, lSel, nSel] as const),
-    ),
-  );
+  const { out } = attendBranch(tape, inputs, {
+    ...{ name: 'selected attention', tokens: sequences, keys: sequences, saved: [selected] },
+    forward: (given) => kernel.selected_forward(given, selected, lSel, nSel, tile),
+    backward: (given) => kernel.selected_backward(given, selected, lSel, nSel),
+  });
   return out;
 }
 

@@ -11,18 +11,13 @@ struct Window {
 
 extern "C" {
 
-void window_forward(const float* q, const float* k, const float* v, const int32_t* offsets, float* out, float* lse,
-                    int64_t sequences, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t w) {
-  const attention::Inputs in = {{heads, groups, dk, dv}, q, k, v, offsets, offsets, sequences};
-  attention::banded_forward(in, Window{w}, out, lse);
+void window_forward(const attention::AttentionArguments* given, int64_t w) {
+  attention::banded_forward(attention::Inputs::of(*given), Window{w}, given->out, given->lse);
 }
 
-void window_backward(const float* q, const float* k, const float* v, const int32_t* offsets, const float* out,
-                     const float* lse, const float* d_out, float* dq, float* d_k, float* d_v, int64_t sequences,
-                     int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t accumulate_q, int64_t accumulate_k,
-                     int64_t accumulate_v, int64_t w) {
-  const attention::Inputs in = {{heads, groups, dk, dv}, q, k, v, offsets, offsets, sequences};
-  const attention::Gradients g = {out, lse, d_out, dq, d_k, d_v, accumulate_q != 0, accumulate_k != 0, accumulate_v != 0};
+void window_backward(const attention::AttentionArguments* given, int64_t w) {
+  const attention::Inputs in = attention::Inputs::of(*given);
+  const attention::Gradients g = attention::Gradients::of(*given);
   // Chunks at least as long as the window: a query reaches its own chunk and the one before, no further.
   const int64_t reach = std::min(w, std::max<int64_t>(attention::longest(in), 1));
   const int64_t unit = attention::kKeyBlock;

@@ -59,7 +59,7 @@ __device__ __forceinline__ void see_one(const bf16* q, const float* key, const f
     for (int c = lane; c < DK; c += 32) dot += key[c] * read_one(q + r * DK + c);
     dot = warp_sum(dot);
     if (lane == 0) to.tops[r] = dot * (LOG2_E / sqrtf((float)DK)), to.sums[r] = 1.0f, *to.seen = 1.0f;
-    for (int c = lane; c < DV; c += 32) to.results[r * DV + c] = first_half(to_halves(value[c], 0.0f));
+    for (int c = lane; c < DV; c += 32) to.results[r * DV + c] = low_bf16(pack_bf16(value[c], 0.0f));
   }
 }
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ void append_token(const Caches& caches, int b, int g,
         const float a = read_one(from + j), d = read_one(from + j + DK / 2);
         const float2 turn = rotation[j];
         x = c < DK / 2 ? a * turn.x - d * turn.y : d * turn.x + a * turn.y;
-        x = first_half(to_halves(x, 0.0f));
+        x = low_bf16(pack_bf16(x, 0.0f));
       }
       block[c] = push_raw(tail, slot, KEYS, g * DK + c, x, weight_keys);
     } else {
@@ -110,12 +110,12 @@ __device__ __forceinline__ void append_token(const Caches& caches, int b, int g,
   for (int c = threadIdx.x; c < DK; c += blockDim.x) {
     const int j = c % (DK / 2);
     // rounded, rotated, rounded: as a prefill does it
-    float a = first_half(to_halves(block[j], 0.0f)), d = first_half(to_halves(block[j + DK / 2], 0.0f));
+    float a = low_bf16(pack_bf16(block[j], 0.0f)), d = low_bf16(pack_bf16(block[j + DK / 2], 0.0f));
     float x = c < DK / 2 ? a : d;
     if (CMP_ROPE == 2) {
       const float2 turn = rotation[DK / 2 + j];
       x = c < DK / 2 ? a * turn.x - d * turn.y : d * turn.x + a * turn.y;
-      x = first_half(to_halves(x, 0.0f));
+      x = low_bf16(pack_bf16(x, 0.0f));
     }
     key[c] = x;
     write_one(keys_of<PAGE>(page, g) + known % PAGE * DK + c, x);

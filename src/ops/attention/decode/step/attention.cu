@@ -7,6 +7,7 @@
 // wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED).
 #include "append.cuh"
 #include "cluster.cuh"
+#include "ranking.cuh"
 
 #ifndef SCORES_SHARED
 #define SCORES_SHARED 1
@@ -17,7 +18,6 @@ constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way a
 constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
 constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
 constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time
-constexpr int BINS = 2048, BIN_SHIFT = 16, BINS_OF_THREAD = (BINS + THREADS - 1) / THREADS;
 constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
@@ -36,8 +36,8 @@ struct Shared {
   float share[3][CLUSTER][HPG], lse[HPG], gates[HPG][3];
   float key[DK], block[DK + DV], completed;
   float probability[STRETCH * STRIDE + LEAD];
-  int histogram[BINS], totals[WARPS], limit, above, held, tied;
-  int best[ROOM + 1], selected[SEL_N], count, seen[3];
+  Ranking<THREADS, ROOM> ranking;
+  int selected[SEL_N], count, seen[3];
 };
 
 // One sequence's pages of a kind.
@@ -138,56 +138,6 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
   }
 }
 
-// The ROOM most important of the candidates 1 ... all, the lower index among equals, in any order. Numbers that are not
-// negative compare as their bits do: a histogram of the upper bits below those of the largest finds the bin of the last
-// one that is taken, and only the candidates of that bin are compared with each other. ties: room for `all` numbers.
-__device__ __forceinline__ void keep_most_important(Shared& s, const float* importance, int* ties, int all) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  u32 most = 0;
-#pragma unroll
-  for (int c = 0; c < CLUSTER; c++) most = max(most, s.block_best[c]);
-  const auto bin_of = [&](float x) { return min((int)((most - __float_as_uint(x)) >> BIN_SHIFT), BINS - 1); };
-  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
-  __syncthreads();
-  const int first = (int)threadIdx.x * BINS_OF_THREAD;
-  int own = 0;
-#pragma unroll
-  for (int i = 0; i < BINS_OF_THREAD; i++) own += first + i < BINS ? s.histogram[first + i] : 0;
-  int before = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == 31) s.totals[warp] = before;
-  __syncthreads();
-  before -= own;
-  for (int w = 0; w < warp; w++) before += s.totals[w];
-  if (before < ROOM && before + own >= ROOM) {
-    int bin = first;
-    while (before + s.histogram[bin] < ROOM) before += s.histogram[bin++];
-    s.limit = bin, s.above = before;
-  }
-  __syncthreads();
-  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
-    const int bin = bin_of(importance[j]);
-    if (bin < s.limit) s.best[atomicAdd(&s.held, 1)] = j;
-    else if (bin == s.limit) ties[atomicAdd(&s.tied, 1)] = j;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < s.tied; i += THREADS) {
-    const int j = ties[i];
-    const float value = importance[j];
-    int place = s.above;
-    for (int k = 0; k < s.tied; k++) {
-      const float other = importance[ties[k]];
-      place += other > value || (other == value && ties[k] < j);
-    }
-    if (place < ROOM) s.best[place] = j;
-  }
-  __syncthreads();
-}
-
 // selected[0 ... count): block 0, the chosen ones ascending, current - 1, current.
 __device__ __forceinline__ void select_blocks(Shared& s, float* importance, const Scores& scores, int position) {
   const int current = position / SEL_L;
@@ -209,13 +159,16 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
     if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
     cluster_arrive();
     cluster_wait();
-    keep_most_important(s, importance, (int*)(importance + all + 1), all);
+    u32 most = 0;
+#pragma unroll
+    for (int c = 0; c < CLUSTER; c++) most = max(most, s.block_best[c]);
+    keep_most_important(s.ranking, importance, most, (int*)(importance + all + 1), all);
   }
   for (int i = threadIdx.x; i < ROOM; i += THREADS) {
     int place = 1;
 #pragma unroll
-    for (int k = 0; k < ROOM; k++) place += s.best[k] < s.best[i];
-    s.selected[place] = s.best[i];
+    for (int k = 0; k < ROOM; k++) place += s.ranking.best[k] < s.ranking.best[i];
+    s.selected[place] = s.ranking.best[i];
   }
   if (threadIdx.x == 0) s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
   __syncthreads();
@@ -259,8 +212,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     if (u < end) load_compressed(unit[n], u);
     else unit[n].clear();
   }
-  for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
-  if (threadIdx.x == 0) s.held = s.tied = 0, s.most = 0;
+  for (int i = threadIdx.x; i < s.ranking.BINS; i += THREADS) s.ranking.histogram[i] = 0;
+  if (threadIdx.x == 0) s.ranking.held = s.ranking.tied = 0, s.most = 0;
   if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
   wait_for_previous();
   const bf16* const row = projection + (i64)b * WIDTH;

@@ -6,27 +6,14 @@
 // because the order of terms in a sum is free: lane 4g + t takes eight neighbours for two products.
 #pragma once
 #include "elements.cuh"
+#include "../../shape.cuh"
 
-#ifndef HEADS
-#define HEADS 12
-#define GROUPS 2
-#define DK 64
-#define DV 64
-#define CMP_L 32
-#define CMP_D 16
-#define SEL_L 64
-#define SEL_N 16
-#define WINDOW 512
-#endif
-
-constexpr int HPG = HEADS / GROUPS;  // heads per group
 constexpr int PAGE = 64;             // keys of a page of the window and the compressed branch (src/ops/paged/cuda.ts)
 constexpr int UNIT = 32;             // keys that a warp sees at a time
 constexpr int KP = DK / 32;          // 16-byte pieces a lane has of a key
 constexpr int VT = DV / 8;           // tiles of eight value columns
 constexpr int HALVES = HPG > 8 ? 2 : 1;  // rows g, and g + 8 where there are so many heads
 
-static_assert(HEADS % GROUPS == 0 && HPG <= 16, "at most 16 heads in a group");
 static_assert(DK % 32 == 0 && DV % 8 == 0 && SEL_L % UNIT == 0, "what the pieces of 16 bytes need");
 
 // What a block of dense attention leaves: maxima [HPG], sums [HPG], results [HPG][DV], and the keys it saw.
@@ -67,17 +54,6 @@ __device__ __forceinline__ uint4 load_early(const void* from) {
   asm volatile(LOAD_EARLY " {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
   return x;
 }
-
-// d [16,8] += a [16,16] b [16,8]. Lane 4g + t holds of a the rows g and g+8 (a0 and a2, a1 and a3) at the terms 2t, 2t+1
-// and 2t+8, 2t+9; of b column g at the same terms; of d the rows g and g+8 at columns 2t, 2t+1.
-__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Compressed blocks that `length` tokens fill.
-__device__ __forceinline__ int count_compressed(int length) { return length < CMP_L ? 0 : (length - CMP_L) / CMP_D + 1; }
 
 struct Cached {
   const i64* tables;  // [batch] addresses of tables of pages
@@ -158,8 +134,8 @@ struct Running {
 #pragma unroll
       for (int j = 0; j < KP; j++) {
         const uint4 a = q.rows[0][j], b = HALVES > 1 ? q.rows[HALVES - 1][j] : make_uint4(0, 0, 0, 0), k = unit.keys[i][j];
-        multiply_add(s[i], a.x, b.x, a.y, b.y, k.x, k.y);
-        multiply_add(s[i], a.z, b.z, a.w, b.w, k.z, k.w);
+        mma_bf16(s[i], a.x, b.x, a.y, b.y, k.x, k.y);
+        mma_bf16(s[i], a.z, b.z, a.w, b.w, k.z, k.w);
       }
     }
   }
@@ -185,8 +161,7 @@ struct Running {
           top = fmaxf(top, x);
         }
       }
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      top = quad_max(top);
       // Nothing seen so far: any finite number does in place of -inf, whose difference from itself is no number.
       const float base = top == -positive_infinity() ? 0.0f : top;
       shrink[half] = exp2_approximate(most[half] - base);
@@ -196,7 +171,7 @@ struct Running {
       for (int i = 0; i < 4; i++) {
         const float a = exp2_approximate(s[i][2 * half] - base), b = exp2_approximate(s[i][2 * half + 1] - base);
         sum += a + b;
-        p[half][i] = to_halves(a, b);
+        p[half][i] = pack_bf16(a, b);
         score(half, i, s[i] + 2 * half, a, b, base);
       }
       total[half] = total[half] * shrink[half] + sum;
@@ -206,8 +181,8 @@ struct Running {
     for (int n = 0; n < VT; n++) {
       out[n][0] *= shrink[0], out[n][1] *= shrink[0], out[n][2] *= shrink[1], out[n][3] *= shrink[1];
       const uint4 v = unit.values[n];
-      multiply_add(out[n], p[0][0], p[1][0], p[0][1], p[1][1], v.x, v.y);
-      multiply_add(out[n], p[0][2], p[1][2], p[0][3], p[1][3], v.z, v.w);
+      mma_bf16(out[n], p[0][0], p[1][0], p[0][1], p[1][1], v.x, v.y);
+      mma_bf16(out[n], p[0][2], p[1][2], p[0][3], p[1][3], v.z, v.w);
     }
   }
 
@@ -223,9 +198,7 @@ struct Running {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-      float sum = total[half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float sum = quad_sum(total[half]);
       const int row = g + 8 * half;
       if (row >= HPG) continue;
       if (t == 0) tops[row] = most[half], sums[row] = sum;

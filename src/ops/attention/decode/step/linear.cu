@@ -30,9 +30,9 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
   u32 out[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const float a = first_half(in[i]), b = second_half(in[i]);
+    const float a = low_bf16(in[i]), b = high_bf16(in[i]);
     squares += a * a + b * b;
-    out[i] = to_halves(a * weight[2 * i], b * weight[2 * i + 1]);
+    out[i] = pack_bf16(a * weight[2 * i], b * weight[2 * i + 1]);
   }
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
@@ -90,8 +90,8 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
       }
 #pragma unroll
       for (int n = 0; n < TILES; n++) {
-        multiply_add(acc[m][n], a[0].x, a[1].x, a[0].y, a[1].y, weights[n][i].x, weights[n][i].y);
-        multiply_add(acc[m][n], a[0].z, a[1].z, a[0].w, a[1].w, weights[n][i].z, weights[n][i].w);
+        mma_bf16(acc[m][n], a[0].x, a[1].x, a[0].y, a[1].y, weights[n][i].x, weights[n][i].y);
+        mma_bf16(acc[m][n], a[0].z, a[1].z, a[0].w, a[1].w, weights[n][i].z, weights[n][i].w);
       }
     }
   }

@@ -1,8 +1,8 @@
 /**
- * Every command of the runbooks. Blocks ```bash are run as they are, in order, in a folder of their own; those marked `slow`
- * only with TREFOIL_LONG=1. Blocks marked `gpu` or `remote` need a machine that is not here: their shell runs with stand-ins,
- * and each `trefoil` in them is held against the real one: `train` resolves its config with these flags and variables, the
- * others must know their flags.
+ * Runs every command of the guides and runbooks. Blocks marked ```bash run as they are, in order, in an empty folder; those
+ * marked `slow` run only with TREFOIL_LONG=1. Blocks marked `gpu` or `remote` need another machine: their shell runs with
+ * stand-ins, and each `trefoil` command in them is checked against the real CLI: `train` must resolve its config with these
+ * flags and variables, other commands must know their flags.
  */
 import { spawn, spawnSync } from 'node:child_process';
 import { chmodSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -12,10 +12,15 @@ import { root } from '../src/testing/cli.js';
 import { temporaryFolder } from '../src/testing/run.js';
 
 const main = join(root, 'dist', 'cli', 'main.js');
-const folderOfBooks = join(root, 'docs', 'runbooks');
-const books = readdirSync(folderOfBooks).filter((name) => name.endsWith('.md'));
+const documents = ['guide', 'runbooks'].flatMap((folder) =>
+  readdirSync(join(root, 'docs', folder))
+    .filter((name) => name.endsWith('.md'))
+    .map((name) => join(folder, name)),
+);
+/** Documents about changing the code: they have no commands to run. */
+const WITHOUT_COMMANDS = new Set([join('guide', 'add-an-operation.md')]);
 
-/** What takes minutes is run for the long form of the tests. */
+/** Blocks that take minutes run in the long form only. */
 const HERE = new Set(process.env['TREFOIL_LONG'] ? ['bash', 'bash slow'] : ['bash']);
 
 interface Block {
@@ -23,8 +28,8 @@ interface Block {
   readonly text: string;
 }
 
-function blocksOf(book: string): Block[] {
-  const page = readFileSync(join(folderOfBooks, book), 'utf8');
+function blocksOf(document: string): Block[] {
+  const page = readFileSync(join(root, 'docs', document), 'utf8');
   return [...page.matchAll(/^```(bash[^\n]*|ini)\n([\s\S]*?)^```/gm)].map(([, kind, text]) => ({ kind, text }));
 }
 
@@ -40,7 +45,7 @@ beforeAll(() => {
     join(dry, 'npx'),
     `[ "$1" = trefoil ] || exit 9\nshift\nexec "${process.execPath}" "${join(dry, 'dry.mjs')}" "${main}" "$@"`,
   );
-  // ssh and tmux hand what they were given to a shell; everything else only exists.
+  // ssh and tmux pass their arguments to a shell; the others do nothing.
   script(join(dry, 'ssh'), 'shift\nexec bash -euo pipefail -c "$*"');
   const lastWord = 'for word; do :; done';
   script(join(dry, 'tmux'), `${lastWord}\ncase "$1" in new-*) exec bash -euo pipefail -c "$word";; esac`);
@@ -71,14 +76,17 @@ const DRY = `import { spawnSync } from 'node:child_process';
 const [, , main, ...words] = process.argv;
 const run = (args) => spawnSync(process.execPath, [main, ...args], { encoding: 'utf8' });
 const fail = (text) => { console.error(text); process.exit(1); };
-if (words[0] === 'train') {
-  const { status, stderr } = run([...words, '--print-config']);
+const end = words.includes('--') ? words.indexOf('--') : words.length;
+const training = words[0] === 'train' ? words : words[0] === 'launch' ? words.slice(end + 1) : [];
+if (training.length > 0) {
+  const { status, stderr } = run([...training, '--print-config']);
   if (status !== 0) fail(words.join(' ') + ': ' + stderr);
-} else {
-  const command = words[0] === 'bench' ? words.slice(0, 2) : words.slice(0, 1);
+}
+if (words[0] !== 'train') {
+  const command = ['bench', 'data', 'eval'].includes(words[0]) ? words.slice(0, 2) : words.slice(0, 1);
   const { status, stdout } = run([...command, '--help']);
   if (status !== 0) fail(words.join(' ') + ': no such command');
-  for (const flag of words.filter((word) => word.startsWith('--')))
+  for (const flag of words.slice(0, end).filter((word) => word.startsWith('--')))
     if (!stdout.includes(flag.split('=')[0])) fail(words.join(' ') + ': no flag ' + flag);
 }
 console.log('dry: trefoil ' + words.join(' '));
@@ -90,7 +98,7 @@ interface Outcome {
   readonly stderr: string;
 }
 
-/** Not waited for in place: a runbook may take a minute, and the test runner wants to hear from its worker meanwhile. */
+/** Asynchronous: a document may take a minute, and vitest gives up on a worker that blocks for that long. */
 function bash(text: string, bin: string, cwd: string): Promise<Outcome> {
   const child = spawn('bash', ['-euo', 'pipefail', '-c', text], {
     cwd,
@@ -110,17 +118,18 @@ function bash(text: string, bin: string, cwd: string): Promise<Outcome> {
   });
 }
 
-/** HOME is another one, so that a runbook cannot touch the user's; compiled kernels are still those of the user. */
+/** HOME is an empty folder, so that a document cannot touch the user's files; the kernel cache is still the user's. */
 function cacheFolder(): string {
   const { TREFOIL_CACHE, XDG_CACHE_HOME, HOME } = process.env;
   return TREFOIL_CACHE || join(XDG_CACHE_HOME || join(HOME ?? '/tmp', '.cache'), 'trefoil');
 }
 
-describe.each(books)('runbook %s', (book) => {
-  const blocks = blocksOf(book);
+describe.each(documents.filter((name) => !WITHOUT_COMMANDS.has(name)))('%s', (document) => {
+  const blocks = blocksOf(document);
+  const folderName = document.replace(/\W/g, '-');
 
-  it('has commands, each of a kind that is known', () => {
-    expect(blocks.length).toBeGreaterThan(2);
+  it('has commands, each of a known kind', () => {
+    expect(blocks.length).toBeGreaterThan(1);
     expect(
       blocks
         .map(({ kind }) => kind)
@@ -128,8 +137,8 @@ describe.each(books)('runbook %s', (book) => {
     ).toEqual([]);
   });
 
-  it('does here what it says', async () => {
-    const cwd = join(folder.path, book.replace('.md', ''));
+  it('runs its commands', async () => {
+    const cwd = join(folder.path, folderName);
     mkdirSync(cwd);
     const git = (...words: string[]) =>
       spawnSync('git', ['-c', 'user.name=t', '-c', 'user.email=t@localhost', ...words], { cwd });
@@ -146,8 +155,8 @@ describe.each(books)('runbook %s', (book) => {
   const elsewhere = blocks
     .filter(({ kind }) => kind !== 'ini' && !HERE.has(kind))
     .map(({ text }) => ({ text, title: text.split('\n')[0].slice(0, 80) }));
-  it.each(elsewhere)('would be understood elsewhere: $title', async ({ text }) => {
-    const cwd = join(folder.path, `dry-${book.replace('.md', '')}`);
+  it.each(elsewhere)('has valid commands for another machine: $title', async ({ text }) => {
+    const cwd = join(folder.path, `dry-${folderName}`);
     mkdirSync(cwd, { recursive: true });
     const result = await bash(`cd() { :; }; export -f cd; ${text}`, dry, cwd);
     expect(result.status, result.stdout + result.stderr).toBe(0);
@@ -156,7 +165,7 @@ describe.each(books)('runbook %s', (book) => {
     expect(understood).toBeGreaterThanOrEqual(named);
   });
 
-  it('has units that systemd understands', (context) => {
+  it('has valid systemd units', (context) => {
     const units = blocks.filter(({ kind }) => kind === 'ini');
     if (units.length === 0) return;
     const probe = spawnSync('systemd-analyze', ['--version']);
