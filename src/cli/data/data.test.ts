@@ -128,7 +128,7 @@ describe('data prepare and inspect', () => {
     writeFileSync(text, '{"text": "fine"}\nnot json\n');
     const bad = await runCli(['data', 'prepare', '--local-path', text, '--out', join(folder, 'none')], { env });
     expect(bad.code).toBe(2);
-    expect(bad.stderr).toMatch(/bad\.jsonl at byte 17: not valid JSON/);
+    expect(bad.stderr).toMatch(/bad\.jsonl:2: not valid JSON/);
     const column = await runCli(['data', 'inspect', ...onHub, '--set', 'data.text_field=body'], { env });
     expect(column.stderr).toMatch(/no column "body" \(columns: id, text, score, meta\)/);
     expect((await runCli(['data', 'prepare', '--dataset', 'synthetic', '--out', 'x'], { env })).stderr).toMatch(
