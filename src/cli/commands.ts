@@ -105,6 +105,7 @@ export const DATA_COMMANDS: readonly SingleCommand[] = [
     summary: 'documents, tokens, lengths and samples of a source',
     load: () => import('./data/inspect.js'),
   },
+  { name: 'cache', summary: 'list and clear tokenized and fetched data', load: () => import('./data/cache.js') },
 ];
 
 const [START, TRAIN, USE, RUNS, MACHINE] = [

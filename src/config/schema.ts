@@ -86,7 +86,9 @@ const data = z.strictObject({
   hub_config: text().nullable().default(null).describe('its configuration, such as sample-10BT; null = its default'),
   hub_split: text().default('train').describe('its split'),
   hub_revision: text().default('main').describe('its branch, tag or commit'),
-  cache_gb: notNegative().default(4).describe('disk for fetched data; 0 = keep nothing'),
+  cache_gb: notNegative()
+    .default(4)
+    .describe('limit of each data cache in GiB: fetched data (0 = keep none), tokenised text'),
   workers: count().default(2).describe('threads that fetch and tokenise'),
   fwe_doc_batch: count().default(64).describe('documents tokenised at a time'),
   fwe_prefetch: on().describe('read ahead of the trainer'),

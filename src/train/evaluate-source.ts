@@ -6,6 +6,7 @@ import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './batches.js';
 import { type Evaluation, evaluate as evaluateBatches } from './evaluate.js';
+import type { Terminal } from './progress.js';
 import { openTrainingData } from './training-data.js';
 
 export interface SourceEvaluation extends Evaluation {
@@ -18,6 +19,14 @@ export interface SourceEvaluation extends Evaluation {
 
 type Say = (line: string) => void;
 
+export interface EvaluationOptions {
+  readonly say: Say;
+  readonly warn: Say;
+  readonly environment: Readonly<Record<string, string | undefined>>;
+  /** Where the live line of tokenising goes. */
+  readonly terminal?: Terminal;
+}
+
 /**
  * At most `count` batches: of the validation part where data.val_fraction sets one aside, else of the whole source from its
  * beginning. Every target counts once, also those of a last sample that is short and of a last batch that is not full.
@@ -26,11 +35,15 @@ export async function evaluateSource(
   model: LanguageModel,
   config: Config,
   count: number,
-  { say, warn, environment }: { say: Say; warn: Say; environment: Readonly<Record<string, string | undefined>> },
+  { say, warn, environment, terminal }: EvaluationOptions,
 ): Promise<SourceEvaluation> {
   const { data } = config;
   const evaluate = data.val_fraction > 0 ? 'validation' : 'all';
-  const { loader } = await openTrainingData(config, say, warn, { environment, evaluate });
+  const { loader } = await openTrainingData(config, say, warn, {
+    environment,
+    evaluate,
+    ...(terminal && { terminal }),
+  });
   const uploader = new BatchUploader(model.device, config.nsa);
   try {
     if (loader.vocabSize > model.shape.vocab_size)

@@ -96,7 +96,7 @@ export async function train(given: TrainOptions): Promise<TrainResult> {
   if (options.resume === null && isFirst) refuseUsedFolder(config.train.out_dir);
   if (world) say(world.describe());
   const rank = world ? { rank: { rank: world.rank, world: world.size } } : {};
-  const open = () => openTrainingData(config, say, warn, rank);
+  const open = () => openTrainingData(config, say, warn, { ...rank, terminal: options.terminal });
   // One rank of a machine tokenises; the others find the result in the cache.
   const { loader: opened, data } = world
     ? await world.together.firstThenOthers(open, world.isFirstOfHost)

@@ -1,4 +1,4 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -134,6 +134,45 @@ describe('data prepare and inspect', () => {
     expect((await runCli(['data', 'prepare', '--dataset', 'synthetic', '--out', 'x'], { env })).stderr).toMatch(
       /has no documents/,
     );
+  });
+});
+
+describe('data cache', () => {
+  const own = { TREFOIL_CACHE: join(folder, 'own-cache') };
+  const cache = async (...words: string[]) => {
+    const { code, stdout, stderr } = await runCli(['data', 'cache', ...words, '--json'], { env: own });
+    expect(code, stderr).toBe(0);
+    return JSON.parse(stdout);
+  };
+
+  it('lists what training tokenised, shrinks to a limit and clears', async () => {
+    expect(await cache()).toEqual({ folder: join(folder, 'own-cache', 'data'), bytes: 0, entries: [], removed: [] });
+    for (const name of ['one', 'two']) {
+      writeFileSync(join(folder, `${name}.txt`), `${name} `.repeat(500));
+      const words = ['data', 'smoke', '--local-path', join(folder, `${name}.txt`), '--seq-len', '16'];
+      expect((await runCli(words, { env: own })).code).toBe(0);
+    }
+    const { entries, bytes } = await cache();
+    expect(entries).toHaveLength(2);
+    expect(entries[0]).toMatchObject({ kind: 'shards', tokens: 2001, tokenizer: 'byte' });
+    const limited = await cache('--limit', String(bytes - 1));
+    expect(limited.removed.map(({ name }: { name: string }) => name)).toEqual([entries[0].name]);
+    const { stdout } = await runCli(['data', 'cache'], { env: own });
+    expect(stdout).toMatch(/: 1 entries, 0\.0 MB\n\nentry +kind +size +tokens +last used\n/);
+    expect(await cache('--clear')).toMatchObject({ bytes: 0, entries: [] });
+    expect((await runCli(['data', 'cache', '--clear', '--limit', '1GB'], { env: own })).code).toBe(2);
+  });
+
+  it('names on stderr the files that are taken and skipped', async () => {
+    const mixed = join(folder, 'mixed');
+    mkdirSync(mixed);
+    writeFileSync(join(mixed, 'a.txt'), 'text '.repeat(100));
+    writeFileSync(join(mixed, 'b.bin'), Buffer.from([0, 1]));
+    const words = ['data', 'smoke', '--local-path', mixed, '--seq-len', '16', '--json'];
+    const { stdout, stderr } = await runCli(words, { env: own });
+    expect(JSON.parse(stdout)).toMatchObject({ source: 'text', ok: true });
+    expect(stderr).toContain('data: 1 files taken, 0.0 MB: a.txt');
+    expect(stderr).toContain('data: 1 files skipped: b.bin (binary)');
   });
 });
 

@@ -39,7 +39,7 @@ async function smoke(options: Options, io: Io): Promise<void> {
     'data.val_fraction': '0',
   });
   const started = performance.now();
-  const { loader } = await openTrainingData(config, io.err, io.err, { environment: io.env });
+  const { loader } = await openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
   try {
     const times: number[] = [];
     let tokens = 0;

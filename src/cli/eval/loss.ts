@@ -69,6 +69,7 @@ async function run(options: Options, io: Io): Promise<void> {
         say: (line) => io.err(line),
         warn: io.warn,
         environment: io.env,
+        terminal: io.stderr,
       },
     );
     const { source } = config.data;

@@ -99,9 +99,12 @@ export function stylesFor(stream: { readonly isTTY?: boolean }, env: Environment
   };
 }
 
-/** One line on stderr that is rewritten in place. Prints nothing if stderr is not a terminal. */
+const LINE_INTERVAL_MS = 10_000;
+
+/** Progress on stderr: one line that is rewritten in place on a terminal, elsewhere a line every ten seconds. */
 export class ProgressLine {
   readonly #stream: Stream;
+  #last = performance.now();
 
   constructor(io: Io) {
     this.#stream = io.stderr;
@@ -110,6 +113,10 @@ export class ProgressLine {
   show(text: string): void {
     const { isTTY, columns = DEFAULT_WIDTH } = this.#stream;
     if (isTTY) this.#stream.write(`\r\x1b[K${text.slice(0, columns - 1)}`);
+    else if (performance.now() - this.#last >= LINE_INTERVAL_MS) {
+      this.#last = performance.now();
+      this.#stream.write(`${text}\n`);
+    }
   }
 
   clear(): void {
