@@ -142,6 +142,9 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const result = await jsonOf('data', 'prepare', ...documents(), '--tokenizer', 'gpt2', '--out', at('shards'));
     expect(result).toMatchObject({ documents: 80 });
   },
+  'data cache': async () => {
+    expect(keys(await jsonOf('data', 'cache'))).toEqual(['folder', 'bytes', 'entries', 'removed']);
+  },
   'data inspect': async () => {
     const result = await jsonOf('data', 'inspect', ...documents(), '--samples', '1');
     expect(result).toMatchObject({ documents: 80, tokenizer: 'byte' });

@@ -1,4 +1,4 @@
-/** How fast data comes: from prepared shards, and tokenised on the way from Parquet, against the tokenizer alone. */
+/** Speed of the data path: from prepared shards, and from Parquet through the pipeline, against the tokenizer alone. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
@@ -14,7 +14,7 @@ import { FetchTimes } from '../train/fetch-times.js';
 export interface Rate {
   readonly tokensPerSecond: number;
   readonly megabytesPerSecond: number;
-  /** By the time that processors worked for it, all threads together: what a busy machine does not change. */
+  /** Per second of CPU time of all threads, which other load on the machine does not change. */
   readonly megabytesPerCpuSecond: number;
 }
 
@@ -24,7 +24,7 @@ export interface Wait {
   readonly maxMs: number;
 }
 
-/** The shape of a batch, as a trainer would ask for it. */
+/** The shape of a batch. */
 export interface BatchShape {
   readonly seq_len: number;
   readonly batch_size: number;
@@ -43,10 +43,10 @@ export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpe
   });
 }
 
-/** A consumer that is always faster would otherwise be woken for every batch, which no trainer is. */
+/** Batches that are taken per wait, so that the consumer is not woken for every batch. */
 const TAKEN_TOGETHER = 4;
 
-/** Takes batches as fast as they come, for so many seconds. */
+/** Takes batches as fast as possible for a number of seconds; returns tokens per second. */
 export function measurePrepared(loader: Loader, seconds: number): number {
   const end = performance.now() + 1000 * seconds;
   const started = performance.now();
@@ -55,7 +55,7 @@ export function measurePrepared(loader: Loader, seconds: number): number {
   return tokens / ((performance.now() - started) / 1000);
 }
 
-/** The pipeline from Parquet to batches, as fast as it goes, after it is warm. */
+/** The maximum rate of the pipeline from Parquet to batches, after a warm-up. */
 export async function measurePipeline(
   spec: CorpusSpec,
   tokenizer: string,
@@ -82,7 +82,7 @@ export async function measurePipeline(
         megabytesPerCpuSecond: megabytes / cpuSeconds(cpu),
       };
     };
-    // Warm like the tokenizer alone: every thread has seen as much text as there every thread has in memory.
+    // The same warm-up as for the tokenizer alone: every thread has seen as much text.
     const size = spec.files.reduce((sum, file) => sum + file.size, 0);
     const corpus = workers * Math.min(BARE_BYTES, size);
     await run(() => loader.telemetry().bytes >= corpus);
@@ -139,13 +139,13 @@ export async function measureBare(
   }
 }
 
-/** Of this process, since a measurement. */
+/** CPU time of this process since a measurement. */
 function cpuSeconds(since: NodeJS.CpuUsage): number {
   const { user, system } = process.cpuUsage(since);
   return (user + system) / 1e6;
 }
 
-/** How long a trainer of a given speed waits for its batches. Between them it computes: here, it sleeps. */
+/** Time that a trainer of a given speed waits for batches. Its computation is simulated by sleeping. */
 export async function measureWaits(loader: Loader, tokensPerSecond: number, seconds: number): Promise<Wait> {
   const times = new FetchTimes();
   let longest = 0;
@@ -159,7 +159,7 @@ export async function measureWaits(loader: Loader, tokensPerSecond: number, seco
     const taken = (performance.now() - asked) / 1000;
     times.add(taken);
     longest = Math.max(longest, taken);
-    // A consumer that is behind does not pause: it stays a consumer of the given speed.
+    // A consumer that is behind does not pause, so its mean speed stays as given.
     due += (1000 * inputs.length) / tokensPerSecond;
     const pause = due - performance.now();
     if (pause > 1) await sleep(pause);

@@ -1,8 +1,8 @@
-/** Packs samples to the arrays a model takes. */
+/** Packs samples into the arrays that a model takes. */
 
 import type { SampleAddress, Samples } from './shards/samples.js';
 
-/** A target that takes no part in the loss. */
+/** A target that does not count for the loss. */
 export const IGNORED_TARGET = -100;
 
 export interface Batch {
@@ -10,11 +10,11 @@ export interface Batch {
   readonly inputs: Int32Array;
   /** The token after each input, or IGNORED_TARGET. */
   readonly targets: Int32Array;
-  /** How many targets count: the weight of this batch in a mean over several. */
+  /** Number of targets that count: the weight of this batch in a mean over several. */
   readonly targetCount: number;
-  /** Where attention begins anew: 0, S, 2S … and, with document masks, each document start between. */
+  /** Starts of the sequences that attention treats separately: 0, S, 2S … and with document masks each document start. */
   readonly cuSeqlens: Int32Array;
-  /** Names the data of each row, for diagnosis. */
+  /** Identifies the data of each row, for diagnosis. */
   readonly sampleIds: number[];
   /** Of the first row. */
   readonly epoch: number;
@@ -22,13 +22,13 @@ export interface Batch {
 
 export interface Packing {
   readonly sequenceLength: number;
-  /** Documents in one row do not see each other, and none has to guess the first token of the next. */
+  /** Documents of a row are masked from each other, and the first token of a document is not a target. */
   readonly documentMask: boolean;
 }
 
 /**
- * One row per address. Rows from `counted` on only fill the batch up: their targets are all ignored, so that every
- * batch has the same shape and no sample counts twice.
+ * One row per address. Rows from `counted` on are padding: all their targets are ignored, so that every batch has the same
+ * shape and no sample counts twice.
  */
 export function packBatch(
   samples: Samples,

@@ -1,6 +1,6 @@
 /**
- * A piece of a corpus as local JSON Lines. Files appear whole, under their names, one after the other; a small list beside
- * them says how far the corpus was read, so that a stopped run, or one that wants more, goes on at the next document.
+ * Writes part of a corpus as local JSON Lines. Every file appears complete. A list beside them holds the position in the
+ * corpus, so that an interrupted command, or one with a larger size, continues with the next document.
  */
 
 import {
@@ -22,7 +22,7 @@ import { CorpusOrder, corpusIdentity } from './sources/order.js';
 import { documentText } from './sources/reader.js';
 import type { CorpusSpec } from './sources/spec.js';
 
-/** Not a name that a folder of JSON Lines is searched for. */
+/** Not a name that is read as JSON Lines. */
 const LIST = 'bootstrap.json';
 const FILE_BYTES = 64e6;
 const BUFFERED_BYTES = 1 << 20;
@@ -41,7 +41,7 @@ type Progress = z.infer<typeof Progress>;
 export interface BootstrapOptions {
   readonly spec: CorpusSpec;
   readonly folder: string;
-  /** Stop with the document that brings the files to this. */
+  /** Stops with the document that brings the files to this size. */
   readonly bytes: number;
   readonly fileBytes?: number;
   readonly onProgress?: (progress: Pick<Progress, 'documents' | 'bytes' | 'files'>) => void;
@@ -71,7 +71,7 @@ export async function bootstrap(options: BootstrapOptions): Promise<BootstrapRes
   return { documents, bytes, files, exhausted };
 }
 
-/** Fills the next file and moves `progress` behind it. */
+/** Writes the next file and advances `progress`. */
 async function writeOneFile(
   lanes: readonly LaneDocuments[],
   progress: Progress,
@@ -93,7 +93,7 @@ async function writeOneFile(
     pendingBytes = 0;
   };
   try {
-    // Lanes in turn, as training takes them; a lane that has come to its second epoch has given all it has.
+    // Lanes take turns, as in training. A lane that reaches its second epoch is exhausted.
     for (let turn = progress.documents; counted.bytes < bytes && ended.size < lanes.length; turn++) {
       const lane = turn % lanes.length;
       if (ended.has(lane)) continue;

@@ -18,7 +18,7 @@ export function absorb(state: number, value: number): number {
   return mix32(mix32((state + 0x9e3779b9) ^ (value >>> 0)) ^ high);
 }
 
-/** What a hash is for: two uses of one seed must not see related numbers. */
+/** Domain separation: two uses of one seed must not see related numbers. */
 export const Purpose = {
   split: 1,
   shuffle: 2,

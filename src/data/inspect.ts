@@ -1,4 +1,4 @@
-/** Figures about a source: how many documents, how long they are, what they look like. */
+/** Statistics of a source: number of documents, their lengths, and samples. */
 
 import { ShardReader } from './shards/reader.js';
 import { LaneDocuments } from './sources/documents.js';
@@ -8,14 +8,14 @@ import type { CorpusSpec } from './sources/spec.js';
 import type { Tokenizer } from './tokenizer.js';
 
 export interface Inspection {
-  /** False when there are more documents than were looked at. */
+  /** False if the source has more documents than were read. */
   readonly complete: boolean;
   readonly documents: number;
   readonly empty: number;
   readonly tokens: number;
   /** Null for shards, which hold no text. */
   readonly bytes: number | null;
-  /** Tokens of a document, its separator not counted. */
+  /** Tokens of a document, without its separator. */
   readonly lengths: {
     readonly min: number;
     readonly mean: number;

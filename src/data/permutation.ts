@@ -1,6 +1,6 @@
 /**
- * A pseudo-random permutation of 0 … size-1 that is computed, not stored: constant memory and time for any size, so
- * that a run of any length can be resumed at any sample at once.
+ * A pseudo-random permutation of 0 … size-1 that is computed, not stored: constant memory and time for any size, so a run
+ * of any length can be resumed at any sample in constant time.
  *
  * A Feistel network permutes the numbers of 2h bits, where 4^h is the least power of four not below `size`. Results
  * outside the range are permuted again until one falls inside (cycle walking): fewer than four turns on average, and

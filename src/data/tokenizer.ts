@@ -1,4 +1,4 @@
-/** Text to token ids and back. One file per kind in `tokenizers/`; this file says what they share and picks one. */
+/** The interface of tokenizers, and the choice of one by name. Implementations are in `tokenizers/`. */
 
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,23 +14,23 @@ export interface Tokenizer {
   readonly vocabSize: number;
   /** Written after every document. */
   readonly separator: number;
-  /** Equal for equal behaviour, wherever the files lie: part of cache keys and of prepared shards. */
+  /** Equal for equal behaviour, independent of the file's place. Part of cache keys and of prepared shards. */
   readonly identity: string;
-  /** Strings that look like special tokens are text here: a document can never inject a separator. */
+  /** Strings that look like special tokens are encoded as text: a document cannot inject a separator. */
   encode(text: string): Int32Array;
-  /** The same behind what a buffer holds already, for callers that have many texts to encode and want no array for each. */
+  /** Appends the ids to a buffer, for callers that encode many texts and want no array for each. */
   encodeInto?(text: string, tokens: TokenBuffer): void;
-  /** UTF-8 bytes of text that a token stands for; 0 for the separator. */
+  /** UTF-8 bytes of the text of a token; 0 for the separator. */
   byteLength(id: number): number;
   decode(ids: ArrayLike<number>): string;
-  /** For output token by token: holds back the bytes of a character that is not complete yet. */
+  /** For output token by token: keeps the bytes of an incomplete character until it is complete. */
   createStreamDecoder(): StreamDecoder;
 }
 
 export interface StreamDecoder {
-  /** The text that became certain with this token; often empty inside a multi-byte character. */
+  /** The text that this token completes; empty inside a multi-byte character. */
   push(id: number): string;
-  /** What is left at the end; an unfinished character becomes U+FFFD. */
+  /** The rest of the text; an incomplete character becomes U+FFFD. */
   end(): string;
 }
 

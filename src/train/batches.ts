@@ -1,4 +1,4 @@
-/** Batches on the device: token ids, targets, and where the sequences lie. */
+/** Batches on the device: token ids, targets, and the layout of the sequences. */
 import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
 import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
@@ -17,13 +17,13 @@ interface HeldLayout {
 }
 
 /**
- * Uploads batches. A layout is kept while a batch uses it, and the newest also afterwards: without document masks all
- * batches have the same.
+ * Uploads batches. A layout is kept while a batch uses it. The newest is also kept afterwards, because without document
+ * masks all batches share one layout.
  */
 export class BatchUploader {
   readonly #device: Device;
   readonly #block: { readonly l: number; readonly d: number };
-  /** The newest is the last. */
+  /** The last one is the newest. */
   #layouts: HeldLayout[] = [];
 
   constructor(device: Device, block: { readonly l: number; readonly d: number }) {
@@ -31,7 +31,7 @@ export class BatchUploader {
     this.#block = block;
   }
 
-  /** The tensors are valid until the batch is given to `release`. */
+  /** The tensors are valid until `release`. */
   upload({ inputs, targets, cuSeqlens }: Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'>): DeviceBatch {
     const layout = this.#layoutOf(cuSeqlens);
     return {

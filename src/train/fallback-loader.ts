@@ -1,11 +1,10 @@
-/** A loader with a stand-in for the day its source gives up. Only for runs that asked for it by --synthetic-on-fail. */
+/** A loader that switches to synthetic tokens when its source fails (--synthetic-on-fail). */
 import type { Batch } from '../data/batch.js';
 import type { Loader, LoaderTelemetry } from '../data/loader.js';
 import { TrefoilError } from '../errors.js';
 
 /**
- * The position is always that of the real source: a run that is resumed when the source is back goes on where real data
- * ended, and trains on nothing twice.
+ * The position is always that of the real source, so a run that is resumed later continues where real data ended.
  */
 export class FallbackLoader implements Loader {
   readonly vocabSize: number;
@@ -25,12 +24,12 @@ export class FallbackLoader implements Loader {
     this.samplesPerEpoch = real.samplesPerEpoch;
   }
 
-  /** Whether batches come from the stand-in now. */
+  /** Whether batches are synthetic now. */
   get replaced(): boolean {
     return this.#replaced;
   }
 
-  /** There is nothing to evaluate on while the source is away: random tokens would only look like a measurement. */
+  /** 0 while the source is replaced: a loss on random tokens would look like a measurement. */
   get validationSamples(): number {
     return this.#replaced ? 0 : this.#real.validationSamples;
   }

@@ -1,4 +1,4 @@
-/** The data of a run, as its config asks for it: time limits for the source, and synthetic tokens only by request. */
+/** Opens the data of a run: with a time limit for the source, and synthetic tokens as a fallback if the config allows it. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import { type Loader, openLoader } from '../data/loader.js';
@@ -13,11 +13,11 @@ type Environment = Readonly<Record<string, string | undefined>>;
 
 export interface TrainingData {
   readonly loader: Loader;
-  /** Where the tokens really come from: `synthetic` when that stands in for a source that failed. */
+  /** The source of the tokens: `synthetic` after a fallback. */
   readonly data: () => string;
 }
 
-/** Which of the processes of a run this is. */
+/** This process among the ranks of a run. */
 export interface Rank {
   readonly rank: number;
   readonly world: number;
@@ -32,8 +32,6 @@ export interface OpenDataOptions {
   /** Where the live line of tokenising goes. */
   readonly terminal?: Terminal | null;
 }
-
-const LINE_INTERVAL_MS = 5000;
 
 export async function openTrainingData(
   config: Config,
@@ -65,16 +63,16 @@ function replacedLine(error: TrefoilError): string {
   return `${error.message}; training on SYNTHETIC random tokens instead, because of --synthetic-on-fail`;
 }
 
-/** Waits until the wanted number of batches lies ready. Fewer after the time limit are a warning: the run begins. */
+/** Waits until `fwe_warmup_batches` batches are ready. After the time limit it warns, and the run begins. */
 export async function warmUp(loader: Loader, { data }: Config, warn: Say): Promise<void> {
   const { fwe_warmup_batches: batches, fwe_warmup_timeout: seconds } = data;
   if (batches === 0 || loader.ready === undefined) return;
   const stop = new AbortController();
-  const late = sleep(1000 * seconds, true, { signal: stop.signal }).catch(() => false); // only ever aborted, below
+  const late = sleep(1000 * seconds, true, { signal: stop.signal }).catch(() => false); // rejects only when aborted below
   const ready = loader.ready(batches).then(
     () => false,
     (error) => {
-      // The first step asks again and meets it; here it only ends the waiting.
+      // The first step will throw this error; here it only ends the wait.
       if (error instanceof TrefoilError) return false;
       throw error;
     },
@@ -106,14 +104,13 @@ async function openSource(config: Config, say: Say, warn: Say, options: OpenData
   }
 }
 
-/** Progress of tokenising: a live line on a terminal, elsewhere a line now and then. */
+/** Progress of tokenising: a live line on a terminal, elsewhere a line every `every` documents. 0 disables both. */
 class TokenisingLine {
   readonly #say: Say;
   readonly #every: number;
   readonly #live: LiveLine;
   readonly #started = performance.now();
   #reported = 0;
-  #last = performance.now();
 
   constructor(say: Say, every: number, terminal: Terminal | null) {
     this.#say = say;
@@ -123,15 +120,11 @@ class TokenisingLine {
 
   show({ documents, tokens, bytes, parts, totalParts }: BuildProgress): void {
     if (this.#every === 0) return;
-    const now = performance.now();
-    const speed = bytes / 1e6 / Math.max(1e-3, (now - this.#started) / 1000);
-    const text =
-      `tokenising: part ${parts} of ${totalParts}, ${documents} documents, ${(tokens / 1e6).toFixed(1)}M tokens, ` +
-      `${speed.toFixed(1)} MB/s`;
+    const speed = bytes / 1e6 / Math.max(1e-3, (performance.now() - this.#started) / 1000);
+    const text = `tokenised ${documents} documents, ${tokens} tokens, ${parts}/${totalParts} parts, ${speed.toFixed(1)} MB/s`;
     if (this.#live.isShown) this.#live.showText(text);
-    else if (documents - this.#reported >= this.#every && now - this.#last >= LINE_INTERVAL_MS) {
+    else if (documents - this.#reported >= this.#every) {
       this.#reported = documents;
-      this.#last = now;
       this.#say(text);
     }
   }
@@ -141,7 +134,7 @@ class TokenisingLine {
   }
 }
 
-/** Fails when nothing has moved for so many seconds: preparing a large corpus may take long, a stall may not. */
+/** Rejects after a number of seconds without progress. Preparing a large corpus may take longer than that in all. */
 class StallLimit {
   readonly exceeded: Promise<never>;
   #last = performance.now();
@@ -152,7 +145,7 @@ class StallLimit {
     this.exceeded = new Promise((_, reject) => {
       fail = reject;
     });
-    this.exceeded.catch(() => {}); // whoever races with it sees the error; without a race nobody must
+    this.exceeded.catch(() => {}); // no-op handler, so that an unawaited rejection does not crash the process
     this.#timer = setInterval(
       () => {
         if (performance.now() - this.#last < seconds * 1000) return;

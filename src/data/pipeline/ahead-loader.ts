@@ -1,6 +1,6 @@
 /**
- * A loader that can be asked for batches before their turn, while the device is busy with those before. Its position is
- * always that of the batches really handed out: a checkpoint knows nothing of what was looked at early.
+ * A loader with `lookAhead`: batches can be inspected before `next` returns them, while the device is busy. Its position
+ * counts only the batches that `next` has returned, so a checkpoint does not depend on what was inspected.
  */
 import { TrefoilError } from '../../errors.js';
 import type { Batch } from '../batch.js';
@@ -8,7 +8,7 @@ import type { Loader, LoaderTelemetry } from '../loader.js';
 
 interface Early {
   readonly batch: Batch;
-  /** The position before it. */
+  /** The position before this batch. */
   readonly before: object;
 }
 
@@ -32,14 +32,14 @@ export class AheadLoader implements Loader {
     return this.#loader.validationSamples;
   }
 
-  /** The next batches, as `next` will give them; none when there are not so many without waiting. */
+  /** The next batches, in the order of `next`. Empty if fewer than `batches` are ready. */
   lookAhead(batches: number): readonly Batch[] {
     while (this.#early.length < batches && this.#canTake()) {
       const before = this.#loader.state();
       try {
         this.#early.push({ batch: this.#loader.next(), before });
       } catch (error) {
-        // A source that fails leaves its position: whoever asks for the batch in its turn meets the error and says it.
+        // The failing read did not move the position: `next` throws the error when the batch is due.
         if (error instanceof TrefoilError) break;
         throw error;
       }

@@ -8,16 +8,16 @@ import { cutText, PIECE_LENGTH } from '../sources/text.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { TokenBuffer } from '../tokenizers/token-buffer.js';
 
-/** Set in a token that begins a document. Far above any id. */
+/** Flag bit of a token that begins a document. Above any id. */
 export const DOCUMENT_START = 1 << 30;
 export const TOKEN_MASK = DOCUMENT_START - 1;
-/** Fills a window behind the last token of the data. */
+/** Padding of a window after the last token of the data. */
 export const NO_TOKEN = -1;
 
-/** So many parts with nothing but empty documents in a row are no accident. */
+/** Consecutive parts without text after which the source is refused. */
 const MOST_EMPTY_TURNS = 1000;
 
-/** Counted while it is read; documents are those that had text. */
+/** Counters of what was read. Empty documents do not count. */
 export interface LaneCounts {
   documents: number;
   bytes: number;
@@ -28,13 +28,13 @@ export class LaneSamples {
   readonly #tokenizer: Tokenizer;
   readonly #documentBatch: number;
   readonly #counts: LaneCounts;
-  /** Tokens of the open document, its separator among them. */
+  /** Tokens of the open document, with its separator. */
   readonly #tokens = new TokenBuffer();
   #at = 0;
   #turn = 0;
   #block = 0;
   #document = 0;
-  /** Tokens to pass over in the first document after a resume. */
+  /** Tokens to skip in the first document after a resume. */
   #resumeAt: number;
   #sinceYield = 0;
   readonly #keepTail: boolean;
@@ -82,7 +82,7 @@ export class LaneSamples {
     for (let firstTurn = -1; ; ) {
       const placed = this.#documents.nextAtHand() ?? (await this.#documents.next());
       if (placed === undefined) return false;
-      // Tokenising is one long computation: in between, what the network brought must get its turn.
+      // Tokenising blocks the event loop: network events need a turn in between.
       if (++this.#sinceYield >= this.#documentBatch) {
         this.#sinceYield = 0;
         await setImmediate();
@@ -127,7 +127,7 @@ export class LaneSamples {
   }
 }
 
-/** Kernels take an id as an address: one outside the vocabulary would read foreign memory. */
+/** Kernels use an id as an index: one outside the vocabulary would read out of bounds. */
 function checkRange({ ids, length }: TokenBuffer, { vocabSize, name }: Tokenizer): void {
   for (let index = 0; index < length; index++)
     if (ids[index] < 0 || ids[index] >= vocabSize)

@@ -1,4 +1,4 @@
-/** What the trainer's thread and its workers say to each other; samples themselves go through shared memory. */
+/** Messages between the trainer's thread and its workers. Samples go through shared memory. */
 
 import type { MessagePort } from 'node:worker_threads';
 import type { UnitProgress } from '../shards/build.js';
@@ -17,7 +17,7 @@ export interface LaneTask {
 export interface StreamTask {
   readonly kind: 'stream';
   readonly worker: number;
-  /** A channel of its own: the trainer can read it without giving up control. */
+  /** A separate channel, which the trainer can read synchronously. */
   readonly port: MessagePort;
   readonly spec: CorpusSpec;
   readonly lanes: readonly LaneTask[];
@@ -41,7 +41,7 @@ export interface BareTask {
   readonly seconds: number;
   readonly worker: number;
   readonly workers: number;
-  /** Becomes 1 when all threads are to start. */
+  /** Becomes 1 when all threads start. */
   readonly go: SharedArrayBuffer;
 }
 
@@ -52,7 +52,7 @@ export type FromWorker =
   | {
       readonly kind: 'failed';
       readonly message: string;
-      /** Null for an error that nobody foresaw. */
+      /** Null for an unexpected error. */
       readonly exitCode: number | null;
       readonly name: string;
       readonly stack: string;

@@ -5,14 +5,14 @@ import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 
 export interface TakenSample {
-  /** In shared memory: written over once the ring is granted more samples than it has slots behind this one. */
+  /** In shared memory. Overwritten once samples beyond the ring's capacity are granted. */
   readonly window: Int32Array;
-  /** Where the next sample of the lane begins. */
+  /** Start of the lane's next sample. */
   readonly cursor: Cursor;
   readonly epoch: number;
 }
 
-/** The rings and the threads that fill them, from the trainer's side. */
+/** The trainer's side of the rings and the threads that fill them. */
 export class Pipeline {
   readonly #ring: Ring;
   readonly #workers: PipelineWorkers;
@@ -44,7 +44,7 @@ export class Pipeline {
     if (this.#ring.granted(place) < upTo) this.grant(place, upTo);
   }
 
-  /** Waits, without blocking the thread, until every lane has as many samples as are needed of it, or no more at all. */
+  /** Waits, without blocking the thread, until every lane has the needed number of samples or has ended. */
   async until(needed: ReadonlyMap<number, number>, timeoutSeconds: number): Promise<void> {
     const wanted = this.#taken.map((taken, place) => (needed.has(place) ? taken + needed.get(place)! : 0));
     const isReady = () =>
@@ -62,7 +62,7 @@ export class Pipeline {
     }
   }
 
-  /** The next sample of a ring; blocks until there is one. Its window is the ring's own: see `TakenSample`. */
+  /** The next sample of a ring. Blocks until it is available. The window is not a copy: see `TakenSample`. */
   take(place: number, timeoutSeconds: number): TakenSample {
     const sample = this.takeUnlessEnded(place, timeoutSeconds);
     if (sample === undefined) throw new TrefoilError('a data lane ended: training data has no end');

@@ -1,10 +1,10 @@
 /**
- * Where worker threads leave samples for the trainer: shared memory, one ring of slots per lane.
+ * Shared memory in which worker threads put samples for the trainer: one ring buffer of slots per lane.
  *
- * The trainer grants a lane a number of samples, the worker that owns the lane produces up to it, the trainer takes them in
- * order. A slot holds S + 1 tokens and the cursor behind them, so the trainer's position is always that of what it has
- * taken, whatever else lies ready. Both sides wait without polling: the trainer on `signal` or for a message, a worker for a
- * message. Lane l belongs to worker l mod W.
+ * The trainer grants a lane a number of samples (back-pressure), the worker that owns the lane produces up to it, and the
+ * trainer takes them in order. A slot holds S + 1 tokens and the cursor after them, so the trainer's position depends only
+ * on what it has taken. Both sides wait without polling: the trainer on `signal` or for a message, a worker for a message.
+ * Lane l belongs to worker l mod W.
  */
 
 import type { Cursor } from '../sources/documents.js';
@@ -30,7 +30,7 @@ const LANE_FIELDS = 4;
 const GRANTED = 0;
 const PRODUCED = 1;
 const ENDED = 2;
-/** The trainer waits for so many samples. */
+/** Number of samples that the trainer waits for. */
 const WANTED = 3;
 const WORKER_FIELDS = 2;
 /** The worker sleeps; the trainer waits for a message of this worker. */
@@ -80,7 +80,7 @@ export class Ring {
     return Atomics.load(this.#control, FAILED) === 1;
   }
 
-  /** The trainer's side: sample numbers below `upTo` may be produced. True when the worker sleeps and must be woken. */
+  /** Trainer: allows samples below number `upTo`. Returns true if the worker sleeps and must be woken. */
   grant(lane: number, upTo: number): boolean {
     Atomics.store(this.#control, this.#field(lane, GRANTED), upTo);
     return Atomics.exchange(this.#control, this.#flag(this.workerOf(lane), ASLEEP), 0) === 1;
@@ -90,7 +90,7 @@ export class Ring {
     return lane % this.shape.workers;
   }
 
-  /** The worker's side: says that it will wait for a message; it must look at the grants once more before it does. */
+  /** Worker: announces that it will wait for a message. It must check the grants once more before it waits. */
   announceSleep(worker: number): void {
     Atomics.store(this.#control, this.#flag(worker, ASLEEP), 1);
   }
@@ -101,7 +101,7 @@ export class Ring {
     return this.#tokens.subarray(start, start + length);
   }
 
-  /** Worker: the sample in `window(lane, sample)` is complete. True when the trainer waits for a message now. */
+  /** Worker: the sample in `window(lane, sample)` is complete. Returns true if the trainer waits for a message. */
   publish(lane: number, sample: number, cursor: Cursor, epoch: number): boolean {
     const at = this.#slot(lane, sample) * SLOT_NUMBERS;
     this.#numbers[at] = cursor.turn;
@@ -123,26 +123,26 @@ export class Ring {
     this.#wakeTrainer();
   }
 
-  /** The cursor behind a sample, and its epoch. */
+  /** The cursor after a sample, and its epoch. */
   place(lane: number, sample: number): { cursor: Cursor; epoch: number } {
     const at = this.#slot(lane, sample) * SLOT_NUMBERS;
     const [turn, block, document, token, epoch] = this.#numbers.subarray(at, at + SLOT_NUMBERS);
     return { cursor: { turn, block, document, token }, epoch };
   }
 
-  /** For a wait: the number to compare with; any news changes it. */
+  /** Counter that every event increments, for `waitForNews`. */
   get news(): number {
     return Atomics.load(this.#control, SIGNAL);
   }
 
-  /** Blocks this thread until there is news since `seen`, or the time is over. */
+  /** Blocks this thread until an event after `seen`, or until the timeout. */
   waitForNews(seen: number, ms: number): void {
     Atomics.wait(this.#control, SIGNAL, seen, ms);
   }
 
   /**
-   * Trainer: every worker that has not produced up to `wanted` (by lane; 0 where nothing is wanted) sends a message when
-   * it has. A message costs far more than a sample, so there is one for all lanes of a worker.
+   * Trainer: asks every worker to send a message when it has produced `wanted` samples of each of its lanes (0: none). A
+   * message costs far more than a sample, so there is one for all lanes of a worker.
    */
   announceWait(wanted: readonly number[]): void {
     for (const [lane, count] of wanted.entries()) Atomics.store(this.#control, this.#field(lane, WANTED), count);
@@ -156,7 +156,7 @@ export class Ring {
     this.#numbers[at + 1] = bytes;
   }
 
-  /** Of all workers. */
+  /** Totals over all workers. */
   get counts(): { documents: number; bytes: number } {
     const total = { documents: 0, bytes: 0 };
     for (let worker = 0; worker < this.shape.workers; worker++) {

@@ -2,9 +2,9 @@
  * Batches of a streamed corpus. Worker threads fill rings of samples ahead of the trainer; `next` takes what is there,
  * `ready` waits for it without blocking the thread, so that signals are heard.
  *
- * Sample k of the run is the next one of lane k mod L (corpus/order.ts). A call of `next` on all W ranks takes the samples
+ * Sample k of the run is the next one of lane k mod L (sources/order.ts). A call of `next` on all W ranks takes the samples
  * [n, n + B * W); rank r takes those with k mod W = r, and reads only the lanes they come from. The position is the number
- * n and one cursor per lane: every rank knows those of its own lanes, `mergeStreamStates` joins them for a checkpoint.
+ * n and one cursor per lane: every rank has those of its own lanes, and `mergeStreamStates` joins them for a checkpoint.
  */
 
 import { TrefoilError, UsageError } from '../../errors.js';
@@ -31,12 +31,12 @@ export interface StreamLoaderOptions {
   /** The model's vocabulary, an upper bound for the tokenizer's. */
   readonly vocab_size?: number | undefined;
   readonly workers: number;
-  /** Documents tokenised before the network gets a turn. */
+  /** Documents that are tokenised between two turns of the event loop. */
   readonly documentBatch: number;
-  /** Read ahead of the trainer, so many batches; false: a batch is made when it is asked for. */
+  /** Read `queue` batches ahead of the trainer. If false, a batch is produced when it is requested. */
   readonly prefetch: boolean;
   readonly queue: number;
-  /** Seconds after which a batch that does not come is an error. */
+  /** Seconds after which a missing batch is an error. */
   readonly timeout: number;
   /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
   readonly evaluate?: 'validation' | 'all' | undefined;
@@ -62,7 +62,7 @@ export class StreamLoader implements Loader {
   readonly #identity: string;
   readonly #rank: number;
   readonly #world: number;
-  /** Lanes this rank reads, ascending; a lane's place here is the number of its ring. */
+  /** Lanes that this rank reads, ascending. The index of a lane here is the number of its ring. */
   readonly #lanes: readonly number[];
   readonly #workerCount: number;
   #sample = 0;
@@ -94,7 +94,7 @@ export class StreamLoader implements Loader {
     return this.#validationEnded ? this.#validation.length : Number.POSITIVE_INFINITY;
   }
 
-  /** Starts reading from the present position; `next` and `ready` do so by themselves. */
+  /** Starts the workers at the current position. `ready` calls it. */
   async start(): Promise<void> {
     if (this.#closed) throw new TrefoilError('the data loader is closed');
     if (this.#pipeline !== undefined) return;
@@ -110,7 +110,7 @@ export class StreamLoader implements Loader {
       ...{ lane, ring: place, side: 'train' },
       cursor: this.#cursors[lane]!,
     }));
-    // Validation documents are read only when they are asked for; the thread that does it takes turns with its lanes.
+    // Validation documents are read on demand only, by a thread that also serves training lanes.
     lanes.push({
       lane: 0,
       ring: validationRing,
@@ -128,7 +128,7 @@ export class StreamLoader implements Loader {
     if (prefetch) for (const place of this.#lanes.keys()) this.#pipeline.grant(place, this.#slots());
   }
 
-  /** Resolves when `batches` can be taken without waiting; at most as many as the queue holds are waited for. */
+  /** Resolves when `batches`, but at most as many as the queue holds, can be taken without waiting. */
   async ready(batches: number): Promise<void> {
     await this.start();
     const pipeline = this.#pipeline!;
@@ -150,7 +150,7 @@ export class StreamLoader implements Loader {
     const { lanes } = this.#options.spec;
     const addresses: SampleAddress[] = [];
     const windows: Int32Array[] = [];
-    // Applied when the batch is whole: a source that dies in the middle leaves the position before it.
+    // Applied when the batch is complete: after an error the position is still that before the batch.
     const moved = new Map<number, Cursor>();
     const first = this.#sample;
     for (let sample = first; sample < first + rows * this.#world; sample++) {
@@ -159,14 +159,14 @@ export class StreamLoader implements Loader {
       const { window, cursor, epoch } = pipeline.take(place, this.#options.timeout);
       moved.set(sample % lanes, cursor);
       this.#epoch = Math.max(this.#epoch, epoch);
-      // Other ranks may share the lane (when their number does not divide that of the lanes): theirs is passed over.
+      // Ranks share lanes if their number does not divide that of the lanes: samples of other ranks are skipped.
       if (sample % this.#world !== this.#rank) continue;
       addresses.push({ id: sample, epoch, position: windows.length });
       windows.push(window);
     }
     const batch = packBatch(windowSamples(windows), addresses, { sequenceLength, documentMask });
     for (const [lane, cursor] of moved) this.#cursors[lane] = cursor;
-    // Only now: a grant gives the slots of what was packed to the worker.
+    // After packing: a grant lets the worker overwrite the slots.
     if (this.#options.prefetch)
       for (const lane of moved.keys()) {
         const place = this.#lanes.indexOf(lane);
@@ -208,7 +208,7 @@ export class StreamLoader implements Loader {
       );
     this.#pipeline?.close();
     this.#pipeline = undefined;
-    // Validation is read by the pipeline too, and a new one reads it from its start.
+    // The new pipeline reads validation from its start.
     this.#validation.length = 0;
     this.#validationEnded = false;
     this.#sample = state.sample;
@@ -229,7 +229,7 @@ export class StreamLoader implements Loader {
     }
   }
 
-  /** Validation samples are read at the first call and kept; without `readyToEvaluate` before, that blocks. */
+  /** Validation samples are read at the first call and kept. Blocks, unless `readyToEvaluate` was awaited before. */
   *evalBatches(count: number): Generator<Batch> {
     if (!this.#evaluates)
       throw new UsageError('data.val_fraction is 0: there is nothing to evaluate on; set it above 0');
@@ -242,7 +242,7 @@ export class StreamLoader implements Loader {
     for (let start = 0; start < used; start += perStep) {
       const first = start + this.#rank * rows;
       const counted = Math.max(0, Math.min(rows, used - first));
-      // Filling rows repeat the last sample.
+      // Rows without a sample repeat the last one.
       const addresses = Array.from({ length: rows }, (_, row) => {
         const id = Math.min(first + row, used - 1);
         return { id, epoch: 0, position: id };
@@ -288,14 +288,14 @@ export class StreamLoader implements Loader {
     else this.#validation.push(sample.window.slice());
   }
 
-  /** Slots in each ring, so that all together hold the queue. */
+  /** Slots per ring, so that all rings together hold the queue. */
   #slots(): number {
     const { batch_size, queue, prefetch, spec } = this.#options;
     const perBatch = Math.ceil((batch_size * this.#world) / spec.lanes);
     return prefetch ? Math.ceil((queue * batch_size * this.#world) / spec.lanes) + 1 : perBatch;
   }
 
-  /** How many samples of each ring the next batches take. */
+  /** Number of samples that the next batches take from each ring. */
   #needed(batches: number): Map<number, number> {
     const { lanes } = this.#options.spec;
     const needed = new Map<number, number>();
@@ -316,14 +316,14 @@ export class StreamLoader implements Loader {
     report.say(documents, bytes);
   }
 
-  /** Everything besides the tokens that decides what sample k is. */
+  /** Everything besides the tokens that determines sample k. */
   #settings(): SampleSettings {
     const { seed, valFraction, shuffle } = this.#options.spec;
     return { seed, seq_len: this.#options.seq_len, val_fraction: valFraction, shuffle };
   }
 }
 
-/** Windows that are in memory already, as packing takes them. `position` is their number. */
+/** Windows in memory as `Samples`. `position` is the index of a window. */
 function windowSamples(windows: readonly Int32Array[]): Samples {
   return {
     perEpoch: Number.POSITIVE_INFINITY,

@@ -1,4 +1,4 @@
-/** The tokenizer alone, for `bench data`: documents are in memory before the clock starts. */
+/** Speed of the tokenizer alone, for `bench data`: documents are in memory before the measurement. */
 
 import { BlobOpener } from '../sources/blob.js';
 import { LaneDocuments } from '../sources/documents.js';
@@ -7,11 +7,11 @@ import { documentText } from '../sources/reader.js';
 import { createTokenizer } from '../tokenizer.js';
 import type { BareTask, FromWorker } from './messages.js';
 
-/** Text that one thread has in memory at most. */
+/** Limit of the text in memory per thread. */
 export const BARE_BYTES = 64e6;
 
 export async function encodeBare(task: BareTask, send: (message: FromWorker) => void): Promise<void> {
-  // Every thread has all documents, as over time it has in a run: with a share of them a cache of words would look better.
+  // Every thread has all documents, as in a long run: with a share of them the word cache would hit more often.
   const order = new CorpusOrder({ ...task.spec, lanes: 1 });
   const opener = new BlobOpener(task.spec);
   const documents = new LaneDocuments(order, 0, { side: 'all', opener });
@@ -36,7 +36,7 @@ export async function encodeBare(task: BareTask, send: (message: FromWorker) => 
     }
     return { ...done, seconds: (performance.now() - started) / 1000 };
   };
-  // Once over everything: the words that come often are known then, as they are after the first minutes of a run.
+  // One pass warms the word cache, as the first minutes of a run do.
   for (const text of texts) tokenizer.encode(text);
   send({ kind: 'ready' });
   Atomics.wait(new Int32Array(task.go), 0, 0);

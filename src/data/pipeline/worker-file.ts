@@ -1,4 +1,4 @@
-/** The program of the worker threads: compiled beside this file, or, when Trefoil runs from its sources, bundled first. */
+/** The program of the worker threads: compiled beside this file, or bundled on first use if Trefoil runs from sources. */
 
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -10,7 +10,7 @@ let bundled: Promise<URL> | undefined;
 export function workerFile(): Promise<URL> {
   const compiled = new URL('./worker.js', import.meta.url);
   if (existsSync(compiled)) return Promise.resolve(compiled);
-  // Node 20 cannot load TypeScript in a thread. One bundle does for all threads of a process.
+  // Node 20 cannot load TypeScript in a thread. All threads of a process share one bundle.
   bundled ??= bundle(fileURLToPath(new URL('./worker.ts', import.meta.url)));
   return bundled;
 }

@@ -1,4 +1,4 @@
-/** A worker thread of the data pipeline: fetches, parses, tokenises and packs the lanes it owns, as far as it was granted. */
+/** A worker thread of the data pipeline: fetches, parses, tokenises and packs its lanes, up to what the trainer grants. */
 
 import { setImmediate } from 'node:timers/promises';
 import { parentPort, workerData } from 'node:worker_threads';
@@ -25,9 +25,9 @@ function describeFailure(error: unknown): FromWorker {
   return { kind: 'failed', message: message ?? String(error), exitCode: exitCode ?? null, name, stack: stack ?? '' };
 }
 
-/** Local files a thread keeps open. */
+/** Unused local files that a thread keeps open. */
 const KEPT_OPEN = 32;
-/** How long a thread may compute before the network and the other lanes get their turn. */
+/** Time that a lane computes before network events and other lanes get a turn. */
 const TURN_MS = 2;
 
 class LaneRunner {
@@ -35,7 +35,7 @@ class LaneRunner {
   readonly #wakers = new Set<() => void>();
   readonly #counts: LaneCounts = { documents: 0, bytes: 0 };
   readonly #worker: number;
-  /** When this thread last let others have their turn. */
+  /** Time of the last yield to the event loop. */
   #turnBegan = 0;
 
   constructor(ring: Ring, worker: number) {
@@ -105,7 +105,7 @@ async function main(): Promise<void> {
   try {
     await Promise.all(running);
   } catch (error) {
-    // The message first: who sees the flag must find it.
+    // The message first: the trainer looks for it when it sees the flag.
     send(describeFailure(error));
     ring.fail();
     throw error;

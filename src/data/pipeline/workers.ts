@@ -1,4 +1,4 @@
-/** The worker threads of a pipeline as the trainer's thread sees them. */
+/** The trainer's handle on the worker threads of a pipeline. */
 
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../../errors.js';
@@ -17,11 +17,11 @@ export class PipelineWorkers {
     this.#workers = workers;
     this.#ports = ports;
     for (const [index, worker] of workers.entries()) {
-      // A thread that dies without a word (out of memory, say) must not look like a slow source.
+      // A thread that ends without a message (out of memory) must not look like a slow source.
       worker.on('error', (error) => this.#lost(`a data worker failed: ${error.message}`));
       worker.on('exit', (code) => code !== 0 && this.#lost(`data worker ${index} ended with code ${code}`));
       ports[index].on('message', (message: FromWorker) => this.#receive(message));
-      // Neither keeps the process alive: the trainer does.
+      // Neither must keep the process alive.
       worker.unref();
       ports[index].unref();
     }
@@ -43,7 +43,7 @@ export class PipelineWorkers {
     this.#ports[worker].postMessage('granted');
   }
 
-  /** The error of a worker that failed; also what has arrived but was not yet delivered, as this thread never paused. */
+  /** The error of a failed worker. Also reads messages that wait because this thread has not yielded. */
   failure(): TrefoilError | undefined {
     for (const port of this.#ports) {
       for (let next = receiveMessageOnPort(port); next !== undefined; next = receiveMessageOnPort(port))
@@ -53,8 +53,8 @@ export class PipelineWorkers {
   }
 
   /**
-   * Resolves with the next message, or when the time is over, or at once when `isPointless` says so. It is asked after
-   * listening has begun: what arrives while it looks is not missed.
+   * Resolves with the next message, after `ms`, or at once if `isPointless` returns true. That is called after the listener
+   * is installed, so that no message is missed in between.
    */
   async news(ms: number, isPointless: () => boolean): Promise<void> {
     let finish = (): void => {};
@@ -62,7 +62,7 @@ export class PipelineWorkers {
       finish = resolve;
     });
     this.#listeners.add(finish);
-    // Unreferenced ports do not keep a waiting process alive, but this timer does.
+    // Unreferenced ports do not keep a waiting process alive; this timer does.
     const timer = setTimeout(finish, ms);
     try {
       if (!isPointless()) await arrived;
@@ -86,14 +86,14 @@ export class PipelineWorkers {
   }
 
   #lost(message: string): void {
-    // What it said before it ended may still be under way, and says more.
+    // Its last message may still be queued, and has more detail.
     this.failure();
     this.#failure ??= new TrefoilError(message);
     for (const listener of this.#listeners) listener();
   }
 }
 
-/** The error of the other thread: expected ones keep their message and code, others say that they were not. */
+/** The error of another thread. Expected errors keep their message and code; others are marked as internal. */
 export function failureOf({ message, exitCode, stack }: Failure): TrefoilError {
   const cause = new Error(message);
   cause.stack = stack;

@@ -1,14 +1,13 @@
 /**
- * Prepared tokens on disk: a folder that is read by position and never parsed.
+ * Prepared tokens on disk: a folder that is read by position.
  *
- *   index.json          what follows, with sizes and hashes; itself protected by `checksum`
+ *   index.json          lists the other files with sizes and hashes; protected by its own `checksum`
  *   tokens-00000.bin    token ids, little-endian, 1, 2 or 4 bytes each; documents in order, each with its separator
- *   docs-00000.bin      where the documents that begin in this shard begin: little-endian float64 (exact to 2^53),
- *                       counted in tokens from the start of the first shard
+ *   docs-00000.bin      positions of the documents that begin in this shard: little-endian float64 (exact to 2^53),
+ *                       in tokens from the start of the first shard
  *
- * Shards are cuts of one long stream at any place, so a document may lie in two of them and none is cut away.
- * Nothing in the index depends on paths or dates: equal text and tokenizer give an equal checksum, and that is the
- * identity by which a resumed run knows its data.
+ * Shards divide one long stream at any place, so a document may span two of them. Nothing in the index depends on paths or
+ * dates: equal text and tokenizer give an equal checksum, which identifies the data of a resumed run.
  */
 
 import { createHash } from 'node:crypto';
@@ -21,13 +20,13 @@ export const INDEX_NAME = 'index.json';
 const FORMAT = 'trefoil-tokens';
 const VERSION = 1;
 
-/** Shards that cannot be trusted. A cache entry with this fault is built again; prepared shards are refused. */
+/** Shards that fail a check. A cache entry is then built again; prepared shards are refused. */
 export class DamagedShards extends UsageError {}
 
 export type TokenType = 'u8' | 'u16' | 'u32';
 
 const Count = z.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
-// Only plain names: an index from elsewhere must not lead to a file outside its folder.
+// Only plain names: an untrusted index must not refer to files outside its folder.
 const ShardFile = z.strictObject({
   file: z.string().regex(/^(tokens|docs)-\d{5,8}\.bin$/),
   bytes: Count,
@@ -42,7 +41,7 @@ const ShardIndexContent = z.strictObject({
   separator: Count,
   tokens: Count,
   documents: Count,
-  /** Source files that were not text: known on every later use, not only when the shards were made. */
+  /** Number of binary source files that were skipped. */
   skippedFiles: Count,
   shards: z.array(z.strictObject({ tokens: ShardFile, documents: ShardFile })).min(1),
 });
@@ -57,7 +56,7 @@ export function bytesPerToken(type: TokenType): number {
   return TOKEN_ARRAYS[type].BYTES_PER_ELEMENT;
 }
 
-/** A view of `count` tokens from the start of a buffer. All machines Node runs on today are little-endian. */
+/** A view of `count` tokens from the start of a buffer. Assumes a little-endian machine, as Node itself does. */
 export function tokenView(type: TokenType, buffer: ArrayBuffer, count: number): TokenArray {
   return new TOKEN_ARRAYS[type](buffer, 0, count);
 }
@@ -73,13 +72,13 @@ export function encodeIndex(content: Omit<ShardIndexContent, 'format' | 'version
   index: ShardIndex;
   text: string;
 } {
-  // Parsed, so that the order of the keys under the checksum is always the schema's.
+  // Parsed, so that the checksum always covers the keys in the order of the schema.
   const full = ShardIndexContent.parse({ format: FORMAT, version: VERSION, ...content });
   const index = { ...full, checksum: checksumOf(full) };
   return { index, text: `${JSON.stringify(index, null, 1)}\n` };
 }
 
-/** The index of a folder of shards, checked in itself; the files it names are the reader's to check. */
+/** Reads and checks the index of a folder of shards. The reader checks the files that it lists. */
 export function readIndex(folder: string): ShardIndex {
   const path = join(folder, INDEX_NAME);
   let value: unknown;

@@ -1,16 +1,16 @@
-/** A token stream put together from ranges of the corpus: the training part, or the validation part. */
+/** A token stream that is composed of ranges of the corpus: the training part, or the validation part. */
 
 import type { ShardReader } from './reader.js';
 
 /** Ranges in ascending order. Two numbers per range, so a split of millions of documents stays small. */
 export interface TokenRanges {
-  /** Where each range begins in the corpus. */
+  /** Start of each range in the corpus. */
   readonly starts: Float64Array;
-  /** Where each range begins in the stream; one more entry, the length of the stream. */
+  /** Start of each range in the stream, and as a last entry the length of the stream. */
   readonly offsets: Float64Array;
 }
 
-/** What the stream needs of a corpus. */
+/** The part of a shard reader that a stream uses. */
 export type Corpus = Pick<ShardReader, 'readInto' | 'documentStarts'>;
 
 export function rangesLength(ranges: TokenRanges): number {
@@ -33,14 +33,14 @@ export class RangeStream {
     this.length = rangesLength(ranges);
   }
 
-  /** Copies tokens from `position` on; after the last token comes the first again. */
+  /** Copies tokens from `position` on, wrapping around at the end. */
   read(position: number, target: Int32Array): void {
     this.#forEachPart(position, target.length, (start, count, done) => {
       this.#corpus.readInto(start, count, target, done);
     });
   }
 
-  /** Where documents begin among the `count` tokens from `position` on, as offsets from there. */
+  /** Starts of documents among the `count` tokens from `position` on, as offsets from there. */
   documentStarts(position: number, count: number): number[] {
     const found: number[] = [];
     const all = this.#corpus.documentStarts;
@@ -52,7 +52,7 @@ export class RangeStream {
     return found;
   }
 
-  /** Calls `visit` with each piece that lies in one range: its place in the corpus, its length, and how much came before. */
+  /** Calls `visit` for each piece inside one range: its start in the corpus, its length, and the tokens before it. */
   #forEachPart(position: number, count: number, visit: (start: number, length: number, done: number) => void): void {
     const { starts, offsets } = this.#ranges;
     let range = firstAtLeast(offsets, position + 1) - 1;

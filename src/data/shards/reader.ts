@@ -1,4 +1,4 @@
-/** Reads token shards by position. Opening checks everything; reading is one system call or none. */
+/** Reads token shards by position. Opening checks all files; a read takes at most one system call. */
 
 import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
 import { bytesPerToken, DamagedShards, readIndex, type ShardFile, type ShardIndex, tokenView } from './format.js';
 
-/** Read at once when the last reads were neighbours. Larger gains nothing; smaller costs calls. */
+/** Size of a sequential read. A larger one gains nothing; a smaller one costs system calls. */
 const READ_AHEAD_BYTES = 1 << 18;
 const HASHED_BYTES = 1 << 20;
 
@@ -34,7 +34,7 @@ export class ShardReader {
   /** The tokens in the buffer: [#from, #to) of the stream. */
   #from = 0;
   #to = 0;
-  /** Where the last request ended: one that begins there is part of a run, and worth reading ahead for. */
+  /** End of the last request: one that begins there is sequential, and triggers read-ahead. */
   #expected = -1;
 
   private constructor(folder: string, index: ShardIndex, documentStarts: Float64Array, shards: readonly OpenShard[]) {
@@ -101,8 +101,8 @@ export class ShardReader {
   }
 
   /**
-   * Kernels take an id as an address: one outside the vocabulary would read foreign memory. Hashes only say that a file
-   * is what its writer wrote, and the writer may have been another program.
+   * Kernels use an id as an index: one outside the vocabulary would read out of bounds. Hashes do not protect from this,
+   * as another program may have written the shards.
    */
   #checkRange(from: number, count: number, target: Int32Array, at: number): void {
     const { vocabSize } = this.index;
@@ -113,13 +113,13 @@ export class ShardReader {
     }
   }
 
-  /** Fills the buffer from `position` on, with what is wanted or, in a run of reads, with as much as it holds. */
+  /** Fills the buffer from `position` on: with the wanted tokens, or completely if reads are sequential. */
   #fill(position: number, wanted: number, sequential: boolean): void {
     const shard = this.#shards.find((candidate) => position < candidate.end)!;
     const capacity = this.#buffer.byteLength / this.#width;
     const count = Math.min(sequential ? capacity : Math.min(wanted, capacity), shard.end - position);
     const bytes = new Uint8Array(this.#buffer, 0, count * this.#width);
-    // An interrupted fill must not leave a claim about what the buffer holds.
+    // After a failed read the buffer must count as empty.
     this.#from = this.#to = 0;
     readFully(shard.path, shard.descriptor, bytes, (position - shard.start) * this.#width);
     this.#from = position;
@@ -127,7 +127,7 @@ export class ShardReader {
   }
 }
 
-/** All document starts, in one array whose size is known from the files' sizes before it is made. */
+/** All document starts. File sizes are checked before the array is allocated. */
 function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean): Float64Array {
   const files = index.shards.map((shard) => shard.documents);
   const bytes = files.reduce((sum, file) => sum + file.bytes, 0);

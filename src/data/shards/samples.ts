@@ -1,15 +1,15 @@
 /**
- * Which tokens make up sample number i of a run: a function of i, the seed and the data, and of nothing else.
+ * The tokens of sample number i of a run: a function of i, the seed and the data alone.
  *
  * A sample is a window of S + 1 tokens: S inputs, and the same shifted by one as targets. Neighbouring windows share
  * one token, so within an epoch no token is a target twice.
  *
  * The stream of N tokens is a ring. An epoch is floor(N / S) windows, one after the other, and the next epoch begins
  * where the last one ended. The fewer than S tokens that do not fill a window at the end of an epoch are therefore the
- * first of the next one: nothing is padded, nothing is ever left out, and after any number of epochs two tokens differ
- * by at most one in how often they were targets. (It also moves the window borders from epoch to epoch.)
+ * first of the next one: nothing is padded or left out, and after any number of epochs the numbers of times that two
+ * tokens were targets differ by at most one. Window borders move from epoch to epoch.
  *
- * Inside an epoch the windows come in the order of a seeded permutation, another one for each epoch.
+ * The windows of an epoch are visited in the order of a seeded permutation, a different one for each epoch.
  */
 
 import { IGNORED_TARGET } from '../batch.js';
@@ -17,23 +17,23 @@ import { createPermutation } from '../permutation.js';
 import type { RangeStream } from './ranges.js';
 
 export interface SampleAddress {
-  /** Names the data: epoch * samples per epoch + place in the epoch before shuffling. */
+  /** Identifies the data: epoch * samples per epoch + index in the epoch before shuffling. */
   readonly id: number;
   readonly epoch: number;
-  /** Where the window begins in the stream. */
+  /** Start of the window in the stream. */
   readonly position: number;
 }
 
-/** Numbered samples: from a corpus, or made up. */
+/** Samples that are addressed by number: from a corpus, or generated. */
 export interface Samples {
   readonly perEpoch: number;
   /** Sample number `index` in the order of the run. */
   locate(index: number): SampleAddress;
   /** Fills a window of S + 1 tokens. */
   read(address: SampleAddress, window: Int32Array): void;
-  /** Where documents begin inside the window of S + 1 tokens. */
+  /** Starts of documents inside the window of S + 1 tokens. */
   documentStarts(address: SampleAddress): number[];
-  /** Of a task with answers: sets the targets that do not count to IGNORED_TARGET. */
+  /** Sets the targets that do not count to IGNORED_TARGET. */
   maskTargets?(address: SampleAddress, targets: Int32Array): void;
 }
 
@@ -43,7 +43,7 @@ export class StreamSamples implements Samples {
   readonly #sequenceLength: number;
   readonly #seed: number;
   readonly #shuffle: boolean;
-  /** The permutation of the epoch asked for last. */
+  /** The epoch of the cached permutation. */
   #epoch = -1;
   #permute: (index: number) => number = (index) => index;
 
@@ -62,7 +62,7 @@ export class StreamSamples implements Samples {
       this.#epoch = epoch;
     }
     const id = epoch * this.perEpoch + this.#permute(index - epoch * this.perEpoch);
-    // Exact: a run would need 2^53 tokens, nine thousand trillion, before this product could round.
+    // Exact up to 2^53 tokens.
     return { id, epoch, position: (id * this.#sequenceLength) % this.#stream.length };
   }
 

@@ -1,7 +1,7 @@
 /**
- * Training and validation tokens, never the same token in both.
+ * Divides the tokens into training and validation, without overlap.
  *
- * With enough documents whole ones are set aside, each by a hash of its number: validation then looks like training,
+ * With enough documents, whole documents are set aside by a hash of their number, so that validation resembles training
  * whatever the order of the corpus. With few documents (a book, a folder of code) the end of the stream is set aside.
  */
 
@@ -12,7 +12,7 @@ import { singleRange, type TokenRanges } from './ranges.js';
 const LEAST_DOCUMENTS = 50;
 
 export interface SplitRequest {
-  /** For messages. */
+  /** Name of the corpus in messages. */
   readonly name: string;
   readonly tokens: number;
   readonly documentStarts: Float64Array;
@@ -28,7 +28,7 @@ export interface Split {
   readonly method: 'none' | 'documents' | 'tail';
 }
 
-/** Each side holds at least one sample, or the request is refused. */
+/** Throws unless each side holds at least one sample. */
 export function splitCorpus(request: SplitRequest): Split {
   const { name, tokens, valFraction, sequenceLength } = request;
   const sample = sequenceLength + 1;
@@ -41,7 +41,7 @@ export function splitCorpus(request: SplitRequest): Split {
   return splitByDocument(request) ?? splitTail(request);
 }
 
-/** Undefined when the chosen documents would be too few, or hold so much that the fraction would mean nothing. */
+/** Undefined if a side would be too small, or if the chosen documents hold more than twice the fraction. */
 function splitByDocument(request: SplitRequest): Split | undefined {
   const { documentStarts, tokens, valFraction, seed, sequenceLength } = request;
   if (documentStarts.length < LEAST_DOCUMENTS) return undefined;
@@ -50,7 +50,7 @@ function splitByDocument(request: SplitRequest): Split | undefined {
 
   const endOf = (document: number): number => documentStarts[document + 1] ?? tokens;
   let validationTokens = 0;
-  // Neighbours on the same side share a range: how often the side changes decides how many ranges there are.
+  // Neighbours on the same side share a range, so the number of ranges is the number of changes of side.
   const ranges = { train: 0, validation: 0 };
   let previous: boolean | undefined;
   for (let document = 0; document < documentStarts.length; document++) {
@@ -72,8 +72,8 @@ function splitByDocument(request: SplitRequest): Split | undefined {
 }
 
 /**
- * The cut lies where a training sample ends, its last target included, so training leaves no rest before it. A small
- * fraction is raised to one sample.
+ * The cut lies after the last target of a training sample, so that training has no rest before it. Validation has at least
+ * one sample.
  */
 function splitTail({ name, tokens, valFraction, sequenceLength }: SplitRequest): Split {
   const wanted = Math.max(Math.round(valFraction * tokens), sequenceLength + 1);
@@ -88,7 +88,7 @@ function splitTail({ name, tokens, valFraction, sequenceLength }: SplitRequest):
   return { train: singleRange(0, cut), validation: singleRange(cut, tokens), method: 'tail' };
 }
 
-/** Joins neighbouring documents to ranges, in arrays of a size known before. */
+/** Joins neighbouring documents to ranges, in arrays of known size. */
 class RangeBuilder {
   readonly ranges: TokenRanges;
   #count = 0;

@@ -1,4 +1,4 @@
-/** Writes token shards as a stream, in bounded memory. Nothing is visible under the final name before all is on disk. */
+/** Writes token shards as a stream, in bounded memory. */
 
 import { createHash, type Hash } from 'node:crypto';
 import { closeSync, fsyncSync, openSync, writeSync } from 'node:fs';
@@ -36,7 +36,7 @@ export class ShardWriter {
   #tokenFile: HashedFile | undefined;
   #documentFile: HashedFile | undefined;
 
-  /** `folder` exists and is this writer's alone: the caller renames it when finished. */
+  /** `folder` must exist and be used by this writer only. The caller renames it afterwards. */
   constructor(folder: string, tokenizer: Tokenizer, tokensPerShard = TOKENS_PER_SHARD) {
     this.#folder = folder;
     this.#tokenizer = tokenizer;
@@ -45,7 +45,7 @@ export class ShardWriter {
     this.#buffer = tokenView(type, new ArrayBuffer(BUFFERED_TOKENS * bytesPerToken(type)), BUFFERED_TOKENS);
   }
 
-  /** Adds tokens to the document that is open, and opens one if none is. */
+  /** Adds tokens to the open document, or to a new one. */
   append(ids: ArrayLike<number>): void {
     const { vocabSize, name } = this.#tokenizer;
     for (let index = 0; index < ids.length; index++) {
@@ -69,14 +69,14 @@ export class ShardWriter {
     this.#insideDocument = false;
   }
 
-  /** Closes the open document with the separator. A document without tokens leaves no trace. */
+  /** Ends the open document with the separator. A document without tokens is ignored. */
   endDocument(): void {
     if (!this.#insideDocument) return;
     this.#put(this.#tokenizer.separator);
     this.#insideDocument = false;
   }
 
-  /** Writes what is left and the index, all of it forced to disk. */
+  /** Writes the rest and the index, and forces all files to disk. */
   finish(skippedFiles = 0): ShardIndex {
     this.endDocument();
     this.#endShard();
@@ -97,14 +97,14 @@ export class ShardWriter {
     return index;
   }
 
-  /** Gives the files back without finishing; the caller removes the folder. */
+  /** Closes the files without finishing; the caller removes the folder. */
   abandon(): void {
     this.#tokenFile?.abandon();
     this.#documentFile?.abandon();
   }
 
   #beginDocument(): void {
-    // The shard must be the one that the document's first token goes to.
+    // A document belongs to the shard of its first token.
     if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
     if (this.#bufferedStarts === BUFFERED_DOCUMENTS) this.#flush();
     this.#starts[this.#bufferedStarts++] = this.tokens;
@@ -139,7 +139,7 @@ export class ShardWriter {
   }
 }
 
-/** A new file that knows the hash of what was written to it. */
+/** A new file with a running hash of its content. */
 class HashedFile {
   readonly #name: string;
   readonly #descriptor: number;
@@ -155,7 +155,7 @@ class HashedFile {
   write(bytes: Uint8Array): void {
     this.#hash.update(bytes);
     this.#bytes += bytes.length;
-    // One call may write less than it was given.
+    // A call may write fewer bytes than requested.
     for (let done = 0; done < bytes.length; ) done += writeSync(this.#descriptor, bytes, done);
   }
 
@@ -165,7 +165,7 @@ class HashedFile {
     return { file: this.#name, bytes: this.#bytes, sha256: this.#hash.digest('hex') };
   }
 
-  /** Closes without a promise about what is on disk. Harmless when closed already. */
+  /** Closes the file without forcing it to disk. Idempotent. */
   abandon(): void {
     if (this.#open) closeSync(this.#descriptor);
     this.#open = false;

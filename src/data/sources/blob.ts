@@ -1,4 +1,4 @@
-/** A file that is read by position, here or far away. */
+/** A file that is read by position, local or remote. */
 
 import { type FileHandle, open } from 'node:fs/promises';
 import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
@@ -21,25 +21,25 @@ interface OpenFile {
   users: number;
 }
 
-/** Opens the files of a corpus; one for a thread, so that its cache is shared. */
+/** Opens the files of a corpus. A thread has one opener, so that all its lanes share the cache. */
 export class BlobOpener {
   readonly #http: HttpOptions | undefined;
   readonly #cache: RangeCache;
-  /** Local files kept open although nobody reads them just now: their parts come in a mixed order. */
+  /** Number of unused local files that stay open, because their parts are read in a mixed order. */
   readonly #keptOpen: number;
   /** Oldest use first. */
   readonly #files = new Map<string, OpenFile>();
   /** Oldest use first. */
   readonly #facts = new Map<string, unknown>();
 
-  /** `keptOpen` is for a thread that reads until it ends: nothing closes such files but their number. */
+  /** With `keptOpen` above 0 files stay open until the thread ends. */
   constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>, keptOpen = 0) {
     this.#http = spec.http;
     this.#keptOpen = keptOpen;
     this.#cache = new RangeCache(spec.cache?.folder ?? '', spec.cache?.limitBytes ?? 0);
   }
 
-  /** What was found out about a file that is opened for each of its parts; the last few files are remembered. */
+  /** Caches what `find` returns for a file that is opened once per part. Keeps the last few files. */
   async remember<Fact>(file: CorpusFile, find: () => Promise<Fact>): Promise<Fact> {
     if (file.parts === 1) return find();
     const known = (this.#facts.get(file.location) as Fact | undefined) ?? (await find());

@@ -1,19 +1,19 @@
-/** The documents of one lane, one after the other, from any cursor on. */
+/** Iterates over the documents of one lane, from any cursor on. */
 
 import { UsageError } from '../../errors.js';
 import { BlobOpener } from './blob.js';
 import type { CorpusOrder, Unit } from './order.js';
 import { openPart, type PartReader, type RawDocument } from './reader.js';
 
-/** A place in the stream of a lane. All zero is its start. */
+/** A position in the stream of a lane. All zero is its start. */
 export interface Cursor {
-  /** How many parts the lane has finished. */
+  /** Number of parts that the lane has finished. */
   readonly turn: number;
   /** Position of the block in the part. */
   readonly block: number;
   /** Number of the document in the shuffled block. */
   readonly document: number;
-  /** Tokens of that document that are used already. */
+  /** Tokens of that document that were used already. */
   readonly token: number;
 }
 
@@ -48,7 +48,7 @@ interface OpenBlock {
   readonly isPartial: boolean;
 }
 
-/** The next block is fetched when this share of the present one is left: early enough, and not two at once for long. */
+/** The next block is fetched when this share of the current one is left: early, but two blocks share memory only briefly. */
 const FETCH_AHEAD_SHARE = 0.25;
 
 export class LaneDocuments {
@@ -62,7 +62,7 @@ export class LaneDocuments {
   #ahead: Promise<OpenBlock | undefined> | undefined;
   #start: Cursor;
   #index: number;
-  /** Of the last document given. */
+  /** Part of the last document returned. */
   #lastTurn: number;
   #ended = false;
 
@@ -104,7 +104,7 @@ export class LaneDocuments {
     return undefined;
   }
 
-  /** The next document of the block that is in memory, without waiting; undefined when `next` has to be asked. */
+  /** The next document of the block in memory; undefined if `next` must read another block. */
   nextAtHand(): PlacedDocument | undefined {
     const block = this.#block;
     if (block === undefined) return undefined;
@@ -144,7 +144,7 @@ export class LaneDocuments {
     this.#ahead.catch(() => {});
   }
 
-  /** The block at a place, or the first one after it. */
+  /** The block at a position, or the first non-empty one after it. */
   async #load(turn: number, position: number): Promise<OpenBlock | undefined> {
     const once = this.#isOnce;
     for (let [at, from] = [turn, position]; ; at++, from = 0) {

@@ -1,11 +1,11 @@
-/** Documents that are computed: for measurements and tests that need more of them than any disk holds. */
+/** Computed documents, for measurements and tests with more documents than a disk holds. */
 
 import { absorb, mix32, Purpose } from '../hash.js';
 import type { PartReader, ReadRequest } from './reader.js';
 
 const BLOCK_DOCUMENTS = 1000;
 
-/** `file.location` is `documents:bytes`: how many documents a part has, and how long one is on average. */
+/** `file.location` is `documents:bytes`: documents per part, and their mean length. */
 export async function openGenerated({ file, part }: ReadRequest): Promise<PartReader> {
   const [documents, bytes] = file.location.split(':').map(Number);
   const seed = absorb(absorb(absorb(0, Purpose.generated), part), documents);

@@ -1,6 +1,6 @@
 /**
- * Bytes over HTTP that arrive whole or not at all: a dropped, stalled, truncated or refused answer is asked for again from
- * the byte where it ended, with growing pauses, until nothing has arrived for the time limit.
+ * HTTP downloads that either complete or fail: a dropped, stalled, truncated or refused response is requested again from
+ * the byte where it ended, with exponential back-off, until no byte has arrived within the time limit.
  */
 
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -9,11 +9,11 @@ import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
 export interface HttpOptions {
   /** Sent as a bearer token to this origin and to no other; never part of a message. */
   readonly credential?: { readonly origin: string; readonly token: string } | undefined;
-  /** Give up when no byte has arrived for so long, over all attempts. */
+  /** Time without a byte, over all attempts, after which the download fails. */
   readonly giveUpAfterMs: number;
-  /** Break off an attempt that has been silent for so long. */
+  /** Time without a byte after which one attempt is aborted. */
   readonly stallMs: number;
-  /** Before the second attempt; later pauses double. */
+  /** Pause before the second attempt; it doubles for each further one. */
   readonly firstPauseMs: number;
 }
 
@@ -21,24 +21,24 @@ export interface ByteRange {
   readonly start: number;
   /** Not included. */
   readonly end: number;
-  /** Of the whole file, where it is known: another one means another file. */
+  /** Size of the whole file, if known. A response with another size is an error: the file was replaced. */
   readonly size?: number | undefined;
 }
 
 const LONGEST_PAUSE_MS = 20_000;
 const JSON_LIMIT = 64 << 20;
 
-/** What a user can do when time is all that was missing; every command that reads a source knows the key. */
+/** Remedy in messages about timeouts. */
 export const MORE_TIME = 'allow more with data.loader_timeout (--loader-timeout of train, --timeout of data smoke)';
 
-/** A source that stays dead: ends a run with its own exit code, after a checkpoint. */
+/** The source failed for good. A run saves a checkpoint and ends with its own exit code. */
 export class SourceGaveUp extends TrefoilError {
   constructor(message: string, options?: ErrorOptions) {
     super(message, ExitCode.dataSource, options);
   }
 }
 
-/** A fault that another attempt may not meet. */
+/** An error that is worth another attempt. */
 class Transient extends Error {
   readonly pauseMs: number | undefined;
 
@@ -68,14 +68,14 @@ export async function fetchRange(url: string, range: ByteRange, options: HttpOpt
       bytes.set(part, received);
       received += part.length;
       if (part.length > 0) progress();
-      if (received === bytes.length) return; // a server that sends on is cut off
+      if (received === bytes.length) return; // ignores surplus bytes
     }
     throw new Transient(`the answer ended after ${received} of ${bytes.length} bytes`);
   });
   return bytes;
 }
 
-/** A whole small document. Undefined when there is none at this address. */
+/** A whole small document. Undefined for HTTP 404. */
 export async function fetchSmall(
   url: string,
   options: HttpOptions,
@@ -92,7 +92,7 @@ export async function fetchSmall(
       length += chunk.length;
       if (length > JSON_LIMIT) throw new SourceGaveUp(`${describeUrl(url)}: an answer of more than 64 MiB; refused`);
     }
-    // fetch reports a body cut short for a plain length, but not for every proxy.
+    // fetch does not detect every truncated body behind a proxy.
     const expected = response.headers.get('content-length');
     const encoded = response.headers.get('content-encoding') !== null;
     if (expected !== null && !encoded && Number(expected) !== length)
@@ -102,7 +102,7 @@ export async function fetchSmall(
   return found;
 }
 
-/** The size of a file whose listing does not tell it. */
+/** The size of a file, for listings without sizes. */
 export async function fetchSize(url: string, options: HttpOptions): Promise<number> {
   let size = Number.NaN;
   await untilDone(url, options, async () => {
@@ -116,7 +116,7 @@ export async function fetchSize(url: string, options: HttpOptions): Promise<numb
   return size;
 }
 
-/** Runs attempts until one succeeds, or nothing has moved for the time limit. */
+/** Runs attempts until one succeeds or the time limit without progress has passed. */
 async function untilDone(
   url: string,
   options: HttpOptions,
@@ -136,7 +136,7 @@ async function untilDone(
       if (reason === undefined) throw error;
       failures++;
       const left = options.giveUpAfterMs - (performance.now() - lastProgress);
-      // Jitter: many ranks that failed together must not come back together.
+      // Jitter, so that ranks that failed together do not retry together.
       const growing =
         Math.min(LONGEST_PAUSE_MS, options.firstPauseMs * 2 ** (failures - 1)) * (0.5 + 0.5 * Math.random());
       const pause = Math.max(growing, (error as Transient).pauseMs ?? 0);
@@ -152,12 +152,12 @@ async function untilDone(
   }
 }
 
-/** What to say about a fault worth another attempt; undefined for every other error. */
+/** Describes an error that is worth another attempt; undefined for all others. */
 function transientReason(error: unknown): string | undefined {
   if (error instanceof Transient) return error.message;
   if (error instanceof TrefoilError || !(error instanceof Error)) return undefined;
   if (error.name === 'AbortError' || error.name === 'TimeoutError') return 'no answer in time';
-  // fetch wraps what the network did in a TypeError; its cause has the code. Messages are not repeated: they hold URLs.
+  // fetch wraps network errors in a TypeError whose cause has the code. Messages are not repeated: they contain URLs.
   const { code } = (error.cause ?? error) as NodeJS.ErrnoException;
   if (error instanceof TypeError && (error.cause !== undefined || error.message === 'terminated'))
     return code ?? 'connection lost';
@@ -178,7 +178,7 @@ async function request(url: string, options: HttpOptions, headers: Record<string
   }
 }
 
-/** The chunks of an answer; silence for `stallMs` ends it. */
+/** The chunks of a response. Throws after `stallMs` without a byte. */
 async function* body(response: Response, stallMs: number): AsyncGenerator<Uint8Array> {
   if (response.body === null) return;
   const reader = response.body.getReader();
@@ -189,7 +189,7 @@ async function* body(response: Response, stallMs: number): AsyncGenerator<Uint8A
       yield value;
     }
   } finally {
-    // Also when the reader of the chunks stops early; a connection that fails while it is closed is closed all the same.
+    // Also runs when the consumer stops early. An error while closing is ignored.
     reader.cancel().catch(() => {});
   }
 }
@@ -209,7 +209,7 @@ async function withLimit<Value>(promise: Promise<Value>, ms: number): Promise<Va
 function checkStatus(url: string, response: Response): void {
   const { status } = response;
   if (status === 200 || status === 206) return;
-  response.body?.cancel().catch(() => {}); // the answer is not wanted; how its connection ends does not matter
+  response.body?.cancel().catch(() => {}); // the body is not needed; an error while closing is ignored
   if (status === 429 || status === 408 || status >= 500)
     throw new Transient(`HTTP status ${status}`, retryAfter(response.headers.get('retry-after')));
   const where = describeUrl(url);
@@ -223,7 +223,7 @@ function checkRangeAnswer(url: string, response: Response, from: number, range: 
   checkStatus(url, response);
   if (response.status !== 206) {
     const whole = response.headers.get('content-length');
-    // A server may answer a request for everything with a plain 200.
+    // A server may answer a request for the whole file with status 200.
     if (from === 0 && range.end === range.size && Number(whole) === range.size) return;
     throw noRanges(url);
   }

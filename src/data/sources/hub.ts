@@ -1,4 +1,4 @@
-/** The Parquet files of a dataset on the Hugging Face hub (or a mirror of it): which, how large, and where. */
+/** Lists the Parquet files of a dataset on the Hugging Face hub or a mirror of it. */
 
 import { createHash } from 'node:crypto';
 import { parse as parseYaml } from 'yaml';
@@ -11,7 +11,7 @@ const DEFAULT_ENDPOINT = 'https://huggingface.co';
 export interface HubRequest {
   /** owner/name */
   readonly dataset: string;
-  /** Null: the configuration that the dataset calls its default. */
+  /** Null selects the dataset's default configuration. */
   readonly configuration: string | null;
   readonly split: string;
   readonly revision: string;
@@ -41,7 +41,7 @@ export function hubAccess(environment: Readonly<Record<string, string | undefine
   }
   if (url.protocol !== 'https:' && url.protocol !== 'http:')
     throw new UsageError('HF_ENDPOINT: must begin with https:// or http://');
-  // In a URL it would end up in messages and lists of processes.
+  // A password in a URL would appear in messages and in process lists.
   if (url.username !== '' || url.password !== '')
     throw new UsageError('HF_ENDPOINT: must not hold a user or password; put a token in HF_TOKEN');
   const token = environment['HF_TOKEN']?.trim();
@@ -142,7 +142,7 @@ async function listTree(first: string, http: HttpOptions): Promise<z.infer<typeo
     if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
     entries.push(...parseAnswer(url, page.text, Tree));
     const next: string | undefined = /<([^>]+)>;\s*rel="next"/.exec(page.headers.get('link') ?? '')?.[1];
-    // The token goes where the listing says: only to the host it was meant for.
+    // The token must not be sent to a host that the listing names.
     if (next !== undefined && new URL(next, url).origin !== new URL(first).origin)
       throw new SourceGaveUp(`${describeUrl(first)}: its listing leads to another host; refused`);
     url = next === undefined ? undefined : new URL(next, url).href;
@@ -157,7 +157,7 @@ function cardConfigs(readme: string): CardConfig[] {
   try {
     return Card.parse(parseYaml(head, { logLevel: 'error' })).configs ?? [];
   } catch (error) {
-    // What a card says otherwise (licence, tags, of whatever form) is not ours to judge; without configs folders decide.
+    // Malformed parts of a card (licence, tags) are ignored. Without configs, folders are the configurations.
     if (error instanceof z.ZodError || (error as Error).name.startsWith('YAML')) return [];
     throw error;
   }
@@ -206,7 +206,7 @@ function globPattern(pattern: string): RegExp {
   return new RegExp(`^${source}$`);
 }
 
-/** Without a card a configuration is a folder, and the default is everything. */
+/** Without a card a configuration is a folder, and the default is all files. */
 function inFolder(path: string, configuration: string | null): boolean {
   return configuration === null || configuration === 'default' || path.split('/').includes(configuration);
 }

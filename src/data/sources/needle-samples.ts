@@ -1,7 +1,7 @@
 /**
- * Training samples of the needle task (needle.ts). A sample has train.seq_len tokens: one sequence, or while the curriculum
- * asks for shorter ones, as many of those as fit, each on its own. So every batch has the same number of tokens, and which
- * sequences a sample holds depends on its number alone.
+ * Training samples of the needle task (needle.ts). A sample has train.seq_len tokens: one sequence, or several shorter,
+ * independent ones while the curriculum asks for them. So every batch has the same number of tokens, and the content of a
+ * sample depends on its number alone.
  */
 import { UsageError } from '../../errors.js';
 import { IGNORED_TARGET } from '../batch.js';
@@ -47,16 +47,16 @@ interface Place {
   readonly writer: NeedleWriter;
 }
 
-/** What the samples of one stage are made of. */
+/** The sequences of a sample in one stage of the curriculum. */
 interface Stage {
   readonly until: number;
   readonly places: readonly Place[];
-  /** Tokens after which an answer stands. */
+  /** Positions of tokens whose target is an answer. */
   readonly counted: Int32Array;
 }
 
 export class NeedleSamples implements Samples {
-  /** There is no end to it: all samples belong to epoch 0. */
+  /** Endless: all samples belong to epoch 0. */
   readonly perEpoch = Number.POSITIVE_INFINITY;
   readonly #stages: readonly Stage[];
   readonly #seedHash: number;
@@ -78,7 +78,7 @@ export class NeedleSamples implements Samples {
 
   read(address: SampleAddress, window: Int32Array): void {
     const state = absorb(this.#seedHash, address.id);
-    window[window.length - 1] = 0; // only ever a target, and an ignored one
+    window[window.length - 1] = 0; // only a target, and an ignored one
     for (const [sequence, { start, length, writer }] of this.#at(address).places.entries())
       writer.write(new NumberStream(state, sequence), window.subarray(start, start + length));
   }
@@ -87,7 +87,7 @@ export class NeedleSamples implements Samples {
     return this.#at(address).places.map(({ start }) => start);
   }
 
-  /** Only answers count: nothing else in a sequence can be known. */
+  /** Only answers count: nothing else in a sequence is predictable. */
   maskTargets(address: SampleAddress, targets: Int32Array): void {
     const { counted } = this.#at(address);
     const kept = counted.map((position) => targets[position]);

@@ -1,40 +1,40 @@
 /**
- * A task that only retrieval solves: records of facts lie somewhere in a haystack of noise, and at the end some of them are
- * asked for.
+ * A task that only retrieval solves: records of facts lie at random places in noise, and questions at the end ask for some
+ * of them.
  *
  *   noise … f₁ f₂ f₃ … noise … f₉ … noise … | k₂ v₂ k₉ v₉ …
  *
- * A fact is a token that stands for a key and a value: there is one for every combination. A question is the key alone, the
- * answer the value alone. A record holds several facts, so that a summary of its block says that the key is there, but not
- * which of the values belongs to it: the block itself has to be read.
+ * A fact is one token for a pair of key and value. A question is the key, the answer is the value. A record holds several
+ * facts, so a summary of its block can show that the key is present, but not which value belongs to it: the block itself
+ * must be read.
  *
- * Some questions may be about keys that lie nowhere; their answer is the token for nothing. Without them one value needs no
- * finding: whoever finds none of the others may say that one.
+ * Questions may also ask for keys that are absent; their answer is the token NOTHING. Without them a model can learn to
+ * answer with one fixed value whenever it finds no other, and never looks that value up.
  */
 import { UsageError } from '../../errors.js';
 import { absorb } from '../hash.js';
 
-/** What is hidden in one sequence and asked for at its end. */
+/** Sizes of the task in one sequence. */
 export interface NeedleTask {
   readonly vocabSize: number;
   readonly records: number;
   /** Facts of a record. */
   readonly facts: number;
   readonly questions: number;
-  /** So many of the questions are about keys that are not there. */
+  /** Number of the questions that ask for absent keys. */
   readonly absent: number;
 }
 
-/** Records take at most this share of a sequence: a short one holds fewer. */
+/** Records take at most this share of a sequence, so short sequences hold fewer. */
 const RECORD_SHARE = 1 / 4;
 
 /** Tokens of a question with its answer. */
 const QUESTION = 2;
 
-/** The answer where there is none. The noise begins behind it. */
+/** The answer to a question about an absent key. Noise tokens follow it. */
 export const NOTHING = 0;
 
-/** How many keys and values there are, and the first token of each kind; the noise begins at 1. */
+/** Number of keys (and of values), and the first token of each kind. Noise begins at 1. */
 export interface NeedleVocabulary {
   readonly count: number;
   readonly keys: number;
@@ -42,14 +42,14 @@ export interface NeedleVocabulary {
   readonly facts: number;
 }
 
-/** Facts take at most half of the vocabulary, at its end, keys and values stand before them, and the rest is noise. */
+/** Facts take at most half of the vocabulary, at its end. Keys and values precede them; the rest is noise. */
 export function needleVocabulary(vocabSize: number): NeedleVocabulary {
   const count = Math.floor(Math.sqrt(vocabSize / 2));
   const facts = vocabSize - count * count;
   return { count, facts, values: facts - count, keys: facts - 2 * count };
 }
 
-/** The task as it fits into sequences of `length` tokens. */
+/** The task reduced to what fits into sequences of `length` tokens. */
 export function fitTask(task: NeedleTask, length: number): NeedleTask {
   const { count, keys } = needleVocabulary(task.vocabSize);
   if (count < task.facts || keys < NOTHING + 2)
@@ -61,14 +61,14 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
     throw new UsageError(
       `data.needle_facts: a sequence of ${length} tokens is too short for a record of ${task.facts} facts`,
     );
-  // As many as a long sequence holds, then as many as this one does.
+  // Limited by the vocabulary first, then by the length of this sequence.
   const most = Math.min(task.records, Math.floor((count - task.absent) / task.facts));
   if (most < 1)
     throw new UsageError(
       `data.needle_absent: a vocabulary of ${task.vocabSize} has ${count} keys, too few for a record of ${task.facts} facts and ${task.absent} that are absent`,
     );
   const records = Math.min(most, held);
-  // Fewer records, fewer questions; the share of those without an answer stays, and there is always one that has one.
+  // Questions shrink with the records. The share of absent keys stays, and at least one question has an answer.
   const asked = Math.min(task.questions, most * task.facts + task.absent);
   const answered = Math.max(1, asked - task.absent);
   const room = Math.floor((length - records * task.facts) / QUESTION);
@@ -76,7 +76,7 @@ export function fitTask(task: NeedleTask, length: number): NeedleTask {
   return { ...task, records, questions, absent: Math.floor(((asked - answered) * questions) / asked) };
 }
 
-/** Numbers that depend on a seed and a number (of a sequence) alone. Small and fast (sfc32): haystacks are long. */
+/** Random numbers (sfc32, which is fast) that depend only on a seed and the number of a sequence. */
 export class NumberStream {
   #a: number;
   #b: number;
@@ -108,7 +108,7 @@ export class NumberStream {
 /** Writes sequences of a task that `fitTask` made for their length. */
 export class NeedleWriter {
   readonly #task: NeedleTask;
-  /** 0, 1, 2 … whenever nothing is being drawn. */
+  /** The identity permutation between draws. */
   readonly #order: Int32Array;
   readonly #keys: Int32Array;
   readonly #values: Int32Array;
@@ -123,8 +123,8 @@ export class NeedleWriter {
   }
 
   /**
-   * Fills `tokens` with a sequence. With a `depth` from 0 (the beginning of the haystack) to 1 (its end) all questions are
-   * about one record that lies there; without, about all of them.
+   * Fills `tokens` with a sequence. With a `depth` from 0 (beginning of the noise) to 1 (its end) all questions ask for one
+   * record at that depth; without it they ask for all records.
    */
   write(random: NumberStream, tokens: Int32Array, depth?: number): void {
     const { vocabSize, records, facts, questions, absent } = this.#task;
@@ -134,7 +134,7 @@ export class NeedleWriter {
     for (let i = 0; i < tokens.length; i++) tokens[i] = NOTHING + 1 + random.below(noises);
     this.#drawDistinct(random, vocabulary.count, keys);
     for (let i = 0; i < values.length; i++) values[i] = random.below(vocabulary.count);
-    // Where in the noise each record is inserted: so they cannot overlap. The first is the one a depth is for.
+    // Positions in the noise before which records are inserted, so they cannot overlap. `depth` places record 0.
     const noise = tokens.length - values.length - QUESTION * questions;
     const places = Array.from({ length: records }, (_, record) => ({
       record,
@@ -157,7 +157,7 @@ export class NeedleWriter {
     }
   }
 
-  /** Fills `into` with different numbers below `limit`, in random order: the first of a shuffle, which is then undone. */
+  /** Fills `into` with distinct random numbers below `limit`: a partial Fisher-Yates shuffle, which is then undone. */
   #drawDistinct(random: NumberStream, limit: number, into: Int32Array): void {
     const order = this.#order;
     for (let i = 0; i < into.length; i++) {
@@ -166,7 +166,7 @@ export class NeedleWriter {
       order[other] = order[i];
       order[i] = into[i];
     }
-    // What moved: the first places, and those whose number was drawn.
+    // Restores the entries that the shuffle moved.
     for (let i = 0; i < into.length; i++) {
       order[i] = i;
       order[into[i]] = into[i];
@@ -181,12 +181,12 @@ function shuffle(random: NumberStream, numbers: Int32Array): void {
   }
 }
 
-/** Where the answers of a sequence of `length` tokens are, first to last; each is predicted by the token before it. */
+/** Positions of the answers in a sequence of `length` tokens. The token before each predicts it. */
 export function answerPositions({ questions }: NeedleTask, length: number): number[] {
   return Array.from({ length: questions }, (_, question) => length - QUESTION * (questions - question) + 1);
 }
 
-/** Where the fact lies that the last question of a sequence asks for. */
+/** Position of the fact that the last question asks for. */
 export function askedFactPosition(vocabSize: number, tokens: Int32Array): number {
   const { count, keys, facts } = needleVocabulary(vocabSize);
   const first = facts + (tokens[tokens.length - QUESTION] - keys) * count;

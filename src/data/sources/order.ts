@@ -1,14 +1,13 @@
 /**
- * The one order of all documents, a function of the files and the seed and of nothing else.
+ * The order of all documents of a streamed corpus: a function of the files and the seed alone.
  *
- * Files are cut into parts, all of about the same size; an epoch visits all parts in the order of a seeded permutation, and
- * epochs follow each other without end. That sequence of parts is dealt out to a fixed number of lanes, like cards: lane l
- * gets the parts l, l + L, l + 2L … A lane is a stream of its own with its own tokens; sample k of a run is the next one
- * of lane k mod L. So neighbouring samples come from different files, and a rank that takes every W-th sample needs only
- * every W-th lane (when W divides L): it reads and tokenises nothing in vain, and the order is the same for any W.
+ * Files are cut into parts of about the same size. An epoch visits all parts in the order of a seeded permutation. The
+ * sequence of parts of all epochs is dealt to L lanes: lane l reads the parts l, l + L, l + 2L … A lane is a token stream of
+ * its own, and sample k of a run is the next sample of lane k mod L. So neighbouring samples come from different files, and
+ * if W divides L, a rank that takes every W-th sample reads only every W-th lane. The order is the same for any W.
  *
  * Inside a block (a row group, some megabytes of lines) documents are permuted again. Without shuffling there is one lane,
- * and everything comes in the order in which it is written.
+ * and documents come in the order in which they are written.
  */
 
 import { createHash } from 'node:crypto';
@@ -16,21 +15,21 @@ import { absorb, Purpose } from '../hash.js';
 import { createPermutation } from '../permutation.js';
 import type { CorpusFile, CorpusSpec } from './spec.js';
 
-/** Every usual number of ranks divides the first of these. */
+/** Common numbers of ranks divide the first of these. */
 const LANE_CHOICES = [24, 12, 8, 6, 4, 3, 2, 1];
-/** What the blocks of all lanes may take in memory together. */
+/** Memory limit for the blocks of all lanes together. */
 const BLOCK_MEMORY = 512 << 20;
 
-/** A part of a file, and when it is read. */
+/** A part of a file in a given epoch. */
 export interface Unit {
   readonly file: CorpusFile;
   readonly part: number;
-  /** Its number among all parts, in the order of the files: names it whatever the seed is. */
+  /** Its number among all parts in the order of the files. Independent of the seed. */
   readonly index: number;
   readonly epoch: number;
 }
 
-/** How many lanes a corpus gets: as many as keep at least two parts each, while their blocks fit in memory. */
+/** The largest number of lanes with at least two parts each whose blocks fit in memory. */
 export function laneCount(units: number, largestBlock: number, shuffle: boolean): number {
   if (!shuffle) return 1;
   return LANE_CHOICES.find((lanes) => 2 * lanes <= units && lanes * largestBlock <= BLOCK_MEMORY) ?? 1;
@@ -84,7 +83,7 @@ export class CorpusOrder {
     return createPermutation(size, seed, unit.epoch);
   }
 
-  /** Whether a document is set aside for validation: by its place, so in every epoch the same ones. */
+  /** Whether a document belongs to validation. Depends on its place only, so it is the same in every epoch. */
   isValidation(unit: Unit, position: number, row: number): boolean {
     if (this.spec.valFraction === 0) return false;
     const start = absorb(absorb(0, Purpose.split), this.spec.seed);
@@ -103,7 +102,7 @@ export class CorpusOrder {
   }
 }
 
-/** Equal for equal files and an equal way of reading them; where they lie does not matter. */
+/** Equal for equal files that are read in the same way, independent of their folder. */
 export function corpusIdentity(spec: CorpusSpec, tokenizerIdentity: string): string {
   const files = spec.files.map(({ kind, name, size, identity, parts }) => [kind, name, size, identity, parts]);
   return createHash('sha256')

@@ -1,4 +1,4 @@
-/** Parquet: only the column with the text, one row group at a time. */
+/** Reads the text column of a Parquet file, one row group at a time. */
 
 import {
   type AsyncBuffer,
@@ -14,10 +14,10 @@ import type { Blob } from './blob.js';
 import { SourceGaveUp } from './http.js';
 import type { PartReader, RawDocument, ReadRequest } from './reader.js';
 
-/** The footer of a file of a thousand row groups has some hundred kilobytes: most come with the first request. */
+/** The first request. Covers the footer of most files: a thousand row groups take some hundred kilobytes. */
 const FOOTER_BYTES = 1 << 19;
 
-// Documents stay bytes until they are tokenised: a block takes half the memory, and what is passed over costs nothing.
+// Documents stay bytes until they are tokenised: a block takes half the memory, and skipped documents are not decoded.
 const parsers = { stringFromBytes: (bytes: Uint8Array) => bytes };
 
 export async function openParquet({ file, part, textField, opener }: ReadRequest): Promise<PartReader> {
@@ -47,7 +47,7 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
   }
 }
 
-/** How a file is cut, and the bytes of text in its largest row group: what a reader holds in memory at once. */
+/** Number of row groups, and the bytes of text in the largest one, which a reader holds in memory. */
 export async function inspectParquet(request: ReadRequest): Promise<{ groups: number; largestGroup: number }> {
   const { file, textField, opener } = request;
   const blob = await opener.open(file);
@@ -94,7 +94,7 @@ async function readColumn(
   return values;
 }
 
-/** The column of the text and the way into it; says what there is when it is not there. */
+/** The column of the text and the path inside it. Throws with the names of all columns if it is missing. */
 function findText(name: string, metadata: FileMetaData, textField: string): { column: string; path: string[] } {
   const tree = parquetSchema(metadata);
   const whole = tree.children.find((child) => child.element.name === textField);
@@ -125,14 +125,14 @@ function asyncBuffer(blob: Blob): AsyncBuffer {
     async slice(start, end = blob.size) {
       const bytes = await blob.read(start, Math.min(end, blob.size));
       const { buffer, byteOffset, byteLength } = bytes;
-      // hyparquet wants a buffer of its own; what was read for it mostly is one.
+      // hyparquet needs an ArrayBuffer of exactly these bytes; most reads return one.
       if (byteOffset === 0 && byteLength === buffer.byteLength) return buffer as ArrayBuffer;
       return buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer;
     },
   };
 }
 
-/** What the library throws about damaged bytes becomes an error that names the file. */
+/** Turns the library's errors about damaged bytes into an error that names the file. */
 async function decode<Value>(name: string, what: string, run: () => Promise<Value>): Promise<Value> {
   try {
     return await run();

@@ -1,7 +1,7 @@
 /**
- * Ranges of remote files, kept on disk up to a number of bytes; the ones unused longest go first. A file is its hash and
- * then its bytes, so that damage is noticed and fetched again. Several threads and processes may share the folder: each
- * writes aside and renames, and a file that another one removed is simply not there.
+ * Least-recently-used disk cache for ranges of remote files. A file is a hash followed by the bytes, so that a damaged one
+ * is detected and fetched again. Several threads and processes may share the folder: each writes aside and renames, and a
+ * file that another process removed counts as a miss.
  */
 
 import { createHash, randomBytes } from 'node:crypto';
@@ -10,14 +10,14 @@ import { homedir } from 'node:os';
 import { join } from 'node:path';
 
 const HASH_BYTES = 32;
-/** A cache is cleared to this share of its limit, so that not every write has to clear. */
+/** Eviction goes down to this share of the limit, so that not every write evicts. */
 const KEPT_SHARE = 0.9;
 const NAME = /^[0-9a-f]{64}$/;
 
 export class RangeCache {
   readonly #folder: string;
   readonly #limit: number;
-  /** Known after the first look at the folder; others may write there too, so it is an estimate between looks. */
+  /** Bytes in the folder, known after the first scan. An estimate, as other processes write too. */
   #bytes: number | undefined;
   #clearing: Promise<void> | undefined;
 
@@ -26,7 +26,7 @@ export class RangeCache {
     this.#limit = limitBytes;
   }
 
-  /** What is kept under `key`, or what `fetch` gives, which is kept then. */
+  /** The cached bytes of `key`, or those that `fetch` returns, which are then cached. */
   async get(key: string, fetch: () => Promise<Uint8Array>): Promise<Uint8Array> {
     if (this.#limit === 0) return fetch();
     const path = join(this.#folder, createHash('sha256').update(key).digest('hex'));
@@ -37,7 +37,7 @@ export class RangeCache {
     return bytes;
   }
 
-  /** A disk that does not take it is no reason to stop: the bytes are here. */
+  /** Ignores write errors: the bytes are in memory already. */
   async #keep(path: string, bytes: Uint8Array): Promise<void> {
     if (bytes.length + HASH_BYTES > this.#limit) return;
     const aside = `${path}.${process.pid}-${randomBytes(4).toString('hex')}`;
@@ -81,7 +81,7 @@ export class RangeCache {
   }
 }
 
-/** The bytes of a file whose hash fits; undefined when there is none, or a damaged one. */
+/** The bytes of a file whose hash matches; undefined if the file is missing or damaged. */
 async function readKept(path: string): Promise<Uint8Array | undefined> {
   const content = await ifThere(readFile(path));
   if (content === undefined) return undefined;

@@ -11,7 +11,7 @@ import { openParquet } from './parquet.js';
 import type { CorpusFile } from './spec.js';
 import { openText } from './text.js';
 
-/** A document: text, or UTF-8 that is decoded when its turn comes, which keeps a block small. */
+/** A document: text, or UTF-8 bytes that are decoded when the document is used, which keeps blocks small. */
 export type RawDocument = string | Uint8Array;
 
 export interface Block {
@@ -48,7 +48,7 @@ export function openPart(request: ReadRequest): Promise<PartReader> {
   return READERS[request.file.kind](request);
 }
 
-/** Invalid bytes become U+FFFD; a byte order mark stays, as it was written. */
+/** Invalid bytes become U+FFFD; a byte order mark is kept. */
 export function documentText(document: RawDocument): string {
   if (typeof document === 'string') return document;
   return Buffer.from(document.buffer, document.byteOffset, document.byteLength).toString('utf8');

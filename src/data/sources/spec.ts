@@ -1,19 +1,19 @@
-/** What a streamed corpus is, as plain data: worker threads get it by message and open the files themselves. */
+/** A corpus as plain data. Worker threads receive it by message and open the files themselves. */
 
 import type { SkippedFile } from './files.js';
 import type { HttpOptions } from './http.js';
 
-/** How the documents of a file are found. */
+/** The format of a file. */
 export type FileKind = 'parquet' | 'jsonl' | 'text' | 'generated';
 
 export interface CorpusFile {
   readonly kind: FileKind;
-  /** For messages and for the identity: a path in the folder or the dataset, never one of this machine. */
+  /** Path inside the folder or the dataset, for messages and the identity. Never an absolute path. */
   readonly name: string;
   /** A path or a URL. */
   readonly location: string;
   readonly size: number;
-  /** Equal for equal content, as far as can be told without reading it. */
+  /** Equal for equal content, as far as metadata shows. */
   readonly identity: string;
   /** Of local files: time of change in nanoseconds. Not part of the identity. */
   readonly modified?: string;
@@ -30,7 +30,7 @@ export interface CorpusSpec {
   /** For remote files. */
   readonly http?: HttpOptions | undefined;
   readonly cache?: { readonly folder: string; readonly limitBytes: number } | undefined;
-  /** Streams that are read side by side. Part of the order: it must not depend on the machine. */
+  /** Number of lanes. Part of the order, so it must not depend on the machine. */
   readonly lanes: number;
   readonly shuffle: boolean;
   readonly seed: number;

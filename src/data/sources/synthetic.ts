@@ -1,14 +1,14 @@
 /**
- * Uniform random tokens without a file: for smoke tests and benchmarks. A token is a hash of (seed, sample, position),
- * so any sample can be made at once, on any rank, in any order. The hash is two rounds of murmur3's finaliser with 64
- * bits of key per sample: enough that no two samples of a run are alike, and not meant for anything secret.
+ * Uniform random tokens, for smoke tests and benchmarks. A token is a hash of (seed, sample, position), so any sample can
+ * be generated on any rank, in any order. The hash is two rounds of murmur3's finaliser with a 64-bit key per sample, which
+ * keeps samples distinct; it is not cryptographic.
  */
 
 import { absorb, mix32, Purpose } from '../hash.js';
 import type { SampleAddress, Samples } from '../shards/samples.js';
 
 export class SyntheticSamples implements Samples {
-  /** There is no end to it: all samples belong to epoch 0. */
+  /** Endless: all samples belong to epoch 0. */
   readonly perEpoch = Number.POSITIVE_INFINITY;
   readonly #vocabSize: number;
   readonly #seedHash: number;

@@ -1,4 +1,4 @@
-/** The tokenizer with nothing to learn: a token is one byte of UTF-8. Id 0 separates documents, as NUL is not text. */
+/** A token is one byte of UTF-8. Id 0 separates documents, as text has no NUL. */
 
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';

@@ -11,15 +11,14 @@ const VOCAB_SIZE = 50257;
 const END_OF_TEXT = 50256;
 
 /**
- * JavaScript's \s contains U+FEFF and lacks U+0085. The reference pattern means the Unicode property, which
- * \p{White_Space} is.
+ * In the reference pattern \s is the Unicode property White_Space. JavaScript's \s also contains U+FEFF and lacks U+0085.
  */
 const WORD_PATTERN = R50K_TOKEN_SPLIT_REGEX.source
   .replaceAll('\\s', '\\p{White_Space}')
   .replaceAll('\\S', '\\P{White_Space}');
 
-// Words repeat: nearly all lookups of natural text end in this cache. It is emptied when full, which costs less than
-// keeping an order of use; longer words hardly come twice.
+// Nearly all words of natural text hit this cache. It is emptied when full, which costs less than tracking use. Longer
+// words rarely repeat.
 const CACHED_WORDS = 100_000;
 const CACHED_WORD_LENGTH = 40;
 
@@ -45,8 +44,7 @@ export function createGpt2Tokenizer(): Tokenizer {
   };
 
   const encodeInto = (text: string, tokens: TokenBuffer): void => {
-    // A token covers at least one byte of UTF-8; three bytes per UTF-16 unit is the most there can be. Most text needs
-    // a quarter of its length, so room for that is made first, and more when it is used up.
+    // Most text has one token per four UTF-16 units, so room for that is reserved first, and more when it is used up.
     let ids = tokens.reserve((text.length >> 2) + 16);
     let count = tokens.length;
     const pattern = new RegExp(WORD_PATTERN, 'gu');

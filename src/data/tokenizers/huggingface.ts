@@ -1,4 +1,4 @@
-/** Any tokenizer.json of Hugging Face, through their own JavaScript library. */
+/** Any tokenizer.json, by the JavaScript library of Hugging Face. */
 
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
@@ -53,7 +53,7 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
   }
 
   let byteLengths: Int32Array | undefined;
-  // A second copy of a large vocabulary is only paid for where text is produced: training never decodes.
+  // Loaded on first use: training never decodes, and a large vocabulary takes memory twice.
   let decoder: Library | undefined;
   const decode = (tokens: ArrayLike<number>): string => {
     if (tokens.length === 0) return '';

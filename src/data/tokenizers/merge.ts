@@ -1,8 +1,8 @@
 /**
  * Byte-pair merging in O(n log n).
  *
- * gpt-tokenizer brings the ranks, but its own merge loop is quadratic in the length of a word: a megabyte of one letter,
- * or of spaces, would run for days, and its decoder keeps bytes between calls. Web text and minified code hold such runs.
+ * gpt-tokenizer supplies the ranks, but its merge loop is quadratic in the length of a word: a megabyte of one letter or of
+ * spaces, which web text and minified code contain, would run for days.
  */
 
 /** Binary strings (one character per byte) to ranks; the rank is the token id. */
@@ -38,7 +38,7 @@ export function mergeBytePairs(word: string, ranks: Ranks): number[] {
   while (heap.length > 0) {
     const entry = pop(heap);
     const part = entry % POSITIONS;
-    // Entries are not removed when a neighbour merges: one that no longer tells the truth is passed over.
+    // Entries are not removed when a neighbour merges: stale ones are skipped here.
     if (pairRank[part] !== (entry - part) / POSITIONS) continue;
     const absorbed = next[part];
     pairRank[absorbed] = -1;

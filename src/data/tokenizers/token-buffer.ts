@@ -1,6 +1,6 @@
-/** Token ids in memory that grows and is used again. */
+/** A growable, reusable buffer of token ids. */
 export class TokenBuffer {
-  /** The first `length` are meant. */
+  /** Only the first `length` entries are valid. */
   ids: Int32Array;
   length = 0;
 
@@ -8,7 +8,7 @@ export class TokenBuffer {
     this.ids = new Int32Array(capacity);
   }
 
-  /** Makes room for `count` more ids; returns the memory, which may be another than before. */
+  /** Makes room for `count` more ids. Returns the array, which may be a new one. */
   reserve(count: number): Int32Array {
     const needed = this.length + count;
     if (needed > this.ids.length) {
