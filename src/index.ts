@@ -74,9 +74,8 @@ export { Parameter } from './tensor/parameter.js';
 export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
 export { Tape } from './tensor/tape.js';
 export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
-export type { TrainStatus } from './train/loop.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export { type TrainOptions, type TrainResult, train } from './train/train.js';
+export { type TrainOptions, type TrainResult, type TrainStatus, train } from './train/train.js';
 export { attend, attendReference } from './verify/attend.js';
 export { type CaseFile, type CaseResult, readCase } from './verify/case-file.js';
 export {

@@ -88,6 +88,7 @@ export async function runTraining(
       ...{ config, device, world, resume, save, say, peakFlops },
       warn: (text) => io.err(`warning: ${text}`),
       terminal: io.stderr,
+      signals: process,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {
