@@ -161,7 +161,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const { optimizer, exchange } = this;
     const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
     this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
-    if (!isConfig(data)) this.#loader = 'next' in data ? data : new IterableLoader(data);
+    if (!isConfig(data)) this.#loader = 'evalBatches' in data ? data : new IterableLoader(data);
   }
 
   /** The loader of the batches; opened by the first step if `data` is a config. */
