@@ -59,7 +59,7 @@ describe('formulas of docs/reference/training.md', () => {
       expect(page).toContain(line);
     const config = parseConfig({
       model: { dim: 16, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 8, d_v: 8, mlp_ratio: 2 },
-      nsa: { l: 4, d: 2, l_sel: 8, n_sel: 2, w: 8 },
+      nsa: { l: 4, d: 2, l_sel: 8, n_sel: 3, w: 8 },
       train: { steps: 3, seq_len: 16, lr: 0.01, warmup_steps: 0, grad_clip: 0.5, weight_decay: 0.3, eps: 1e-4 },
     });
     const { betas, eps, grad_clip: clip, weight_decay: decay } = config.train;

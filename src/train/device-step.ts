@@ -71,7 +71,7 @@ export class DeviceStepper implements Stepper {
     this.#pool = device.newPool();
     this.#norms = new GradientNorms(device);
     this.#counters = new AttentionCounters(device);
-    this.#uploader = new BatchUploader(device, context.config.nsa);
+    this.#uploader = new BatchUploader(device, context.model.shape.nsa);
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 

@@ -31,7 +31,7 @@ export interface TrainableModel {
   loss(tape: Tape, ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
   /** The loss of every target [T], without gradients, for evaluation. */
   losses(ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
-  /** Used by runtime.strict_asserts. */
+  /** The layout of compressed blocks, and the checks of runtime.strict_asserts, depend on it. */
   readonly shape: ModelShape;
 }
 
@@ -242,8 +242,7 @@ export function launchGradients(
       observer,
     };
     const mean = tape.keep(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
-    tape.seedFilled(mean, weights[i]);
-    tape.backward();
+    tape.backward(mean, weights[i]);
     tape.end();
     return mean;
   });

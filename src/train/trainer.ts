@@ -157,7 +157,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
     this.exchange = createExchange(world, model.device, model.parameters, config);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
-    this.#uploader = new BatchUploader(model.device, config.nsa);
+    this.#uploader = new BatchUploader(model.device, model.shape.nsa);
     const { optimizer, exchange } = this;
     const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
     this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
