@@ -13,6 +13,7 @@ import type { Lifeline } from './guard-shared.js';
 import { describeIdentity, type RankIdentity, resolveRank } from './identity.js';
 import { type Member, RankMonitor, type Watched } from './monitor.js';
 import { meetOnGpus } from './nccl.js';
+import { createSecret } from './secret.js';
 
 /** MPI, too, uses any free port. */
 const ANY_PORT = 0;
@@ -214,7 +215,11 @@ async function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: 
 /** Watches ranks on other machines until the run has files; null on one machine, where processes can be looked up. */
 async function guardOfHosts({ rank, members, agreement }: World, options: WorldOptions): Promise<RankGuard | null> {
   if (members.every(({ host }) => host === members[0].host)) return null;
-  const guard = await RankGuard.start({ rank, members, ...options, ports: [ANY_PORT], addresses: ownAddresses() });
+  // The gradients go over the same MPI connections: a reader of those needs no key, so they may carry it.
+  const key = agreement.share(createSecret());
+  const guard = await RankGuard.start({
+    ...{ rank, members, ...options, key, ports: [ANY_PORT], addresses: ownAddresses() },
+  });
   const offered: Lifeline | null = JSON.parse(agreement.share(JSON.stringify(guard.lifeline)));
   if (rank !== 0 && offered) await guard.hold(offered);
   return guard;
