@@ -48,7 +48,7 @@ const WAYS: Readonly<Record<string, SparseOptions>> = {
   union: { path: 'union' },
   outer: { path: 'outer' },
   deterministic: { path: 'outer', deterministic: true },
-  'mma.sync': { path: 'outer', portable: true },
+  'mma.sync': { path: 'outer', mmaSync: true },
 };
 
 /** Two scores closer than this, relative to the larger, are a tie in bf16. */

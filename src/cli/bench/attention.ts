@@ -79,7 +79,7 @@ export function configure(command: Command, io: Io): void {
         .default('adaptive'),
     )
     .addOption(new Option('--deterministic', 'CUDA: gradients summed in a fixed order'))
-    .addOption(new Option('--portable', 'CUDA: mma.sync in place of wgmma'))
+    .addOption(new Option('--portable', 'CUDA: mma.sync instead of wgmma'))
     .addOption(jsonOption())
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
@@ -108,7 +108,7 @@ function bench(options: Options, io: Io): void {
   validateShapes(shape, SPARSE);
   const device = openDevice(options);
   const plan = planOf(device, options);
-  const kernels = { path, deterministic, portable };
+  const kernels = { path, deterministic, mmaSync: portable };
   const say = (row: AttentionRow) =>
     io.err(`S ${row.S}  ${row.what} ${row.pass}: ${row.ms.toFixed(plan.digits)} ms, ${row.gflops.toFixed(0)} GFLOP/s`);
   const before = plan.peak();

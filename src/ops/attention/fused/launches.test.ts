@@ -15,7 +15,7 @@ const TOKENS = 3501;
 
 const SHARED: Readonly<Record<string, number>> = sharedBytes(
   { heads: HEADS, sparse: SPARSE },
-  { queryMajor: false, portable: false },
+  { queryMajor: false, mmaSync: false },
   21,
 );
 const constant = exportedBy({ heads: HEADS, sparse: SPARSE });
@@ -101,7 +101,7 @@ describe('launches of the fused kernels', () => {
     const { forward } = trace({ kernel: 'v1' });
     expect(names(forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
     expect(forward[0].macros).toMatchObject({ UNION_TOKENS: 1, UNION_WARPGROUPS: 1 });
-    expect(trace({ portable: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, PORTABLE: 1 });
+    expect(trace({ mmaSync: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, MMA_SYNC: 1 });
   });
 
   it('sort lists and add parts in order in deterministic mode', () => {

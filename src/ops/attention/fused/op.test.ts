@@ -218,8 +218,8 @@ describe('the fused kernels', () => {
     ['outer', { path: 'outer' }],
     ['deterministic', { deterministic: true }],
     ['deterministic outer', { deterministic: true, path: 'outer' }],
-    ['portable', { portable: true }],
-    ['portable outer', { portable: true, path: 'outer' }],
+    ['mma.sync', { mmaSync: true }],
+    ['mma.sync outer', { mmaSync: true, path: 'outer' }],
   ];
   it.each(VARIANTS)('equal the reference, ragged batch: %s', async (_, options) => {
     await expectReference(RAGGED, options, 2);
@@ -307,7 +307,7 @@ describe('the fused kernels', () => {
 
   it.each([...SHAPES, RAGGED])('need the shared memory that the plan says: $name', (example) => {
     for (const queryMajor of [false, true]) {
-      const build = { queryMajor, portable: false };
+      const build = { queryMajor, mmaSync: false };
       const layout = sparseLayout(new Sequences(cuda(), example.lengths), example.sparse);
       const batch = new FusedBatch(cuda(), example, build, layout);
       const union = unionTokens(example, build, sharedLimit(cuda().architecture));

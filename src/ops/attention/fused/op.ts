@@ -1,6 +1,6 @@
 /**
  * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule in the place of
- * compressed, select, selected, window and combine. dev/log/kernel-notes.md has the design and the measurements.
+ * compressed, select, selected, window and combine. dev/log/2026-11-kernels.md has the design and the measurements.
  *
  * Gates must not be negative, which no gate is: the backward pass takes their logarithm. Only `out` is differentiated.
  *
@@ -34,8 +34,8 @@ export interface FusedOptions {
   readonly deterministic?: boolean;
   /** The way of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
-  /** mma.sync in place of Hopper's wgmma. Other GPUs have nothing else. */
-  readonly portable?: boolean;
+  /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */
+  readonly mmaSync?: boolean;
 }
 
 /** What is asked of the kernels. */
@@ -61,8 +61,8 @@ export function fusedRefusal(problem: FusedProblem, device: Device, options: Spa
   return refused ?? batchRefusal(problem, tokens, sharedLimit(cuda.architecture));
 }
 
-export function fusedBuild({ kernel, portable = false }: SparseOptions): FusedBuild {
-  return { queryMajor: kernel === 'v1', portable };
+export function fusedBuild({ kernel, mmaSync = false }: SparseOptions): FusedBuild {
+  return { queryMajor: kernel === 'v1', mmaSync };
 }
 
 /** The query-major build is a union of one token. */

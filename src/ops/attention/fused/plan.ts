@@ -11,10 +11,10 @@ export interface FusedShape {
   readonly sparse: SparseShape;
 }
 
-/** `queryMajor`: one token a tile in the selected branch (v1). `portable`: mma.sync in place of wgmma. */
+/** `queryMajor`: one token a tile in the selected branch (v1). `mmaSync`: mma.sync instead of wgmma. */
 export interface FusedBuild {
   readonly queryMajor: boolean;
-  readonly portable: boolean;
+  readonly mmaSync: boolean;
 }
 
 /** Rows of a tile, and bytes of 64 rows of 64 bf16: what the tensor cores are fed with. */
@@ -88,7 +88,7 @@ export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, un
     WINDOW: Math.min(sparse.w, UNBOUNDED_WINDOW),
     UNION_TOKENS: unionTokens,
     ...(build.queryMajor ? { UNION_WARPGROUPS: 1 } : {}),
-    ...(build.portable ? { PORTABLE: 1 } : {}),
+    ...(build.mmaSync ? { MMA_SYNC: 1 } : {}),
   };
 }
 

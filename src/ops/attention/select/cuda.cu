@@ -41,12 +41,12 @@ struct Best {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-select_forward(const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
-               u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
+    const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
+    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count) {
   __shared__ i64 place[TILE];
-  __shared__ float open[2][TILE];    // unfinished sums, by the parity of the block
-  __shared__ u64 worst[TILE];        // of the token's list
+  __shared__ float open[2][TILE];  // unfinished sums, by the parity of the block
+  __shared__ u64 worst[TILE];      // of the token's list
   __shared__ int worst_place[TILE];
   const Inputs in = {q, k, nullptr, offsets, key_offsets, sequences, heads, groups, dk, 1};
   float *const queries = tile_buffer(0), *const keys = tile_buffer(1), *const weights = tile_buffer(2);
@@ -62,7 +62,8 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
     Span span(in, walk.sequence, (int)(item % groups));
     set_tokens(span, walk);
     const i64 last = (span.t1 - 1) / block;
-    // Tokens with no more blocks than slots take all of them and need no scores; those with more may have no slot to give.
+    // Tokens with no more blocks than slots take all of them and need no scores; those with more may have no slot to
+    // give.
     if (room > 0 && last >= count) {
       __syncthreads();
       place_rows(place, in, span);
