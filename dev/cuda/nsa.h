@@ -267,7 +267,7 @@ struct Batch {
               q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, plan.p,
               served.p, d_cu.p, B, words(), stretch);
   }
-  void dense() {  // the window of all tokens, and the forced blocks where KV-outer serves
+  void dense() {  // the window of all tokens, and the forced blocks where KV-outer works
     const int rows = number("selected", "selected_dense_rows");
     k->launch("selected", "selected_dense", dim3(tiles(rows), s.G), rows * 2,
               number("selected", "selected_dense_shared"), q.p, ps.p, pw.p, os.p, ls.p, ow.p, lw.p, plan.p, d_cu.p, B,

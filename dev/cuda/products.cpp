@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
     Plan plan;
     plan.p = &p;
     check("desc", bind<DescCreate>("cublasLtMatmulDescCreate")(&plan.desc, COMPUTE_32F, F32));
-    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; what lies transposed here lies straight there.
+    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]. A transposed operand here is not there.
     const int ta = p.transpose_b, tb = p.transpose_a;
     auto set_desc = bind<SetAttribute>("cublasLtMatmulDescSetAttribute");
     check("transpose", set_desc(plan.desc, TRANSPOSE_A, &ta, 4));

@@ -105,7 +105,7 @@ function readSize(file: SafetensorsFile, name: (typeof SIZES)[number]): number {
   return value;
 }
 
-/** One sequence of S tokens, unless `cu_seqlens` says where several begin and end. */
+/** One sequence of S tokens, unless `cu_seqlens` gives the bounds of several. */
 function readLengths(file: SafetensorsFile, tokens: number): number[] {
   const entry = file.entries.get('cu_seqlens');
   if (!entry) return [tokens];

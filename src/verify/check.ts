@@ -58,7 +58,7 @@ export function runCheck(check: Check, device: Device): Row {
   if ('skipped' in finding) return row(null, null, finding.skipped);
   const { error, detail = '' } = finding;
   if (error <= limit) return row(true, error, null);
-  // NaN and infinity are no JSON numbers; the reason says which it was.
+  // NaN and infinity are not JSON numbers; the reason names the value.
   if (!Number.isFinite(error)) return row(false, null, `the error is ${error}${detail && `: ${detail}`}`);
   return row(false, error, detail || 'over the limit');
 }

@@ -67,7 +67,7 @@ function causality(device: Device, shape: ModelShape, turn: number): Finding {
   return worst.finding;
 }
 
-/** How many tokens after t have a gradient that is not zero, when only outputs up to t were asked for. */
+/** How many tokens after t have a gradient that is not zero, when only outputs up to t enter the loss. */
 function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionKernel): number {
   const dim = x.length / LENGTH;
   let count = 0;

@@ -17,7 +17,7 @@ SOURCES = ["src/device/cuda/elements.cuh", "src/ops/attention/shape.cuh"] + ["sr
 # Many steps of 64 keys with few tokens, and rows that fill no tile.
 MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DMMA_SYNC"]
 
-# Functions written in PTX, and what stands for them.
+# Functions written in PTX, and their replacements.
 REPLACED = {
     "float exp2_approximate(float x)": "return exp2f(x);",
     "float log2_approximate(float x)": "return log2f(x);",

@@ -130,7 +130,7 @@ export class AdamW {
 
   /**
    * Counts a step and returns its numbers, to be written into the tensor that `stepOnDevice` reads. Where the norm turns
-   * out not to be finite the device changes nothing: whoever learns of it takes 1 off `steps`.
+   * out not to be finite the device changes nothing: the caller then subtracts 1 from `steps`.
    */
   nextStep({ learningRate, gradientScale = 1, maxNorm = 0 }: DeviceStep): Float32Array {
     this.steps += 1;

@@ -167,8 +167,8 @@ inline void mask_row(float* scores, int64_t start, int64_t columns, Range range,
   for (int64_t i = range.high; i < start + columns; ++i) scores[i - start] = value;
 }
 
-// One block of keys, of which the rows see parts of [low, high): `ranges` says which, null for all of it. `map` names
-// each row's place in the state, null for the identity. With ranges the block must be finite.
+// One block of keys, of which the rows see parts of [low, high): `ranges` gives each row's part, null for all. `map`
+// names each row's place in the state, null for the identity. With ranges the block must be finite.
 inline void forward_block(const Shape& shape, int64_t rows, const float* query, const float* keys_t, int64_t key_width,
                           const float* values, int64_t low, int64_t high, const Range* ranges, const int32_t* map,
                           Softmax& state, const Buffers& buffers) {
@@ -298,7 +298,7 @@ inline void add_query_gradient(const Shape& shape, const float* from, int64_t co
 }
 
 // Adds a block's key and value gradients to the outputs [tokens, groups, d]. Queries carried scale*log2(e); the
-// gradient wants scale alone, so ln 2 is taken out here.
+// gradient needs the scale alone, so ln 2 is removed here.
 inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t count, int64_t group, float* dk,
                               float* dv) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);

@@ -1,4 +1,4 @@
-// The backward passes of the portable attention kernels: dq row by row, dk and dv key by key. Part of plain.cuh.
+// The backward passes of the branch kernels: dq row by row, dk and dv key by key. Included by branch.cuh.
 #pragma once
 
 struct Gradients {

@@ -1,5 +1,5 @@
-// The portable attention kernels: any head size, any number of heads in a group, f32 or bf16 in memory and float
-// arithmetic, on every GPU that Trefoil runs on. What they give is what the fused kernels are measured against.
+// The branch kernels, one per branch: any head size, any number of heads in a group, f32 or bf16 in memory and float
+// arithmetic, on every GPU. The fused kernels are tested against them.
 //
 // Attention is worked through in tiles of 64 rows by 64 keys. Rows are (token, head) pairs of one KV group: the heads
 // of a group share keys, so they are multiplied together. Which keys a token sees of a tile is one 64-bit mask, and the
@@ -10,8 +10,8 @@
 // sum has one owner and one order, and results are the same bits in every run.
 //
 // Where rows of a tile see different keys, the unseen probabilities are zero, and zero times a finite number adds
-// nothing. But zero times infinity is NaN and would let the future through: a tile that holds numbers that are not
-// finite is multiplied with a look at the mask for every product.
+// nothing. But zero times infinity is NaN and would let the future through: a tile that holds
+// infinities or NaN is multiplied with the mask tested for every product.
 #pragma once
 
 #include "elements.cuh"
@@ -97,7 +97,7 @@ template <class Row> __device__ __forceinline__ float load_tile(float* to, const
   return zero;
 }
 
-// Four results of a row from column `column` on, times `factor`, added to what is there or in its place.
+// Four results of a row from column `column` on, times `factor`, added to the existing numbers or overwriting them.
 __device__ __forceinline__ void put4(Element* row, int width, int column, const float (&x)[4], float factor,
                                      bool accumulate) {
   const float y[4] = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
@@ -276,7 +276,7 @@ __device__ __forceinline__ u64 bits_between(i64 low, i64 high) {
   return low >= high ? 0 : ~0ull >> (64 - (high - low)) << low;
 }
 
-// Visible for a token that sees the keys [low(t), high(t)), both never falling with t. Rule says which, and
+// Visible for a token that sees the keys [low(t), high(t)), both never falling with t. Rule defines them, and
 // [first_token(key), end_token(key)) are the tokens that may see a key, both never falling with the key.
 template <class Rule> struct Banded {
   Rule rule;

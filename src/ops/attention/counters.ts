@@ -1,6 +1,6 @@
 /**
- * Who served the attention core. The kernels of the selected branch are chosen on the device, which also counts there;
- * reading waits for the device, so it belongs after a step, never inside.
+ * Counts which kernels computed the attention core. The device chooses and counts the kernels of the selected branch;
+ * reading the counts waits for the device, so it belongs after a step, never inside one.
  */
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -26,7 +26,7 @@ export class AttentionCounters {
     this.#refusals.set(reason, (this.#refusals.get(reason) ?? 0) + 1);
   }
 
-  /** Why the fused kernels did not serve, and how often. */
+  /** Why the fused kernels did not run, and how often. */
   get refusals(): ReadonlyMap<string, number> {
     return this.#refusals;
   }

@@ -53,7 +53,7 @@ export interface SparseOptions extends SelectedOptions, FusedOptions {
   readonly parity?: boolean;
   /** Told how far the output is from the reference's, after every call. */
   readonly onCompare?: (relativeError: number) => void;
-  /** On CUDA in bf16 the fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  /** Minimum length of the longest sequence for the fused kernels (CUDA, bf16). `Infinity` disables them. */
   readonly fusedFrom?: number;
   /** Told on CUDA which kernels served. */
   readonly counters?: AttentionCounters;

@@ -1,5 +1,5 @@
 /**
- * The attention core by its float64 reference, in the place of all kernels (runtime.force_parity), and the comparison of
+ * The attention core by its float64 reference, instead of all kernels (runtime.force_parity), and the comparison of
  * the kernels with it (runtime.debug_compare). Slow by design: for finding out who is wrong.
  */
 import type { Tape } from '../../tensor/tape.js';

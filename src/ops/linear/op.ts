@@ -90,7 +90,7 @@ export function linearInto(device: Device, x: Tensor, weight: Tensor, y: Tensor,
   device.kernels(kernels).linear_forward(x, weight, y, rowsOf(y), outputs, inputs, Number(accumulate), null);
 }
 
-/** dx = dy w, added where the target says so. */
+/** dx = dy w, added if the target accumulates. */
 export function linearInputGradient(device: Device, dy: Tensor, weight: Tensor, dx: GradientTarget): void {
   const [outputs, inputs] = weight.shape;
   device
@@ -98,7 +98,7 @@ export function linearInputGradient(device: Device, dy: Tensor, weight: Tensor, 
     .linear_backward_input(dy, weight, dx.gradient, rowsOf(dy), outputs, inputs, Number(dx.accumulate));
 }
 
-/** dw = dyᵀ x, added where the target says so. */
+/** dw = dyᵀ x, added if the target accumulates. */
 export function linearWeightGradient(device: Device, dy: Tensor, x: Tensor, dWeight: GradientTarget): void {
   const [outputs, inputs] = dWeight.gradient.shape;
   device

@@ -1,5 +1,5 @@
 // The gated sum of three branches, for any shape, in f32 or bf16. Rows are (token, head): three f32 gates and `size`
-// numbers of each branch. The fused form of Hopper is in cuda.cu.
+// numbers of each branch. The fused form is in fused/combine.cu.
 #include "elements.cuh"
 
 typedef DTYPE T;

@@ -181,7 +181,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
     });
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     withLayout(device(), [11], SHAPE.l, SHAPE.d, (layout) => {
       const [x, weight] = [random(66, 1), randomValues(24, 2)];
       const tape = new Tape(device());

@@ -27,7 +27,7 @@ struct ContiguousRows {
   }
 };
 
-// A branch says which queries the block walks:
+// A branch defines which queries the block walks:
 //   tokens, token(i)      how many, and which position in the sequence the i-th is
 //   row(r)                index of (token, head) of packed row r in q, d_out, lse and delta
 //   whole(from, to)       true when the tokens of a step (first and last given) all see all 64 keys
@@ -49,6 +49,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   unsigned char* const generic = shared - origin;
   const int rows = branch.tokens * HPG, steps = (rows + 63) / 64;
 
+  // ---- The queries of a step: Q [64, DK], dO [64, DV], lse and delta [64] into one stage
   const u32 keys_at = handle(key_panel), values_at = handle(value_panel);
   const auto request = [&](int i, int slot) {
     if (i < steps) {
@@ -123,6 +124,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       arrive(i, slot);
       request(i + 1, following);
     }
+    // ---- Scores, transposed: S [64 keys, 64 rows] = K * Q^T and dP = V * dO^T; P = exp2(S - shift)
     const u32 queries = handle(ring + slot * STAGE), gradients = advance(queries, PK * PANEL);
     const unsigned char* stage_side = generic + side + slot * 1024;
     const bool whole = sees_all(i);
@@ -157,6 +159,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         if (key + 8 < low.y || key + 8 >= high.y) score[n * 4 + 3] = 0.0f;
       }
     }
+    // ---- dV [64, DV] += P * dO; dS = P * (dP - delta)
     as_operand(operand, score);
     matrix_begin();
 #pragma unroll
@@ -175,6 +178,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
       d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
     }
+    // ---- dK [64, DK] += dS * Q; with WITH_DQ also the shares dQ [64, DK] = dS^T * K
     u32 d_operand[4][4];
     as_operand(d_operand, d_score);
     if constexpr (WITH_DQ) {
@@ -204,11 +208,11 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         matrix_commit();
         matrix_wait<0>();
         hold(d_query);
-        stage_rows(d_query, generic + ds_panel + PANEL, 1.0f, 1.0f);  // whoever sums the shares applies the scale
+        stage_rows(d_query, generic + ds_panel + PANEL, 1.0f, 1.0f);  // selected_query_gradient applies the scale
         if (p + 1 < PK) emit(i, p);
       }
     }
-    if (AHEAD && i + 1 < steps) {  // while the last products run; nobody reads the third stage any more
+    if (AHEAD && i + 1 < steps) {  // while the last products run; the third stage is no longer read
       arrive(i + 1, following);
       request(i + 2, following + 1 < COUNT ? following + 1 : 0);
     }
@@ -221,6 +225,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   }
   if (WITH_DQ && steps > 0) emit(steps - 1, PK - 1);
 
+  // ---- The sums leave: dK [keys, DK] and dV [keys, DV]
   const auto store = [&](Out* to, float (&d)[32], int column, int size, float f) {
 #pragma unroll
     for (int n = 0; n < 8; n++) {

@@ -93,7 +93,7 @@ export class FusedBatch {
     this.#code[source].launch(name, shape, ...values);
   }
 
-  /** A kernel that streams keys past tiles of rows: its EXPORTs say how many rows, threads and bytes. */
+  /** A kernel that streams keys past tiles of rows: its EXPORTs give rows, threads and shared memory. */
   launchTiles(source: Source, name: string, ...values: LaunchArgument[]): void {
     const constant = (what: string) => this.constant(source, `${name}_${what}`);
     const grid = [this.plan.rowTiles(constant('rows')), this.groups] as const;

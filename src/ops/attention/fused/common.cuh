@@ -1,4 +1,4 @@
-// What every attention kernel shares: the shape macros, small types, bf16 conversion, asynchronous
+// Common code of the fused kernels: the shape macros, small types, bf16 conversion, asynchronous
 // copies and the search for the sequence a tile belongs to. No host code, no standard headers: NVRTC
 // compiles this with nothing installed but the driver.
 #pragma once
@@ -22,7 +22,7 @@ static_assert(SEL_N >= 3 && SEL_N <= 64, "n must be 3 to 64");
 __device__ __forceinline__ float scale_log2() { return LOG2_E / sqrtf((float)DK); }
 __device__ __forceinline__ float scale() { return 1.0f / sqrtf((float)DK); }
 
-// Stores that are read much later, or by nobody soon: they should not push other data out of the cache.
+// A store with evict-first priority, for data that is read much later: it should not displace other cache lines.
 __device__ __forceinline__ void store_streaming(void* to, uint4 x) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
@@ -104,7 +104,7 @@ __device__ __forceinline__ void barrier_wait(u32 at, int parity) {
   }
 }
 
-// One warp copies `bytes` contiguous bytes into shared memory; the barrier completes when they are there.
+// One warp copies `bytes` contiguous bytes into shared memory; the barrier completes when they have arrived.
 // sm_90 has an engine for this; before it every lane copies its share. FULL_ARRIVALS: what `full` counts.
 #if __CUDA_ARCH__ >= 900
 constexpr int FULL_ARRIVALS = 1;
@@ -159,7 +159,7 @@ struct Place {
   int sequence, first, length, tile, base, units;  // base, units: tiles and units of all earlier sequences
 };
 
-// tiles(length) says how many tiles a sequence has, units(length) how many of something else (packed key
+// tiles(length): tiles of a sequence; units(length): its units of another kind (packed key
 // tiles); false when the index is past the last tile.
 template <class Tiles, class Units> __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
                                                                                int index, Tiles tiles, Units units,

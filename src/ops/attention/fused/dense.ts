@@ -28,11 +28,11 @@ const PREPARE_SOURCE = new URL('./dense.cu', import.meta.url);
 const LARGEST_INT = 2 ** 31 - 1;
 
 export interface DenseOptions {
-  /** The fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  /** Minimum length of the longest sequence for the fused kernels. `Infinity` disables them. */
   readonly fusedFrom?: number;
 }
 
-/** Why the fused kernels cannot serve here, in words; null when they can. */
+/** Why the fused kernels cannot run here, as a sentence; null if they can. */
 export function denseRefusal(
   problem: {
     readonly heads: HeadShape;
@@ -56,7 +56,7 @@ export function denseRefusal(
   return null;
 }
 
-/** The caller has asked `denseRefusal`. */
+/** Requires that `denseRefusal` returns null. */
 export function fusedDenseAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences): Tensor {
   const { q, k, v } = inputs;
   const kernels = new DenseKernels(tape.device, headsOf(inputs, sequences), sequences);

@@ -2,8 +2,8 @@
 // heads of a group packed as rows, so that they share each key and value.
 //
 // A tile is 64 rows per warpgroup. Keys and values, packed beforehand (pack_tile), come in steps of
-// WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a warp of its
-// own would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
+// WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a producer warp
+// would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
 // two. P*V of one step runs on the tensor cores while the exponentials of the next run on the other units.
 #pragma once
 #include "matrix.cuh"
@@ -21,7 +21,7 @@ template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 // Blocks that fit on a multiprocessor by registers
 #define FORWARD_BLOCKS(warpgroups, wide) ((warpgroups) >= 3 || (wide) > 1 || PK + PV > 2 ? 1 : 2)
 
-// A branch says what the tile sees, in key tiles of 64:
+// A branch defines what the tile sees, in key tiles of 64:
 //   tiles            how many it streams
 //   packed, tile(i)  key tile i is packed tile tile(i); past the end any tile that exists
 //   whole(i)         true when every row of the tile sees all 64 keys of tile i
@@ -88,10 +88,11 @@ template <int WARPGROUPS, int WIDE, int STAGES = ::STAGES> struct Ring {
 };
 
 // The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`. OWN_STAGING:
-// the output goes out through a panel that nobody else uses, so that the queries stay for another branch.
+// the output goes out through a panel of its own, so that the queries stay for another branch.
 template <int WARPGROUPS, int WIDE, bool OWN_STAGING, class Branch, class Stages, class Source>
 __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages& ring, const Source& source, int begin,
                                              u32 query_address, unsigned char* staging) {
+  // ---- State of this thread: of a warpgroup's 64 rows it has two, a quad of lanes shares them
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const int steps = (branch.tiles + WIDE - 1) / WIDE;
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;  // this thread's rows: row and row + 8
@@ -107,11 +108,14 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
 #pragma unroll
     for (int i = 0; i < 32; i++) out[p][i] = 0.0f;
 
+  // ---- The parts of a step
+  // score [64, WIDE * 64] = Q [64, DK] * K^T of step k
   const auto multiply = [&](int k) {
 #pragma unroll
     for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
     matrix_commit();
   };
+  // out [64, DV] += P [64, WIDE * 64] * V of step k
   const auto accumulate = [&](int k, u32(&weights)[WIDE][4][4]) {
     const u32 values = handle(ring.stage(begin + k) + PK * PANEL);
 #pragma unroll
@@ -207,6 +211,7 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
     sum1 += add1;
   };
 
+  // ---- The pipeline: P*V of step k - 1 runs beside Q*K of step k and its exponentials
   if (steps > 0) {
     float keep0, keep1;
     bool raised;
@@ -244,6 +249,7 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   if (!OWN_STAGING)
     barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
+  // ---- Output [rows, DV] and log-sum-exp [rows]
   sum0 = quad_sum(sum0);
   sum1 = quad_sum(sum1);
   const float scale0 = sum0 > 0.0f ? 1.0f / sum0 : 0.0f, scale1 = sum1 > 0.0f ? 1.0f / sum1 : 0.0f;

@@ -130,7 +130,7 @@ describe('launches of the fused kernels', () => {
     expect(find(backward, 'combine_backward').shape.grid).toBe(Math.ceil((TOKENS * 12 * 4) / 256));
   });
 
-  it('add to gradients that are there by a detour', () => {
+  it('add to existing gradients through a temporary', () => {
     const adds = names(trace({}, { uses: 2 }).backward).filter((name) => name === 'add_forward');
     expect(adds).toHaveLength(8);
   });

@@ -16,9 +16,9 @@
 
 constexpr bool ALONG = false, ACROSS = true;
 
-// This thread's warpgroup. The exchange tells the assembler that a warp agrees on it: handles that follow from it are
-// computed once, in uniform registers, where a product wants them, and not moved there for each (18 of 244 instructions
-// of a step).
+// This thread's warpgroup. The shuffle lets the assembler know that the value is uniform in a warp: handles derived
+// from it are computed once, in uniform registers, where a product reads them, instead of being moved there each time
+// (18 of 244 instructions of a step).
 __device__ __forceinline__ int warpgroup() { return (int)__shfl_sync(~0u, threadIdx.x / 128, 0); }
 
 __device__ __forceinline__ void hold(float (&d)[32]) {

@@ -1,5 +1,5 @@
 /**
- * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule in the place of
+ * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule instead of
  * compressed, select, selected, window and combine. dev/log/2026-11-kernels.md has the design and the measurements.
  *
  * Gates must not be negative, which no gate is: the backward pass takes their logarithm. Only `out` is differentiated.
@@ -28,35 +28,35 @@ import { batchRefusal, type FusedBuild, type FusedShape, shapeRefusal, sharedLim
 
 export { SELECTED_PATHS, type SelectedPath } from './forward.js';
 
-/** How the fused kernels run; all of it for tests and benches but `deterministic`. */
+/** How the fused kernels run. All options but `deterministic` are for tests and benchmarks. */
 export interface FusedOptions {
-  /** Sums in a fixed order: the same bits every time. Costs 5 to 8 % of the backward pass, and memory. */
+  /** Sums in a fixed order, so that results repeat bit for bit. Costs 5 to 8 % of the backward pass, and memory. */
   readonly deterministic?: boolean;
-  /** The way of the selected branch; by default the device chooses. */
+  /** Path of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
   /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */
   readonly mmaSync?: boolean;
 }
 
-/** What is asked of the kernels. */
+/** Shape, dtype and size of a call. */
 export interface FusedProblem extends FusedShape {
   /** Of queries, keys and values. */
   readonly dtype: Dtype;
   readonly tokens: Pick<Sequences, 'total' | 'longest'>;
 }
 
-/** Why the fused kernels cannot serve here, in words; null when they can. */
+/** Why the fused kernels cannot run here, as a sentence; null if they can. */
 export function fusedRefusal(problem: FusedProblem, device: Device, options: SparseOptions = {}): string | null {
   const cuda = cudaRuntime(device);
   const { tokens } = problem;
   if (!cuda) return `the fused kernels run on CUDA, not on ${device.kind}`;
   if (problem.dtype !== 'bf16') return `the fused kernels take bf16, not ${problem.dtype}`;
-  if (options.kernel === 'reference') return 'the reference was asked for';
+  if (options.kernel === 'reference') return 'the reference kernel was requested';
   const { fusedFrom = 0 } = options;
   if (tokens.longest < fusedFrom)
     return fusedFrom === Number.POSITIVE_INFINITY
       ? 'the fused kernels are switched off'
-      : `the fused kernels serve from ${fusedFrom} tokens on`;
+      : `the fused kernels run from ${fusedFrom} tokens on`;
   const refused = shapeRefusal(problem, fusedBuild(options), cuda.architecture);
   return refused ?? batchRefusal(problem, tokens, sharedLimit(cuda.architecture));
 }
@@ -65,14 +65,14 @@ export function fusedBuild({ kernel, mmaSync = false }: SparseOptions): FusedBui
   return { queryMajor: kernel === 'v1', mmaSync };
 }
 
-/** The query-major build is a union of one token. */
+/** The query-major build is tile-union with one token per tile. */
 export function fusedPath({ kernel, path = 'adaptive' }: SparseOptions): SelectedPath {
   return kernel === 'v1' ? 'union' : path;
 }
 
 const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
 
-/** The caller has asked `fusedRefusal`. */
+/** Requires that `fusedRefusal` returns null. */
 export function fusedSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
@@ -108,7 +108,7 @@ export function fusedSparseAttention(
     }
     gradients.finish();
   });
-  // Nobody but the rule reads these; it has them saved, if there is one.
+  // Only the backward rule reads these, and it has saved them.
   const { lseCmp, lseSel, lseWin, lists, offsets, backwardItems } = results;
   dropAll(tape, { lseCmp, lseSel, lseWin, lists, offsets, backwardItems });
   return { out, oCmp, oSel, oWin, selected };

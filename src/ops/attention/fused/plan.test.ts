@@ -216,7 +216,7 @@ describe('refusals', () => {
     expect(shapeRefusal(shaped({ heads: 4, dk: 192, dv: 128 }), SHARED, 80)).toContain('bytes of shared memory');
   });
 
-  it('of heads alone serve dense attention', () => {
+  it('of heads alone are enough for dense attention', () => {
     expect(headsRefusal(PAPER.heads)).toBeNull();
     expect(headsRefusal({ ...PAPER.heads, groups: 5 })).toContain('12 heads in 5 groups');
   });

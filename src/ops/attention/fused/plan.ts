@@ -1,6 +1,6 @@
 /**
  * What the fused attention kernels can take and how much they need, as pure functions: macros, shared memory, the sizes
- * of buffers and grids. The kernels say the same in their EXPORTs; a test on the GPU compares the two.
+ * of buffers and grids. The kernels export the same numbers (EXPORT); a test on the GPU compares them.
  */
 import type { Macros } from '../../../device/cuda/runtime.js';
 import { compressedCount } from '../../common/sequences.js';
@@ -61,7 +61,7 @@ export function sharedLimit(architecture: number): number {
   return kib * 1024 - 1024;
 }
 
-/** Tokens of a tile of the union: as many as fill it, fewer where the lists of so many tokens would not fit. */
+/** Tokens of a tile of the union: as many as fill it, fewer where their lists do not fit the shared memory. */
 export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number): number {
   if (build.queryMajor) return 1;
   let tokens = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
@@ -222,7 +222,7 @@ export function batchRefusal(
   return null;
 }
 
-/** What the compiled kernels say of themselves and the sizes of buffers follow from. */
+/** Constants of the compiled kernels that buffer sizes depend on. */
 export interface KernelConstants {
   readonly maxStretches: number;
   /** Tokens that one work item of the selected branch takes, forward and backward. */
@@ -246,7 +246,7 @@ export interface BatchPlan {
   readonly choices: number;
   /** Words of a bitmap of the blocks of the longest sequence. */
   readonly words: number;
-  /** Tokens are worked on in stretches, so that partial results of only a few of them exist at a time. */
+  /** Tokens of a stretch (README.md); partial results exist for only a few stretches at a time. */
   readonly stretch: number;
   readonly stretches: number;
   readonly forwardItems: number;
@@ -256,7 +256,7 @@ export interface BatchPlan {
   readonly compressedTiles: number;
   /** Chunks of tokens that the compressed branch's backward pass walks apart. */
   readonly compressedChunks: number;
-  /** Tiles of so many tokens, and of so many rows (token, head of a group), over all sequences. */
+  /** Tiles of `per` tokens, or of `per` rows (token, head of a group), over all sequences. */
   tokenTiles(per: number): number;
   rowTiles(per: number): number;
 }

@@ -66,7 +66,81 @@ struct Top {
       score[i] = i > 0 ? fmaxf(score[i], fminf(s, score[i - 1])) : fmaxf(score[i], s);
     }
   }
+  // A score that an offer must exceed: the token's two lists together already hold TOP blocks, all lower, that score at
+  // least this much.
+  __device__ __forceinline__ float threshold() const {
+    float least = score[TOP > 0 ? TOP - 1 : 0];
+    if (TOP > 1) {
+      constexpr int HALF = TOP / 2, REST = TOP - HALF;  // HALF of one list and REST of the other
+      least = fmaxf(least, __shfl_xor_sync(~0u, least, PARTNER));
+      const float theirs = __shfl_xor_sync(~0u, score[HALF - 1], PARTNER);
+      const float rest = score[REST - 1];
+      const float mixed = fminf(rest, theirs);
+      least = fmaxf(least, fmaxf(mixed, __shfl_xor_sync(~0u, mixed, PARTNER)));
+    }
+    return least;
+  }
+  // The TOP best of both lists of the token. Both are sorted: the better of each entry and the other list's opposite
+  // entry are the best of both.
+  __device__ __forceinline__ void merge() {
+    int best[TOP > 0 ? TOP : 1];
+#pragma unroll
+    for (int e = 0; e < TOP; e++) {
+      const float s = __shfl_xor_sync(~0u, score[TOP - 1 - e], PARTNER);
+      const int b = __shfl_xor_sync(~0u, block[TOP - 1 - e], PARTNER);
+      best[e] = s > score[e] || (s == score[e] && b < block[e]) ? b : block[e];
+    }
+#pragma unroll
+    for (int e = 0; e < TOP; e++) block[e] = best[e];
+  }
+  // Every candidate, where there are no more than slots.
+  __device__ __forceinline__ void take_all(int current) {
+#pragma unroll
+    for (int e = 0; e < TOP; e++) block[e] = e + 1 < current - 1 ? e + 1 : NEVER;
+  }
+  // Block numbers in ascending order: odd-even transposition sort.
+  __device__ __forceinline__ void sort_blocks() {
+#pragma unroll
+    for (int pass = 0; pass < TOP; pass++)
+#pragma unroll
+      for (int e = pass & 1; e + 1 < TOP; e += 2) {
+        const int a = min(block[e], block[e + 1]), b = max(block[e], block[e + 1]);
+        block[e] = a;
+        block[e + 1] = b;
+      }
+  }
 };
+
+// Writes a token's row of `selected`: block 0, the chosen blocks, cur - 1, cur, then -1; and counts the chosen ones.
+// selected, ranks: the row [SEL_N]; counts: the entry of block 0, `stretches` apart from block to block, or null. Both
+// threads of a token have the same list: side 0 takes the even slots, side 1 the odd ones.
+__device__ __forceinline__ void write_selection(const Top& top, int side, int current, int* selected, int* ranks,
+                                                int* counts, int stretches) {
+  int chosen = 0;  // fewer than there are candidates when scores are NaN
+#pragma unroll
+  for (int e = 0; e < TOP; e++) chosen += top.block[e] != NEVER;
+  // All counts are asked for before the first answer is waited for.
+  constexpr int SLOTS = (SEL_N + 1) / 2;
+  int block[SLOTS], rank[SLOTS];
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int even = i > 0 && i * 2 - 1 < TOP ? top.block[i > 0 && i * 2 - 1 < TOP ? i * 2 - 1 : 0] : NEVER;
+    const int odd = i * 2 < TOP ? top.block[i * 2 < TOP ? i * 2 : 0] : NEVER;
+    block[i] = side ? odd : even;
+    rank[i] = 0;
+    if (counts != nullptr && block[i] != NEVER)
+      rank[i] = atomicAdd(counts + (i64)block[i] * stretches, 1);  // place in the block's list
+  }
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int slot = i * 2 + side;
+    const int after = slot - 1 - chosen;  // after the chosen ones: cur - 1 if it is neither 0 nor cur, then cur
+    if (slot >= SEL_N) break;
+    const int last = after == 0 && current >= 2 ? current - 1 : after == (current >= 2) && current >= 1 ? current : -1;
+    selected[slot] = slot == 0 ? 0 : block[i] != NEVER ? block[i] : last;
+    if (counts != nullptr && block[i] != NEVER) ranks[slot] = rank[i];
+  }
+}
 
 // One block scores TOKENS tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
@@ -76,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
     const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts,
     int* ranks, const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch,
     int stretches) {
+  // ---- Shared memory, and which token and list this thread has
   extern __shared__ unsigned char shared[];
   __shared__ __align__(8) u64 barriers[6];
   Place place;
@@ -106,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
   top.clear();
 
   if (steps > 0) {
+    // ---- Barriers, the first tiles of keys, queries [HPG][TOKENS, DK] and their lse
     const i64 cmp_first = cu_cmp[place.sequence];
     const u32 full = shared_address(barriers), empty = full + 16;  // two stages each
     const u32 added = full + 32, taken = full + 40;                // shares are complete; shares were read
@@ -170,6 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
     const int row = warp * 16 + lane / 4;
 
     for (int i = 0; i < steps; i++) {
+      // ---- Wait for tile i: compressed keys [KEYS, DK]
       if (IN_PACKED_TILES) {
         if (scores) barrier_wait(full + (i & 1) * 8, (i >> 1) & 1);
       } else {
@@ -178,7 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      float sum[32];  // of the first head its probabilities as they are: 0 + p is an instruction each
+      // ---- Probabilities [64 rows, KEYS], summed over the heads. The first head overwrites: 0 + p would cost an
+      // instruction each.
+      float sum[32];
       if (SPLIT > 1) {
 #pragma unroll
         for (int e = 0; e < 32; e++) sum[e] = 0.0f;
@@ -215,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
           }
         }
       }
+      // ---- Where heads share a tile: scoring warps hand their sums to the ranking warps
       if constexpr (SPLIT > 1) {
         if (scores) {
           if (i > 0) barrier_wait(taken, (i - 1) & 1);
@@ -234,19 +314,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
       }
       // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
       // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
+      // ---- Importance [tokens, BLOCKS]: probabilities pooled by the tokens that the blocks share
       constexpr int OFFERS = (BLOCKS + 1) / 2;
       float offers[OFFERS];
       u32 waiting = 0;
-      // The token's two lists together already hold TOP blocks, all lower, that score at least this much.
-      float least = top.score[TOP > 0 ? TOP - 1 : 0];
-      if (TOP > 1) {
-        constexpr int HALF = TOP / 2, REST = TOP - HALF;  // HALF of one list and REST of the other
-        least = fmaxf(least, __shfl_xor_sync(~0u, least, PARTNER));
-        const float theirs = __shfl_xor_sync(~0u, top.score[HALF - 1], PARTNER);
-        const float rest = top.score[REST - 1];
-        const float mixed = fminf(rest, theirs);
-        least = fmaxf(least, fmaxf(mixed, __shfl_xor_sync(~0u, mixed, PARTNER)));
-      }
+      const float least = top.threshold();
       const auto offer = [&](int n, float importance, int block, bool present) {
         offers[n] = importance;
         if (present && block > 0 && block < current - 1 && importance > least) waiting |= 1u << n;
@@ -296,6 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
           for (int o = 0; o < CARRY; o++) carry[mine * 8 + o] = chance[mine * STRIDE + KEYS - CARRY + o];
         __syncwarp();
       }
+      // ---- Insertion into the running list
 #pragma unroll 1
       while (__any_sync(~0u, waiting != 0)) {
         const int n = __ffs(waiting) - 1;
@@ -308,60 +381,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) sele
         waiting &= waiting - 1;
       }
     }
+    // ---- Both lists of a token become one
     if (!ranks_blocks) return;
-    // Both lists of a token are sorted: the better of each entry and the other list's opposite one are the best of
-    // both.
-    int best[TOP > 0 ? TOP : 1];
-#pragma unroll
-    for (int e = 0; e < TOP; e++) {
-      const float s = __shfl_xor_sync(~0u, top.score[TOP - 1 - e], PARTNER);
-      const int b = __shfl_xor_sync(~0u, top.block[TOP - 1 - e], PARTNER);
-      best[e] = s > top.score[e] || (s == top.score[e] && b < top.block[e]) ? b : top.block[e];
-    }
-#pragma unroll
-    for (int e = 0; e < TOP; e++) top.block[e] = best[e];
+    top.merge();
   } else {  // few blocks: all are selected
-#pragma unroll
-    for (int e = 0; e < TOP; e++) top.block[e] = e + 1 < current - 1 ? e + 1 : NEVER;
+    top.take_all(current);
   }
   if (!ranks_blocks || mine >= tokens) return;
-  // ascending: block 0, the chosen ones, cur - 1, cur
-#pragma unroll
-  for (int pass = 0; pass < TOP; pass++)
-#pragma unroll
-    for (int e = pass & 1; e + 1 < TOP; e += 2) {
-      const int a = min(top.block[e], top.block[e + 1]), b = max(top.block[e], top.block[e + 1]);
-      top.block[e] = a;
-      top.block[e + 1] = b;
-    }
-  const i64 to = ((i64)(place.first + t) * GROUPS + group) * SEL_N;
+  top.sort_blocks();
+  const i64 row = ((i64)(place.first + t) * GROUPS + group) * SEL_N;
   const i64 list =
       ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence]) * stretches + (place.first + t) / stretch;
-  int chosen = 0;  // fewer than there are candidates when scores are NaN
-#pragma unroll
-  for (int e = 0; e < TOP; e++) chosen += top.block[e] != NEVER;
-  // Both threads of a pair have the same list: one takes the even slots, the other the odd ones. All counts are asked
-  // for before the first answer is waited for.
-  constexpr int SLOTS = (SEL_N + 1) / 2;
-  int block[SLOTS], rank[SLOTS];
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
-    const int even = i > 0 && i * 2 - 1 < TOP ? top.block[i > 0 && i * 2 - 1 < TOP ? i * 2 - 1 : 0] : NEVER;
-    const int odd = i * 2 < TOP ? top.block[i * 2 < TOP ? i * 2 : 0] : NEVER;
-    block[i] = side ? odd : even;
-    rank[i] = 0;
-    if (counts != nullptr && block[i] != NEVER)
-      rank[i] = atomicAdd(counts + list + (i64)block[i] * stretches, 1);  // place in the block's list
-  }
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
-    const int slot = i * 2 + side,
-              after = slot - 1 - chosen;  // after the chosen ones: cur - 1 if it is neither 0 nor cur, then cur
-    if (slot >= SEL_N) break;
-    const int last = after == 0 && current >= 2 ? current - 1 : after == (current >= 2) && current >= 1 ? current : -1;
-    selected[to + slot] = slot == 0 ? 0 : block[i] != NEVER ? block[i] : last;
-    if (counts != nullptr && block[i] != NEVER) ranks[to + slot] = rank[i];
-  }
+  write_selection(top, side, current, selected + row, ranks + row, counts == nullptr ? nullptr : counts + list,
+                  stretches);
 }
 
 // A warp per list: where each stretch begins inside the list (a list is ordered by stretch), its length, and

@@ -7,8 +7,8 @@
 //                     The first of the two does the window branch as well, for all tokens, with the same queries.
 //   selected_backward KV-outer over forced and chosen tokens alike.
 // Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. Of
-// a tile that reaches into a stretch of the other way only the tokens outside of it are written. They end with the
-// combination of the branches when asked for.
+// a tile that reaches into a stretch of the other way only the tokens outside of it are written. Both end
+// with the gated sum of the branches unless `combined` is null.
 #include "forward.cuh"
 #include "backward.cuh"
 #include "plan.cuh"
@@ -124,8 +124,8 @@ struct SelectedUnion : PackedRows {
   }
 };
 
-// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or says so; served[0] counts the times it
-// did
+// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or assigns the stretch to it; served[0]
+// counts the times it did
 extern "C" __global__ void
     __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
     selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
@@ -225,7 +225,7 @@ struct SelectedForced : PackedRows {
   }
 };
 
-// What every token sees: the window branch; then, where KV-outer serves, blocks 0, cur-1, cur, output and lse as if
+// What every token sees: the window branch; then, where KV-outer works, blocks 0, cur-1, cur, output and lse as if
 // nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
 selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse,

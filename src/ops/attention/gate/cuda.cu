@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backwar
         }
       }
     if (partial == nullptr) continue;
-    __syncthreads();  // nobody still reads the sums of the last heads
+    __syncthreads();  // the sums of the last heads have been read
 #pragma unroll
     for (int b = 0; b < 3; b++) sums[threadIdx.x][b] = sum[b];
     __syncthreads();

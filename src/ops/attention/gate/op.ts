@@ -27,7 +27,7 @@ export const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
 export interface GateOptions {
   readonly kind: 'softmax' | 'sigmoid';
   readonly temperature: number;
-  /** Debug: this branch alone, whatever the logits say. */
+  /** Debug: this branch alone, regardless of the logits. */
   readonly force?: Branch;
   /** Debug: a third for each branch. */
   readonly uniform?: boolean;
@@ -66,7 +66,7 @@ export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
 }
 
 /**
- * The gate over logits that are columns of a fused projection, from `column` on; columns behind them are there to fill up.
+ * The gate over logits that are columns of a fused projection, from `column` on; columns after them are padding.
  * It records nothing: the gradient of the projection is one matrix that several operations write, see `splitHeads`.
  */
 export function gateColumns(

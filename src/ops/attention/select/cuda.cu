@@ -1,4 +1,4 @@
-// Which blocks each token attends to, on any GPU: importance of the selection blocks from the compressed attention's
+// Branch kernel: which blocks each token attends to, importance of the selection blocks from the compressed attention's
 // probabilities, and the top n with the forced blocks.
 //
 // Probabilities are recomputed from q, k_cmp and the LSE, 64 compressed blocks at a time, and summed over the heads of
@@ -76,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
       // Only blocks before the local ones can be chosen, and every token sees all their compressed blocks.
       const i64 end = min((last - 1) * step, (i64)span.keys);
       for (int k0 = 0; k0 < end; k0 += TILE) {
+        // ---- Probabilities [64 rows, 64 compressed blocks]
         const auto key = [&](int r) { return span.key(in, k0 + r); };
         float score[4][4] = {};
 #pragma unroll
@@ -95,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
         }
         store_tile(weights, score);
         __syncthreads();
-        float* const sums = keys;  // the scores are made: the keys' place is free
+        // ---- Summed over the heads: [tokens, 64]
+        float* const sums = keys;  // the keys are no longer needed: their buffer is free
         for (int i = threadIdx.x; i < size * TILE; i += THREADS) {
           const int u = i / TILE, column = i % TILE;
           float sum = 0;
@@ -103,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
           sums[u * STRIDE + column] = sum;
         }
         __syncthreads();
+        // ---- Pooled into selection blocks and offered to each token's list, one warp per token
         for (int u = warp; u < span.t1 - span.t0; u += WARPS) {
           const i64 current = (span.t0 + u) / block;
           if (current < count) continue;
@@ -134,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
         }
       }
     }
+    // ---- The rows of `selected`: ascending, -1 where fewer blocks exist
     __syncthreads();
     for (int u = warp; u < span.t1 - span.t0; u += WARPS) {
       const int t = span.t0 + u;

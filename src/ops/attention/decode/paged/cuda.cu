@@ -1,8 +1,8 @@
 // Attention of new tokens over cached keys and values in pages: any shape, f32 or bf16 in memory and float arithmetic.
 //
 // A page holds one block of keys of every layer: per group the keys as rows [size][dk], then per group the values as
-// columns [dv][size], as tensor cores want both (src/ops/step reads the same pages). A block of threads takes one
-// (token, group) after another; where they stand is read on the device, so a launch does not depend on lengths.
+// columns [dv][size], the layout that tensor cores read (decode/step reads the same pages). A block of threads takes
+// one (token, group) after another; where they stand is read on the device, so a launch does not depend on lengths.
 #include "elements.cuh"
 
 typedef DTYPE T;

@@ -106,8 +106,8 @@ __device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
   if (branch == CMP) s.lse[r] = base + log2f(sum);
 }
 
-// Importance of the candidates first ... end - 1, which are those of this rank, to all blocks of the cluster; never
-// negative, a number that is none ranks last. s.most: the largest one's bits.
+// Importance of the candidates first ... end - 1, those of this rank, written to all blocks of the cluster.
+// Never negative; NaN becomes 0 and ranks last. s.most: the bits of the largest one.
 __device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first,
                                                    int end) {
   for (int begin = first; begin < end; begin += STRETCH) {
@@ -207,9 +207,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   float* const importance = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
+  // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
   Unit unit[AHEAD];
   const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
-  // What earlier steps wrote is on its way before the wait for this one's queries.
 #pragma unroll
   for (int n = 0; n < AHEAD; n++) {
     const int u = begin + warp + n * WARPS;
@@ -248,9 +248,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
-  // The window is on its way while the blocks wait for each other: all of it but the newest tokens was there before.
-  // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the
-  // other.
+  // ---- 2. Window: on its way while the blocks of the cluster wait for each other: all of it but the newest tokens was
+  // there before. Warps take its units from the other end than those of the selected blocks: who has none of the one
+  // has of the other.
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
   int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
   bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
@@ -278,6 +278,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
   merge_warps(s, WIN, WARPS, rank);
+  // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     select_blocks(s, importance, scores, position);
@@ -288,6 +289,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
     __syncthreads();
   }
+  // ---- 4. Selected blocks
   constexpr int PER_BLOCK = SEL_L / UNIT;
   running.reset();
   seen = 0;
@@ -314,6 +316,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
   merge_warps(s, SEL, WARPS, rank);
+  // ---- 5. Keys read, and the gated sum: each rank writes NUMBERS of the [HPG * DV] results
   if (threadIdx.x < 3) {
     const int completed = threadIdx.x == CMP && appends ? (int)s.completed : 0;
     write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + completed);

@@ -104,7 +104,7 @@ function rankingBytes(context: number, lSel: number): number {
   return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
 }
 
-/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 where there is none to spare. */
+/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 if none is left. */
 export function stepContextLimit(
   cuda: CudaRuntime,
   shape: StepShape,
@@ -214,7 +214,7 @@ export class StepKernels {
   }
 
   /**
-   * The new tokens go into the cache, and their heads see what is there. `phi`: the weights of phi conv; `logits` f32 [batch,
+   * The new tokens go into the cache, and their heads attend to it. `phi`: the weights of phi conv; `logits` f32 [batch,
    * 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
    */
   attention(
