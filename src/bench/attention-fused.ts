@@ -10,7 +10,7 @@ import { denseAttention } from '../ops/attention/dense/op.js';
 import { allocateBackward, FusedBackward, type Gradients } from '../ops/attention/fused/backward.js';
 import { cudaRuntime, FusedBatch } from '../ops/attention/fused/code.js';
 import { denseRefusal, fusedDenseAttention } from '../ops/attention/fused/dense.js';
-import { allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
+import { allocateRanked, allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
 import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';
 import type { BatchPlan, FusedShape } from '../ops/attention/fused/plan.js';
 import {
@@ -54,8 +54,9 @@ export function fusedSubjects(
   const batch = new FusedBatch(cuda, shape, fusedBuild(options), layout);
   const path = fusedPath(options);
   const ordered = options.deterministic ?? false;
-  const results = allocateResults(tape, batch);
-  const scratch = allocateScratch(tape, batch, path);
+  const ranked = allocateRanked(tape, batch);
+  const results = allocateResults(tape, batch, ranked);
+  const scratch = allocateScratch(tape, batch, path, ranked);
   const forward = new FusedForward(batch, inputs, results, scratch);
   // With given blocks the ranking goes to memory that nobody reads.
   const unread = (like: Tensor) => (bench.selected ? tape.empty(like.shape, like.dtype) : like);

@@ -4,7 +4,14 @@
  */
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
-import type { Device, KernelModule, Kernels, MemoryUse, Signatures } from '../device.js';
+import {
+  type Device,
+  expectDevice,
+  type KernelModule,
+  type Kernels,
+  type MemoryUse,
+  type Signatures,
+} from '../device.js';
 import { kernelCacheFolder } from '../kernel-cache.js';
 import type { MemoryPool } from '../pool.js';
 import { CudaClock, type TimelineEntry } from './clock.js';
@@ -148,7 +155,7 @@ export class CudaDevice implements Device, CudaRuntime {
     let kernels = this.#modules.get(module);
     if (!kernels) {
       if (!module.cuda) throw new UsageError(`${module.folder} has no CUDA kernels`);
-      kernels = module.cuda(this) as Kernels<Signatures>;
+      kernels = checked(this, module.cuda(this) as Kernels<Signatures>);
       this.#modules.set(module, kernels);
     }
     return kernels as Kernels<S>;
@@ -273,4 +280,17 @@ export class CudaDevice implements Device, CudaRuntime {
 function productName({ m, n, k, a, c, d, accumulate }: MatrixProduct): string {
   const into = d.dtype === a.dtype ? '' : ` to ${d.dtype}`;
   return `product ${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
+}
+
+/** The same kernels, which refuse tensors of another device. */
+function checked(device: Device, kernels: Kernels<Signatures>): Kernels<Signatures> {
+  return Object.fromEntries(
+    Object.entries(kernels).map(([name, kernel]) => [
+      name,
+      (...values: Parameters<typeof kernel>) => {
+        for (const value of values) if (typeof value === 'object' && value) expectDevice(device, value, name);
+        kernel(...values);
+      },
+    ]),
+  );
 }

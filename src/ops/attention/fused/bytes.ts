@@ -12,6 +12,8 @@ const FORCED = 3;
 export interface FusedBytes {
   /** From the forward to the backward pass, beside inputs, outputs, log-sum-exps and selections: who chose which block. */
   readonly kept: number;
+  /** What a checkpointed block keeps of long sequences: `Ranked` in forward.ts. */
+  readonly ranked: number;
   /** While the forward pass runs, and while the backward pass does. */
   readonly forward: number;
   readonly backward: number;
@@ -35,6 +37,7 @@ export function fusedBytes(
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);
   return {
     kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),
+    ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
     forward: compressedAndWindow + packed * plan.blocks + lists + partial,
     // Two numbers of each branch for a row, the queries' gradient of two branches, and of the third by slot.
     backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * (2 + nSel) + sums,

@@ -51,21 +51,40 @@ export interface ForwardScratch {
   readonly partialLse: Tensor | null;
 }
 
-export function allocateResults(tape: Tape, { plan, shape }: FusedBatch): ForwardResults {
+/** What follows from the compressed keys: the only part whose cost grows with the square of the length. */
+export type Ranked = Pick<ForwardResults, 'oCmp' | 'lseCmp' | 'selected'> & Pick<ForwardScratch, 'counts' | 'ranks'>;
+
+export function allocateRanked(tape: Tape, { plan, shape }: FusedBatch): Ranked {
   const { heads, groups, dv } = shape.heads;
+  return {
+    oCmp: tape.empty([plan.tokens, heads, dv], 'bf16'),
+    lseCmp: tape.empty([plan.tokens, heads]),
+    selected: tape.empty([plan.tokens, groups, shape.sparse.nSel], 'i32'),
+    counts: tape.empty([plan.lists, plan.stretches], 'i32'),
+    ranks: tape.empty([plan.choices], 'i32'),
+  };
+}
+
+export function allocateResults(tape: Tape, { plan, shape }: FusedBatch, ranked: Ranked): ForwardResults {
+  const { heads, dv } = shape.heads;
+  const { oCmp, lseCmp, selected } = ranked;
   const output = () => tape.empty([plan.tokens, heads, dv], 'bf16');
   const lse = () => tape.empty([plan.tokens, heads]);
   return {
-    ...{ out: output(), oCmp: output(), oSel: output(), oWin: output() },
-    selected: tape.empty([plan.tokens, groups, shape.sparse.nSel], 'i32'),
-    ...{ lseCmp: lse(), lseSel: lse(), lseWin: lse() },
+    ...{ out: output(), oCmp, oSel: output(), oWin: output() },
+    ...{ selected, lseCmp, lseSel: lse(), lseWin: lse() },
     lists: tape.empty([plan.choices], 'i32'),
     offsets: tape.empty([2, plan.lists + 1], 'i32'),
     backwardItems: tape.empty([plan.backwardItems, 2], 'i32'),
   };
 }
 
-export function allocateScratch(tape: Tape, batch: FusedBatch, path: SelectedPath): ForwardScratch {
+export function allocateScratch(
+  tape: Tape,
+  batch: FusedBatch,
+  path: SelectedPath,
+  { counts, ranks }: Ranked,
+): ForwardScratch {
   const { plan, shape } = batch;
   const tile = packedTileBytes(shape.heads) / 2;
   const perStretch = () => tape.empty([plan.lists, plan.stretches], 'i32');
@@ -74,8 +93,7 @@ export function allocateScratch(tape: Tape, batch: FusedBatch, path: SelectedPat
     packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
     packedSel: tape.empty([plan.blocks, tile], 'bf16'),
     packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
-    counts: perStretch(),
-    ranks: tape.empty([plan.choices], 'i32'),
+    ...{ counts, ranks },
     begins: perStretch(),
     places: perStretch(),
     totals: tape.empty([plan.lists], 'i32'),
@@ -99,13 +117,17 @@ export class FusedForward {
     this.scratch = scratch;
   }
 
-  /** Everything, in the order that the kernels need. `served` counts on the device which path ran. */
-  run(path: SelectedPath, options: { readonly sorted: boolean; readonly served: Tensor | null }): void {
+  /** Attends to the compressed keys and ranks blocks: `attend` needs it. */
+  rank(): void {
     this.packCompressed();
-    this.packSelected();
-    this.packWindow();
     this.compressed();
     this.select();
+  }
+
+  /** The rest, in the order that the kernels need. `served` counts on the device which path ran. */
+  attend(path: SelectedPath, options: { readonly sorted: boolean; readonly served: Tensor | null }): void {
+    this.packSelected();
+    this.packWindow();
     this.index(path);
     if (options.sorted) this.sort();
     if (path === 'union') this.window();

@@ -24,14 +24,14 @@ function missing(name: string): never {
   throw new Error(`${name} was not launched`);
 }
 
-function inputsOf(tape: Tape, compressed: number): SparseInputs {
+function inputsOf(tape: Tape, compressed: number, tokens = TOKENS): SparseInputs {
   const { heads, groups, dk, dv } = HEADS;
   const bf16 = (...shape: number[]) => tape.watch(tape.empty(shape, 'bf16'));
   return {
-    ...{ q: bf16(TOKENS, heads, dk), kCmp: bf16(compressed, groups, dk), vCmp: bf16(compressed, groups, dv) },
-    ...{ kSel: bf16(TOKENS, groups, dk), vSel: bf16(TOKENS, groups, dv) },
-    ...{ kWin: bf16(TOKENS, groups, dk), vWin: bf16(TOKENS, groups, dv) },
-    gates: tape.watch(tape.empty([TOKENS, heads, 3])),
+    ...{ q: bf16(tokens, heads, dk), kCmp: bf16(compressed, groups, dk), vCmp: bf16(compressed, groups, dv) },
+    ...{ kSel: bf16(tokens, groups, dk), vSel: bf16(tokens, groups, dv) },
+    ...{ kWin: bf16(tokens, groups, dk), vWin: bf16(tokens, groups, dv) },
+    gates: tape.watch(tape.empty([tokens, heads, 3])),
   };
 }
 
@@ -60,9 +60,11 @@ function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): T
   const forward = device.launches.splice(0);
   if (record) {
     const dOut = Tensor.zeros(device, outputs[0].out.shape, 'bf16');
-    for (const { out } of outputs) tape.seedWith(out, dOut);
+    tape.backward(
+      outputs.map(({ out }) => out),
+      outputs.map(() => dOut),
+    );
     dOut.free();
-    tape.backward();
     for (const [name, tensor] of Object.entries(inputs) as [string, Tensor][])
       expect(tape.gradient(tensor)?.dtype, name).toBe(name === 'gates' ? 'f32' : 'bf16');
   }
@@ -78,7 +80,7 @@ const find = (launches: readonly Launch[], kernel: string) =>
   launches.find((launch) => launch.kernel === kernel) ?? missing(kernel);
 
 const LISTS = ['select_totals', 'select_index', 'select_finish'];
-const BEGINNING = ['compressed_pack', 'selected_pack', 'window_pack', 'compressed_forward', 'select_blocks', ...LISTS];
+const BEGINNING = ['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack', ...LISTS];
 
 describe('launches of the fused kernels', () => {
   it('come in the order that the kernels need, with arguments that fit their parameters', () => {
@@ -113,6 +115,27 @@ describe('launches of the fused kernels', () => {
     expect(find(backward, 'selected_backward').values.at(-1)).toBe(1);
     expect(find(trace().backward, 'selected_backward').values.at(-1)).toBe(0);
     expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');
+  });
+
+  it('rank the blocks of a long sequence once when a block of the model is run again', () => {
+    const launched = (length: number) => {
+      const device = new RecordingCuda(constant);
+      const layout = sparseLayout(new Sequences(device, [length]), SPARSE);
+      const tape = new Tape(device);
+      const inputs = inputsOf(tape, layout.blocks.total, length);
+      const out = tape.checkpoint(Object.values(inputs), (inner) => {
+        const { out, ...rest } = nativeSparseAttention(inner, inputs, layout, SPARSE);
+        for (const tensor of Object.values(rest)) inner.drop(tensor);
+        return out;
+      });
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
+      tape.end();
+      const all = names(device.launches);
+      const count = (kernel: string) => all.filter((name) => name === kernel).length;
+      return ['compressed_forward', 'select_blocks', 'selected_outer', 'compressed_backward'].map(count);
+    };
+    expect(launched(40_000)).toEqual([1, 1, 2, 1]);
+    expect(launched(8192)).toEqual([2, 2, 2, 1]); // too cheap to be worth the memory
   });
 
   it('cover the batch', () => {
@@ -154,8 +177,7 @@ describe('launches of fused dense attention', () => {
     const { q, kSel: k, vSel: v } = inputsOf(tape, 0);
     const out = fusedDenseAttention(tape, { q, k, v }, sequences);
     expect(out.shape).toEqual([TOKENS, 12, 32]);
-    tape.seedWith(out, tape.zeros(out.shape, 'bf16'));
-    tape.backward();
+    tape.backward(out, tape.zeros(out.shape, 'bf16'));
     tape.end();
     expect(device.pool.bytesInUse).toBe(before);
     expect(names(device.launches)).toEqual([

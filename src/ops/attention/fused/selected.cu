@@ -6,9 +6,9 @@
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
 //                     The first of the two does the window branch as well, for all tokens, with the same queries.
 //   selected_backward KV-outer over forced and chosen tokens alike.
-// Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. Of
-// a tile that reaches into a stretch of the other way only the tokens outside of it are written. Both end
-// with the gated sum of the branches unless `combined` is null.
+// Both forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of
+// tokens. A tile that straddles two stretches writes only the tokens of its own path. Both end with the gated sum of
+// the branches unless `combined` is null.
 #include "forward.cuh"
 #include "backward.cuh"
 #include "plan.cuh"
