@@ -9,7 +9,7 @@ export interface AttentionCounts {
   /** Calls whose selected branch ran by tile-union, and by KV-outer; where stretches of a batch differ, both count. */
   readonly attention_union: number;
   readonly attention_outer: number;
-  /** Calls that the fused kernels refused, so that the kernels of each operation served. */
+  /** Calls that the branch kernels computed because the fused kernels do not support them. */
   readonly attention_portable: number;
 }
 

@@ -62,7 +62,9 @@ export class Sequences {
     );
   }
 
-  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
+  /**
+   * The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one.
+   */
   inBlocks(size: number): Sequences {
     let blocks = this.#inBlocks.get(size);
     if (!blocks) {

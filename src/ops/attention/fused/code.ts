@@ -25,12 +25,12 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   combine: new URL('./combine.cu', import.meta.url),
 };
 
-/** A CUDA device is also the runtime that kernels are launched by; a wrapper around one need not be. */
+/** The CUDA runtime of a device; null for other devices and for wrappers around a CUDA device. */
 export function cudaRuntime(device: Device): (Device & CudaRuntime) | null {
   return device.kind === 'cuda' && 'compile' in device ? (device as Device & CudaRuntime) : null;
 }
 
-/** One batch: compiled code, counts, and where its sequences lie on the device. */
+/** One batch: compiled code, counts, and the sequence offsets on the device. */
 export class FusedBatch {
   readonly shape: FusedShape;
   readonly build: FusedBuild;

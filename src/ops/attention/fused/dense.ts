@@ -1,6 +1,6 @@
 /**
- * Dense causal attention on tensor cores (CUDA, bf16): the kernels of the window branch with a window that no sequence
- * outgrows, so that sparse attention is measured against a baseline of the same make.
+ * Dense causal attention on tensor cores (CUDA, bf16): the kernels of the window branch with a window longer than any
+ * sequence. A baseline for sparse attention built from the same kernels.
  */
 import type { CudaCode, LaunchArgument } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
@@ -118,7 +118,7 @@ class DenseKernels {
     for (const tensor of [packed, delta, shift]) tape.drop(tensor);
   }
 
-  /** Keys and values as the tensor cores read them. */
+  /** Packs keys and values into the layout of the tensor cores. */
   #pack(tape: Tape, k: Tensor, v: Tensor): Tensor {
     const tiles = this.#tiles(64, 1);
     const packed = tape.empty([tiles, packedTileBytes(this.heads) / 2], 'bf16');

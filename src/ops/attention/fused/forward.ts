@@ -1,7 +1,8 @@
 /**
- * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch gives
- * output and log-sum-exp, blocks are ranked, the lists of the tokens that chose each block are built, and the selected branch ends
- * with the gated sum of all three. The host never waits: the device decides which path the selected branch takes.
+ * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch
+ * gives output and log-sum-exp, blocks are ranked, the lists of the tokens that chose each block are built, and the
+ * selected branch ends with the gated sum of all three. The host never waits: the device decides which path the
+ * selected branch takes.
  */
 import { f32 } from '../../../device/cuda/runtime.js';
 import type { Tape } from '../../../tensor/tape.js';
@@ -187,7 +188,8 @@ export class FusedForward {
   }
 
   /**
-   * From counts and ranks: the list of every block, the work items of both passes, and, unless the path is `union`, which kernel works on which stretch of tokens, by the mean union of its tiles.
+   * From counts and ranks: the list of every block, the work items of both passes, and, unless the path is `union`,
+   * which kernel works on which stretch of tokens, by the mean union of its tiles.
    */
   index(path: SelectedPath): void {
     const { batch, scratch, results } = this;
@@ -215,7 +217,7 @@ export class FusedForward {
     );
   }
 
-  /** Lists in the order of tokens. The order they are filled in is the order in which blocks of threads came by. */
+  /** Sorts lists by token: they are filled in the nondeterministic order in which thread blocks run. */
   sort(): void {
     const { batch, results } = this;
     const { plan } = batch;
@@ -238,7 +240,9 @@ export class FusedForward {
     this.#outer(served);
   }
 
-  /** The tokens of a tile share one stream over the union of their blocks. Without a schedule it works in any case. */
+  /**
+   * The tokens of a tile share one stream over the union of their blocks. Without a schedule it works on all tokens.
+   */
   #union(schedule: Tensor | null, served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
     const { plan } = batch;
@@ -269,7 +273,7 @@ export class FusedForward {
     );
   }
 
-  /** Each chosen block over its list, as partial results merged as they come. */
+  /** Each chosen block over its list: partial results, merged in the same kernel. */
   #outer(served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
     const { plan, tokenStarts, blockStarts, sequences } = batch;

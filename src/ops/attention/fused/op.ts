@@ -2,16 +2,16 @@
  * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule instead of
  * compressed, select, selected, window and combine. dev/log/2026-11-kernels.md has the design and the measurements.
  *
- * Gates must not be negative, which no gate is: the backward pass takes their logarithm. Only `out` is differentiated.
+ * Gates must be non-negative: the backward pass takes their logarithm. Only `out` is differentiated.
  *
  * The selected branch has two builds. Query-major (`v1`) gives every token a tile of its own, of which its heads fill a
  * tenth: 6.74 ms against 1.37 at 65,536 tokens. `v2` shares: tile-union where neighbours agree or a sequence is short,
  * KV-outer otherwise, and the device chooses between them by the selections of the batch. A tile of the union costs as
- * much as a tile of one token and serves 128 / heads-per-group of them, so no length is short enough for v1 to win, and
+ * much as a tile of one token and holds 128 / heads-per-group of them, so no length is short enough for v1 to win, and
  * `adaptive` is v2 at every length; `sharedFrom` is a threshold of the other kernels.
  *
- * Masked values are multiplied by zero, as tensor cores do: an infinity or NaN in a value reaches every query of its tile,
- * also the earlier ones. Finite values of the future never do.
+ * Masked values are multiplied by zero, as tensor cores do: an infinity or NaN in a value reaches every query of its
+ * tile, also the earlier ones. Finite values of the future never do.
  */
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
@@ -80,8 +80,8 @@ export function fusedPath({ kernel, path = 'adaptive' }: SparseOptions): Selecte
 const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
 
 /**
- * Whether a checkpointed block keeps what `FusedForward.rank` computes, about 1.9 kB a token and layer at 12 heads of 64,
- * instead of computing it twice: at 32,768 tokens that is 5 % of a step, at a million a quarter.
+ * Whether a checkpointed block keeps what `FusedForward.rank` computes, about 1.9 kB a token and layer at 12 heads of
+ * 64, instead of computing it twice: at 32,768 tokens that is 5 % of a step, at a million a quarter.
  */
 export function isKept(longest: number): boolean {
   return longest >= 32_768;

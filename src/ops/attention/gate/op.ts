@@ -59,7 +59,7 @@ export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
     if (!dLogits) return;
     const { gradient, accumulate } = dLogits;
     if (!frozen) kernel.gate_backward(gates, dGates, gradient, rows, isSoftmax, temperature, Number(accumulate));
-    // A gradient of zero, not none: an optimizer then treats the gate's weights as it treats all others.
+    // A zero gradient instead of no gradient: the optimizer then treats the gate's weights like all others.
     else if (!accumulate) gradient.zero();
   });
   return gates;
@@ -101,7 +101,7 @@ export function gateColumns(
 
 const ROWS_PER_PARTIAL = 4096;
 
-/** What `gateSums` leaves on the device. */
+/** Elements of the tensor that `gateSums` returns. */
 const SUMS = 9;
 
 /** Sums over the rows of gates [..., 3], an f64 tensor [9] that the caller frees; `summarizeGates` reads them. */
