@@ -249,7 +249,7 @@ function rankSettings(settings: Config['train']): string[] {
   return keys.filter((key) => settings[key] !== defaults[key]);
 }
 
-/** Switches that turn fused attention kernels off. */
+/** Settings that select the branch kernels instead of the fused attention kernels. */
 function kernelSettings(runtime: Config['runtime']): string[] {
   const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
   const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
