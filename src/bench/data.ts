@@ -9,7 +9,7 @@ import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
-import { FetchTimes } from '../train/fetch-times.js';
+import { FetchTimes } from '../train/records.js';
 
 export interface Rate {
   readonly tokensPerSecond: number;

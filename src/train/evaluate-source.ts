@@ -6,7 +6,7 @@ import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './batches.js';
 import { type Evaluation, evaluate as evaluateBatches } from './evaluate.js';
-import type { Terminal } from './progress.js';
+import type { Terminal } from './records.js';
 import { openTrainingData } from './training-data.js';
 
 export interface SourceEvaluation extends Evaluation {

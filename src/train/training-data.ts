@@ -6,7 +6,7 @@ import type { BuildProgress } from '../data/shards/build.js';
 import { MORE_TIME } from '../data/sources/http.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { FallbackLoader } from './fallback-loader.js';
-import { LiveLine, type Terminal } from './progress.js';
+import { LiveLine, type Terminal } from './records.js';
 
 type Say = (line: string) => void;
 type Environment = Readonly<Record<string, string | undefined>>;
