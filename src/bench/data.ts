@@ -2,9 +2,9 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
-import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
+import type { BaselineTask, FromWorker } from '../data/pipeline/messages.js';
 import { createStreamLoader } from '../data/pipeline/stream-loader.js';
-import { BARE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
+import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
@@ -84,7 +84,7 @@ export async function measurePipeline(
     };
     // The same warm-up as for the tokenizer alone: every thread has seen as much text.
     const size = spec.files.reduce((sum, file) => sum + file.size, 0);
-    const corpus = workers * Math.min(BARE_BYTES, size);
+    const corpus = workers * Math.min(BASELINE_BYTES, size);
     await run(() => loader.telemetry().bytes >= corpus);
     return await run((elapsed) => elapsed >= seconds);
   } finally {
@@ -93,7 +93,7 @@ export async function measurePipeline(
 }
 
 /** The tokenizer alone on the same documents, already in memory as strings, in as many threads. */
-export async function measureBare(
+export async function measureTokenizerBaseline(
   spec: CorpusSpec,
   tokenizer: string,
   workers: number,
@@ -102,8 +102,8 @@ export async function measureBare(
   const file = await workerFile();
   const go = new Int32Array(new SharedArrayBuffer(4));
   const threads = Array.from({ length: workers }, (_, worker) => {
-    const workerData: BareTask = {
-      kind: 'bare',
+    const workerData: BaselineTask = {
+      kind: 'baseline',
       spec,
       tokenizer,
       seconds,

@@ -17,7 +17,7 @@ import { join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { LaneDocuments, START } from './sources/documents.js';
+import { firstEpoch, LaneDocuments, START } from './sources/documents.js';
 import { CorpusOrder, corpusIdentity } from './sources/order.js';
 import { documentText } from './sources/reader.js';
 import type { CorpusSpec } from './sources/spec.js';
@@ -82,7 +82,7 @@ async function writeOneFile(
   const aside = `${path}.partial`;
   const descriptor = openSync(aside, 'w');
   const cursors = [...progress.lanes];
-  const ended = new Set<number>();
+  let isExhausted = true;
   const counted = { documents: 0, bytes: 0 };
   let pending: string[] = [];
   let pendingBytes = 0;
@@ -93,15 +93,7 @@ async function writeOneFile(
     pendingBytes = 0;
   };
   try {
-    // Lanes take turns, as in training. A lane that reaches its second epoch is exhausted.
-    for (let turn = progress.documents; counted.bytes < bytes && ended.size < lanes.length; turn++) {
-      const lane = turn % lanes.length;
-      if (ended.has(lane)) continue;
-      const placed = await lanes[lane].next();
-      if (placed === undefined || placed.epoch > 0) {
-        ended.add(lane);
-        continue;
-      }
+    for await (const { lane, placed } of firstEpoch(lanes, progress.documents)) {
       cursors[lane] = { turn: placed.turn, block: placed.block, document: placed.index + 1, token: 0 };
       const text = documentText(placed.document);
       if (text === '') continue;
@@ -111,13 +103,16 @@ async function writeOneFile(
       pendingBytes += size;
       counted.documents++;
       counted.bytes += size;
-      if (pendingBytes < BUFFERED_BYTES) continue;
-      flush();
-      onProgress?.({
-        documents: progress.documents + counted.documents,
-        bytes: progress.bytes + counted.bytes,
-        files: progress.files + 1,
-      });
+      if (pendingBytes >= BUFFERED_BYTES) {
+        flush();
+        onProgress?.({
+          documents: progress.documents + counted.documents,
+          bytes: progress.bytes + counted.bytes,
+          files: progress.files + 1,
+        });
+      }
+      isExhausted = counted.bytes < bytes;
+      if (!isExhausted) break;
     }
     flush();
     fsyncSync(descriptor);
@@ -130,7 +125,7 @@ async function writeOneFile(
   }
   progress.documents += counted.documents;
   progress.bytes += counted.bytes;
-  progress.exhausted = ended.size === lanes.length;
+  progress.exhausted = isExhausted;
   progress.lanes = cursors;
   if (progress.documents === 0) throw new UsageError(`no text in ${spec.files[0].name}; check data.text_field`);
   const list = join(folder, LIST);

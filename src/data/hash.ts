@@ -26,7 +26,6 @@ export const Purpose = {
   syntheticValidation: 4,
   units: 5,
   block: 6,
-  generated: 7,
   needleTrain: 8,
   needleValidation: 9,
   needleEvaluation: 10,

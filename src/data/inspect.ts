@@ -1,7 +1,7 @@
 /** Statistics of a source: number of documents, their lengths, and samples. */
 
 import { ShardReader } from './shards/reader.js';
-import { LaneDocuments } from './sources/documents.js';
+import { firstEpoch, LaneDocuments } from './sources/documents.js';
 import { CorpusOrder } from './sources/order.js';
 import { documentBytes, documentText } from './sources/reader.js';
 import type { CorpusSpec } from './sources/spec.js';
@@ -47,30 +47,25 @@ export async function inspectCorpus(
   );
   const lengths: number[] = [];
   const shown: Inspection['samples'][number][] = [];
-  const ended = new Set<number>();
+  let complete = true;
   let empty = 0;
   let bytes = 0;
   try {
-    for (let turn = 0; lengths.length + empty < limit && ended.size < lanes.length; turn++) {
-      const lane = turn % lanes.length;
-      if (ended.has(lane)) continue;
-      const placed = await lanes[lane].next();
-      if (placed === undefined || placed.epoch > 0) {
-        ended.add(lane);
-        continue;
-      }
+    for await (const { placed } of firstEpoch(lanes)) {
       const text = documentText(placed.document);
       const { length } = tokenizer.encode(text);
       bytes += documentBytes(placed.document);
       if (length === 0) empty++;
       else lengths.push(length);
       if (length > 0 && shown.length < samples) shown.push({ tokens: length, text: text.slice(0, sampleLength) });
+      complete = lengths.length + empty < limit;
+      if (!complete) break;
     }
   } finally {
     await Promise.all(lanes.map((lane) => lane.close()));
   }
   const tokens = lengths.reduce((sum, length) => sum + length + 1, 0);
-  return { complete: ended.size === lanes.length, empty, tokens, bytes, ...describeLengths(lengths), samples: shown };
+  return { complete, empty, tokens, bytes, ...describeLengths(lengths), samples: shown };
 }
 
 /** All documents of a folder of shards; hashes are compared while it is opened. */

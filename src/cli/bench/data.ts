@@ -6,9 +6,9 @@ import { type Command, Option } from 'commander';
 import { parquetWriteBuffer } from 'hyparquet-writer';
 import {
   localCorpus,
-  measureBare,
   measurePipeline,
   measurePrepared,
+  measureTokenizerBaseline,
   measureWaits,
   openPrepared,
   type Rate,
@@ -116,7 +116,7 @@ async function measure(options: Options, folder: string, onRow: (row: Row) => vo
     let [bare, pipeline] = [NO_RATE, NO_RATE];
     // Alternating, so that another process on the machine slows both down alike.
     for (let round = 0; round < (quick ? 1 : 2); round++) {
-      bare = better(bare, await measureBare(spec, tokenizer, workers, seconds));
+      bare = better(bare, await measureTokenizerBaseline(spec, tokenizer, workers, seconds));
       pipeline = better(pipeline, await measurePipeline(spec, tokenizer, workers, SHAPE, seconds));
     }
     const row = (what: Row['what'], rate: Rate) => ({

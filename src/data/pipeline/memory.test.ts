@@ -1,30 +1,18 @@
 import { describe, expect, it } from 'vitest';
-import type { CorpusSpec } from '../sources/spec.js';
+import { openCorpus } from '../sources/corpus.js';
+import { localOptions } from '../testing/corpora.js';
+import { testFolder } from '../testing/folder.js';
 import { createStreamLoader } from './stream-loader.js';
 
 const long = process.env['TREFOIL_LONG'] === '1';
 const DOCUMENTS = long ? 10_000_000 : 2_000_000;
 const MIB = 2 ** 20;
+const folder = testFolder();
 
 describe('memory', () => {
   it(`stays flat over ${DOCUMENTS} documents`, { timeout: 3_600_000 }, async () => {
-    const file = {
-      kind: 'generated',
-      name: 'made',
-      location: `${DOCUMENTS}:40`,
-      size: 1,
-      identity: '1',
-      parts: 4,
-    } as const;
-    const spec: CorpusSpec = {
-      files: [file],
-      skipped: [],
-      textField: 'text',
-      lanes: 2,
-      shuffle: true,
-      seed: 1,
-      valFraction: 0,
-    };
+    const lines = Array.from({ length: 100_000 }, (_, index) => `{"text":"${String(index).repeat(8)}"}\n`);
+    const spec = await openCorpus(localOptions('jsonl', folder.write('a.jsonl', lines.join('')), { shuffle: true }));
     const loader = await createStreamLoader({
       ...{ spec, tokenizer: 'byte', seq_len: 1024, batch_size: 8, workers: 2, documentBatch: 256 },
       ...{ prefetch: true, queue: 4, timeout: 60 },

@@ -34,8 +34,8 @@ export interface PrepareTask {
   readonly folder: string;
 }
 
-export interface BareTask {
-  readonly kind: 'bare';
+export interface BaselineTask {
+  readonly kind: 'baseline';
   readonly spec: CorpusSpec;
   readonly tokenizer: string;
   readonly seconds: number;
@@ -45,7 +45,7 @@ export interface BareTask {
   readonly go: SharedArrayBuffer;
 }
 
-export type WorkerTask = StreamTask | PrepareTask | BareTask;
+export type WorkerTask = StreamTask | PrepareTask | BaselineTask;
 
 export type FromWorker =
   | { readonly kind: 'news' }

@@ -5,19 +5,19 @@ import { LaneDocuments } from '../sources/documents.js';
 import { CorpusOrder } from '../sources/order.js';
 import { documentText } from '../sources/reader.js';
 import { createTokenizer } from '../tokenizer.js';
-import type { BareTask, FromWorker } from './messages.js';
+import type { BaselineTask, FromWorker } from './messages.js';
 
 /** Limit of the text in memory per thread. */
-export const BARE_BYTES = 64e6;
+export const BASELINE_BYTES = 64e6;
 
-export async function encodeBare(task: BareTask, send: (message: FromWorker) => void): Promise<void> {
+export async function measureTokenizer(task: BaselineTask, send: (message: FromWorker) => void): Promise<void> {
   // Every thread has all documents, as in a long run: with a share of them the word cache would hit more often.
   const order = new CorpusOrder({ ...task.spec, lanes: 1 });
   const opener = new BlobOpener(task.spec);
   const documents = new LaneDocuments(order, 0, { side: 'all', opener });
   const tokenizer = createTokenizer(task.tokenizer);
   const texts: string[] = [];
-  for (let size = 0; size < BARE_BYTES; ) {
+  for (let size = 0; size < BASELINE_BYTES; ) {
     const placed = await documents.next();
     if (placed === undefined || placed.epoch > 0) break;
     const text = documentText(placed.document);

@@ -11,7 +11,7 @@ import { createTokenizer, type Tokenizer } from '../tokenizer.js';
 import { type LaneCounts, LaneSamples } from './lane-samples.js';
 import type { FromWorker, LaneTask, WorkerTask } from './messages.js';
 import { Ring } from './ring.js';
-import { encodeBare } from './tokenizer-baseline.js';
+import { measureTokenizer } from './tokenizer-baseline.js';
 
 const task = workerData as WorkerTask;
 const port = task.kind === 'stream' ? task.port : parentPort!;
@@ -96,7 +96,7 @@ class LaneRunner {
 
 async function main(): Promise<void> {
   if (task.kind === 'prepare') return prepareUnits(task, port, send);
-  if (task.kind === 'bare') return encodeBare(task, send);
+  if (task.kind === 'baseline') return measureTokenizer(task, send);
   const ring = new Ring(task.ring);
   const runner = new LaneRunner(ring, task.worker);
   const tokenizer = createTokenizer(task.tokenizer);

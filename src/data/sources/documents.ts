@@ -188,3 +188,18 @@ export class LaneDocuments {
     return this.#reader;
   }
 }
+
+/** The documents of the first epoch: the lanes take turns, as in training, until all are exhausted. */
+export async function* firstEpoch(
+  lanes: readonly LaneDocuments[],
+  firstTurn = 0,
+): AsyncGenerator<{ readonly lane: number; readonly placed: PlacedDocument }> {
+  const ended = new Set<number>();
+  for (let turn = firstTurn; ended.size < lanes.length; turn++) {
+    const lane = turn % lanes.length;
+    if (ended.has(lane)) continue;
+    const placed = await lanes[lane].next();
+    if (placed === undefined || placed.epoch > 0) ended.add(lane);
+    else yield { lane, placed };
+  }
+}

@@ -5,7 +5,6 @@
  */
 
 import type { BlobOpener } from './blob.js';
-import { openGenerated } from './generated.js';
 import { openLines } from './lines.js';
 import { openParquet } from './parquet.js';
 import type { CorpusFile } from './spec.js';
@@ -42,7 +41,7 @@ export interface ReadRequest {
   readonly opener: BlobOpener;
 }
 
-const READERS = { parquet: openParquet, jsonl: openLines, text: openText, generated: openGenerated };
+const READERS = { parquet: openParquet, jsonl: openLines, text: openText };
 
 export function openPart(request: ReadRequest): Promise<PartReader> {
   return READERS[request.file.kind](request);

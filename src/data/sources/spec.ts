@@ -4,7 +4,7 @@ import type { SkippedFile } from './files.js';
 import type { HttpOptions } from './http.js';
 
 /** The format of a file. */
-export type FileKind = 'parquet' | 'jsonl' | 'text' | 'generated';
+export type FileKind = 'parquet' | 'jsonl' | 'text';
 
 export interface CorpusFile {
   readonly kind: FileKind;
