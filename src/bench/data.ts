@@ -9,7 +9,7 @@ import { createStreamLoader } from '../data/pipeline/loader.js';
 import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
 import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
-import { FetchTimes } from '../train/fetch-times.js';
+import { FetchTimes } from '../train/records.js';
 
 export interface Rate {
   readonly tokensPerSecond: number;

@@ -12,7 +12,8 @@ import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { AdamW } from '../ops/adamw/op.js';
 import { BatchUploader } from '../train/batches.js';
-import { createStepper, type Stepper } from '../train/stepper.js';
+import { createStepper } from '../train/device-step.js';
+import { localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
@@ -61,8 +62,7 @@ export function measureTraining(
     const { config } = benchCase;
     const { train } = config;
     const { shape } = model;
-    const request = { batches, learningRate: train.lr, accept: () => true };
-    const times = timeSteps(() => stepper.step(request), device, budget, hooks);
+    const times = timeSteps(() => takeStep(stepper, batches, train.lr), device, budget, hooks);
     const flops = trainingFlops(shape, caseLengths(benchCase));
     return {
       attention: shape.attention,
@@ -97,7 +97,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: train.weight_decay }));
   const optimizer = new AdamW(device, trained, { betas: train.betas, epsilon: train.eps });
   const uploader = new BatchUploader(device, config.nsa);
-  const stepper = createStepper({ model, optimizer, uploader, config });
+  const stepper = createStepper(localContext({ model, optimizer, uploader, config }));
   try {
     return use({ model, stepper, batches: syntheticBatches(config, shape.vocab_size) });
   } finally {
@@ -109,6 +109,12 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   }
 }
 
+function takeStep(stepper: Stepper, batches: readonly Batch[], learningRate: number): void {
+  stepper.launch({ batches, learningRate });
+  stepper.read();
+  stepper.update();
+}
+
 const PROFILED_STEPS = 3;
 
 /** Where the time of a step goes on the GPU: launched kernel by kernel, not replayed, between events. */
@@ -116,7 +122,7 @@ export function profileCudaStep(device: CudaDevice, benchCase: TrainCase): Profi
   const { config } = benchCase;
   const eager = { ...benchCase, config: { ...config, runtime: { ...config.runtime, cuda_graph: false } } };
   return withStepper(device, eager, ({ stepper, batches }) => {
-    const step = () => stepper.step({ batches, learningRate: config.train.lr, accept: () => true });
+    const step = () => takeStep(stepper, batches, config.train.lr);
     for (let i = 0; i < WARMUP_STEPS; i++) step();
     const started = performance.now();
     const entries = device.profile(() => {
