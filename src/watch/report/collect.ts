@@ -54,7 +54,7 @@ export interface RunReport {
   readonly series: RunSeries;
 }
 
-/** A file up to this size is read whole; of a larger one, so many heartbeats spread over it. */
+/** A file up to this size is read whole; larger files are sampled evenly. */
 const WHOLE_BYTES = 64 * 2 ** 20;
 const SAMPLES = 4000;
 const POINTS = 400;
