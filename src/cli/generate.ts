@@ -16,7 +16,8 @@ import {
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
-import { converse, INTERACTIVE_HELP, visible } from './generate-interactive.js';
+import { visible } from '../text.js';
+import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';

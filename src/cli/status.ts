@@ -1,6 +1,7 @@
 /** `trefoil status`: the progress of runs. */
 import { type Command, Option } from 'commander';
 import { findRuns } from '../run/run-reader.js';
+import { visible } from '../text.js';
 import { duration } from '../train/progress.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
@@ -60,7 +61,7 @@ function table(runs: readonly RunStatus[], width: number): string {
       ],
     ],
     runs.map((run) => [
-      run.run,
+      visible(run.run),
       run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',

@@ -13,7 +13,7 @@ import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
-import { shellQuote } from '../shell-quote.js';
+import { shellQuote } from '../text.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
