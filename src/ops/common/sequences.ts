@@ -1,6 +1,6 @@
 /**
  * Sequences of different lengths, packed one after the other: tokens are flat [total, ...] and `offsets` (cu_seqlens)
- * says where each sequence begins. A fixed batch is the case of equal lengths. Sequences never see each other.
+ * holds where each sequence begins. A fixed batch is the case of equal lengths. Sequences never see each other.
  */
 import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
@@ -62,7 +62,9 @@ export class Sequences {
     );
   }
 
-  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
+  /**
+   * The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one.
+   */
   inBlocks(size: number): Sequences {
     let blocks = this.#inBlocks.get(size);
     if (!blocks) {
@@ -85,4 +87,21 @@ export class Sequences {
 /** How many compressed blocks the first `length` tokens fill. */
 export function compressedCount(length: number, block: number, stride: number): number {
   return length < block ? 0 : Math.floor((length - block) / stride) + 1;
+}
+
+/** Throws unless `blocks` is the layout of the compressed blocks of `tokens`: other blocks would read later tokens. */
+export function expectCompressed(
+  what: string,
+  tokens: Sequences,
+  blocks: Sequences,
+  { l, d }: { readonly l: number; readonly d: number },
+): void {
+  const wrong = tokens.lengths.findIndex((length, i) => blocks.lengths[i] !== compressedCount(length, l, d));
+  if (wrong === -1 && blocks.count === tokens.count) return;
+  const at = Math.max(0, wrong);
+  throw new UsageError(
+    `${what}: the layout has ${blocks.lengths[at] ?? 0} compressed blocks for a sequence of ${tokens.lengths[at] ?? 0} ` +
+      `tokens, but l = ${l} and d = ${d} give ${compressedCount(tokens.lengths[at] ?? 0, l, d)}: ` +
+      'build it with sparseLayout from the same l and d',
+  );
 }

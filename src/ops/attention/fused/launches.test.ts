@@ -15,7 +15,7 @@ const TOKENS = 3501;
 
 const SHARED: Readonly<Record<string, number>> = sharedBytes(
   { heads: HEADS, sparse: SPARSE },
-  { queryMajor: false, portable: false },
+  { queryMajor: false, mmaSync: false },
   21,
 );
 const constant = exportedBy({ heads: HEADS, sparse: SPARSE });
@@ -60,9 +60,11 @@ function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): T
   const forward = device.launches.splice(0);
   if (record) {
     const dOut = Tensor.zeros(device, outputs[0].out.shape, 'bf16');
-    for (const { out } of outputs) tape.seedWith(out, dOut);
+    tape.backward(
+      outputs.map(({ out }) => out),
+      outputs.map(() => dOut),
+    );
     dOut.free();
-    tape.backward();
     for (const [name, tensor] of Object.entries(inputs) as [string, Tensor][])
       expect(tape.gradient(tensor)?.dtype, name).toBe(name === 'gates' ? 'f32' : 'bf16');
   }
@@ -101,7 +103,7 @@ describe('launches of the fused kernels', () => {
     const { forward } = trace({ kernel: 'v1' });
     expect(names(forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
     expect(forward[0].macros).toMatchObject({ UNION_TOKENS: 1, UNION_WARPGROUPS: 1 });
-    expect(trace({ portable: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, PORTABLE: 1 });
+    expect(trace({ mmaSync: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, MMA_SYNC: 1 });
   });
 
   it('sort lists and add parts in order in deterministic mode', () => {
@@ -126,8 +128,7 @@ describe('launches of the fused kernels', () => {
         for (const tensor of Object.values(rest)) inner.drop(tensor);
         return out;
       });
-      tape.seedWith(out, tape.zeros(out.shape, 'bf16'));
-      tape.backward();
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
       tape.end();
       const all = names(device.launches);
       const count = (kernel: string) => all.filter((name) => name === kernel).length;
@@ -152,7 +153,7 @@ describe('launches of the fused kernels', () => {
     expect(find(backward, 'combine_backward').shape.grid).toBe(Math.ceil((TOKENS * 12 * 4) / 256));
   });
 
-  it('add to gradients that are there by a detour', () => {
+  it('add to existing gradients through a temporary', () => {
     const adds = names(trace({}, { uses: 2 }).backward).filter((name) => name === 'add_forward');
     expect(adds).toHaveLength(8);
   });
@@ -176,8 +177,7 @@ describe('launches of fused dense attention', () => {
     const { q, kSel: k, vSel: v } = inputsOf(tape, 0);
     const out = fusedDenseAttention(tape, { q, k, v }, sequences);
     expect(out.shape).toEqual([TOKENS, 12, 32]);
-    tape.seedWith(out, tape.zeros(out.shape, 'bf16'));
-    tape.backward();
+    tape.backward(out, tape.zeros(out.shape, 'bf16'));
     tape.end();
     expect(device.pool.bytesInUse).toBe(before);
     expect(names(device.launches)).toEqual([

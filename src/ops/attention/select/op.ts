@@ -1,12 +1,12 @@
 /**
- * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the blocks
- * of highest importance under the compressed attention's probabilities. No gradient flows through it.
+ * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the
+ * blocks of highest importance under the compressed attention's probabilities. No gradient flows through it.
  */
 import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
-import type { Sequences } from '../../common/sequences.js';
+import { expectCompressed, type Sequences } from '../../common/sequences.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
 import { type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
@@ -20,7 +20,10 @@ export const signatures = {
 
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** Compressed blocks that reach into one selection block, l/d - 1 + l_sel/d: the kernel's table of weights. */
+/**
+ * Maximum size of the CPU kernel's table of weights: compressed blocks that overlap one selection block, l/d - 1 +
+ * l_sel/d.
+ */
 const MOST_WEIGHTS = 1024;
 
 export interface SelectInputs {
@@ -45,6 +48,7 @@ export function selectBlocks(
   const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk], q.dtype);
   expectShape('select: lse', lse, [sequences.total, heads]);
   validateShapes({ heads, groups, dk, dv: dk }, sparse);
+  expectCompressed('select', sequences, blocks, sparse);
   const { l, d, lSel, nSel } = sparse;
   if (l / d + lSel / d > MOST_WEIGHTS)
     throw new UsageError(
