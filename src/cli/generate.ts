@@ -86,7 +86,7 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
       ]),
     )
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'))
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io, stdin));
 }

@@ -79,7 +79,9 @@ export function configure(command: Command, io: Io): void {
         .argParser(above0)
         .default(0.85),
     )
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption('{machine, device, config, params, attention, step, network, parallel, limits, rows, stops, next}'),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => plan(options, io));
 }

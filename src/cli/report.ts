@@ -22,7 +22,9 @@ export function configure(command: Command, io: Io): void {
       ),
     )
     .addOption(new Option('--title <text>', 'heading of the report').default('Training report'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption('{title, generated, runs, matrix: [{S, mode, run, ms_step, tokens_per_s, peak_mem_mib}], deviations}'),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => writeAll(options, io));
 }

@@ -13,7 +13,11 @@ export function configure(command: Command, io: Io): void {
     .addOption(
       new Option('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
     )
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{runs: [{run, dir, state, detail, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
+      ),
+    )
     .addHelpText(
       'after',
       '\nleft: estimated time left; beat: age of the last heartbeat; saved: step of the\nnewest checkpoint.\n',

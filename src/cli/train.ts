@@ -22,8 +22,7 @@ import { fitFields, flagLines, formatTable } from './shared/table.js';
 const HELP = `Usage: trefoil train [options]
 
 Trains a model and writes logs, checkpoints and the final model into --out-dir.
-Without --config the config is chosen by the memory of the GPU, or is quickstart
-on a machine without one. Flags override the environment, which overrides the
+Without --config, the memory of the GPU decides; without a GPU it is quickstart. Flags override the environment, which overrides the
 config; --print-config shows the result.
 
 ${trainFlagHelp()}

@@ -44,7 +44,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--command <text>', 'shell command to run on an alert (env NSA_WATCH_COMMAND)'))
     .addOption(new Option('--webhook <url>', 'URL that receives a POST on an alert (env NSA_WATCH_WEBHOOK)'));
   addThresholdOptions(command)
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
     .addHelpText('after', HELP)
     .action((options: Options) => watch(options, io));
 }

@@ -42,7 +42,11 @@ export function configure(command: Command, io: Io): void {
     )
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
+      ),
+    )
     .action((options: Options) => runBlocking(() => run(options, io)));
 }
 
