@@ -22,8 +22,9 @@ import { fitFields, flagLines, formatTable } from './shared/table.js';
 const HELP = `Usage: trefoil train [options]
 
 Trains a model and writes logs, checkpoints and the final model into --out-dir.
-Without --config, the memory of the GPU decides; without a GPU it is quickstart. Flags override the environment, which overrides the
-config; --print-config shows the result.
+Without --config, the memory of the GPU decides; without a GPU it is quickstart.
+Flags override the environment, which overrides the config; --print-config shows
+the result.
 
 ${trainFlagHelp()}
 
@@ -131,6 +132,7 @@ export async function runTraining(
       ...{ config, device, world, resume, save, say, peakFlops },
       warn: io.warn,
       terminal: io.stderr,
+      signals: process,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {
