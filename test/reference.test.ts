@@ -55,7 +55,11 @@ it('every config key has a comment in schema.ts', () => {
 });
 
 const nameOf = ({ path }: ConfigKey) => path.split('.')[1];
-const valueOf = (value: unknown) => (typeof value === 'number' && value !== 0 && value < 1e-3 ? value.toExponential() : JSON.stringify(value)?.replace(/"/g, '')); // biome-ignore format: one line
+/** A default as YAML writes it. */
+function yamlOf(value: unknown): string {
+  if (typeof value === 'number' && value > 0 && value < 1e-3) return value.toExponential();
+  return JSON.stringify(value).replace(/"/g, '');
+}
 const keysIn = (section: string) => configKeys.filter(({ path }) => path.startsWith(`${section}.`));
 
 it('configs/base.yaml shows every key', async () => {
@@ -65,7 +69,7 @@ it('configs/base.yaml shows every key', async () => {
       `${section}:`,
       ...keysIn(section).map((key) => {
         const choices = key.choices.length > 0 ? `${key.choices.join(' | ')}; ` : '';
-        return `  ${mark}${nameOf(key)}: ${valueOf(key.default)} # ${choices}${meanings.get(key.path)}`;
+        return `  ${mark}${nameOf(key)}: ${yamlOf(key.default)} # ${choices}${meanings.get(key.path)}`;
       }),
     ];
   });
@@ -86,7 +90,7 @@ it('docs/reference/config.md has every key and variable', async () => {
     '|---|---|---|---|',
     ...keysIn(section).map(
       (key) =>
-        `| \`${key.path}\` | \`${valueOf(key.default)}\` | ${cell(key.allowed)} | ${cell(meanings.get(key.path)!)} |`,
+        `| \`${key.path}\` | \`${yamlOf(key.default)}\` | ${cell(key.allowed)} | ${cell(meanings.get(key.path)!)} |`,
     ),
     '',
   ]);
