@@ -4,9 +4,10 @@ import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspec
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
+import { wrapText } from '../../text.js';
 import { type Io, printJson } from '../shared/io.js';
 import { wholeNumber } from '../shared/options.js';
-import { DEFAULT_WIDTH, formatTable, wrapText } from '../shared/table.js';
+import { DEFAULT_WIDTH, formatTable } from '../shared/table.js';
 import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
