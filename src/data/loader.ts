@@ -9,7 +9,6 @@ import { NumberedLoader } from './pipeline/numbered-loader.js';
 import { openNumberedSource } from './pipeline/numbered-source.js';
 import type { LoaderState } from './pipeline/position.js';
 import { createStreamLoader } from './pipeline/stream-loader.js';
-import type { BuildProgress } from './shards/build.js';
 import { corpusOptions, describeFiles, openCorpus } from './sources/corpus.js';
 
 /** Counters of a loader that reads ahead. */
@@ -54,6 +53,16 @@ export interface Loader {
 /** A loader of a source: its position has a documented form. */
 export interface DataLoader extends Loader {
   state(): LoaderState;
+}
+
+/** Progress of tokenising a source. */
+export interface BuildProgress {
+  readonly documents: number;
+  readonly tokens: number;
+  /** UTF-8 bytes of text. */
+  readonly bytes: number;
+  readonly parts: number;
+  readonly totalParts: number;
 }
 
 export interface OpenOptions {

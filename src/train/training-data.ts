@@ -1,8 +1,7 @@
 /** Opens the data of a run: with a time limit for the source, and synthetic tokens as a fallback if the config allows it. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
-import { type Loader, openLoader } from '../data/loader.js';
-import type { BuildProgress } from '../data/shards/build.js';
+import { type BuildProgress, type Loader, openLoader } from '../data/loader.js';
 import { MORE_TIME } from '../data/sources/http.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { FallbackLoader } from './fallback-loader.js';

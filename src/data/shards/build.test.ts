@@ -2,13 +2,14 @@ import { readdirSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { TrefoilError, UsageError } from '../../errors.js';
+import type { BuildProgress } from '../loader.js';
 import { openCorpus } from '../sources/corpus.js';
 import { localOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { createByteTokenizer } from '../tokenizers/byte.js';
 import { createGpt2Tokenizer } from '../tokenizers/gpt2.js';
-import { type BuildProgress, buildShards } from './build.js';
+import { buildShards } from './build.js';
 import { buildAside } from './folders.js';
 import { ShardReader } from './reader.js';
 

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
+import type { BuildProgress } from '../loader.js';
 import type { FromWorker, PrepareTask } from '../pipeline/messages.js';
 import { workerFile } from '../pipeline/worker-file.js';
 import { failureOf } from '../pipeline/workers.js';
@@ -23,15 +24,6 @@ import type { ShardIndex } from './format.js';
 import { firstAtLeast } from './ranges.js';
 import { ShardReader } from './reader.js';
 import { ShardWriter } from './writer.js';
-
-export interface BuildProgress {
-  readonly documents: number;
-  readonly tokens: number;
-  /** UTF-8 bytes of text. */
-  readonly bytes: number;
-  readonly parts: number;
-  readonly totalParts: number;
-}
 
 export interface BuildOptions {
   readonly spec: CorpusSpec;
