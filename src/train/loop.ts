@@ -76,11 +76,13 @@ export class TrainingLoop {
   readonly #counters: Record<string, number> = { save_failed: 0, spike: 0, update_skipped: 0 };
   #savedAt: number | null;
   #secondsPerStep: number | null = null;
+  #peakFlops: number | null;
 
   /** `savedAt`: the step of the checkpoint the run came from. */
   constructor(context: LoopContext, savedAt: number | null) {
     this.#context = context;
     this.#savedAt = savedAt;
+    this.#peakFlops = context.peakFlops;
     const { progress } = context.state;
     this.#counters['spike'] = progress.spikes;
     this.#counters['update_skipped'] = progress.skippedUpdates;
@@ -282,7 +284,7 @@ export class TrainingLoop {
   }
 
   #record(result: StepResult, rate: number, tokens: number, seconds: number, batches: readonly Batch[]): void {
-    const { config, state, records, live, say, peakFlops } = this.#context;
+    const { config, state, records, live, say } = this.#context;
     const { model, progress } = state;
     const { peakBytes, reservedBytes } = model.device.memory;
     const { step } = progress;
@@ -296,7 +298,7 @@ export class TrainingLoop {
       fetchSeconds: this.#fetchTimes.lastSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
-      mfu: peakFlops === null ? null : this.#usedFlops(batches) / seconds / peakFlops,
+      mfu: this.#mfu(this.#usedFlops(batches) / seconds),
       ...result.observed,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
       counters: { ...this.#counters, ...result.counters },
@@ -320,6 +322,13 @@ export class TrainingLoop {
       );
     }
     live.show(step, steps, result.loss, record.tokensPerSecond, this.#secondsPerStep * (steps - step));
+  }
+
+  /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
+  #mfu(flopsPerSecond: number): number | null {
+    if (this.#peakFlops === null) return null;
+    this.#peakFlops = Math.max(this.#peakFlops, flopsPerSecond);
+    return flopsPerSecond / this.#peakFlops;
   }
 
   #usedFlops(batches: readonly Batch[]): number {

@@ -133,7 +133,7 @@ export async function openStream(
 /** The corpus of a config; commands that read documents take it from here too. */
 export function corpusOptions({ data, train }: Config, environment: Environment): CorpusOptions {
   const { source } = data;
-  if (source === 'synthetic' || source === 'needle' || source === 'tokens')
+  if (source === 'synthetic' || source === 'needle' || source === 'stories' || source === 'tokens')
     throw new UsageError(`data.source: ${source} has no documents; use text, jsonl, fineweb_edu or fineweb_edu_local`);
   return {
     source,
