@@ -1,6 +1,6 @@
 /** Errors a user can act on: one line that names the field or file and the remedy. The CLI prints the message, never a stack. */
 
-/** Exit codes of every command (docs/cli.md). */
+/** Exit codes of every command (docs/reference/cli.md). */
 export const ExitCode = {
   done: 0,
   failed: 1,

@@ -1,4 +1,4 @@
-/** The public API (docs/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
+/** The public API (docs/reference/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
 
 export {
   type AttentionBench,
@@ -39,30 +39,30 @@ export { type ModelShape, modelShape } from './model/shape.js';
 export { silu, swiglu } from './ops/activation/op.js';
 export { AdamW } from './ops/adamw/op.js';
 export { add } from './ops/add/op.js';
-export { type HeadShape, type SparseShape, validateShapes } from './ops/attention.js';
-export type { AttentionInputs, AttentionOutput } from './ops/attention-op.js';
-export { combine } from './ops/combine/op.js';
-export { compressAverage, compressConv, compressMlp } from './ops/compress/op.js';
-export { compressedAttention } from './ops/compressed/op.js';
-export { crossEntropy, crossEntropyLosses, linearCrossEntropy } from './ops/crossentropy/op.js';
-export { denseAttention } from './ops/dense/op.js';
-export { embedding } from './ops/embedding/op.js';
-export { type GateOptions, gate, gateStatistics } from './ops/gate/op.js';
-export { clipFactor, gradientNorm } from './ops/gradnorm/op.js';
-export { linear } from './ops/linear/op.js';
+export type { AttentionInputs, AttentionOutput } from './ops/attention/branch.js';
+export { combine } from './ops/attention/combine/op.js';
+export { compressAverage, compressConv, compressMlp } from './ops/attention/compress/op.js';
+export { compressedAttention } from './ops/attention/compressed/op.js';
+export { denseAttention } from './ops/attention/dense/op.js';
+export { type GateOptions, gate, gateStatistics } from './ops/attention/gate/op.js';
 export {
   nativeSparseAttention,
   type SparseInputs,
   type SparseLayout,
   type SparseOutputs,
   sparseLayout,
-} from './ops/nsa.js';
+} from './ops/attention/nsa.js';
+export { selectBlocks } from './ops/attention/select/op.js';
+export { type SelectionKernel, selectedAttention } from './ops/attention/selected/op.js';
+export { type HeadShape, type SparseShape, validateShapes } from './ops/attention/shape.js';
+export { windowAttention } from './ops/attention/window/op.js';
+export { Sequences } from './ops/common/sequences.js';
+export { crossEntropy, crossEntropyLosses, linearCrossEntropy } from './ops/crossentropy/op.js';
+export { embedding } from './ops/embedding/op.js';
+export { clipFactor, gradientNorm } from './ops/gradnorm/op.js';
+export { linear } from './ops/linear/op.js';
 export { rmsnorm } from './ops/rmsnorm/op.js';
 export { rotate, splitHeads } from './ops/rope/op.js';
-export { selectBlocks } from './ops/select/op.js';
-export { type SelectionKernel, selectedAttention } from './ops/selected/op.js';
-export { Sequences } from './ops/sequences.js';
-export { windowAttention } from './ops/window/op.js';
 export { type RankIdentity, resolveRank } from './ranks/identity.js';
 export { openWorld, type World } from './ranks/world.js';
 export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint-find.js';
@@ -75,7 +75,7 @@ export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
 export { Tape } from './tensor/tape.js';
 export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
 export type { TrainStatus } from './train/loop.js';
-export type { StepRecord } from './train/records.js';
+export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export { type TrainOptions, type TrainResult, train } from './train/train.js';
 export { attend, attendReference } from './verify/attend.js';
 export { type CaseFile, type CaseResult, readCase } from './verify/case-file.js';

@@ -1,4 +1,4 @@
-/** The surface of the library: exactly these names, each with a sentence in docs/api.md. A change to it is deliberate. */
+/** The surface of the library: exactly these names, each with a sentence in docs/reference/api.md. A change to it is deliberate. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
@@ -69,6 +69,7 @@ const TYPES = [
     'CaseChoice',
     'CaseFile',
     'CaseResult',
+    'CheckpointRecord',
     'Config',
     'ConfigInput',
     'CpuOptions',
@@ -76,7 +77,16 @@ const TYPES = [
     'Device',
     'DeviceKind',
   ],
-  ...['Dtype', 'FinishReason', 'ForwardOptions', 'FoundCheckpoint', 'GateOptions', 'GenerateOptions', 'Generation'],
+  ...[
+    'Dtype',
+    'EvaluationRecord',
+    'FinishReason',
+    'ForwardOptions',
+    'FoundCheckpoint',
+    'GateOptions',
+    'GenerateOptions',
+    'Generation',
+  ],
   ...['HeadShape', 'Heartbeat', 'LoadedModel', 'Loader', 'LoaderOptions', 'MemoryEstimate', 'ModelShape', 'Observer'],
   ...[
     'RankIdentity',
@@ -124,8 +134,8 @@ describe('the library', () => {
   });
 });
 
-describe('docs/api.md', () => {
-  const page = readFileSync(join(root, 'docs/api.md'), 'utf8');
+describe('docs/reference/api.md', () => {
+  const page = readFileSync(join(root, 'docs/reference/api.md'), 'utf8');
   const rows = [...page.matchAll(/^\| `(\w+)` \| (.+) \|$/gm)].map(([, name, sentence]) => ({ name, sentence }));
 
   it('has one row for every name, and no other', () => {

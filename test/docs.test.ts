@@ -4,8 +4,8 @@ import { dirname, join, relative } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
-import { createIo } from '../src/cli/io.js';
 import { main } from '../src/cli/program.js';
+import { createIo } from '../src/cli/shared/io.js';
 import { configSchema } from '../src/config/schema.js';
 import { ExitCode } from '../src/errors.js';
 import { LanguageModel } from '../src/model/language-model.js';
@@ -97,18 +97,8 @@ it('README shows every folder of src', () => {
   expect(shown.sort()).toEqual(folders.sort());
 });
 
-it('README names every command', () => {
-  const named = new Set(
-    [...text('README.md').matchAll(/`trefoil ([a-z]+)(?: ([a-z]+))?`/g)].map(([, ...words]) => words.join(' ').trim()),
-  );
-  const all = COMMANDS.flatMap(({ name }) =>
-    name === 'bench' ? BENCHES.map((second) => `bench ${second.name}`) : [name],
-  );
-  expect([...named].sort()).toEqual(all.sort());
-});
-
-describe('docs/cli.md', () => {
-  const page = text('docs/cli.md');
+describe('docs/reference/cli.md', () => {
+  const page = text('docs/reference/cli.md');
   const sections = new Map(
     page
       .split(/^(?=##+ )/m)
@@ -131,7 +121,7 @@ describe('docs/cli.md', () => {
     const io = createIo(stdout, new PassThrough(), {});
     expect(await main([...name.split(' '), '--help'], io)).toBe(ExitCode.done);
     const help = String(stdout.read() ?? '');
-    const inHelp = [...help.matchAll(/^ +(?:-\w, )?(--[a-z][a-z-]*)/gm)].map((match) => match[1]);
+    const inHelp = [...help.matchAll(/^ {2}(?:-\w, )?(--[a-z][a-z-]*)/gm)].map((match) => match[1]);
     const listed = [...(sections.get(name === 'start' ? 'train' : name) ?? '').matchAll(/^\| `(--[a-z][a-z-]*)/gm)].map(
       (match) => match[1],
     );
@@ -144,14 +134,14 @@ describe('docs/cli.md', () => {
   });
 });
 
-describe('docs/model.md', () => {
+describe('docs/reference/model.md', () => {
   const tiny = { dim: 8, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 4, d_v: 4 };
   it.each(['avg', 'conv', 'mlp'] as const)('names every parameter of a model with phi %s', (phi) => {
     const shape = modelShape(configSchema.parse({ model: tiny, nsa: { phi } }), 16);
     const model = new LanguageModel(cpu(), shape, 1);
     const names = model.parameters.map((parameter) => parameter.name.replace(/^blocks\.0\./, 'blocks.L.'));
     model.free();
-    const page = text('docs/model.md');
+    const page = text('docs/reference/model.md');
     const missing = names.map((name) => name.replace('phi_v', 'phi_k')).filter((name) => !page.includes(`\`${name}\``));
     expect(missing).toEqual([]);
   });

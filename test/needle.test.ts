@@ -78,7 +78,13 @@ it('the recipe for the CPU trains in its two runs, and eval needle measures it',
     return JSON.parse(trained.stdout);
   };
   const quick = ['--set', 'train.warmup_steps=5'];
-  const { firstLoss: first, lastLoss: last } = await train(...quick, '--set', 'nsa.force_branch=cmp', '--steps', '20');
+  const { first_loss: first, last_loss: last } = await train(
+    ...quick,
+    '--set',
+    'nsa.force_branch=cmp',
+    '--steps',
+    '20',
+  );
   // From guessing among all tokens to guessing among the values and nothing, which is the answer to a quarter of the questions.
   expect(first).toBeGreaterThan(Math.log(128) - 0.3);
   const guess = 0.25 * Math.log(4) + 0.75 * (Math.log(4 / 3) + Math.log(8));

@@ -52,7 +52,7 @@ describe('the package', () => {
     expect(files.filter((path) => !allowed.test(path) || development.test(path))).toEqual([]);
     for (const needed of ['dist/index.js', 'dist/index.d.ts', 'dist/cli/main.js', 'dist/device/cpu/runtime.cpp'])
       expect(files).toContain(needed);
-    for (const needed of ['LICENSE', 'README.md', 'docs/attention.md', 'configs/quickstart.yaml'])
+    for (const needed of ['LICENSE', 'README.md', 'docs/explain/attention.md', 'configs/quickstart.yaml'])
       expect(files).toContain(needed);
     // Every operation has its kernel, and every module comes from a source that is still there.
     const kernels = files.filter((path) => path.endsWith('cpu.cpp'));
@@ -84,11 +84,11 @@ describe('the package', () => {
     expect(rows.length).toBeGreaterThanOrEqual(passed);
   });
 
-  it('has types that stand on their own, and the programs of README and docs/api.md run', async () => {
+  it('has types that stand on their own, and the programs of README and docs/reference/api.md run', async () => {
     const [program] = programsOf('README.md');
     writeFileSync(join(user, 'program.ts'), `${program}\n${EVERY_PART}`);
     // The blocks of the page continue each other.
-    writeFileSync(join(user, 'api.ts'), programsOf(join('docs', 'api.md')).join('\n'));
+    writeFileSync(join(user, 'api.ts'), programsOf(join('docs', 'reference', 'api.md')).join('\n'));
     for (const name of EXAMPLES) cpSync(join(root, 'examples', name), join(user, name));
     // No types of Node, every library file checked: nothing of ours may lean on the user's setup.
     const options = {

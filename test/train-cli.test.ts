@@ -42,7 +42,10 @@ describe('trefoil train', () => {
     const { file, outDir } = prepare();
     const run = await trefoil(['train', '--config', file, '--json']);
     expect(run.code, run.stderr).toBe(0);
-    expect(JSON.parse(run.stdout)).toMatchObject({ status: 'done', step: 12 });
+    expect(JSON.parse(run.stdout)).toEqual({
+      ...{ status: 'done', step: 12, out_dir: outDir },
+      ...{ first_loss: expect.any(Number), last_loss: expect.any(Number), val_loss: expect.any(Number) },
+    });
     const text = await trefoil([
       'generate',
       '--model',
@@ -158,6 +161,8 @@ describe('trefoil train', () => {
     [['train', '--set', 'model.n_kv_groups=5'], 'model.n_kv_groups'],
     [['train', '--device', 'cuda'], 'cuda'],
     [['train', '--dataset', 'text', '--local-path', '/does/not/exist'], '/does/not/exist'],
+    [['train', '--config', 'base', '--local-path', '/does/not/exist'], 'no such file or folder: /does/not/exist'],
+    [['train', '--dataset', 'synthetic', '--local-path', 'src'], 'data.path: not read by data.source synthetic'],
     [['generate', '--model', '/does/not/exist'], '/does/not/exist'],
     [['frobnicate'], 'frobnicate'],
   ])('%j: one line, code 2, no stack, nothing created', async (args, message) => {

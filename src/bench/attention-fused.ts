@@ -4,16 +4,22 @@
  * which block and the gated sum to the selected branch. Unless the union is certain to serve, one kernel does the window and
  * the blocks that every token has: the selected branch's time has the window then too.
  */
-import { denseAttention } from '../ops/dense/op.js';
-import { denseRefusal, fusedDenseAttention } from '../ops/dense-fused.js';
-import { nativeSparseAttention, type SparseInputs, type SparseLayout, type SparseOptions } from '../ops/nsa.js';
-import { AttentionCounters } from '../ops/nsa-counters.js';
-import { allocateBackward, FusedBackward, type Gradients } from '../ops/nsa-fused/backward.js';
-import { cudaRuntime, FusedBatch } from '../ops/nsa-fused/code.js';
-import { allocateResults, allocateScratch, FusedForward } from '../ops/nsa-fused/forward.js';
-import type { BatchPlan, FusedShape } from '../ops/nsa-fused/plan.js';
-import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
-import type { Sequences } from '../ops/sequences.js';
+
+import { AttentionCounters } from '../ops/attention/counters.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { allocateBackward, FusedBackward, type Gradients } from '../ops/attention/fused/backward.js';
+import { cudaRuntime, FusedBatch } from '../ops/attention/fused/code.js';
+import { denseRefusal, fusedDenseAttention } from '../ops/attention/fused/dense.js';
+import { allocateRanked, allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
+import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';
+import type { BatchPlan, FusedShape } from '../ops/attention/fused/plan.js';
+import {
+  nativeSparseAttention,
+  type SparseInputs,
+  type SparseLayout,
+  type SparseOptions,
+} from '../ops/attention/nsa.js';
+import type { Sequences } from '../ops/common/sequences.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type Description, type Subject, tapeSubject } from './subject.js';
@@ -48,8 +54,9 @@ export function fusedSubjects(
   const batch = new FusedBatch(cuda, shape, fusedBuild(options), layout);
   const path = fusedPath(options);
   const ordered = options.deterministic ?? false;
-  const results = allocateResults(tape, batch);
-  const scratch = allocateScratch(tape, batch, path);
+  const ranked = allocateRanked(tape, batch);
+  const results = allocateResults(tape, batch, ranked);
+  const scratch = allocateScratch(tape, batch, path, ranked);
   const forward = new FusedForward(batch, inputs, results, scratch);
   // With given blocks the ranking goes to memory that nobody reads.
   const unread = (like: Tensor) => (bench.selected ? tape.empty(like.shape, like.dtype) : like);

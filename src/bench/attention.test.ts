@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { range } from '../ops/attention-reference.js';
-import { compressedCount } from '../ops/sequences.js';
+import { range } from '../ops/attention/branch-reference.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { cpu } from '../testing/devices.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type AttentionBench, type AttentionRow, benchLength, benchLinear, localBlocks } from './attention.js';

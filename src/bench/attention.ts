@@ -4,25 +4,25 @@
  * scores are computed again), 2 dk for the scores that rank blocks, where there are more blocks than slots.
  */
 import type { Device } from '../device/device.js';
-import type { HeadShape, SparseShape } from '../ops/attention.js';
-import type { AttentionInputs } from '../ops/attention-op.js';
-import { castInto } from '../ops/cast/op.js';
-import { combine } from '../ops/combine/op.js';
-import { compressedAttention } from '../ops/compressed/op.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { linear } from '../ops/linear/op.js';
+import type { AttentionInputs } from '../ops/attention/branch.js';
+import { combine } from '../ops/attention/combine/op.js';
+import { compressedAttention } from '../ops/attention/compressed/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { fusedRefusal } from '../ops/attention/fused/op.js';
 import {
   nativeSparseAttention,
   type SparseInputs,
   type SparseLayout,
   type SparseOptions,
   sparseLayout,
-} from '../ops/nsa.js';
-import { fusedRefusal } from '../ops/nsa-fused.js';
-import { selectBlocks } from '../ops/select/op.js';
-import { chooseSelectionKernel, selectedAttention } from '../ops/selected/op.js';
-import { Sequences } from '../ops/sequences.js';
-import { windowAttention } from '../ops/window/op.js';
+} from '../ops/attention/nsa.js';
+import { selectBlocks } from '../ops/attention/select/op.js';
+import { chooseSelectionKernel, selectedAttention } from '../ops/attention/selected/op.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
+import { windowAttention } from '../ops/attention/window/op.js';
+import { castInto } from '../ops/cast/op.js';
+import { Sequences } from '../ops/common/sequences.js';
+import { linear } from '../ops/linear/op.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';

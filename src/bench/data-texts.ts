@@ -102,7 +102,7 @@ function fill(bytes: number, make: () => string): string[] {
 
 function documentation(): string[] {
   const folder = join(packageRoot, 'docs');
-  return readdirSync(folder)
+  return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .filter((name) => name.endsWith('.md'))
     .sort()
     .map((name) => readFileSync(join(folder, name), 'utf8'));

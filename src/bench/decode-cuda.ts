@@ -11,7 +11,7 @@ import { DecodeCache } from '../model/cache.js';
 import type { DeviceStep } from '../model/device-step.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
-import { STEP_PARTS } from '../ops/step/step.js';
+import { STEP_PARTS } from '../ops/attention/decode/step/step.js';
 import { type Branch, benchPrompts, type DecodeBench, type PrefillTimes, type StepTimes } from './decode-rows.js';
 import { fillCache } from './fill-cache.js';
 import { median } from './timing.js';

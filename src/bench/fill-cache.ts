@@ -1,8 +1,8 @@
 /** A cache that looks as if sequences of some length had been read. */
 import type { CachedSequence, DecodeCache } from '../model/cache.js';
 import { headShapeOf } from '../model/shape.js';
+import { type NewTokens, storePages } from '../ops/attention/decode/paged/op.js';
 import { castInto } from '../ops/cast/op.js';
-import { type NewTokens, storePages } from '../ops/paged/op.js';
 import { fillNormal } from '../tensor/random/op.js';
 import { Tensor } from '../tensor/tensor.js';
 

@@ -1,6 +1,6 @@
 /** The (query, key) pairs that attention really looks at, counted exactly: a GFLOP/s that counts masked work flatters. */
-import type { SparseShape } from '../ops/attention.js';
-import { compressedCount } from '../ops/sequences.js';
+import type { SparseShape } from '../ops/attention/shape.js';
+import { compressedCount } from '../ops/common/sequences.js';
 
 /** Pairs of one head over one sequence of `length` tokens. */
 export function densePairs(length: number): number {

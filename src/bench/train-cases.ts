@@ -5,7 +5,7 @@ import type { Config } from '../config/schema.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import type { DeviceKind } from '../device/device.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
-import type { SelectionKernel } from '../ops/selected/op.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 
 export interface TrainCase {
   /** What its row is called. */

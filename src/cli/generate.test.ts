@@ -6,8 +6,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { writeFinalModel } from '../infer/load-model.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { configure, type Input } from './generate.js';
-import { createIo, type Stream } from './io.js';
 import { main } from './program.js';
+import { createIo, type Stream } from './shared/io.js';
 
 let root: string;
 let run: string;
@@ -59,7 +59,7 @@ async function generate(words: readonly string[], { stdin = terminal, env = {}, 
     name: 'generate',
     summary: 'text',
     load: async () => ({
-      configure: (...given: Parameters<typeof configure>) => configure(given[0], given[1], given[2], stdin),
+      configure: (...given: Parameters<typeof configure>) => configure(given[0], given[1], stdin),
     }),
   };
   const code = await main(['generate', ...words], createIo(stdout as Stream, stderr as Stream, env), [entry]);

@@ -2,7 +2,7 @@
 import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { environmentWarnings } from '../config/environment.js';
+import { environmentWarnings } from '../config/legacy/environment.js';
 import { UsageError } from '../errors.js';
 import { Conversation } from '../infer/conversation.js';
 import { withEnvironment } from '../infer/environment.js';
@@ -16,11 +16,10 @@ import {
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
-import { type DeviceChoice, deviceOption, openDevice } from './device.js';
-import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
-import { visible } from './generate-text.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption, threadsOption, wholeNumber } from './options.js';
+import { converse, INTERACTIVE_HELP, visible } from './generate-interactive.js';
+import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';
 
 /** Where a prompt is piped in. */
 export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: boolean };
@@ -45,7 +44,7 @@ interface Options {
   readonly json?: boolean;
 }
 
-export function configure(command: Command, io: Io, _rest: readonly string[] = [], stdin: Input = process.stdin): void {
+export function configure(command: Command, io: Io, stdin: Input = process.stdin): void {
   const whole = (flags: string, meaning: string, least: number) =>
     new Option(flags, meaning).argParser(wholeNumber(least));
   command
@@ -92,13 +91,19 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
 }
 
 const HELP = `
-Without --prompt and --prompt-file the prompt is read from stdin when something is piped in. On a terminal the model goes on
-line by line: ${INTERACTIVE_HELP}. With an empty prompt the model begins a document. The text goes to stdout, everything else to stderr. Several prompts are continued side by
-side, each with the text it would have alone; their texts come one after the other, each behind a line with its number.
+Without --prompt and --prompt-file the prompt is read from stdin if it is
+piped. On a terminal the model continues line by line: ${INTERACTIVE_HELP}.
+With an empty prompt the model starts a document. Text goes to stdout,
+everything else to stderr. Several prompts are decoded as one batch; each gets
+the text it would get alone, printed after a line with its number.
+
+Examples:
+  trefoil generate --model artifacts/quickstart --prompt "Once upon a time"
+  trefoil generate --model artifacts/quickstart --greedy --json < prompt.txt
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
-  for (const warning of environmentWarnings(io.env)) io.err(`warning: ${warning}`);
+  for (const warning of environmentWarnings(io.env)) io.warn(warning);
   const { json = false, maxNewTokens, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
   const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
@@ -109,7 +114,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   const dtype = precision === 'bf16' ? 'bf16' : 'f32';
   const { model, tokenizer, config, path, step, warnings } = loadModel(device, options.model, dtype);
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, config: withEnvironment(config, io.env) };
     const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };

@@ -2,9 +2,9 @@
 import { type Command, Option } from 'commander';
 import { ExitCode } from '../errors.js';
 import { haltRun } from '../watch/halt.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
-import { dirOption, numberFrom } from './run-options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { dirOption, numberFrom } from './shared/run-options.js';
 
 interface Options {
   readonly dir: string;

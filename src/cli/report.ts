@@ -2,8 +2,8 @@
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { buildReport, writeReport } from '../watch/report/report.js';
-import { type Io, printJson } from './io.js';
-import { jsonOption } from './options.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
 
 interface Options {
   readonly dir: string[];

@@ -4,12 +4,12 @@
  */
 import { describe, expect, it } from 'vitest';
 import { resolveRank } from '../ranks/identity.js';
-import { readTimeoutMinutes, readVariable } from './environment.js';
 import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
+import { readTimeoutMinutes, readVariable } from './legacy/environment.js';
+import { environmentVariables } from './legacy/variables.js';
 import { loadConfig } from './load.js';
 import { configValue } from './print.js';
-import { environmentVariables } from './variables.js';
 
 const load = (argv: string[] = [], env: Record<string, string> = {}) => {
   const line = parseTrainFlags(argv);
@@ -161,7 +161,8 @@ const CHOICES: [string, string][] = [
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {
-    const argv = ['--set', `${path}=${word}`, '--local-path', 'x'];
+    const takesPath = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'].includes(word);
+    const argv = ['--set', `${path}=${word}`, ...(takesPath ? ['--local-path', 'x'] : [])];
     expect(configValue(load(argv).config, path)).toBe(word);
   }
 });
@@ -181,6 +182,10 @@ const FLAGS: [string[], string, unknown][] = [
   [['--fwe-report-docs', '500'], 'data.report_docs', 500],
   [['--synthetic-on-fail'], 'data.synthetic_on_fail', true],
   [['--ddp', '0'], 'train.ddp', 0],
+  [['--tokenizer', 'gpt2'], 'data.tokenizer', 'gpt2'],
+  [['--lr', '3e-4'], 'train.lr', 3e-4],
+  [['--threads', '3'], 'runtime.threads', 3],
+  [['--seed', '7'], 'train.seed', 7],
 ];
 
 /** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */

@@ -1,7 +1,7 @@
 /** A layer: the keys one source sets (flags, environment, a file, a profile), each with where it came from. */
 import { UsageError } from '../errors.js';
-import { applyAlias, retiredKey } from './aliases.js';
 import { configSections, findKey } from './keys.js';
+import { applyAlias, retiredKey } from './legacy/aliases.js';
 import { type ConfigProblem, problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
 
 export interface Setting {

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { parseTrainFlags } from './flags.js';
 import { loadConfig, readConfig, readSavedConfig } from './load.js';
+import { parseConfig } from './parse.js';
 import { toYaml } from './print.js';
 
 const root = mkdtempSync(join(tmpdir(), 'trefoil-load-'));
@@ -109,6 +110,67 @@ describe('problems', () => {
   });
 
   it('passes warnings on', () => expect(load([], { NSA_LRR: '1' }).warnings[0]).toContain('did you mean NSA_LR?'));
+});
+
+describe('data.path', () => {
+  const at = (name: string) => join(root, 'corpora', name);
+  const file = (name: string, content = 'x') => {
+    mkdirSync(join(at(name), '..'), { recursive: true });
+    writeFileSync(at(name), content);
+  };
+  file('prose/a.txt');
+  file('prose/logo.png');
+  file('lines/a.jsonl', '{}');
+  file('lines/bootstrap.json', '{}');
+  file('tables/part/a.parquet');
+  file('tables/notes.md');
+  file('mixed/a.jsonl.gz');
+  file('mixed/b.txt');
+  file('packed/a.txt.gz');
+  file('shards/index.json', '{"format":"trefoil-tokens"}');
+  write('synthetic', 'data:\n  source: synthetic\n');
+  write('hub', 'data:\n  source: fineweb_edu\n');
+  write('lines', `data:\n  source: jsonl\n  path: ${at('lines')}\n`);
+
+  it.each([
+    ['prose', 'text'],
+    ['prose/a.txt', 'text'],
+    ['prose/*.txt', 'text'],
+    ['lines', 'jsonl'],
+    ['lines/*.jsonl', 'jsonl'],
+    ['tables', 'fineweb_edu_local'],
+    ['tables/part/a.parquet', 'fineweb_edu_local'],
+    ['mixed', 'fineweb_edu_local'],
+    ['packed', 'fineweb_edu_local'],
+    ['shards', 'tokens'],
+  ])('%s implies its source: %s', (name, source) => {
+    for (const config of ['synthetic', 'hub', 'other']) {
+      const { config: found, origins } = load(['--config', config, '--local-path', at(name)]);
+      expect(found.data).toMatchObject({ source, path: at(name) });
+      expect(origins.get('data.source')).toBe('implied by flag --local-path');
+    }
+    expect(load(['--set', `data.path=${at(name)}`]).config.data.source).toBe(source);
+    expect(parseConfig({ data: { path: at(name) } }).data.source).toBe(source);
+  });
+
+  it('keeps a source of the config that can read the path, and replaces one that cannot', () => {
+    expect(load(['--config', 'lines', '--local-path', at('prose/a.txt')]).config.data.source).toBe('jsonl');
+    expect(load(['--config', 'lines', '--local-path', at('tables')]).config.data.source).toBe('fineweb_edu_local');
+    expect(load(['--config', 'lines', '--local-path', at('shards')]).config.data.source).toBe('tokens');
+  });
+
+  it('is refused with a source that would ignore it', () => {
+    for (const source of ['synthetic', 'needle', 'fineweb_edu'])
+      expect(() => load(['--dataset', source, '--local-path', at('prose')])).toThrow(
+        `data.path: not read by data.source ${source}; leave data.source (--dataset) out, or set it to one of text, ` +
+          'jsonl, fineweb_edu_local, tokens [flag --local-path]',
+      );
+  });
+
+  it('of a config is dropped by a source of the command line that reads no path', () => {
+    const { config } = load(['--config', 'lines', '--dataset', 'synthetic']);
+    expect(config.data).toMatchObject({ source: 'synthetic', path: null });
+  });
 });
 
 it('package: means the folder of Trefoil', () => {

@@ -1,10 +1,11 @@
 /** Resolves a config: flag > environment > file > profile > default, every value with where it came from. */
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
-import { type Environment, environmentLayer, environmentWarnings } from './environment.js';
+import { canRead, ignoredPath, impliedSource, readsPath } from './data-path.js';
 import { findConfig, packageRoot, readLayer } from './files.js';
-import { configKeys } from './keys.js';
+import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
+import { type Environment, environmentLayer, environmentWarnings } from './legacy/environment.js';
 import { checkConfig, problemLine } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 
@@ -65,10 +66,11 @@ function findProfile(name: string, where: string, root: string) {
   }
 }
 
-/** Lays the layers over each other, the lowest first. */
-function merge(lowestFirst: readonly Layer[]): Map<string, Setting> {
+/** Merges the layers, the lowest first. */
+function merge(lowestFirst: readonly Layer[], root: string): Map<string, Setting> {
   const merged = new Map<string, Setting>();
   for (const layer of lowestFirst) {
+    dropContradicted(merged, layer, root);
     // NSA_USE_FA2=0 must win over runtime.use_fa2_win: true of a file: within a layer the branch decides, between
     // layers the higher one does, so a global switch clears the branch switches below it.
     if (layer.has('runtime.use_fa2')) {
@@ -80,13 +82,44 @@ function merge(lowestFirst: readonly Layer[]): Map<string, Setting> {
   return merged;
 }
 
+/**
+ * A path of a higher layer drops a lower source that cannot read it, and a source that reads no path drops a lower path:
+ * `--config base --local-path DIR` trains on DIR, `--config quickstart --dataset synthetic` on no file.
+ */
+function dropContradicted(merged: Map<string, Setting>, layer: Layer, root: string): void {
+  const [path, source] = [givenPath(layer, root), layer.get('data.source')];
+  if (path !== null && source === undefined && !canRead(merged.get('data.source')?.value, path))
+    merged.delete('data.source');
+  if (source !== undefined && !layer.has('data.path') && !readsPath(source.value)) merged.delete('data.path');
+}
+
+/** Completes or refuses what the merged layers name: a path without a source implies one. */
+function settleSource(settings: Map<string, Setting>, root: string): void {
+  const path = givenPath(settings, root);
+  if (path === null) return;
+  const { origin, where } = settings.get('data.path')!;
+  const source = settings.get('data.source');
+  if (source === undefined)
+    settings.set('data.source', { value: impliedSource(path), origin: `implied by ${origin}`, where });
+  else if (!readsPath(source.value) && findKey('data.source')?.choices.includes(String(source.value)))
+    throw new UsageError(ignoredPath(source.value, where));
+}
+
+function givenPath(settings: ReadonlyMap<string, Setting>, root: string): string | null {
+  const value = settings.get('data.path')?.value;
+  return typeof value === 'string' && value !== '' ? insidePackage(value, root) : null;
+}
+
+function insidePackage(path: string, root: string): string {
+  return path.startsWith(PACKAGE_PREFIX) ? join(root, path.slice(PACKAGE_PREFIX.length)) : path;
+}
+
 function treeOf(settings: ReadonlyMap<string, Setting>, root: string): Record<string, Record<string, unknown>> {
   const tree: Record<string, Record<string, unknown>> = {};
   for (const [path, { value }] of settings) {
     const [section, name] = path.split('.');
     tree[section] ??= {};
-    const inPackage = path === 'data.path' && typeof value === 'string' && value.startsWith(PACKAGE_PREFIX);
-    tree[section][name] = inPackage ? join(root, value.slice(PACKAGE_PREFIX.length)) : value;
+    tree[section][name] = path === 'data.path' && typeof value === 'string' ? insidePackage(value, root) : value;
   }
   return tree;
 }
@@ -104,7 +137,8 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const environment = environmentLayer(options.env);
   const file = fileLayer(options, root);
   const profile = profileLayer([flags, environment, file.layer], root);
-  const settings = merge([profile, file.layer, environment, flags]);
+  const settings = merge([profile, file.layer, environment, flags], root);
+  settleSource(settings, root);
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
   return { config, origins, file: file.label, warnings: environmentWarnings(options.env) };

@@ -1,6 +1,7 @@
 /** From a plain object to a config, or to one line per problem: `path: value is not allowed; what is`. */
 import type { z } from 'zod';
 import { UsageError } from '../errors.js';
+import { impliedSource } from './data-path.js';
 import { configSections, findKey, keysOf } from './keys.js';
 import { type Config, configSchema } from './schema.js';
 import { hint } from './suggest.js';
@@ -68,8 +69,16 @@ function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[]
   return [parts.length === 1 ? sectionProblem(path, value) : valueProblem(path, value)];
 }
 
+/** A data section with a path and no source gets the source that reads the path. */
+function withImpliedSource(input: unknown): unknown {
+  const { data } = (input ?? {}) as { data?: { path?: unknown; source?: unknown } };
+  if (typeof data?.path !== 'string' || data.source !== undefined) return input;
+  return { ...(input as object), data: { ...data, source: impliedSource(data.path) } };
+}
+
 /** The config, or every problem of it; a key is named once even when several of its items are wrong. */
-export function checkConfig(input: unknown): { config: Config } | { problems: ConfigProblem[] } {
+export function checkConfig(given: unknown): { config: Config } | { problems: ConfigProblem[] } {
+  const input = withImpliedSource(given);
   const result = configSchema.safeParse(input);
   if (result.success) return { config: result.data };
   const problems = new Map<string, ConfigProblem>();

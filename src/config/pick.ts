@@ -1,13 +1,13 @@
-/** Which shipped config a run takes when the user names none. */
+/** The shipped config of a run whose user names none. */
 
-/** The cards are sold by their size; what the driver reports is a little less, so the limits lie well between them. */
+/** Drivers report a little less than the nominal size of a card, so the limits lie well between the sizes. */
 const LIMITS: readonly (readonly [atLeastGib: number, config: string])[] = [
   [70, 'm7c_125m_80g'],
   [35, 'm7c_125m_40g'],
   [0, 'm7c_125m_24g'],
 ];
 
-/** Name of a config for a GPU with so much memory; null = no GPU, where only the quickstart is of a bearable size. */
+/** The config for a GPU with `gib` GiB of memory; null (no GPU) gives the quickstart, the only one that suits a CPU. */
 export function pickConfigByGpuMemory(gib: number | null): string {
   if (gib === null) return 'quickstart';
   const found = LIMITS.find(([atLeast]) => gib >= atLeast);

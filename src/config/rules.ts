@@ -1,4 +1,5 @@
 /** Relations between keys that no single key can check (attention.md): each problem names one key and what would be allowed. */
+import { readsPath } from './data-path.js';
 import type { Config } from './schema.js';
 
 export interface RelationProblem {
@@ -8,9 +9,6 @@ export interface RelationProblem {
 
 /** More heads than this per group do not fit the tiles of any kernel. */
 const MAX_HEADS_PER_GROUP = 16;
-
-/** These read files; synthetic makes its tokens and fineweb_edu knows its address. */
-const SOURCES_WITH_PATH: readonly string[] = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'];
 
 /** Small enough to be tried one by one even when the config holds a nonsensical size. */
 const MAX_LISTED_DIVISOR = 1024;
@@ -77,7 +75,7 @@ export function relationProblems(config: Config): RelationProblem[] {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
     problems.push({ path: 'nsa.force_uniform_gate', message });
   }
-  if (SOURCES_WITH_PATH.includes(config.data.source) && config.data.path === null) {
+  if (readsPath(config.data.source) && config.data.path === null) {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
     problems.push({ path: 'data.path', message });
   }

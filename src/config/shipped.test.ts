@@ -118,7 +118,7 @@ it('quickstart needs neither GPU nor network', () => {
   expect(data).toMatchObject({ source: 'text', tokenizer: 'byte' });
 });
 
-it('profile a100 keeps the thresholds of the runbook', () => {
+it('profile a100 leaves the choice of attention kernels at its defaults: nothing was measured on that card', () => {
   const profile = parse(text('profiles/a100')) as { runtime: Record<string, unknown> };
-  expect(profile.runtime).toMatchObject({ fa2_min_len_win: -1, fa2_min_len_cmp: -1 });
+  expect(Object.keys(profile.runtime).filter((key) => key.includes('fa2'))).toEqual([]);
 });

@@ -162,7 +162,8 @@ class SourceLoader implements NumberedLoader {
     const rows = this.#options.batch_size;
     const perStep = rows * this.#world;
     const used = Math.min(count * perStep, available);
-    const spacing = Number.isFinite(available) ? available / used : 1;
+    const isSpread = this.#options.evaluate !== 'all' && Number.isFinite(available);
+    const spacing = isSpread ? available / used : 1;
     for (let start = 0; start < used; start += perStep) {
       if (this.#closed) throw new TrefoilError('the data loader is closed');
       const first = start + this.#rank * rows;

@@ -3,12 +3,12 @@
 import { UsageError } from '../errors.js';
 import { Purpose } from './hash.js';
 import { NeedleSamples, parseCurriculum } from './needle-samples.js';
-import { RangeStream, rangesLength } from './ranges.js';
+import { RangeStream, rangesLength, singleRange } from './ranges.js';
 import { openCached } from './shards/cache.js';
 import { listTextSource, type OnProgress } from './shards/prepare.js';
 import { ShardReader } from './shards/reader.js';
 import { splitCorpus } from './split.js';
-import { type Samples, StreamSamples } from './stream.js';
+import { type Samples, StreamSamples, WholeStream } from './stream.js';
 import { SyntheticSamples } from './synthetic.js';
 import { createTokenizer, type Tokenizer } from './tokenizer.js';
 
@@ -30,6 +30,8 @@ export interface SourceOptions {
   vocab_size?: number | undefined;
   /** Default "text". */
   text_field?: string | undefined;
+  /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
+  evaluate?: 'validation' | 'all' | undefined;
   /** Of source needle. */
   needle?: NeedleOptions | undefined;
 }
@@ -87,16 +89,28 @@ export async function openSource(options: SourceOptions, open: OpenSourceOptions
 function openSynthetic(options: SourceOptions): OpenSource {
   const vocabSize = options.vocab_size;
   if (vocabSize === undefined) throw new UsageError('data.source synthetic needs a vocabulary size; set vocab_size');
-  const valid = options.val_fraction > 0;
   return {
     vocabSize,
     identity: `synthetic:${vocabSize}`,
     tokensPerEpoch: Number.POSITIVE_INFINITY,
-    train: new SyntheticSamples(vocabSize, options.seed, 'train'),
-    validation: valid ? new SyntheticSamples(vocabSize, options.seed, 'validation') : undefined,
-    validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
+    ...withEvaluation(
+      options,
+      new SyntheticSamples(vocabSize, options.seed, 'train'),
+      new SyntheticSamples(vocabSize, options.seed, 'validation'),
+    ),
     close: () => {},
   };
+}
+
+/** The evaluated part of a source without end. */
+function withEvaluation(
+  { evaluate, val_fraction }: SourceOptions,
+  train: Samples,
+  validation: Samples,
+): Pick<OpenSource, 'train' | 'validation' | 'validationSamples'> {
+  if (evaluate === 'all') return { train, validation: train, validationSamples: Number.POSITIVE_INFINITY };
+  if (val_fraction === 0) return { train, validation: undefined, validationSamples: 0 };
+  return { train, validation, validationSamples: Number.POSITIVE_INFINITY };
 }
 
 function openNeedle(options: SourceOptions): OpenSource {
@@ -106,15 +120,16 @@ function openNeedle(options: SourceOptions): OpenSource {
   const { records, facts, questions, absent, curriculum } = needle;
   const task = { vocabSize, records, facts, questions, absent };
   const stages = parseCurriculum(curriculum, length);
-  const valid = options.val_fraction > 0;
   return {
     vocabSize,
     identity: `needle:${JSON.stringify({ task, stages })}`,
     tokensPerEpoch: Number.POSITIVE_INFINITY,
-    train: new NeedleSamples(task, stages, length, seed, Purpose.needleTrain),
-    // At the last length, which is what the run is for.
-    validation: valid ? new NeedleSamples(task, stages.slice(-1), length, seed, Purpose.needleValidation) : undefined,
-    validationSamples: valid ? Number.POSITIVE_INFINITY : 0,
+    ...withEvaluation(
+      options,
+      new NeedleSamples(task, stages, length, seed, Purpose.needleTrain),
+      // Validation has the final length only: that is what the run is for.
+      new NeedleSamples(task, stages.slice(-1), length, seed, Purpose.needleValidation),
+    ),
     documentMask: true,
     close: () => {},
   };
@@ -159,15 +174,19 @@ function openCorpus(
   });
   const samplesOf = (ranges: typeof split.train, shuffle: boolean): StreamSamples =>
     new StreamSamples(new RangeStream(reader, ranges), options.seq_len, options.seed, shuffle);
+  const whole =
+    options.evaluate === 'all'
+      ? new WholeStream(new RangeStream(reader, singleRange(0, index.tokens)), options.seq_len)
+      : undefined;
   const validationTokens = split.validation === undefined ? 0 : rangesLength(split.validation);
   return {
     vocabSize: options.vocab_size ?? tokenizer.vocabSize,
     identity: index.checksum,
     tokensPerEpoch: rangesLength(split.train),
     train: samplesOf(split.train, options.shuffle ?? true),
-    validation: split.validation && samplesOf(split.validation, false),
-    // Not the ring of training: a validation window never goes over the end.
-    validationSamples: Math.max(0, Math.floor((validationTokens - 1) / options.seq_len)),
+    validation: whole ?? (split.validation && samplesOf(split.validation, false)),
+    // Unlike a training window, a validation window never wraps around the end.
+    validationSamples: whole?.perEpoch ?? Math.max(0, Math.floor((validationTokens - 1) / options.seq_len)),
     close: () => reader.close(),
   };
 }

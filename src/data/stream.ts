@@ -12,6 +12,7 @@
  * Inside an epoch the windows come in the order of a seeded permutation, another one for each epoch.
  */
 
+import { IGNORED_TARGET } from './batch.js';
 import { createPermutation } from './permutation.js';
 import type { RangeStream } from './ranges.js';
 
@@ -71,5 +72,37 @@ export class StreamSamples implements Samples {
 
   documentStarts(address: SampleAddress): number[] {
     return this.#stream.documentStarts(address.position, this.#sequenceLength + 1);
+  }
+}
+
+/** The stream from its beginning to its end: every token but the first is a target once. The last window may be short. */
+export class WholeStream implements Samples {
+  readonly perEpoch: number;
+  readonly #stream: RangeStream;
+  readonly #sequenceLength: number;
+
+  constructor(stream: RangeStream, sequenceLength: number) {
+    this.perEpoch = Math.ceil((stream.length - 1) / sequenceLength);
+    this.#stream = stream;
+    this.#sequenceLength = sequenceLength;
+  }
+
+  locate(index: number): SampleAddress {
+    return { id: index, epoch: 0, position: index * this.#sequenceLength };
+  }
+
+  read({ position }: SampleAddress, window: Int32Array): void {
+    const present = Math.min(window.length, this.#stream.length - position);
+    this.#stream.read(position, window.subarray(0, present));
+    window.fill(0, present);
+  }
+
+  documentStarts({ position }: SampleAddress): number[] {
+    const count = Math.min(this.#sequenceLength + 1, this.#stream.length - position);
+    return this.#stream.documentStarts(position, count);
+  }
+
+  maskTargets({ position }: SampleAddress, targets: Int32Array): void {
+    targets.fill(IGNORED_TARGET, Math.min(targets.length, this.#stream.length - position - 1));
   }
 }

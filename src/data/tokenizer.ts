@@ -20,6 +20,8 @@ export interface Tokenizer {
   encode(text: string): Int32Array;
   /** The same behind what a buffer holds already, for callers that have many texts to encode and want no array for each. */
   encodeInto?(text: string, tokens: TokenBuffer): void;
+  /** UTF-8 bytes of text that a token stands for; 0 for the separator. */
+  byteLength(id: number): number;
   decode(ids: ArrayLike<number>): string;
   /** For output token by token: holds back the bytes of a character that is not complete yet. */
   createStreamDecoder(): StreamDecoder;

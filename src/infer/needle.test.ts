@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { fitTask, needleVocabulary } from '../data/needle.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { sparseLayout } from '../ops/nsa.js';
-import { Sequences } from '../ops/sequences.js';
+import { sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { lastLogits } from './context-reader.js';
 import { caseTokens, evaluateNeedle, type NeedleGrid } from './needle.js';

@@ -7,8 +7,8 @@ import { absorb, Purpose } from '../data/hash.js';
 import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/needle.js';
 import type { Observer } from '../model/attention.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import { Sequences } from '../ops/sequences.js';
+import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 
 export interface NeedleGrid {

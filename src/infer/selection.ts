@@ -1,8 +1,8 @@
 /** What a model looks at while it reads a text: how far away the blocks it selects are, and how it weighs its branches. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import { Sequences } from '../ops/sequences.js';
+import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 
 type Shares = Record<'cmp' | 'sel' | 'win', number>;

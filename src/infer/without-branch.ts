@@ -1,7 +1,7 @@
 /** A model with one branch of its attention switched off: what it can do without shows what the branch was for. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { BRANCHES, type Branch } from '../ops/gate/op.js';
+import { BRANCHES, type Branch } from '../ops/attention/gate/op.js';
 
 /** So low a logit that softmax and sigmoid both give exactly 0. */
 const NEVER = -1e30;

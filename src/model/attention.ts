@@ -2,12 +2,18 @@
  * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
  * baseline), and the output projection.
  */
-import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/compress/op.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { type GateOptions, gate, gateColumns } from '../ops/gate/op.js';
+import { UsageError } from '../errors.js';
+import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/attention/compress/op.js';
+import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
+import {
+  nativeSparseAttention,
+  type SparseLayout,
+  type SparseOptions,
+  type SparseOutputs,
+} from '../ops/attention/nsa.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
-import { nativeSparseAttention, type SparseLayout, type SparseOptions, type SparseOutputs } from '../ops/nsa.js';
-import { joinTail, keepTail, pagedWindow, storePages } from '../ops/paged/op.js';
 import { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
@@ -33,6 +39,18 @@ export interface AttentionContext {
   readonly observer?: Observer | undefined;
   /** The tokens continue cached sequences, and are cached in turn; `layout` is then the step's own. Without gradients. */
   readonly cache?: CacheStep | undefined;
+}
+
+/** Throws unless the context has a layout of this many tokens, and a cache made for this shape. */
+export function expectContext(context: AttentionContext | undefined, tokens: number, shape: ModelShape): void {
+  const given = (context?.layout as SparseLayout | undefined)?.tokens;
+  if (!given)
+    throw new UsageError(
+      'a forward pass needs { layout }: build it with sparseLayout(new Sequences(device, lengths), nsa)',
+    );
+  if (given.total !== tokens)
+    throw new UsageError(`the layout has ${given.total} tokens, but ${tokens} were given: build it from their lengths`);
+  context?.cache?.expectShape(shape);
 }
 
 export interface AttentionModule {
@@ -71,7 +89,9 @@ class DenseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext, residual: Tensor | null = null): Tensor {
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
+    expectContext(context, x.shape[0], this.#shape);
+    const { layout, kernels, cache } = context;
     const { rope_theta: theta, rope_scale: scale } = this.#shape;
     const fused = linear(tape, x, operand(this.#projection, x));
     const start = cache?.tokens.starts ?? 0;
@@ -123,7 +143,7 @@ class SparseAttention implements AttentionModule {
     this.#layer = layer;
     const key = { heads: groups, size: dk, rotate: true };
     const value = { heads: groups, size: dv, rotate: false };
-    // Queries, then keys and values of the compressed, the selected and the window branch: docs/attention.md.
+    // Queries, then keys and values of the compressed, the selected and the window branch: docs/explain/attention.md.
     this.#parts = [
       { heads, size: dk, rotate: true },
       { ...key, rotate: shape.nsa.cmp_rope === 'before' },
@@ -144,12 +164,9 @@ class SparseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(
-    tape: Tape,
-    x: Tensor,
-    { layout, kernels, observer, cache }: AttentionContext,
-    residual: Tensor | null = null,
-  ): Tensor {
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
+    expectContext(context, x.shape[0], this.#shape);
+    const { layout, kernels, observer, cache } = context;
     const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
     const start = cache?.tokens.starts ?? 0;
     const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });

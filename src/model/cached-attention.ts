@@ -1,7 +1,7 @@
 /** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
-import { combine } from '../ops/combine/op.js';
-import type { SparseOutputs } from '../ops/nsa.js';
-import { pagedCompressed, pagedSelected, pagedWindow } from '../ops/paged/op.js';
+import { combine } from '../ops/attention/combine/op.js';
+import { pagedCompressed, pagedSelected, pagedWindow } from '../ops/attention/decode/paged/op.js';
+import type { SparseOutputs } from '../ops/attention/nsa.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep } from './cache.js';

@@ -5,8 +5,7 @@
  */
 import type { CudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
-import { cudaRuntime } from '../ops/nsa-fused/code.js';
-import { type StepShape, stepRefusal } from '../ops/step/shape.js';
+import { type StepShape, stepRefusal } from '../ops/attention/decode/step/shape.js';
 import {
   type StepBuffers,
   type StepGate,
@@ -14,7 +13,8 @@ import {
   type StepOptions,
   type StepPages,
   stepContextLimit,
-} from '../ops/step/step.js';
+} from '../ops/attention/decode/step/step.js';
+import { cudaRuntime } from '../ops/attention/fused/code.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';

@@ -4,7 +4,7 @@
  * `palm` counts attention as if it were dense and not causal, the common convention of the PaLM paper, so that figures
  * can be compared with others'.
  */
-import { compressedCount } from '../ops/sequences.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
 /** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */

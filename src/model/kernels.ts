@@ -2,11 +2,11 @@
 import { useFusedAttention } from '../config/fused.js';
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
-import { denseRefusal } from '../ops/dense-fused.js';
-import type { SparseOptions } from '../ops/nsa.js';
-import { cudaRuntime } from '../ops/nsa-fused/code.js';
-import { fusedBuild, fusedPath, fusedRefusal } from '../ops/nsa-fused.js';
-import { chooseSelectionKernel, type SelectionKernel } from '../ops/selected/op.js';
+import { cudaRuntime } from '../ops/attention/fused/code.js';
+import { denseRefusal } from '../ops/attention/fused/dense.js';
+import { fusedBuild, fusedPath, fusedRefusal } from '../ops/attention/fused/op.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
+import { chooseSelectionKernel, type SelectionKernel } from '../ops/attention/selected/op.js';
 import { headShapeOf, sparseShapeOf } from './shape.js';
 
 /** `use_sel_pack: false` means no sharing between queries: v1. */

@@ -1,16 +1,16 @@
 /**
  * How much memory training will take, from the shapes alone: weights with gradients and Adam moments, the activations
- * that the backward pass needs, and the largest working set beside them. docs/model.md lists what each block keeps.
+ * that the backward pass needs, and the largest working set beside them. docs/reference/model.md lists what each block keeps.
  *
  * In bf16 on a GPU weights, gradients and moments stay f32, every matrix has a bf16 copy, and activations have two bytes
  * but for gates, log-sum-exps and the scales of norms. Tests hold the figures against a step whose tensors are counted.
  */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
+import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
+import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
+import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
-import { type FusedBytes, fusedBytes } from '../ops/nsa-fused/bytes.js';
-import { shapeRefusal } from '../ops/nsa-fused/plan.js';
-import { fusedBuild, fusedPath } from '../ops/nsa-fused.js';
 import { kernelOptions } from './kernels.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
@@ -114,10 +114,12 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   const block = stream + attention + attended + feedForward;
   const isCheckpointed = runtime.gradient_checkpointing;
   // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
-  const before = isCheckpointed ? (shape.n_layers - 1) * stream : (shape.n_layers - 1) * block;
+  const ranked = fused && isKept(train.seq_len) ? fused.ranked : 0;
+  const held = isCheckpointed ? stream + ranked : block;
+  const before = (shape.n_layers - 1) * held;
   const again = isCheckpointed ? stream : 0;
   const atLoss =
-    (isCheckpointed ? shape.n_layers * stream : shape.n_layers * block) +
+    shape.n_layers * held +
     lossBytes(shape, tokens, setting) +
     2 * stream + // the last norm and its input
     FLOAT * tokens;

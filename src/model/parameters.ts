@@ -1,10 +1,11 @@
 /**
- * A model's parameters by name, and how each starts (docs/model.md):
+ * A model's parameters by name, and how each starts (docs/reference/model.md):
  * matrices normal(0, 0.02); matrices that write into the residual stream normal(0, 0.02 / sqrt(2 * layers)), so that the
  * stream's variance does not grow with depth; norms 1; the gate 0, so that it starts uniform.
  * Every parameter draws from a stream of its own: adding one does not change the numbers of the others.
  */
 import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
 import { Parameter } from '../tensor/parameter.js';
 import { ParameterStack } from '../tensor/parameter-stack.js';
 import { fillNormal } from '../tensor/random/op.js';
@@ -67,6 +68,8 @@ export class ParameterStore {
   }
 
   #add(name: string, shape: Shape): Parameter {
+    if (this.parameters.some((parameter) => parameter.name === name))
+      throw new UsageError(`this model already has a parameter named ${name}: give each layer a name of its own`);
     const parameter = new Parameter(this.#device, name, shape);
     this.parameters.push(parameter);
     return parameter;

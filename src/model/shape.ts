@@ -1,6 +1,6 @@
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
-import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention.js';
+import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 
 export interface ModelShape extends Omit<Config['model'], 'vocab_size'> {
   readonly vocab_size: number;
@@ -22,6 +22,18 @@ export function modelShape(config: Pick<Config, 'model' | 'nsa'>, vocabulary: nu
   const shape = { ...config.model, vocab_size: rows, nsa: config.nsa };
   validateShapes(headShapeOf(shape), sparseShapeOf(shape));
   return shape;
+}
+
+/** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
+export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
+  const flat = ({ nsa, ...model }: ModelShape) =>
+    new Map<string, unknown>([
+      ...Object.entries(model),
+      ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
+    ]);
+  const [first, second] = [flat(a), flat(b)];
+  for (const [key, value] of first) if (value !== second.get(key)) return `${key}: ${value} and ${second.get(key)}`;
+  return null;
 }
 
 export function headShapeOf({ n_heads, n_kv_groups, d_k, d_v }: ModelShape): HeadShape {

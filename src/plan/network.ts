@@ -1,7 +1,7 @@
 /**
  * How long the collectives of data parallel training take on paper: a fixed cost to start one, a latency for every hop,
  * and the bytes that pass the slowest link. The shape of the equations is that of NCCL's own choice between ring and
- * tree; docs/scaling.md derives them.
+ * tree; docs/explain/scaling.md derives them.
  */
 
 export interface Network {

@@ -74,7 +74,7 @@ describe('what a rank computes', () => {
   });
 });
 
-/** Steps of an H200 that were not handed to the equations, held to what docs/scaling.md says of them. */
+/** Steps of an H200 that were not handed to the equations, held to what docs/explain/scaling.md says of them. */
 describe('what was measured on one GPU beside the shipped figures', () => {
   const measured = readMeasured();
   const speed = speedOf(measured);

@@ -1,6 +1,6 @@
 /**
  * One training step of a data-parallel rank, on paper: what it computes from measured rates, what it sends from the
- * network's equations, and what of that the backward pass hides. docs/scaling.md has the equations.
+ * network's equations, and what of that the backward pass hides. docs/explain/scaling.md has the equations.
  */
 import type { Config } from '../config/schema.js';
 import { trainingFlops } from '../model/flops.js';

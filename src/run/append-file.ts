@@ -1,4 +1,4 @@
-/** A file that only grows, by whole records: a reader that tails it never sees half of one. */
+/** A file that grows by whole records: a reader that tails it never sees half of one. */
 import {
   closeSync,
   constants,
@@ -18,23 +18,30 @@ const REPAIR_CHUNK_BYTES = 64 * 1024;
 
 export class AppendFile {
   readonly path: string;
-  readonly #descriptor: number;
+  readonly descriptor: number;
 
-  /** Opens or creates the file. `lines` removes the half line that a crash may have left at the end. */
-  constructor(path: string, format: 'lines' | 'binary' = 'lines') {
+  /**
+   * Opens or creates the file. `lines` removes the incomplete line that a crash may have left at the end. A number is the
+   * descriptor of a file that is already open.
+   */
+  constructor(path: string, source: 'lines' | 'binary' | number = 'lines') {
     this.path = path;
+    if (typeof source === 'number') {
+      this.descriptor = source;
+      return;
+    }
     try {
-      // Without O_NONBLOCK the open of a pipe that nobody reads would hang the trainer before it could be refused.
+      // Without O_NONBLOCK, opening a pipe that has no reader would block before it could be refused.
       const flags = constants.O_RDWR | constants.O_APPEND | constants.O_CREAT | constants.O_NONBLOCK;
-      this.#descriptor = openSync(path, flags, 0o644);
+      this.descriptor = openSync(path, flags, 0o644);
     } catch (error) {
       throw fileError('open', path, error);
     }
     try {
       if (!this.#facts().isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
-      if (format === 'lines') this.#removeHalfLine();
+      if (source === 'lines') this.#removeHalfLine();
     } catch (error) {
-      closeSync(this.#descriptor);
+      closeSync(this.descriptor);
       throw fileError('open', path, error);
     }
   }
@@ -44,35 +51,35 @@ export class AppendFile {
   }
 
   /**
-   * Appends the bytes of one or more whole records with one write call. When the disk takes only a part of them, that part
-   * is taken back, so that the file still ends with a whole record, and the error is thrown.
+   * Appends the bytes of one or more whole records with one write call. If the disk takes only a part of them, that part
+   * is removed again, so that the file still ends with a whole record, and the error is thrown.
    */
   append(bytes: Uint8Array): void {
     const before = this.size;
     try {
-      let offset = writeSync(this.#descriptor, bytes, 0, bytes.length);
-      // A short write comes from a disk that has just become full; the next call gives the error its name.
-      while (offset < bytes.length) offset += writeSync(this.#descriptor, bytes, offset, bytes.length - offset);
+      let offset = writeSync(this.descriptor, bytes, 0, bytes.length);
+      // A short write means that the disk has just become full; the next call throws the reason.
+      while (offset < bytes.length) offset += writeSync(this.descriptor, bytes, offset, bytes.length - offset);
     } catch (error) {
-      if (this.size > before) ftruncateSync(this.#descriptor, before);
+      if (this.size > before) ftruncateSync(this.descriptor, before);
       throw fileError('append', this.path, error);
     }
   }
 
   sync(): void {
     try {
-      fsyncSync(this.#descriptor);
+      fsyncSync(this.descriptor);
     } catch (error) {
       throw fileError('sync', this.path, error);
     }
   }
 
   close(): void {
-    closeSync(this.#descriptor);
+    closeSync(this.descriptor);
   }
 
   #facts(): Stats {
-    return fstatSync(this.#descriptor);
+    return fstatSync(this.descriptor);
   }
 
   #removeHalfLine(): void {
@@ -81,11 +88,11 @@ export class AppendFile {
     let end = size;
     while (end > 0) {
       const start = Math.max(0, end - chunk.length);
-      const read = readSync(this.#descriptor, chunk, 0, end - start, start);
+      const read = readSync(this.descriptor, chunk, 0, end - start, start);
       const newline = chunk.subarray(0, read).lastIndexOf(NEWLINE);
       end = newline >= 0 ? start + newline + 1 : start;
       if (newline >= 0) break;
     }
-    if (end < size) ftruncateSync(this.#descriptor, end);
+    if (end < size) ftruncateSync(this.descriptor, end);
   }
 }

@@ -54,9 +54,10 @@ test('a loss reads back as the same float32, NaN and infinity too', () => {
 test('resuming removes the rows after the checkpoint and goes on from there', () => {
   const writer = new CsvWriter(path, TRAINING_CSV);
   for (let step = 1; step <= 12; step++) writer.append(row(step));
-  writer.truncateAfterStep(10);
-  writer.append(row(11, 9));
   writer.close();
+  const resumed = new CsvWriter(path, TRAINING_CSV, { keepThrough: 10 });
+  resumed.append(row(11, 9));
+  resumed.close();
   const { rows } = readCsv(path, TRAINING_CSV);
   expect(rows.map(({ step }) => step)).toEqual([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
   expect(rows.at(-1)?.loss).toBe(9);
@@ -70,8 +71,7 @@ test('a resumed file equals that of an undisturbed run byte for byte', () => {
   for (let step = 1; step <= 7; step++) first.append(row(step, Math.fround(1 / step)));
   first.close();
   appendFileSync(path, '8,0.1');
-  const second = new CsvWriter(path, TRAINING_CSV);
-  second.truncateAfterStep(4);
+  const second = new CsvWriter(path, TRAINING_CSV, { keepThrough: 4 });
   for (let step = 5; step <= 9; step++) second.append(row(step, Math.fround(1 / step)));
   second.close();
   expect(text()).toBe(readFileSync(join(folder, 'other.csv'), 'utf8'));
@@ -80,11 +80,11 @@ test('a resumed file equals that of an undisturbed run byte for byte', () => {
 test('truncating to the beginning keeps the header; truncating beyond the end keeps all', () => {
   const writer = new CsvWriter(path, TRAINING_CSV, steady);
   writer.append(row(1));
-  const before = text();
-  writer.truncateAfterStep(100);
-  expect(text()).toBe(before);
-  writer.truncateAfterStep(0);
   writer.close();
+  const before = text();
+  new CsvWriter(path, TRAINING_CSV, { keepThrough: 100 }).close();
+  expect(text()).toBe(before);
+  new CsvWriter(path, TRAINING_CSV, { keepThrough: 0 }).close();
   expect(text()).toBe('step,loss,lr,toks_per_s\n');
 });
 

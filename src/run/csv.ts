@@ -4,7 +4,7 @@ import { UsageError } from '../errors.js';
 import { AppendFile } from './append-file.js';
 import { errorCode, fileError, openRegularFile, readFully, writeFileAtomic } from './atomic.js';
 import { formatFloat32 } from './float32.js';
-import { Sink, type SinkOptions } from './sink.js';
+import { openSink, type RecordSink, type WriterOptions } from './sink.js';
 
 /** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
 export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
@@ -31,39 +31,38 @@ const TAIL_BYTES = 64 * 1024;
 export class CsvWriter<Schema extends CsvSchema> {
   readonly path: string;
   readonly #schema: Schema;
-  readonly #options: SinkOptions;
-  #sink: Sink;
-  #dropsBefore = 0;
+  readonly #sink: RecordSink;
 
-  /** Opens or creates the file, removes the half row of a crash, and refuses a file with other columns. */
-  constructor(path: string, schema: Schema, options: SinkOptions = {}) {
+  /**
+   * Opens or creates the file, removes an incomplete last row, and refuses a file with other columns. Rows of steps after
+   * `keepThrough` are removed: a resumed run writes them again. A crash leaves the old content or the new.
+   */
+  constructor(path: string, schema: Schema, options: WriterOptions & { readonly keepThrough?: number } = {}) {
     this.path = path;
     this.#schema = schema;
-    this.#options = options;
-    this.#sink = this.#open();
+    const { keepThrough = Number.POSITIVE_INFINITY, ...writer } = options;
+    let file = openCsv(path, schema);
+    const lines = wholeLines(readText(path) ?? '');
+    const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > keepThrough));
+    if (kept.length < lines.length) {
+      file.close();
+      writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
+      file = openCsv(path, schema);
+    }
+    this.#sink = openSink(file, writer);
   }
 
   /** Rows that could not be written. */
   get drops(): number {
-    return this.#dropsBefore + this.#sink.drops;
+    return this.#sink.drops;
   }
 
-  /** Appends a row with one write call. Never throws: a failing disk is the sink's business. */
+  /** Appends a row with one write call. Never throws because of the disk. */
   append(row: CsvRow<Schema>): void {
     this.#sink.write(Buffer.from(formatRow(this.#schema, row)));
   }
 
-  /** Removes the rows of steps that the resumed run will do again. Old or new content survives a crash, never half. */
-  truncateAfterStep(step: number): void {
-    this.#sink.close();
-    this.#dropsBefore += this.#sink.drops;
-    const lines = wholeLines(readText(this.path) ?? '');
-    const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > step));
-    if (kept.length < lines.length) writeFileAtomic(this.path, kept.map((line) => `${line}\n`).join(''));
-    this.#sink = this.#open();
-  }
-
-  /** Waits until the rows are on the disk; false when they are not. */
+  /** Waits until the rows are on the disk; false if they are not. */
   flush(): boolean {
     return this.#sink.flush();
   }
@@ -71,21 +70,21 @@ export class CsvWriter<Schema extends CsvSchema> {
   close(): void {
     this.#sink.close();
   }
+}
 
-  #open(): Sink {
-    const header = headerOf(this.#schema);
-    const file = new AppendFile(this.path);
-    try {
-      if (file.size === 0) file.append(Buffer.from(`${header}\n`));
-      const found = wholeLines(readText(this.path) ?? '')[0];
-      if (found !== header) {
-        throw new UsageError(`${this.path}: its columns are "${found}", not "${header}"; move the file away`);
-      }
-    } catch (error) {
-      file.close();
-      throw error;
-    }
-    return new Sink(file, this.#options);
+/** Writes the header of a new file; refuses another header. */
+function openCsv(path: string, schema: CsvSchema): AppendFile {
+  const header = headerOf(schema);
+  const file = new AppendFile(path);
+  try {
+    if (file.size === 0) file.append(Buffer.from(`${header}\n`));
+    const found = wholeLines(readText(path) ?? '')[0];
+    if (found !== header)
+      throw new UsageError(`${path}: its columns are "${found}", not "${header}"; move the file away`);
+    return file;
+  } catch (error) {
+    file.close();
+    throw error;
   }
 }
 

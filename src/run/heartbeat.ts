@@ -3,7 +3,7 @@ import { closeSync, fstatSync } from 'node:fs';
 import { AppendFile } from './append-file.js';
 import { errorCode, fileError, openRegularFile, readFully } from './atomic.js';
 import { asNumber, isPlainObject, toJson } from './json.js';
-import { Sink, type SinkOptions } from './sink.js';
+import { openSink, type RecordSink, type WriterOptions } from './sink.js';
 
 export type HeartbeatMessage =
   | 'boot'
@@ -80,17 +80,17 @@ const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
 
 export class HeartbeatWriter {
-  readonly #sink: Sink;
+  readonly #sink: RecordSink;
   readonly #rank: number;
   readonly #world: number | undefined;
   readonly #clock: () => number;
 
   /** `clock` gives milliseconds since 1970; `world` is how many ranks there are, where that is known. */
-  constructor(path: string, rank: number, options: SinkOptions & { clock?: () => number; world?: number } = {}) {
+  constructor(path: string, rank: number, options: WriterOptions & { clock?: () => number; world?: number } = {}) {
     this.#rank = rank;
     this.#world = options.world;
     this.#clock = options.clock ?? Date.now;
-    this.#sink = new Sink(new AppendFile(path), options);
+    this.#sink = openSink(new AppendFile(path), options);
   }
 
   get drops(): number {

@@ -1,14 +1,16 @@
 /**
  * .section_rank{r}: what a rank is doing at this moment, so that a watchdog can name where it hangs. One line of fixed
- * length, written over in place with one call and never flushed: a few microseconds a step, and no growth. A heartbeat
- * cannot say this, since it is written when a step is over.
+ * length, overwritten in place with one call and never fsynced. A heartbeat cannot show this, because it is written after
+ * the step.
  */
 import { closeSync, constants, openSync, readFileSync, rmSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { errorCode, explainFileError, fileError, statOrUndefined } from './atomic.js';
 import { isPlainObject } from './json.js';
+import type { LogThread } from './logs/log-thread.js';
+import type { RecordSink } from './sink.js';
 
-/** Everything a run may hang in. `between` is where signals and .HALT are looked at; `wait` is for other ranks. */
+/** The sections of a run. In `between`, signals and .HALT are checked; in `wait`, the rank waits for other ranks. */
 export type SectionName = 'boot' | 'fetch' | 'step' | 'save' | 'eval' | 'sample' | 'between' | 'wait';
 
 export interface Section {
@@ -22,55 +24,86 @@ export interface Section {
 }
 
 const RECORD_BYTES = 160;
-/** A reader may come while the line is being replaced; the next look then sees it whole. */
+/** A read may coincide with a write; the next attempt then finds a whole line. */
 const READ_ATTEMPTS = 3;
 
-export class SectionWriter {
-  readonly path: string;
-  readonly #rank: number;
+/** A file with one record, which each write replaces. */
+export class InPlaceFile implements RecordSink {
+  readonly drops = 0;
+  readonly #path: string;
   readonly #descriptor: number;
-  readonly #clock: () => number;
   readonly #onProblem: (message: string) => void;
-  #failing = false;
+  #isFailing = false;
 
-  constructor(
-    path: string,
-    rank: number,
-    options: { clock?: () => number; onProblem?: (message: string) => void } = {},
-  ) {
-    this.path = path;
-    this.#rank = rank;
-    this.#clock = options.clock ?? Date.now;
-    this.#onProblem = options.onProblem ?? (() => {});
-    const facts = statOrUndefined(path);
-    if (facts && !facts.isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
+  constructor(path: string, descriptor: number, onProblem: (message: string) => void) {
+    this.#path = path;
+    this.#descriptor = descriptor;
+    this.#onProblem = onProblem;
+  }
+
+  write(record: Uint8Array): void {
     try {
-      this.#descriptor = openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o644);
+      writeSync(this.#descriptor, record, 0, record.length, 0);
+      this.#isFailing = false;
     } catch (error) {
-      throw fileError('open', path, error);
+      if (!this.#isFailing)
+        this.#onProblem(`${this.#path}: cannot write: ${explainFileError(error)}; training goes on`);
+      this.#isFailing = true;
     }
   }
 
-  /** Never throws: a disk that refuses this costs the name of a section, not the training. */
-  enter(section: SectionName, step: number): void {
-    const record = { ts: this.#clock() / 1000, pid: process.pid, rank: this.#rank, step, section };
-    try {
-      writeSync(this.#descriptor, `${JSON.stringify(record).padEnd(RECORD_BYTES - 1)}\n`, 0);
-      this.#failing = false;
-    } catch (error) {
-      if (!this.#failing) this.#onProblem(`${this.path}: cannot write: ${explainFileError(error)}; training goes on`);
-      this.#failing = true;
-    }
+  flush(): boolean {
+    return !this.#isFailing;
   }
 
-  /** A run that ended is in no section: the file goes. */
+  /** Also removes the file: a run that has ended is in no section. */
   close(): void {
     closeSync(this.#descriptor);
-    rmSync(this.path, { force: true });
+    rmSync(this.#path, { force: true });
   }
 }
 
-/** The section a rank is in, or undefined: no file, or nothing whole in it. */
+export interface SectionOptions {
+  /** Milliseconds since 1970. */
+  readonly clock?: () => number;
+  readonly onProblem?: (message: string) => void;
+  /** Takes over the writing; by default the file is written on this thread. */
+  readonly logThread?: LogThread | undefined;
+}
+
+export class SectionWriter {
+  readonly #rank: number;
+  readonly #file: RecordSink;
+  readonly #clock: () => number;
+
+  constructor(path: string, rank: number, options: SectionOptions = {}) {
+    this.#rank = rank;
+    this.#clock = options.clock ?? Date.now;
+    const facts = statOrUndefined(path);
+    if (facts && !facts.isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
+    let descriptor: number;
+    try {
+      descriptor = openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o644);
+    } catch (error) {
+      throw fileError('open', path, error);
+    }
+    this.#file =
+      options.logThread?.open('replace', { path, descriptor }) ??
+      new InPlaceFile(path, descriptor, options.onProblem ?? (() => {}));
+  }
+
+  /** Never throws: if the disk refuses the record, only the name of the section is lost. */
+  enter(section: SectionName, step: number): void {
+    const record = { ts: this.#clock() / 1000, pid: process.pid, rank: this.#rank, step, section };
+    this.#file.write(Buffer.from(`${JSON.stringify(record).padEnd(RECORD_BYTES - 1)}\n`));
+  }
+
+  close(): void {
+    this.#file.close();
+  }
+}
+
+/** The section a rank is in; undefined if there is no file or no whole line in it. */
 export function readSection(path: string): Section | undefined {
   for (let attempt = 0; attempt < READ_ATTEMPTS; attempt++) {
     let text: string;
@@ -91,7 +124,7 @@ function parseSection(text: string): Section | undefined {
   try {
     parsed = JSON.parse(text);
   } catch {
-    return undefined; // Half of a line: the writer was in the middle of it, or the disk was full.
+    return undefined; // An incomplete line: it is being written, or the disk was full.
   }
   if (!isPlainObject(parsed) || typeof parsed['section'] !== 'string') return undefined;
   const isWhole = ['ts', 'pid', 'rank', 'step'].every((name) => Number.isFinite(parsed[name]));

@@ -1,9 +1,21 @@
 /**
- * Between the trainer and a log file. The trainer must neither stop nor wait because a disk is full or slow: records that
- * cannot be written now are kept in memory up to a limit and written later; what does not fit is dropped and counted.
+ * Writes records to a file that may fail. Records that cannot be written now are kept in memory up to a limit and retried
+ * with back-off; the oldest of those that do not fit are dropped and counted. It never throws because of the disk.
  */
+import type { AppendFile } from './append-file.js';
+import type { LogThread } from './logs/log-thread.js';
 
-/** Where records end up: an AppendFile, or in tests something that fails on demand. */
+/** Takes the records of one file; in a run the log thread (logs/log-thread.ts), elsewhere a `Sink`. */
+export interface RecordSink {
+  /** Records that were dropped. */
+  readonly drops: number;
+  write(record: Uint8Array): void;
+  /** Writes and fsyncs what is kept; false if that failed. Never throws. */
+  flush(): boolean;
+  close(): void;
+}
+
+/** Where a sink writes: an AppendFile, or in tests something that fails on demand. */
 export interface SinkTarget {
   readonly path: string;
   append(bytes: Uint8Array): void;
@@ -12,22 +24,19 @@ export interface SinkTarget {
 }
 
 export interface SinkOptions {
-  /** Told in one line when writing begins to fail and when it works again. */
+  /** Receives one line when writing starts to fail, and one when it works again. */
   onProblem?: (message: string) => void;
   /** Bytes kept in memory while the target does not take them. */
   maxPendingBytes?: number;
-  /** Milliseconds that never go back. */
+  /** A monotonic clock in milliseconds. */
   now?: () => number;
 }
 
 const DEFAULT_PENDING_BYTES = 1024 * 1024;
 const FIRST_PAUSE_MS = 1_000;
 const LONGEST_PAUSE_MS = 30_000;
-/** A write that took longer than this is followed by a pause of so many times its length: at most 1/20 of the time is lost. */
-const SLOW_WRITE_MS = 50;
-const SLOW_PAUSE_FACTOR = 20;
 
-export class Sink {
+export class Sink implements RecordSink {
   readonly #target: SinkTarget;
   readonly #onProblem: (message: string) => void;
   readonly #maxPendingBytes: number;
@@ -45,7 +54,7 @@ export class Sink {
     this.#now = options.now ?? (() => performance.now());
   }
 
-  /** Records that were given up for lack of memory or at the end. */
+  /** Records dropped because too many were pending, or at the end. */
   get drops(): number {
     return this.#drops;
   }
@@ -55,25 +64,24 @@ export class Sink {
     return this.#failures > 0;
   }
 
-  /** Takes one whole record. Never throws. */
   write(record: Uint8Array): void {
     this.#pending.push(record);
     this.#pendingBytes += record.length;
     if (this.#now() >= this.#pausedUntil) this.#drain();
-    // The oldest go first: whoever looks at a run in trouble needs the newest.
+    // The oldest are dropped first: the newest matter most to someone who examines a run in trouble.
     while (this.#pendingBytes > this.#maxPendingBytes) {
       this.#pendingBytes -= this.#pending.shift()!.length;
       this.#drops++;
     }
   }
 
-  /** Writes what is kept, even during a pause, and waits for the disk. Returns whether all of it is there. Never throws. */
+  /** Also retries during a back-off pause. */
   flush(): boolean {
     if (!this.#drain()) return false;
     return this.#attempt(() => this.#target.sync());
   }
 
-  /** The last attempt: what cannot be written now is dropped. Never throws. */
+  /** Tries once more; what cannot be written then is dropped. Never throws. */
   close(): void {
     this.#drain();
     this.#drops += this.#pending.length;
@@ -92,20 +100,17 @@ export class Sink {
   }
 
   #attempt(action: () => void): boolean {
-    const started = this.#now();
     try {
       action();
     } catch (error) {
       this.#failures++;
       const pause = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (this.#failures - 1));
       this.#pausedUntil = this.#now() + pause;
-      // Once per outage: a message per step would bury everything else.
+      // Once per outage: a message per step would hide everything else.
       if (this.#failures === 1)
         this.#onProblem(`${message(error)}; training goes on, records are kept and tried again`);
       return false;
     }
-    const took = this.#now() - started;
-    if (took > SLOW_WRITE_MS) this.#pausedUntil = this.#now() + took * SLOW_PAUSE_FACTOR;
     if (this.#failures > 0) this.#onProblem(`${this.#target.path}: writing again, ${this.#drops} records were lost`);
     this.#failures = 0;
     return true;
@@ -114,4 +119,15 @@ export class Sink {
 
 function message(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
+}
+
+/** Options of the writers of growing log files. */
+export interface WriterOptions extends SinkOptions {
+  /** Takes over the writing; by default records are written on this thread. */
+  readonly logThread?: LogThread | undefined;
+}
+
+/** Hands an open file to the log thread, or wraps it for writing on this thread. */
+export function openSink(file: AppendFile, { logThread, ...options }: WriterOptions): RecordSink {
+  return logThread?.open('append', file) ?? new Sink(file, options);
 }

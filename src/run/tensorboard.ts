@@ -5,9 +5,9 @@ import { ensureFolder } from '../folders.js';
 import { AppendFile } from './append-file.js';
 import { fileError } from './atomic.js';
 import { maskedCrc32c } from './crc32c.js';
-import { Sink, type SinkOptions } from './sink.js';
+import { openSink, type RecordSink, type WriterOptions } from './sink.js';
 
-export interface TensorboardOptions extends SinkOptions {
+export interface TensorboardOptions extends WriterOptions {
   /** A resumed run starts after this step: TensorBoard then hides what an earlier file holds beyond it. */
   resumedFromStep?: number;
   /** Milliseconds since 1970. */
@@ -28,7 +28,7 @@ const VALUE_SIMPLE = 2;
 
 export class TensorboardWriter {
   readonly path: string;
-  readonly #sink: Sink;
+  readonly #sink: RecordSink;
   readonly #clock: () => number;
 
   /** Each start of a run has a file of its own; TensorBoard joins the files of a folder. */
@@ -41,7 +41,7 @@ export class TensorboardWriter {
     } catch (error) {
       throw fileError('create', folder, error);
     }
-    this.#sink = new Sink(new AppendFile(this.path, 'binary'), options);
+    this.#sink = openSink(new AppendFile(this.path, 'binary'), options);
     this.#event(0, text(EVENT_FILE_VERSION, 'brain.Event:2'));
     if (options.resumedFromStep !== undefined) {
       const status = message(EVENT_SESSION_LOG, varintField(SESSION_LOG_STATUS, SESSION_START));

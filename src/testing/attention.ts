@@ -1,7 +1,7 @@
 /** Attention cases for tests: shapes that bite, and tensors of random values on a device and in float64. */
 import type { Device } from '../device/device.js';
-import type { HeadShape, SparseShape } from '../ops/attention.js';
-import { compressedCount } from '../ops/sequences.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Precision, rounded } from './devices.js';
 import { randomValues } from './numbers.js';

@@ -1,7 +1,7 @@
 // CUDA threads on one CPU thread: every thread of the blocks that run together (a cluster) is a coroutine
 // that runs until it waits, and between two barriers they take turns in random order, so that a missing barrier shows.
-// Enough of CUDA for src/ops/step and the forward pass of the streamed branches; what is written in PTX there is replaced by
-// emulated-cuda.ts and bench/cuda/emulate/run.py. Slow, exact, no GPU.
+// Enough of CUDA for src/ops/attention/decode/step and the forward pass of the streamed branches; what is written in PTX there is replaced by
+// emulated-cuda.ts and dev/cuda/emulate/run.py. Slow, exact, no GPU.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>

@@ -4,7 +4,7 @@
  * step and the plain ones around them; slow, so for small shapes.
  */
 import { spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { defaultCompilerOptions, findCompiler } from '../device/cpu/compile.js';
@@ -28,9 +28,10 @@ const EMULATOR = fileURLToPath(new URL('./cuda-emulator.h', import.meta.url));
 /** Functions written in PTX, by how they begin, and what stands for them. */
 const REPLACED: Readonly<Record<string, string>> = {
   'float exp2_approximate(float x)': 'return exp2f(x);',
-  'u32 to_halves(float first, float second)': 'return emulator::to_bf16(first) | (u32)emulator::to_bf16(second) << 16;',
+  'float log2_approximate(float x)': 'return log2f(x);',
+  'u32 pack_bf16(float low, float high)': 'return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;',
   'uint4 load_early(const void* from)': 'return *(const uint4*)from;',
-  'void multiply_add(float (&d)[4]': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
+  'void mma_bf16(float* d': 'emulator::product(d, a0, a1, a2, a3, b0, b1);',
   'void cluster_arrive()': '',
   'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
   'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
@@ -53,12 +54,15 @@ function replaceBody(source: string, beginning: string, body: string): string {
   return `${source.slice(0, start)}{ ${body} }${source.slice(end)}`;
 }
 
-/** One text with all headers, each once. */
+/** One text with all headers, each once. A header is beside the file that includes it, or in src/device/cuda. */
 function joined(source: URL, seen = new Set<string>()): string {
   return readFileSync(source, 'utf8').replace(/^#include "(.*)"$|^#pragma once$/gm, (_, header?: string) => {
-    if (header === undefined || seen.has(header)) return '';
-    seen.add(header);
-    return joined(new URL(header, HEADERS), seen);
+    if (header === undefined) return '';
+    const beside = new URL(header, source);
+    const found = existsSync(beside) ? beside : new URL(header, HEADERS);
+    if (seen.has(found.href)) return '';
+    seen.add(found.href);
+    return joined(found, seen);
   });
 }
 
@@ -250,8 +254,11 @@ export class EmulatedCuda implements Device, CudaRuntime {
       '-Wl,-Bsymbolic',
       ...macros,
     ];
-    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' '), command, version]);
-    return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(text, flags, path));
+    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' ')]);
+    const compiler = `${command} ${version}`;
+    return (
+      this.#cache.find(key, compiler) ?? this.#cache.store(key, compiler, (path) => this.#build(text, flags, path))
+    );
   }
 
   #build(text: string, flags: readonly string[], path: string): void {

@@ -1,7 +1,7 @@
 /** Golden attention cases: made by an independent implementation, see /test/golden. */
 import { fileURLToPath } from 'node:url';
-import type { NsaInputs, NsaLayout } from '../ops/nsa-reference.js';
-import { compressedCount } from '../ops/sequences.js';
+import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { readSafetensors, toFloat64 } from '../run/safetensors.js';
 
 export const GOLDEN_SMALL = fileURLToPath(new URL('../../test/golden/dev-small.safetensors', import.meta.url));

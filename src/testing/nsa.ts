@@ -1,7 +1,8 @@
 /** Random problems for the float64 reference of the whole attention core. */
-import type { HeadShape, SparseShape } from '../ops/attention.js';
-import type { NsaInputs, NsaLayout } from '../ops/nsa-reference.js';
-import { compressedCount } from '../ops/sequences.js';
+
+import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { randomInputs, starts } from './attention.js';
 
 export function nsaLayout(lengths: readonly number[], heads: HeadShape, sparse: SparseShape): NsaLayout {

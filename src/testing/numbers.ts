@@ -1,5 +1,5 @@
 /** Numbers for tests: reproducible random values, distances, finite differences. */
-export { relativeError } from '../ops/distance.js';
+export { relativeError } from '../ops/common/distance.js';
 
 /** Uniform in [-1, 1), the same for a seed everywhere. */
 export function randomValues(count: number, seed: number): Float64Array {

@@ -14,7 +14,7 @@ import {
 } from '../device/cuda/runtime.js';
 import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { MemoryPool } from '../device/pool.js';
-import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/nsa-fused/plan.js';
+import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/attention/fused/plan.js';
 
 export interface Launch {
   readonly kernel: string;
@@ -32,6 +32,7 @@ const DTYPES: Readonly<Record<string, string>> = {
   'f32*': 'f32', // of a macro that is a dtype
   'i64*': 'f64', // addresses
   'int*': 'i32',
+  'Plan*': 'i32', // plan.cuh
   'u32*': 'i32',
 };
 

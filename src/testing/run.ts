@@ -4,6 +4,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
+import { readsPath } from '../config/data-path.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { type TrainOptions, type TrainResult, train } from '../train/train.js';
@@ -28,7 +29,11 @@ export function tinyConfig(outDir: string, overrides: TinyOverrides = {}): Confi
   return parseConfig({
     model: { dim: 32, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8, mlp_ratio: 2, ...overrides.model },
     nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16, ...overrides.nsa },
-    data: { source: 'text', path: writeText(outDir), val_fraction: 0.1, document_mask: false, ...overrides.data },
+    data: {
+      ...{ source: 'text', val_fraction: 0.1, document_mask: false },
+      ...(readsPath(overrides.data?.['source'] ?? 'text') && { path: writeText(outDir) }),
+      ...overrides.data,
+    },
     runtime: { device: 'cpu', ...overrides.runtime },
     train: {
       ...{ steps: 12, seq_len: 64, batch_size: 2, lr: 3e-3, warmup_steps: 2, log_every: 1 },
@@ -57,7 +62,10 @@ export interface TestRun {
 }
 
 export type RunOptions = Partial<
-  Pick<TrainOptions, 'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep'>
+  Pick<
+    TrainOptions,
+    'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep' | 'onEvaluation' | 'onCheckpoint'
+  >
 > & {
   /** Called with every line said, and with the emitter that stands for the process's signals. */
   readonly onLine?: (line: string, signals: EventEmitter) => void;

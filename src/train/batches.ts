@@ -1,8 +1,8 @@
 /** Batches on the device: token ids, targets, and where the sequences lie. */
 import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
-import { type SparseLayout, sparseLayout } from '../ops/nsa.js';
-import { Sequences } from '../ops/sequences.js';
+import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
 
 export interface DeviceBatch {

@@ -1,22 +1,26 @@
 /** The loss of a model on a source: as validation in training computes it, for any part of any data. */
 import type { Config } from '../config/schema.js';
-import type { Batch } from '../data/batch.js';
-import type { Loader } from '../data/loader.js';
+import { type Batch, IGNORED_TARGET } from '../data/batch.js';
+import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './batches.js';
-import { type Evaluation, evaluate } from './evaluate.js';
+import { type Evaluation, evaluate as evaluateBatches } from './evaluate.js';
 import { openTrainingData } from './training-data.js';
 
 export interface SourceEvaluation extends Evaluation {
   readonly batches: number;
+  /** Whether every sample of the evaluated part was counted; false when `count` batches did not reach its end. */
+  readonly complete: boolean;
+  /** Bits of loss per UTF-8 byte of the predicted text; null for sources that are no text. */
+  readonly bitsPerByte: number | null;
 }
 
 type Say = (line: string) => void;
 
 /**
  * At most `count` batches: of the validation part where data.val_fraction sets one aside, else of the whole source from its
- * beginning, each sample once.
+ * beginning. Every target counts once, also those of a last sample that is short and of a last batch that is not full.
  */
 export async function evaluateSource(
   model: LanguageModel,
@@ -24,44 +28,39 @@ export async function evaluateSource(
   count: number,
   { say, warn, environment }: { say: Say; warn: Say; environment: Readonly<Record<string, string | undefined>> },
 ): Promise<SourceEvaluation> {
-  const { loader } = await openTrainingData(config, say, warn, { environment });
+  const { data } = config;
+  const evaluate = data.val_fraction > 0 ? 'validation' : 'all';
+  const { loader } = await openTrainingData(config, say, warn, { environment, evaluate });
   const uploader = new BatchUploader(model.device, config.nsa);
   try {
     if (loader.vocabSize > model.shape.vocab_size)
       throw new UsageError(
         `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocab_size}: it was trained with another tokenizer`,
       );
-    const batches =
-      config.data.val_fraction > 0
-        ? await validationBatches(loader, count)
-        : await firstBatches(loader, count, config.train.batch_size);
-    const evaluation = evaluate(model, uploader, batches, config);
-    return { ...evaluation, batches: batches.length };
+    await loader.readyToEvaluate?.(count);
+    const batches = [...loader.evalBatches(count)];
+    if (batches.length === 0)
+      throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
+    const evaluation = evaluateBatches(model, uploader, batches, config);
+    const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
+    const isText = data.source !== 'synthetic' && data.source !== 'needle';
+    const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
+    return {
+      ...evaluation,
+      batches: batches.length,
+      complete: samples === loader.validationSamples,
+      bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
+    };
   } finally {
     uploader.free();
     loader.close();
   }
 }
 
-async function validationBatches(loader: Loader, count: number): Promise<Batch[]> {
-  await loader.readyToEvaluate?.(count);
-  const batches = [...loader.evalBatches(count)];
-  if (batches.length === 0)
-    throw new UsageError('data.val_fraction: the validation part holds no whole sample; lower --seq-len');
-  return batches;
-}
-
-/** Samples wrap around at the end of the data: the batch that would begin again is left out. */
-async function firstBatches(loader: Loader, count: number, rows: number): Promise<Batch[]> {
-  const whole = Math.floor(loader.samplesPerEpoch / rows);
-  if (whole === 0)
-    throw new UsageError(
-      `the source holds ${loader.samplesPerEpoch} samples, less than a batch of ${rows}: lower --batch-size or --seq-len`,
-    );
-  const batches: Batch[] = [];
-  while (batches.length < Math.min(count, whole)) {
-    await loader.ready?.(1);
-    batches.push(loader.next());
-  }
-  return batches;
+/** UTF-8 bytes of all targets that count. */
+function targetBytes(batches: readonly Batch[], tokenizer: Tokenizer): number {
+  let bytes = 0;
+  for (const { targets } of batches)
+    for (const target of targets) if (target !== IGNORED_TARGET) bytes += tokenizer.byteLength(target);
+  return bytes;
 }

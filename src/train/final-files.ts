@@ -35,7 +35,7 @@ export function writeFinalFiles(
     seconds,
     device: model.device.kind,
     device_name: model.device.name,
-    dtype: 'fp32',
+    dtype: model.dtype === 'bf16' ? 'bf16' : 'fp32',
     parameters: model.parameterCount,
     seq_len: config.train.seq_len,
     batch_size: config.train.batch_size * config.train.accumulate_grad_batches * ranks,

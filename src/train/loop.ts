@@ -21,7 +21,7 @@ import { FetchTimes } from './fetch-times.js';
 import { countTargets, type StepGradients } from './optimizer-step.js';
 import { type LiveLine, stepLine } from './progress.js';
 import { differingWeights, type Ranks } from './ranks.js';
-import type { RunRecords, StepRecord } from './records.js';
+import type { CheckpointRecord, EvaluationRecord, RunRecords, StepRecord } from './records.js';
 import { learningRate } from './schedule.js';
 import type { SignalRequests } from './signals.js';
 import type { Position } from './stackdump.js';
@@ -54,6 +54,8 @@ export interface LoopContext {
   readonly position: { step: number; section: string } & Position;
   readonly saveOptions?: SaveOptions;
   readonly onStep?: (record: StepRecord) => void;
+  readonly onEvaluation?: (record: EvaluationRecord) => void;
+  readonly onCheckpoint?: (record: CheckpointRecord) => void;
   /** A text the model continues, for train.sample_every. */
   readonly sample?: () => Promise<string>;
 }
@@ -148,6 +150,7 @@ export class TrainingLoop {
     const evaluation = evaluate(state.model, uploader, batches, config, ranks?.world.together);
     state.progress.lastValLoss = evaluation.loss;
     records.evaluated(state.progress.step, evaluation);
+    this.#context.onEvaluation?.({ step: state.progress.step, ...evaluation });
     live.clear();
     say(
       `eval ${state.progress.step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`,
@@ -167,6 +170,7 @@ export class TrainingLoop {
       // The disk took the checkpoint and not its rows a moment ago: a kill now must not lose them.
       if (!isLogged) records.flush();
       records.event({ step, msg: 'checkpoint', detail: path });
+      this.#context.onCheckpoint?.({ step, path });
       if (!ranks || ranks.world.isFirst) for (const warning of warnings) warn(warning);
       return true;
     } catch (error) {
@@ -176,6 +180,7 @@ export class TrainingLoop {
       if (!ranks || ranks.world.isFirst)
         warn(`${error.message}; training goes on and the next checkpoint will be tried`);
       records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
+      this.#context.onCheckpoint?.({ step, path: null });
       return false;
     }
   }
@@ -289,6 +294,7 @@ export class TrainingLoop {
     const { peakBytes, reservedBytes } = model.device.memory;
     const { step } = progress;
     const { steps, log_every: every } = config.train;
+    const dropped = records.drops;
     const record: StepRecord = {
       step,
       loss: result.loss,
@@ -301,7 +307,7 @@ export class TrainingLoop {
       mfu: this.#mfu(this.#usedFlops(batches) / seconds),
       ...result.observed,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
-      counters: { ...this.#counters, ...result.counters },
+      counters: { ...this.#counters, ...result.counters, ...(dropped > 0 && { log_dropped: dropped }) },
       data: this.#context.data(),
       loader: state.loader.telemetry?.(),
     };
@@ -317,7 +323,7 @@ export class TrainingLoop {
       say(
         stepLine({
           ...{ step, loss: result.loss, learningRate: rate, tokensPerSecond, mfu },
-          ...{ gradientNorm: result.norm, fetchMs, fetchP50Ms, fetchP95Ms },
+          ...{ gradientNorm: result.norm, fetchMs, fetchP50Ms, fetchP95Ms, dropped },
         }),
       );
     }

@@ -10,8 +10,8 @@ import type { Observer } from '../model/attention.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { AdamW } from '../ops/adamw/op.js';
+import type { AttentionCounters } from '../ops/attention/counters.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
-import type { AttentionCounters } from '../ops/nsa-counters.js';
 import type { Together } from '../ranks/together.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -108,8 +108,7 @@ export function launchGradients(
         observer,
       }),
     );
-    tape.seedFilled(mean, weights[i]);
-    tape.backward();
+    tape.backward(mean, weights[i]);
     tape.end();
     return mean;
   });

@@ -10,6 +10,8 @@ export interface ProgressLine {
   readonly fetchMs: number;
   readonly fetchP50Ms: number;
   readonly fetchP95Ms: number;
+  /** Log records dropped so far; shown if there are any. */
+  readonly dropped?: number;
 }
 
 /** `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form the runbooks read. */
@@ -24,6 +26,7 @@ export function stepLine(line: ProgressLine): string {
     `fetch ${line.fetchMs.toFixed(0)}ms`,
     `fetch_p50 ${line.fetchP50Ms.toFixed(0)}ms`,
     `fetch_p95 ${line.fetchP95Ms.toFixed(0)}ms`,
+    ...(line.dropped ? [`log_dropped ${line.dropped}`] : []),
   ].join(' | ');
 }
 

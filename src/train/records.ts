@@ -1,10 +1,11 @@
 /** All that a run writes about itself while it goes: CSV files, heartbeats, TensorBoard events. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
-import type { GateStatistics } from '../ops/gate/op.js';
-import type { SelectionStatistics } from '../ops/selection-counts/op.js';
+import type { GateStatistics } from '../ops/attention/gate/op.js';
+import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
 import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
+import type { LogThread } from '../run/logs/log-thread.js';
 import type { RunPaths } from '../run/run-paths.js';
 import { type SectionName, SectionWriter } from '../run/section.js';
 import { TensorboardWriter } from '../run/tensorboard.js';
@@ -30,7 +31,20 @@ export interface StepRecord {
   readonly loader?: LoaderTelemetry | undefined;
 }
 
+/** A completed evaluation. */
+export interface EvaluationRecord extends Evaluation {
+  readonly step: number;
+}
+
+/** An attempt to save a checkpoint. */
+export interface CheckpointRecord {
+  readonly step: number;
+  /** The checkpoint's folder; null if the disk did not take it, in which case training continues. */
+  readonly path: string | null;
+}
+
 export class RunRecords {
+  readonly #logThread: LogThread;
   readonly #heartbeat: HeartbeatWriter;
   readonly #section: SectionWriter;
   readonly #training: CsvWriter<typeof TRAINING_CSV> | null = null;
@@ -40,43 +54,45 @@ export class RunRecords {
   readonly #tensorboard: TensorboardWriter | null = null;
   readonly #writers: { flush(): boolean; close(): void; readonly drops: number }[];
 
-  /** Rows after `resumedFrom` are removed: the resumed run writes them again. */
+  /** Rows after `resumedFrom` are removed: the resumed run writes them again. `logThread` does the writing. */
   constructor(
     paths: RunPaths,
     config: Config,
     { rank, world }: { readonly rank: number; readonly world: number },
     resumedFrom: number | null,
-    onProblem: (message: string) => void,
+    logThread: LogThread,
   ) {
-    const sink = { onProblem };
-    this.#section = new SectionWriter(paths.section(rank), rank, sink);
-    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { ...sink, world });
+    this.#logThread = logThread;
+    this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
+    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world });
     this.#writers = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {
-      this.#training = new CsvWriter(paths.training, TRAINING_CSV, sink);
-      this.#val = new CsvWriter(paths.val, VAL_CSV, sink);
-      this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, sink);
-      this.#counters = new CsvWriter(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, sink);
-      const files = [this.#training, this.#val, this.#kStats, this.#counters];
-      for (const file of files) file.truncateAfterStep(resumedFrom ?? 0);
-      this.#writers.push(...files);
+      const options = { logThread, keepThrough: resumedFrom ?? 0 };
+      this.#training = new CsvWriter(paths.training, TRAINING_CSV, options);
+      this.#val = new CsvWriter(paths.val, VAL_CSV, options);
+      this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, options);
+      this.#counters = new CsvWriter(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
+      this.#writers.push(this.#training, this.#val, this.#kStats, this.#counters);
     }
     if (config.runtime.tb) {
-      this.#tensorboard = new TensorboardWriter(paths.tensorboard, {
-        ...sink,
-        ...(resumedFrom === null ? {} : { resumedFromStep: resumedFrom }),
-      });
+      const resumed = resumedFrom === null ? {} : { resumedFromStep: resumedFrom };
+      this.#tensorboard = new TensorboardWriter(paths.tensorboard, { logThread, ...resumed });
       this.#writers.push(this.#tensorboard);
     }
   }
 
-  /** Lines and rows that a failing disk did not take. */
+  /** Records that were dropped because the file system failed or hung. */
   get drops(): number {
     return this.#writers.reduce((total, { drops }) => total + drops, 0);
   }
 
-  /** Says what the rank does from now on, for watchdogs. */
+  /** At the end of a run: dropped records, and those that a hung file system still holds up. */
+  get lost(): number {
+    return this.drops + this.#logThread.stuck;
+  }
+
+  /** Records what the rank does from now on, for watchdogs. */
   enter(section: SectionName, step: number): void {
     this.#section.enter(section, step);
   }
@@ -159,13 +175,15 @@ export class RunRecords {
     this.#heartbeat.write({ step, msg: 'eval', loss });
   }
 
-  /** Before a checkpoint: its rows must be on the disk when it is. False when the disk did not take them all. */
+  /** Before a checkpoint, whose rows must be on the disk first. False if the disk did not take them all. */
   flush(): boolean {
     return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
   }
 
+  /** Waits for the log thread, but not for a file system that hangs. */
   close(): void {
     for (const writer of this.#writers) writer.close();
     this.#section.close();
+    this.#logThread.close();
   }
 }

@@ -1,8 +1,8 @@
 /** What a step tells about its attention: gates over all layers and heads, and how many blocks were selected. */
 import type { Device } from '../device/device.js';
 import type { Observer } from '../model/attention.js';
-import { type GateStatistics, gateSums, summarizeGates } from '../ops/gate/op.js';
-import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/selection-counts/op.js';
+import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
+import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 
 export interface Observed {

@@ -9,7 +9,7 @@ import { runPaths } from '../run/run-folder.js';
 import { readSafetensors } from '../run/safetensors.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
-import type { StepRecord } from './records.js';
+import type { CheckpointRecord, EvaluationRecord, StepRecord } from './records.js';
 import { train } from './train.js';
 
 let folder: { path: string; remove: () => void };
@@ -145,6 +145,29 @@ describe('train', () => {
     expect(losses).toHaveLength(3);
     expect(said).toContain('stopped after step 3 by abort');
     expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(3);
+  });
+
+  it('reports evaluations and checkpoints to the program', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 9 } });
+    const evaluations: EvaluationRecord[] = [];
+    const checkpoints: CheckpointRecord[] = [];
+    const { result } = await runTraining(config, {
+      onEvaluation: (record) => evaluations.push(record),
+      onCheckpoint: (record) => checkpoints.push(record),
+    });
+    expect(evaluations.map(({ step }) => step)).toEqual([5, 9]);
+    expect(evaluations[1].loss).toBe(result.valLoss);
+    expect(checkpoints.map(({ step }) => step)).toEqual([4, 5, 8, 9]);
+    expect(existsSync(checkpoints[3].path!)).toBe(true);
+  });
+
+  it('reports when the checkpoint is already beyond train.steps', async () => {
+    await runTraining(tinyConfig(folder.path, { train: { steps: 8 } }));
+    const { result, warned } = await runTraining(tinyConfig(folder.path, { train: { steps: 4 } }), { resume: 'auto' });
+    expect(result).toMatchObject({ status: 'done', step: 8 });
+    expect(warned).toEqual([
+      'train.steps is 4, but the checkpoint is already at step 8: nothing is trained; use --steps with more than 8',
+    ]);
   });
 
   it('needs no more than a config and a device', async () => {

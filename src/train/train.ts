@@ -20,6 +20,7 @@ import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/che
 import { listCheckpoints } from '../run/checkpoint-folder.js';
 import type { SaveOptions } from '../run/checkpoint-save.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
+import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, RunFolder, runPaths, writeAnomaly } from '../run/run-folder.js';
 import type { SectionName } from '../run/section.js';
 import { BatchUploader } from './batches.js';
@@ -28,7 +29,7 @@ import { writeFinalFiles } from './final-files.js';
 import { TrainingLoop, type TrainStatus } from './loop.js';
 import { LiveLine, type Terminal } from './progress.js';
 import { joinRanks } from './ranks.js';
-import { RunRecords, type StepRecord } from './records.js';
+import { type CheckpointRecord, type EvaluationRecord, RunRecords, type StepRecord } from './records.js';
 import { type SignalSource, watchSignals } from './signals.js';
 import { SpikeDetector } from './spikes.js';
 import { writeStackDump } from './stackdump.js';
@@ -44,8 +45,12 @@ export interface TrainOptions {
   readonly resume?: string | null;
   /** Also write the final model to this file. */
   readonly save?: string | null;
-  /** Hears of every optimizer step after it was recorded. */
+  /** Called after each optimizer step was recorded. */
   readonly onStep?: (record: StepRecord) => void;
+  /** Called after each evaluation was recorded. */
+  readonly onEvaluation?: (record: EvaluationRecord) => void;
+  /** Called after each checkpoint was saved, or could not be saved. */
+  readonly onCheckpoint?: (record: CheckpointRecord) => void;
   /** Lines for a person: progress (nobody listens by default) and warnings (stderr by default). */
   readonly say?: (line: string) => void;
   readonly warn?: (line: string) => void;
@@ -154,17 +159,24 @@ async function runIn(
     const changes = restoreTrainingState(found, state, config, world?.size ?? 1);
     say(`resumed from ${found.path} at step ${found.step}`);
     for (const change of changes) say(`changed since: ${change}`);
+    if (config.train.steps < found.step)
+      warn(
+        `train.steps is ${config.train.steps}, but the checkpoint is already at step ${found.step}: nothing is trained; ` +
+          `use --steps with more than ${found.step}`,
+      );
   } else if (options.resume !== null) {
     say('no checkpoint yet: starting from step 0');
   }
   if (isFirst) {
     folder.writeConfig(toYaml(config));
-    const members = world && {
+    const ranks = world && {
       ranks: { world: world.size, launcher: world.identity.launcher, members: world.members },
     };
-    folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, ...members });
+    folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, ...ranks });
   }
-  const records = new RunRecords(folder.paths, config, { rank, world: world?.size ?? 1 }, state.progress.step, warn);
+  const logThread = await LogThread.start({ onProblem: warn });
+  const members = { rank, world: world?.size ?? 1 };
+  const records = new RunRecords(folder.paths, config, members, state.progress.step, logThread);
   const position: { step: number; section: SectionName } = { step: state.progress.step, section: 'boot' };
   world?.monitor.watch({
     paths: folder.paths,
@@ -194,6 +206,8 @@ async function runIn(
         peakFlops: options.peakFlops ?? null,
         live: new LiveLine(options.terminal),
         ...(options.onStep && { onStep: options.onStep }),
+        ...(options.onEvaluation && { onEvaluation: options.onEvaluation }),
+        ...(options.onCheckpoint && { onCheckpoint: options.onCheckpoint }),
         ...(options.saveOptions && { saveOptions: options.saveOptions }),
       },
       found?.step ?? null,
@@ -207,7 +221,10 @@ async function runIn(
     const { step, firstLoss, lastLoss, lastValLoss: valLoss } = state.progress;
     if (status === 'done') records.event({ step, msg: 'stop', detail: 'done' });
     const seconds = (performance.now() - started) / 1000;
-    const facts = { state, config, status, seconds, drops: records.drops, ranks: world?.size ?? 1, save: options.save };
+    records.flush();
+    if (records.lost > 0)
+      warn(`${records.lost} log records were dropped: the file system of ${outDir} did not take them`);
+    const facts = { state, config, status, seconds, drops: records.lost, ranks: world?.size ?? 1, save: options.save };
     if (isFirst) writeFinalFiles(folder, facts);
     // A launcher may end all ranks as soon as one of them has ended: nobody goes before the files are there.
     world?.together.wait();

@@ -1,6 +1,7 @@
 /** The data of a run, as its config asks for it: time limits for the source, and synthetic tokens only by request. */
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { ignoredPath, readsPath } from '../config/data-path.js';
 import type { Config } from '../config/schema.js';
 import { type CorpusOptions, openCorpus } from '../data/corpus/open.js';
 import { MORE_TIME } from '../data/hub/http.js';
@@ -12,6 +13,7 @@ import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { FallbackLoader } from './fallback-loader.js';
 
 type Say = (line: string) => void;
+type Evaluated = 'validation' | 'all' | undefined;
 type Environment = Readonly<Record<string, string | undefined>>;
 
 export interface TrainingData {
@@ -26,16 +28,25 @@ export interface Rank {
   readonly world: number;
 }
 
+export interface OpenDataOptions {
+  /** Default: that of the process. */
+  readonly environment?: Environment;
+  readonly rank?: Rank;
+  /** What `evalBatches` covers: the validation part (default), or the whole source. */
+  readonly evaluate?: 'validation' | 'all';
+}
+
 export async function openTrainingData(
   config: Config,
   say: Say,
   warn: Say,
-  { environment = process.env, rank }: { environment?: Environment; rank?: Rank } = {},
+  { environment = process.env, rank, evaluate }: OpenDataOptions = {},
 ): Promise<TrainingData> {
   const { source, path, synthetic_on_fail: mayReplace } = config.data;
+  if (path !== null && !readsPath(source)) throw new UsageError(ignoredPath(source));
   const openSynthetic = () => createLoader({ ...loaderOptions(config), ...rank, source: 'synthetic' });
   try {
-    const loader = await openSource(config, say, warn, environment, rank);
+    const loader = await openSource(config, say, warn, { environment, rank, evaluate });
     const tokens = Number.isFinite(loader.tokensPerEpoch) ? `${loader.tokensPerEpoch} training tokens` : 'without end';
     const known = Number.isFinite(loader.validationSamples);
     say(
@@ -78,19 +89,18 @@ async function openSource(
   config: Config,
   say: Say,
   warn: Say,
-  environment: Environment,
-  rank: Rank | undefined,
+  { environment, rank, evaluate }: { environment: Environment; rank?: Rank | undefined; evaluate?: Evaluated },
 ): Promise<Loader> {
   const { data } = config;
   const { source } = data;
   if (source === 'fineweb_edu' || source === 'fineweb_edu_local')
-    return openStream(config, say, { environment, ...(rank && { rank }) });
+    return openStream(config, say, { environment, rank, evaluate });
   const limit = new StallLimit(data.loader_timeout);
   let reported = 0;
   const loading = createLoader({
     ...loaderOptions(config),
     ...rank,
-    source,
+    ...{ source, evaluate },
     ...(data.path === null ? {} : { path: data.path }),
     onWarning: warn,
     onProgress: ({ documents, tokens }) => {
@@ -111,7 +121,7 @@ async function openSource(
 export async function openStream(
   config: Config,
   say: Say,
-  { environment, rank }: { environment: Environment; rank?: Rank },
+  { environment, rank, evaluate }: { environment: Environment; rank?: Rank | undefined; evaluate?: Evaluated },
 ): Promise<StreamLoader> {
   const { data, train } = config;
   const spec = await openCorpus(corpusOptions(config, environment));
@@ -121,7 +131,7 @@ export async function openStream(
     ...{ spec, tokenizer: data.tokenizer, seq_len: train.seq_len, batch_size: train.batch_size, ...rank },
     ...{ document_mask: data.document_mask, workers: data.workers, documentBatch: data.fwe_doc_batch },
     ...{ prefetch: data.fwe_prefetch, queue: Math.max(data.fwe_queue, data.fwe_warmup_batches) },
-    timeout: data.loader_timeout,
+    ...{ timeout: data.loader_timeout, evaluate },
     ...(data.vocab_size !== null && { vocab_size: data.vocab_size }),
     report: {
       every: data.report_docs,

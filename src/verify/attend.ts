@@ -1,7 +1,7 @@
 /** Runs the attention case of a file on a device, or through the float64 reference. */
 import type { Device } from '../device/device.js';
-import { nsaForward } from '../ops/nsa-reference.js';
-import type { SelectionKernel } from '../ops/selected/op.js';
+import { nsaForward } from '../ops/attention/reference.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import type { CaseFile, CaseResult } from './case-file.js';
 import { layoutOf } from './cases.js';
 import { coreReference } from './compare.js';

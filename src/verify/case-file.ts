@@ -3,8 +3,8 @@
  * gradients out. A file comes from anywhere: every tensor is compared with the sizes before any is read.
  */
 import { UsageError } from '../errors.js';
-import { validateShapes } from '../ops/attention.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
+import { validateShapes } from '../ops/attention/shape.js';
 import {
   openSafetensors,
   type SafeDtype,

@@ -1,7 +1,8 @@
 /** The shapes attention is checked with: every one that attention.md warns of, small enough for the float64 reference. */
-import type { HeadShape, SparseShape } from '../ops/attention.js';
-import type { NsaInputs, NsaLayout } from '../ops/nsa-reference.js';
-import { compressedCount } from '../ops/sequences.js';
+
+import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { randomValues, startsOf, sum } from './numbers.js';
 
 export interface Shapes {

@@ -1,7 +1,7 @@
 /** What a check is, and how a list of them is run: one row for each, whatever happens inside. */
 import type { Device } from '../device/device.js';
 
-/** The invariants of docs/attention.md, by number. */
+/** The invariants of docs/explain/attention.md, by number. */
 export const INVARIANTS = [
   '1 reference',
   '2 causality',

@@ -1,6 +1,6 @@
 /** Comparing results of a device with the float64 reference. */
-import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from '../ops/nsa-reference.js';
-import { importance, isSelection } from '../ops/select/reference.js';
+import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from '../ops/attention/reference.js';
+import { importance, isSelection } from '../ops/attention/select/reference.js';
 import { gradientName, INPUT_NAMES, type InputName, layoutOf, type Shapes } from './cases.js';
 import { type Finding, Worst } from './check.js';
 import { type CoreResult, OUTPUT_NAMES } from './core.js';

@@ -1,8 +1,8 @@
 /** The attention core on a device, from arrays to arrays: what checks compare with the reference and `attend` writes. */
 import type { Device } from '../device/device.js';
-import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
-import { Sequences } from '../ops/sequences.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
@@ -39,8 +39,7 @@ export function runCore(
       const outputs = record(OUTPUT_NAMES, (name) => results[name].read() as Float32Array);
       const selected = results.selected.read() as Int32Array;
       if (!dOut) return { outputs, selected, gradients: null };
-      tape.seed(results.out, dOut);
-      tape.backward();
+      tape.backward(results.out, dOut);
       return { outputs, selected, gradients: record(INPUT_NAMES, (name) => gradientOf(tape, tensors[name])) };
     } finally {
       layout.blocks.free();

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Addressable } from '../device/device.js';
+import type { AttentionArguments } from '../ops/attention/branch.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu } from '../testing/devices.js';
 import { type Invariant, runCheck } from './check.js';
@@ -22,9 +23,8 @@ function expectFailure(faults: Record<string, Fault>, invariant: Invariant, text
   }
 }
 
-// Positions of arguments in the kernels' signatures (op.ts of each operation).
-const WINDOW = { forward: 11, backward: 17 };
-const COMPRESSED = { l: 12, backwardL: 19 };
+// Positions of arguments in the signatures of window_forward and of compressed_forward and _backward.
+const [W, L] = [1, 1];
 const anyVariant = 'phi avg, gate softmax, rope after';
 
 describe('a broken kernel is found', () => {
@@ -34,7 +34,7 @@ describe('a broken kernel is found', () => {
   });
 
   it('1: a window of w + 1 keys, as several public codes have', () => {
-    const faults = { window_forward: replaced(WINDOW.forward, (w) => w + 1) };
+    const faults = { window_forward: replaced(W, (w) => w + 1) };
     expectFailure(faults, '1 reference', anyVariant, 'the output is off');
     expectFailure(faults, '9 shapes', 'h = 6', 'is off');
   });
@@ -60,23 +60,23 @@ describe('a broken kernel is found', () => {
   });
 
   it('1: one wrong number in a gradient', () => {
-    const faults = { window_backward: spoiled(8, 3, (value) => value + 1) }; // dk of the window branch
+    const faults = { window_backward: spoiled('dKeys', 3, (value) => value + 1) };
     expectFailure(faults, '9 shapes', 'G = H', 'dk_win is off');
   });
 
-  it('1: a number that is none', () => {
+  it('1: NaN', () => {
     const faults = { combine_forward: spoiled(4, 0, () => Number.NaN) };
     expectFailure(faults, '9 shapes', 'S = w + 1', 'the error is NaN: v1: out is off');
   });
 
   it('2: compressed blocks that are seen before they end', () => {
-    const faults = { compressed_forward: replaced(COMPRESSED.l, (l) => l - 4) };
+    const faults = { compressed_forward: replaced(L, (l) => l - 4) };
     expectFailure(faults, '2 causality', anyVariant, /values up to token \d+ change with the tokens after it/);
     expectFailure(faults, '2 causality', 'language model', /hidden values up to token \d+ change/);
   });
 
   it('2: gradients that reach tokens after the output', () => {
-    const faults = { compressed_backward: replaced(COMPRESSED.backwardL, (l) => l - 4) };
+    const faults = { compressed_backward: replaced(L, (l) => l - 4) };
     expectFailure(faults, '2 causality', anyVariant, 'tokens after t get a gradient');
   });
 
@@ -84,8 +84,8 @@ describe('a broken kernel is found', () => {
     const faults: Record<string, Fault> = {
       window_forward: (kernel, values, device) => {
         const ends = new Int32Array(2);
-        device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
-        replaced(WINDOW.forward, (w) => (ends[1] > 40 ? w : w - 1))(kernel, values, device);
+        device.download(branch(values).offsets.pointer, new Uint8Array(ends.buffer));
+        replaced(W, (w) => (ends[1] > 40 ? w : w - 1))(kernel, values, device);
       },
     };
     expectFailure(faults, '3 prefix', anyVariant, 'tokens alone give another output');
@@ -94,11 +94,11 @@ describe('a broken kernel is found', () => {
   it('4: sequences that see each other', () => {
     const faults: Record<string, Fault> = {
       window_forward: (kernel, values, device) => {
-        const count = values[6] as number;
-        const ends = new Int32Array(count + 1);
-        device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
-        const offsets = Tensor.from(device, [0, ends[count]], [2], 'i32');
-        kernel(...values.map((value, i) => (i === 3 ? offsets : i === 6 ? 1 : value)));
+        const given = branch(values);
+        const ends = new Int32Array(given.sequences + 1);
+        device.download(given.offsets.pointer, new Uint8Array(ends.buffer));
+        const offsets = Tensor.from(device, [0, ends[given.sequences]], [2], 'i32');
+        kernel({ ...given, offsets, keyOffsets: offsets, sequences: 1 }, ...values.slice(1));
         offsets.free();
       },
     };
@@ -106,7 +106,7 @@ describe('a broken kernel is found', () => {
   });
 
   it('5: a selection that leaves out a block', () => {
-    const faults = { selected_forward: replaced(12, (block) => block - 1) };
+    const faults = { selected_forward: replaced(2, (block) => block - 1) };
     expectFailure(faults, '5 dense', 'selected', 'is not that of dense attention');
   });
 
@@ -156,38 +156,39 @@ function shifted(device: ReturnType<typeof cpu>, from: Addressable, rows: number
   return copy;
 }
 
-function sizes(values: Argument[], device: ReturnType<typeof cpu>, at: number) {
-  const [count, , groups, dk, dv] = values.slice(at, at + 5) as number[];
-  const ends = new Int32Array(count + 1);
-  device.download((values[3] as Addressable).pointer, new Uint8Array(ends.buffer));
-  return { rows: ends[count], k: groups * dk, v: groups * dv };
+/** The struct that a branch kernel is given. */
+function branch(values: Argument[]): AttentionArguments {
+  return values[0] as unknown as AttentionArguments;
+}
+
+function sizes({ offsets, sequences, groups, dk, dv }: AttentionArguments, device: ReturnType<typeof cpu>) {
+  const ends = new Int32Array(sequences + 1);
+  device.download(offsets.pointer, new Uint8Array(ends.buffer));
+  return { rows: ends[sequences], keyWidth: groups * dk, valueWidth: groups * dv };
 }
 
 function shiftedForward(...[kernel, values, device]: Parameters<Fault>): void {
-  const { rows, k, v } = sizes(values, device, 6);
-  const keys = shifted(device, values[1] as Addressable, rows, k);
-  const vectors = shifted(device, values[2] as Addressable, rows, v);
-  kernel(values[0], keys, vectors, ...values.slice(3));
-  keys.free();
-  vectors.free();
+  const given = branch(values);
+  const { rows, keyWidth, valueWidth } = sizes(given, device);
+  const [k, v] = [shifted(device, given.k, rows, keyWidth), shifted(device, given.v, rows, valueWidth)];
+  kernel({ ...given, k, v }, ...values.slice(1));
+  k.free();
+  v.free();
 }
 
 /** The gradients of such a window: computed for the shifted rows, and shifted back. */
 function shiftedBackward(...[kernel, values, device]: Parameters<Fault>): void {
-  const { rows, k, v } = sizes(values, device, 10);
-  const keys = shifted(device, values[1] as Addressable, rows, k);
-  const vectors = shifted(device, values[2] as Addressable, rows, v);
-  kernel(values[0], keys, vectors, ...values.slice(3));
+  shiftedForward(kernel, values, device);
+  const given = branch(values);
+  const { rows, keyWidth, valueWidth } = sizes(given, device);
   for (const [gradient, width] of [
-    [values[8], k],
-    [values[9], v],
-  ] as [Addressable, number][]) {
+    [given.dKeys!, keyWidth],
+    [given.dValues!, valueWidth],
+  ] as const) {
     const copy = Tensor.zeros(device, [rows, width]);
     const bytes = width * 4;
     device.copy(copy.pointer + BigInt(bytes), gradient.pointer, (rows - 1) * bytes);
     device.copy(gradient.pointer, copy.pointer, rows * bytes);
     copy.free();
   }
-  keys.free();
-  vectors.free();
 }

@@ -3,9 +3,9 @@
  * takes depends on the whole batch. Values of the future are finite here: tensor cores multiply masked ones by zero.
  */
 import type { Device } from '../device/device.js';
-import type { SparseOptions } from '../ops/nsa.js';
-import { fusedRefusal } from '../ops/nsa-fused.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
+import { fusedRefusal } from '../ops/attention/fused/op.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { AWKWARD, INPUT_NAMES, outputShape, randomInputs, type Shapes } from './cases.js';
 import { BF16_TOLERANCE, type Check, type Finding, Worst } from './check.js';

@@ -1,11 +1,11 @@
 /** Invariant 5: a selection or a window that holds everything is dense causal attention. */
 import type { Device } from '../device/device.js';
-import { compressedAttention } from '../ops/compressed/op.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { selectBlocks } from '../ops/select/op.js';
-import { selectedAttention } from '../ops/selected/op.js';
-import type { Sequences } from '../ops/sequences.js';
-import { windowAttention } from '../ops/window/op.js';
+import { compressedAttention } from '../ops/attention/compressed/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { selectBlocks } from '../ops/attention/select/op.js';
+import { selectedAttention } from '../ops/attention/selected/op.js';
+import { windowAttention } from '../ops/attention/window/op.js';
+import type { Sequences } from '../ops/common/sequences.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { inputShapes, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
@@ -76,8 +76,7 @@ function equalsDense(device: Device, shapes: Shapes, branch: Branch): Finding {
       };
       const out = attend(tape, inputs, tokens);
       const values = out.read();
-      tape.seed(out, dOut);
-      tape.backward();
+      tape.backward(out, dOut);
       return {
         out: values,
         dq: gradientOf(tape, inputs.q),

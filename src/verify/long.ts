@@ -4,13 +4,13 @@
  */
 import { freemem } from 'node:os';
 import type { Device } from '../device/device.js';
-import type { HeadShape } from '../ops/attention.js';
-import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention-reference.js';
+import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention/branch-reference.js';
+import { combineBackward, combineForward } from '../ops/attention/combine/reference.js';
+import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { isSelection, overlap } from '../ops/attention/select/reference.js';
+import type { HeadShape } from '../ops/attention/shape.js';
 import { castInto } from '../ops/cast/op.js';
-import { combineBackward, combineForward } from '../ops/combine/reference.js';
-import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/nsa.js';
-import { isSelection, overlap } from '../ops/select/reference.js';
-import { compressedCount } from '../ops/sequences.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { gradientName, INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
@@ -90,8 +90,7 @@ export function sampled(
         dOut.rows(row, row + 1).write(randomValues(heads.heads * heads.dv, 60 + i));
         return readRow(dOut, row); // as rounded
       });
-      tape.seedWith(results.out, dOut);
-      tape.backward();
+      tape.backward(results.out, dOut);
       layout.blocks.free();
       const reference = new SampledReference(shapes, inputs);
       const worst = new Worst();

@@ -2,8 +2,8 @@
 import type { Device } from '../device/device.js';
 import { LanguageModel } from '../model/language-model.js';
 import { sparseShapeOf } from '../model/shape.js';
-import { sparseLayout } from '../ops/nsa.js';
-import type { SelectionKernel } from '../ops/selected/op.js';
+import { sparseLayout } from '../ops/attention/nsa.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import { outputShape, randomInputs, type Shapes } from './cases.js';
 import { type Check, type Finding, Worst } from './check.js';
 import { runCore, withSequences } from './core.js';

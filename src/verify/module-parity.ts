@@ -1,7 +1,7 @@
 /** Invariants 1 and 6 for the whole module, in every form: outputs equal the reference, gradients its differences. */
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
-import { nsaForward } from '../ops/nsa-reference.js';
+import { nsaForward } from '../ops/attention/reference.js';
 import { FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
 import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { wrongSelection } from './compare.js';

@@ -1,9 +1,9 @@
 /** The attention module in float64, put together from the references of its operations. */
 import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
-import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/compress/reference.js';
-import { gateForward } from '../ops/gate/reference.js';
+import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/attention/compress/reference.js';
+import { gateForward } from '../ops/attention/gate/reference.js';
+import { type NsaInputs, type NsaLayout, nsaForward } from '../ops/attention/reference.js';
 import { linearForward } from '../ops/linear/reference.js';
-import { type NsaInputs, type NsaLayout, nsaForward } from '../ops/nsa-reference.js';
 import { splitForward } from '../ops/rope/reference.js';
 import { layoutOf } from './cases.js';
 

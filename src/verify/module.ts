@@ -4,8 +4,8 @@ import type { Device } from '../device/device.js';
 import { type AttentionModule, createAttention } from '../model/attention.js';
 import { ParameterStore } from '../model/parameters.js';
 import { type ModelShape, modelShape, sparseShapeOf } from '../model/shape.js';
-import { sparseLayout } from '../ops/nsa.js';
-import type { SelectionKernel } from '../ops/selected/op.js';
+import { sparseLayout } from '../ops/attention/nsa.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { gradientOf, withSequences } from './core.js';
 import type { Weights } from './module-reference.js';
@@ -88,8 +88,7 @@ export class TestModule {
         const output = this.#module.forward(tape, input, { layout, kernels: { kernel }, observer });
         const out = output.read() as Float32Array;
         if (!dOut) return { out, selected, gradients: null };
-        tape.seed(output, dOut);
-        tape.backward();
+        tape.backward(output, dOut);
         const gradients = new Map([['x', gradientOf(tape, input)]]);
         for (const [name, { value, gradient }] of this.#parameters)
           gradients.set(name, (gradient?.read() as Float32Array | undefined) ?? new Float32Array(value.size));

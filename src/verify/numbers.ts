@@ -1,5 +1,5 @@
 /** Numbers for checks: reproducible random values and the distances that attention.md states its limits in. */
-export { relativeError } from '../ops/distance.js';
+export { relativeError } from '../ops/common/distance.js';
 
 /** Uniform in [-1, 1) times `spread`, the same for a seed everywhere, and exact in float32. */
 export function randomValues(count: number, seed: number, spread = 1): Float64Array {

@@ -1,9 +1,9 @@
 /** Invariants 1 and 9: every kernel equals the float64 reference, outputs and gradients, for the shapes that bite. */
 import type { Device } from '../device/device.js';
-import { denseAttention } from '../ops/dense/op.js';
-import { denseBackward, denseForward } from '../ops/dense/reference.js';
-import type { NsaInputs } from '../ops/nsa-reference.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../ops/selected/op.js';
+import { denseAttention } from '../ops/attention/dense/op.js';
+import { denseBackward, denseForward } from '../ops/attention/dense/reference.js';
+import type { NsaInputs } from '../ops/attention/reference.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
 import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
 import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { compareCore } from './compare.js';
@@ -76,8 +76,7 @@ export function compareDense(
     const out = denseAttention(tape, tensors, sequences);
     const worst = new Worst();
     worst.add(relativeError(out.read(), denseForward(q, k, v, starts, heads).out), 'the output is off');
-    tape.seed(out, dOut);
-    tape.backward();
+    tape.backward(out, dOut);
     const { dq, dk, dv } = denseBackward(q, k, v, starts, heads, dOut);
     worst.add(relativeError(gradientOf(tape, tensors.q), dq), 'dq is off');
     worst.add(relativeError(gradientOf(tape, tensors.k), dk), 'dk is off');

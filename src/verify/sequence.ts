@@ -1,7 +1,7 @@
 /** Invariants 2, 3 and 4: the future cannot matter, a prefix alone equals the whole, a packed batch its sequences. */
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
-import type { SelectionKernel } from '../ops/selected/op.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { type TestModule, VARIANTS, withModule } from './module.js';
 import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';

@@ -1,5 +1,5 @@
 /** The limits of the health rules: one table for flags, variables, help and defaults. */
-import { type Environment, readVariable } from '../config/typed-variable.js';
+import { type Environment, readVariable } from '../config/legacy/typed-variable.js';
 import { UsageError } from '../errors.js';
 
 interface ThresholdEntry {

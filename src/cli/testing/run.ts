@@ -1,8 +1,8 @@
 /** Running the command line inside a test. */
 import { Writable } from 'node:stream';
-import type { CommandEntry } from '../command.js';
-import { createIo, type Stream } from '../io.js';
+import type { CommandEntry } from '../commands.js';
 import { main } from '../program.js';
+import { createIo, type Stream } from '../shared/io.js';
 
 export interface Outcome {
   readonly code: number;

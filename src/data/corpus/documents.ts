@@ -28,8 +28,11 @@ export interface PlacedDocument {
   readonly origin: string;
 }
 
-/** Which side of the split to give; `validation` goes once over all parts, in the order in which they are written. */
-export type Side = 'train' | 'validation' | 'all';
+/**
+ * Which side of the split to read. `train` and `all` repeat epochs in the seeded order; `validation` and `once` (both
+ * sides) read every part one time, in the order in which they are written.
+ */
+export type Side = 'train' | 'validation' | 'all' | 'once';
 
 interface OpenBlock {
   readonly turn: number;
@@ -73,7 +76,15 @@ export class LaneDocuments {
     this.#lastTurn = this.#start.turn;
   }
 
-  /** Undefined at the end, which only validation has. */
+  get #isOnce(): boolean {
+    return this.#side === 'validation' || this.#side === 'once';
+  }
+
+  get #splits(): boolean {
+    return this.#side === 'train' || this.#side === 'validation';
+  }
+
+  /** Undefined at the end, which only `validation` and `once` have. */
   async next(): Promise<PlacedDocument | undefined> {
     while (!this.#ended) {
       const block = this.#block ?? (await this.#advance());
@@ -97,8 +108,7 @@ export class LaneDocuments {
       const index = this.#index++;
       if (this.#fetchAhead && documents.length - index <= FETCH_AHEAD_SHARE * documents.length) this.#prefetch(block);
       const row = block.order(index);
-      if (this.#side !== 'all' && this.#order.isValidation(unit, position, row) !== (this.#side === 'validation'))
-        continue;
+      if (this.#splits && this.#order.isValidation(unit, position, row) !== (this.#side === 'validation')) continue;
       this.#lastTurn = turn;
       return { document: documents[row], turn, block: position, index, epoch: unit.epoch, origin: unit.file.name };
     }
@@ -126,7 +136,7 @@ export class LaneDocuments {
 
   /** The block at a place, or the first one after it. */
   async #load(turn: number, position: number): Promise<OpenBlock | undefined> {
-    const once = this.#side === 'validation';
+    const once = this.#isOnce;
     for (let [at, from] = [turn, position]; ; at++, from = 0) {
       if (once && at >= this.#order.unitsPerEpoch) return undefined;
       this.#expectProgress(at);
@@ -155,7 +165,7 @@ export class LaneDocuments {
 
   async #open(turn: number): Promise<{ reader: PartReader; unit: Unit }> {
     if (this.#reader?.turn === turn) return this.#reader;
-    const unit = this.#side === 'validation' ? this.#order.plainUnit(turn) : this.#order.unit(this.#lane, turn);
+    const unit = this.#isOnce ? this.#order.plainUnit(turn) : this.#order.unit(this.#lane, turn);
     const reader = await openPart({
       file: unit.file,
       part: unit.part,

@@ -11,6 +11,8 @@ import { documentBytes, documentText } from './reader.js';
 /** Set in a token that begins a document. Far above any id. */
 export const DOCUMENT_START = 1 << 30;
 export const TOKEN_MASK = DOCUMENT_START - 1;
+/** Fills a window behind the last token of the data. */
+export const NO_TOKEN = -1;
 
 /** So many parts with nothing but empty documents in a row are no accident. */
 const MOST_EMPTY_TURNS = 1000;
@@ -35,33 +37,43 @@ export class LaneSamples {
   /** Tokens to pass over in the first document after a resume. */
   #resumeAt: number;
   #sinceYield = 0;
+  readonly #keepTail: boolean;
+  #ended = false;
   epoch = 0;
 
   constructor(
     documents: LaneDocuments,
     tokenizer: Tokenizer,
-    options: { cursor?: Cursor; documentBatch: number; counts: LaneCounts },
+    options: { cursor?: Cursor; documentBatch: number; counts: LaneCounts; keepTail?: boolean },
   ) {
     this.#documents = documents;
     this.#tokenizer = tokenizer;
     this.#documentBatch = options.documentBatch;
     this.#counts = options.counts;
+    this.#keepTail = options.keepTail ?? false;
     this.#resumeAt = (options.cursor ?? START).token;
   }
 
   /**
-   * Fills a window; returns where the next one begins, or undefined when the documents end before the window is full.
+   * Fills a window; returns where the next one begins, or undefined when the documents have ended. A window that the
+   * documents do not fill is dropped, or with `keepTail` completed with NO_TOKEN.
    * Windows share a token: the last target of one is the first input of the next, so no token is a target twice.
    */
   async fill(window: Int32Array): Promise<Cursor | undefined> {
     for (let filled = 0; filled < window.length; ) {
-      if (this.#at === this.#tokens.length && !(await this.#nextDocument())) return undefined;
+      if (this.#at === this.#tokens.length && !(await this.#nextDocument())) {
+        // The first token was the last target of the window before: it alone is no sample.
+        if (!this.#keepTail || this.#ended || filled < 2) return undefined;
+        this.#ended = true;
+        window.fill(NO_TOKEN, filled);
+        break;
+      }
       const taken = Math.min(window.length - filled, this.#tokens.length - this.#at);
       window.set(this.#tokens.ids.subarray(this.#at, this.#at + taken), filled);
       filled += taken;
       this.#at += taken;
     }
-    this.#at -= 1;
+    if (!this.#ended) this.#at -= 1;
     return { turn: this.#turn, block: this.#block, document: this.#document, token: this.#at };
   }
 

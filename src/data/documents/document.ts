@@ -21,8 +21,8 @@ export interface ReadStatistics {
 /** Texts longer than this are tokenised in pieces, so memory does not grow with the largest file. */
 export const PIECE_LENGTH = 1 << 20;
 
-// The same set as in the word patterns of tokenizers.
-const SPACE = /\s/;
+// The same set as in the word patterns of the tokenizers. JavaScript's \s has U+FEFF too, and lacks U+0085.
+const SPACE = /\p{White_Space}/u;
 
 /**
  * The pieces of a text, each of at most `length` UTF-16 units.

@@ -26,15 +26,23 @@ describe('readTextDocuments', () => {
     expect(statistics).toEqual({ bytes: 28, skippedFiles: 0 });
   });
 
-  it('skips binary files and old encodings, and counts them', async () => {
+  it('skips binary files and counts them', async () => {
     folder.write('binary/a.bin', Buffer.from([1, 2, 0, 3]));
-    folder.write('binary/b.txt', Buffer.from('garçon, où est le café ?'.repeat(20), 'latin1'));
+    folder.write('binary/b.dat', Buffer.from(Array.from({ length: 200 }, (_, index) => 128 + (index % 100))));
     folder.write('binary/c.txt', Buffer.from('utf-16 has NUL bytes', 'utf16le'));
     folder.write('binary/d.txt', 'text');
     const { documents, statistics } = await read(folder.path('binary'));
     expect(documents.map((document) => document.text)).toEqual(['text']);
     expect(statistics.skippedFiles).toBe(3);
     expect(statistics.firstSkipped).toBe(folder.path('binary/a.bin'));
+  });
+
+  it.each([
+    ['a short text', Buffer.from([0x61, 0xff, 0x62]), 'a\uFFFDb'],
+    ['invalid bytes only', Buffer.from([0xff, 0xfe]), '\uFFFD\uFFFD'],
+    ['an 8-bit encoding', Buffer.from('garçon, où est le café ?', 'latin1'), 'gar\uFFFDon, o\uFFFD est le caf\uFFFD ?'],
+  ])('replaces invalid bytes of %s', async (name, bytes, text) => {
+    expect((await read(folder.write(`invalid/${name}.txt`, bytes))).documents.map((one) => one.text)).toEqual([text]);
   });
 
   it('keeps a file with a stray invalid byte', async () => {

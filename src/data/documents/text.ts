@@ -7,9 +7,10 @@ import type { SourceFile } from './files.js';
 
 const READ_BYTES = 1 << 20;
 const INSPECTED_BYTES = 1 << 16;
-// Text in an old 8-bit encoding has a few percent of bytes that are invalid UTF-8; decoding it would damage every
-// accented letter in silence. A stray byte in a log is far below this.
-const INVALID_SHARE = 0.01;
+// Invalid bytes of a text become U+FFFD. Compressed and other binary data without a NUL byte is mostly invalid; text in
+// an 8-bit encoding has a few percent, and a short text may have only a few characters besides.
+const INVALID_SHARE = 0.3;
+const LEAST_INVALID = 16;
 
 /** Yields each file as one document; a large one in pieces that continue each other. Binary files are counted. */
 export async function* readTextDocuments(
@@ -51,14 +52,14 @@ async function* readTextFile(file: SourceFile, statistics: ReadStatistics): Asyn
   }
 }
 
-/** True for a NUL byte, or too much that is not UTF-8, near the start. */
+/** True for a NUL byte near the start, or where much of the start is not UTF-8. */
 export function looksBinary(start: Uint8Array): boolean {
   if (start.includes(0)) return true;
   // `stream` leaves out a character that the end of the inspected part cuts in two.
   const text = new TextDecoder('utf-8').decode(start, { stream: true });
   let invalid = 0;
   for (let at = text.indexOf('\uFFFD'); at >= 0; at = text.indexOf('\uFFFD', at + 1)) invalid++;
-  return invalid > INVALID_SHARE * text.length;
+  return invalid >= LEAST_INVALID && invalid > INVALID_SHARE * text.length;
 }
 
 async function openFile(path: string): Promise<FileHandle> {

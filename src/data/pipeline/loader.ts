@@ -9,10 +9,10 @@
 
 import { z } from 'zod';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { type Batch, packBatch } from '../batch.js';
+import { type Batch, IGNORED_TARGET, packBatch } from '../batch.js';
 import { type Cursor, START } from '../corpus/documents.js';
 import { corpusIdentity } from '../corpus/order.js';
-import { DOCUMENT_START, TOKEN_MASK } from '../corpus/samples.js';
+import { DOCUMENT_START, NO_TOKEN, TOKEN_MASK } from '../corpus/samples.js';
 import type { CorpusSpec } from '../corpus/spec.js';
 import { type Loader, LoaderState, type LoaderTelemetry } from '../loader.js';
 import type { SampleAddress, Samples } from '../stream.js';
@@ -38,6 +38,8 @@ export interface StreamLoaderOptions {
   readonly queue: number;
   /** Seconds after which a batch that does not come is an error. */
   readonly timeout: number;
+  /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
+  readonly evaluate?: 'validation' | 'all' | undefined;
   /** Default 0 of 1. */
   readonly rank?: number | undefined;
   readonly world?: number | undefined;
@@ -119,7 +121,7 @@ export class StreamLoader implements Loader {
   }
 
   get validationSamples(): number {
-    if (this.#options.spec.valFraction === 0) return 0;
+    if (!this.#evaluates) return 0;
     return this.#validationEnded ? this.#validation.length : Number.POSITIVE_INFINITY;
   }
 
@@ -140,7 +142,12 @@ export class StreamLoader implements Loader {
       cursor: this.#cursors[lane]!,
     }));
     // Validation documents are read only when they are asked for; the thread that does it takes turns with its lanes.
-    lanes.push({ lane: 0, ring: validationRing, side: 'validation', cursor: START });
+    lanes.push({
+      lane: 0,
+      ring: validationRing,
+      side: this.#options.evaluate === 'all' ? 'once' : 'validation',
+      cursor: START,
+    });
     const tasks = Array.from(
       { length: this.#workerCount },
       (_, worker): Omit<StreamTask, 'port'> => ({
@@ -259,7 +266,7 @@ export class StreamLoader implements Loader {
   }
 
   async readyToEvaluate(batches: number): Promise<void> {
-    if (this.#options.spec.valFraction === 0) return;
+    if (!this.#evaluates) return;
     await this.start();
     const pipeline = this.#pipeline!;
     const place = this.#lanes.length;
@@ -273,7 +280,7 @@ export class StreamLoader implements Loader {
 
   /** Validation samples are read at the first call and kept; without `readyToEvaluate` before, that blocks. */
   *evalBatches(count: number): Generator<Batch> {
-    if (this.#options.spec.valFraction === 0)
+    if (!this.#evaluates)
       throw new UsageError('data.val_fraction is 0: there is nothing to evaluate on; set it above 0');
     const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
     const perStep = rows * this.#world;
@@ -297,6 +304,10 @@ export class StreamLoader implements Loader {
     this.#closed = true;
     this.#pipeline?.close();
     this.#pipeline = undefined;
+  }
+
+  get #evaluates(): boolean {
+    return this.#options.evaluate === 'all' || this.#options.spec.valFraction > 0;
   }
 
   #running(): Pipeline {
@@ -368,12 +379,18 @@ function windowSamples(windows: readonly Int32Array[]): Samples {
     locate: (index) => ({ id: index, epoch: 0, position: index }),
     read: ({ position }, target) => {
       const window = windows[position];
-      for (let index = 0; index < target.length; index++) target[index] = window[index] & TOKEN_MASK;
+      for (let index = 0; index < target.length; index++)
+        target[index] = window[index] === NO_TOKEN ? 0 : window[index] & TOKEN_MASK;
+    },
+    maskTargets: ({ position }, targets) => {
+      const end = windows[position].indexOf(NO_TOKEN);
+      if (end >= 0) targets.fill(IGNORED_TARGET, end - 1);
     },
     documentStarts: ({ position }) => {
       const starts: number[] = [];
       const window = windows[position];
-      for (let index = 0; index < window.length; index++) if (window[index] & DOCUMENT_START) starts.push(index);
+      for (let index = 0; index < window.length; index++)
+        if (window[index] > 0 && window[index] & DOCUMENT_START) starts.push(index);
       return starts;
     },
   };

@@ -64,7 +64,9 @@ class LaneRunner {
       fetchAhead,
       opener,
     });
-    const samples = new LaneSamples(documents, tokenizer, { cursor, documentBatch, counts: this.#counts });
+    const samples = new LaneSamples(documents, tokenizer, {
+      ...{ cursor, documentBatch, counts: this.#counts, keepTail: lane.side === 'once' },
+    });
     const window = new Int32Array(ring.shape.sequenceLength + 1);
     for (let sample = 0; ; sample++) {
       await this.#granted(lane.ring, sample);

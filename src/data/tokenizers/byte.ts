@@ -3,15 +3,17 @@
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 
+const SEPARATOR = 0;
 const BYTES = Array.from({ length: 256 }, (_, value) => Uint8Array.of(value));
 
 export function createByteTokenizer(): Tokenizer {
   return {
     name: 'byte',
     vocabSize: 256,
-    separator: 0,
+    separator: SEPARATOR,
     identity: 'byte',
     encode: (text) => new Int32Array(Buffer.from(text, 'utf8')),
+    byteLength: (id) => (id === SEPARATOR ? 0 : 1),
     decode: (ids) => decodeUtf8(Uint8Array.from(ids, (id) => checkedId(id, 256, 'byte'))),
     createStreamDecoder: () => createByteStreamDecoder((id) => BYTES[checkedId(id, 256, 'byte')]),
   };

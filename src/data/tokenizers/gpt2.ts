@@ -10,6 +10,14 @@ import { mergeBytePairs } from './merge.js';
 const VOCAB_SIZE = 50257;
 const END_OF_TEXT = 50256;
 
+/**
+ * JavaScript's \s contains U+FEFF and lacks U+0085. The reference pattern means the Unicode property, which
+ * \p{White_Space} is.
+ */
+const WORD_PATTERN = R50K_TOKEN_SPLIT_REGEX.source
+  .replaceAll('\\s', '\\p{White_Space}')
+  .replaceAll('\\S', '\\P{White_Space}');
+
 // Words repeat: nearly all lookups of natural text end in this cache. It is emptied when full, which costs less than
 // keeping an order of use; longer words hardly come twice.
 const CACHED_WORDS = 100_000;
@@ -41,7 +49,7 @@ export function createGpt2Tokenizer(): Tokenizer {
     // a quarter of its length, so room for that is made first, and more when it is used up.
     let ids = tokens.reserve((text.length >> 2) + 16);
     let count = tokens.length;
-    const pattern = new RegExp(R50K_TOKEN_SPLIT_REGEX.source, 'gu');
+    const pattern = new RegExp(WORD_PATTERN, 'gu');
     for (let match = pattern.exec(text); match !== null; match = pattern.exec(text)) {
       const word = encodeWord(match[0]);
       if (count + word.length > ids.length) {
@@ -67,6 +75,7 @@ export function createGpt2Tokenizer(): Tokenizer {
     identity: 'gpt2',
     encode,
     encodeInto,
+    byteLength: (id) => (id === END_OF_TEXT ? 0 : bytesOf(id).length),
     decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
     createStreamDecoder: () => createByteStreamDecoder(bytesOf),
   };

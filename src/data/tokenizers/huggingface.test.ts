@@ -34,6 +34,37 @@ describe('byte-level tokenizer.json', () => {
     expect([...ids]).not.toContain(tokenizer.separator);
   });
 
+  // Ids of bytes are the bytes; two spaces in one word are token 260 and " the" is 258, so a wrong cut shows in the ids.
+  it.each([
+    ['a  \uFEFFb', ['a', ' ', ' \uFEFF', 'b']],
+    ['a  \u0085 the', ['a', '  \u0085', ' the']],
+  ])('cuts %j into the words of the reference', (text, words) => {
+    expect(words.join('')).toBe(text);
+    const ids = words.flatMap((word) => {
+      if (word === ' the') return [258];
+      const bytes = [...Buffer.from(word)];
+      return word.startsWith('  ') ? [260, ...bytes.slice(2)] : bytes;
+    });
+    expect([...tokenizer.encode(text)]).toEqual(ids);
+    expect(tokenizer.decode(ids)).toBe(text);
+  });
+
+  it('adds the prefix space before it cuts words', () => {
+    const json = byteLevelTokenizerJson() as { pre_tokenizer: object };
+    const prefixed = createHuggingFaceTokenizer(
+      write({ ...json, pre_tokenizer: { ...json.pre_tokenizer, add_prefix_space: true } }),
+    );
+    expect([...prefixed.encode('the')]).toEqual([258]);
+    expect([...prefixed.encode(' the the')]).toEqual([258, 258]);
+  });
+
+  it('counts the bytes of a token', () => {
+    const text = 'the naïve 界';
+    const sum = [...tokenizer.encode(text)].reduce((total, id) => total + tokenizer.byteLength(id), 0);
+    expect(sum).toBe(Buffer.byteLength(text));
+    expect(tokenizer.byteLength(tokenizer.separator)).toBe(0);
+  });
+
   it('takes lone surrogates and long documents', () => {
     expect(tokenizer.decode(tokenizer.encode(LONE_SURROGATES.text))).toBe(LONE_SURROGATES.decoded);
     const long = 'the other  thing, né '.repeat(20_000);
@@ -66,6 +97,35 @@ describe('unigram tokenizer.json', () => {
 
   it('streams with the leading space of later words', () => {
     expect(streamed(tokenizer.createStreamDecoder(), tokenizer.encode('the the cat')).text).toBe('the the cat');
+  });
+});
+
+describe('white space in the built-in steps', () => {
+  const wordLevel = (pre_tokenizer: object, normalizer: object | null = null) => {
+    const words = ['<unk>', '</s>', 'a', 'b', '\uFEFFb', 'é'];
+    return createHuggingFaceTokenizer(
+      write({
+        version: '1.0',
+        added_tokens: [{ id: 1, content: '</s>', special: true, normalized: false }],
+        ...{ normalizer, pre_tokenizer, post_processor: null, decoder: null },
+        model: { type: 'BPE', vocab: Object.fromEntries(words.map((word, id) => [word, id])), merges: ['\uFEFF b'] },
+      }),
+    );
+  };
+
+  it('WhitespaceSplit cuts at U+0085 and keeps U+FEFF', () => {
+    expect([...wordLevel({ type: 'WhitespaceSplit' }).encode('a\u0085b a')]).toEqual([2, 3, 2]);
+    expect([...wordLevel({ type: 'WhitespaceSplit' }).encode('a \uFEFFb')]).toEqual([2, 4]);
+  });
+
+  it('Whitespace takes letters of every script as word characters', () => {
+    expect([...wordLevel({ type: 'Whitespace' }).encode('é\u0085a')]).toEqual([5, 2]);
+  });
+
+  it('Strip removes U+0085 at the ends', () => {
+    const strip = { type: 'Strip', strip_left: true, strip_right: true };
+    expect([...wordLevel({ type: 'WhitespaceSplit' }, strip).encode('\u0085a \u0085')]).toEqual([2]);
+    expect([...wordLevel({ type: 'WhitespaceSplit' }, strip).encode('\uFEFFb')]).toEqual([4]);
   });
 });
 

@@ -10,9 +10,18 @@ import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
 import { checkedId } from './bytes.js';
 
 const AddedToken = z.looseObject({ id: z.number().int().min(0), content: z.string(), special: z.boolean().optional() });
+/** A normalizer or pre-tokenizer; a sequence lists its steps. */
+interface Step {
+  readonly type: string;
+  readonly [key: string]: unknown;
+}
+const Step: z.ZodType<Step> = z.looseObject({ type: z.string() });
 const TokenizerFile = z.looseObject({
   model: z.looseObject({ vocab: z.unknown() }),
   added_tokens: z.array(AddedToken).default([]),
+  normalizer: Step.nullish(),
+  pre_tokenizer: Step.nullish(),
+  decoder: Step.nullish(),
 });
 type TokenizerFile = z.infer<typeof TokenizerFile>;
 // tokenizer_config.json writes a token as a string or as an object with its content.
@@ -30,7 +39,7 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
   const config = existsSync(configPath) ? parse(configPath, readText(configPath), TokenizerConfig) : {};
   const eos = typeof config.eos_token === 'string' ? config.eos_token : config.eos_token?.content;
 
-  const encoder = load(path, withoutSpecialTokens(file), config);
+  const encoder = load(path, withUnicodeWhitespace(withoutSpecialTokens(file)), config);
   const ids = encoder.get_vocab(true);
   for (const token of file.added_tokens) ids.set(token.content, token.id);
   let vocabSize = 0;
@@ -43,6 +52,7 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
     );
   }
 
+  let byteLengths: Int32Array | undefined;
   // A second copy of a large vocabulary is only paid for where text is produced: training never decodes.
   let decoder: Library | undefined;
   const decode = (tokens: ArrayLike<number>): string => {
@@ -62,6 +72,10 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
         if (id !== undefined) return id;
         throw new TrefoilError(`${path}: cannot encode some characters and has no unknown token; use a byte-level one`);
       }),
+    byteLength: (id) => {
+      byteLengths ??= measureTokens(ids, file, separator, vocabSize);
+      return byteLengths[checkedId(id, vocabSize, path)];
+    },
     decode,
     createStreamDecoder: () => createWindowDecoder(decode),
   };
@@ -85,6 +99,79 @@ function withoutSpecialTokens(file: TokenizerFile): TokenizerFile {
     model: { ...file.model, vocab: hidden },
     added_tokens: file.added_tokens.filter((token) => !token.special),
   };
+}
+
+/** The word pattern of the ByteLevel pre-tokenizer. */
+const BYTE_LEVEL_WORDS = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+/**
+ * The library translates \s in the patterns of a file to the Unicode property, as the reference has it, but its built-in
+ * steps use JavaScript's \s, \w and trim(), which differ at U+FEFF and U+0085. They are replaced by patterns.
+ */
+function withUnicodeWhitespace(file: TokenizerFile): TokenizerFile {
+  return {
+    ...file,
+    ...(file.normalizer && { normalizer: translateStep(file.normalizer) }),
+    ...(file.pre_tokenizer && { pre_tokenizer: translateStep(file.pre_tokenizer) }),
+  };
+}
+
+function translateStep(step: Step): Step {
+  const split = (Regex: string, options: object) => ({ type: 'Split', pattern: { Regex }, ...options });
+  const replace = (Regex: string, content: string) => ({ type: 'Replace', pattern: { Regex }, content });
+  switch (step.type) {
+    case 'Sequence': {
+      const key = 'normalizers' in step ? 'normalizers' : 'pretokenizers';
+      return {
+        ...step,
+        [key]: z
+          .array(Step)
+          .parse(step[key] ?? [])
+          .map(translateStep),
+      };
+    }
+    case 'ByteLevel': {
+      if (step['use_regex'] === false) return step;
+      const steps = [
+        ...(step['add_prefix_space'] === true ? [replace('\\A(?! )', ' ')] : []),
+        split(BYTE_LEVEL_WORDS, { behavior: 'Isolated', invert: false }),
+        { ...step, add_prefix_space: false, use_regex: false },
+      ];
+      return { type: 'Sequence', pretokenizers: steps };
+    }
+    case 'Whitespace':
+      return split('\\w+|[^\\w\\s]+', { behavior: 'Removed', invert: true });
+    case 'WhitespaceSplit':
+      return split('\\s+', { behavior: 'Removed', invert: false });
+    case 'Strip': {
+      const steps = [
+        ...(step['strip_left'] === true ? [replace('\\A\\s+', '')] : []),
+        ...(step['strip_right'] === true ? [replace('\\s+\\z', '')] : []),
+      ];
+      return { type: 'Sequence', normalizers: steps };
+    }
+    default:
+      return step;
+  }
+}
+
+/** UTF-8 bytes of every token. In a byte-level vocabulary a character of a token stands for one byte. */
+function measureTokens(
+  ids: ReadonlyMap<string, number>,
+  file: TokenizerFile,
+  separator: number,
+  vocabSize: number,
+): Int32Array {
+  const isByteLevel = JSON.stringify([file.decoder, file.pre_tokenizer]).includes('"ByteLevel"');
+  const special = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.id));
+  const lengths = new Int32Array(vocabSize);
+  for (const [token, id] of ids) {
+    if (special.has(id) || id === separator) continue;
+    const isByte = /^<0x[0-9A-F]{2}>$/.test(token);
+    if (isByteLevel) lengths[id] = [...token].length;
+    else lengths[id] = isByte ? 1 : Buffer.byteLength(token.replaceAll('▁', ' ').replace(/^##/, ''));
+  }
+  return lengths;
 }
 
 /**

@@ -4,20 +4,28 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
-import type {
-  Addressable,
-  ArgumentKind,
-  Device,
-  KernelModule,
-  Kernels,
-  MemoryUse,
-  Signature,
-  Signatures,
+import {
+  type Addressable,
+  type ArgumentKind,
+  type Device,
+  expectDevice,
+  type KernelModule,
+  type Kernels,
+  type MemoryUse,
+  type Signature,
+  type Signatures,
+  type StructArgument,
 } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
 
-const FFI_TYPES: Record<ArgumentKind, string> = { ptr: 'void *', i64: 'int64_t', f32: 'float', f64: 'double' };
+const FFI_TYPES: Record<ArgumentKind, string> = {
+  ptr: 'void *',
+  i64: 'int64_t',
+  f32: 'float',
+  f64: 'double',
+  struct: 'void *',
+};
 
 export interface CpuOptions {
   /** Threads that run kernels; all of the machine's cores by default. Results do not depend on it. */
@@ -85,7 +93,7 @@ export class CpuDevice implements Device {
     if (!kernels) {
       const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
       kernels = Object.fromEntries(
-        Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
+        Object.entries(module.functions).map(([name, signature]) => [name, bind(this, library, name, signature)]),
       ) as Kernels<Signatures>;
       this.#modules.set(module, kernels);
     }
@@ -141,10 +149,11 @@ function load(path: string, options: { global: boolean } = { global: false }): L
 }
 
 function bind(
+  device: Device,
   library: Library,
   name: string,
   signature: Signature,
-): (...values: (Addressable | number | null)[]) => void {
+): (...values: (Addressable | StructArgument | number | null)[]) => void {
   const call: NativeCall = library.func(
     name,
     'void',
@@ -152,11 +161,24 @@ function bind(
   );
   const count = signature.length;
   return (...values) => {
-    const native = new Array<bigint | number | null>(count);
+    const native = new Array<bigint | number | BigInt64Array | null>(count);
     for (let i = 0; i < count; i++) {
       const value = values[i];
-      native[i] = typeof value === 'number' || value === null ? value : value.pointer;
+      if (typeof value === 'number' || value === null) {
+        native[i] = value;
+      } else {
+        expectDevice(device, value, name);
+        native[i] = signature[i] === 'struct' ? packed(value as StructArgument) : (value as Addressable).pointer;
+      }
     }
     call(...native);
   };
+}
+
+/** The struct's fields, 8 bytes each; null is address 0. */
+function packed(struct: StructArgument): BigInt64Array {
+  return BigInt64Array.from(Object.values(struct), (field) => {
+    if (typeof field === 'number') return BigInt(field);
+    return field === null ? 0n : field.pointer;
+  });
 }

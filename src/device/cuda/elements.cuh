@@ -29,19 +29,24 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Two numbers rounded to nearest, ties to even; the first lies first in memory.
-__device__ __forceinline__ u32 to_halves(float first, float second) {
+__device__ __forceinline__ float log2_approximate(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two bf16 in one word, rounded to nearest, ties to even; `low` lies first in memory.
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
-__device__ __forceinline__ float first_half(u32 x) { return __uint_as_float(x << 16); }
-__device__ __forceinline__ float second_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+__device__ __forceinline__ float low_bf16(u32 x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float high_bf16(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 
 __device__ __forceinline__ float read_one(const f32* from) { return *from; }
 __device__ __forceinline__ float read_one(const bf16* from) { return __uint_as_float((u32)*from << 16); }
 __device__ __forceinline__ void write_one(f32* to, float x) { *to = x; }
-__device__ __forceinline__ void write_one(bf16* to, float x) { *to = (bf16)to_halves(x, 0.0f); }
+__device__ __forceinline__ void write_one(bf16* to, float x) { *to = (bf16)pack_bf16(x, 0.0f); }
 
 // N numbers: one, or a multiple of 4, whose address is then a multiple of 16 bytes (8 for four bf16).
 template <int N> __device__ __forceinline__ void load(float (&to)[N], const f32* from) {
@@ -60,14 +65,14 @@ template <int N> __device__ __forceinline__ void load(float (&to)[N], const bf16
     to[0] = read_one(from);
   } else if constexpr (N == 4) {
     const uint2 x = *(const uint2*)from;
-    to[0] = first_half(x.x), to[1] = second_half(x.x), to[2] = first_half(x.y), to[3] = second_half(x.y);
+    to[0] = low_bf16(x.x), to[1] = high_bf16(x.x), to[2] = low_bf16(x.y), to[3] = high_bf16(x.y);
   } else {
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
       const uint4 x = *(const uint4*)(from + i);
-      to[i] = first_half(x.x), to[i + 1] = second_half(x.x), to[i + 2] = first_half(x.y);
-      to[i + 3] = second_half(x.y), to[i + 4] = first_half(x.z), to[i + 5] = second_half(x.z);
-      to[i + 6] = first_half(x.w), to[i + 7] = second_half(x.w);
+      to[i] = low_bf16(x.x), to[i + 1] = high_bf16(x.x), to[i + 2] = low_bf16(x.y);
+      to[i + 3] = high_bf16(x.y), to[i + 4] = low_bf16(x.z), to[i + 5] = high_bf16(x.z);
+      to[i + 6] = low_bf16(x.w), to[i + 7] = high_bf16(x.w);
     }
   }
 }
@@ -84,13 +89,13 @@ template <int N> __device__ __forceinline__ void store(bf16* to, const float (&f
   if constexpr (N == 1) {
     write_one(to, from[0]);
   } else if constexpr (N == 4) {
-    *(uint2*)to = make_uint2(to_halves(from[0], from[1]), to_halves(from[2], from[3]));
+    *(uint2*)to = make_uint2(pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]));
   } else {
 #pragma unroll
     for (int i = 0; i < N; i += 8)
       *(uint4*)(to + i) =
-          make_uint4(to_halves(from[i], from[i + 1]), to_halves(from[i + 2], from[i + 3]),
-                     to_halves(from[i + 4], from[i + 5]), to_halves(from[i + 6], from[i + 7]));
+          make_uint4(pack_bf16(from[i], from[i + 1]), pack_bf16(from[i + 2], from[i + 3]),
+                     pack_bf16(from[i + 4], from[i + 5]), pack_bf16(from[i + 6], from[i + 7]));
   }
 }
 // The same, added to what is there if `accumulate`.
@@ -123,6 +128,27 @@ template <class T> __device__ __forceinline__ T warp_sum(T x) {
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, s));
+  return x;
+}
+
+// The same over a quad: four neighbouring lanes, which share rows of a tensor-core product.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// Inclusive prefix sum over a warp: lane i gets the sum of x over the lanes 0 ... i.
+template <class T> __device__ __forceinline__ T warp_prefix_sum(T x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const T before = __shfl_up_sync(~0u, x, step);
+    if (lane >= step) x += before;
+  }
   return x;
 }
 
@@ -168,7 +194,7 @@ __device__ __forceinline__ void add_partial_sums(const float* partial, i64 parti
 }
 
 // The sequence that holds the row: offsets[s] <= row < offsets[s + 1].
-__device__ __forceinline__ int sequence_of(const i32* offsets, i64 sequences, i64 row) {
+template <class Row> __device__ __forceinline__ int sequence_of(const i32* offsets, i64 sequences, Row row) {
   int low = 0, high = (int)sequences;  // offsets[low] <= row < offsets[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -176,4 +202,13 @@ __device__ __forceinline__ int sequence_of(const i32* offsets, i64 sequences, i6
     else high = middle;
   }
   return low;
+}
+
+// Tensor cores: d [16,8] += a [16,16] b [16,8], bf16 in, fp32 out. Lane 4g + t holds of a the rows g and g+8 (a0 and a2, a1
+// and a3) at the terms 2t, 2t+1 and 2t+8, 2t+9; of b column g at the same terms; of d the rows g and g+8 at columns 2t, 2t+1.
+__device__ __forceinline__ void mma_bf16(float* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

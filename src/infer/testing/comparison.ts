@@ -3,7 +3,7 @@
  * scores are large or terms almost cancel, rounding moves a token more. So every token is computed a second time with
  * numbers rounded where the device stores them, and the device may be off by a few times what that does.
  */
-import { isSelection } from '../../ops/select/reference.js';
+import { isSelection } from '../../ops/attention/select/reference.js';
 import { relativeError } from '../../testing/numbers.js';
 import {
   type Replayed,

@@ -6,10 +6,15 @@
 import type { LanguageModel } from '../../model/language-model.js';
 import { headShapeOf, hiddenSize, sparseShapeOf } from '../../model/shape.js';
 import { siluForward, swigluForward } from '../../ops/activation/reference.js';
-import { gateForward } from '../../ops/gate/reference.js';
+import {
+  type StepHistory,
+  type StepProblem,
+  stepForward,
+  stepImportance,
+} from '../../ops/attention/decode/step/reference.js';
+import { gateForward } from '../../ops/attention/gate/reference.js';
 import { linearForward } from '../../ops/linear/reference.js';
 import { rmsnormForward } from '../../ops/rmsnorm/reference.js';
-import { type StepHistory, type StepProblem, stepForward, stepImportance } from '../../ops/step/reference.js';
 import { rounded } from '../../testing/devices.js';
 
 /** Blocks that one token selected: [layer][group][slot], -1 behind the last. */

@@ -3,7 +3,7 @@ import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import { expectFloats } from '../shapes.js';
+import { expectFloats } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {

@@ -1,7 +1,7 @@
 import { byDtype } from '../../device/cuda/elements.js';
 import { type CudaRuntime, f32 } from '../../device/cuda/runtime.js';
 import type { Kernels } from '../../device/device.js';
-import { PIECE } from '../tensor-table.js';
+import { PIECE } from '../common/tensor-table.js';
 import type { signatures } from './op.js';
 
 const BLOCK = 256;

@@ -2,7 +2,7 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import { expectFloats, expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {

@@ -7,8 +7,8 @@ import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../../tensor/tensor.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { linearInputGradient, linearInto, linearWeightGradient } from '../linear/op.js';
-import { expectFloats, expectShape } from '../shapes.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {

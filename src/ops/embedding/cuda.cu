@@ -56,20 +56,10 @@ extern "C" __global__ void __launch_bounds__(1024) sort_scan(u32* counts, i64 co
   for (i64 base = 0; base < count; base += 1024) {
     const i64 i = base + threadIdx.x;
     const u32 own = i < count ? counts[i] : 0;
-    u32 sum = own;
-#pragma unroll
-    for (int s = 1; s < 32; s *= 2) {
-      const u32 below = __shfl_up_sync(~0u, sum, s);
-      if (lane >= s) sum += below;
-    }
+    const u32 sum = warp_prefix_sum(own);
     if (lane == 31) sums[warp] = sum;
     __syncthreads();
-    u32 total = sums[lane];
-#pragma unroll
-    for (int s = 1; s < 32; s *= 2) {
-      const u32 below = __shfl_up_sync(~0u, total, s);
-      if (lane >= s) total += below;
-    }
+    const u32 total = warp_prefix_sum(sums[lane]);
     const u32 all = __shfl_sync(~0u, total, 31), earlier = __shfl_sync(~0u, total, warp == 0 ? 0 : warp - 1);
     if (i < count) counts[i] = before + (warp == 0 ? 0 : earlier) + sum - own;
     before += all;

@@ -3,7 +3,7 @@ import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import { type Dtype, Tensor } from '../../tensor/tensor.js';
-import { expectFloats, expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {

@@ -4,8 +4,8 @@
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { expectShape } from '../shapes.js';
-import { TensorTable } from '../tensor-table.js';
+import { expectShape } from '../common/shapes.js';
+import { TensorTable } from '../common/tensor-table.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {

@@ -67,7 +67,7 @@ narrow_forward(const bf16* x, const bf16* w, bf16* y, i64 rows, int inputs) {
     for (int n = 0; n < TILES; n++) {
       const int column = n * 8 + 2 * t;
       const float* sum = sums[r / 2][n] + 2 * (r % 2);
-      if (column < OUTPUTS) *(u32*)(y + row * OUTPUTS + column) = to_halves(sum[0], sum[1]);
+      if (column < OUTPUTS) *(u32*)(y + row * OUTPUTS + column) = pack_bf16(sum[0], sum[1]);
     }
   }
 }

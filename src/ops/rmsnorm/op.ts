@@ -2,7 +2,7 @@
 import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { expectFloats, expectShape } from '../shapes.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { CUDA_ROWS_PER_PARTIAL, launchers } from './cuda.js';
 
 export const signatures = {

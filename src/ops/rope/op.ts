@@ -3,9 +3,9 @@ import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import type { FusedColumns } from '../fused-columns.js';
-import type { Sequences } from '../sequences.js';
-import { expectFloats, expectShape } from '../shapes.js';
+import type { FusedColumns } from '../common/fused-columns.js';
+import type { Sequences } from '../common/sequences.js';
+import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 
 /** Parts of one call of a kernel: their tensors, and their shapes as `shapeOf` writes them. */

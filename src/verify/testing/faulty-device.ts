@@ -1,11 +1,11 @@
-/** A device with one broken kernel: what every check must notice. */
+/** A device with broken kernels: every check must detect them. */
 import type { CpuDevice } from '../../device/cpu/cpu.js';
-import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../../device/device.js';
+import type { Addressable, Device, KernelModule, Kernels, Signatures, StructArgument } from '../../device/device.js';
 
-export type Argument = Addressable | number | null;
+export type Argument = Addressable | StructArgument | number | null;
 type Kernel = (...values: Argument[]) => void;
 
-/** Stands in for a kernel: gets the right one and the arguments. */
+/** Replaces a kernel: gets the correct one and its arguments. */
 export type Fault = (kernel: Kernel, values: Argument[], device: CpuDevice) => void;
 
 export class FaultyDevice implements Device {
@@ -66,11 +66,12 @@ export function replaced(index: number, change: (value: number, values: Argument
     kernel(...values.map((value, i) => (i === index ? change(value as number, values) : value)));
 }
 
-/** Lets the kernel run and then changes float32 number `index` of one of its arrays. */
-export function spoiled(argument: number, index: number, change: (value: number) => number): Fault {
+/** Runs the kernel, then changes float32 `index` of an array: an argument, or a field of the struct that comes first. */
+export function spoiled(argument: number | string, index: number, change: (value: number) => number): Fault {
   return (kernel, values, device) => {
     kernel(...values);
-    const address = (values[argument] as Addressable).pointer + BigInt(4 * index);
+    const array = typeof argument === 'number' ? values[argument] : (values[0] as StructArgument)[argument];
+    const address = (array as Addressable).pointer + BigInt(4 * index);
     const bytes = new Uint8Array(4);
     const view = new DataView(bytes.buffer);
     device.download(address, bytes);

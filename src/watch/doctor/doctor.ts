@@ -1,5 +1,5 @@
 /** The preflight: machine, GPU, environment and config, each green, yellow or red with a remedy. */
-import type { Environment } from '../../config/environment.js';
+import type { Environment } from '../../config/legacy/environment.js';
 import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/load.js';
 import { UsageError } from '../../errors.js';
 import { configRows } from './config.js';

@@ -145,7 +145,10 @@ int cuDeviceGetAttribute(int* out, int attribute, int) {
   *out = attribute == 16 ? 4 : attribute == 75 ? setting("IDLE_GPU_ARCHITECTURE", 80) / 10 : attribute == 76 ? 0 : 166912;
   return 0;
 }
-int cuDeviceTotalMem_v2(size_t* out, int) { return *out = 8ull << 30, 0; }
+int cuDeviceTotalMem_v2(size_t* out, int) {
+  const char* gib = getenv("IDLE_GPU_GIB");
+  return *out = (gib ? strtoull(gib, nullptr, 10) : 8ull) << 30, 0;
+}
 int cuDeviceGetUuid_v2(char* out, int) { return memcpy(out, "0123456789abcdef", 16), 0; }
 int cuDevicePrimaryCtxRetain(void** out, int) { return *out = &lock, 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }

@@ -1,0 +1,65 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { runCli } from '../testing/run.js';
+
+let root: string;
+let config: string;
+beforeAll(() => {
+  root = mkdtempSync(join(tmpdir(), 'trefoil-bench-decode-'));
+  config = join(root, 'small.yaml');
+  writeFileSync(
+    config,
+    'model: {dim: 32, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8}\nnsa: {l: 8, d: 4, l_sel: 16, n_sel: 4, w: 32}\n',
+  );
+});
+afterAll(() => rmSync(root, { recursive: true, force: true }));
+
+const TIMES = ['ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense'];
+
+async function rowsOf(words: readonly string[]) {
+  const { code, stdout, stderr } = await runCli(['bench', ...words, '--config', config, '--quick', '--json']);
+  expect(code, stderr).toBe(0);
+  return JSON.parse(stdout).rows as Record<string, number>[];
+}
+
+describe('bench decode', () => {
+  it('prints the rows of the contract, with reads as predicted where every block is full', async () => {
+    const rows = await rowsOf(['decode', '--lengths', '160,64', '--batch-size', '2']);
+    expect(rows.map(({ S }) => S)).toEqual([64, 160]);
+    for (const row of rows) {
+      expect(Object.keys(row)).toEqual(['S', 'batch', ...TIMES, 'reads_measured', 'reads_predicted', 'tokens_per_s']);
+      for (const name of TIMES) expect(row[name], name).toBeGreaterThan(0);
+      for (const name of ['ms_cmp', 'ms_sel', 'ms_win']) expect(row[name], name).toBeLessThan(row.ms_total);
+      expect(row.tokens_per_s).toBeCloseTo((1000 * 2) / row.ms_total, -2);
+      // floor((S - 8) / 4) + 1 compressed, 4 blocks of 16, a window of 32
+      expect(row.reads_predicted).toBe(Math.floor((row.S - 8) / 4) + 1 + 64 + 32);
+      expect(row.reads_measured).toBe(row.reads_predicted);
+    }
+  });
+
+  it('can do without dense, as CSV and as a table', async () => {
+    const words = ['bench', 'decode', '--config', config, '--quick', '--lengths', '40', '--no-dense'];
+    const csv = await runCli([...words, '--csv']);
+    expect(csv.stdout).toMatch(
+      /^S,batch,ms_total,ms_cmp,ms_sel,ms_win,ms_dense,reads_measured,reads_predicted,tokens_per_s\n40,1,[\d.]+,[\d.]+,[\d.]+,[\d.]+,,\d+,105,[\d.]+\n$/,
+    );
+    const { stdout } = await runCli(words);
+    expect(stdout).toMatch(/S +batch +total ms/);
+  });
+});
+
+describe('bench prefill', () => {
+  it('prints a row for each length', async () => {
+    const rows = await rowsOf(['prefill', '--lengths', '40,100', '--batch-size', '3']);
+    expect(rows.map(({ S, batch }) => [S, batch])).toEqual([
+      [40, 3],
+      [100, 3],
+    ]);
+    for (const row of rows) {
+      expect(Object.keys(row)).toEqual(['S', 'batch', ...TIMES, 'tokens_per_s']);
+      for (const name of TIMES) expect(row[name], name).toBeGreaterThan(0);
+    }
+  });
+});

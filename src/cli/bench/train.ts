@@ -1,0 +1,223 @@
+/** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
+import { availableParallelism } from 'node:os';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { measureDevicePeak } from '../../bench/peak/device.js';
+import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
+import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
+import { kernelFlops } from '../../bench/train-flops.js';
+import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { CudaDevice } from '../../device/cuda/cuda.js';
+import type { Device } from '../../device/device.js';
+import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
+
+interface Options {
+  readonly config?: string;
+  readonly attention?: 'nsa' | 'dense' | 'both';
+  readonly seqLen?: number[];
+  readonly batchSize?: number[];
+  readonly kernel?: SelectionKernel[];
+  readonly steps?: number;
+  readonly device: DeviceChoice;
+  readonly threads?: number;
+  readonly quick?: boolean;
+  readonly profile?: boolean;
+  readonly json?: boolean;
+  readonly csv?: boolean;
+}
+
+const QUICK_LENGTH = 512;
+const MIB = 2 ** 20;
+
+export function configure(command: Command, io: Io): void {
+  command
+    .addOption(
+      new Option('--config <name|file>', `a shipped config, a YAML file, or ${SMALL_GPT} (default: see below)`),
+    )
+    .addOption(
+      new Option('--attention <kind>', 'kind of attention (default: that of the config)').choices([
+        'nsa',
+        'dense',
+        'both',
+      ]),
+    )
+    .addOption(new Option('--seq-len <list>', 'sequence lengths, such as 512,2048').argParser(wholeNumbers(1)))
+    .addOption(new Option('--batch-size <list>', 'sequences per micro-batch').argParser(wholeNumbers(1)))
+    .addOption(
+      new Option('--kernel <list>', `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`).argParser(
+        kernels,
+      ),
+    )
+    .addOption(
+      new Option('--steps <n>', 'timed steps (default: as many as fit in ten seconds)').argParser(wholeNumber(1)),
+    )
+    .addOption(deviceOption('where to compute; auto = CUDA if available'))
+    .addOption(threadsOption())
+    .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} by default`))
+    .addOption(new Option('--profile', 'also print the time of every kernel'))
+    .addOption(jsonOption())
+    .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
+    .addHelpText('after', HELP)
+    .action((options: Options) => runBlocking(() => bench(options, io)));
+}
+
+function kernels(text: string): SelectionKernel[] {
+  return text.split(',').map((name) => {
+    const known = SELECTION_KERNELS.find((kernel) => kernel === name.trim());
+    if (!known) throw new InvalidArgumentError(`${name} is none of ${SELECTION_KERNELS.join(', ')}.`);
+    return known;
+  });
+}
+
+const HELP = `
+A step is forward, backward, gradient norm and AdamW on random tokens; three
+steps warm up, the median of the others counts.
+Without --config: the 125m shape (configs/base.yaml) with sparse and with dense
+attention in fp32, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the
+125m shape in bf16 with the GPT-2 vocabulary, 65,536 tokens per step, at 512,
+1024 and 2048 tokens with each kernel of the selected branch, then at 8192,
+32768 and 65536. MFU counts 6 operations per matrix parameter and token and the
+visible (query, key) pairs; mfu_palm (--json, --csv) counts attention as dense
+and not causal. Both are relative to the measured peak. More:
+docs/benchmarks.md.
+`;
+
+interface Row {
+  readonly config: string;
+  readonly attention: string;
+  readonly kernel: string;
+  readonly S: number;
+  readonly batch: number;
+  readonly tokens_per_s: number;
+  readonly ms_step: number;
+  readonly mfu: number;
+  readonly mfu_palm: number;
+  readonly peak_mem_mib: number;
+  readonly params: number;
+  readonly layers: number;
+  /** With --profile only. */
+  readonly profile?: readonly ProfileRow[];
+}
+
+interface Measured {
+  readonly name: string;
+  readonly time: StepTime;
+  readonly profile: ProfileRow[] | null;
+}
+
+function bench(options: Options, io: Io): void {
+  const { quick = false, profile = false } = options;
+  const line = new ProgressLine(io);
+  const lengths = options.seqLen ?? (quick ? [QUICK_LENGTH] : undefined);
+  const choice = { config: options.config, attention: options.attention, lengths, batchSizes: options.batchSize };
+  const device = openDevice(options);
+  const cases = trainCases({ ...choice, device: device.kind, kernels: options.kernel }, io.env);
+  const budget = stepBudget(options.steps, quick);
+  const before = measureDevicePeak(device);
+  const measured = cases.map((benchCase, i) => {
+    line.show(`${i + 1}/${cases.length} ${benchCase.name}, S ${benchCase.config.train.seq_len}`);
+    return measureCase(device, benchCase, budget, profile);
+  });
+  line.clear();
+  // Measured twice, because another process may have slowed the first one down.
+  const peak = Math.max(before, measureDevicePeak(device));
+  const result = {
+    machine: `${device.name}, ${availableParallelism()} cores`,
+    device: device.kind,
+    threads: device instanceof CpuDevice ? device.threads : 0,
+    peak_gflops: round(peak / 1e9, 1),
+    rows: measured.map((one) => rowOf(one, peak)),
+  };
+  if (options.json) printJson(io, result);
+  else if (options.csv) io.out(csv(result.rows));
+  else {
+    const { machine, threads, peak_gflops, rows } = result;
+    const count = threads === 0 ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
+    io.out(`${machine};${count} measured peak ${peak_gflops} GFLOP/s\n`);
+    io.out(rowTable(rows, io.width));
+    for (const row of rows) if (row.profile) io.out(profileTable(row, row.profile));
+  }
+}
+
+function stepBudget(steps: number | undefined, quick: boolean): StepBudget {
+  if (steps !== undefined) return { least: steps, ms: 0 };
+  return quick ? { least: 2, ms: 0 } : { least: 5, ms: 10_000 };
+}
+
+function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, profile: boolean): Measured {
+  const { name } = benchCase;
+  const measured = () => measureTraining(device, benchCase, budget);
+  if (!profile) return { name, time: measured(), profile: null };
+  if (device instanceof CudaDevice) return { name, time: measured(), profile: profileCudaStep(device, benchCase) };
+  const timed = new TimedDevice(device, kernelFlops(caseShape(benchCase), caseLengths(benchCase)));
+  let rows: ProfileRow[] = [];
+  const time = measureTraining(timed, benchCase, budget, {
+    onWarm: () => timed.restart(),
+    onDone: (steps) => {
+      rows = timed.rows(steps);
+    },
+  });
+  return { name, time, profile: rows };
+}
+
+function rowOf({ name, time, profile }: Measured, peak: number): Row {
+  const seconds = time.ms / 1000;
+  const { attention, kernel, S, batch, params, layers } = time;
+  return {
+    ...{ config: name, attention, kernel, S, batch },
+    tokens_per_s: round((batch * S) / seconds, 1),
+    ms_step: round(time.ms, 3),
+    mfu: round(time.flops.used / seconds / peak, 4),
+    mfu_palm: round(time.flops.palm / seconds / peak, 4),
+    peak_mem_mib: round(time.peakBytes / MIB, 1),
+    ...{ params, layers },
+    ...(profile ? { profile } : {}),
+  };
+}
+
+const COLUMNS = [
+  ...(['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'] as const),
+  ...(['peak_mem_mib', 'params', 'layers'] as const),
+];
+
+function csv(rows: readonly Row[]): string {
+  return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
+}
+
+function rowTable(rows: readonly Row[], width: number): string {
+  const numbers = ['S', 'batch', 'tok/s', 'ms/step', 'MFU', 'peak MiB'];
+  return formatTable(
+    [
+      ...[{ title: 'config', wrap: true }, { title: 'attn' }, { title: 'kernel' }],
+      ...numbers.map((title) => ({ title, align: 'right' as const })),
+    ],
+    rows.map((row) => [
+      ...[row.config, row.attention, row.kernel, String(row.S), String(row.batch)],
+      ...[row.tokens_per_s.toFixed(0), row.ms_step.toFixed(1), percent(row.mfu), row.peak_mem_mib.toFixed(0)],
+    ]),
+    width,
+  );
+}
+
+function profileTable({ config, attention, S }: Row, profile: readonly ProfileRow[]): string {
+  const numbers = ['calls', 'ms', 'share', 'GFLOP/s'].map((title) => ({ title, align: 'right' as const }));
+  const table = formatTable(
+    [{ title: 'kernel' }, ...numbers],
+    profile.map(({ name, calls, ms, share, gflops }) => [
+      ...[name, String(calls), ms.toFixed(2), percent(share), gflops === null ? '' : gflops.toFixed(0)],
+    ]),
+  );
+  return `One step of ${config}, ${attention}, S ${S}:\n${table}`;
+}
+
+function percent(share: number): string {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+function round(value: number, digits: number): number {
+  return Number(value.toFixed(digits));
+}

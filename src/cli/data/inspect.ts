@@ -1,0 +1,65 @@
+/** `trefoil data inspect`: what is in a source, before a run is spent on it. */
+import { type Command, Option } from 'commander';
+import { openCorpus } from '../../data/corpus/open.js';
+import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { UsageError } from '../../errors.js';
+import { corpusOptions } from '../../train/training-data.js';
+import { type Io, printJson } from '../shared/io.js';
+import { wholeNumber } from '../shared/options.js';
+import { DEFAULT_WIDTH, formatTable, wrapText } from '../shared/table.js';
+import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
+
+interface Options extends SourceOptions {
+  readonly documents: number;
+  readonly samples: number;
+}
+
+const SAMPLE_LENGTH = 160;
+const BAR = 40;
+
+export function configure(command: Command, io: Io): void {
+  addSourceOptions(command)
+    .addOption(new Option('--documents <n>', 'look at the first n').argParser(wholeNumber(1)).default(1000))
+    .addOption(new Option('--samples <n>', 'beginnings of documents to show').argParser(wholeNumber(0)).default(3))
+    .addHelpText('after', '\nPrepared shards (--dataset tokens) are counted whole, and their hashes compared.\n')
+    .action((options: Options) => run(options, io));
+}
+
+async function run(options: Options, io: Io): Promise<void> {
+  const config = sourceConfig(options, io, { 'data.val_fraction': '0' });
+  const { source, path } = config.data;
+  const tokenizer = createTokenizer(config.data.tokenizer);
+  const shown = { samples: options.samples, sampleLength: SAMPLE_LENGTH };
+  let found: Inspection;
+  if (source === 'tokens') {
+    if (path === null) throw new UsageError('data.path: needed by data.source tokens (--local-path)');
+    found = inspectShards(path, tokenizer, shown);
+  } else {
+    found = await inspectCorpus(await openCorpus(corpusOptions(config, io.env)), tokenizer, options.documents, shown);
+  }
+  if (options.json) printJson(io, { source, tokenizer: tokenizer.name, ...found });
+  else io.out(report(found));
+}
+
+function report({ complete, documents, empty, tokens, bytes, lengths, histogram, samples }: Inspection): string {
+  const most = Math.max(1, ...histogram.map((row) => row.documents));
+  const text =
+    bytes === null ? '' : `, ${megabytes(bytes)} of text, ${(bytes / Math.max(1, tokens)).toFixed(2)} bytes a token`;
+  return [
+    `${documents} documents${complete ? '' : ' (the first)'}, ${tokens} tokens${text}${empty > 0 ? `, ${empty} empty` : ''}`,
+    `tokens of a document: ${lengths.min} least, ${lengths.p50} median, ${lengths.mean.toFixed(0)} mean, ${lengths.p95} p95, ${lengths.max} most`,
+    '',
+    formatTable(
+      [{ title: 'tokens', align: 'right' }, { title: 'documents', align: 'right' }, { title: '' }],
+      histogram.map((row) => [
+        `${row.from}-${row.to - 1}`,
+        String(row.documents),
+        '#'.repeat(Math.ceil((BAR * row.documents) / most)),
+      ]),
+    ),
+    ...samples.map((sample) =>
+      wrapText(`${sample.tokens} tokens: ${JSON.stringify(sample.text)}`, DEFAULT_WIDTH).join('\n'),
+    ),
+  ].join('\n');
+}

@@ -1,0 +1,81 @@
+/** `trefoil data smoke`: does the source give batches, and how soon? */
+import { type Command, Option } from 'commander';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { openTrainingData } from '../../train/training-data.js';
+import { type Io, printJson } from '../shared/io.js';
+import { wholeNumber } from '../shared/options.js';
+import { addSourceOptions, type SourceOptions, sourceConfig } from './source-options.js';
+
+interface Options extends SourceOptions {
+  readonly seqLen: number;
+  readonly batchSize: number;
+  readonly batches: number;
+  readonly timeout: number;
+}
+
+const SHOWN_TOKENS = 40;
+
+export function configure(command: Command, io: Io): void {
+  addSourceOptions(command)
+    .addOption(new Option('--seq-len <n>', 'tokens in a sequence').argParser(wholeNumber(1)).default(1024))
+    .addOption(new Option('--batch-size <n>', 'sequences in a batch').argParser(wholeNumber(1)).default(1))
+    .addOption(new Option('--batches <n>', 'batches to fetch').argParser(wholeNumber(1)).default(4))
+    .addOption(new Option('--timeout <seconds>', 'time for each').argParser(wholeNumber(1)).default(60))
+    .addHelpText('after', HELP)
+    .action((options: Options) => smoke(options, io));
+}
+
+const HELP = `
+Opens the source as training would and takes a few batches. Exit code 6 if a
+batch takes longer than --timeout. HF_ENDPOINT sets a mirror of the hub,
+HF_TOKEN the token for datasets that require one.
+`;
+
+async function smoke(options: Options, io: Io): Promise<void> {
+  const config = sourceConfig(options, io, {
+    'train.seq_len': String(options.seqLen),
+    'train.batch_size': String(options.batchSize),
+    'data.loader_timeout': String(options.timeout),
+    'data.val_fraction': '0',
+  });
+  const started = performance.now();
+  const { loader } = await openTrainingData(config, io.err, io.err, { environment: io.env });
+  try {
+    const times: number[] = [];
+    let tokens = 0;
+    let sample = '';
+    for (let batch = 0; batch < options.batches; batch++) {
+      const asked = batch === 0 ? started : performance.now();
+      await loader.ready?.(1);
+      const { inputs } = loader.next();
+      times.push((performance.now() - asked) / 1000);
+      tokens += inputs.length;
+      if (batch === 0) sample = createTokenizer(config.data.tokenizer).decode(inputs.subarray(0, SHOWN_TOKENS));
+    }
+    const [first, ...others] = times;
+    const slowest = Math.max(0, ...others);
+    const documents = loader.telemetry?.().documents ?? null;
+    const { source } = config.data;
+    if (options.json)
+      printJson(io, {
+        ok: true,
+        source,
+        first_batch_s: first,
+        slowest_later_s: slowest,
+        batches: times.length,
+        tokens,
+        documents,
+        sample,
+      });
+    else {
+      io.out(
+        `${source}: first batch after ${first.toFixed(2)} s, the slowest of ${others.length} others took ${(1000 * slowest).toFixed(1)} ms`,
+      );
+      io.out(
+        `${tokens} tokens${documents === null ? '' : ` of ${documents} documents`}; it begins: ${JSON.stringify(sample)}`,
+      );
+    }
+  } finally {
+    loader.close();
+  }
+}

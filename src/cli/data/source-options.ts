@@ -1,0 +1,84 @@
+/** What the commands of `trefoil data` share: which data, as a config would name it. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { parseTrainFlags } from '../../config/flags.js';
+import { loadConfig } from '../../config/load.js';
+import type { Config } from '../../config/schema.js';
+import type { Io } from '../shared/io.js';
+import { jsonOption, wholeNumber } from '../shared/options.js';
+
+export interface SourceOptions {
+  readonly config?: string;
+  readonly dataset?: string;
+  readonly localPath?: string;
+  readonly hubDataset?: string;
+  readonly hubConfig?: string;
+  readonly tokenizer?: string;
+  readonly workers?: number;
+  readonly set?: string[];
+  readonly json?: boolean;
+}
+
+export function addSourceOptions(command: Command): Command {
+  return command
+    .addOption(new Option('--config <name|file>', 'take the settings of a config'))
+    .addOption(new Option('--dataset <source>', 'data.source: fineweb_edu, fineweb_edu_local, text or jsonl'))
+    .addOption(new Option('--local-path <path>', 'data.path: file, folder or pattern of a local source'))
+    .addOption(new Option('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'))
+    .addOption(new Option('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'))
+    .addOption(new Option('--tokenizer <name>', 'data.tokenizer: byte, gpt2 or the path of a tokenizer.json'))
+    .addOption(new Option('--workers <n>', 'data.workers: threads').argParser(wholeNumber(1)))
+    .addOption(
+      new Option('--set <key=value>', 'set any config key; may be repeated').argParser(
+        (text: string, before: string[] | undefined) => [...(before ?? []), text],
+      ),
+    )
+    .addOption(jsonOption());
+}
+
+/** The config behind the flags: they win over the environment, and that over the file, as for `train`. */
+export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<Record<string, string>> = {}): Config {
+  const words: string[] = [];
+  const pass = (flag: string, value: string | undefined) => value !== undefined && words.push(flag, value);
+  const set = (key: string, value: string | number | undefined) =>
+    value !== undefined && words.push('--set', `${key}=${value}`);
+  const isNamed = options.config !== undefined || io.env['CONFIG'] !== undefined;
+  // A path implies its source. Without a path and a config the source is FineWeb-Edu.
+  const isOpen =
+    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|source)=/.test(text));
+  const source = options.dataset ?? (isOpen ? 'fineweb_edu' : undefined);
+  pass('--dataset', source);
+  pass('--local-path', options.localPath);
+  for (const [key, value] of Object.entries(defaults)) set(key, value);
+  set('data.hub_dataset', options.hubDataset);
+  set('data.hub_config', options.hubConfig);
+  set('data.tokenizer', options.tokenizer);
+  set('data.workers', options.workers);
+  for (const text of options.set ?? []) words.push('--set', text);
+  const { config, warnings } = loadConfig({
+    env: io.env,
+    flags: parseTrainFlags(words).layer,
+    config: options.config ?? null,
+  });
+  for (const warning of warnings) io.warn(warning);
+  return config;
+}
+
+const UNITS: Readonly<Record<string, number>> = {
+  '': 1,
+  ...{ K: 1e3, KB: 1e3, M: 1e6, MB: 1e6, G: 1e9, GB: 1e9, T: 1e12, TB: 1e12 },
+  ...{ KIB: 2 ** 10, MIB: 2 ** 20, GIB: 2 ** 30, TIB: 2 ** 40 },
+};
+
+/** `5GB`, `500MiB` or a plain number. */
+export function byteCount(text: string): number {
+  const match = /^(\d+(?:\.\d+)?)\s*([a-zA-Z]*)$/.exec(text.trim());
+  const unit = match === null ? undefined : UNITS[match[2].toUpperCase()];
+  const value = unit === undefined ? Number.NaN : Math.round(Number(match![1]) * unit);
+  if (!Number.isSafeInteger(value) || value < 1)
+    throw new InvalidArgumentError('It must be a number of bytes, such as 5GB, 500MB or 1000000.');
+  return value;
+}
+
+export function megabytes(bytes: number): string {
+  return `${(bytes / 1e6).toFixed(1)} MB`;
+}

@@ -1,0 +1,230 @@
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { lastLogits } from '../../infer/context-reader.js';
+import { writeFinalModel } from '../../infer/load-model.js';
+import { tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
+import type { LanguageModel } from '../../model/language-model.js';
+import { runCli } from '../testing/run.js';
+
+const LENGTH = 24;
+const SAMPLES = 5;
+
+let root: string;
+let run: string;
+let file: string;
+let model: LanguageModel;
+const text = Array.from({ length: LENGTH * SAMPLES + 9 }, (_, i) => String.fromCharCode(97 + ((i * i) % 23))).join('');
+beforeAll(() => {
+  root = mkdtempSync(join(tmpdir(), 'trefoil-eval-'));
+  run = join(root, 'run');
+  file = join(root, 'text.txt');
+  model = tinyModel(tinyConfig());
+  writeFinalModel(run, model, tinyConfig());
+  writeFileSync(file, text);
+});
+afterAll(() => {
+  model.free();
+  rmSync(root, { recursive: true, force: true });
+});
+
+/** The tokens of the file: its bytes and the separator. */
+const tokens = [...Buffer.from(text), 0];
+const TARGETS = tokens.length - 1;
+
+/** The mean loss of the first targets, by samples that begin every LENGTH tokens, from the logits of every prefix. */
+function wanted(targets: number): number {
+  let total = 0;
+  for (let first = 0; first < targets; first += LENGTH)
+    for (let i = 0; i < LENGTH && first + i < targets; i++) {
+      const logits = lastLogits(model, tokens.slice(first, first + i + 1));
+      const most = Math.max(...logits);
+      const sum = logits.reduce((partial, logit) => partial + Math.exp(logit - most), 0);
+      total += most + Math.log(sum) - logits[tokens[first + i + 1]];
+    }
+  return total / targets;
+}
+
+async function evaluate(words: readonly string[]) {
+  return runCli(['eval', 'loss', '--model', run, '--seq-len', String(LENGTH), ...words]);
+}
+
+describe('eval loss', () => {
+  it('is the mean over every token of the source, however it is cut into batches', async () => {
+    // 129 targets are five samples of 24 and one of 9.
+    for (const [batchSize, batches] of [
+      [1, 6],
+      [2, 3],
+      [4, 2],
+      [5, 2],
+      [50, 1],
+    ]) {
+      const words = ['--dataset', 'text', '--local-path', file, '--batch-size', String(batchSize), '--json'];
+      const { code, stdout, stderr } = await evaluate(words);
+      expect(code, stderr).toBe(0);
+      const result = JSON.parse(stdout);
+      expect(Object.keys(result)).toEqual([
+        'model',
+        'step',
+        'source',
+        'loss',
+        'perplexity',
+        'targets',
+        'batches',
+        'bits_per_byte',
+        'complete',
+      ]);
+      expect(result).toMatchObject({ step: 7, source: 'text', targets: TARGETS, batches, complete: true });
+      expect(result.loss / wanted(TARGETS)).toBeCloseTo(1, 5);
+      // Every target but the separator is one byte.
+      expect(result.bits_per_byte).toBeCloseTo((result.loss * TARGETS) / Math.LN2 / (TARGETS - 1), 9);
+      expect(result.perplexity).toBeCloseTo(Math.exp(result.loss), 6);
+    }
+  });
+
+  it('takes at most so many batches, and prints a line', async () => {
+    const { code, stdout } = await evaluate(['--dataset', 'text', '--local-path', file, '--batches', '2']);
+    expect(code).toBe(0);
+    const loss = wanted(48);
+    expect(stdout).toBe(
+      `loss ${loss.toFixed(4)} | ppl ${Math.exp(loss).toFixed(2)} | bpb ${(loss / Math.LN2).toFixed(4)} | ` +
+        '48 targets in 2 batches (more with --batches), step 7\n',
+    );
+  });
+
+  it('reads a streamed source once, to its last token', async () => {
+    const lines = join(root, 'lines.jsonl');
+    writeFileSync(lines, `${JSON.stringify({ text })}\n`);
+    const losses = [];
+    for (const [source, batchSize] of [
+      ['fineweb_edu_local', '1'],
+      ['fineweb_edu_local', '4'],
+      ['jsonl', '4'],
+    ]) {
+      const words = ['--dataset', source, '--local-path', lines, '--batch-size', batchSize, '--json'];
+      const { code, stdout, stderr } = await evaluate(words);
+      expect(code, stderr).toBe(0);
+      expect(JSON.parse(stdout)).toMatchObject({ targets: TARGETS, complete: true });
+      losses.push(JSON.parse(stdout).loss);
+    }
+    for (const loss of losses) expect(loss / wanted(TARGETS)).toBeCloseTo(1, 5);
+  });
+
+  it('takes the source that --local-path implies', async () => {
+    const { code, stdout, stderr } = await evaluate(['--local-path', file, '--json']);
+    expect(code, stderr).toBe(0);
+    expect(JSON.parse(stdout)).toMatchObject({ source: 'text', targets: TARGETS });
+  });
+
+  it('cannot be good on random tokens', async () => {
+    const { stdout } = await evaluate(['--dataset', 'synthetic', '--batches', '4', '--json']);
+    expect(JSON.parse(stdout).loss).toBeGreaterThan(Math.log(256) - 0.02);
+  });
+
+  it.each([
+    ['no source and no path', [], /no data; name a source with --dataset or a path with --local-path/],
+    ['an unknown source', ['--dataset', 'books', '--local-path', '.'], /data\.source/],
+    [
+      'a path that is not read',
+      ['--dataset', 'synthetic', '--local-path', '.'],
+      /data\.path: not read by data\.source/,
+    ],
+    ['a missing model', ['--dataset', 'synthetic', '--model', '/none'], /\/none: there is no such file or folder/],
+  ])('%s is one line and exit code 2', async (_, words, message) => {
+    const { code, stdout, stderr } = await evaluate(words);
+    expect(code).toBe(2);
+    expect(stdout).toBe('');
+    expect(stderr).toMatch(message);
+  });
+});
+
+describe('eval selection', () => {
+  const select = (...words: string[]) => runCli(['eval', 'selection', '--model', run, '--text-file', file, ...words]);
+
+  it('prints one JSON value and writes the same with its pictures', async () => {
+    const folder = join(root, 'pictures');
+    const { code, stdout, stderr } = await select('--json', '--out-dir', folder, '--max-tokens', '50');
+    expect(code, stderr).toBe(0);
+    const result = JSON.parse(stdout);
+    expect(Object.keys(result)).toEqual(['model', 'step', 'tokens', 'l_sel', 'layers']);
+    expect(result).toMatchObject({ step: 7, tokens: 50, l_sel: 8 });
+    expect(result.layers).toHaveLength(2);
+    expect(Object.keys(result.layers[1])).toEqual(['layer', 'rate_by_distance', 'gates', 'gates_by_block']);
+    expect(readdirSync(folder).sort()).toEqual(['gates.svg', 'selection.json', 'selection.svg']);
+    expect(JSON.parse(readFileSync(join(folder, 'selection.json'), 'utf8'))).toEqual(result);
+    for (const name of ['gates.svg', 'selection.svg'])
+      expect(readFileSync(join(folder, name), 'utf8')).toMatch(/^<svg [\s\S]*<\/svg>\s*$/);
+  });
+
+  it('prints a table', async () => {
+    const { stdout } = await select();
+    expect(stdout).toMatch(/^layer +cmp +sel +win +mean distance$/m);
+    expect(stdout).toMatch(/^ +1( +[\d.]+ %){3} +[\d.]+ blocks$/m);
+  });
+
+  it('a file that is not there or empty is one line and exit code 2', async () => {
+    const empty = join(root, 'empty.txt');
+    writeFileSync(empty, '');
+    for (const [path, message] of [
+      ['/none', '/none: cannot read: there is no such file'],
+      [empty, `${empty}: holds no text`],
+    ]) {
+      const { code, stderr } = await runCli(['eval', 'selection', '--model', run, '--text-file', path]);
+      expect(code).toBe(2);
+      expect(stderr).toContain(message);
+      expect(stderr.trimEnd().split('\n')).toHaveLength(1);
+    }
+  });
+});
+
+describe('eval needle', () => {
+  const find = (...words: string[]) =>
+    runCli(['eval', 'needle', '--model', run, '--records', '2', '--facts', '2', '--trials', '3', ...words]);
+  const small = ['--lengths', '48,96', '--depths', '0,50,100'];
+
+  it('prints one JSON value and writes the same with its chart', async () => {
+    const folder = join(root, 'needle');
+    const { code, stdout, stderr } = await find(...small, '--without', 'sel', '--json', '--out-dir', folder);
+    expect(code, stderr).toBe(0);
+    const result = JSON.parse(stdout);
+    expect(Object.keys(result)).toEqual([
+      ...['model', 'step', 'device', 'precision', 'trials', 'records', 'facts', 'seed', 'seconds', 'rows'],
+    ]);
+    expect(result).toMatchObject({ step: 7, precision: 'fp32', trials: 3, records: 2, facts: 2, seed: 1 });
+    expect(result.rows).toHaveLength(12);
+    expect(Object.keys(result.rows[0])).toEqual([
+      ...['without', 'length', 'depth', 'trials', 'correct', 'accuracy', 'recall'],
+    ]);
+    expect(result.rows[0].recall).toEqual({ any: 1, layers: [1, 1] }); // depth 0: block 0 is always selected
+    expect(new Set(result.rows.map((row: { without: string | null }) => row.without))).toEqual(new Set([null, 'sel']));
+    expect(readdirSync(folder).sort()).toEqual(['needle.json', 'needle.svg']);
+    expect(JSON.parse(readFileSync(join(folder, 'needle.json'), 'utf8'))).toEqual(result);
+    expect(readFileSync(join(folder, 'needle.svg'), 'utf8')).toMatch(/^<svg [\s\S]*without sel[\s\S]*<\/svg>\s*$/);
+  });
+
+  it('prints a table for each grid', async () => {
+    const { stdout } = await find(...small, '--without', 'win');
+    expect(stdout).toMatch(
+      /^all branches\n +depth +48 +96\n( *\d+ %( +[\d.]+ % [·░▒▓█]{2}){2}\n){3}selected( +[\d.]+ % [·░▒▓█]{2}){2}\n/m,
+    );
+    expect(stdout).toMatch(/^without win\n/m);
+  });
+
+  it('finds next to nothing with random weights', async () => {
+    const { stdout } = await find('--lengths', '96', '--depths', '50', '--trials', '100', '--json');
+    expect(JSON.parse(stdout).rows[0].accuracy).toBeLessThan(0.1); // 1 of 256 tokens by chance
+  });
+
+  it.each([
+    ['a length without room', ['--lengths', '7'], /a sequence of 7 tokens is too short for a record of 2 facts/],
+    ['a depth beyond the end', ['--depths', '101'], /at most 100 percent/],
+    ['an unknown branch', ['--without', 'dense'], /Allowed choices are cmp, sel, win/],
+    ['bf16 on the CPU', ['--precision', 'bf16', '--device', 'cpu'], /--precision bf16: the CPU computes in fp32/],
+  ])('%s is one line and exit code 2', async (_, words, message) => {
+    const { code, stdout, stderr } = await find(...words);
+    expect(code).toBe(2);
+    expect(stdout).toBe('');
+    expect(stderr).toMatch(message);
+  });
+});

@@ -1,0 +1,173 @@
+/** `trefoil eval needle`: whether a model finds what is hidden in its context, by depth and length. Parses, calls, prints. */
+import { join } from 'node:path';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { UsageError } from '../../errors.js';
+import { ensureFolder } from '../../folders.js';
+import { withEnvironment } from '../../infer/environment.js';
+import { loadModel } from '../../infer/load-model.js';
+import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
+import { withoutBranch } from '../../infer/without-branch.js';
+import { kernelOptions } from '../../model/kernels.js';
+import type { Branch } from '../../ops/attention/gate/op.js';
+import { writeFileAtomic } from '../../run/atomic.js';
+import { heatMap, percent } from '../../watch/report/heat-map.js';
+import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import { formatTable } from '../shared/table.js';
+
+interface Options extends NeedleGrid {
+  readonly model: string;
+  readonly without?: Branch;
+  readonly outDir?: string;
+  readonly device: DeviceChoice;
+  readonly precision?: 'fp32' | 'bf16';
+  readonly threads?: number;
+  readonly json?: boolean;
+}
+
+/** A cell, and which branch of the attention was off. */
+interface Row extends NeedleCell {
+  readonly without: Branch | null;
+}
+
+const DEPTHS = Array.from({ length: 11 }, (_, i) => 10 * i);
+
+export function configure(command: Command, io: Io): void {
+  const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
+  command
+    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .addOption(
+      new Option('--lengths <list>', 'tokens of a case').argParser(wholeNumbers(1)).default([4096, 16_384, 65_536]),
+    )
+    .addOption(
+      new Option('--depths <list>', 'where the needle lies, in percent of the haystack')
+        .argParser(percentages)
+        .default(DEPTHS),
+    )
+    .addOption(whole('--trials <n>', 'cases for each length and depth').default(20))
+    .addOption(whole('--records <n>', 'records in a haystack, the needle among them').default(16))
+    .addOption(whole('--facts <n>', 'facts of a record').default(4))
+    .addOption(new Option('--seed <n>', 'of the cases').argParser(wholeNumber(0)).default(1))
+    .addOption(
+      new Option('--without <branch>', 'a second grid with the gate of this branch at zero').choices([
+        'cmp',
+        'sel',
+        'win',
+      ]),
+    )
+    .option('--out-dir <folder>', 'write needle.json and needle.svg there')
+    .addOption(deviceOption('where to compute'))
+    .addOption(
+      new Option('--precision <type>', 'of activations; the default is bf16 on CUDA, fp32 on the CPU').choices([
+        'fp32',
+        'bf16',
+      ]),
+    )
+    .addOption(threadsOption())
+    .addOption(jsonOption())
+    .addHelpText('after', HELP)
+    .action((options: Options) => runBlocking(() => run(options, io)));
+}
+
+const HELP = `
+For models trained with data.source needle: the cases come from the same
+generator with other seeds. The answer is one token and the question ends the
+context, so the argmax of the next token is what greedy decoding would produce.
+The last row is the share of cases in which some layer selected the block that
+holds the answer.
+`;
+
+function percentages(text: string): number[] {
+  const values = wholeNumbers(0)(text);
+  if (values.some((value) => value > 100)) throw new InvalidArgumentError('It must be at most 100 percent.');
+  return values;
+}
+
+function run(options: Options, io: Io): void {
+  const device = openDevice(options);
+  const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
+  if (precision === 'bf16' && device.kind === 'cpu')
+    throw new UsageError('--precision bf16: the CPU computes in fp32; leave it out or use --device cuda');
+  const { model, config, path, step, warnings } = loadModel(
+    device,
+    options.model,
+    precision === 'bf16' ? 'bf16' : 'f32',
+  );
+  const progress = new ProgressLine(io);
+  try {
+    for (const warning of warnings) io.warn(warning);
+    const { lengths, depths, trials, records, facts, seed, without } = options;
+    const grid = { lengths, depths, trials, records, facts, seed };
+    const kernels = kernelOptions(withEnvironment(config, io.env));
+    const started = performance.now();
+    const rowsWith = (off: Branch | null): Row[] => {
+      const onProgress = (done: number, all: number) => progress.show(`${labelOf(off)}: ${done} of ${all} cases`);
+      const measure = () => evaluateNeedle(model, grid, { kernels, onProgress });
+      return (off ? withoutBranch(model, off, measure) : measure()).map((cell) => ({ without: off, ...cell }));
+    };
+    const rows = [...rowsWith(null), ...(without ? rowsWith(without) : [])];
+    progress.clear();
+    const seconds = (performance.now() - started) / 1000;
+    const result = { model: path, step, device: device.name, precision, trials, records, facts, seed, seconds, rows };
+    if (options.outDir !== undefined) writeFiles(options.outDir, options, result);
+    if (options.json) printJson(io, result);
+    else for (const off of without ? [null, without] : [null]) io.out(table(off, options, rows));
+  } finally {
+    model.free();
+  }
+}
+
+function labelOf(without: Branch | null): string {
+  return without === null ? 'all branches' : `without ${without}`;
+}
+
+/** Accuracies of one grid, a row for each depth. */
+function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: readonly Row[]): number[][] {
+  return depths.map((depth) =>
+    lengths.map(
+      (length) => rows.find((row) => row.without === off && row.length === length && row.depth === depth)!.accuracy,
+    ),
+  );
+}
+
+const SHADES = ['·', '░', '▒', '▓', '█'];
+
+/** The share twice: as a number and as a shade that is full only at 100 %. */
+function shaded(share: number): string {
+  return `${percent(share)} ${SHADES[Math.floor(share * (SHADES.length - 1))].repeat(2)}`;
+}
+
+function table(off: Branch | null, options: Options, rows: readonly Row[]): string {
+  const titles = ['depth', ...options.lengths.map(String)];
+  const selected = options.lengths.map((length) => selectedShare(off, length, rows));
+  return `${labelOf(off)}\n${formatTable(
+    titles.map((title) => ({ title, align: 'right' as const })),
+    [
+      ...accuracies(off, options, rows).map((line, i) => [`${options.depths[i]} %`, ...line.map(shaded)]),
+      ...(selected.includes(null) ? [] : [['selected', ...selected.map((share) => shaded(share!))]]),
+    ],
+  )}`;
+}
+
+/** Of all cases of a length, the share in which the block that holds the answer was selected; null of dense attention. */
+function selectedShare(off: Branch | null, length: number, rows: readonly Row[]): number | null {
+  const shares = rows.filter((row) => row.without === off && row.length === length).map(({ recall }) => recall?.any);
+  if (shares.includes(undefined)) return null;
+  return shares.reduce<number>((sum, share) => sum + share!, 0) / shares.length;
+}
+
+function writeFiles(folder: string, options: Options, result: { readonly rows: readonly Row[] }): void {
+  ensureFolder(folder);
+  const svg = heatMap({
+    ...{ title: 'Needles found, by depth and length', x: 'tokens', y: 'depth' },
+    columns: options.lengths.map(String),
+    rows: options.depths.map((depth) => `${depth} %`),
+    tables: [null, ...(options.without ? [options.without] : [])].map((off) => ({
+      title: labelOf(off),
+      values: accuracies(off, options, result.rows),
+    })),
+  });
+  writeFileAtomic(join(folder, 'needle.json'), `${JSON.stringify(result)}\n`);
+  writeFileAtomic(join(folder, 'needle.svg'), `${svg}\n`);
+}

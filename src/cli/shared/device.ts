@@ -1,0 +1,60 @@
+/** The devices of this machine, as commands ask for them. */
+import { Option } from 'commander';
+import { defaultCompilerOptions } from '../../device/cpu/compile.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { CudaDevice, cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
+import type { Device, DeviceKind } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
+import { CompileProgressLine } from './compile-progress.js';
+
+const progress = new CompileProgressLine(process.stderr);
+
+export type DeviceChoice = DeviceKind | 'auto';
+
+export interface DeviceOptions {
+  readonly device: DeviceChoice;
+  readonly threads?: number;
+  /** Which GPU of so many; the first by default. */
+  readonly gpu?: (count: number) => number;
+  /** CUDA: bitwise equal runs. */
+  readonly deterministic?: boolean;
+}
+
+export function deviceOption(description: string): Option {
+  return new Option('--device <name>', description).choices(['auto', 'cpu', 'cuda']).default('auto');
+}
+
+/** One device: the one named, or the fastest there is. */
+export function openDevice({ device, threads, gpu, deterministic = false }: DeviceOptions): Device {
+  const absence = device === 'cpu' ? 'not asked for' : cudaAbsence();
+  if (absence === null) {
+    const index = gpu?.(gpuCount()) ?? 0;
+    return new CudaDevice({ index, compiler: { progress }, deterministic });
+  }
+  if (device === 'cuda') throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
+  return openCpu(threads);
+}
+
+/** In words what `auto` took and why. */
+export function explainAuto(device: Device): string {
+  return `device: ${device.kind} (auto: ${device.kind === 'cuda' ? device.name : cudaAbsence()})`;
+}
+
+export interface DeviceList {
+  readonly present: readonly Device[];
+  readonly absent: readonly { readonly kind: DeviceKind; readonly reason: string }[];
+}
+
+/** The device named, or with `auto` all there are, and those there are not with the reason. */
+export function listDevices(options: DeviceOptions): DeviceList {
+  if (options.device !== 'auto') return { present: [openDevice(options)], absent: [] };
+  const absence = cudaAbsence();
+  const cpu = openCpu(options.threads);
+  if (absence !== null) return { present: [cpu], absent: [{ kind: 'cuda', reason: absence }] };
+  return { present: [cpu, openDevice({ ...options, device: 'cuda' })], absent: [] };
+}
+
+function openCpu(threads: number | undefined): CpuDevice {
+  const compiler = { ...defaultCompilerOptions(process.env), progress };
+  return new CpuDevice({ compiler, ...(threads !== undefined && { threads }) });
+}

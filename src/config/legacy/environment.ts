@@ -1,0 +1,40 @@
+/** Reads the environment: NSA_* variables as a config layer, typed values for other commands, and notes about the rest. */
+import { findKey } from '../keys.js';
+import { type Layer, LayerBuilder } from '../layer.js';
+import { hint } from '../suggest.js';
+import { type Environment, readTyped, readVariable, refuse, variableOf } from './typed-variable.js';
+import { environmentVariables } from './variables.js';
+
+export { type Environment, readVariable } from './typed-variable.js';
+
+/** What the environment sets in the config. */
+export function environmentLayer(env: Environment): Layer {
+  const layer = new LayerBuilder();
+  for (const variable of environmentVariables) {
+    const value = variable.key === null ? undefined : readTyped(variable, env, findKey(variable.key)?.allowed);
+    if (value !== undefined) layer.set(variable.key!, value, `env ${variable.name}`);
+  }
+  return layer.build();
+}
+
+/** One line for every NSA_* variable that is set and does nothing: misspelt, unknown, or without meaning here. */
+export function environmentWarnings(env: Environment): string[] {
+  const known = environmentVariables.map(({ name }) => name).filter((name) => name.startsWith('NSA_'));
+  return Object.keys(env)
+    .filter((name) => name.startsWith('NSA_') && env[name] !== undefined && env[name] !== '')
+    .sort()
+    .flatMap((name) => {
+      const variable = variableOf(name);
+      if (variable === undefined) return [`${name}: unknown variable, ignored${hint(name, known)}`];
+      return variable.type === 'none' ? [`${name}: no effect; ${variable.meaning}`] : [];
+    });
+}
+
+const DEFAULT_TIMEOUT_MINUTES = 15;
+
+/** How long a rank waits for the others: NSA_PG_TIMEOUT_MIN, fractions allowed. */
+export function readTimeoutMinutes(env: Environment): number {
+  const minutes = (readVariable(env, 'NSA_PG_TIMEOUT_MIN') as number | undefined) ?? DEFAULT_TIMEOUT_MINUTES;
+  if (minutes <= 0) refuse(variableOf('NSA_PG_TIMEOUT_MIN')!, String(minutes), 'a number > 0');
+  return minutes;
+}

@@ -1,0 +1,98 @@
+// Top-k selection by one block of threads: the ROOM candidates of highest importance. The time is linear in the number
+// of candidates, whatever their values.
+#pragma once
+#include "elements.cuh"
+
+// Shared memory of `keep_most_important`. The caller zeroes histogram, held and tied.
+template <int THREADS, int ROOM> struct Ranking {
+  static constexpr int BIN_BITS = 11, BINS = 1 << BIN_BITS, BINS_OF_THREAD = (BINS + THREADS - 1) / THREADS;
+  int histogram[BINS], totals[THREADS / 32];
+  int limit, above;  // the bin that holds the last candidate taken, and how many candidates lie in better bins
+  int held, tied;    // entries of `best`, and candidates of the bin `limit`
+  int best[ROOM + 1];
+
+  // Sets limit and above: the bin in which the candidate number `room` lies, counted from bin 0. All threads call.
+  __device__ __forceinline__ void find_limit(int room) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = (int)threadIdx.x * BINS_OF_THREAD;
+    int own = 0;
+#pragma unroll
+    for (int i = 0; i < BINS_OF_THREAD; i++) own += first + i < BINS ? histogram[first + i] : 0;
+    int before = warp_prefix_sum(own);
+    if (lane == 31) totals[warp] = before;
+    __syncthreads();
+    before -= own;
+    for (int w = 0; w < warp; w++) before += totals[w];
+    if (before < room && before + own >= room) {
+      int bin = first;
+      while (before + histogram[bin] < room) before += histogram[bin++];
+      limit = bin, above = before;
+    }
+    __syncthreads();
+  }
+};
+
+// Places ranking.best: the ROOM most important of the candidates 1 ... all, the lower index among equals, in any order.
+// importance [all + 1] is not negative, and `most` holds the bits of the largest one: such numbers compare as their bits
+// do. ties: room for `all` numbers. At least ROOM candidates must exist.
+//
+// A histogram of the upper bits of `most - importance` finds the bin of the last candidate that is taken; only the
+// candidates of that bin need a closer look. Few are compared each with each. Many, as when almost all importances are
+// equal, are ranked by a radix selection over the 64-bit key (most - importance, index), which no two share.
+template <int THREADS, int ROOM>
+__device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, const float* importance, u32 most, int* ties,
+                                                    int all) {
+  constexpr int BINS = Ranking<THREADS, ROOM>::BINS, BIN_BITS = Ranking<THREADS, ROOM>::BIN_BITS, BIN_SHIFT = 16;
+  const auto bin_of = [&](float x) { return min((int)((most - __float_as_uint(x)) >> BIN_SHIFT), BINS - 1); };
+  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
+  __syncthreads();
+  s.find_limit(ROOM);
+  for (int j = 1 + threadIdx.x; j <= all; j += THREADS) {
+    const int bin = bin_of(importance[j]);
+    if (bin < s.limit) s.best[atomicAdd(&s.held, 1)] = j;
+    else if (bin == s.limit) ties[atomicAdd(&s.tied, 1)] = j;
+  }
+  __syncthreads();
+  const int tied = s.tied, above = s.above;
+  if (tied <= THREADS) {
+    for (int i = threadIdx.x; i < tied; i += THREADS) {
+      const int j = ties[i];
+      const float value = importance[j];
+      int place = above;
+      for (int k = 0; k < tied; k++) {
+        const float other = importance[ties[k]];
+        place += other > value || (other == value && ties[k] < j);
+      }
+      if (place < ROOM) s.best[place] = j;
+    }
+    __syncthreads();
+    return;
+  }
+  const auto key_of = [&](int j) { return (u64)(most - __float_as_uint(importance[j])) << 32 | (u32)j; };
+  constexpr int FIRST_SHIFT = 63 / BIN_BITS * BIN_BITS;  // digits of BIN_BITS bits, the first one shorter
+  u64 prefix = 0;  // the digits found so far of the last key that is taken
+  int shift = FIRST_SHIFT, room = ROOM - above;
+  // Not unrolled: this path is rare, and its code should stay small.
+#pragma unroll 1
+  for (;; shift -= BIN_BITS) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < tied; i += THREADS) {
+      const u64 key = key_of(ties[i]);
+      if (shift == FIRST_SHIFT || key >> (shift + BIN_BITS) == prefix)
+        atomicAdd(&s.histogram[(int)(key >> shift) & (BINS - 1)], 1);
+    }
+    __syncthreads();
+    s.find_limit(room);
+    room -= s.above;
+    prefix = prefix << BIN_BITS | (u32)s.limit;
+    const bool complete = s.histogram[s.limit] == room;  // the rest of the bin is taken; so at shift 0, where keys differ
+    __syncthreads();
+    if (complete) break;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tied; i += THREADS)
+    if (key_of(ties[i]) >> shift <= prefix) s.best[atomicAdd(&s.held, 1)] = ties[i];
+  __syncthreads();
+}

@@ -1,0 +1,52 @@
+/** The top-k selection of a decode step, on the thread emulator. */
+import { expect, it } from 'vitest';
+import { Tensor } from '../../../../tensor/tensor.js';
+import { EmulatedCuda } from '../../../../testing/emulated-cuda.js';
+import { randomNumbers } from '../../../../testing/random.js';
+
+const ROOM = 13;
+const cuda = new EmulatedCuda();
+const code = cuda.compile(new URL('./testing/ranking.cu', import.meta.url), { TAKEN: ROOM });
+
+/** Indices 1 … count of the ROOM greatest values, ascending, and the milliseconds of the launch. */
+function rank(values: Float32Array): { best: number[]; ms: number } {
+  const all = values.length;
+  const importance = Tensor.from(cuda, [0, ...values], [all + 1]);
+  const [ties, best] = [all, ROOM].map((size) => Tensor.zeros(cuda, [size], 'i32'));
+  const start = performance.now();
+  code.launch('rank_candidates', { grid: 1, block: 256 }, importance, ties, best, all);
+  const ms = performance.now() - start;
+  const found = [...best.read()].sort((a, b) => a - b);
+  for (const tensor of [importance, ties, best]) tensor.free();
+  return { best: found, ms };
+}
+
+/** The same by sorting: higher values first, then the lower index. */
+function expected(values: Float32Array): number[] {
+  const order = Array.from(values, (_, i) => i + 1).sort((a, b) => values[b - 1] - values[a - 1] || a - b);
+  return order.slice(0, ROOM).sort((a, b) => a - b);
+}
+
+const CASES: readonly [string, (index: number, noise: number) => number][] = [
+  ['different values', (_, noise) => noise],
+  ['equal values', () => 0.25],
+  ['zeros', () => 0],
+  ['a few greater than all the others, which are equal', (i) => (i % 331 === 7 ? 1 + i : 0.5)],
+  ['values that differ in the last bits only', (i) => 1 + ((i * 7919) % 64) * 2 ** -23],
+  ['tiny values in the last bin', (_, noise) => (noise > 0.999 ? 1 : noise * 1e-30)],
+];
+
+it.each(CASES)('takes the greatest, and the lower index among equals: %s', (_, value) => {
+  for (const count of [ROOM, 100, 256, 257, 3000]) {
+    const noise = randomNumbers(3);
+    const values = Float32Array.from({ length: count }, (_, i) => value(i, noise()));
+    expect(rank(values).best, `${count} candidates`).toEqual(expected(values));
+  }
+});
+
+it('takes time linear in the number of candidates when all are equal', () => {
+  const time = (count: number) => Math.min(...[0, 1, 2].map(() => rank(new Float32Array(count).fill(0.5)).ms));
+  time(1000); // the first launch also loads the code
+  // Comparing each with each would take 256 times as long for 16 times as many.
+  expect(time(65_536) / time(4096)).toBeLessThan(64);
+});

@@ -1,0 +1,65 @@
+/** Which models the kernels of a decode step take, and the macros they are compiled with. */
+import type { CudaRuntime, Macros } from '../../../../device/cuda/runtime.js';
+import type { HeadShape, SparseShape } from '../../shape.js';
+
+export interface StepShape {
+  readonly heads: HeadShape;
+  /** Null for dense attention. */
+  readonly sparse: SparseShape | null;
+  /** When compressed keys are rotated. */
+  readonly cmpRope: 'before' | 'after' | 'none';
+}
+
+/** Columns of a piece of 16 bytes times the four lanes that share a row. */
+const PIECE = 32;
+const LARGEST_HEAD = 128;
+const MOST_HEADS = 16;
+const MOST_SELECTED = 64;
+
+/** Why these kernels cannot take the model, in words; null when they can. */
+export function stepRefusal({ heads, sparse }: StepShape, widths: readonly number[]): string | null {
+  const { dk, dv } = heads;
+  if (heads.heads / heads.groups > MOST_HEADS) return `more than ${MOST_HEADS} heads a group`;
+  if (dk % PIECE !== 0 || dk > LARGEST_HEAD) return `d_k ${dk} is not a multiple of ${PIECE} up to ${LARGEST_HEAD}`;
+  if (dv % 8 !== 0 || dv > LARGEST_HEAD) return `d_v ${dv} is not a multiple of 8 up to ${LARGEST_HEAD}`;
+  const odd = widths.find((width) => width % PIECE !== 0);
+  if (odd !== undefined) return `a layer of ${odd} inputs: not a multiple of ${PIECE}`;
+  if (!sparse) return null;
+  if (sparse.lSel % PIECE !== 0) return `l_sel ${sparse.lSel} is not a multiple of ${PIECE}`;
+  if (sparse.nSel > MOST_SELECTED) return `n_sel ${sparse.nSel} is more than ${MOST_SELECTED}`;
+  return null;
+}
+
+export function stepMacros({ heads, sparse, cmpRope }: StepShape): Macros {
+  const { l, d, lSel, nSel, w } = sparse ?? { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
+  return {
+    ...{ HEADS: heads.heads, GROUPS: heads.groups, DK: heads.dk, DV: heads.dv },
+    ...{ CMP_L: l, CMP_D: d, SEL_L: lSel, SEL_N: nSel, WINDOW: w },
+    CMP_ROPE: { none: 0, before: 1, after: 2 }[cmpRope],
+  };
+}
+
+/** Blocks of four warps that a multiprocessor runs at once, and shares of the keys at most (dense.cu). */
+const DENSE_RESIDENT = 4;
+const MOST_SPLITS = 64;
+
+/** Among how many blocks the keys of one (sequence, group) are shared out where attention is dense. */
+export function denseSplits({ heads }: StepShape, batch: number, multiprocessors: number): number {
+  const wanted = Math.floor((multiprocessors * DENSE_RESIDENT) / (batch * heads.groups));
+  return Math.max(1, Math.min(wanted, MOST_SPLITS));
+}
+
+/** Numbers of the partial results of dense attention. */
+export function partialNumbers({ heads }: StepShape, batch: number, splits: number): number {
+  return batch * (splits + 1) * (heads.heads * (2 + heads.dv) + heads.groups);
+}
+
+/** Blocks of a cluster at most, on every GPU that has clusters. */
+const MOST_CLUSTER = 8;
+const CLUSTER_ARCHITECTURE = 90;
+
+/** Blocks that work on one (sequence, group) together (attention.cu): one for each multiprocessor, as far as clusters go. */
+export function stepCluster({ heads }: StepShape, batch: number, cuda: CudaRuntime): number {
+  const room = cuda.architecture < CLUSTER_ARCHITECTURE ? 1 : cuda.multiprocessors / (batch * heads.groups);
+  return 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));
+}

@@ -1,0 +1,265 @@
+/**
+ * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches, all
+ * lengths on the device, nothing that a graph could not replay. docs/explain/decoding.md has the plan.
+ */
+import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../../../device/cuda/runtime.js';
+import type { Device } from '../../../../device/device.js';
+import { UsageError } from '../../../../errors.js';
+import { Tensor } from '../../../../tensor/tensor.js';
+import { compressedCount } from '../../../common/sequences.js';
+import { sharedLimit } from '../../fused/plan.js';
+import type { Pages } from '../paged/op.js';
+import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
+
+const SOURCES = {
+  token: new URL('./token.cu', import.meta.url),
+  linear: new URL('./linear.cu', import.meta.url),
+  attention: new URL('./attention.cu', import.meta.url),
+  dense: new URL('./dense.cu', import.meta.url),
+};
+
+/** Rows of a tile of the tensor cores, and tiles of the batch that one block of linear.cu takes at most. */
+const BATCH_TILE = 16;
+const MOST_BATCH_TILES = 2;
+/** Rows of w in a tile of linear.cu. */
+const WEIGHT_TILE = 8;
+
+export interface StepLinear {
+  readonly x: Tensor;
+  /** [outputs, inputs]; with SwiGLU the gate's rows, then the others. */
+  readonly weight: Tensor;
+  /** bf16, or f32 for logits. */
+  readonly y: Tensor;
+  /** x is normed first. */
+  readonly norm?: { readonly weight: Tensor; readonly epsilon: number };
+  readonly activation?: 'none' | 'silu' | 'swiglu';
+  readonly residual?: Tensor;
+  /** A second layer over the same x; its result is f32. */
+  readonly also?: { readonly weight: Tensor; readonly y: Tensor };
+  /** Tiles of a block: more for a weight of very many rows. */
+  readonly tiles: number;
+}
+
+/** One layer's places in the cache. */
+export interface StepPages {
+  readonly cmp: Pages | null;
+  readonly sel: Pages | null;
+  readonly win: Pages;
+  readonly tail: Pages | null;
+}
+
+export interface StepGate {
+  /** `fixed`: the three numbers of `weights`. */
+  readonly kind: 'softmax' | 'sigmoid' | 'fixed';
+  readonly temperature: number;
+  readonly weights: readonly [number, number, number];
+}
+
+/** What the launches of a step share, made once for a batch. */
+export interface StepBuffers {
+  /** bf16 [batch, columns of the fused projection] */
+  readonly projection: Tensor;
+  /** i32 [batch]: tokens before the new one */
+  readonly positions: Tensor;
+  /** f32 [batch, 2, dk/2, 2] */
+  readonly rotations: Tensor;
+}
+
+export interface StepOutputs {
+  /** bf16 [batch, heads * dv] */
+  readonly out: Tensor;
+  /** i32 [batch, groups, n_sel]: the blocks selected. */
+  readonly selected: Tensor;
+  /** i32 [batch, groups, 3]: keys that each branch read; dense attention has the first. */
+  readonly reads: Tensor;
+}
+
+/** Parts of sparse attention, to be timed one by one. */
+export const STEP_PARTS = { selection: 1, selected: 2, window: 4, compressed: 8, all: 15 } as const;
+
+/** Compressed keys of a unit of the kernels: scores are written in whole units. */
+const UNIT = 32;
+
+export interface StepOptions {
+  /** Tokens that a sequence may have at most. */
+  readonly context: number;
+  /** Kernels start while the one before still runs. */
+  readonly overlap?: boolean;
+  /** Blocks of a cluster of attention, for measurements. */
+  readonly cluster?: number;
+}
+
+const FIXED_SHARED = 'step_attention_shared';
+
+function compileAttention(cuda: CudaRuntime, shape: StepShape, cluster: number, inShared: boolean): CudaCode {
+  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0 };
+  return cuda.compile(SOURCES.attention, { ...stepMacros(shape), ...own });
+}
+
+/** Shared memory to rank blocks: two numbers for every selection block, and for two more. */
+const BLOCK_BYTES = 8;
+const SPARE_BLOCKS = 2;
+
+function rankingBytes(context: number, lSel: number): number {
+  return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
+}
+
+/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 where there is none to spare. */
+export function stepContextLimit(
+  cuda: CudaRuntime,
+  shape: StepShape,
+  batch: number,
+  cluster: number = stepCluster(shape, batch, cuda),
+): number {
+  if (!shape.sparse) return Number.POSITIVE_INFINITY;
+  const { lSel } = shape.sparse;
+  const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+  return lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
+}
+
+export class StepKernels {
+  readonly #shape: StepShape;
+  readonly #cuda: CudaRuntime;
+  readonly #batch: number;
+  readonly #overlap: boolean;
+  readonly #token: CudaCode;
+  readonly #attention: CudaCode;
+  readonly #cluster: number;
+  /** Compressed keys that there is room for. */
+  readonly #capacity: number;
+  readonly #shared: number;
+  /** Dense attention: shares of the keys, and what each leaves. Sparse: scores, where they do not fit into shared memory. */
+  readonly #splits: number;
+  readonly #partial: Tensor | null;
+
+  constructor(
+    cuda: Device & CudaRuntime,
+    shape: StepShape,
+    dim: number,
+    batch: number,
+    { context, overlap = true, cluster }: StepOptions,
+  ) {
+    this.#cuda = cuda;
+    this.#shape = shape;
+    this.#batch = batch;
+    this.#overlap = overlap;
+    const macros = stepMacros(shape);
+    const { heads, sparse } = shape;
+    this.#token = cuda.compile(SOURCES.token, { ...macros, DIM: dim });
+    this.#splits = denseSplits(shape, batch, cuda.multiprocessors);
+    this.#cluster = cluster ?? stepCluster(shape, batch, cuda);
+    if (!sparse) {
+      this.#attention = cuda.compile(SOURCES.dense, macros);
+      this.#partial = Tensor.empty(cuda, [partialNumbers(shape, batch, this.#splits)], 'f32');
+      this.#capacity = 0;
+      this.#shared = 0;
+      return;
+    }
+    const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
+    this.#capacity = UNIT * units;
+    const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
+    const always = rankingBytes(context, sparse.lSel);
+    // Scores of a block of threads, two more in a row for the banks.
+    const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / this.#cluster) + 2);
+    const fixed = compile(true).constant(FIXED_SHARED);
+    const limit = sharedLimit(cuda.architecture);
+    if (fixed + always > limit)
+      throw new UsageError(
+        `a step with ${context} tokens of context needs ${fixed + always} bytes of shared memory to rank blocks, ` +
+          `and this GPU has ${limit}`,
+      );
+    const fits = fixed + always + scores <= limit;
+    this.#attention = compile(fits);
+    this.#shared = fixed + always + (fits ? scores : 0);
+    this.#partial = fits ? null : Tensor.empty(cuda, [batch * heads.heads * this.#capacity], 'f32');
+  }
+
+  free(): void {
+    this.#partial?.free();
+  }
+
+  /** x [batch, dim] = rows `ids` of the table; the rotations of the tokens' positions. */
+  begin(
+    table: Tensor,
+    ids: Tensor,
+    frequencies: Tensor,
+    ropeScale: number,
+    x: Tensor,
+    { positions, rotations }: StepBuffers,
+  ): void {
+    const shape = { grid: this.#batch, block: 256 }; // waits for all that was launched before the step
+    this.#token.launch(
+      'step_begin',
+      shape,
+      ...[table, ids, positions, frequencies, f32(ropeScale), x, rotations, table.shape[0]],
+    );
+  }
+
+  linear({ x, weight, y, norm, activation = 'none', residual, also, tiles }: StepLinear): void {
+    const [rows, inputs] = weight.shape;
+    const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
+    const results = activation === 'swiglu' ? rows / 2 : rows;
+    const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
+    const all = count(results) * (activation === 'swiglu' ? 2 : 1) + count(also?.weight.shape[0] ?? 0);
+    const code = this.#cuda.compile(SOURCES.linear, {
+      ...{ INPUTS: inputs, BATCH_TILES: batchTiles, TILES: tiles, NORM: norm ? 1 : 0 },
+      ...{ ACTIVATION: { none: 0, silu: 1, swiglu: 2 }[activation], OUTPUT: y.dtype },
+    });
+    code.launch(
+      'step_linear',
+      this.#launched([Math.ceil(all / tiles), Math.ceil(this.#batch / (batchTiles * BATCH_TILE)), 1], 256),
+      ...[x, norm?.weight ?? null, f32(norm?.epsilon ?? 0), weight, results, y],
+      ...[also?.weight ?? null, also?.weight.shape[0] ?? 0, also?.y ?? null, residual ?? null, this.#batch],
+    );
+  }
+
+  /**
+   * The new tokens go into the cache, and their heads see what is there. `phi`: the weights of phi conv; `logits` f32 [batch,
+   * 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
+   */
+  attention(
+    buffers: StepBuffers,
+    pages: StepPages,
+    phi: { readonly keys: Tensor; readonly values: Tensor } | null,
+    gate: StepGate & { readonly logits: Tensor | null; readonly bias: Tensor | null },
+    outputs: StepOutputs,
+    parts: number = STEP_PARTS.all,
+  ): void {
+    const { groups } = this.#shape.heads;
+    const { projection, positions, rotations } = buffers;
+    const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
+    this.#attention.launch(
+      'step_attention',
+      this.#launched([this.#cluster, groups, this.#batch], 256, this.#shared),
+      ...[projection, gate.logits, gate.bias, positions, rotations],
+      ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
+      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],
+      ...[...gate.weights.map(f32), outputs.selected, outputs.reads, outputs.out, parts],
+    );
+  }
+
+  /** Attention of a model that is dense. */
+  dense({ projection, positions, rotations }: StepBuffers, { win }: StepPages, { out, reads }: StepOutputs): void {
+    const { heads, groups } = this.#shape.heads;
+    this.#attention.launch(
+      'step_dense',
+      this.#launched([this.#splits + 1, groups, this.#batch], 128),
+      ...[projection, positions, rotations, win.tables, win.place, this.#partial, this.#splits],
+    );
+    const shape = this.#launched([heads / groups, groups, this.#batch], 128);
+    this.#attention.launch('step_merge', shape, this.#partial, this.#splits, reads, out);
+  }
+
+  /**
+   * The most probable token of each row of `logits` [batch, width], among the first `vocabulary`, into `next` and `ids`;
+   * positions advance.
+   */
+  end(logits: Tensor, vocabulary: number, ids: Tensor, positions: Tensor, next: Tensor): void {
+    const shape = this.#launched([this.#batch, 1, 1], 1024);
+    this.#token.launch('step_end', shape, logits, logits.shape[1], vocabulary, ids, positions, next);
+  }
+
+  #launched(grid: readonly [number, number, number], block: number, shared = 0): LaunchShape {
+    return { grid, block, shared, overlap: this.#overlap };
+  }
+}

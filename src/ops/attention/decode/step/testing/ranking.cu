@@ -1,0 +1,18 @@
+// `keep_most_important` alone, for its test: one block ranks the candidates 1 ... all. importance: [all + 1].
+#include "../ranking.cuh"
+
+constexpr int THREADS = 256, ROOM = TAKEN;  // TAKEN: a macro
+
+extern "C" __global__ void __launch_bounds__(THREADS) rank_candidates(const float* importance, int* ties, int* best, int all) {
+  __shared__ Ranking<THREADS, ROOM> ranking;
+  __shared__ u32 most;
+  for (int i = threadIdx.x; i < ranking.BINS; i += THREADS) ranking.histogram[i] = 0;
+  if (threadIdx.x == 0) {
+    ranking.held = ranking.tied = 0;
+    most = 0;
+    for (int j = 1; j <= all; j++) most = max(most, __float_as_uint(importance[j]));
+  }
+  __syncthreads();
+  keep_most_important(ranking, importance, most, ties, all);
+  for (int i = threadIdx.x; i < ROOM; i += THREADS) best[i] = ranking.best[i];
+}

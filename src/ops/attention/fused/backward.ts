@@ -1,0 +1,249 @@
+/**
+ * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
+ * gradients; the queries' gradient is computed once more by queries (compressed, window) or as shares per selected block,
+ * so that nothing is added to it in memory. The gate enters through the log-sum-exp, so dOut is never scaled.
+ */
+import type { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import type { SparseInputs } from '../nsa.js';
+import type { FusedBatch } from './code.js';
+import type { ForwardResults } from './forward.js';
+import { packedTileBytes, rowLanes } from './plan.js';
+
+export type GradientName = keyof SparseInputs;
+export type Gradients = Readonly<Record<GradientName, Tensor>>;
+
+/** Memory that only the backward pass needs. */
+export interface BackwardScratch {
+  readonly packedCmp: Tensor;
+  readonly packedWin: Tensor;
+  /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */
+  readonly delta: Tensor;
+  readonly shift: Tensor;
+  /** Gradients of the queries by branch; the selected branch's by slot, [T, G, n, h, dk]. */
+  readonly dqCmp: Tensor;
+  readonly dqWin: Tensor;
+  readonly shares: Tensor;
+  /**
+   * fp32 sums of the compressed and the selected branch, keys and values. By default kernels add to them in the order
+   * they finish; in deterministic mode they are the parts of one branch at a time, added in order afterwards.
+   */
+  readonly keySums: Tensor;
+  readonly valueSums: Tensor;
+}
+
+export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: boolean): BackwardScratch {
+  const { plan, shape } = batch;
+  const { heads, groups, dk, dv } = shape.heads;
+  const { nSel, lSel } = shape.sparse;
+  const tile = packedTileBytes(shape.heads) / 2;
+  const perQuery = () => tape.empty([plan.tokens, heads, dk], 'bf16');
+  const keys = plan.compressed * groups;
+  const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
+  const rows = deterministic ? parts : keys + plan.tokens * groups;
+  return {
+    packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
+    packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
+    delta: tape.empty([3, plan.tokens, heads]),
+    shift: tape.empty([3, plan.tokens, heads]),
+    dqCmp: perQuery(),
+    dqWin: perQuery(),
+    shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
+    keySums: tape.empty([rows, dk]),
+    valueSums: tape.empty([rows, dv]),
+  };
+}
+
+/** The branches' places in `delta` and `shift`. */
+const [CMP, SEL, WIN] = [0, 1, 2];
+
+export class FusedBackward {
+  readonly batch: FusedBatch;
+  readonly inputs: SparseInputs;
+  readonly results: ForwardResults;
+  readonly scratch: BackwardScratch;
+  readonly dOut: Tensor;
+  /** Overwritten, never added to. */
+  readonly into: Gradients;
+
+  constructor(
+    batch: FusedBatch,
+    inputs: SparseInputs,
+    results: ForwardResults,
+    scratch: BackwardScratch,
+    dOut: Tensor,
+    into: Gradients,
+  ) {
+    this.batch = batch;
+    this.inputs = inputs;
+    this.results = results;
+    this.scratch = scratch;
+    this.dOut = dOut;
+    this.into = into;
+  }
+
+  /** Everything. `ordered` needs the forward pass to have sorted the lists. */
+  run(ordered: boolean): void {
+    this.prepare();
+    if (!ordered) this.clear();
+    this.compressedKeys(ordered);
+    this.compressedQueries();
+    this.selectedKeys(ordered);
+    this.windowKeys();
+    this.windowQueries();
+    this.queries();
+    if (!ordered) this.round();
+  }
+
+  /** The sums that kernels add to. */
+  clear(): void {
+    this.scratch.keySums.zero();
+    this.scratch.valueSums.zero();
+  }
+
+  /** The gates' gradient, and what the other kernels read of every row. */
+  prepare(): void {
+    const { batch, inputs, results, scratch, into } = this;
+    const lanes = rowLanes(batch.shape.heads.dv);
+    batch.launch(
+      'combine',
+      'combine_backward',
+      { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
+      ...[this.dOut, results.oCmp, results.oSel, results.oWin, inputs.gates],
+      ...[results.lseCmp, results.lseSel, results.lseWin, into.gates, scratch.delta, scratch.shift, batch.plan.tokens],
+    );
+  }
+
+  compressedKeys(ordered: boolean): void {
+    const { batch, inputs, into } = this;
+    const { plan, groups, tokenStarts, compressedStarts, sequences } = batch;
+    const { dk, dv } = batch.shape.heads;
+    const keys = plan.compressed * groups;
+    const [dKeys, dValues] = [this.#sums(0, keys, 'key', ordered), this.#sums(0, keys, 'value', ordered)];
+    batch.launch(
+      'compressed',
+      'compressed_backward',
+      {
+        grid: [plan.compressedTiles, plan.compressedChunks, groups],
+        block: 128,
+        shared: batch.constant('compressed', 'compressed_backward_shared'),
+      },
+      ...[inputs.q, inputs.kCmp, inputs.vCmp, this.dOut, ...this.#weights(CMP), dKeys, dValues],
+      ...[tokenStarts, compressedStarts, sequences, Number(ordered)],
+    );
+    if (ordered) {
+      const grid = [Math.ceil((keys * Math.max(dk, dv)) / 1024), 2] as const;
+      const place = [tokenStarts, compressedStarts, sequences] as const;
+      batch.launch(
+        'compressed',
+        'compressed_sum',
+        { grid, block: 256 },
+        dKeys,
+        dValues,
+        into.kCmp,
+        into.vCmp,
+        ...place,
+      );
+    }
+  }
+
+  compressedQueries(): void {
+    const { batch, inputs, scratch } = this;
+    batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
+    batch.launchTiles(
+      'compressed',
+      'compressed_query_gradient',
+      ...[inputs.q, scratch.packedCmp, this.dOut, ...this.#weights(CMP), scratch.dqCmp],
+      ...[batch.tokenStarts, batch.sequences],
+    );
+  }
+
+  /** And the shares of the queries' gradient. */
+  selectedKeys(ordered: boolean): void {
+    const { batch, inputs, results, scratch, into } = this;
+    const { plan, groups, tokenStarts, blockStarts, sequences, shape } = batch;
+    const { dk, dv } = shape.heads;
+    const first = plan.compressed * groups;
+    const rows = plan.tokens * groups;
+    const [dKeys, dValues] = [this.#sums(first, rows, 'key', ordered), this.#sums(first, rows, 'value', ordered)];
+    batch.launch(
+      'selected',
+      'selected_backward',
+      { grid: plan.backwardItems, block: 128, shared: batch.constant('selected', 'selected_backward_shared') },
+      ...[inputs.q, inputs.kSel, inputs.vSel, this.dOut, ...this.#weights(SEL), scratch.shares, dKeys, dValues],
+      ...[results.backwardItems, results.offsets, results.lists, tokenStarts, blockStarts, sequences, Number(ordered)],
+    );
+    if (ordered) {
+      const grid = [plan.lists, Math.ceil((shape.sparse.lSel * Math.max(dk, dv)) / 1024), 2] as const;
+      const place = [results.offsets, tokenStarts, blockStarts, sequences] as const;
+      batch.launch('selected', 'selected_sum', { grid, block: 256 }, dKeys, dValues, into.kSel, into.vSel, ...place);
+    }
+  }
+
+  windowKeys(): void {
+    const { batch, inputs, into } = this;
+    batch.launch(
+      'window',
+      'window_backward',
+      {
+        grid: [batch.plan.tokenTiles(64), batch.groups],
+        block: 128,
+        shared: batch.constant('window', 'window_backward_shared'),
+      },
+      ...[inputs.q, inputs.kWin, inputs.vWin, this.dOut, ...this.#weights(WIN), into.kWin, into.vWin],
+      ...[batch.tokenStarts, batch.sequences],
+    );
+  }
+
+  windowQueries(): void {
+    const { batch, inputs, scratch } = this;
+    batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
+    batch.launchTiles(
+      'window',
+      'window_query_gradient',
+      ...[inputs.q, scratch.packedWin, this.dOut, ...this.#weights(WIN), scratch.dqWin],
+      ...[batch.tokenStarts, batch.sequences],
+    );
+  }
+
+  /** The queries' gradient of all three branches. */
+  queries(): void {
+    const { batch, results, scratch, into } = this;
+    const lanes = rowLanes(batch.shape.heads.dk);
+    batch.launch(
+      'selected',
+      'selected_query_gradient',
+      { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
+      ...[scratch.dqCmp, scratch.dqWin, scratch.shares, results.selected, into.q, batch.plan.tokens],
+    );
+  }
+
+  /** Gradients of the compressed and the selected keys and values from their sums, in one launch. */
+  round(): void {
+    const { batch, scratch, into } = this;
+    const { keySums, valueSums } = scratch;
+    const compressed = batch.plan.compressed * batch.groups;
+    const selected = batch.plan.tokens * batch.groups;
+    const sums = [keySums, valueSums].flatMap((all) => [
+      all.rows(0, compressed),
+      all.rows(compressed, compressed + selected),
+    ]);
+    batch.launch(
+      'combine',
+      'round_sums',
+      { grid: Math.ceil((keySums.size + valueSums.size) / 8 / 256), block: 256 },
+      ...[...sums, into.kCmp, into.kSel, into.vCmp, into.vSel, compressed, selected],
+    );
+  }
+
+  /** A branch's rows of the sums; in deterministic mode the memory of the parts, all of which are written. */
+  #sums(first: number, count: number, what: 'key' | 'value', ordered: boolean): Tensor {
+    const { keySums, valueSums } = this.scratch;
+    const all = what === 'key' ? keySums : valueSums;
+    return ordered ? all : all.rows(first, first + count);
+  }
+
+  #weights(branch: number): [shift: Tensor, delta: Tensor] {
+    return [this.scratch.shift.rows(branch, branch + 1), this.scratch.delta.rows(branch, branch + 1)];
+  }
+}

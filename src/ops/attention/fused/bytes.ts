@@ -1,0 +1,45 @@
+/** Memory of the fused attention kernels for a batch, without a GPU: the sizes that forward.ts and backward.ts allocate. */
+import type { SelectedPath } from './forward.js';
+import { type FusedShape, packedTileBytes, planBatch } from './plan.js';
+
+const BF16 = 2;
+const FLOAT = 4;
+const INT = 4;
+const CHUNKS = { maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 };
+/** Blocks that every token has: they are never in a partial result. */
+const FORCED = 3;
+
+export interface FusedBytes {
+  /** From the forward to the backward pass, beside inputs, outputs, log-sum-exps and selections: who chose which block. */
+  readonly kept: number;
+  /** What a checkpointed block keeps of long sequences: `Ranked` in forward.ts. */
+  readonly ranked: number;
+  /** While the forward pass runs, and while the backward pass does. */
+  readonly forward: number;
+  readonly backward: number;
+}
+
+export function fusedBytes(
+  lengths: readonly number[],
+  shape: FusedShape,
+  options: { readonly path: SelectedPath; readonly deterministic: boolean },
+): FusedBytes {
+  const { heads, groups, dk, dv } = shape.heads;
+  const { nSel, lSel } = shape.sparse;
+  const plan = planBatch(lengths, shape, { ...CHUNKS, chosen: Math.max(1, nSel - FORCED) });
+  const rows = plan.tokens * heads;
+  const packed = packedTileBytes(shape.heads);
+  const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
+  const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
+  const partial = options.path === 'union' ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
+  const keys = plan.compressed * groups;
+  const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
+  const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);
+  return {
+    kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),
+    ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
+    forward: compressedAndWindow + packed * plan.blocks + lists + partial,
+    // Two numbers of each branch for a row, the queries' gradient of two branches, and of the third by slot.
+    backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * (2 + nSel) + sums,
+  };
+}

@@ -1,0 +1,117 @@
+/** The compiled kernels of the fused attention core for one shape, and what one batch needs to launch them. */
+import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
+import type { Device } from '../../../device/device.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import type { SparseLayout } from '../nsa.js';
+import {
+  type BatchPlan,
+  type FusedBuild,
+  type FusedShape,
+  fusedMacros,
+  headsPerGroup,
+  planBatch,
+  sharedLimit,
+  unionLimit,
+  unionTokens,
+} from './plan.js';
+
+type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine';
+
+const SOURCES: Readonly<Record<Source, URL>> = {
+  compressed: new URL('./compressed.cu', import.meta.url),
+  select: new URL('./select.cu', import.meta.url),
+  selected: new URL('./selected.cu', import.meta.url),
+  window: new URL('./window.cu', import.meta.url),
+  combine: new URL('./combine.cu', import.meta.url),
+};
+
+/** A CUDA device is also the runtime that kernels are launched by; a wrapper around one need not be. */
+export function cudaRuntime(device: Device): (Device & CudaRuntime) | null {
+  return device.kind === 'cuda' && 'compile' in device ? (device as Device & CudaRuntime) : null;
+}
+
+/** One batch: compiled code, counts, and where its sequences lie on the device. */
+export class FusedBatch {
+  readonly shape: FusedShape;
+  readonly build: FusedBuild;
+  readonly plan: BatchPlan;
+  readonly multiprocessors: number;
+  readonly unionLimit: number;
+  /** cu_seqlens in tokens, in compressed keys and in selection blocks. */
+  readonly tokenStarts: Tensor;
+  readonly compressedStarts: Tensor;
+  readonly blockStarts: Tensor;
+  readonly sequences: number;
+  readonly #code: Record<Source, CudaCode>;
+
+  constructor(cuda: CudaRuntime, shape: FusedShape, build: FusedBuild, { tokens, blocks }: SparseLayout) {
+    const union = unionTokens(shape, build, sharedLimit(cuda.architecture));
+    const macros = fusedMacros(shape, build, union);
+    const compile = (source: Source) => cuda.compile(SOURCES[source], macros);
+    this.#code = {
+      compressed: compile('compressed'),
+      select: compile('select'),
+      selected: compile('selected'),
+      window: compile('window'),
+      combine: compile('combine'),
+    };
+    this.shape = shape;
+    this.build = build;
+    this.multiprocessors = cuda.multiprocessors;
+    this.unionLimit = unionLimit(shape, union);
+    this.tokenStarts = tokens.offsets;
+    this.compressedStarts = blocks.offsets;
+    this.blockStarts = tokens.inBlocks(shape.sparse.lSel).offsets;
+    this.sequences = tokens.count;
+    this.plan = planBatch(tokens.lengths, shape, {
+      maxStretches: this.constant('select', 'select_max_stretches'),
+      forwardChunk: this.constant('select', 'select_forward_chunk'),
+      backwardChunk: this.constant('select', 'select_backward_chunk'),
+      ring: this.constant('selected', 'selected_outer_ring'),
+      chosen: this.constant('selected', 'selected_outer_chosen'),
+      compressedChunk: this.constant('compressed', 'compressed_backward_chunk'),
+    });
+  }
+
+  get groups(): number {
+    return this.shape.heads.groups;
+  }
+  /** Rows (token, head). */
+  get rows(): number {
+    return this.plan.tokens * this.shape.heads.heads;
+  }
+  get headsPerGroup(): number {
+    return headsPerGroup(this.shape.heads);
+  }
+
+  /** Read from the compiled code once. */
+  constant(source: Source, name: string): number {
+    return this.#code[source].constant(name);
+  }
+
+  launch(source: Source, name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
+    this.#code[source].launch(name, shape, ...values);
+  }
+
+  /** A kernel that streams keys past tiles of rows: its EXPORTs say how many rows, threads and bytes. */
+  launchTiles(source: Source, name: string, ...values: LaunchArgument[]): void {
+    const constant = (what: string) => this.constant(source, `${name}_${what}`);
+    const grid = [this.plan.rowTiles(constant('rows')), this.groups] as const;
+    this.launch(source, name, { grid, block: constant('threads'), shared: constant('shared') }, ...values);
+  }
+
+  packCompressed(keys: Tensor, values: Tensor, packed: Tensor): void {
+    const shape = { grid: [this.plan.compressedTiles, this.groups], block: 256 } as const;
+    this.launch('compressed', 'compressed_pack', shape, keys, values, packed, this.compressedStarts, this.sequences);
+  }
+
+  packSelected(keys: Tensor, values: Tensor, packed: Tensor): void {
+    const shape = { grid: [this.plan.blocks, this.groups], block: 256 } as const;
+    this.launch('selected', 'selected_pack', shape, keys, values, packed, this.tokenStarts, this.sequences);
+  }
+
+  packWindow(keys: Tensor, values: Tensor, packed: Tensor): void {
+    const shape = { grid: [this.plan.tokenTiles(64), this.groups], block: 256 } as const;
+    this.launch('window', 'window_pack', shape, keys, values, packed, this.tokenStarts, this.sequences);
+  }
+}

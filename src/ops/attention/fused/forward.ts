@@ -1,0 +1,291 @@
+/**
+ * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch gives
+ * output and log-sum-exp, blocks are ranked, the lists of who chose which block are built, and the selected branch ends
+ * with the gated sum of all three. Nothing waits for the device: which way the selected branch takes is decided there.
+ */
+import { f32 } from '../../../device/cuda/runtime.js';
+import type { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import type { SparseInputs } from '../nsa.js';
+import type { FusedBatch } from './code.js';
+import { packedTileBytes } from './plan.js';
+
+/** How the selected branch reads keys: `adaptive` lets the device choose by how much neighbouring tokens agree. */
+export const SELECTED_PATHS = ['adaptive', 'union', 'outer'] as const;
+export type SelectedPath = (typeof SELECTED_PATHS)[number];
+
+/** The numbers plan.cuh knows the paths by. */
+const CHOICE: Record<SelectedPath, number> = { adaptive: 0, union: 1, outer: 2 };
+
+/** Outputs, and what the backward pass reads. */
+export interface ForwardResults {
+  readonly out: Tensor;
+  readonly oCmp: Tensor;
+  readonly oSel: Tensor;
+  readonly oWin: Tensor;
+  readonly selected: Tensor;
+  readonly lseCmp: Tensor;
+  readonly lseSel: Tensor;
+  readonly lseWin: Tensor;
+  readonly lists: Tensor;
+  /** Where each list begins, then where its backward work items do. */
+  readonly offsets: Tensor;
+  readonly backwardItems: Tensor;
+}
+
+/** Memory that only the forward pass needs. */
+export interface ForwardScratch {
+  readonly packedCmp: Tensor;
+  readonly packedSel: Tensor;
+  readonly packedWin: Tensor;
+  /** How often each (list, stretch) was chosen, and at which place of it each choice stands. */
+  readonly counts: Tensor;
+  readonly ranks: Tensor;
+  readonly begins: Tensor;
+  readonly places: Tensor;
+  readonly totals: Tensor;
+  readonly schedule: Tensor;
+  readonly forwardItems: Tensor;
+  /** Null when the union is certain to serve. */
+  readonly partial: Tensor | null;
+  readonly partialLse: Tensor | null;
+}
+
+/** What follows from the compressed keys: the only part whose cost grows with the square of the length. */
+export type Ranked = Pick<ForwardResults, 'oCmp' | 'lseCmp' | 'selected'> & Pick<ForwardScratch, 'counts' | 'ranks'>;
+
+export function allocateRanked(tape: Tape, { plan, shape }: FusedBatch): Ranked {
+  const { heads, groups, dv } = shape.heads;
+  return {
+    oCmp: tape.empty([plan.tokens, heads, dv], 'bf16'),
+    lseCmp: tape.empty([plan.tokens, heads]),
+    selected: tape.empty([plan.tokens, groups, shape.sparse.nSel], 'i32'),
+    counts: tape.empty([plan.lists, plan.stretches], 'i32'),
+    ranks: tape.empty([plan.choices], 'i32'),
+  };
+}
+
+export function allocateResults(tape: Tape, { plan, shape }: FusedBatch, ranked: Ranked): ForwardResults {
+  const { heads, dv } = shape.heads;
+  const { oCmp, lseCmp, selected } = ranked;
+  const output = () => tape.empty([plan.tokens, heads, dv], 'bf16');
+  const lse = () => tape.empty([plan.tokens, heads]);
+  return {
+    ...{ out: output(), oCmp, oSel: output(), oWin: output() },
+    ...{ selected, lseCmp, lseSel: lse(), lseWin: lse() },
+    lists: tape.empty([plan.choices], 'i32'),
+    offsets: tape.empty([2, plan.lists + 1], 'i32'),
+    backwardItems: tape.empty([plan.backwardItems, 2], 'i32'),
+  };
+}
+
+export function allocateScratch(
+  tape: Tape,
+  batch: FusedBatch,
+  path: SelectedPath,
+  { counts, ranks }: Ranked,
+): ForwardScratch {
+  const { plan, shape } = batch;
+  const tile = packedTileBytes(shape.heads) / 2;
+  const perStretch = () => tape.empty([plan.lists, plan.stretches], 'i32');
+  const partials = path !== 'union';
+  return {
+    packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
+    packedSel: tape.empty([plan.blocks, tile], 'bf16'),
+    packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
+    ...{ counts, ranks },
+    begins: perStretch(),
+    places: perStretch(),
+    totals: tape.empty([plan.lists], 'i32'),
+    schedule: tape.empty([batch.constant('select', 'select_plan_words')], 'i32'),
+    forwardItems: tape.empty([plan.forwardItems, 2], 'i32'),
+    partial: partials ? tape.empty([plan.partialRows, shape.heads.dv], 'bf16') : null,
+    partialLse: partials ? tape.empty([plan.partialRows]) : null,
+  };
+}
+
+export class FusedForward {
+  readonly batch: FusedBatch;
+  readonly inputs: SparseInputs;
+  readonly results: ForwardResults;
+  readonly scratch: ForwardScratch;
+
+  constructor(batch: FusedBatch, inputs: SparseInputs, results: ForwardResults, scratch: ForwardScratch) {
+    this.batch = batch;
+    this.inputs = inputs;
+    this.results = results;
+    this.scratch = scratch;
+  }
+
+  /** Attends to the compressed keys and ranks blocks: `attend` needs it. */
+  rank(): void {
+    this.packCompressed();
+    this.compressed();
+    this.select();
+  }
+
+  /** The rest, in the order that the kernels need. `served` counts on the device which path did the work. */
+  attend(path: SelectedPath, options: { readonly sorted: boolean; readonly served: Tensor | null }): void {
+    this.packSelected();
+    this.packWindow();
+    this.index(path);
+    if (options.sorted) this.sort();
+    if (path === 'union') this.window();
+    this.selected(path, options.served);
+  }
+
+  packCompressed(): void {
+    this.batch.packCompressed(this.inputs.kCmp, this.inputs.vCmp, this.scratch.packedCmp);
+  }
+
+  packSelected(): void {
+    this.batch.packSelected(this.inputs.kSel, this.inputs.vSel, this.scratch.packedSel);
+  }
+
+  packWindow(): void {
+    this.batch.packWindow(this.inputs.kWin, this.inputs.vWin, this.scratch.packedWin);
+  }
+
+  compressed(): void {
+    const { batch, results } = this;
+    const { oCmp, lseCmp } = results;
+    const place = [batch.tokenStarts, batch.sequences] as const;
+    batch.launchTiles(
+      'compressed',
+      'compressed_forward',
+      this.inputs.q,
+      this.scratch.packedCmp,
+      oCmp,
+      lseCmp,
+      ...place,
+    );
+  }
+
+  window(): void {
+    const { batch, results } = this;
+    const { oWin, lseWin } = results;
+    const place = [batch.tokenStarts, batch.sequences] as const;
+    batch.launchTiles('window', 'window_forward', this.inputs.q, this.scratch.packedWin, oWin, lseWin, ...place);
+  }
+
+  /** Ranks blocks, and counts who chose which. */
+  select(): void {
+    const { batch, inputs, scratch, results } = this;
+    const { plan } = batch;
+    scratch.counts.zero();
+    batch.launch(
+      'select',
+      'select_blocks',
+      {
+        grid: [plan.tokenTiles(batch.constant('select', 'select_blocks_tokens')), batch.groups],
+        block: batch.constant('select', 'select_blocks_threads'),
+        shared: batch.constant('select', 'select_blocks_shared'),
+      },
+      ...[inputs.q, inputs.kCmp, scratch.packedCmp, results.lseCmp, results.selected, scratch.counts, scratch.ranks],
+      ...[batch.tokenStarts, batch.compressedStarts, batch.blockStarts, batch.sequences, plan.stretch, plan.stretches],
+    );
+  }
+
+  /**
+   * From counts and ranks: the list of every block, the work items of both passes, and, unless the union is certain to
+   * serve, which kernel works on which stretch of tokens, by the mean union of its tiles.
+   */
+  index(path: SelectedPath): void {
+    const { batch, scratch, results } = this;
+    const { plan, blockStarts, tokenStarts, sequences } = batch;
+    const { counts, begins, totals, places, schedule, forwardItems, ranks } = scratch;
+    const { offsets, backwardItems, selected, lists } = results;
+    const launch = batch.launch.bind(batch, 'select');
+    const perList = Math.ceil(plan.lists / 8);
+    schedule.zero();
+    const counted = [counts, begins, totals, places, schedule] as const;
+    launch('select_totals', { grid: perList, block: 256 }, ...counted, blockStarts, sequences, plan.stretches);
+    launch(
+      'select_index',
+      { grid: 1, block: 1024 },
+      ...[totals, offsets, schedule, tokenStarts, blockStarts, sequences, plan.stretches],
+    );
+    const tiles = plan.tokenTiles(batch.constant('select', 'select_union_tokens')) * batch.groups;
+    const choosers = path === 'union' ? 0 : Math.ceil(tiles / 8);
+    launch(
+      'select_finish',
+      { grid: choosers + perList + Math.ceil(plan.choices / 256), block: 256, shared: 8 * plan.words * 4 },
+      ...[selected, ranks, offsets, begins, places, schedule, forwardItems, backwardItems, lists],
+      ...[tokenStarts, blockStarts, sequences, plan.words, plan.stretch, plan.stretches],
+      ...[CHOICE[path], f32(batch.unionLimit), choosers, perList],
+    );
+  }
+
+  /** Lists in the order of tokens. The order they are filled in is the order in which blocks of threads came by. */
+  sort(): void {
+    const { batch, results } = this;
+    const { plan } = batch;
+    batch.launch(
+      'select',
+      'select_sort',
+      { grid: [plan.blocks, batch.groups], block: 256, shared: 4 * Math.ceil(plan.longest / 32) },
+      ...[results.selected, results.offsets, results.lists, batch.tokenStarts, batch.blockStarts, batch.sequences],
+    );
+  }
+
+  /** The selected branch and the sum of all three; unless the union is certain to serve, the window branch too. */
+  selected(path: SelectedPath, served: Tensor | null): void {
+    if (path === 'union') {
+      this.#union(null, served);
+      return;
+    }
+    this.#dense();
+    if (path === 'adaptive') this.#union(this.scratch.schedule, served);
+    this.#outer(served);
+  }
+
+  /** The tokens of a tile share one stream over the union of their blocks. Without a schedule it works in any case. */
+  #union(schedule: Tensor | null, served: Tensor | null): void {
+    const { batch, inputs, results, scratch } = this;
+    const { plan } = batch;
+    const constant = (name: string) => batch.constant('selected', `selected_union_${name}`);
+    batch.launch(
+      'selected',
+      'selected_union',
+      {
+        grid: [plan.tokenTiles(constant('tokens')), batch.groups],
+        block: constant('threads'),
+        shared: constant('shared') + plan.words * 4,
+      },
+      ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
+      ...[results.oSel, results.lseSel, results.out, schedule, served],
+      ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch],
+    );
+  }
+
+  /** What every token sees: the window; and where KV-outer serves, with the same queries, the blocks that every token has. */
+  #dense(): void {
+    const { batch, inputs, results, scratch } = this;
+    const { oSel, lseSel, oWin, lseWin } = results;
+    batch.launchTiles(
+      'selected',
+      'selected_dense',
+      ...[inputs.q, scratch.packedSel, scratch.packedWin, oSel, lseSel, oWin, lseWin],
+      ...[scratch.schedule, batch.tokenStarts, batch.sequences, batch.plan.stretch],
+    );
+  }
+
+  /** Each chosen block over its list, as partial results merged as they come. */
+  #outer(served: Tensor | null): void {
+    const { batch, inputs, results, scratch } = this;
+    const { plan, tokenStarts, blockStarts, sequences } = batch;
+    const { oSel, lseSel } = results;
+    batch.launch(
+      'selected',
+      'selected_outer',
+      {
+        grid: batch.multiprocessors * batch.constant('selected', 'selected_outer_blocks'),
+        block: 128,
+        shared: batch.constant('selected', 'selected_outer_shared'),
+      },
+      ...[inputs.q, scratch.packedSel, scratch.forwardItems, results.offsets, scratch.begins, results.lists],
+      ...[scratch.partial, scratch.partialLse, results.oCmp, results.oWin, inputs.gates, oSel, lseSel, results.out],
+      ...[scratch.schedule, served, tokenStarts, blockStarts, sequences, plan.stretch, plan.stretches],
+    );
+  }
+}

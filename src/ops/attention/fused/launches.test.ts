@@ -1,0 +1,188 @@
+import { describe, expect, it } from 'vitest';
+import { Tape } from '../../../tensor/tape.js';
+import { Tensor } from '../../../tensor/tensor.js';
+import { exportedBy, type Launch, RecordingCuda } from '../../../testing/recording-cuda.js';
+import { Sequences } from '../../common/sequences.js';
+import { AttentionCounters } from '../counters.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
+import { fusedDenseAttention } from './dense.js';
+import { sharedBytes } from './plan.js';
+
+const HEADS = { heads: 12, groups: 2, dk: 64, dv: 32 };
+const SPARSE = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
+const LENGTHS = [3000, 0, 1, 500];
+const TOKENS = 3501;
+
+const SHARED: Readonly<Record<string, number>> = sharedBytes(
+  { heads: HEADS, sparse: SPARSE },
+  { queryMajor: false, portable: false },
+  21,
+);
+const constant = exportedBy({ heads: HEADS, sparse: SPARSE });
+
+function missing(name: string): never {
+  throw new Error(`${name} was not launched`);
+}
+
+function inputsOf(tape: Tape, compressed: number, tokens = TOKENS): SparseInputs {
+  const { heads, groups, dk, dv } = HEADS;
+  const bf16 = (...shape: number[]) => tape.watch(tape.empty(shape, 'bf16'));
+  return {
+    ...{ q: bf16(tokens, heads, dk), kCmp: bf16(compressed, groups, dk), vCmp: bf16(compressed, groups, dv) },
+    ...{ kSel: bf16(tokens, groups, dk), vSel: bf16(tokens, groups, dv) },
+    ...{ kWin: bf16(tokens, groups, dk), vWin: bf16(tokens, groups, dv) },
+    gates: tape.watch(tape.empty([tokens, heads, 3])),
+  };
+}
+
+interface Trace {
+  readonly forward: Launch[];
+  readonly backward: Launch[];
+  /** Bytes of the outputs and of what is kept for the backward pass. */
+  readonly kept: number;
+}
+
+function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): Trace {
+  const device = new RecordingCuda(constant);
+  const layout = sparseLayout(new Sequences(device, LENGTHS), SPARSE);
+  layout.tokens.inBlocks(SPARSE.lSel);
+  const before = device.pool.bytesInUse;
+  const tape = new Tape(device, { record });
+  const inputs = inputsOf(tape, layout.blocks.total);
+  const counters = new AttentionCounters(device);
+  const given = device.pool.bytesInUse;
+  const outputs = Array.from({ length: uses }, () =>
+    nativeSparseAttention(tape, inputs, layout, SPARSE, { ...options, counters }),
+  );
+  for (const { oCmp, oSel, oWin, selected } of outputs)
+    for (const tensor of [oCmp, oSel, oWin, selected]) tape.drop(tensor);
+  const kept = device.pool.bytesInUse - given;
+  const forward = device.launches.splice(0);
+  if (record) {
+    const dOut = Tensor.zeros(device, outputs[0].out.shape, 'bf16');
+    tape.backward(
+      outputs.map(({ out }) => out),
+      outputs.map(() => dOut),
+    );
+    dOut.free();
+    for (const [name, tensor] of Object.entries(inputs) as [string, Tensor][])
+      expect(tape.gradient(tensor)?.dtype, name).toBe(name === 'gates' ? 'f32' : 'bf16');
+  }
+  expect([...counters.refusals]).toEqual([]);
+  tape.end();
+  counters.free();
+  expect(device.pool.bytesInUse).toBe(before);
+  return { forward, backward: device.launches, kept };
+}
+
+const names = (launches: readonly Launch[]) => launches.map(({ kernel }) => kernel);
+const find = (launches: readonly Launch[], kernel: string) =>
+  launches.find((launch) => launch.kernel === kernel) ?? missing(kernel);
+
+const LISTS = ['select_totals', 'select_index', 'select_finish'];
+const BEGINNING = ['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack', ...LISTS];
+
+describe('launches of the fused kernels', () => {
+  it('come in the order that the kernels need, with arguments that fit their parameters', () => {
+    const { forward, backward } = trace();
+    expect(names(forward)).toEqual([...[...BEGINNING, 'selected_dense', 'selected_union', 'selected_outer']]);
+    expect(names(backward)).toEqual([
+      ...['combine_backward', 'compressed_backward', 'compressed_pack', 'compressed_query_gradient'],
+      ...['selected_backward', 'window_backward', 'window_pack', 'window_query_gradient'],
+      ...['selected_query_gradient', 'round_sums'],
+    ]);
+  });
+
+  it('leave out what a forced path does not need', () => {
+    expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
+    const outer = ['selected_dense', 'selected_outer'];
+    expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, ...outer]);
+  });
+
+  it('build v1 with a tile for every token', () => {
+    const { forward } = trace({ kernel: 'v1' });
+    expect(names(forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
+    expect(forward[0].macros).toMatchObject({ UNION_TOKENS: 1, UNION_WARPGROUPS: 1 });
+    expect(trace({ portable: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, PORTABLE: 1 });
+  });
+
+  it('sort lists and add parts in order in deterministic mode', () => {
+    const { forward, backward } = trace({ deterministic: true });
+    expect(names(forward)).toContain('select_sort');
+    expect(names(backward)).toContain('compressed_sum');
+    expect(names(backward)).toContain('selected_sum');
+    expect(names(backward)).not.toContain('round_sums');
+    expect(find(backward, 'selected_backward').values.at(-1)).toBe(1);
+    expect(find(trace().backward, 'selected_backward').values.at(-1)).toBe(0);
+    expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');
+  });
+
+  it('rank the blocks of a long sequence once when a block of the model is run again', () => {
+    const launched = (length: number) => {
+      const device = new RecordingCuda(constant);
+      const layout = sparseLayout(new Sequences(device, [length]), SPARSE);
+      const tape = new Tape(device);
+      const inputs = inputsOf(tape, layout.blocks.total, length);
+      const out = tape.checkpoint(Object.values(inputs), (inner) => {
+        const { out, ...rest } = nativeSparseAttention(inner, inputs, layout, SPARSE);
+        for (const tensor of Object.values(rest)) inner.drop(tensor);
+        return out;
+      });
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
+      tape.end();
+      const all = names(device.launches);
+      const count = (kernel: string) => all.filter((name) => name === kernel).length;
+      return ['compressed_forward', 'select_blocks', 'selected_outer', 'compressed_backward'].map(count);
+    };
+    expect(launched(40_000)).toEqual([1, 1, 2, 1]);
+    expect(launched(8192)).toEqual([2, 2, 2, 1]); // too cheap to be worth the memory
+  });
+
+  it('cover the batch', () => {
+    const { forward, backward } = trace();
+    expect(find(forward, 'compressed_forward').shape).toEqual({
+      ...{ grid: [Math.ceil((3000 * 6) / 128) + 1 + Math.ceil(3000 / 128), 2], block: 256 },
+      shared: SHARED['compressed_forward_shared'],
+    });
+    expect(find(forward, 'select_blocks').shape.grid).toEqual([47 + 1 + 8, 2]);
+    expect(find(forward, 'selected_union').shape).toMatchObject({
+      ...{ grid: [143 + 1 + 24, 2], shared: SHARED['selected_union_shared'] + 2 * 4 },
+    });
+    expect(find(forward, 'selected_outer').shape).toMatchObject({ grid: 132 * 4, block: 128 });
+    expect(find(backward, 'compressed_backward').shape.grid).toEqual([3 + 1, 6, 2]);
+    expect(find(backward, 'combine_backward').shape.grid).toBe(Math.ceil((TOKENS * 12 * 4) / 256));
+  });
+
+  it('add to gradients that are there by a detour', () => {
+    const adds = names(trace({}, { uses: 2 }).backward).filter((name) => name === 'add_forward');
+    expect(adds).toHaveLength(8);
+  });
+
+  it('keep only what the backward pass reads', () => {
+    const { kept } = trace();
+    const bytes = TOKENS * (12 * 32 * 2 * 4 + 12 * 4 * 3 + 2 * 16 * 4 * 2); // four outputs, lse, selections and lists
+    expect(kept).toBeGreaterThan(bytes);
+    expect(kept).toBeLessThan(bytes * 1.2); // blocks of the pool are rounded up
+    const { kept: inferred } = trace({}, { record: false });
+    expect(inferred).toBeLessThan(TOKENS * 12 * 32 * 2 * 1.2); // the output alone
+  });
+});
+
+describe('launches of fused dense attention', () => {
+  it('fit their parameters, and all memory goes back', () => {
+    const device = new RecordingCuda(constant);
+    const sequences = new Sequences(device, LENGTHS);
+    const before = device.pool.bytesInUse;
+    const tape = new Tape(device);
+    const { q, kSel: k, vSel: v } = inputsOf(tape, 0);
+    const out = fusedDenseAttention(tape, { q, k, v }, sequences);
+    expect(out.shape).toEqual([TOKENS, 12, 32]);
+    tape.backward(out, tape.zeros(out.shape, 'bf16'));
+    tape.end();
+    expect(device.pool.bytesInUse).toBe(before);
+    expect(names(device.launches)).toEqual([
+      ...['window_pack', 'window_forward', 'dense_prepare', 'window_backward', 'window_pack', 'window_query_gradient'],
+    ]);
+    expect(device.launches[0].macros).toMatchObject({ WINDOW: 2 ** 30, LONGEST_FIRST: 1, DV: 32 });
+  });
+});

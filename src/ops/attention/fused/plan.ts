@@ -1,0 +1,298 @@
+/**
+ * What the fused attention kernels can take and how much they need, as pure functions: macros, shared memory, the sizes
+ * of buffers and grids. The kernels say the same in their EXPORTs; a test on the GPU compares the two.
+ */
+import type { Macros } from '../../../device/cuda/runtime.js';
+import { compressedCount } from '../../common/sequences.js';
+import type { HeadShape, SparseShape } from '../shape.js';
+
+export interface FusedShape {
+  readonly heads: HeadShape;
+  readonly sparse: SparseShape;
+}
+
+/** `queryMajor`: one token a tile in the selected branch (v1). `portable`: mma.sync in place of wgmma. */
+export interface FusedBuild {
+  readonly queryMajor: boolean;
+  readonly portable: boolean;
+}
+
+/** Rows of a tile, and bytes of 64 rows of 64 bf16: what the tensor cores are fed with. */
+const TILE = 64;
+const PANEL = TILE * 128;
+const STAGES = 4;
+/** Rows (token, head) of a tile of two warpgroups. */
+const UNION_ROWS = 2 * TILE;
+/** A window that no sequence outgrows, with room for sums of two of them in 32 bits. */
+export const UNBOUNDED_WINDOW = 2 ** 30;
+const MOST_KEY_SIZE = 192;
+const MOST_VALUE_SIZE = 128;
+const LEAST_BLOCK = 16;
+const MOST_BLOCK = 64;
+const MOST_SELECTED = 64;
+const OUTER_CHUNK = 128;
+const SELECTED_CHUNK = 512;
+/** Bits for the blocks of the longest sequence: 65,536 blocks. */
+const UNION_BITMAP_BYTES = 8192;
+/** The queries of a group's heads and two tiles of keys must fit this, whatever the GPU has. */
+const SCORING_BYTES = 220 * 1024;
+/** A row of probabilities and what the tile before carries over; the sums of all threads where heads share a tile. */
+const POOLING_BYTES = TILE * (72 + 8) * 4;
+const SHARES_BYTES = 2 * 128 * 32 * 4;
+const LARGEST_INT = 2 ** 31 - 1;
+
+export const panels = (size: number) => Math.ceil(size / TILE);
+export const headsPerGroup = ({ heads, groups }: HeadShape) => heads / groups;
+
+/** Bytes of a tile of 64 keys and values, all groups. */
+export function packedTileBytes({ dk, dv, groups }: HeadShape): number {
+  return (panels(dk) + panels(dv)) * PANEL * groups;
+}
+
+/** Threads that share a row of `size` columns, eight columns each. */
+export function rowLanes(size: number): number {
+  return size <= 32 ? 4 : size <= 64 ? 8 : size <= 128 ? 16 : 32;
+}
+
+/** Dynamic shared memory a block may have, less what kernels declare for themselves. */
+export function sharedLimit(architecture: number): number {
+  const small = architecture === 86 || architecture === 89 || architecture >= 120;
+  const kib = small ? 99 : architecture < 90 ? 163 : 227;
+  return kib * 1024 - 1024;
+}
+
+/** Tokens of a tile of the union: as many as fill it, fewer where the lists of so many tokens would not fit. */
+export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number): number {
+  if (build.queryMajor) return 1;
+  let tokens = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
+  while (tokens > 1 && unionShared(shape, tokens, 2) + UNION_BITMAP_BYTES > limit) tokens = Math.ceil(tokens / 2);
+  return tokens;
+}
+
+/**
+ * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: 43 with 16 blocks a token; both
+ * ways cost in proportion to the blocks a token has, and a tile that is not full costs the union as much as a full one.
+ */
+export function unionLimit(shape: FusedShape, tokens: number): number {
+  const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
+  return ((43 * shape.sparse.nSel) / 16) * (tokens / full);
+}
+
+export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {
+  return {
+    ...headMacros(heads),
+    CMP_L: sparse.l,
+    CMP_D: sparse.d,
+    SEL_L: sparse.lSel,
+    SEL_N: sparse.nSel,
+    WINDOW: Math.min(sparse.w, UNBOUNDED_WINDOW),
+    UNION_TOKENS: unionTokens,
+    ...(build.queryMajor ? { UNION_WARPGROUPS: 1 } : {}),
+    ...(build.portable ? { PORTABLE: 1 } : {}),
+  };
+}
+
+export function headMacros({ heads, groups, dk, dv }: HeadShape): Macros {
+  return { HEADS: heads, GROUPS: groups, DK: dk, DV: dv };
+}
+
+/** Shared memory of a tile that streams keys: rows of its own, and the stages of the ring. */
+function streamShared({ dk, dv }: HeadShape, warpgroups: number, ownPanels: number): number {
+  return (warpgroups * ownPanels + STAGES * (panels(dk) + panels(dv))) * PANEL + 1024 + 128;
+}
+
+function unionShared({ heads, sparse }: FusedShape, tokens: number, warpgroups: number): number {
+  const most = tokens * sparse.nSel;
+  const words = Math.ceil(most / 32);
+  return streamShared(heads, warpgroups, panels(heads.dk)) + 4 * (most + tokens * words + 2);
+}
+
+/** Shared memory of a block that walks queries: keys and values, stages of queries, four numbers for each of their rows. */
+function backwardShared({ dk, dv }: HeadShape, stages: number): number {
+  return (1 + stages) * (panels(dk) + panels(dv)) * PANEL + stages * 4 * TILE * 4 + 1024;
+}
+
+/** Of dense and window attention alone. */
+export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 'queryGradient', number> {
+  const [pk, pv] = [panels(heads.dk), panels(heads.dv)];
+  return {
+    forward: streamShared(heads, 2, pk),
+    backward: backwardShared(heads, pk + pv <= 2 ? 3 : 2),
+    queryGradient: streamShared(heads, pk + pv <= 2 ? 3 : 1, pk + pv),
+  };
+}
+
+/** Heads of a group in one tile of the kernel that ranks blocks: 1, or 2 or 4 with fewer tokens where they do not fit. */
+export function scoringSplit(heads: HeadShape): 1 | 2 | 4 {
+  const bytes = (split: number) => scoringBytes(heads, split) + POOLING_BYTES;
+  return bytes(1) < SCORING_BYTES ? 1 : bytes(2) < SCORING_BYTES ? 2 : 4;
+}
+
+function scoringBytes(heads: HeadShape, split: number): number {
+  return (scoringTiles(heads, split) + 2) * panels(heads.dk) * PANEL + (split > 1 ? SHARES_BYTES : 0);
+}
+
+/** Tiles of queries: as many for each of the two warpgroups that work together where heads share a tile. */
+function scoringTiles(heads: HeadShape, split: number): number {
+  const teams = split > 1 ? 2 : 1;
+  return teams * Math.ceil(headsPerGroup(heads) / (split * teams));
+}
+
+/** Of window and forced blocks one after the other: queries and a panel for outputs for each of two warpgroups, and the ring. */
+function denseShared({ dk, dv }: HeadShape): number {
+  const [pk, pv] = [panels(dk), panels(dv)];
+  return (2 * (pk + 1) + (pk + pv <= 2 ? STAGES : 3) * (pk + pv)) * PANEL + 1024 + 128;
+}
+
+/** Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per token. */
+function outerShared(heads: HeadShape): number {
+  const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
+  const entries = OUTER_CHUNK * (pk + pv <= 2 && h <= 14 ? h : 1);
+  return (pk + pv + 2 * pk + 1) * PANEL + entries * 8 + 1024;
+}
+
+/** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */
+export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
+  const { heads, sparse } = shape;
+  const { forward, backward, queryGradient } = windowShared(heads);
+  const pooledInRegisters = sparse.lSel / sparse.d === 4 && sparse.l / sparse.d === 2;
+  const split = scoringSplit(heads);
+  const shifts = scoringTiles(heads, split) * TILE * 4;
+  return {
+    compressed_forward_shared: forward,
+    compressed_backward_shared: backward,
+    compressed_query_gradient_shared: queryGradient,
+    window_forward_shared: forward,
+    window_backward_shared: backward,
+    window_query_gradient_shared: queryGradient,
+    select_blocks_shared: scoringBytes(heads, split) + shifts + 1024 + (pooledInRegisters ? 0 : POOLING_BYTES),
+    selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
+    selected_dense_shared: denseShared(heads),
+    selected_outer_shared: outerShared(heads),
+    selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SELECTED_CHUNK * 12,
+  };
+}
+
+/** Why the kernels cannot take heads of this kind, or null. */
+export function headsRefusal(heads: HeadShape): string | null {
+  const { dk, dv } = heads;
+  const perGroup = headsPerGroup(heads);
+  if (!Number.isInteger(perGroup) || perGroup < 1 || perGroup > 16)
+    return `${heads.heads} heads in ${heads.groups} groups: 1 to 16 heads a group are supported`;
+  for (const [name, size, most] of [
+    ['d_k', dk, MOST_KEY_SIZE],
+    ['d_v', dv, MOST_VALUE_SIZE],
+  ] as const)
+    if (size % 16 !== 0 || size < 16 || size > most)
+      return `${name} ${size}: multiples of 16 up to ${most} are supported`;
+  return null;
+}
+
+/** Why the kernels cannot take this shape on a GPU of this architecture, or null. */
+export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture: number): string | null {
+  const { l, d, lSel, nSel } = shape.sparse;
+  const refused = headsRefusal(shape.heads);
+  if (refused) return refused;
+  if (lSel < LEAST_BLOCK || lSel > MOST_BLOCK) return `l_sel ${lSel}: ${LEAST_BLOCK} to ${MOST_BLOCK} are supported`;
+  if (l % d !== 0 || lSel % d !== 0 || l > lSel)
+    return `l ${l}, d ${d}, l_sel ${lSel}: d must divide both, and l <= l_sel`;
+  if (l / d > 9) return `l ${l} is ${l / d} strides of d ${d}: at most 9 are supported`;
+  if (nSel < 3 || nSel > MOST_SELECTED) return `n_sel ${nSel}: 3 to ${MOST_SELECTED} are supported`;
+  const limit = sharedLimit(architecture);
+  const needed = sharedBytes(shape, build, unionTokens(shape, build, limit));
+  for (const [name, bytes] of Object.entries(needed))
+    if (bytes > limit)
+      return `${name.replace('_shared', '')} needs ${bytes} bytes of shared memory, and this GPU has ${limit}`;
+  return null;
+}
+
+/** Why the kernels cannot take a batch this large, or null: what they count in 32 bits. */
+export function batchRefusal(
+  { heads, sparse }: FusedShape,
+  tokens: { readonly total: number; readonly longest: number },
+  limit: number,
+): string | null {
+  const { total, longest } = tokens;
+  if (total * Math.max(heads.heads, heads.groups * sparse.nSel) > LARGEST_INT)
+    return `${total} tokens: queries and choices of a batch are counted in 32 bits`;
+  // The bitmaps of select_finish (eight warps) and of select_sort.
+  const bitmap = Math.max(32 * Math.ceil(longest / sparse.lSel / 32), 4 * Math.ceil(longest / 32));
+  if (bitmap > limit || 4 * Math.ceil(longest / sparse.lSel / 32) > UNION_BITMAP_BYTES)
+    return `${longest} tokens in a sequence: their bitmap does not fit the shared memory`;
+  return null;
+}
+
+/** What the compiled kernels say of themselves and the sizes of buffers follow from. */
+export interface KernelConstants {
+  readonly maxStretches: number;
+  /** Tokens that one work item of the selected branch takes, forward and backward. */
+  readonly forwardChunk: number;
+  readonly backwardChunk: number;
+  readonly ring: number;
+  readonly chosen: number;
+  readonly compressedChunk: number;
+}
+
+/** Counts of one batch, from which every grid and every buffer follows. */
+export interface BatchPlan {
+  readonly tokens: number;
+  readonly compressed: number;
+  readonly longest: number;
+  /** Selection blocks of all sequences. */
+  readonly blocks: number;
+  /** (block, group): each has the list of tokens that chose it. */
+  readonly lists: number;
+  /** (token, group, slot) */
+  readonly choices: number;
+  /** Words of a bitmap of the blocks of the longest sequence. */
+  readonly words: number;
+  /** Tokens are worked on in stretches, so that partial results of only a few of them exist at a time. */
+  readonly stretch: number;
+  readonly stretches: number;
+  readonly forwardItems: number;
+  readonly backwardItems: number;
+  /** Rows (token in the ring, head, chosen slot) of partial results. */
+  readonly partialRows: number;
+  readonly compressedTiles: number;
+  /** Chunks of tokens that the compressed branch's backward pass walks apart. */
+  readonly compressedChunks: number;
+  /** Tiles of so many tokens, and of so many rows (token, head of a group), over all sequences. */
+  tokenTiles(per: number): number;
+  rowTiles(per: number): number;
+}
+
+/** Short stretches only where a list still has enough tokens in one. */
+const stretchFor = (longest: number) => (longest <= 16_384 ? 2048 : 8192);
+
+export function planBatch(lengths: readonly number[], shape: FusedShape, constants: KernelConstants): BatchPlan {
+  const { heads, sparse } = shape;
+  const sum = (each: (length: number) => number) => lengths.reduce((total, length) => total + each(length), 0);
+  const tokens = sum((length) => length);
+  const longest = lengths.reduce((most, length) => Math.max(most, length), 0);
+  const blocks = sum((length) => Math.ceil(length / sparse.lSel));
+  const lists = blocks * heads.groups;
+  const choices = tokens * heads.groups * sparse.nSel;
+  const least = 16 * Math.ceil(Math.ceil(tokens / constants.maxStretches) / 16);
+  const stretch = Math.max(stretchFor(longest), least);
+  const stretches = Math.ceil(tokens / stretch);
+  const count = (length: number) => compressedCount(length, sparse.l, sparse.d);
+  return {
+    tokens,
+    compressed: sum(count),
+    longest,
+    blocks,
+    lists,
+    choices,
+    words: Math.ceil(Math.ceil(longest / sparse.lSel) / 32),
+    stretch,
+    stretches,
+    // A list of a stretch ends with an item that need not be full; the same for a list and its backward items.
+    forwardItems: Math.floor(choices / constants.forwardChunk) + Math.min(lists * stretches, choices),
+    backwardItems: Math.floor(choices / constants.backwardChunk) + lists,
+    partialRows: Math.min(constants.ring * stretch, tokens) * heads.heads * constants.chosen,
+    compressedTiles: sum((length) => Math.ceil(count(length) / TILE)),
+    compressedChunks: Math.ceil(longest / constants.compressedChunk),
+    tokenTiles: (per) => sum((length) => Math.ceil(length / per)),
+    rowTiles: (per) => sum((length) => Math.ceil((length * headsPerGroup(heads)) / per)),
+  };
+}

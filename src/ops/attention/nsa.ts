@@ -1,0 +1,97 @@
+/**
+ * The core of Native Sparse Attention: compressed, selected and window attention over given queries, keys and values,
+ * summed by given gates. Projections, positions and the gate itself belong to the attention module (src/model).
+ */
+import type { Tape } from '../../tensor/tape.js';
+import type { Tensor } from '../../tensor/tensor.js';
+import { expectCompressed, type Sequences } from '../common/sequences.js';
+import { combine } from './combine/op.js';
+import { compressedAttention } from './compressed/op.js';
+import type { AttentionCounters } from './counters.js';
+import { type FusedOptions, fusedRefusal, fusedSparseAttention } from './fused/op.js';
+import { compareWithReference, referenceSparseAttention } from './parity.js';
+import { selectBlocks } from './select/op.js';
+import { type SelectedOptions, selectedAttention } from './selected/op.js';
+import { type SparseShape, validateShapes } from './shape.js';
+import { windowAttention } from './window/op.js';
+
+/** All keys already rotated; shapes as in docs/explain/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
+export interface SparseInputs {
+  readonly q: Tensor;
+  readonly kCmp: Tensor;
+  readonly vCmp: Tensor;
+  readonly kSel: Tensor;
+  readonly vSel: Tensor;
+  readonly kWin: Tensor;
+  readonly vWin: Tensor;
+  /** [T, H, 3]: weights of the compressed, the selected and the window branch. */
+  readonly gates: Tensor;
+}
+
+/** Where sequences lie, in tokens and in compressed blocks. */
+export interface SparseLayout {
+  readonly tokens: Sequences;
+  readonly blocks: Sequences;
+}
+
+export interface SparseOutputs {
+  /** [T, H, dv] */
+  readonly out: Tensor;
+  readonly oCmp: Tensor;
+  readonly oSel: Tensor;
+  readonly oWin: Tensor;
+  /** i32 [T, G, n_sel], ascending, -1 where fewer blocks exist. */
+  readonly selected: Tensor;
+}
+
+export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): SparseLayout {
+  return { tokens, blocks: tokens.compressed(l, d) };
+}
+
+export interface SparseOptions extends SelectedOptions, FusedOptions {
+  /** The float64 reference in place of every kernel. */
+  readonly parity?: boolean;
+  /** Told how far the output is from the reference's, after every call. */
+  readonly onCompare?: (relativeError: number) => void;
+  /** On CUDA in bf16 the fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  readonly fusedFrom?: number;
+  /** Told on CUDA which kernels served. */
+  readonly counters?: AttentionCounters;
+}
+
+export function nativeSparseAttention(
+  tape: Tape,
+  inputs: SparseInputs,
+  layout: SparseLayout,
+  sparse: SparseShape,
+  options: SparseOptions = {},
+): SparseOutputs {
+  expectCompressed('nativeSparseAttention', layout.tokens, layout.blocks, sparse);
+  if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
+  const { q, kSel, vSel } = inputs;
+  const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };
+  validateShapes(heads, sparse);
+  const refusal = fusedRefusal({ heads, sparse, dtype: q.dtype, tokens: layout.tokens }, tape.device, options);
+  if (refusal !== null) options.counters?.refused(refusal);
+  const attend = refusal === null ? fusedSparseAttention : branchByBranch;
+  const outputs = attend(tape, inputs, layout, sparse, options);
+  options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
+  return outputs;
+}
+
+/** Every branch by the kernels of its own operation: the CPU, fp32, and what the fused kernels cannot take. */
+function branchByBranch(
+  tape: Tape,
+  inputs: SparseInputs,
+  { tokens, blocks }: SparseLayout,
+  sparse: SparseShape,
+  options: SparseOptions,
+): SparseOutputs {
+  const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
+  const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, blocks, sparse);
+  const selected = selectBlocks(tape, { q, k: kCmp, lse }, tokens, blocks, sparse);
+  const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, options);
+  const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
+  const out = combine(tape, gates, oCmp, oSel, oWin);
+  return { out, oCmp, oSel, oWin, selected };
+}

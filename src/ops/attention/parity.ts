@@ -1,0 +1,70 @@
+/**
+ * The attention core by its float64 reference, in the place of all kernels (runtime.force_parity), and the comparison of
+ * the kernels with it (runtime.debug_compare). Slow by design: for finding out who is wrong.
+ */
+import type { Tape } from '../../tensor/tape.js';
+import type { Tensor } from '../../tensor/tensor.js';
+import { relativeError } from '../common/distance.js';
+import type { SparseInputs, SparseLayout, SparseOutputs } from './nsa.js';
+import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from './reference.js';
+import { type HeadShape, type SparseShape, validateShapes } from './shape.js';
+
+const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
+
+export function referenceSparseAttention(
+  tape: Tape,
+  inputs: SparseInputs,
+  layout: SparseLayout,
+  sparse: SparseShape,
+): SparseOutputs {
+  const heads = headsOf(inputs);
+  validateShapes(heads, sparse);
+  const values = hostValues(inputs);
+  const place = referenceLayout(layout, heads, sparse);
+  const result = nsaForward(values, place);
+  const shape = [layout.tokens.total, heads.heads, heads.dv];
+  const [out, oCmp, oSel, oWin] = [result.out, result.oCmp, result.oSel, result.oWin].map((x) =>
+    tape.from(x, shape, inputs.q.dtype),
+  );
+  const selected = tape.from(result.selected, [layout.tokens.total, heads.groups, sparse.nSel], 'i32');
+  const given = NAMES.map((name) => inputs[name]);
+  tape.record(given, [out], [], () => {
+    const dOut = tape.gradient(out);
+    if (!dOut) return;
+    const g = nsaBackward(values, place, result, Float64Array.from(dOut.read()));
+    const gradients = [g.dq, g.dkCmp, g.dvCmp, g.dkSel, g.dvSel, g.dkWin, g.dvWin, g.dGates];
+    given.forEach((tensor, i) => {
+      const target = tape.gradientTarget(tensor);
+      if (!target) return;
+      const held = target.accumulate ? target.gradient.read() : null;
+      target.gradient.write(held ? gradients[i].map((value, j) => value + held[j]) : gradients[i]);
+    });
+  });
+  return { out, oCmp, oSel, oWin, selected };
+}
+
+/** ‖kernel - reference‖/‖reference‖ of the output, with the kernel's own selection. */
+export function compareWithReference(
+  inputs: SparseInputs,
+  layout: SparseLayout,
+  sparse: SparseShape,
+  outputs: SparseOutputs,
+): number {
+  const selected = outputs.selected.read() as Int32Array;
+  const expected = nsaForward(hostValues(inputs), referenceLayout(layout, headsOf(inputs), sparse), selected).out;
+  return relativeError(outputs.out.read(), expected);
+}
+
+function headsOf({ q, kSel, vSel }: SparseInputs): HeadShape {
+  return { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };
+}
+
+function hostValues(inputs: SparseInputs): NsaInputs {
+  return Object.fromEntries(
+    NAMES.map((name) => [name, Float64Array.from((inputs[name] as Tensor).read())]),
+  ) as unknown as NsaInputs;
+}
+
+function referenceLayout({ tokens, blocks }: SparseLayout, heads: HeadShape, sparse: SparseShape): NsaLayout {
+  return { starts: tokens.starts, cmpStarts: blocks.starts, heads, sparse };
+}

@@ -1,0 +1,74 @@
+/**
+ * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the blocks
+ * of highest importance under the compressed attention's probabilities. No gradient flows through it.
+ */
+import { defineKernels } from '../../../device/device.js';
+import { UsageError } from '../../../errors.js';
+import type { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import { expectCompressed, type Sequences } from '../../common/sequences.js';
+import { expectFloats, expectShape } from '../../common/shapes.js';
+import { type SparseShape, validateShapes } from '../shape.js';
+import { launchers } from './cuda.js';
+
+export const signatures = {
+  select_forward: [
+    ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
+    ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
+  ],
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
+
+/** Compressed blocks that reach into one selection block, l/d - 1 + l_sel/d: the kernel's table of weights. */
+const MOST_WEIGHTS = 1024;
+
+export interface SelectInputs {
+  /** [T, H, dk] */
+  readonly q: Tensor;
+  /** Compressed keys [Tc, G, dk]. */
+  readonly k: Tensor;
+  /** LSE of the compressed attention [T, H]. */
+  readonly lse: Tensor;
+}
+
+/** Returns i32 [T, G, n_sel], ascending, -1 where fewer blocks exist. */
+export function selectBlocks(
+  tape: Tape,
+  inputs: SelectInputs,
+  sequences: Sequences,
+  blocks: Sequences,
+  sparse: SparseShape,
+): Tensor {
+  const { q, k, lse } = inputs;
+  const [, heads, dk] = expectFloats('select: q', q, [sequences.total, -1, -1]);
+  const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk], q.dtype);
+  expectShape('select: lse', lse, [sequences.total, heads]);
+  validateShapes({ heads, groups, dk, dv: dk }, sparse);
+  expectCompressed('select', sequences, blocks, sparse);
+  const { l, d, lSel, nSel } = sparse;
+  if (l / d + lSel / d > MOST_WEIGHTS)
+    throw new UsageError(
+      `d must be at least (l + l_sel)/${MOST_WEIGHTS}: ${d} is too small for l = ${l}, l_sel = ${lSel}`,
+    );
+  const selected = tape.empty([sequences.total, groups, nSel], 'i32');
+  tape.device
+    .kernels(kernels)
+    .select_forward(
+      q,
+      k,
+      lse,
+      sequences.offsets,
+      blocks.offsets,
+      selected,
+      sequences.count,
+      heads,
+      groups,
+      dk,
+      l,
+      d,
+      lSel,
+      nSel,
+    );
+  return selected;
+}

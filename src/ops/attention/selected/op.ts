@@ -1,0 +1,102 @@
+/**
+ * Attention over the selected blocks: token t sees the tokens s <= t of the blocks its group selected.
+ *
+ * Kernels: `v1` goes query by query; `v2` lets neighbouring queries share the loads of the union of their blocks;
+ * `adaptive` takes v2 from a length on; `reference` is the float64 loop, for finding out who is wrong.
+ */
+import { defineKernels } from '../../../device/device.js';
+import type { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import type { Sequences } from '../../common/sequences.js';
+import { expectShape } from '../../common/shapes.js';
+import { type AttentionInputs, attendBranch, headShape, recordAttention } from '../branch.js';
+import type { HeadShape, SparseShape } from '../shape.js';
+import { launchers } from './cuda.js';
+import { selectedBackward, selectedForward } from './reference.js';
+
+export const signatures = {
+  selected_forward: ['struct', 'ptr', 'i64', 'i64', 'i64'],
+  selected_backward: ['struct', 'ptr', 'i64', 'i64'],
+} as const;
+
+const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
+
+export const SELECTION_KERNELS = ['adaptive', 'v1', 'v2', 'reference'] as const;
+export type SelectionKernel = (typeof SELECTION_KERNELS)[number];
+
+export interface SelectedOptions {
+  readonly kernel?: SelectionKernel;
+  /** `adaptive` takes v2 for batches whose longest sequence has at least this many tokens. */
+  readonly sharedFrom?: number;
+}
+
+const DEFAULT_SHARED_FROM = 1024;
+/** Rows (token, head) that share loads in v2. */
+const SHARED_ROWS = 192;
+
+/** The kernel that will run. */
+export function chooseSelectionKernel(
+  longest: number,
+  options: SelectedOptions = {},
+): Exclude<SelectionKernel, 'adaptive'> {
+  const { kernel = 'adaptive', sharedFrom = DEFAULT_SHARED_FROM } = options;
+  if (kernel !== 'adaptive') return kernel;
+  return longest >= sharedFrom ? 'v2' : 'v1';
+}
+
+/** `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv], `selected` i32 [T, G, n_sel] → [T, H, dv]. */
+export function selectedAttention(
+  tape: Tape,
+  inputs: AttentionInputs,
+  selected: Tensor,
+  sequences: Sequences,
+  lSel: number,
+  options: SelectedOptions = {},
+): Tensor {
+  const shape = headShape('selected attention', inputs, sequences, sequences);
+  const { heads, groups } = shape;
+  const [, , nSel] = expectShape('selected attention: selected', selected, [sequences.total, groups, -1], 'i32');
+  const choice = chooseSelectionKernel(sequences.longest, options);
+  if (choice === 'reference') return reference(tape, inputs, selected, sequences, shape, { lSel, nSel });
+  const kernel = tape.device.kernels(kernels);
+  const tile = choice === 'v1' ? 1 : Math.max(1, Math.floor((SHARED_ROWS * groups) / heads));
+  const { out } = attendBranch(tape, inputs, {
+    ...{ name: 'selected attention', tokens: sequences, keys: sequences, saved: [selected] },
+    forward: (given) => kernel.selected_forward(given, selected, lSel, nSel, tile),
+    backward: (given) => kernel.selected_backward(given, selected, lSel, nSel),
+  });
+  return out;
+}
+
+function reference(
+  tape: Tape,
+  inputs: AttentionInputs,
+  selected: Tensor,
+  sequences: Sequences,
+  shape: HeadShape,
+  selection: Pick<SparseShape, 'lSel' | 'nSel'>,
+): Tensor {
+  const values = [inputs.q, inputs.k, inputs.v].map((tensor) => Float64Array.from(tensor.read())) as Values;
+  const blocks = selected.read();
+  const { out: result, lse: logSums } = selectedForward(...values, blocks, sequences.starts, shape, selection);
+  const out = tape.from(result, [sequences.total, shape.heads, shape.dv], inputs.q.dtype);
+  const lse = tape.from(logSums, [sequences.total, shape.heads]);
+  recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk, dv, flags }) => {
+    const gradients = selectedBackward(
+      ...values,
+      blocks,
+      sequences.starts,
+      shape,
+      selection,
+      Float64Array.from(dOut.read()),
+    );
+    [dq, dk, dv].forEach((into, i) => {
+      const computed = [gradients.dq, gradients.dk, gradients.dv][i];
+      const held = flags[i] ? into.read() : null;
+      into.write(held ? computed.map((value, j) => value + held[j]) : computed);
+    });
+  });
+  return out;
+}
+
+type Values = [Float64Array, Float64Array, Float64Array];

@@ -1,0 +1,53 @@
+/** The sizes every attention operation is told, and the rules they must keep (attention.md). */
+import { UsageError } from '../../errors.js';
+
+/** `heads` query heads read `groups` key/value heads, group-major: head g * (heads / groups) + i reads group g. */
+export interface HeadShape {
+  readonly heads: number;
+  readonly groups: number;
+  readonly dk: number;
+  readonly dv: number;
+}
+
+/** Compression block `l` and its stride `d`, selection block `lSel`, selected blocks `nSel`, window `w`. */
+export interface SparseShape {
+  readonly l: number;
+  readonly d: number;
+  readonly lSel: number;
+  readonly nSel: number;
+  readonly w: number;
+}
+
+const MAX_HEADS_PER_GROUP = 16;
+
+export function validateShapes(heads: HeadShape, sparse?: SparseShape): void {
+  validateHeads(heads);
+  if (sparse) validateSparse(sparse);
+}
+
+function validateHeads(shape: HeadShape): void {
+  for (const field of ['heads', 'groups', 'dk', 'dv'] as const) expectWhole(field, shape[field], 1);
+  const perGroup = shape.heads / shape.groups;
+  if (!Number.isInteger(perGroup))
+    throw new UsageError(`groups must divide heads: ${shape.groups} does not divide ${shape.heads}`);
+  if (perGroup > MAX_HEADS_PER_GROUP)
+    throw new UsageError(
+      `groups must leave at most ${MAX_HEADS_PER_GROUP} heads in a group, not ${perGroup} (${shape.heads} heads in ${shape.groups} groups)`,
+    );
+}
+
+function validateSparse({ l, d, lSel, nSel, w }: SparseShape): void {
+  expectWhole('l', l, 1);
+  expectWhole('d', d, 1);
+  expectWhole('l_sel', lSel, 1);
+  expectWhole('n_sel', nSel, 3); // block 0, the block before the current one and the current one are always there
+  expectWhole('w', w, 1);
+  if (l % d !== 0) throw new UsageError(`d must divide l: ${d} does not divide ${l}`);
+  if (lSel % d !== 0) throw new UsageError(`d must divide l_sel: ${d} does not divide ${lSel}`);
+  if (l > lSel) throw new UsageError(`l must be at most l_sel: ${l} is greater than ${lSel}`);
+}
+
+function expectWhole(field: string, value: number, least: number): void {
+  if (!Number.isSafeInteger(value) || value < least)
+    throw new UsageError(`${field} must be a whole number from ${least}, not ${value}`);
+}

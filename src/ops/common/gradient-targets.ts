@@ -1,0 +1,30 @@
+/** Gradients of kernels that can only overwrite: what must be added to a gradient that is there already goes by a detour. */
+import type { GradientTarget, Tape } from '../../tensor/tape.js';
+import type { Tensor } from '../../tensor/tensor.js';
+import { addInto } from '../add/op.js';
+
+export class OverwrittenGradients {
+  /** Where to write the gradient of each input; memory to throw away for those nobody needs. */
+  readonly into: readonly Tensor[];
+  readonly #tape: Tape;
+  readonly #targets: readonly (GradientTarget | null)[];
+
+  constructor(tape: Tape, inputs: readonly Tensor[]) {
+    this.#tape = tape;
+    this.#targets = inputs.map((input) => tape.gradientTarget(input));
+    this.into = inputs.map((input, i) => {
+      const target = this.#targets[i];
+      return target && !target.accumulate ? target.gradient : tape.empty(input.shape, input.dtype);
+    });
+  }
+
+  /** When all kernels are launched. */
+  finish(): void {
+    this.into.forEach((value, i) => {
+      const target = this.#targets[i];
+      if (target && !target.accumulate) return;
+      if (target) addInto(this.#tape.device, target.gradient, value);
+      this.#tape.drop(value);
+    });
+  }
+}

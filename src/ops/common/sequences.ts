@@ -1,0 +1,105 @@
+/**
+ * Sequences of different lengths, packed one after the other: tokens are flat [total, ...] and `offsets` (cu_seqlens)
+ * says where each sequence begins. A fixed batch is the case of equal lengths. Sequences never see each other.
+ */
+import type { Device } from '../../device/device.js';
+import { UsageError } from '../../errors.js';
+import { Tensor } from '../../tensor/tensor.js';
+
+export class Sequences {
+  readonly lengths: readonly number[];
+  /** cu_seqlens on the host: count + 1 ascending numbers from 0. */
+  readonly starts: Int32Array;
+  /** The same on the device. */
+  readonly offsets: Tensor;
+  readonly #inBlocks = new Map<number, Sequences>();
+
+  constructor(device: Device, lengths: readonly number[]) {
+    for (const length of lengths)
+      if (!Number.isSafeInteger(length) || length < 0)
+        throw new UsageError(`a sequence length must be a whole number from 0, not ${length}`);
+    const starts = new Int32Array(lengths.length + 1);
+    lengths.forEach((length, i) => {
+      const next = starts[i] + length;
+      if (next > 2 ** 31 - 1) throw new UsageError(`a batch holds at most 2^31 - 1 tokens, not ${next}`);
+      starts[i + 1] = next;
+    });
+    this.lengths = [...lengths];
+    this.starts = starts;
+    this.offsets = Tensor.from(device, starts, [starts.length], 'i32');
+  }
+
+  static fromOffsets(device: Device, offsets: ArrayLike<number>): Sequences {
+    const values = Array.from(offsets);
+    const ascending = values.every((value, i) => i === 0 || value >= values[i - 1]);
+    if (values.length === 0 || values[0] !== 0 || !ascending)
+      throw new UsageError(`cu_seqlens must start with 0 and never fall, not [${values.slice(0, 8).join(', ')}…]`);
+    return new Sequences(
+      device,
+      values.slice(1).map((value, i) => value - values[i]),
+    );
+  }
+
+  get device(): Device {
+    return this.offsets.device;
+  }
+  get count(): number {
+    return this.lengths.length;
+  }
+  /** Tokens of all sequences together. */
+  get total(): number {
+    return this.starts[this.lengths.length];
+  }
+  get longest(): number {
+    return this.lengths.reduce((most, length) => Math.max(most, length), 0);
+  }
+
+  /** The layout of compressed blocks: floor((S-l)/d)+1 per sequence, none when S < l. */
+  compressed(block: number, stride: number): Sequences {
+    return new Sequences(
+      this.device,
+      this.lengths.map((length) => compressedCount(length, block, stride)),
+    );
+  }
+
+  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
+  inBlocks(size: number): Sequences {
+    let blocks = this.#inBlocks.get(size);
+    if (!blocks) {
+      blocks = new Sequences(
+        this.device,
+        this.lengths.map((length) => Math.ceil(length / size)),
+      );
+      this.#inBlocks.set(size, blocks);
+    }
+    return blocks;
+  }
+
+  free(): void {
+    this.offsets.free();
+    for (const blocks of this.#inBlocks.values()) blocks.free();
+    this.#inBlocks.clear();
+  }
+}
+
+/** How many compressed blocks the first `length` tokens fill. */
+export function compressedCount(length: number, block: number, stride: number): number {
+  return length < block ? 0 : Math.floor((length - block) / stride) + 1;
+}
+
+/** Throws unless `blocks` is the layout of the compressed blocks of `tokens`: other blocks would read later tokens. */
+export function expectCompressed(
+  what: string,
+  tokens: Sequences,
+  blocks: Sequences,
+  { l, d }: { readonly l: number; readonly d: number },
+): void {
+  const wrong = tokens.lengths.findIndex((length, i) => blocks.lengths[i] !== compressedCount(length, l, d));
+  if (wrong === -1 && blocks.count === tokens.count) return;
+  const at = Math.max(0, wrong);
+  throw new UsageError(
+    `${what}: the layout has ${blocks.lengths[at] ?? 0} compressed blocks for a sequence of ${tokens.lengths[at] ?? 0} ` +
+      `tokens, but l = ${l} and d = ${d} give ${compressedCount(tokens.lengths[at] ?? 0, l, d)}: ` +
+      'build it with sparseLayout from the same l and d',
+  );
+}

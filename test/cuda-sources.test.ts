@@ -1,0 +1,145 @@
+/**
+ * Every CUDA source compiles, with the macros that a training really asks for: a model is run on a device that launches
+ * nothing and notes what it was asked to compile. Needs a compiler, no GPU.
+ */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { afterAll, describe, expect, it } from 'vitest';
+import { configSchema } from '../src/config/schema.js';
+import { CudaCompiler, findBackend, Nvcc } from '../src/device/cuda/compile.js';
+import type { CudaCode, Macros } from '../src/device/cuda/runtime.js';
+import type { KernelModule, Kernels, Signatures } from '../src/device/device.js';
+import { prefill } from '../src/infer/decode.js';
+import { DecodeCache } from '../src/model/cache.js';
+import { DeviceStep, deviceStepRefusal } from '../src/model/device-step.js';
+import { LanguageModel } from '../src/model/language-model.js';
+import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
+import { AdamW, STEP_SCALARS } from '../src/ops/adamw/op.js';
+import { type SparseOptions, sparseLayout } from '../src/ops/attention/nsa.js';
+import { Sequences } from '../src/ops/common/sequences.js';
+import { GradientNorms } from '../src/ops/gradnorm/op.js';
+import { Tape } from '../src/tensor/tape.js';
+import { Tensor } from '../src/tensor/tensor.js';
+import { cudaCompilerAbsence } from '../src/testing/devices.js';
+import { exportedBy, RecordingCuda } from '../src/testing/recording-cuda.js';
+
+/** Real launchers, and code that is only noted. */
+class NotingCuda extends RecordingCuda {
+  readonly wanted = new Map<string, { readonly source: string; readonly macros: Macros }>();
+  readonly #constants: (name: string) => number;
+
+  constructor(shape: ModelShape) {
+    const constants = exportedBy({ heads: headShapeOf(shape), sparse: sparseShapeOf(shape) });
+    super(constants);
+    this.#constants = constants;
+  }
+
+  override compile(source: URL, macros: Macros = {}): CudaCode {
+    const path = fileURLToPath(source);
+    this.wanted.set(JSON.stringify([path, macros]), { source: path, macros });
+    return { constant: this.#constants, launch: () => {} };
+  }
+
+  override kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+    return module.cuda!(this) as Kernels<S>;
+  }
+}
+
+type Section = Record<string, unknown>;
+
+function shapeOf(model: Section, nsa: Section = {}): ModelShape {
+  const sizes = { dim: 128, n_layers: 1, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64, mlp_ratio: 2 };
+  return modelShape(configSchema.parse({ model: { ...sizes, ...model }, nsa }), 256);
+}
+
+/** Everything a step compiles. */
+function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptions): NotingCuda['wanted'] {
+  const device = new NotingCuda(shape);
+  const model = new LanguageModel(device, shape, 1, dtype);
+  const optimizer = new AdamW(
+    device,
+    model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
+  );
+  const layout = sparseLayout(new Sequences(device, [300, 7]), sparseShapeOf(shape));
+  const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [307], 'i32'));
+  const tape = new Tape(device);
+  tape.backward(model.loss(tape, ids, targets, { layout, kernels }));
+  tape.end();
+  model.losses(ids, targets, { layout, kernels });
+  const gradients = model.parameters.flatMap(({ gradient }) => (gradient ? [gradient] : []));
+  optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
+  optimizer.step({ learningRate: 1e-3 });
+  return device.wanted;
+}
+
+/** Everything that reading a prompt in tiles and decoding compile. */
+function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number): NotingCuda['wanted'] {
+  const device = new NotingCuda(shape);
+  const model = new LanguageModel(device, shape, 1, dtype);
+  const cache = new DecodeCache(device, shape, dtype);
+  const sequences = Array.from({ length: batch }, () => cache.sequence());
+  const prompts = sequences.map(() => Array.from({ length: 70 }, (_, i) => i));
+  prefill(model, sequences, prompts, 50);
+  // Scores in shared memory, and where they do not fit.
+  if (deviceStepRefusal(model) === null)
+    for (const context of [8192, 2 ** 20]) new DeviceStep(model, cache, batch, { context }).launch();
+  return device.wanted;
+}
+
+describe('CUDA sources', () => {
+  const missing = cudaCompilerAbsence();
+  const cache = mkdtempSync(join(tmpdir(), 'trefoil-sources-'));
+  afterAll(() => rmSync(cache, { recursive: true, force: true }));
+
+  const CASES: readonly [string, ModelShape, 'f32' | 'bf16', SparseOptions][] = [
+    ['the 125m shape in bf16', shapeOf({}), 'bf16', {}],
+    ['query-major', shapeOf({}), 'bf16', { kernel: 'v1' }],
+    ['mma.sync', shapeOf({}), 'bf16', { portable: true }],
+    ['fp32', shapeOf({}), 'f32', {}],
+    ['plain kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
+    ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
+    ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
+    ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
+  ];
+
+  const compileAll = async (wanted: NotingCuda['wanted'], isFirst: boolean, architecture = 90) => {
+    if (missing) return; // said once, below
+    const backend = findBackend();
+    if (backend instanceof Nvcc && !isFirst && !process.env['TREFOIL_LONG']) return; // said below
+    const compiler = new CudaCompiler(architecture, backend, { cache });
+    for (const { source, macros } of wanted.values()) {
+      expect(Buffer.from(compiler.cubin(source, macros).subarray(1, 4)).toString(), source).toBe('ELF');
+      await setImmediate(); // a compilation blocks the thread, and the test runner wants to hear of it
+    }
+  };
+
+  it.each(CASES)('of %s compile for Hopper', async (name, shape, dtype, kernels) => {
+    const wanted = wantedBy(shape, dtype, kernels);
+    expect(wanted.size).toBeGreaterThan(10);
+    await compileAll(wanted, name === CASES[0][0]);
+  });
+
+  const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
+    ['one sequence', shapeOf({}), 'bf16', 1, 3],
+    ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 3],
+    ['a dense model', shapeOf({ attention: 'dense' }), 'bf16', 2, 3],
+    ['fp32', shapeOf({}), 'f32', 2, 0],
+  ];
+  it.each(DECODE)('of decoding %s compile for Hopper', async (_, shape, dtype, batch, fused) => {
+    const wanted = wantedToDecode(shape, dtype, batch);
+    const step = [...wanted.values()].filter(({ source }) => source.includes('/attention/decode/step/'));
+    expect(new Set(step.map(({ source }) => source)).size).toBe(fused);
+    await compileAll(wanted, false);
+  });
+
+  it('were all really compiled', (context) => {
+    if (missing) context.skip(missing);
+    if (findBackend() instanceof Nvcc && !process.env['TREFOIL_LONG'])
+      context.skip(
+        'only the first case: nvcc is slow without NVRTC (pip install nvidia-cuda-nvrtc, or TREFOIL_LONG=1)',
+      );
+  });
+});

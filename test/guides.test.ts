@@ -1,0 +1,186 @@
+/**
+ * Runs every command of the guides and runbooks. Blocks marked ```bash run as they are, in order, in an empty folder; those
+ * marked `slow` run only with TREFOIL_LONG=1. Blocks marked `gpu` or `remote` need another machine: their shell runs with
+ * stand-ins, and each `trefoil` command in them is checked against the real CLI: `train` must resolve its config with these
+ * flags and variables, other commands must know their flags.
+ */
+import { spawn, spawnSync } from 'node:child_process';
+import { chmodSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { root } from '../src/testing/cli.js';
+import { temporaryFolder } from '../src/testing/run.js';
+
+const main = join(root, 'dist', 'cli', 'main.js');
+const documents = ['guide', 'runbooks'].flatMap((folder) =>
+  readdirSync(join(root, 'docs', folder))
+    .filter((name) => name.endsWith('.md'))
+    .map((name) => join(folder, name)),
+);
+/** Documents about changing the code: they have no commands to run. */
+const WITHOUT_COMMANDS = new Set([join('guide', 'add-an-operation.md')]);
+
+/** Blocks that take minutes run in the long form only. */
+const HERE = new Set(process.env['TREFOIL_LONG'] ? ['bash', 'bash slow'] : ['bash']);
+
+interface Block {
+  readonly kind: string;
+  readonly text: string;
+}
+
+function blocksOf(document: string): Block[] {
+  const page = readFileSync(join(root, 'docs', document), 'utf8');
+  return [...page.matchAll(/^```(bash[^\n]*|ini)\n([\s\S]*?)^```/gm)].map(([, kind, text]) => ({ kind, text }));
+}
+
+let folder: { path: string; remove: () => void };
+let [real, dry] = ['', ''];
+beforeAll(() => {
+  folder = temporaryFolder();
+  [real, dry] = [join(folder.path, 'real'), join(folder.path, 'dry')];
+  for (const path of [real, dry]) mkdirSync(path);
+  script(join(real, 'npx'), `[ "$1" = trefoil ] || exit 9\nshift\nexec "${process.execPath}" "${main}" "$@"`);
+  writeFileSync(join(dry, 'dry.mjs'), DRY);
+  script(
+    join(dry, 'npx'),
+    `[ "$1" = trefoil ] || exit 9\nshift\nexec "${process.execPath}" "${join(dry, 'dry.mjs')}" "${main}" "$@"`,
+  );
+  // ssh and tmux pass their arguments to a shell; the others do nothing.
+  script(join(dry, 'ssh'), 'shift\nexec bash -euo pipefail -c "$*"');
+  const lastWord = 'for word; do :; done';
+  script(join(dry, 'tmux'), `${lastWord}\ncase "$1" in new-*) exec bash -euo pipefail -c "$word";; esac`);
+  script(join(dry, 'sudo'), 'exec "$@"');
+  for (const name of [
+    'apt-get',
+    'git',
+    'npm',
+    'nvidia-smi',
+    'scp',
+    'rsync',
+    'systemctl',
+    'journalctl',
+    'watch',
+    'tail',
+  ])
+    script(join(dry, name), ':');
+});
+afterAll(() => folder.remove());
+
+function script(path: string, body: string): void {
+  writeFileSync(path, `#!/usr/bin/env bash\n${body}\n`);
+  chmodSync(path, 0o755);
+}
+
+/** `train` must resolve; other commands must know every flag they are given. */
+const DRY = `import { spawnSync } from 'node:child_process';
+const [, , main, ...words] = process.argv;
+const run = (args) => spawnSync(process.execPath, [main, ...args], { encoding: 'utf8' });
+const fail = (text) => { console.error(text); process.exit(1); };
+const end = words.includes('--') ? words.indexOf('--') : words.length;
+const training = words[0] === 'train' ? words : words[0] === 'launch' ? words.slice(end + 1) : [];
+if (training.length > 0) {
+  const { status, stderr } = run([...training, '--print-config']);
+  if (status !== 0) fail(words.join(' ') + ': ' + stderr);
+}
+if (words[0] !== 'train') {
+  const command = ['bench', 'data', 'eval'].includes(words[0]) ? words.slice(0, 2) : words.slice(0, 1);
+  const { status, stdout } = run([...command, '--help']);
+  if (status !== 0) fail(words.join(' ') + ': no such command');
+  for (const flag of words.slice(0, end).filter((word) => word.startsWith('--')))
+    if (!stdout.includes(flag.split('=')[0])) fail(words.join(' ') + ': no flag ' + flag);
+}
+console.log('dry: trefoil ' + words.join(' '));
+`;
+
+interface Outcome {
+  readonly status: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+/** Asynchronous: a document may take a minute, and vitest gives up on a worker that blocks for that long. */
+function bash(text: string, bin: string, cwd: string): Promise<Outcome> {
+  const child = spawn('bash', ['-euo', 'pipefail', '-c', text], {
+    cwd,
+    env: { ...process.env, PATH: `${bin}:${process.env['PATH']}`, HOME: cwd, TREFOIL_CACHE: cacheFolder() },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  let [stdout, stderr] = ['', ''];
+  child.stdout.on('data', (chunk) => {
+    stdout += chunk;
+  });
+  child.stderr.on('data', (chunk) => {
+    stderr += chunk;
+  });
+  return new Promise((resolve, reject) => {
+    child.once('error', reject);
+    child.once('close', (status) => resolve({ status, stdout, stderr }));
+  });
+}
+
+/** HOME is an empty folder, so that a document cannot touch the user's files; the kernel cache is still the user's. */
+function cacheFolder(): string {
+  const { TREFOIL_CACHE, XDG_CACHE_HOME, HOME } = process.env;
+  return TREFOIL_CACHE || join(XDG_CACHE_HOME || join(HOME ?? '/tmp', '.cache'), 'trefoil');
+}
+
+describe.each(documents.filter((name) => !WITHOUT_COMMANDS.has(name)))('%s', (document) => {
+  const blocks = blocksOf(document);
+  const folderName = document.replace(/\W/g, '-');
+
+  it('has commands, each of a known kind', () => {
+    expect(blocks.length).toBeGreaterThan(1);
+    expect(
+      blocks
+        .map(({ kind }) => kind)
+        .filter((kind) => !['bash', 'bash slow', 'bash gpu', 'bash remote', 'ini'].includes(kind)),
+    ).toEqual([]);
+  });
+
+  it('runs its commands', async () => {
+    const cwd = join(folder.path, folderName);
+    mkdirSync(cwd);
+    const git = (...words: string[]) =>
+      spawnSync('git', ['-c', 'user.name=t', '-c', 'user.email=t@localhost', ...words], { cwd });
+    git('init', '-q');
+    git('commit', '-q', '--allow-empty', '-m', 'start');
+    const text = blocks
+      .filter(({ kind }) => HERE.has(kind))
+      .map((block) => block.text)
+      .join('\n');
+    const result = await bash(text, real, cwd);
+    expect(result.status, `${result.stdout.slice(-3000)}\n${result.stderr.slice(-3000)}`).toBe(0);
+  }, 600_000);
+
+  const elsewhere = blocks
+    .filter(({ kind }) => kind !== 'ini' && !HERE.has(kind))
+    .map(({ text }) => ({ text, title: text.split('\n')[0].slice(0, 80) }));
+  it.each(elsewhere)('has valid commands for another machine: $title', async ({ text }) => {
+    const cwd = join(folder.path, `dry-${folderName}`);
+    mkdirSync(cwd, { recursive: true });
+    const result = await bash(`cd() { :; }; export -f cd; ${text}`, dry, cwd);
+    expect(result.status, result.stdout + result.stderr).toBe(0);
+    const named = [...text.matchAll(/npx trefoil [a-z]/g)].length;
+    const understood = result.stdout.split('\n').filter((line) => line.startsWith('dry: ')).length;
+    expect(understood).toBeGreaterThanOrEqual(named);
+  });
+
+  it('has valid systemd units', (context) => {
+    const units = blocks.filter(({ kind }) => kind === 'ini');
+    if (units.length === 0) return;
+    const probe = spawnSync('systemd-analyze', ['--version']);
+    if (probe.status !== 0) {
+      console.warn('skipped: systemd-analyze is not installed here');
+      context.skip('systemd-analyze is not installed here');
+    }
+    for (const { text } of units) {
+      const name = /system\/(\S+\.service)/.exec(text)![1];
+      const file = join(folder.path, name);
+      // The program and its folder need not exist here; everything else is judged.
+      writeFileSync(file, text.replace('/usr/bin/npx', '/bin/true').replace('/srv/trefoil', '/'));
+      const result = spawnSync('systemd-analyze', ['verify', file], { encoding: 'utf8' });
+      const complaints = result.stderr.split('\n').filter((line) => line.includes(name));
+      expect(complaints).toEqual([]);
+    }
+  });
+});
