@@ -56,11 +56,11 @@ const nsa = z.strictObject({
 
 const data = z.strictObject({
   source: z
-    .enum(['synthetic', 'needle', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
+    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
     .default('synthetic')
     .describe('where documents come from'),
   path: text().nullable().default(null).describe('file, folder or glob of a local source; package:… = inside Trefoil'),
-  tokenizer: text().default('byte').describe('byte, gpt2 or the path of a tokenizer.json'),
+  tokenizer: text().default('byte').describe('byte, gpt2, stories or the path of a tokenizer.json'),
   val_fraction: z.number().min(0).lt(1).default(0.01).describe('share of documents kept for validation'),
   document_mask: off().describe('packed documents do not see each other'),
   shuffle: on().describe('visit documents in a seeded random order'),
@@ -82,6 +82,9 @@ const data = z.strictObject({
     .nullable()
     .default(null)
     .describe('source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start'),
+  stories_drills: countOrZero()
+    .default(0)
+    .describe('source stories: samples at the start that only practise recall, as does every second one after them'),
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu').describe('dataset of fineweb_edu, as owner/name'),
   hub_config: text().nullable().default(null).describe('its configuration, such as sample-10BT; null = its default'),
   hub_split: text().default('train').describe('its split'),

@@ -169,6 +169,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
     },
     seed: data.seed ?? train.seed,
     vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
+    stories_drills: data.stories_drills,
     needle: {
       ...{ records: data.needle_records, facts: data.needle_facts },
       ...{ questions: data.needle_questions, absent: data.needle_absent, curriculum: data.needle_curriculum },
