@@ -1,14 +1,13 @@
-/** Telling one process from another that later got the same pid. */
+/** Whether processes of this machine still run, told apart from later ones with the same pid. */
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
-import { errorCode } from './run/atomic.js';
 
 export interface ProcessIdentity {
   pid: number;
   host: string;
-  /** Clock ticks between the start of the machine and of the process; null where there is no /proc. */
+  /** Clock ticks from the start of the machine to that of the process; null without /proc. */
   process_start: number | null;
-  /** Changes with every start of the machine; null where there is no /proc. */
+  /** Changes with every start of the machine; null without /proc. */
   boot_id: string | null;
 }
 
@@ -17,7 +16,7 @@ export function ownIdentity(): ProcessIdentity {
   return { pid: process.pid, host: hostname(), process_start: startOf(process.pid), boot_id: boot };
 }
 
-/** Whether that very process still runs. Of another host nothing is known: `undefined`. */
+/** Whether exactly this process still runs; undefined for a process of another host. */
 export function isAlive(identity: ProcessIdentity): boolean | undefined {
   const own = ownIdentity();
   if (identity.host !== own.host) return undefined;
@@ -35,12 +34,12 @@ export function pidExists(pid: number): boolean {
     process.kill(pid, 0);
     return true;
   } catch (error) {
-    // EPERM: it is there, but belongs to somebody else.
-    return errorCode(error) === 'EPERM';
+    // EPERM: the process exists and belongs to another user.
+    return (error as NodeJS.ErrnoException).code === 'EPERM';
   }
 }
 
-/** What a process of this machine does. A zombie is gone: nobody has asked yet how it ended, but it does nothing any more. */
+/** The state of a process of this machine. A zombie counts as gone: it has ended, only its exit code is still kept. */
 export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   const state = statOf(pid)?.[0];
   if (state === undefined) return pidExists(pid) ? 'running' : 'gone'; // no /proc on this system, or no such process
@@ -48,17 +47,17 @@ export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   return state === 'T' || state === 't' ? 'stopped' : 'running';
 }
 
-/** Field 22 of /proc/<pid>/stat; null when there is no such process, or only its zombie. */
+/** Field 22 of /proc/<pid>/stat; null if there is no such process or it is a zombie. */
 function startOf(pid: number): number | null {
   const fields = statOf(pid);
   if (fields === undefined) return null;
   return fields[0] === 'Z' || fields[0] === 'X' ? null : Number(fields[19]);
 }
 
-/** The fields of /proc/<pid>/stat from the third on, which is the state. */
+/** The fields of /proc/<pid>/stat from the third (the state) on. */
 function statOf(pid: number): string[] | undefined {
   const stat = readProc(`/proc/${pid}/stat`);
-  // The name in parentheses may hold spaces and parentheses of its own: count from the last one.
+  // The name in parentheses may itself contain spaces and parentheses: count from the last one.
   return stat?.slice(stat.lastIndexOf(')') + 2).split(' ');
 }
 
@@ -66,7 +65,7 @@ function readProc(path: string): string | undefined {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    if (errorCode(error) === undefined) throw error;
-    return undefined; // No /proc on this system, or the process has just gone: both are answers.
+    if ((error as NodeJS.ErrnoException).code === undefined) throw error;
+    return undefined; // no /proc on this system, or the process has just ended
   }
 }

@@ -1,6 +1,6 @@
 /**
  * Training speed: whole optimizer steps (forward, backward, gradient norm, update) on random tokens, as `train` runs
- * them. The median step counts: a shared machine's slow moments do not move it.
+ * them. Reports the median step, which outliers on a shared machine do not affect.
  */
 import type { Config } from '../config/schema.js';
 import { type Batch, packBatch } from '../data/batch.js';
@@ -20,7 +20,7 @@ import { type ProfileRow, profileRows } from './train-profile.js';
 
 export interface StepTime {
   readonly attention: 'nsa' | 'dense';
-  /** What served the selected branch; `tiled` where all keys are seen. */
+  /** Kernel of the selected branch; `tiled` for dense attention. */
   readonly kernel: string;
   readonly S: number;
   /** Sequences of one step, all micro-batches together. */
@@ -30,7 +30,7 @@ export interface StepTime {
   readonly steps: number;
   /** Operations of one step in both conventions (model/flops.ts). */
   readonly flops: { readonly used: number; readonly palm: number };
-  /** Tensors at their highest and what kernels hold for themselves. */
+  /** Peak of tensors and kernel workspace. */
   readonly peakBytes: number;
   readonly params: number;
   readonly layers: number;
@@ -46,7 +46,7 @@ export interface StepBudget {
 const WARMUP_STEPS = 3;
 const MOST_STEPS = 100;
 
-/** For whoever watches the steps that count. */
+/** Called around the measured steps. */
 export interface StepHooks {
   onWarm?(): void;
   onDone?(steps: number): void;
