@@ -39,7 +39,7 @@ export function pidExists(pid: number): boolean {
   }
 }
 
-/** The state of a process of this machine. A zombie counts as gone: it has ended, only its exit code is still kept. */
+/** The state of a process on this machine. A zombie counts as gone: it has ended, only its exit status is uncollected. */
 export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   const state = statOf(pid)?.[0];
   if (state === undefined) return pidExists(pid) ? 'running' : 'gone'; // no /proc on this system, or no such process
