@@ -48,8 +48,7 @@ const inputs = {
 const { out, selected } = nativeSparseAttention(tape, inputs, layout, sparse);
 console.log(`out ${out.shape.join('x')}, norm ${norm(out.read())}`);
 console.log(`blocks of the last token: ${selected.read().slice(-sparse.nSel).join(' ')}`);
-tape.seed(out, new Float32Array(out.size).fill(1));
-tape.backward();
+tape.backward(out, new Float32Array(out.size).fill(1));
 for (const [name, input] of Object.entries(inputs)) {
   const gradient = tape.gradient(input);
   if (gradient) console.log(`gradient of ${name} ${gradient.shape.join('x')}, norm ${norm(gradient.read())}`);
@@ -69,8 +68,7 @@ const x = step.empty([tokens.total, shape.dim]);
 fillNormal(x, { seed: 2, stream: 0 });
 const y = attention.forward(step, x, { layout });
 console.log(`module ${x.shape.join('x')} -> ${y.shape.join('x')}, norm ${norm(y.read())}`);
-step.seed(y, new Float32Array(y.size).fill(1));
-step.backward();
+step.backward(y, new Float32Array(y.size).fill(1));
 for (const { name, value, gradient } of store.parameters)
   console.log(`parameter ${name} ${value.shape.join('x')}, gradient norm ${gradient ? norm(gradient.read()) : 'none'}`);
 step.end();

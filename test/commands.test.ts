@@ -49,6 +49,17 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const resumed = ['--config', configFile, '--resume', 'auto', '--steps', '14'];
     expect(await jsonOf('train', ...resumed)).toMatchObject({ status: 'done', step: 14 });
   },
+  configs: async () => {
+    const { configs, profiles } = await jsonOf('configs');
+    const names = configs.map(({ name }: { name: string }) => name);
+    expect(names).toEqual(expect.arrayContaining(['base', 'quickstart', 'm7c_125m_80g']));
+    for (const { name, description } of [...configs, ...profiles]) {
+      expect(description, name).toMatch(/^[A-Z0-9]/);
+      expect(description.length, name).toBeLessThan(110);
+    }
+    const printed = await trefoil(['configs', 'quickstart']);
+    expect(printed.stdout).toBe(readFileSync(join(root, 'configs', 'quickstart.yaml'), 'utf8'));
+  },
   launch: async () => {
     if (mpirunAbsence()) return console.log(`launch is not run: ${mpirunAbsence()}`);
     const words = ['train', '--config', configFile, '--steps', '2', '--out-dir', at('two')];

@@ -121,7 +121,7 @@ describe('docs/reference/cli.md', () => {
     const io = createIo(stdout, new PassThrough(), {});
     expect(await main([...name.split(' '), '--help'], io)).toBe(ExitCode.done);
     const help = String(stdout.read() ?? '');
-    const inHelp = [...help.matchAll(/^ +(?:-\w, )?(--[a-z][a-z-]*)/gm)].map((match) => match[1]);
+    const inHelp = [...help.matchAll(/^ {2}(?:-\w, )?(--[a-z][a-z-]*)/gm)].map((match) => match[1]);
     const listed = [...(sections.get(name === 'start' ? 'train' : name) ?? '').matchAll(/^\| `(--[a-z][a-z-]*)/gm)].map(
       (match) => match[1],
     );

@@ -461,7 +461,7 @@ describe('usage', () => {
     [['backup', '--dir', '/no/such/run'], 'there is no such folder'],
     [['report', '--dir', '/no/such/run'], 'there is no such folder'],
     [['status', '--dir', '/no/such/run'], 'there is no such folder; name a run'],
-    [['check'], 'name a run with --dir'],
+    [['check'], 'give a run with --dir'],
     [['check', '--dir', '/no/such/run'], 'no steps in it'],
     [['check', '--dir', 'x', '--compare-baseline', '/no/such/file'], 'write one with --save-baseline'],
     [['watch'], "required option '--dir <folder>' not specified"],

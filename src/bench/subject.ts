@@ -62,8 +62,8 @@ export function tapeSubject(
     start: () => {
       const tape = new Tape(device);
       for (const input of inputs) tape.watch(input);
-      tape.seedWith(operation.forward(tape), result);
-      return { run: () => tape.backward(), end: () => tape.end() };
+      const output = operation.forward(tape);
+      return { run: () => tape.backward(output, result), end: () => tape.end() };
     },
   };
   return { description, forward, backward: description.backwardFlops === null ? null : backward };

@@ -1,4 +1,4 @@
-/** `trefoil attend`: one attention case from a safetensors file, outputs and gradients into another. */
+/** `trefoil attend`: runs one attention case from a safetensors file and writes outputs and gradients to another. */
 import { dirname, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { UsageError } from '../errors.js';
@@ -24,9 +24,9 @@ export function configure(command: Command, io: Io): void {
   command
     .requiredOption('--in <file>', 'safetensors file with the inputs')
     .requiredOption('--out <file>', 'safetensors file to write')
-    .addOption(deviceOption('where to compute; auto = the fastest there is'))
+    .addOption(deviceOption('where to compute; auto = CUDA if available'))
     .addOption(
-      new Option('--kernel <name>', 'kernel of the selected branch; reference = everything in float64')
+      new Option('--kernel <name>', 'kernel of the selected branch; reference = float64')
         .choices(SELECTION_KERNELS)
         .default('adaptive'),
     )
@@ -38,20 +38,24 @@ export function configure(command: Command, io: Io): void {
 
 const HELP = `
 Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
-  q [S,H,d_k]  k_cmp [Nc,G,d_k]  v_cmp [Nc,G,d_v]  k_sel k_win [S,G,d_k]  v_sel v_win [S,G,d_v]  gates [S,H,3]
-  d_out [S,H,d_v]       optional: gradient of out; without it no gradients are written
-  cu_seqlens [B+1]      optional: I32, several sequences in the S tokens; Nc counts the blocks of all
-Output (F32; selected is I32, ascending, with -1 for "none" first in a row):
-  out o_cmp o_sel o_win selected, and with d_out: dq dk_cmp dv_cmp dk_sel dv_sel dk_win dv_win d_gates
-NaN in the input goes on into the output and is no error.
+  q      [S, H, d_k]                gates  [S, H, 3]
+  k_cmp  [Nc, G, d_k]               v_cmp  [Nc, G, d_v]
+  k_sel, k_win  [S, G, d_k]         v_sel, v_win  [S, G, d_v]
+  d_out  [S, H, d_v]   optional: gradient of out; without it no gradients
+  cu_seqlens  [B+1]    optional: I32 offsets of packed sequences; Nc then counts
+                       the compression blocks of all sequences
+Output (F32; selected is I32, ascending, padded with -1 at the front of a row):
+  out o_cmp o_sel o_win selected, and with d_out also
+  dq dk_cmp dv_cmp dk_sel dv_sel dk_win dv_win d_gates
+NaN in the input propagates to the output and is not an error.
 `;
 
 function run(options: Options, io: Io): void {
   const { in: from, out: to, kernel } = options;
-  if (resolve(from) === resolve(to)) throw new UsageError(`--out must name another file than --in: both are ${from}`);
+  if (resolve(from) === resolve(to)) throw new UsageError(`--out: must differ from --in; both are ${from}`);
   const folder = dirname(resolve(to));
   if (!statOrUndefined(folder)?.isDirectory())
-    throw new UsageError(`--out ${to}: there is no folder ${folder}; create it first`);
+    throw new UsageError(`--out ${to}: no such folder: ${folder}; create it first`);
   const file = readCase(from);
   const device = kernel === 'reference' ? null : openDevice(options);
   const started = performance.now();

@@ -33,5 +33,5 @@ async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise
   if (json) return printJson(io, result);
   const steps = result.checkpoints.length > 0 ? `checkpoint of step ${result.checkpoints.join(', ')}` : 'no checkpoint';
   io.out(`${result.file}: ${result.files} files, ${(result.bytes / 2 ** 20).toFixed(1)} MiB, ${steps}`);
-  for (const name of result.missed) io.err(`warning: ${name} vanished while it was read`);
+  for (const name of result.missed) io.warn(`${name} vanished while it was read`);
 }

@@ -1,4 +1,4 @@
-/** `trefoil check`: smoke checks on the files of a run, or of one trained on the spot. */
+/** `trefoil check`: smoke checks on the files of a run, or of a run trained for the purpose. */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, wholeNumber } from './shared/options.js';
-import { rowSummary, rowTable } from './shared/rows.js';
+import { printRows } from './shared/rows.js';
 import { numberFrom } from './shared/run-options.js';
 import { runTraining } from './train.js';
 
@@ -33,32 +33,30 @@ const SYNTHETIC_STEPS = 60;
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(new Option('--dir <folder>', 'folder of the run'))
-    .addOption(new Option('--csv <file>', 'training.csv, in place of the one in --dir'))
-    .addOption(new Option('--heartbeat <file>', 'heartbeat file, in place of the one in --dir'))
+    .addOption(new Option('--dir <folder>', 'run folder'))
+    .addOption(new Option('--csv <file>', 'training.csv to use instead of the one in --dir'))
+    .addOption(new Option('--heartbeat <file>', 'heartbeat file to use instead of the one in --dir'))
     .addOption(
-      new Option('--min-steps <n>', `steps the run must have (default: ${DEFAULT_MIN_STEPS})`).argParser(
+      new Option('--min-steps <n>', `required number of steps (default: ${DEFAULT_MIN_STEPS})`).argParser(
         wholeNumber(1),
       ),
     )
+    .addOption(new Option('--min-tps <n>', 'required median of tokens per second').argParser(numberFrom(0)).default(0))
+    .addOption(new Option('--save-baseline <file>', 'write the figures of this run to a file, if it passes'))
+    .addOption(new Option('--compare-baseline <file>', 'compare with the figures of another run'))
     .addOption(
-      new Option('--min-tps <n>', 'median tokens per second it must reach').argParser(numberFrom(0)).default(0),
-    )
-    .addOption(new Option('--save-baseline <file>', 'write the numbers of this run, if it passes'))
-    .addOption(new Option('--compare-baseline <file>', 'compare with the numbers of another run'))
-    .addOption(
-      new Option('--baseline-tolerance <share>', 'how much worse than the baseline is allowed')
+      new Option('--baseline-tolerance <share>', 'how much worse than the baseline it may be')
         .argParser(numberFrom(0))
         .default(0.2),
     )
-    .addOption(new Option('--run-synthetic', 'train a small model on random tokens first, and check that'))
+    .addOption(new Option('--run-synthetic', 'train a small model on random tokens and check that run'))
     .addOption(jsonOption())
-    .addHelpText('after', '\nExit code: 0 no rule is red, 1 one is.\n')
+    .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did.\n')
     .action((options: Options) => check(options, io));
 }
 
 async function check(options: Options, io: Io): Promise<void> {
-  // Before any training: a missing baseline is found at once.
+  // Read before any training, so that a missing file is reported at once.
   const baseline = options.compareBaseline === undefined ? undefined : loadBaseline(options.compareBaseline);
   const folder = options.runSynthetic ? mkdtempSync(join(tmpdir(), 'trefoil-check-')) : undefined;
   try {
@@ -73,14 +71,11 @@ async function check(options: Options, io: Io): Promise<void> {
     const compared = baseline ? compareBaseline(measured, baseline, options.baselineTolerance) : [];
     const result = verdict([...found, ...compared]);
     if (options.json) printJson(io, result);
-    else {
-      io.out(rowTable(result.rows));
-      io.out(`${result.ok ? 'passed' : 'FAILED'}: ${rowSummary(result.rows)}`);
-    }
+    else printRows(io, result.rows, result.ok ? 'passed' : 'FAILED');
     if (options.saveBaseline !== undefined && result.ok) {
       saveBaseline(options.saveBaseline, measured);
       io.err(`wrote ${options.saveBaseline}`);
-    } else if (options.saveBaseline !== undefined) io.err('no baseline written: the run did not pass');
+    } else if (options.saveBaseline !== undefined) io.err('no baseline written because the run did not pass');
     if (!result.ok) io.exitCode = ExitCode.failed;
   } finally {
     if (folder) rmSync(folder, { recursive: true, force: true });
@@ -93,7 +88,7 @@ function inputOf({ dir, csv, heartbeat }: Options): CheckInput {
     return { csv: csv ?? files.csv, heartbeat: heartbeat ?? files.heartbeat };
   }
   if (csv !== undefined && heartbeat !== undefined) return { csv, heartbeat };
-  throw new UsageError('check: name a run with --dir, files with --csv and --heartbeat, or give --run-synthetic');
+  throw new UsageError('check: give a run with --dir, files with --csv and --heartbeat, or --run-synthetic');
 }
 
 function filesOf(dir: string): CheckInput {
@@ -101,7 +96,7 @@ function filesOf(dir: string): CheckInput {
   return { csv: paths.training, heartbeat: paths.heartbeat(0) };
 }
 
-/** A whole run in a few seconds: every part takes part, only the size is small. */
+/** Trains a run of a few seconds that uses every part of the trainer. */
 async function trainSynthetic(outDir: string, io: Io): Promise<void> {
   const config = parseConfig({
     model: { dim: 64, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 16, d_v: 16, mlp_ratio: 2 },

@@ -1,95 +1,208 @@
-/** All commands. A new one is a line here and a file that exports `configure` (command.ts). */
-import type { CommandEntry } from './command.js';
+/**
+ * All commands, in the order and groups of `trefoil --help`. A command is a line here and a module that exports
+ * `configure` or `run`; the module is imported only when the command is used.
+ */
+import type { Command } from 'commander';
+import type { Io } from './shared/io.js';
 
-export const COMMANDS: readonly CommandEntry[] = [
-  { name: 'start', summary: 'train a first small model and see what it learned', load: () => import('./start.js') },
-  { name: 'train', summary: 'train a model from a config', load: () => import('./train.js') },
-  { name: 'launch', summary: 'start the ranks of a training on this machine', load: () => import('./launch.js') },
-  { name: 'generate', summary: 'text from a trained model', load: () => import('./generate.js') },
-  { name: 'eval', summary: 'how good a trained model is', load: () => import('./eval.js') },
-  { name: 'bench', summary: 'measure speed on this machine', load: () => import('./bench.js') },
-  {
-    name: 'verify',
-    summary: 'check the mathematics on this machine: causality, gradients, equality with the reference',
-    load: () => import('./verify.js'),
-  },
-  { name: 'data', summary: 'try, stage, prepare and look at training data', load: () => import('./data.js') },
-  { name: 'attend', summary: 'run one attention case from a safetensors file', load: () => import('./attend.js') },
-  { name: 'doctor', summary: 'check this machine and a config before a run', load: () => import('./doctor.js') },
-  {
-    name: 'plan',
-    summary: 'step time, memory and tokens per day on many GPUs, on paper',
-    load: () => import('./plan.js'),
-  },
-  { name: 'status', summary: 'how far runs are', load: () => import('./status.js') },
-  { name: 'watch', summary: 'watch a run: stalls, collapse, NaN; may halt it', load: () => import('./watch.js') },
-  { name: 'health', summary: 'one look at a run, for cron', load: () => import('./health.js') },
-  { name: 'check', summary: 'check what a run has done; compare with a baseline', load: () => import('./check.js') },
-  { name: 'halt', summary: 'end a run gracefully and wait for it', load: () => import('./halt.js') },
-  { name: 'backup', summary: 'write a run into an archive', load: () => import('./backup.js') },
-  { name: 'report', summary: 'a report of one or several runs, with plots', load: () => import('./report.js') },
-];
+interface CommandName {
+  readonly name: string;
+  /** One line for the list of commands. */
+  readonly summary: string;
+}
+
+/** A command with a module of its own. */
+export interface SingleCommand extends CommandName {
+  load(): Promise<CommandModule>;
+}
+
+/** A command with subcommands, such as `trefoil bench attention`. */
+export interface CommandGroup extends CommandName {
+  readonly commands: readonly SingleCommand[];
+}
+
+export type CommandEntry = (SingleCommand | CommandGroup) & {
+  /** Heading in `trefoil --help`. */
+  readonly heading?: string;
+};
+
+export type CommandModule = ConfiguredCommand | PlainCommand;
+
+/** Declares options and an action on commander's command. */
+export interface ConfiguredCommand {
+  /**
+   * The action prints on `io`, throws a TrefoilError for an error that the user can fix, and sets `io.exitCode` when
+   * the work is done but the result is negative.
+   */
+  configure(command: Command, io: Io): void;
+}
+
+/** Parses its own arguments, including `--help`. */
+export interface PlainCommand {
+  /** `args` are the arguments after the command's name. Returns the exit code. */
+  run(args: readonly string[], io: Io): Promise<number>;
+}
 
 /** Commands of `trefoil bench`. */
-export const BENCHES: readonly CommandEntry[] = [
+export const BENCHES: readonly SingleCommand[] = [
   {
     name: 'attention',
-    summary: 'sparse and dense attention by length, and the peak they are measured against',
+    summary: 'sparse and dense attention by sequence length, relative to the measured peak',
     load: () => import('./bench/attention.js'),
   },
   {
     name: 'train',
-    summary: 'whole training steps: tokens per second, share of the peak, and where the time goes',
+    summary: 'training steps: tokens per second, MFU, time per kernel',
     load: () => import('./bench/train.js'),
   },
   {
     name: 'decode',
-    summary: 'one token by context length on the decode cache, branch by branch, dense beside it',
+    summary: 'time per generated token by context length, sparse and dense',
     load: () => import('./bench/decode.js'),
   },
   {
     name: 'prefill',
-    summary: 'whole prompts by length, branch by branch, dense beside them',
+    summary: 'time to read a prompt by length, sparse and dense',
     load: () => import('./bench/prefill.js'),
   },
   {
     name: 'data',
-    summary: 'prepared shards, tokenising from Parquet, and how long a trainer would wait',
+    summary: 'tokenizing and loading speed, and how long a trainer waits for data',
     load: () => import('./bench/data.js'),
   },
 ];
 
 /** Commands of `trefoil eval`. */
-export const EVALUATIONS: readonly CommandEntry[] = [
-  { name: 'loss', summary: 'loss and perplexity on a source', load: () => import('./eval/loss.js') },
+export const EVALUATIONS: readonly SingleCommand[] = [
+  { name: 'loss', summary: 'loss and perplexity on a data source', load: () => import('./eval/loss.js') },
   {
     name: 'needle',
-    summary: 'whether a model finds what is hidden in its context, by depth and length, with a chart',
+    summary: 'retrieval accuracy by depth and context length, with a chart',
     load: () => import('./eval/needle.js'),
   },
   {
     name: 'selection',
-    summary: 'which blocks a model selects and how it weighs its branches, with pictures',
+    summary: 'which blocks each token selects and how branches are weighted, with charts',
     load: () => import('./eval/selection.js'),
   },
 ];
 
 /** Commands of `trefoil data`. */
-export const DATA_COMMANDS: readonly CommandEntry[] = [
+export const DATA_COMMANDS: readonly SingleCommand[] = [
   { name: 'smoke', summary: 'fetch a first batch within a time limit', load: () => import('./data/smoke.js') },
   {
     name: 'bootstrap',
-    summary: 'stage some gigabytes of a source as local JSON Lines',
+    summary: 'download part of a source as local JSON Lines',
     load: () => import('./data/bootstrap.js'),
   },
   {
     name: 'prepare',
-    summary: 'tokenise a source to shards that are read by position',
+    summary: 'tokenize a source into memory-mapped shards',
     load: () => import('./data/prepare.js'),
   },
   {
     name: 'inspect',
     summary: 'documents, tokens, lengths and samples of a source',
     load: () => import('./data/inspect.js'),
+  },
+];
+
+const [START, TRAIN, USE, RUNS, MACHINE] = [
+  'Start here:',
+  'Train:',
+  'Use and evaluate a model:',
+  'Watch and manage runs:',
+  'Check and measure this machine:',
+];
+
+export const COMMANDS: readonly CommandEntry[] = [
+  {
+    heading: START,
+    name: 'start',
+    summary: 'train a first small model and see what it learned',
+    load: () => import('./start.js'),
+  },
+  {
+    heading: START,
+    name: 'configs',
+    summary: 'list the shipped configs, or print one',
+    load: () => import('./configs.js'),
+  },
+  {
+    heading: START,
+    name: 'doctor',
+    summary: 'check that this machine and a config are ready for a run',
+    load: () => import('./doctor.js'),
+  },
+  { heading: TRAIN, name: 'train', summary: 'train a model from a config', load: () => import('./train.js') },
+  {
+    heading: TRAIN,
+    name: 'launch',
+    summary: 'train with several ranks on this machine',
+    load: () => import('./launch.js'),
+  },
+  {
+    heading: TRAIN,
+    name: 'data',
+    summary: 'test, download, tokenize and inspect training data',
+    commands: DATA_COMMANDS,
+  },
+  {
+    heading: TRAIN,
+    name: 'plan',
+    summary: 'estimate step time, memory and tokens per day on many GPUs',
+    load: () => import('./plan.js'),
+  },
+  {
+    heading: USE,
+    name: 'generate',
+    summary: 'generate text with a trained model',
+    load: () => import('./generate.js'),
+  },
+  { heading: USE, name: 'eval', summary: 'evaluate a trained model', commands: EVALUATIONS },
+  { heading: RUNS, name: 'status', summary: 'progress of runs', load: () => import('./status.js') },
+  {
+    heading: RUNS,
+    name: 'watch',
+    summary: 'watch a run for stalls, gate collapse and NaN; optionally halt it',
+    load: () => import('./watch.js'),
+  },
+  {
+    heading: RUNS,
+    name: 'health',
+    summary: 'check the health of a run once, for cron',
+    load: () => import('./health.js'),
+  },
+  {
+    heading: RUNS,
+    name: 'check',
+    summary: 'check the results of a run; compare with a baseline',
+    load: () => import('./check.js'),
+  },
+  {
+    heading: RUNS,
+    name: 'halt',
+    summary: 'stop a run after its step and a checkpoint',
+    load: () => import('./halt.js'),
+  },
+  { heading: RUNS, name: 'backup', summary: 'archive a run as .tar.gz', load: () => import('./backup.js') },
+  {
+    heading: RUNS,
+    name: 'report',
+    summary: 'write a report of one or several runs, with plots',
+    load: () => import('./report.js'),
+  },
+  {
+    heading: MACHINE,
+    name: 'verify',
+    summary: 'check causality, gradients and parity with the reference kernels',
+    load: () => import('./verify.js'),
+  },
+  { heading: MACHINE, name: 'bench', summary: 'measure speed', commands: BENCHES },
+  {
+    heading: MACHINE,
+    name: 'attend',
+    summary: 'run one attention case from a safetensors file',
+    load: () => import('./attend.js'),
   },
 ];

@@ -3,7 +3,7 @@ import { createInterface } from 'node:readline/promises';
 import type { Conversation } from '../infer/conversation.js';
 import type { Io } from './shared/io.js';
 
-export const INTERACTIVE_HELP = 'a line is continued; /new forgets the text so far; Ctrl-C stops a text, Ctrl-D ends';
+export const INTERACTIVE_HELP = '/new starts over,\nCtrl-C stops a text, Ctrl-D exits';
 
 /** Ends when the input does, or by Ctrl-C at the prompt. */
 export async function converse(talk: Conversation, io: Io, input: NodeJS.ReadableStream): Promise<void> {

@@ -59,7 +59,7 @@ async function generate(words: readonly string[], { stdin = terminal, env = {}, 
     name: 'generate',
     summary: 'text',
     load: async () => ({
-      configure: (...given: Parameters<typeof configure>) => configure(given[0], given[1], given[2], stdin),
+      configure: (...given: Parameters<typeof configure>) => configure(given[0], given[1], stdin),
     }),
   };
   const code = await main(['generate', ...words], createIo(stdout as Stream, stderr as Stream, env), [entry]);

@@ -44,7 +44,7 @@ interface Options {
   readonly json?: boolean;
 }
 
-export function configure(command: Command, io: Io, _rest: readonly string[] = [], stdin: Input = process.stdin): void {
+export function configure(command: Command, io: Io, stdin: Input = process.stdin): void {
   const whole = (flags: string, meaning: string, least: number) =>
     new Option(flags, meaning).argParser(wholeNumber(least));
   command
@@ -91,13 +91,19 @@ export function configure(command: Command, io: Io, _rest: readonly string[] = [
 }
 
 const HELP = `
-Without --prompt and --prompt-file the prompt is read from stdin when something is piped in. On a terminal the model goes on
-line by line: ${INTERACTIVE_HELP}. With an empty prompt the model begins a document. The text goes to stdout, everything else to stderr. Several prompts are continued side by
-side, each with the text it would have alone; their texts come one after the other, each behind a line with its number.
+Without --prompt and --prompt-file the prompt is read from stdin if it is
+piped. On a terminal the model continues line by line: ${INTERACTIVE_HELP}.
+With an empty prompt the model starts a document. Text goes to stdout,
+everything else to stderr. Several prompts are decoded as one batch; each gets
+the text it would get alone, printed after a line with its number.
+
+Examples:
+  trefoil generate --model artifacts/quickstart --prompt "Once upon a time"
+  trefoil generate --model artifacts/quickstart --greedy --json < prompt.txt
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
-  for (const warning of environmentWarnings(io.env)) io.err(`warning: ${warning}`);
+  for (const warning of environmentWarnings(io.env)) io.warn(warning);
   const { json = false, maxNewTokens, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
   const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
@@ -108,7 +114,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   const dtype = precision === 'bf16' ? 'bf16' : 'f32';
   const { model, tokenizer, config, path, step, warnings } = loadModel(device, options.model, dtype);
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, config: withEnvironment(config, io.env) };
     const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };

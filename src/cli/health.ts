@@ -1,27 +1,24 @@
-/** `trefoil health`: one look at a run, with an exit code for cron. */
+/** `trefoil health`: checks a run once, with an exit code for cron. */
 import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { checkHealth } from '../watch/health.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
-import { rowSummary, rowTable } from './shared/rows.js';
+import { printRows } from './shared/rows.js';
 import { addThresholdOptions, dirOption, givenThresholds } from './shared/run-options.js';
 
 export function configure(command: Command, io: Io): void {
   command.addOption(dirOption());
   addThresholdOptions(command)
     .addOption(jsonOption())
-    .addHelpText('after', '\nExit code: 0 no rule is red, 1 one is, 2 there is no such run.\n')
+    .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did, 2 no such run.\n')
     .action((options: { dir: string; json?: boolean }) => health(options, io));
 }
 
 function health(options: { dir: string; json?: boolean }, io: Io): void {
   const verdict = checkHealth(options.dir, resolveThresholds(io.env, givenThresholds({ ...options })));
   if (options.json) printJson(io, verdict);
-  else {
-    io.out(rowTable(verdict.rows));
-    io.out(`${new Date().toISOString()} ${verdict.ok ? 'healthy' : 'NOT healthy'}: ${rowSummary(verdict.rows)}`);
-  }
+  else printRows(io, verdict.rows, `${new Date().toISOString()} ${verdict.ok ? 'healthy' : 'NOT healthy'}`);
   if (!verdict.ok) io.exitCode = ExitCode.failed;
 }

@@ -1,9 +1,10 @@
-/** `trefoil launch`: start the ranks of this machine, and start them again when one is lost. Parses, calls, prints. */
+/** `trefoil launch`: starts the ranks of this machine, and restarts them when one is lost. */
 import { randomUUID } from 'node:crypto';
 import { fileURLToPath } from 'node:url';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
+import { hint } from '../config/suggest.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { petNode } from '../ranks/identity.js';
@@ -15,28 +16,36 @@ import {
   NoMpirun,
   type Rendezvous,
 } from '../ranks/launch.js';
+import { createSecret } from '../ranks/secret.js';
 import { pidExists } from '../run/process-identity.js';
 import { readRun } from '../run/run-reader.js';
 import type { Io } from './shared/io.js';
 
-const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train <flags of train>
+const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train [options]
 
-Starts the ranks of a training on this machine: on CPUs through mpirun, on GPUs by itself, one for each GPU. Every line
-gets the number of its rank in front. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 go on to all ranks.
+Starts the ranks of a training run on this machine: through mpirun on CPUs, as
+one process per GPU otherwise. Output lines are prefixed with their rank.
+SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are forwarded to all ranks.
 
-  -n, --nproc-per-node <ranks>    ranks on this machine (with PET_NPROC_PER_NODE set: that many)
-  --restarts, --max-restarts <r>  how often to start again, with --resume auto, when a rank fails or is lost (default 0)
-  -h, --help                      show this help
+  -n, --nproc-per-node <ranks>    ranks on this machine
+                                  (default: PET_NPROC_PER_NODE, if set)
+  --restarts, --max-restarts <r>  restarts with --resume auto when a rank fails
+                                  or is lost (default: 0)
+  -h, --help                      print this help
 
-train.batch_size is the batch of one rank: a step takes batch_size * accumulate_grad_batches * ranks sequences.
-Several machines: mpirun, torchrun, Slurm or Kubernetes (docs/guide/several-gpus.md).
-Exit code: that of the ranks.
+train.batch_size is per rank: a step takes
+batch_size * accumulate_grad_batches * ranks sequences.
+For several machines use mpirun, torchrun, Slurm or Kubernetes
+(docs/guide/several-gpus.md). Exit code: that of the ranks.
+
+Example:
+  trefoil launch -n 2 --restarts 3 -- train --config quickstart
 `;
 
 interface Request {
   readonly ranks: number | null;
   readonly restarts: number;
-  /** Of train. */
+  /** Flags of train. */
   readonly words: readonly string[];
 }
 
@@ -48,7 +57,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   }
   const request = parse(argv);
   const line = parseTrainFlags(request.words);
-  if (line.help) throw new UsageError('launch: for the flags of train see `trefoil train --help`');
+  if (line.help) throw new UsageError('launch: the flags of train are listed by trefoil train --help');
   const { config } = loadConfig({
     ...{ env: io.env, flags: line.layer, config: line.config, otherwise: pickConfigByGpuMemory(null) },
   });
@@ -80,13 +89,13 @@ async function launch(request: Request, place: Place, io: Io): Promise<number> {
       running = await start(request, attempt > 0, place, io);
       const code = await running.ended;
       if (code !== 0) for (const lost of lostRanks(place.outDir)) io.err(`launch: ${lost}`);
-      if (isAsked || attempt >= request.restarts || !isWorthwhile(code)) return code;
-      io.err(`launch: the ranks ended with ${code}; starting them again (${attempt + 1} of ${request.restarts})`);
+      if (isAsked || attempt >= request.restarts || !isRestartable(code)) return code;
+      io.err(`launch: the ranks exited with ${code}; restarting (${attempt + 1} of ${request.restarts})`);
     }
   } catch (error) {
     if (!(error instanceof NoMpirun)) throw error;
     throw new UsageError(
-      'launch: ranks on CPUs are started by mpirun, which is not here: install Open MPI ' +
+      'launch: mpirun not found, which starts ranks on CPUs: install Open MPI ' +
         '(Debian and Ubuntu: apt-get install openmpi-bin libopenmpi3; macOS: brew install open-mpi)',
     );
   } finally {
@@ -94,8 +103,8 @@ async function launch(request: Request, place: Place, io: Io): Promise<number> {
   }
 }
 
-/** Bad usage, .HALT, a signal and numbers that are not finite come back the same: starting again would not help. */
-function isWorthwhile(code: number): boolean {
+/** Bad usage, .HALT, a signal and a non-finite loss would occur again: restarting does not help. */
+function isRestartable(code: number): boolean {
   const final: readonly number[] = [
     ...[ExitCode.done, ExitCode.usage, ExitCode.halted, ExitCode.signalled, ExitCode.nonFinite],
   ];
@@ -107,7 +116,7 @@ async function start(request: Request, isAgain: boolean, { isCuda, json }: Place
   const words = isAgain ? withResume(request.words) : request.words;
   const node = petNode(io.env);
   const ranks = request.ranks ?? node?.perNode;
-  if (ranks === undefined) throw new UsageError('launch: how many ranks? give -n <ranks>');
+  if (ranks === undefined) throw new UsageError('launch: number of ranks missing; give -n <ranks>');
   const onLine = (line: string, rank: number | null, isError: boolean) => {
     if (json && !isError && rank === 0) io.out(line);
     else (isError || json ? io.err : io.out)(`[${rank ?? 'mpirun'}] ${line}`);
@@ -115,19 +124,23 @@ async function start(request: Request, isAgain: boolean, { isCuda, json }: Place
   const options = { ranks, command: [process.execPath, main, 'train', ...words], env: io.env, onLine };
   if (!isCuda) {
     if (node && node.nodes > 1)
-      throw new UsageError('PET_NNODES: ranks on CPUs of several machines are started by mpirun, not by launch');
+      throw new UsageError('PET_NNODES: start CPU ranks on several machines with mpirun instead of launch');
     return launchWithMpirun(options);
   }
   const meet: Rendezvous = node
     ? {
         ...{ world: node.nodes * ranks, firstRank: node.nodeRank * ranks },
         ...{ address: node.masterAddress, port: node.masterPort, runId: io.env['PET_RDZV_ID'] ?? 'kubeflow' },
+        secret: node.nodes > 1 ? null : createSecret(), // several nodes need the same one
       }
-    : { world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort(), runId: randomUUID() };
+    : {
+        ...{ world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort() },
+        ...{ runId: randomUUID(), secret: createSecret() },
+      };
   return launchProcesses(options, meet);
 }
 
-/** Ranks that did not end by themselves leave the file of their section behind. */
+/** Ranks that were killed: they leave their section file behind. */
 function lostRanks(outDir: string): string[] {
   const view = tryRead(outDir);
   return (view?.ranks ?? []).flatMap(({ rank, section }) => {
@@ -141,7 +154,7 @@ function tryRead(outDir: string) {
     return readRun(outDir, { beats: 1 });
   } catch (error) {
     if (!(error instanceof UsageError)) throw error;
-    return null; // the ranks ended before there was a folder
+    return null; // the ranks exited before they created the folder
   }
 }
 
@@ -151,7 +164,7 @@ function withResume(words: readonly string[]): string[] {
   return [...words.slice(0, at), '--resume', 'auto', ...words.slice(at + (words[at].includes('=') ? 1 : 2))];
 }
 
-/** Where the command of the ranks begins: behind `--`, or at the first word that is neither flag nor value. */
+/** Index of the ranks' command: after `--`, or at the first argument that is neither a flag nor its value. */
 function commandAt(argv: readonly string[]): number {
   for (let i = 0; i < argv.length; i++) {
     if (argv[i] === '--' || !argv[i].startsWith('-')) return i;
@@ -170,14 +183,16 @@ function parse(argv: readonly string[]): Request {
   for (let i = 0; i < at; i++) {
     const [flag, inline] = argv[i].split('=', 2);
     const name = RANK_FLAGS.includes(flag) ? 'ranks' : RESTART_FLAGS.includes(flag) ? 'restarts' : null;
-    if (name === null) throw new UsageError(`launch: ${argv[i]}: unknown flag; see launch --help`);
+    if (name === null)
+      throw new UsageError(`launch: ${flag}: unknown flag${hint(flag, [...VALUED])}; see trefoil launch --help`);
     const text = inline ?? argv[++i] ?? '';
     const least = name === 'ranks' ? 1 : 0;
     if (!/^\d+$/.test(text) || Number(text) < least)
-      throw new UsageError(`launch: ${flag}: ${JSON.stringify(text)} is not a whole number from ${least}`);
+      throw new UsageError(`launch: ${flag}: ${JSON.stringify(text)} is not an integer >= ${least}`);
     values.set(name, Number(text));
   }
   const [command, ...words] = argv.slice(argv[at] === '--' ? at + 1 : at);
-  if (command !== 'train') throw new UsageError(`launch: what to start? write launch -n <ranks> -- train …`);
+  if (command !== 'train')
+    throw new UsageError('launch: command missing; write trefoil launch -n <ranks> -- train [options]');
   return { ranks: values.get('ranks') ?? null, restarts: values.get('restarts') ?? 0, words };
 }

@@ -59,14 +59,14 @@ describe('trefoil plan', () => {
   it('says in words where it stops and what would come next', async () => {
     const { code, stdout } = await runCli(['plan', '--gpus', '64', '--gpu-memory', '20', '--min-efficiency', '0.999']);
     expect(code).toBe(0);
-    expect(stdout).toContain('measured on NVIDIA H200');
+    expect(stdout.replace(/\s+/g, ' ')).toContain('measured on NVIDIA H200');
     expect(stdout).toContain('memory: more than 20 GiB on each of 1 GPU\n');
     expect(stdout).toContain('communication: efficiency is below 100 % from 2 GPUs on');
     expect(stdout).toContain('batch: beyond 1.05M tokens from 32 GPUs on');
-    expect(stdout).toMatch(/^ {2}checkpointing: \d+\.\d GiB a GPU, fits$/m);
+    expect(stdout).toMatch(/^ {2}checkpointing: \d+\.\d GiB per GPU, fits$/m);
     expect(stdout).toMatch(/^ {2}sequence parallel over 4 \(not built\): /m);
     const calm = await runCli(['plan', '--gpus', '64', '--critical-batch', '100000000']);
-    expect(calm.stdout).not.toContain('What would come next');
+    expect(calm.stdout).not.toContain('What would help next');
   });
 
   it('takes figures of your own, of the CPU too', async () => {
@@ -78,7 +78,7 @@ describe('trefoil plan', () => {
 
   it.each([
     [['--gpus', '0'], 'It must be a whole number from 1'],
-    [['--link', '0'], 'It must be above 0'],
+    [['--link', '0'], 'It must be greater than 0'],
     [['--wire', 'fp8'], 'Allowed choices are f32, bf16'],
     [['--measured', '/no/such/file'], '/no/such/file: cannot be read (ENOENT)'],
     [['--set', 'model.attention=dense'], 'no dense attention among the measured figures'],

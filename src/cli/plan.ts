@@ -1,4 +1,4 @@
-/** `trefoil plan`: a training on many GPUs, on paper. */
+/** `trefoil plan`: predicts a training run on many GPUs. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
@@ -13,7 +13,7 @@ import type { Parallel, PlanCase } from '../plan/step.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, wholeNumber } from './shared/options.js';
 import { numberFrom } from './shared/run-options.js';
-import { formatTable } from './shared/table.js';
+import { formatTable, wrapText } from './shared/table.js';
 
 interface Options {
   readonly gpus: number;
@@ -42,53 +42,62 @@ const GIB = 2 ** 30;
 const GIGA = 1e9;
 const MICRO = 1e-6;
 const MOST_GPUS = 4096;
-/** Tokens of a step on one GPU when no config says otherwise: as the shipped figures were measured. */
+/** Default tokens per step of one GPU: those of the shipped measurements. */
 const MEASURED_TOKENS = 65_536;
 const MEASURED_LENGTH = 2048;
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(new Option('--gpus <n>', 'plan up to this many').argParser(wholeNumber(1)).default(MOST_GPUS))
-    .addOption(new Option('--per-node <n>', 'GPUs of a node').argParser(wholeNumber(1)).default(8))
-    .addOption(new Option('--link <GB/s>', 'what one GPU sends to other nodes').argParser(above0).default(50))
-    .addOption(new Option('--node-link <GB/s>', 'what one GPU sends inside a node').argParser(above0).default(450))
+    .addOption(new Option('--gpus <n>', 'largest number of GPUs').argParser(wholeNumber(1)).default(MOST_GPUS))
+    .addOption(new Option('--per-node <n>', 'GPUs per node').argParser(wholeNumber(1)).default(8))
+    .addOption(new Option('--link <GB/s>', 'bandwidth per GPU between nodes').argParser(above0).default(50))
+    .addOption(new Option('--node-link <GB/s>', 'bandwidth per GPU inside a node').argParser(above0).default(450))
     .addOption(
-      new Option('--latency <us>', 'of a hop between nodes')
+      new Option('--latency <us>', 'latency of a hop between nodes')
         .argParser(numberFrom(0))
         .default(Number((LINK_LATENCY / MICRO).toFixed(1))),
     )
-    .addOption(new Option('--config <name|file>', 'model and step of this config (default: as measured, see below)'))
-    .addOption(new Option('--set <key=value...>', 'change keys of the config, as for train'))
+    .addOption(new Option('--config <name|file>', 'config of the model and step (default: as measured, see below)'))
+    .addOption(new Option('--set <key=value...>', 'set keys of the config, as for train'))
     .addOption(new Option('--seq-len <n>', 'train.seq_len').argParser(wholeNumber(1)))
-    .addOption(new Option('--batch-size <n>', 'train.batch_size: sequences of a GPU').argParser(wholeNumber(1)))
+    .addOption(new Option('--batch-size <n>', 'train.batch_size: sequences per GPU').argParser(wholeNumber(1)))
     .addOption(new Option('--accum-batches <n>', 'train.accumulate_grad_batches').argParser(wholeNumber(1)))
-    .addOption(new Option('--measured <file>', 'figures of your own: what bench train prints as JSON'))
-    .addOption(new Option('--wire <type>', 'gradients are sent as').choices(['f32', 'bf16']).default('f32'))
-    .addOption(new Option('--zero1', 'shard the state of the optimizer'))
-    .addOption(new Option('--bucket <MiB>', 'gradients sent at a time').argParser(above0).default(16))
-    .addOption(new Option('--no-overlap', 'send after the backward pass, as the safe mode does'))
-    .addOption(new Option('--gpu-memory <GiB>', 'of one GPU').argParser(above0).default(139))
+    .addOption(new Option('--measured <file>', 'use your own figures: the output of bench train --json'))
+    .addOption(new Option('--wire <type>', 'type of exchanged gradients').choices(['f32', 'bf16']).default('f32'))
+    .addOption(new Option('--zero1', 'shard the optimizer state'))
+    .addOption(new Option('--bucket <MiB>', 'size of a gradient bucket').argParser(above0).default(16))
+    .addOption(new Option('--no-overlap', 'exchange gradients after the backward pass'))
+    .addOption(new Option('--gpu-memory <GiB>', 'memory of one GPU').argParser(above0).default(139))
     .addOption(
-      new Option('--critical-batch <tokens>', 'global batch beyond which more tokens teach little more')
+      new Option('--critical-batch <tokens>', 'global batch size with diminishing returns')
         .argParser(wholeNumber(1))
         .default(2 ** 20),
     )
-    .addOption(new Option('--min-efficiency <share>', 'where a GPU stops paying').argParser(above0).default(0.85))
+    .addOption(
+      new Option('--min-efficiency <share>', 'efficiency below which another GPU does not pay')
+        .argParser(above0)
+        .default(0.85),
+    )
     .addOption(jsonOption())
     .addHelpText('after', HELP)
     .action((options: Options) => plan(options, io));
 }
 
 const HELP = `
-Data parallel training from the measured step of one device: backward by layers, gradients in buckets by ring or tree, hidden
-behind the backward pass as far as it lasts. Without --config: the 125m shape with GPT-2's vocabulary in bf16, ${MEASURED_TOKENS} tokens
-a GPU and step, as measured on one H200. Nothing here was run on more than two ranks; docs/explain/scaling.md says what was checked.
-useful/day: tokens of small batches that would teach as much, tokens/day / (1 + global batch / critical batch).
+Predicts data-parallel training from the measured step of one device: gradients
+are exchanged in buckets by ring or tree all-reduce, overlapped with the
+backward pass. Without --config: the 125m shape with the GPT-2 vocabulary in
+bf16, ${MEASURED_TOKENS} tokens per GPU and step, as measured on one H200.
+Nothing here was run on more than two ranks; docs/explain/scaling.md lists what
+was checked. exposed = communication not hidden by the backward pass.
+useful/day = tokens/day / (1 + global batch / critical batch): tokens of small
+batches that would teach as much.
+--json adds nodes, tokens per second and further columns.
 `;
 
 function above0(text: string): number {
   const value = numberFrom(0)(text);
-  if (value === 0) throw new InvalidArgumentError('It must be above 0.');
+  if (value === 0) throw new InvalidArgumentError('It must be greater than 0.');
   return value;
 }
 
@@ -109,16 +118,19 @@ function plan(options: Options, io: Io): void {
     printJson(io, { ...machine, config: name, ...settings(planCase, parallel, options), rows, stops, next });
     return;
   }
-  io.out(`${title(planCase, name)}; measured on ${speed.machine}`);
-  io.out(
-    `${options.perNode} GPUs a node, ${options.nodeLink} GB/s inside, ${options.link} GB/s a GPU between; ${how(options)}\n`,
+  const paragraph = (text: string, indent = '') =>
+    io.out(indent + wrapText(text, io.width - 2 * indent.length).join(`\n${indent}${indent}`));
+  paragraph(`${title(planCase, name)}; measured on ${speed.machine}`);
+  paragraph(
+    `${options.perNode} GPUs per node, ${options.nodeLink} GB/s inside, ${options.link} GB/s per GPU between nodes; ${how(options)}`,
   );
-  io.out(table(rows));
-  for (const line of stopLines(stops, options)) io.out(line);
-  if (next.length > 0) io.out(`\nWhat would come next:\n${next.map(({ text }) => `  ${text}`).join('\n')}`);
+  io.out(`\n${table(rows, io.width)}`);
+  for (const line of stopLines(stops, options)) paragraph(line);
+  if (next.length > 0) io.out('\nWhat would help next:');
+  for (const { text } of next) paragraph(text, '  ');
 }
 
-/** What the rows were computed with. */
+/** The inputs of the prediction, for JSON. */
 function settings({ shape, config }: PlanCase, { wire, zero1, bucketBytes, overlap }: Parallel, options: Options) {
   const { seq_len, batch_size, accumulate_grad_batches } = config.train;
   const { gradient_checkpointing } = config.runtime;
@@ -137,7 +149,7 @@ function settings({ shape, config }: PlanCase, { wire, zero1, bucketBytes, overl
   };
 }
 
-/** The config asked for; without one the shape and step that the shipped figures were measured with. */
+/** The config given, or the shape and step of the shipped measurements. */
 function caseOf(options: Options, io: Io): { planCase: PlanCase; name: string } {
   const named = options.config ?? (io.env['CONFIG']?.trim() || undefined);
   const length = options.seqLen ?? (named === undefined ? MEASURED_LENGTH : undefined);
@@ -182,46 +194,44 @@ function title({ shape, config }: PlanCase, name: string): string {
   const checkpointed = runtime.gradient_checkpointing ? ', checkpointing' : '';
   return (
     `${name}: ${shape.dim} wide, ${shape.n_layers} layers, ${count(parameterCount(shape))} parameters, ` +
-    `${shape.attention}; S ${train.seq_len} x ${train.batch_size}${accumulated} a GPU${checkpointed}`
+    `${shape.attention}; S ${train.seq_len} x ${train.batch_size}${accumulated} per GPU${checkpointed}`
   );
 }
 
 function how({ wire, zero1, bucket, overlap }: Options): string {
-  const optimizer = zero1 ? 'ZeRO-1' : 'whole optimizer on every GPU';
+  const optimizer = zero1 ? 'ZeRO-1' : 'optimizer state on every GPU';
   return `gradients as ${wire} in buckets of ${bucket} MiB, ${overlap ? 'overlapped' : 'not overlapped'}, ${optimizer}`;
 }
 
-function table(rows: readonly PlanRow[]): string {
-  const titles = ['GPUs', 'nodes', 'step ms', 'comm ms', 'exposed ms', 'efficiency', 'GiB', 'global batch'];
-  const columns = [...titles, 'tokens/s', 'tokens/day', 'useful/day'];
+const STOP_LETTERS = { memory: 'M', efficiency: 'C', batch: 'B' } as const;
+
+function table(rows: readonly PlanRow[], width: number): string {
+  const titles = ['GPUs', 'step ms', 'comm ms', 'exposed', 'eff.', 'GiB', 'batch', 'tok/day', 'useful/day'];
   return formatTable(
-    [...columns.map((title) => ({ title, align: 'right' as const })), { title: 'stops paying' }],
+    [...titles.map((title) => ({ title, align: 'right' as const })), { title: 'stop' }],
     rows.map((row) => [
-      ...[String(row.gpus), String(row.nodes), row.step_ms.toFixed(1), row.communication_ms.toFixed(1)],
-      ...[row.exposed_ms.toFixed(1), `${(100 * row.efficiency).toFixed(1)} %`, (row.memory_mib / 1024).toFixed(1)],
-      ...[
-        count(row.global_batch),
-        count(row.tokens_per_s),
-        count(row.tokens_per_day),
-        count(row.useful_tokens_per_day),
-      ],
-      row.stops.join(', '),
+      ...[String(row.gpus), row.step_ms.toFixed(1), row.communication_ms.toFixed(1), row.exposed_ms.toFixed(1)],
+      ...[`${(100 * row.efficiency).toFixed(1)}%`, (row.memory_mib / 1024).toFixed(1), count(row.global_batch)],
+      ...[count(row.tokens_per_day), count(row.useful_tokens_per_day)],
+      row.stops.map((stop) => STOP_LETTERS[stop]).join(''),
     ]),
+    width,
   );
 }
 
+/** Where more GPUs stop paying; the letters refer to the last column of the table. */
 function stopLines(stops: ReturnType<typeof stopsOf>, options: Options): string[] {
   const share = `${(100 * options.minEfficiency).toFixed(0)} %`;
   return [
     stops.memory === null
       ? 'memory: fits'
-      : `memory: more than ${options.gpuMemory} GiB on each of ${gpus(stops.memory)}`,
+      : `M  memory: more than ${options.gpuMemory} GiB on each of ${gpus(stops.memory)}`,
     stops.efficiency === null
       ? `communication: efficiency stays above ${share}`
-      : `communication: efficiency is below ${share} from ${gpus(stops.efficiency)} on`,
+      : `C  communication: efficiency is below ${share} from ${gpus(stops.efficiency)} on`,
     stops.batch === null
       ? `batch: stays within ${count(options.criticalBatch)} tokens`
-      : `batch: beyond ${count(options.criticalBatch)} tokens from ${gpus(stops.batch)} on`,
+      : `B  batch: beyond ${count(options.criticalBatch)} tokens from ${gpus(stops.batch)} on`,
   ];
 }
 

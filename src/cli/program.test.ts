@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs';
 import { describe, expect, it, vi } from 'vitest';
+import { parseTrainFlags } from '../config/flags.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import type { CommandEntry, CommandModule } from './command.js';
-import { COMMANDS } from './commands.js';
-import { createIo, ignoreClosedPipe, ProgressLine, printJson } from './shared/io.js';
+import { COMMANDS, type CommandEntry, type CommandModule } from './commands.js';
+import { createIo, ignoreClosedPipe, ProgressLine, printJson, stylesFor } from './shared/io.js';
 import { runCli } from './testing/run.js';
 
 const entry = (name: string, module: CommandModule): CommandEntry => ({
@@ -38,7 +38,37 @@ describe('the command line', () => {
     expect(load).not.toHaveBeenCalled();
   });
 
-  it('shows the help on stderr when it is told nothing', async () => {
+  it('groups the commands and names the one to start with', async () => {
+    const { stdout } = await runCli(['--help']);
+    const headings = [...new Set(COMMANDS.map(({ heading }) => heading))];
+    expect(headings).toHaveLength(5);
+    for (const heading of headings) expect(stdout).toContain(`\n${heading}\n`);
+    expect(stdout.indexOf('  start ')).toBeLessThan(stdout.indexOf('  train '));
+    expect(stdout).toContain('New here? `trefoil start`');
+  });
+
+  const pages = COMMANDS.flatMap((entry) =>
+    'commands' in entry ? [[entry.name], ...entry.commands.map(({ name }) => [entry.name, name])] : [[entry.name]],
+  );
+  it.each([[], ...pages].map((words) => [words]))('prints help for %j that fits 80 columns', async (words) => {
+    const { code, stdout, stderr } = await runCli([...words, '--help']);
+    expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+    expect(stdout).toContain(`Usage: trefoil ${words.join(' ')}`.trimEnd());
+    expect(stdout.split('\n').filter((line) => line.length > 80)).toEqual([]);
+  });
+
+  it('explains train with usage, defaults and examples', async () => {
+    const { stdout } = await runCli(['train', '--help']);
+    expect(stdout).toMatch(/^Usage: trefoil train \[options\]$/m);
+    expect(stdout).toMatch(/--steps <n> +optimizer steps \(default: 1000\)/);
+    expect(stdout).toMatch(/--lr <rate> +peak learning rate \(default: 0.0002\)/);
+    const examples = stdout.split('Examples:\n')[1].split('\n\n')[0].split('\n');
+    expect(examples.length).toBeGreaterThan(2);
+    for (const example of examples)
+      expect(() => parseTrainFlags(example.trim().split(' ').slice(2)), example).not.toThrow();
+  });
+
+  it('prints the help on stderr when there is no command', async () => {
     for (const words of [[], ['bench']]) {
       const { code, stdout, stderr } = await runCli(words);
       expect({ code, stdout }).toEqual({ code: 2, stdout: '' });
@@ -82,7 +112,7 @@ describe('the command line', () => {
     expect(await runCli(['fail'], { commands })).toEqual({
       code: 1,
       stdout: '',
-      stderr: 'trefoil: internal error: index out of range; set TREFOIL_DEBUG=1 for the stack\n',
+      stderr: 'trefoil: internal error: index out of range; set TREFOIL_DEBUG=1 to print the stack\n',
     });
     const { stderr } = await runCli(['fail'], { commands, env: { TREFOIL_DEBUG: '1' } });
     expect(stderr).toContain('program.test.ts');
@@ -106,11 +136,9 @@ describe('the command line', () => {
   });
 
   it('ends with the code a command sets', async () => {
-    let rest: readonly string[] = [];
     const commands = [
       entry('no', {
-        configure: (command, io, words) => {
-          rest = words;
+        configure: (command, io) => {
           command.option('--why').action(() => {
             io.exitCode = 1;
           });
@@ -118,11 +146,32 @@ describe('the command line', () => {
       }),
     ];
     expect((await runCli(['no', '--why'], { commands })).code).toBe(1);
-    expect(rest).toEqual(['--why']);
   });
 });
 
 describe('output', () => {
+  const text = 'x';
+  const [on, off] = ['\x1b[31mx\x1b[39m', 'x'];
+  it.each([
+    [{}, true, on],
+    [{}, false, off],
+    [{ NO_COLOR: '1' }, true, off],
+    [{ NO_COLOR: '' }, true, on],
+    [{ TERM: 'dumb' }, true, off],
+    [{ FORCE_COLOR: '1' }, false, on],
+    [{ FORCE_COLOR: '1', NO_COLOR: '1' }, false, on],
+    [{ FORCE_COLOR: '0' }, true, off],
+  ])('has colour with %j on a terminal %j: %j', (env, isTTY, wanted) => {
+    expect(stylesFor({ isTTY }, env).red(text)).toBe(wanted);
+  });
+
+  it('colours errors and warnings on a terminal only', async () => {
+    const red = '\x1b[31mtrefoil:\x1b[39m no\n';
+    const commands = failing(new UsageError('no'));
+    expect((await runCli(['fail'], { commands, terminal: true })).stderr).toBe(red);
+    expect((await runCli(['fail'], { commands, terminal: true, env: { NO_COLOR: '1' } })).stderr).toBe('trefoil: no\n');
+  });
+
   it('goes on when the reader of a pipe is gone, and fails on anything else', () => {
     expect(() => ignoreClosedPipe(Object.assign(new Error('write'), { code: 'EPIPE' }))).not.toThrow();
     expect(() => ignoreClosedPipe(Object.assign(new Error('disk full'), { code: 'ENOSPC' }))).toThrow('disk full');

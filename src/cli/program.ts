@@ -1,10 +1,10 @@
-/** The program `trefoil`: finds the command, runs it, and turns whatever happens into one line and an exit code. */
+/** The program `trefoil`: runs a command, and turns an error into one line and an exit code. */
 import { Command, CommanderError } from 'commander';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { trefoilVersion } from '../run/version.js';
-import { addCommands, type CommandEntry } from './command.js';
-import { COMMANDS } from './commands.js';
-import type { Io } from './shared/io.js';
+import { COMMANDS, type CommandEntry, type PlainCommand } from './commands.js';
+import { type Io, stylesFor } from './shared/io.js';
+import { DEFAULT_WIDTH } from './shared/table.js';
 
 /** Runs the command line `argv` (without node and script) and returns the exit code. Never throws, never exits. */
 export async function main(
@@ -14,42 +14,99 @@ export async function main(
 ): Promise<number> {
   try {
     const program = new Command('trefoil')
-      .description('Train, check, run and watch long-context language models with Native Sparse Attention')
+      .usage('<command> [options]')
+      .description('Train, check, run and watch long-context language models with Native Sparse Attention.')
       .version(trefoilVersion(), '-V, --version', 'print the version')
       .helpOption('-h, --help', 'print this help')
       .helpCommand(false)
-      .enablePositionalOptions() // what stands after a command's name is the command's
+      .enablePositionalOptions() // options after a command's name belong to the command
       .exitOverride()
       .configureOutput({
         writeOut: (text) => void io.stdout.write(text),
         writeErr: (text) => void io.stderr.write(text),
-        outputError: () => {}, // printed below, on one line
-      });
-    const words = argv[0] === 'help' ? [...argv.slice(1), '--help'] : [...argv];
-    await addCommands(program, commands, words, io);
-    await program.parseAsync(words, { from: 'user' });
+        outputError: () => {}, // printed by `report`, on one line
+        getOutHelpWidth: () => DEFAULT_WIDTH,
+        getErrHelpWidth: () => DEFAULT_WIDTH,
+        getOutHasColors: () => true, // `style` is the identity where colour is off
+        getErrHasColors: () => true,
+      })
+      .configureHelp({ styleTitle: io.style.bold })
+      .addHelpText('after', HELP);
+    const args = argv[0] === 'help' ? [...argv.slice(1), '--help'] : [...argv];
+    await addCommands(program, commands, args, io);
+    await program.parseAsync(args, { from: 'user' });
     return io.exitCode;
   } catch (error) {
     return report(error, io);
   }
 }
 
+const HELP = `
+New here? \`trefoil start\` trains a small model on this machine's CPU and shows
+what it learned. Then train on your own text files:
+
+  trefoil train --config quickstart --local-path texts --out-dir artifacts/mine
+  trefoil generate --model artifacts/mine --prompt "Once upon a time"
+
+\`trefoil <command> --help\` lists the options of a command. Most commands take
+--json and then print one JSON value on stdout, everything else on stderr.
+Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 halted by .HALT,
+4 stopped by a signal after a checkpoint, 5 non-finite loss, 6 no data.
+`;
+
+/** Adds all entries to `parent`; imports the module of the one that `args` names, so that `--help` is fast. */
+async function addCommands(
+  parent: Command,
+  entries: readonly CommandEntry[],
+  args: readonly string[],
+  io: Io,
+): Promise<void> {
+  const at = args.findIndex((word) => !word.startsWith('-'));
+  for (const entry of entries) {
+    const command = parent.command(entry.name).description(entry.summary).helpCommand(false);
+    if (entry.heading) command.helpGroup(entry.heading);
+    if ('commands' in entry) command.usage('<command> [options]');
+    if (entry.name !== args[at]) continue;
+    if ('commands' in entry) {
+      await addCommands(command, entry.commands, args.slice(at + 1), io);
+      continue;
+    }
+    const module = await entry.load();
+    if ('configure' in module) module.configure(command, io);
+    else configurePlain(command, module, io);
+  }
+}
+
+/** Passes all arguments to the command unparsed. */
+function configurePlain(command: Command, module: PlainCommand, io: Io): void {
+  command
+    .helpOption(false)
+    .allowUnknownOption()
+    .allowExcessArguments()
+    .argument('[args...]')
+    .action(async (_args, _options, self: Command) => {
+      io.exitCode = await module.run(self.args, io);
+    });
+}
+
+/** Prints an error in one line and returns its exit code. */
 function report(error: unknown, io: Io): number {
+  const name = stylesFor(io.stderr, io.env).red('trefoil:');
   if (error instanceof CommanderError) {
     if (error.exitCode === 0) return ExitCode.done; // --help, --version
-    // Without a command commander has printed the help already.
-    if (error.code !== 'commander.help') io.err(`trefoil: ${usageLine(error.message)}`);
+    // Without a command, commander has printed the help already.
+    if (error.code !== 'commander.help') io.err(`${name} ${usageLine(error.message)}`);
     return ExitCode.usage;
   }
   const isExpected = error instanceof TrefoilError;
   const message = error instanceof Error ? error.message : String(error);
-  if (isExpected) io.err(`trefoil: ${message}`);
-  else io.err(`trefoil: internal error: ${message.split('\n')[0]}; set TREFOIL_DEBUG=1 for the stack`);
+  if (isExpected) io.err(`${name} ${message}`);
+  else io.err(`${name} internal error: ${message.split('\n')[0]}; set TREFOIL_DEBUG=1 to print the stack`);
   if (io.env['TREFOIL_DEBUG'] && error instanceof Error) io.err(error.stack ?? '');
   return isExpected ? error.exitCode : ExitCode.failed;
 }
 
-/** "error: unknown option '--ful'\n(Did you mean --full?)" on one line, in our words. */
+/** Commander's "error: unknown option '--ful'\n(Did you mean --full?)" on one line. */
 function usageLine(message: string): string {
   return message
     .replace(/^error: /, '')

@@ -1,6 +1,6 @@
 /** `trefoil start`: the first model. Trains the quickstart config on text that is already here and shows the result. */
 import { existsSync } from 'node:fs';
-import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
+import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
 import { generate } from '../infer/generate.js';
@@ -12,7 +12,7 @@ import { EXIT_CODES } from '../train/train.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
-import { deviceOptions, runTraining } from './train.js';
+import { deviceOptions, runTraining, trainFlagHelp } from './train.js';
 
 const PROMPT = 'The ';
 const SAMPLE_TOKENS = 240;
@@ -21,7 +21,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(argv);
   if (line.help) {
     io.out(
-      `Trains a small model in about two minutes and shows what it learned. Takes the flags of train:\n${trainFlagHelp()}`,
+      `Usage: trefoil start [options]\n\nTrains a small model on the CPU and shows what it learned. Takes the\nflags of train.\n\n${trainFlagHelp()}`,
     );
     return 0;
   }
@@ -30,7 +30,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     flags: line.layer,
     config: line.config ?? 'quickstart',
   });
-  for (const warning of warnings) io.err(`warning: ${warning}`);
+  for (const warning of warnings) io.warn(warning);
   const config = inFreeFolder(loaded);
   const { out_dir: outDir, steps } = config.train;
   io.out(`Trefoil: ${steps} steps of a small byte-level model with Native Sparse Attention, on this machine's CPU.`);

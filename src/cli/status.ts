@@ -1,4 +1,4 @@
-/** `trefoil status`: how far runs are. */
+/** `trefoil status`: the progress of runs. */
 import { type Command, Option } from 'commander';
 import { findRuns } from '../run/run-reader.js';
 import { duration } from '../train/progress.js';
@@ -10,12 +10,13 @@ import { formatTable } from './shared/table.js';
 export function configure(command: Command, io: Io): void {
   command
     .addOption(
-      new Option('--dir <folder...>', 'folders of runs, or a folder that holds some').default(
-        ['artifacts'],
-        'artifacts',
-      ),
+      new Option('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
     )
     .addOption(jsonOption())
+    .addHelpText(
+      'after',
+      '\nleft: estimated time left; beat: age of the last heartbeat; saved: step of the\nnewest checkpoint.\n',
+    )
     .action((options: { dir: string[]; json?: boolean }) => status(options, io));
 }
 
@@ -24,12 +25,12 @@ function status(options: { dir: string[]; json?: boolean }, io: Io): void {
   if (options.json) printJson(io, { runs });
   else if (runs.length === 0) io.out(`no runs in ${options.dir.join(', ')}`);
   else {
-    io.out(table(runs));
+    io.out(table(runs, io.width));
     for (const line of runs.flatMap(rankLines)) io.out(line);
   }
 }
 
-/** One line for each of several ranks: which one the others wait for shows at a glance. */
+/** One line per rank of a run with several, to show which rank the others wait for. */
 function rankLines({ run, state, ranks }: RunStatus): string[] {
   if (state !== 'running') return [];
   return ranks.map(({ rank, step, section, section_age_s: age }) => {
@@ -38,31 +39,37 @@ function rankLines({ run, state, ranks }: RunStatus): string[] {
   });
 }
 
-function table(runs: readonly RunStatus[]): string {
+function table(runs: readonly RunStatus[], width: number): string {
   const right = 'right' as const;
   return formatTable(
     [
-      ...[{ title: 'run' }, { title: 'state' }, { title: 'step', align: right }, { title: 'loss', align: right }],
+      ...[
+        { title: 'run', wrap: true },
+        { title: 'state' },
+        { title: 'step', align: right },
+        { title: 'loss', align: right },
+      ],
       ...[
         { title: 'val', align: right },
         { title: 'tok/s', align: right },
         { title: 'left', align: right },
       ],
       ...[
-        { title: 'heartbeat', align: right },
-        { title: 'checkpoint', align: right },
+        { title: 'beat', align: right },
+        { title: 'saved', align: right },
       ],
     ],
     runs.map((run) => [
       run.run,
       run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
-      run.loss?.toFixed(4) ?? '-',
-      run.val_loss?.toFixed(4) ?? '-',
+      run.loss?.toFixed(3) ?? '-',
+      run.val_loss?.toFixed(3) ?? '-',
       run.tokens_per_s?.toFixed(0) ?? '-',
       run.seconds_left === null ? '-' : duration(run.seconds_left),
-      run.heartbeat_age_s === null ? '-' : `${duration(run.heartbeat_age_s)} ago`,
-      run.checkpoint === null ? '-' : `step ${run.checkpoint}`,
+      run.heartbeat_age_s === null ? '-' : duration(run.heartbeat_age_s),
+      run.checkpoint === null ? '-' : String(run.checkpoint),
     ]),
+    width,
   ).trimEnd();
 }

@@ -1,10 +1,11 @@
-/** `trefoil train`: train from a config. Parses, calls, prints. */
+/** `trefoil train`: train a model from a config. */
+import { join } from 'node:path';
 import { measureDevicePeak } from '../bench/peak/device.js';
-import { parseTrainFlags, trainFlagHelp } from '../config/flags.js';
+import { parseTrainFlags, trainFlagGroups, trainFlagRow } from '../config/flags.js';
 import { readTimeoutMinutes } from '../config/legacy/environment.js';
 import { loadConfig } from '../config/load.js';
 import { pickConfigByGpuMemory } from '../config/pick.js';
-import { configRows, configTable } from '../config/print.js';
+import { type ConfigRow, configRows } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
@@ -12,15 +13,47 @@ import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
+import { shellQuote } from '../shell-quote.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
+import { fitFields, flagLines, formatTable } from './shared/table.js';
 
-/** Takes the words after `train`; returns the exit code. */
+const HELP = `Usage: trefoil train [options]
+
+Trains a model and writes logs, checkpoints and the final model into --out-dir.
+Without --config the config is chosen by the memory of the GPU, or is quickstart
+on a machine without one. Flags override the environment, which overrides the
+config; --print-config shows the result.
+
+${trainFlagHelp()}
+
+Defaults apply where the config does not set the key; shipped configs set many.
+Ctrl-C, SIGTERM or a file .HALT in the run folder stop the run after its step
+and a checkpoint; --resume auto continues it.
+
+Examples:
+  trefoil train --config quickstart --local-path texts --out-dir artifacts/mine
+  trefoil train --config m7c_125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
+  trefoil train --config artifacts/mine/config.yaml --resume auto --steps 5000
+  trefoil train --config base --set model.n_layers=6 --print-config
+
+Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 halted by .HALT,
+4 stopped by a signal after a checkpoint, 5 non-finite loss, 6 no data.
+More: docs/reference/training.md`;
+
+/** The flags by group, for the help of the commands that take them. */
+export function trainFlagHelp(): string {
+  return Object.entries(trainFlagGroups)
+    .map(([title, flags]) => `${title}:\n${flagLines(flags.map(trainFlagRow))}`)
+    .join('\n\n');
+}
+
+/** Runs the command with the arguments after `train`; returns the exit code. */
 export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(argv);
   if (line.help) {
-    io.out(trainFlagHelp());
+    io.out(HELP);
     return 0;
   }
   const resolved = loadConfig({
@@ -29,9 +62,10 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     config: line.config,
     otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
-  for (const warning of resolved.warnings) io.err(`warning: ${warning}`);
+  for (const warning of resolved.warnings) io.warn(warning);
   if (line.printConfig) {
-    io.out(line.json ? JSON.stringify(configRows(resolved)) : configTable(resolved));
+    const rows = configRows(resolved);
+    io.out(line.json ? JSON.stringify(rows) : configTable(rows, io.width));
     return 0;
   }
   const identity = resolved.config.train.ddp === 0 ? null : several(resolveRank(io.env));
@@ -43,6 +77,14 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
     if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
   return EXIT_CODES[result.status];
+}
+
+function configTable(rows: readonly ConfigRow[], width: number): string {
+  return formatTable(
+    [{ title: 'key' }, { title: 'value', wrap: true }, { title: 'origin', wrap: true }],
+    rows.map(({ key, value, origin }) => [key, typeof value === 'string' ? value : JSON.stringify(value), origin]),
+    width,
+  ).trimEnd();
 }
 
 function resultJson({ status, step, outDir, firstLoss, lastLoss, valLoss }: TrainResult) {
@@ -73,10 +115,12 @@ export interface RunRequest {
  */
 export async function runTraining(
   config: Config,
-  { resume, save, say, identity = null }: RunRequest,
+  { resume, save, say: print, identity = null }: RunRequest,
   io: Io,
   report: (result: TrainResult) => void = () => {},
 ): Promise<TrainResult> {
+  // Log files get the whole step line, which scripts parse; a terminal gets what fits.
+  const say = (line: string) => print(io.stdout.isTTY ? fitFields(line, io.width) : line);
   const device = openDevice({ ...ownShare(identity, io), ...deviceOptions(config) });
   const timeoutSeconds = 60 * readTimeoutMinutes(io.env);
   const world = identity && (await openWorld(identity, device, { timeoutSeconds }));
@@ -86,13 +130,15 @@ export async function runTraining(
     say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
     const result = await train({
       ...{ config, device, world, resume, save, say, peakFlops },
-      warn: (text) => io.err(`warning: ${text}`),
+      warn: io.warn,
       terminal: io.stderr,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {
       const launch = world ? `launch -n ${world.size} -- ` : '';
-      say(`go on with: npx trefoil ${launch}train --config ${result.outDir}/config.yaml --resume auto`);
+      say(
+        `go on with: npx trefoil ${launch}train --config ${shellQuote(join(result.outDir, 'config.yaml'))} --resume auto`,
+      );
     }
     report(result);
     return result;

@@ -1,9 +1,9 @@
-/** `trefoil verify`: every invariant of the mathematics, on every device of this machine. */
+/** `trefoil verify`: checks every invariant of the attention mathematics on every device of this machine. */
 import { type Command, Option } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
 import { type DeviceChoice, deviceOption, listDevices } from './shared/device.js';
-import { type Io, ProgressLine, printJson } from './shared/io.js';
+import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
 import { jsonOption, threadsOption } from './shared/options.js';
 import { formatTable } from './shared/table.js';
 
@@ -16,8 +16,8 @@ interface Options {
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(deviceOption('which device to check; auto = all there are'))
-    .addOption(new Option('--full', 'also long sequences (64k tokens) and a longer training; minutes and 8 GB'))
+    .addOption(deviceOption('device to check; auto = all of this machine'))
+    .addOption(new Option('--full', 'add sequences of 64k tokens and a longer training run; minutes and 8 GB'))
     .addOption(threadsOption())
     .addOption(jsonOption())
     .addHelpText('after', HELP)
@@ -25,51 +25,62 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Checks (numbers as in docs/explain/attention.md):
-  1 equal to the float64 reference     2 the future cannot matter, bit by bit
-  3 a prefix alone equals the whole    4 a packed batch equals its sequences
-  5 dense where everything is visible  6 gradients equal finite differences
-  7 random tokens cannot be learned    8 two runs are equal, bit by bit
-  9 shapes that bite
-error is the relative distance ‖a-b‖/‖b‖, or how many values differ where the limit is 0.
-Exit code: 0 all passed, 1 something failed.
+Checks (numbered as in docs/explain/attention.md):
+  1 kernels equal the float64 reference
+  2 outputs do not depend on future tokens, bit for bit
+  3 a prefix computed alone equals the same tokens of the whole
+  4 a packed batch equals its sequences
+  5 equals dense attention where every key is visible
+  6 gradients equal finite differences
+  7 random tokens cannot be learned
+  8 two runs are equal, bit for bit
+  9 edge cases of shapes
+The error is the relative distance |a-b|/|b|, or the number of values that
+differ where the limit is 0.
+Exit code: 0 all checks passed, 1 a check failed.
 `;
 
-function verify(options: Options, io: Io): void {
+async function verify(options: Options, io: Io): Promise<void> {
   const started = performance.now();
   const { present, absent } = listDevices(options);
   const progress = new ProgressLine(io);
-  const rows = present.flatMap((device) => {
+  const rows: Row[] = [];
+  for (const device of present) {
     const checks = checksFor(device, options.full ?? false);
-    return verifyDevice(device, checks, (check, index) =>
-      progress.show(`${device.kind} ${index + 1}/${checks.length} ${check.invariant}: ${check.case}`),
-    );
-  });
+    for (const [index, check] of checks.entries()) {
+      progress.show(`${device.kind} ${index + 1}/${checks.length} ${check.invariant}: ${check.case}`);
+      await yieldToSignals();
+      rows.push(...verifyDevice(device, [check]));
+    }
+  }
   progress.clear();
   const summary = summarize([...rows, ...absent.map(({ kind, reason }) => absentRow(kind, reason))]);
   if (options.json) printJson(io, summary);
-  else io.out(verifyReport(summary, performance.now() - started));
+  else io.out(verifyReport(summary, performance.now() - started, io));
   if (summary.failed > 0) io.exitCode = ExitCode.failed;
 }
 
-/** The table, and a last line that says it all. */
-export function verifyReport(summary: Summary, ms: number): string {
+/** The table and a summary line. */
+export function verifyReport(summary: Summary, ms: number, { style, width }: Pick<Io, 'style' | 'width'>): string {
   const { passed, failed, skipped, rows } = summary;
-  return `${table(rows)}\n${passed} passed, ${failed} failed, ${skipped} skipped in ${(ms / 1000).toFixed(1)} s`;
+  const mark = failed > 0 ? style.red : style.green;
+  const total = `${passed} passed, ${failed} failed, ${skipped} skipped in ${(ms / 1000).toFixed(1)} s`;
+  return `${table(rows, width)}\n${mark(total)}`;
 }
 
-function table(rows: readonly Row[]): string {
+function table(rows: readonly Row[], width: number): string {
   const right = 'right' as const;
   return formatTable(
     [
-      { title: 'device' },
-      { title: 'invariant' },
-      { title: 'case' },
-      { title: 'error', align: right },
-      { title: 'limit', align: right },
-      { title: 'ok' },
+      ...[{ title: 'device' }, { title: 'invariant' }, { title: 'case', wrap: true }],
+      ...[
+        { title: 'error', align: right },
+        { title: 'limit', align: right },
+        { title: 'result', wrap: true },
+      ],
     ],
     rows.map((row) => [row.device, row.invariant, row.case, number(row.error), number(row.limit), verdict(row)]),
+    width,
   );
 }
 

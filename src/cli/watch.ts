@@ -1,4 +1,4 @@
-/** `trefoil watch`: the watchdog of a run, as a process of its own. */
+/** `trefoil watch`: the watchdog of a run, in a process of its own. */
 import { type Command, Option } from 'commander';
 import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
@@ -6,9 +6,9 @@ import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Tick, Watchdog } from '../watch/watchdog.js';
-import { type Io, printJson } from './shared/io.js';
+import { type Io, ProgressLine, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
-import { rowSummary, rowTable } from './shared/rows.js';
+import { printRows } from './shared/rows.js';
 import { addThresholdOptions, dirOption, givenThresholds, numberFrom } from './shared/run-options.js';
 
 interface Options {
@@ -36,12 +36,12 @@ export function configure(command: Command, io: Io): void {
     .addOption(
       new Option(
         '--interval <seconds>',
-        `time between two looks (default: ${DEFAULT_INTERVAL_S}, env NSA_WATCH_INTERVAL_S)`,
+        `time between checks (default: ${DEFAULT_INTERVAL_S}, env NSA_WATCH_INTERVAL_S)`,
       ).argParser(numberFrom(SHORTEST_INTERVAL_S)),
     )
-    .addOption(new Option('--once', 'look once and end'))
+    .addOption(new Option('--once', 'check once and exit'))
     .addOption(new Option('--command <text>', 'shell command to run on an alert (env NSA_WATCH_COMMAND)'))
-    .addOption(new Option('--webhook <url>', 'URL that gets a POST on an alert (env NSA_WATCH_WEBHOOK)'));
+    .addOption(new Option('--webhook <url>', 'URL that receives a POST on an alert (env NSA_WATCH_WEBHOOK)'));
   addThresholdOptions(command)
     .addOption(jsonOption())
     .addHelpText('after', HELP)
@@ -49,10 +49,11 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Watches until the run ends, or until SIGTERM or Ctrl-C. On a critical alert it writes .anomaly_type, with --halt 1 also
-.HALT, for collapsed gates gate_collapse_details.json, for a stall stackdump_*.txt. An alert command gets the alert as
-JSON on its input and in TREFOIL_ALERT_RULE, _LEVEL, _LINE and _RUN.
-Exit code: 0 nothing critical was seen, 1 something was.
+Watches until the run ends, or until SIGTERM or Ctrl-C. On a critical alert it
+writes .anomaly_type, with --halt 1 also .HALT; for collapsed gates
+gate_collapse_details.json, for a stall stackdump_*.txt. The alert command
+receives the alert as JSON on stdin and in TREFOIL_ALERT_RULE, _LEVEL, _LINE
+and _RUN. Exit code: 0 no critical alert, 1 at least one.
 `;
 
 async function watch(options: Options, io: Io): Promise<void> {
@@ -67,15 +68,16 @@ async function watch(options: Options, io: Io): Promise<void> {
   };
   const thresholds = resolveThresholds(io.env, givenThresholds({ ...options }));
   const watchdog = new Watchdog({ dir: options.dir, thresholds, halt });
+  if (!options.once) {
+    const action = halt ? 'halts the run (--halt 1)' : 'is reported and does not stop the run (--halt 1 would)';
+    io.err(`watching ${options.dir} every ${interval} s; a critical alert ${action}; Ctrl-C ends`);
+  }
   const seen = options.once
-    ? await lookOnce(watchdog, channels, io)
-    : await lookUntilEnd(watchdog, channels, interval, io);
+    ? await checkOnce(watchdog, channels, io)
+    : await checkUntilEnd(watchdog, channels, interval, io);
   const result = verdict(seen.rows);
   if (options.json) printJson(io, result);
-  else if (options.once) {
-    io.out(rowTable(result.rows));
-    io.out(`${result.ok ? 'healthy' : 'NOT healthy'}: ${rowSummary(result.rows)}`);
-  }
+  else if (options.once) printRows(io, result.rows, result.ok ? 'healthy' : 'NOT healthy');
   if (!result.ok || seen.hadCritical) io.exitCode = ExitCode.failed;
 }
 
@@ -84,37 +86,44 @@ interface Seen {
   readonly hadCritical: boolean;
 }
 
-async function lookOnce(watchdog: Watchdog, channels: Channels, io: Io): Promise<Seen> {
+async function checkOnce(watchdog: Watchdog, channels: Channels, io: Io): Promise<Seen> {
   const tick = watchdog.tick();
-  await tell(tick, channels, io);
+  await announce(tick, channels, io);
   return { rows: tick.rows, hadCritical: false };
 }
 
-async function lookUntilEnd(watchdog: Watchdog, channels: Channels, interval: number, io: Io): Promise<Seen> {
+async function checkUntilEnd(watchdog: Watchdog, channels: Channels, interval: number, io: Io): Promise<Seen> {
   const stopping = new AbortController();
   const stop = () => stopping.abort();
   process.on('SIGTERM', stop);
   process.on('SIGINT', stop);
+  const progress = new ProgressLine(io);
   let rows: readonly Row[] = [];
   let hadCritical = false;
   let problem = '';
+  let state: Tick['state']['kind'] | undefined;
   try {
     for (;;) {
-      const tick = look(watchdog, (line) => {
+      const tick = tryTick(watchdog, (line) => {
         if (line !== problem) io.err(line); // once, not every interval
         problem = line;
       });
+      progress.clear();
       if (tick) {
         problem = '';
         rows = tick.rows;
         hadCritical ||= tick.alerts.some(({ level }) => level === 'red');
-        await tell(tick, channels, io);
-        if (tick.state.kind === 'ended') {
-          io.err(`the run has ended (${tick.state.how})`);
-          break;
-        }
+        if (tick.state.kind !== state) io.err(stateLine(tick));
+        state = tick.state.kind;
+        await announce(tick, channels, io);
+        if (tick.state.kind === 'ended') break;
+        progress.show(progressLine(tick));
       }
-      if (await pause(interval, stopping.signal)) break;
+      if (await pause(interval, stopping.signal)) {
+        progress.clear();
+        io.err('stopped watching; the run is not affected');
+        break;
+      }
     }
   } finally {
     process.off('SIGTERM', stop);
@@ -123,8 +132,8 @@ async function lookUntilEnd(watchdog: Watchdog, channels: Channels, interval: nu
   return { rows, hadCritical };
 }
 
-/** A folder that is not there yet, or not readable for a while, is waited for. */
-function look(watchdog: Watchdog, onProblem: (line: string) => void): Tick | undefined {
+/** Waits for a folder that does not exist yet or cannot be read for a while: reports it and returns undefined. */
+function tryTick(watchdog: Watchdog, onProblem: (line: string) => void): Tick | undefined {
   try {
     return watchdog.tick();
   } catch (error) {
@@ -134,15 +143,34 @@ function look(watchdog: Watchdog, onProblem: (line: string) => void): Tick | und
   }
 }
 
-async function tell({ alerts, recovered, actions }: Tick, channels: Channels, io: Io): Promise<void> {
+function stateLine({ state, step }: Tick): string {
+  switch (state.kind) {
+    case 'running':
+      return `the run is active (${state.where}), at step ${step ?? 0}`;
+    case 'ended':
+      return `the run has ended (${state.how})`;
+    case 'gone':
+      return `the process of the run is gone; last heartbeat ${Math.round(state.seconds)} s ago, at step ${step ?? 0}`;
+    case 'empty':
+      return 'no run has started in this folder yet; waiting';
+  }
+}
+
+function progressLine({ rows, step }: Tick): string {
+  const count = (level: Row['level']) => rows.filter((row) => row.level === level).length;
+  const time = new Date().toISOString().slice(11, 19);
+  return `${time} step ${step ?? 0}; ${count('green')} rules ok, ${count('yellow')} warnings, ${count('red')} critical`;
+}
+
+async function announce({ alerts, recovered, actions }: Tick, channels: Channels, io: Io): Promise<void> {
   const now = new Date().toISOString();
   for (const { line } of alerts) io.err(`${now} ${line}`);
-  for (const rule of recovered) io.err(`${now} ${rule} is fine again`);
+  for (const rule of recovered) io.err(`${now} ${rule} is back to normal`);
   for (const action of actions) io.err(`${now} ${action}`);
   await Promise.all(alerts.map((alert) => notify(alert, channels, (line) => io.err(`${now} ${line}`))));
 }
 
-/** Waits; true when asked to stop. */
+/** Waits `seconds`; returns true at once when asked to stop. */
 function pause(seconds: number, signal: AbortSignal): Promise<boolean> {
   return new Promise((resolve) => {
     if (signal.aborted) return resolve(true);
@@ -161,6 +189,6 @@ function pause(seconds: number, signal: AbortSignal): Promise<boolean> {
 function checkedUrl(url: string | undefined): string | undefined {
   if (url === undefined) return undefined;
   if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol))
-    throw new UsageError(`--webhook: ${JSON.stringify(url)} is not allowed; an http or https URL`);
+    throw new UsageError(`--webhook: ${JSON.stringify(url)} is not allowed; give an http or https URL`);
   return url;
 }

@@ -182,6 +182,10 @@ const FLAGS: [string[], string, unknown][] = [
   [['--fwe-report-docs', '500'], 'data.report_docs', 500],
   [['--synthetic-on-fail'], 'data.synthetic_on_fail', true],
   [['--ddp', '0'], 'train.ddp', 0],
+  [['--tokenizer', 'gpt2'], 'data.tokenizer', 'gpt2'],
+  [['--lr', '3e-4'], 'train.lr', 3e-4],
+  [['--threads', '3'], 'runtime.threads', 3],
+  [['--seed', '7'], 'train.seed', 7],
 ];
 
 /** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */

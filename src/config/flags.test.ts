@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { parseTrainFlags, trainFlagHelp, trainFlags } from './flags.js';
+import { parseTrainFlags, trainFlagRow, trainFlags } from './flags.js';
 import { findKey } from './keys.js';
 
 const setting = (argv: string[], path: string) => parseTrainFlags(argv).layer.get(path);
@@ -10,9 +10,12 @@ describe('the table of flags', () => {
     expect(new Set(trainFlags.map((flag) => flag.name)).size).toBe(trainFlags.length);
   });
 
-  it('is the help page', () => {
-    for (const flag of trainFlags) expect(trainFlagHelp()).toContain(`--${flag.name}`);
-    expect(trainFlagHelp()).toContain('--precision <fp32|bf16>');
+  it('has a line for the help page, with choices and the default', () => {
+    const row = (name: string) => trainFlagRow(trainFlags.find((one) => one.name === name)!);
+    expect(row('precision')[0]).toBe('--precision <fp32|bf16>');
+    expect(row('steps')).toEqual(['--steps <n>', 'optimizer steps (default: 1000)']);
+    expect(row('local-path')[1]).not.toContain('default');
+    expect(row('json')[0]).toBe('--json');
   });
 });
 
@@ -31,6 +34,13 @@ describe('parseTrainFlags', () => {
     expect(setting(['--steps=200'], 'train.steps')?.value).toBe(200);
     expect(setting(['--ddp', '-1'], 'train.ddp')?.value).toBe(-1);
     expect(setting(['--ddp=0'], 'train.ddp')?.value).toBe(0);
+  });
+
+  it('sets tokenizer, learning rate, threads and seed', () => {
+    const flags = ['--tokenizer', 'gpt2', '--lr', '3e-4', '--threads', '2', '--seed', '7'];
+    const { layer } = parseTrainFlags(flags);
+    const values = ['data.tokenizer', 'train.lr', 'runtime.threads', 'train.seed'].map((key) => layer.get(key)?.value);
+    expect(values).toEqual(['gpt2', 3e-4, 2, 7]);
   });
 
   it('keeps text as text', () => {

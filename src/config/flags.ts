@@ -1,4 +1,4 @@
-/** The flags of `train`: a table, and the reader of a command line by that table. It knows no command-line library. */
+/** The flags of `train`: a table, and a parser that reads a command line by it. Independent of the command-line library. */
 import { parseArgs } from 'node:util';
 import { parse as parseYaml } from 'yaml';
 import { UsageError } from '../errors.js';
@@ -10,61 +10,61 @@ import { hint } from './suggest.js';
 export interface TrainFlag {
   /** Without the dashes. */
   name: string;
-  /** What stands for the value in the help; null for a switch. */
+  /** Placeholder of the value in the help; null for a switch. */
   value: string | null;
-  /** The config key it sets; null for flags that steer the command. */
+  /** The config key it sets; null for flags of the command itself. */
   key: string | null;
-  /** What a switch sets its key to. */
+  /** The value that a switch gives its key. */
   sets?: boolean;
   meaning: string;
 }
 
-export const trainFlags: readonly TrainFlag[] = [
-  { name: 'config', value: 'name|file', key: null, meaning: 'shipped config or YAML file (also env CONFIG)' },
-  { name: 'dataset', value: 'source', key: 'data.source', meaning: 'where documents come from' },
-  { name: 'local-path', value: 'path', key: 'data.path', meaning: 'file, folder or glob of a local source' },
-  { name: 'steps', value: 'n', key: 'train.steps', meaning: 'optimizer steps' },
-  { name: 'seq-len', value: 'n', key: 'train.seq_len', meaning: 'tokens in a sequence' },
-  { name: 'batch-size', value: 'n', key: 'train.batch_size', meaning: 'sequences in a micro-batch' },
-  { name: 'accum-batches', value: 'n', key: 'train.accumulate_grad_batches', meaning: 'micro-batches in a step' },
-  { name: 'precision', value: 'type', key: 'runtime.precision', meaning: 'fp32 or bf16' },
-  { name: 'device', value: 'device', key: 'runtime.device', meaning: 'auto, cpu or cuda' },
-  { name: 'out-dir', value: 'folder', key: 'train.out_dir', meaning: 'folder of the run' },
-  { name: 'save', value: 'file', key: null, meaning: 'also write the final model to this file' },
-  { name: 'resume', value: 'auto|checkpoint', key: null, meaning: 'go on from the newest or the named checkpoint' },
-  { name: 'resume-from', value: 'auto|checkpoint', key: null, meaning: 'the same as --resume' },
-  {
-    name: 'no-gc',
-    value: null,
-    key: 'runtime.gradient_checkpointing',
-    sets: false,
-    meaning: 'no gradient checkpointing',
-  },
-  {
-    name: 'loader-timeout',
-    value: 'seconds',
-    key: 'data.loader_timeout',
-    meaning: 'time after which a source that gives nothing is dead',
-  },
-  { name: 'fwe-report-docs', value: 'n', key: 'data.report_docs', meaning: 'print progress every n documents' },
-  {
-    name: 'synthetic-on-fail',
-    value: null,
-    key: 'data.synthetic_on_fail',
-    sets: true,
-    meaning: 'train on synthetic tokens when the source gives up',
-  },
-  {
-    name: 'ddp',
-    value: '-1|0|1',
-    key: 'train.ddp',
-    meaning: 'several ranks: 1 yes, 0 no, -1 when a launcher started several',
-  },
-  { name: 'set', value: 'key=value', key: null, meaning: 'set any config key; may be repeated' },
-  { name: 'print-config', value: null, key: null, meaning: 'show every value and where it came from, then stop' },
-  { name: 'json', value: null, key: null, meaning: 'print results as JSON' },
-  { name: 'help', value: null, key: null, meaning: 'show this help' },
-];
+const flag = (name: string, value: string | null, key: string | null, meaning: string, sets?: boolean): TrainFlag => ({
+  ...{ name, value, key, meaning },
+  ...(sets !== undefined && { sets }),
+});
+
+/** By the headings of `train --help`. */
+export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
+  Config: [
+    flag('config', 'name|file', null, 'shipped config (see trefoil configs) or YAML file; also env CONFIG'),
+    flag('set', 'key=value', null, 'set any config key, such as model.dim=256; repeatable'),
+    flag('print-config', null, null, 'print every config value and where it came from, then exit'),
+  ],
+  Data: [
+    flag('dataset', 'source', 'data.source', 'where documents come from'),
+    flag('local-path', 'path', 'data.path', 'file, folder or glob of a local source'),
+    flag('tokenizer', 'name|file', 'data.tokenizer', 'byte, gpt2 or the path of a tokenizer.json'),
+    flag('loader-timeout', 'seconds', 'data.loader_timeout', 'give up on a source that yields nothing for this long'),
+    flag('fwe-report-docs', 'n', 'data.report_docs', 'print progress every n documents'),
+    flag('synthetic-on-fail', null, 'data.synthetic_on_fail', 'train on synthetic tokens if the source fails', true),
+  ],
+  Training: [
+    flag('steps', 'n', 'train.steps', 'optimizer steps'),
+    flag('seq-len', 'n', 'train.seq_len', 'tokens per sequence'),
+    flag('batch-size', 'n', 'train.batch_size', 'sequences per micro-batch'),
+    flag('accum-batches', 'n', 'train.accumulate_grad_batches', 'micro-batches per optimizer step'),
+    flag('lr', 'rate', 'train.lr', 'peak learning rate'),
+    flag('seed', 'n', 'train.seed', 'seed of the weights and the data order'),
+    flag('no-gc', null, 'runtime.gradient_checkpointing', 'disable gradient checkpointing', false),
+  ],
+  Machine: [
+    flag('device', 'device', 'runtime.device', 'where to compute'),
+    flag('precision', 'type', 'runtime.precision', 'type of activations and matrix products'),
+    flag('threads', 'n', 'runtime.threads', 'CPU threads (default: all cores)'),
+    flag('ddp', '-1|0|1', 'train.ddp', 'several ranks: 1 yes, 0 no, -1 if a launcher started several'),
+  ],
+  Output: [
+    flag('out-dir', 'folder', 'train.out_dir', 'folder of the run'),
+    flag('resume', 'auto|checkpoint', null, 'continue from the newest checkpoint in --out-dir, or from the one given'),
+    flag('resume-from', 'auto|checkpoint', null, 'same as --resume'),
+    flag('save', 'file', null, 'also write the final model to this file'),
+    flag('json', null, null, 'print the result as one JSON value on stdout, everything else on stderr'),
+    flag('help', null, null, 'print this help'),
+  ],
+};
+
+export const trainFlags: readonly TrainFlag[] = Object.values(trainFlagGroups).flat();
 
 export interface TrainCommandLine {
   /** The keys that flags set. */
@@ -77,9 +77,9 @@ export interface TrainCommandLine {
   help: boolean;
 }
 
-const flagNames = trainFlags.map((flag) => `--${flag.name}`);
+const flagNames = trainFlags.map(({ name }) => `--${name}`);
 
-/** A text as the value of a key, YAML's way; a text key takes the text as it is, so that a path named 123 stays a path. */
+/** Parses a text as YAML. Keys that hold text take it unparsed, so that a path named 123 remains a path. */
 function typed(text: string, key: ConfigKey | undefined, flag: string): unknown {
   if (key?.kind === 'text') return key.nullable && text === 'null' ? null : text;
   let value: unknown;
@@ -100,63 +100,56 @@ function applySet(layer: LayerBuilder, text: string): void {
   layer.set(path, value, 'flag --set', `flag --set ${path}`);
 }
 
-/** Reads a command line (without node and script); unknown flags, missing values and stray words are errors. */
+/** Parses a command line (without node and script). Unknown flags, missing values and extra arguments are errors. */
 export function parseTrainFlags(argv: readonly string[]): TrainCommandLine {
   const options = {
     ...Object.fromEntries(
-      trainFlags.map((flag) => [flag.name, { type: flag.value === null ? 'boolean' : 'string' } as const]),
+      trainFlags.map(({ name, value }) => [name, { type: value === null ? 'boolean' : 'string' } as const]),
     ),
     help: { type: 'boolean', short: 'h' } as const,
   };
   const { tokens } = parseArgs({ args: [...argv], options, strict: false, allowPositionals: true, tokens: true });
   const layer = new LayerBuilder();
-  const words = new Map<string, string>();
+  const values = new Map<string, string>();
   const switches = new Set<string>();
   for (const token of tokens) {
     if (token.kind === 'option-terminator') continue;
     if (token.kind === 'positional')
       throw new UsageError(`${token.value}: unexpected argument${hint(`--${token.value}`, flagNames)}`);
-    const flag = trainFlags.find((row) => row.name === token.name);
-    if (flag === undefined) {
+    const found = trainFlags.find((row) => row.name === token.name);
+    if (found === undefined) {
       throw new UsageError(`${token.rawName}: unknown flag${hint(token.rawName, flagNames)}; see train --help`);
     }
-    if (flag.value === null) {
-      if (token.value !== undefined) throw new UsageError(`--${flag.name}: takes no value`);
-      if (flag.key === null) switches.add(flag.name);
-      else layer.set(flag.key, flag.sets, `flag --${flag.name}`);
+    if (found.value === null) {
+      if (token.value !== undefined) throw new UsageError(`--${found.name}: takes no value`);
+      if (found.key === null) switches.add(found.name);
+      else layer.set(found.key, found.sets, `flag --${found.name}`);
       continue;
     }
     // parseArgs is greedy: in `--steps --json` the second flag would be the value.
     if (token.value === undefined || token.value === '' || (!token.inlineValue && token.value.startsWith('--'))) {
-      throw new UsageError(`--${flag.name}: value missing; give <${flag.value}>`);
+      throw new UsageError(`--${found.name}: value missing; give <${found.value}>`);
     }
-    if (flag.name === 'set') applySet(layer, token.value);
-    else if (flag.key === null) words.set(flag.name === 'resume-from' ? 'resume' : flag.name, token.value);
-    else layer.set(flag.key, typed(token.value, findKey(flag.key), `--${flag.name}`), `flag --${flag.name}`);
+    if (found.name === 'set') applySet(layer, token.value);
+    else if (found.key === null) values.set(found.name === 'resume-from' ? 'resume' : found.name, token.value);
+    else layer.set(found.key, typed(token.value, findKey(found.key), `--${found.name}`), `flag --${found.name}`);
   }
   return {
     layer: layer.build(),
-    config: words.get('config') ?? null,
-    resume: words.get('resume') ?? null,
-    save: words.get('save') ?? null,
+    config: values.get('config') ?? null,
+    resume: values.get('resume') ?? null,
+    save: values.get('save') ?? null,
     printConfig: switches.has('print-config'),
     json: switches.has('json'),
     help: switches.has('help'),
   };
 }
 
-/** The flags as lines of a help page. */
-export function trainFlagHelp(): string {
-  const rows = trainFlags.map((flag) => {
-    const choices = flag.key === null ? [] : (findKey(flag.key)?.choices ?? []);
-    const value = choices.length > 0 ? choices.join('|') : flag.value;
-    return [`--${flag.name}${flag.value === null ? '' : ` <${value}>`}`, flag.meaning];
-  });
-  // The one long flag (--dataset with its sources) does not push the column of meanings out.
-  const width = 30;
-  return rows
-    .map(([left, right]) =>
-      left.length > width ? `  ${left}\n${' '.repeat(width + 4)}${right}` : `  ${left.padEnd(width)}  ${right}`,
-    )
-    .join('\n');
+/** The flag with its placeholder, and its meaning with the default: two columns of a help page. */
+export function trainFlagRow({ name, value, key, meaning }: TrainFlag): [flag: string, meaning: string] {
+  if (value === null) return [`--${name}`, meaning];
+  const known = key === null ? undefined : findKey(key);
+  const choices = known?.choices.join('|') || value;
+  const isGiven = known === undefined || known.default === null || meaning.includes('(default');
+  return [`--${name} <${choices}>`, isGiven ? meaning : `${meaning} (default: ${known.default})`];
 }

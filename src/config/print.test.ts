@@ -5,29 +5,12 @@ import { parseTrainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
 import { parseConfig } from './parse.js';
-import { configRows, configTable, toYaml } from './print.js';
+import { configRows, toYaml } from './print.js';
 
 const resolved = loadConfig({ env: { NSA_LR: '3e-4' }, flags: parseTrainFlags(['--steps', '7']).layer });
 
-describe('configTable', () => {
-  const lines = configTable(resolved).split('\n');
-
-  it('has a row per key with value and origin', () => {
-    expect(lines).toHaveLength(configKeys.length + 1);
-    const row = (key: string) => lines.find((line) => line.startsWith(`${key} `))?.split(/\s{2,}/);
-    expect(row('train.steps')).toEqual(['train.steps', '7', 'flag --steps']);
-    expect(row('train.lr')).toEqual(['train.lr', '0.0003', 'env NSA_LR']);
-    expect(row('train.betas')).toEqual(['train.betas', '[0.9,0.95]', 'default']);
-    expect(row('runtime.profile')).toEqual(['runtime.profile', 'null', 'default']);
-  });
-
-  it('is aligned', () => {
-    const column = lines[0].indexOf('origin');
-    for (const line of lines) expect(line.slice(column - 2, column + 1), line).toMatch(/^ {2}\S/);
-  });
-});
-
-it('configRows is the table as JSON', () => {
+it('configRows has every key with its value and origin', () => {
+  expect(configRows(resolved).map(({ key }) => key)).toEqual(configKeys.map(({ path }) => path));
   expect(configRows(resolved).find((row) => row.key === 'train.lr')).toEqual({
     key: 'train.lr',
     value: 3e-4,

@@ -3,6 +3,7 @@
  * and calls them with tensors and numbers; a device turns the source beside the operation into callable code.
  */
 import { fileURLToPath } from 'node:url';
+import { UsageError } from '../errors.js';
 import type { CudaRuntime } from './cuda/runtime.js';
 import type { MemoryPool } from './pool.js';
 
@@ -28,6 +29,24 @@ export interface Addressable {
   readonly pointer: bigint;
   /** What lies there. CUDA kernels are compiled for it; the CPU's compute in f32. */
   readonly dtype?: string;
+  /** The device that the address belongs to. */
+  readonly device?: Device;
+}
+
+/** Throws unless `value` lies on `device`: an address of another device would crash the process. */
+export function expectDevice(device: Device, value: Addressable | StructArgument, what: string): void {
+  if (!('pointer' in value)) {
+    for (const field of Object.values(value as StructArgument))
+      if (typeof field === 'object' && field) expectDevice(device, field, what);
+    return;
+  }
+  const { device: other } = value as Addressable;
+  // A device that wraps another one (to time or to record it) shares its pool.
+  if (other === undefined || other === device || other.pool === device.pool) return;
+  throw new UsageError(
+    `${what}: ${value} is on another device (${other.kind}: ${other.name}) than the one that computes ` +
+      `(${device.kind}: ${device.name}); create both on one device`,
+  );
 }
 
 type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;

@@ -9,7 +9,26 @@ export interface Allocator {
   free(address: bigint): void;
 }
 
+/** A block in use, with the call that took it. */
+export interface Allocation {
+  readonly bytes: number;
+  /** The innermost stack frames outside of the tensor classes, one a line. */
+  readonly where: string;
+}
+
 const SMALLEST = 256;
+const FRAMES = 4;
+const OWN_FRAME = /[\\/](device[\\/]pool|tensor[\\/](tensor|tape))\.[jt]s/;
+
+/** The call that is under way, without the frames of this file and of tensors. */
+export function callSite(): string {
+  const frames = (new Error().stack ?? '').split('\n').slice(1);
+  return frames
+    .filter((frame) => !OWN_FRAME.test(frame))
+    .slice(0, FRAMES)
+    .map((frame) => frame.trim())
+    .join('\n');
+}
 
 /** Rounds up to one of eight steps per power of two: at most 12.5 % is wasted, and near sizes share their blocks. */
 function bucketSize(bytes: number): number {
@@ -26,6 +45,7 @@ export class MemoryPool {
   #bytesReserved = 0;
   #peakBytesInUse = 0;
   #systemAllocations = 0;
+  #allocations: Map<Block, Allocation> | null = null;
 
   constructor(allocator: Allocator) {
     this.#allocator = allocator;
@@ -41,14 +61,28 @@ export class MemoryPool {
     }
     this.#bytesInUse += size;
     this.#peakBytesInUse = Math.max(this.#peakBytesInUse, this.#bytesInUse);
+    this.#allocations?.set(block, { bytes: size, where: callSite() });
     return block;
   }
 
   give(block: Block): void {
     this.#bytesInUse -= block.bytes;
+    this.#allocations?.delete(block);
     const list = this.#free.get(block.bytes);
     if (list) list.push(block);
     else this.#free.set(block.bytes, [block]);
+  }
+
+  /** Records from now on where each block is taken, to find leaks. Costs a stack trace per tensor: for tests. */
+  trace(): void {
+    this.#allocations = new Map();
+  }
+  get isTracing(): boolean {
+    return this.#allocations !== null;
+  }
+  /** Blocks that were taken since `trace` and are still in use. */
+  get allocations(): readonly Allocation[] {
+    return [...(this.#allocations?.values() ?? [])];
   }
 
   /** Returns all unused blocks to the system. */

@@ -1,5 +1,6 @@
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
+import { UsageError } from '../errors.js';
 import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { devices, type TestDevice } from '../testing/devices.js';
@@ -386,4 +387,60 @@ describe('slack', () => {
       expect(fast.asked).toBeLessThan(slow.asked);
     }
   });
+});
+
+describe('what cannot be read is refused with a usage error', () => {
+  const model = made();
+
+  it.each<[string, (make: () => CachedSequence) => unknown, string]>([
+    ['no sequence', () => readTokens(model, [], []), 'give at least one cached sequence'],
+    [
+      'tokens for other sequences',
+      (make) => readTokens(model, [make()], [[1], [2]]),
+      '1 cached sequences were given tokens for 2',
+    ],
+    [
+      'a sequence without a token',
+      (make) => readTokens(model, [make(), make()], [[1], []]),
+      'sequence 1 was given no token',
+    ],
+    ['an empty prompt', (make) => prefill(model, [make()], [[]]), 'prefill: prompt 0 is empty'],
+    [
+      'one prompt among others that is empty',
+      (make) => prefill(model, [make(), make()], [[1], []]),
+      'prompt 1 is empty',
+    ],
+    [
+      'more prompts than sequences',
+      (make) => prefill(model, [make()], [[1], [2]]),
+      '1 cached sequences were given 2 prompts',
+    ],
+    ['a tile of nothing', (make) => prefill(model, [make()], [[1]], 0), 'a tile has at least one token, not 0'],
+    ['no prompt', () => prefill(model, [], []), 'give at least one cached sequence'],
+  ])('%s', (_, use, message) => {
+    withCache(model, (make) => {
+      expect(() => use(make)).toThrow(UsageError);
+      expect(() => use(make)).toThrow(message);
+    });
+  });
+
+  it('a sequence given twice, or of another cache', () => {
+    withCache(model, (make) => {
+      const sequence = make();
+      expect(() => readTokens(model, [sequence, sequence], [[1], [2]])).toThrow('given twice: fork() it');
+      withCache(model, (other) =>
+        expect(() => readTokens(model, [sequence, other()], [[1], [2]])).toThrow('must belong to the same DecodeCache'),
+      );
+    });
+  });
+
+  it.each([{ model: { n_layers: 1 } }, { nsa: { w: 64 } }, { model: { attention: 'dense' } }])(
+    'a cache made for another model: %j',
+    (sections) => {
+      const other = made(sections as Parameters<typeof tinyConfig>[0]);
+      withCache(other, (make) =>
+        expect(() => readTokens(model, [make()], [[1, 2]])).toThrow('the DecodeCache was made for another model'),
+      );
+    },
+  );
 });

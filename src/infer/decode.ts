@@ -1,7 +1,8 @@
 /** Prefill and decode on a cache: logits of the token that follows each sequence. */
 import type { Config } from '../config/schema.js';
+import { UsageError } from '../errors.js';
 import type { Observer } from '../model/attention.js';
-import type { CachedSequence } from '../model/cache.js';
+import type { CachedSequence, DecodeCache } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import { Tape } from '../tensor/tape.js';
@@ -24,7 +25,9 @@ export function readTokens(
   tokens: readonly (readonly number[])[],
   { kernels, observer }: DecodeOptions = {},
 ): Float32Array[] {
+  if (sequences.length === 0) throw new UsageError('readTokens: give at least one cached sequence');
   const [{ cache: owner }] = sequences;
+  expectCache(model, owner);
   const cache = owner.begin(
     sequences,
     tokens.map(({ length }) => length),
@@ -53,6 +56,15 @@ export function prefill(
   tile: number | null = null,
   options: DecodeOptions = {},
 ): Float32Array[] {
+  if (prompts.length !== sequences.length)
+    throw new UsageError(`prefill: ${sequences.length} cached sequences were given ${prompts.length} prompts`);
+  const empty = prompts.findIndex(({ length }) => length === 0);
+  if (empty !== -1)
+    throw new UsageError(
+      `prefill: prompt ${empty} is empty; start with the tokenizer's separator for text from nothing`,
+    );
+  if (tile !== null && !(Number.isSafeInteger(tile) && tile >= 1))
+    throw new UsageError(`prefill: a tile has at least one token, not ${tile}`);
   const size = tile ?? Number.POSITIVE_INFINITY;
   const results: Float32Array[] = new Array(prompts.length);
   for (let from = 0, left = true; left; from += size) {
@@ -69,4 +81,10 @@ export function prefill(
     });
   }
   return results;
+}
+
+function expectCache(model: LanguageModel, cache: DecodeCache): void {
+  if (cache.device !== model.device) throw new UsageError('the DecodeCache is on another device than the model');
+  if (cache.dtype !== model.dtype)
+    throw new UsageError(`the DecodeCache holds ${cache.dtype}, but the model computes in ${model.dtype}`);
 }

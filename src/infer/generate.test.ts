@@ -40,6 +40,7 @@ async function scripted(script: readonly number[], options: Partial<GenerateOpti
   const shape = { ...model.shape, vocab_size: 256 };
   const fake = {
     device: cpu(),
+    dtype: 'f32',
     shape,
     logits: (tape: { from(values: number[], shape: number[]): unknown }) => {
       const logits = new Array<number>(256).fill(0);

@@ -2,6 +2,7 @@
  * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
  * baseline), and the output projection.
  */
+import { UsageError } from '../errors.js';
 import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/attention/compress/op.js';
 import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
@@ -40,6 +41,18 @@ export interface AttentionContext {
   readonly cache?: CacheStep | undefined;
 }
 
+/** Throws unless the context has a layout of this many tokens, and a cache made for this shape. */
+export function expectContext(context: AttentionContext | undefined, tokens: number, shape: ModelShape): void {
+  const given = (context?.layout as SparseLayout | undefined)?.tokens;
+  if (!given)
+    throw new UsageError(
+      'a forward pass needs { layout }: build it with sparseLayout(new Sequences(device, lengths), nsa)',
+    );
+  if (given.total !== tokens)
+    throw new UsageError(`the layout has ${given.total} tokens, but ${tokens} were given: build it from their lengths`);
+  context?.cache?.expectShape(shape);
+}
+
 export interface AttentionModule {
   /** `x` [T, dim], normalised → [T, dim], added to the `residual` of that shape if there is one. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual?: Tensor | null): Tensor;
@@ -76,7 +89,9 @@ class DenseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext, residual: Tensor | null = null): Tensor {
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
+    expectContext(context, x.shape[0], this.#shape);
+    const { layout, kernels, cache } = context;
     const { rope_theta: theta, rope_scale: scale } = this.#shape;
     const fused = linear(tape, x, operand(this.#projection, x));
     const start = cache?.tokens.starts ?? 0;
@@ -149,12 +164,9 @@ class SparseAttention implements AttentionModule {
     this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
-  forward(
-    tape: Tape,
-    x: Tensor,
-    { layout, kernels, observer, cache }: AttentionContext,
-    residual: Tensor | null = null,
-  ): Tensor {
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
+    expectContext(context, x.shape[0], this.#shape);
+    const { layout, kernels, observer, cache } = context;
     const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
     const start = cache?.tokens.starts ?? 0;
     const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });

@@ -7,6 +7,7 @@
  * block of every layer: memory grows by need, and sequences with a common beginning share it (`fork`).
  */
 import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
 import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
 import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
@@ -14,7 +15,7 @@ import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
 import type { ComputeDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape } from './shape.js';
+import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
 
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
@@ -194,7 +195,14 @@ export class DecodeCache {
 
   /** Prepares a forward pass over `counts[i]` new tokens of each sequence. */
   begin(sequences: readonly CachedSequence[], counts: readonly number[]): CacheStep {
-    if (new Set(sequences).size !== sequences.length) throw new Error('a sequence cannot be twice in one step');
+    if (new Set(sequences).size !== sequences.length)
+      throw new UsageError('a cached sequence was given twice: fork() it to continue it in two ways');
+    if (sequences.length !== counts.length)
+      throw new UsageError(`${sequences.length} cached sequences were given tokens for ${counts.length}`);
+    if (sequences.some(({ cache }) => cache !== this))
+      throw new UsageError('the cached sequences of one step must belong to the same DecodeCache');
+    const empty = counts.findIndex((count) => count < 1);
+    if (empty !== -1) throw new UsageError(`sequence ${empty} was given no token: each needs at least one`);
     return new CacheStep(this.device, this.shape, this.#kinds, sequences, counts);
   }
 }
@@ -257,6 +265,13 @@ export class CacheStep {
         return [kind, tables];
       }),
     );
+  }
+
+  /** Throws unless the cache was made for a model of this shape. */
+  expectShape(shape: ModelShape): void {
+    const difference = shapeDifference(this.#shape, shape);
+    if (difference !== null)
+      throw new UsageError(`the DecodeCache was made for another model than the one that reads (${difference})`);
   }
 
   pages(kind: Kind, layer: number): Pages {

@@ -1,14 +1,15 @@
 import { describe, expect, it } from 'vitest';
 import { configSchema } from '../config/schema.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
+import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { randomValues } from '../testing/numbers.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
-import { LanguageModel } from './language-model.js';
+import { type ForwardOptions, LanguageModel } from './language-model.js';
+import { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 type Overrides = { model?: Record<string, unknown>; nsa?: Record<string, unknown> };
@@ -46,6 +47,55 @@ function step(model: LanguageModel, lengths: number[], checkpointing = false) {
   ids.free();
   return { value, gradients, peak };
 }
+
+describe('what a model is given', () => {
+  const withModel = (use: (model: LanguageModel, tape: Tape, ids: Tensor) => void) => {
+    const model = new LanguageModel(cpu(), shape(), 3);
+    const tape = new Tape(cpu());
+    use(model, tape, tape.from(new Int32Array(12), [12], 'i32'));
+    tape.end();
+    model.free();
+  };
+  const layoutOf = (length: number, { l, d }: { l: number; d: number }, use: (layout: SparseLayout) => void) => {
+    const sequences = new Sequences(cpu(), [length]);
+    const layout = sparseLayout(sequences, { l, d });
+    use(layout);
+    layout.blocks.free();
+    sequences.free();
+  };
+
+  it('must be a layout of its own l and d: blocks of another would see later tokens', () => {
+    withModel((model, tape, ids) => {
+      layoutOf(12, { l: 8, d: 4 }, (layout) =>
+        expect(() => model.loss(tape, ids, ids, { layout })).toThrow(
+          'the layout has 2 compressed blocks for a sequence of 12 tokens, but l = 4 and d = 2 give 5',
+        ),
+      );
+    });
+  });
+
+  it('must be a layout of as many tokens', () => {
+    withModel((model, tape, ids) => {
+      layoutOf(11, { l: 4, d: 2 }, (layout) =>
+        expect(() => model.loss(tape, ids, ids, { layout })).toThrow('the layout has 11 tokens, but 12 were given'),
+      );
+    });
+  });
+
+  it('must hold a layout at all', () => {
+    withModel((model, tape, ids) => {
+      for (const options of [undefined, {}] as unknown as ForwardOptions[])
+        expect(() => model.loss(tape, ids, ids, options)).toThrow('a forward pass needs { layout }');
+    });
+  });
+
+  it('must have names that differ', () => {
+    const store = new ParameterStore(cpu(), 1, 1);
+    store.zeros('up', [2]);
+    expect(() => store.matrix('up', [2, 2])).toThrow('this model already has a parameter named up');
+    store.free();
+  });
+});
 
 describe('language model in bf16 on CUDA', () => {
   const missing = cudaAbsence();

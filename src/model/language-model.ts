@@ -12,7 +12,7 @@ import { rmsnorm } from '../ops/rmsnorm/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type AttentionContext, type AttentionModule, createAttention } from './attention.js';
+import { type AttentionContext, type AttentionModule, createAttention, expectContext } from './attention.js';
 import { operand } from './operand.js';
 import { ParameterStore } from './parameters.js';
 import { hiddenSize, type ModelShape } from './shape.js';
@@ -95,6 +95,7 @@ export class LanguageModel {
 
   /** The normalised last hidden state [T, dim] of the tokens `ids` i32 [T]. */
   hidden(tape: Tape, ids: Tensor, options: ForwardOptions): Tensor {
+    expectContext(options, ids.size, this.shape);
     let x = embedding(tape, this.#embedding.value, ids, this.dtype);
     this.#blocks.forEach((block) => {
       const input = x;

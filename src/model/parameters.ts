@@ -5,6 +5,7 @@
  * Every parameter draws from a stream of its own: adding one does not change the numbers of the others.
  */
 import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
 import { Parameter } from '../tensor/parameter.js';
 import { ParameterStack } from '../tensor/parameter-stack.js';
 import { fillNormal } from '../tensor/random/op.js';
@@ -67,6 +68,8 @@ export class ParameterStore {
   }
 
   #add(name: string, shape: Shape): Parameter {
+    if (this.parameters.some((parameter) => parameter.name === name))
+      throw new UsageError(`this model already has a parameter named ${name}: give each layer a name of its own`);
     const parameter = new Parameter(this.#device, name, shape);
     this.parameters.push(parameter);
     return parameter;

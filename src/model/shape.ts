@@ -24,6 +24,18 @@ export function modelShape(config: Pick<Config, 'model' | 'nsa'>, vocabulary: nu
   return shape;
 }
 
+/** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
+export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
+  const flat = ({ nsa, ...model }: ModelShape) =>
+    new Map<string, unknown>([
+      ...Object.entries(model),
+      ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
+    ]);
+  const [first, second] = [flat(a), flat(b)];
+  for (const [key, value] of first) if (value !== second.get(key)) return `${key}: ${value} and ${second.get(key)}`;
+  return null;
+}
+
 export function headShapeOf({ n_heads, n_kv_groups, d_k, d_v }: ModelShape): HeadShape {
   return { heads: n_heads, groups: n_kv_groups, dk: d_k, dv: d_v };
 }

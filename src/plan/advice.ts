@@ -76,7 +76,7 @@ function memoryAdvice({ planCase, speed, parallel, limits }: PlanContext, { gpus
     const step = stepOn(computeOf(choice.planCase, speed), gpus, { ...parallel, zero1: choice.zero1 });
     const bytes = memoryOn(choice.planCase, speed, gpus, choice);
     const verdict = bytes <= limits.gpuBytes ? 'fits' : 'still does not fit';
-    const text = `${choice.name}: ${(bytes / GIB).toFixed(1)} GiB a GPU, ${verdict}`;
+    const text = `${choice.name}: ${(bytes / GIB).toFixed(1)} GiB per GPU, ${verdict}`;
     return adviceOf(choice.what, { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text);
   });
 }
@@ -118,7 +118,7 @@ function smallerBatchAdvice({ planCase, speed, parallel, limits }: PlanContext, 
   const bytes = memoryOn(small, speed, gpus, parallel);
   const efficiency = stepOn(compute, 1, parallel).total / step.total;
   const text =
-    `one sequence a GPU instead of ${train.batch_size * train.accumulate_grad_batches}: ${gpus} GPUs at a batch of ` +
+    `one sequence per GPU instead of ${train.batch_size * train.accumulate_grad_batches}: ${gpus} GPUs at a batch of ` +
     `${count(gpus * train.seq_len)} tokens, efficiency ${percent(efficiency)}`;
   return [adviceOf('smaller batch', { degree: 1, gpus, step, tokens: train.seq_len, bytes }, true, text)];
 }
@@ -155,7 +155,7 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   });
   const step = stepOn(split, gpus, parallel);
   const share = (2 * shape.n_layers * gather) / step.total;
-  const text = `${(moved / MIB).toFixed(1)} MiB of keys and values a layer and micro-batch, ${percent(share)} of the step`;
+  const text = `${(moved / MIB).toFixed(1)} MiB of keys and values per layer and micro-batch, ${percent(share)} of the step`;
   const state = stateBytes(context, gpus);
   return splitOf('sequence', context, { gpus, degree, step, bytes: state + (bytes - state) / degree, text });
 }
@@ -181,7 +181,7 @@ function tensorSplit(
   });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
   const share = (2 * shape.n_layers * sums) / step.total;
-  const text = `at most ${groups}, the groups of heads; 4 sums of ${(moved / MIB).toFixed(0)} MiB a layer, ${percent(share)} of the step`;
+  const text = `at most ${groups}, the groups of heads; 4 sums of ${(moved / MIB).toFixed(0)} MiB per layer, ${percent(share)} of the step`;
   return [splitOf('tensor', context, { gpus, degree, step, bytes: bytes / degree, text })];
 }
 
@@ -277,7 +277,7 @@ function splitOf(what: 'sequence' | 'tensor' | 'pipeline', { planCase }: PlanCon
   const { global_batch, tokens_per_s } = adviceOf(what, figures, false, '');
   const text =
     `${what} parallel over ${split.degree} (not built): ${count(tokens_per_s)} tokens/s on ${split.gpus} GPUs at a batch ` +
-    `of ${count(global_batch)} tokens, ${(split.bytes / GIB).toFixed(1)} GiB a GPU; ${split.text}`;
+    `of ${count(global_batch)} tokens, ${(split.bytes / GIB).toFixed(1)} GiB per GPU; ${split.text}`;
   return adviceOf(what, figures, false, text);
 }
 

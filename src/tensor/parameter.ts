@@ -3,9 +3,10 @@
  * bf16, a rounded copy of the value for matrix products. The value is the truth: checkpoints and the optimizer see it.
  */
 import type { Device } from '../device/device.js';
+import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
-export class Parameter {
+export class Parameter implements Disposable {
   readonly name: string;
   readonly value: Tensor;
   readonly #slot: Slot;
@@ -18,6 +19,7 @@ export class Parameter {
     this.value = Tensor.empty(device, shape);
     this.#slot = new Slot(device, shape);
     this.value.storage.leaf = this.#slot;
+    this.value.storage.name = name;
   }
 
   /**
@@ -48,7 +50,7 @@ export class Parameter {
   /** The rounded copy lies in memory that belongs to the caller from now on: beside others, see ParameterStack. */
   placeRounded(place: Tensor): void {
     if (this.#rounded) throw new Error(`the rounded copy of ${this.name} is in use already`);
-    this.#rounded = place.apart();
+    this.#rounded = place.withOwnStorage();
     this.#rounded.storage.leaf = this.#slot;
   }
 
@@ -77,6 +79,11 @@ export class Parameter {
   /** Whom to tell when a backward pass is done with this parameter, while it still goes on for others. */
   set onGradient(listener: (() => void) | null) {
     this.#slot.finished = listener;
+  }
+
+  /** `free`, for `using`. */
+  [dispose](): void {
+    if (!this.value.storage.isFreed) this.free();
   }
 
   free(): void {

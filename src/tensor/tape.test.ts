@@ -1,12 +1,17 @@
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { CpuDevice } from '../device/cpu/cpu.js';
+import { UsageError } from '../errors.js';
 import { add } from '../ops/add/op.js';
 import { linear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { cpu } from '../testing/devices.js';
+import { failOnLeaks, leakReport } from '../testing/leaks.js';
 import { randomValues } from '../testing/numbers.js';
 import { Parameter } from './parameter.js';
-import { Tape } from './tape.js';
-import type { Tensor } from './tensor.js';
+import { Tape, withTape } from './tape.js';
+import { Tensor } from './tensor.js';
 
 const SIZE = 1024; // numbers: 4 KiB, which is a whole block of the pool
 const BYTES = SIZE * 4;
@@ -51,9 +56,7 @@ const inUse = () => device.pool.bytesInUse - before;
 beforeEach(() => {
   before = device.pool.bytesInUse;
 });
-afterEach(() => {
-  expect(inUse()).toBe(0); // no test may leave memory behind
-});
+failOnLeaks(() => device);
 
 describe('gradients', () => {
   it('follow the chain rule and add up over all uses', () => {
@@ -61,9 +64,13 @@ describe('gradients', () => {
     const x = tape.watch(tape.from([1, 2, 3], [3]));
     const y = squared(tape, scaled(tape, x, 3)); // 9x²
     const z = scaled(tape, x, 5);
-    tape.seed(y, [1, 1, 1]);
-    tape.seed(z, [1, 1, 1]);
-    tape.backward();
+    tape.backward(
+      [y, z],
+      [
+        [1, 1, 1],
+        [1, 1, 1],
+      ],
+    );
     expect([...tape.gradient(x)!.read()]).toEqual([23, 41, 59]);
     tape.end();
   });
@@ -81,7 +88,7 @@ describe('gradients', () => {
     parameter.value.write([1, 2]);
     const pass = () => {
       const tape = new Tape(device);
-      tape.backward(squared(tape, parameter.value));
+      tape.backward(squared(tape, parameter.value), 1);
       tape.end();
     };
     expect(parameter.gradient).toBeNull();
@@ -100,8 +107,7 @@ describe('gradients', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.from([1, 2, 3, 4], [2, 2]));
     const y = squared(tape, scaled(tape, x, 1).reshape([4])).reshape([2, 2]);
-    tape.seed(y, [1, 1, 1, 1]);
-    tape.backward();
+    tape.backward(y, [1, 1, 1, 1]);
     expect([...tape.gradient(x)!.read()]).toEqual([2, 4, 6, 8]);
     tape.end();
   });
@@ -113,8 +119,7 @@ describe('gradients', () => {
       const weight = tape.watch(tape.from(randomValues(24, 2), [6, 4]));
       const y = linear(tape, x, weight); // its rule multiplies matrices: a wrong shape reads past the end
       const z = squared(tape, y.reshape(shape));
-      tape.seed(z, randomValues(18, 3));
-      tape.backward();
+      tape.backward(z, randomValues(18, 3));
       const gradients = [tape.gradient(x)!, tape.gradient(weight)!].map((gradient) => [...gradient.read()]);
       tape.end();
       return gradients;
@@ -122,7 +127,7 @@ describe('gradients', () => {
     expect(run([3, 2, 3])).toEqual(run([3, 6]));
     const tape = new Tape(device);
     const x = tape.watch(tape.zeros([3, 6]));
-    tape.backward(squared(tape, x.reshape([18])));
+    tape.backward(squared(tape, x.reshape([18])), 1);
     expect(tape.gradient(x)!.shape).toEqual([3, 6]);
     tape.end();
   });
@@ -131,10 +136,12 @@ describe('gradients', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.zeros([4, 2]));
     const y = squared(tape, x.rows(0, 2));
-    expect(() => tape.backward(y)).toThrow('rows of a tensor cannot be differentiated');
-    const sum = add(tape, x.rows(2, 4), tape.zeros([2, 2]));
-    expect(() => tape.backward(sum)).toThrow('rows of a tensor cannot be differentiated');
+    expect(() => tape.backward(y, 1)).toThrow('rows cannot be differentiated');
     tape.end();
+    const other = new Tape(device);
+    const sum = add(other, other.watch(other.zeros([4, 2])).rows(2, 4), other.zeros([2, 2]));
+    expect(() => other.backward(sum, 1)).toThrow('tensor f32[2, 2] is a part of a larger tensor');
+    other.end();
   });
 
   it('are null where nothing needs or uses them', () => {
@@ -144,7 +151,7 @@ describe('gradients', () => {
     const y = squared(tape, constant);
     expect([tape.tracks(unused), tape.tracks(y)]).toEqual([true, false]);
     expect(tape.gradientTarget(constant)).toBeNull();
-    tape.backward(y);
+    expect(() => tape.backward(y)).toThrow('backward: tensor f32[1] was not recorded on this tape');
     expect([tape.gradient(x), tape.gradient(constant)]).toEqual([null, null]);
     tape.end();
   });
@@ -156,7 +163,7 @@ describe('gradients', () => {
     const y = squared(tape, parameter.value);
     expect(y.item()).toBe(9);
     expect(tape.tracks(y)).toBe(false);
-    tape.backward();
+    expect(() => tape.backward(y)).toThrow('this tape does not record');
     expect(parameter.gradient).toBeNull();
     tape.end();
     parameter.free();
@@ -169,9 +176,7 @@ describe('a gradient passed on', () => {
     const [x, r] = [tape.watch(tape.zeros([SIZE])), tape.watch(tape.zeros([SIZE]))];
     const again = scaled(tape, x, 2); // recorded first, so its rule runs last and finds the shared gradient
     const y = add(tape, x, r);
-    tape.seed(again, new Float32Array(SIZE).fill(10));
-    tape.seed(y, new Float32Array(SIZE).fill(1));
-    tape.backward();
+    tape.backward([again, y], [new Float32Array(SIZE).fill(10), new Float32Array(SIZE).fill(1)]);
     expect([tape.gradient(x)!.item(), tape.gradient(r)!.item()]).toEqual([21, 1]);
     expect(tape.gradient(x)!.pointer).not.toBe(tape.gradient(r)!.pointer);
     tape.end();
@@ -181,11 +186,10 @@ describe('a gradient passed on', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.from(new Float32Array(SIZE).fill(1), [SIZE]));
     const y = add(tape, x, scaled(tape, x, 3));
-    tape.seed(y, new Float32Array(SIZE).fill(1));
     device.pool.resetPeak();
-    const seeded = device.pool.bytesInUse;
-    tape.backward();
-    expect(device.pool.peakBytesInUse).toBe(seeded);
+    const started = device.pool.bytesInUse + BYTES; // the gradient of y
+    tape.backward(y, 1);
+    expect(device.pool.peakBytesInUse).toBe(started);
     expect(tape.gradient(x)!.item()).toBe(4);
     tape.end();
   });
@@ -196,9 +200,13 @@ describe('a gradient passed on', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.zeros([2]));
     const y = add(tape, add(tape, parameter.value, x), parameter.value);
-    tape.seed(y, [1, 2]);
-    tape.seed(x, [10, 10]);
-    tape.backward();
+    tape.backward(
+      [y, x],
+      [
+        [1, 2],
+        [10, 10],
+      ],
+    );
     expect([...parameter.gradient!.read()]).toEqual([2, 4]);
     expect([...tape.gradient(x)!.read()]).toEqual([11, 12]);
     tape.end();
@@ -215,10 +223,9 @@ describe('memory', () => {
     expect(inUse()).toBe(3 * BYTES);
     tape.drop(middle);
     expect(inUse()).toBe(2 * BYTES);
-    expect(() => middle.read()).toThrow('a tensor was used after its memory was freed');
+    expect(() => middle.read()).toThrow('tensor f32[1024] was used after its memory was freed by Tape.drop()');
     tape.drop(middle); // twice is harmless
-    tape.seed(y, new Float32Array(SIZE).fill(1));
-    tape.backward();
+    tape.backward(y, new Float32Array(SIZE).fill(1));
     expect(tape.gradient(x)!.item()).toBe(4);
     tape.end();
   });
@@ -230,8 +237,7 @@ describe('memory', () => {
     const [a, b] = [squared(tape, middle), squared(tape, middle)];
     tape.drop(middle);
     expect(middle.item()).toBe(3);
-    for (const y of [a, b]) tape.seed(y, new Float32Array(SIZE).fill(1));
-    tape.backward();
+    tape.backward([a, b], [1, 1]);
     expect(tape.gradient(x)!.item()).toBe(12);
     tape.end();
   });
@@ -241,10 +247,9 @@ describe('memory', () => {
     const x = tape.watch(tape.zeros([SIZE]));
     const y = squared(tape, squared(tape, squared(tape, squared(tape, x))));
     expect(inUse()).toBe(5 * BYTES);
-    tape.seed(y, new Float32Array(SIZE).fill(1));
     device.pool.resetPeak();
-    tape.backward();
-    // x, four activations and two gradients at the last rule, less after every other; at last x and its gradient.
+    tape.backward(y, 1);
+    // x, four activations and two gradients at the last rule, less after every other; in the end x and its gradient.
     expect([device.pool.peakBytesInUse - before, inUse()]).toEqual([7 * BYTES, 2 * BYTES]);
     tape.end();
   });
@@ -263,7 +268,8 @@ describe('memory', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.zeros([SIZE]));
     const y = squared(tape, squared(tape, x));
-    tape.seed(y, new Float32Array(SIZE));
+    expect(inUse()).toBe(3 * BYTES);
+    expect(y.size).toBe(SIZE);
     tape.end();
     expect(inUse()).toBe(0);
   });
@@ -292,14 +298,13 @@ describe('checkpoint', () => {
       return add(inner, input, branch);
     };
     device.pool.resetPeak();
-    let y = x;
+    let y: Tensor = x;
     for (let i = 0; i < depth; i++) {
       const input = y;
       y = checkpointed ? tape.checkpoint([input], (inner) => layer(inner, input)) : layer(tape, input);
     }
     const output = y.readBytes();
-    tape.seed(y, randomValues(SIZE, 3));
-    tape.backward();
+    tape.backward(y, randomValues(SIZE, 3));
     const result = {
       output,
       dx: tape.gradient(x)!.readBytes(),
@@ -360,8 +365,7 @@ describe('checkpoint', () => {
     const tape = new Tape(device);
     const { x, y } = run(tape);
     expect(inUse()).toBe(4 * BYTES); // input, output, and two factors
-    tape.seed(y, new Float32Array(SIZE).fill(1));
-    tape.backward();
+    tape.backward(y, new Float32Array(SIZE).fill(1));
     expect(tape.gradient(x)!.item()).toBe(324); // of 81x²
     expect([computed, inUse()]).toEqual([2, 2 * BYTES]); // x and its gradient
     tape.end();
@@ -403,8 +407,7 @@ describe('a finished gradient', () => {
     const y = squared(tape, b.value);
     const z = scaled(tape, a.value, 5);
     const both = add(tape, add(tape, x, y), z);
-    tape.seed(both, [1, 1]);
-    tape.backward();
+    tape.backward(both, [1, 1]);
     tape.end();
     expect(told).toEqual(['b 2,4', 'a 8,8']);
     for (const one of [a, b]) one.free();
@@ -419,8 +422,7 @@ describe('a finished gradient', () => {
       return add(inner, deep, add(inner, squared(inner, c.value), scaled(inner, b.value, 1)));
     });
     const last = add(tape, block, scaled(tape, c.value, 10));
-    tape.seed(last, [1, 1]);
-    tape.backward();
+    tape.backward(last, [1, 1]);
     tape.end();
     expect(told).toEqual(['c 12,14', 'b 4,4', 'a 2,2']);
     for (const one of [a, b, c]) one.free();
@@ -432,10 +434,163 @@ describe('a finished gradient', () => {
     const used = scaled(tape, a.value, 2);
     scaled(tape, b.value, 2);
     tape.checkpoint([used], (inner) => add(inner, scaled(inner, c.value, 2), used));
-    tape.seed(used, [1, 1]);
-    tape.backward();
+    tape.backward(used, [1, 1]);
     tape.end();
     expect(told).toEqual(['c none', 'b none', 'a 2,2']);
     for (const one of [a, b, c]) one.free();
+  });
+});
+
+describe('misuse is refused with an error that names it', () => {
+  it('leaves a scalar loss readable after backward, until the end', () => {
+    const tape = new Tape(device);
+    const loss = squared(tape, tape.watch(tape.from([3], [1])));
+    tape.backward(loss);
+    expect(loss.item()).toBe(9);
+    tape.end();
+    expect(() => loss.item()).toThrow('tensor f32[1] was used after its memory was freed by Tape.end()');
+  });
+
+  it('says what backward has freed', () => {
+    const tape = new Tape(device);
+    const x = tape.watch(tape.from([1, 2], [2]));
+    const y = squared(tape, x);
+    tape.backward(y, 1);
+    expect(() => y.read()).toThrow('tensor f32[2] was used after its memory was freed by Tape.backward()');
+    tape.end();
+  });
+
+  it('names the parameter that was freed', () => {
+    const parameter = new Parameter(device, 'blocks.0.up', [2, 3]);
+    const { value } = parameter;
+    parameter.free();
+    expect(() => value.read()).toThrow('parameter blocks.0.up f32[2, 3] was used after its memory was freed by free()');
+  });
+
+  it.each<[string, (tape: Tape, y: Tensor) => void, string]>([
+    [
+      'a second backward',
+      (tape, y) => {
+        tape.backward(y, 1);
+        tape.backward(y, 1);
+      },
+      'has already run on this tape',
+    ],
+    ['a vector without a gradient', (tape, y) => tape.backward(y), 'tensor f32[2] is not a scalar'],
+    ['outputs and gradients in different numbers', (tape, y) => tape.backward([y], [1, 2]), '1 outputs need as many'],
+    ['an output given twice', (tape, y) => tape.backward([y, y], [1, 1]), 'tensor f32[2] was given twice'],
+    ['a gradient of another size', (tape, y) => tape.backward(y, [1, 2, 3]), '3 values do not fill'],
+    [
+      'a gradient tensor of another size',
+      (tape, y) => tape.backward(y, tape.zeros([3])),
+      'cannot copy f32[3] to f32[2]',
+    ],
+  ])('%s', (_, misuse, message) => {
+    const tape = new Tape(device);
+    const y = squared(tape, tape.watch(tape.from([1, 2], [2])));
+    expect(() => misuse(tape, y)).toThrow(UsageError);
+    const again = new Tape(device);
+    const z = squared(again, again.watch(again.from([1, 2], [2])));
+    expect(() => misuse(again, z)).toThrow(message);
+    tape.end();
+    again.end();
+  });
+
+  it('an output of another tape', () => {
+    const [tape, other] = [new Tape(device), new Tape(device)];
+    const y = squared(other, other.watch(other.from([1], [1])));
+    squared(tape, tape.watch(tape.from([1], [1])));
+    expect(() => tape.backward(y)).toThrow('tensor f32[1] was not recorded on this tape: it comes from another tape');
+    tape.end();
+    other.end();
+  });
+
+  it('an operation or a backward pass on a tape that has ended', () => {
+    const tape = new Tape(device);
+    const x = Tensor.zeros(device, [1, 1]);
+    tape.end();
+    tape.end(); // a second end is a no-op
+    for (const use of [() => linear(tape, x, x), () => tape.zeros([1]), () => tape.watch(x), () => tape.backward(x)])
+      expect(use).toThrow('this tape has ended: use a new Tape for each pass');
+    x.free();
+  });
+
+  it('a tensor of another device', () => {
+    const other = new CpuDevice({ threads: 1 });
+    const [tape, weight] = [new Tape(device), Tensor.zeros(other, [2, 2])];
+    const x = tape.zeros([2, 2]);
+    expect(() => linear(tape, x, weight)).toThrow(/linear_forward: tensor f32\[2, 2\] is on another device \(cpu: /);
+    expect(() => x.copyFrom(weight)).toThrow('copyFrom: tensor f32[2, 2] is on another device');
+    tape.end();
+    weight.free();
+  });
+});
+
+describe('withTape and using', () => {
+  it('end the tape when the body returns, throws, or its promise settles', async () => {
+    expect(withTape(device, (tape) => squared(tape, tape.from([3], [1])).item())).toBe(9);
+    const failing = () =>
+      withTape(device, (tape) => {
+        tape.zeros([SIZE]);
+        throw new Error('in the body');
+      });
+    expect(failing).toThrow('in the body');
+    expect(inUse()).toBe(0);
+    const value = withTape(device, async (tape) => {
+      const x = tape.from([4], [1]);
+      await Promise.resolve();
+      return x.item();
+    });
+    expect(await value).toBe(4);
+    expect(inUse()).toBe(0);
+  });
+
+  it('passes options on', () => {
+    expect(withTape(device, ({ recording }) => recording, { record: false })).toBe(false);
+  });
+
+  it('frees what a block declares', () => {
+    {
+      using tape = new Tape(device);
+      using tensor = Tensor.zeros(device, [SIZE]);
+      using parameter = new Parameter(device, 'w', [SIZE]);
+      using freed = Tensor.zeros(device, [SIZE]);
+      freed.free(); // by hand before the end of the block
+      expect([squared(tape, tensor).size, parameter.value.size]).toEqual([SIZE, SIZE]);
+    }
+    expect(inUse()).toBe(0);
+  });
+});
+
+describe('a leak', () => {
+  it('is reported with the place that allocated it', () => {
+    device.pool.trace();
+    const forgotten = Tensor.zeros(device, [SIZE]);
+    const report = leakReport(device.pool.allocations);
+    forgotten.free();
+    expect(report).toMatch(/^4096 bytes were not freed, allocated\nat .*tape\.test\.ts:\d+:\d+/);
+    expect(device.pool.allocations).toEqual([]);
+  });
+
+  it('of a tape that was never ended gives a warning when it is collected', async () => {
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    const warnings: string[] = [];
+    const listen = (warning: Error) => void warnings.push(warning.message);
+    process.on('warning', listen);
+    let owned: Tensor | null = null;
+    const forget = () => {
+      owned = new Tape(device).zeros([SIZE]);
+    };
+    forget();
+    for (let i = 0; i < 50 && warnings.length === 0; i++) {
+      collect();
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    process.off('warning', listen);
+    owned!.free();
+    expect(warnings).toHaveLength(1);
+    expect(warnings[0]).toMatch(/a Tape was garbage-collected without end\(\): 4096 bytes of device memory are lost/);
+    expect(warnings[0]).toMatch(/created at .*tape\.test\.ts/);
   });
 });

@@ -1,38 +1,47 @@
 /**
  * The eager tape. An operation runs at once and records its backward rule; `backward` walks the rules in reverse and
- * frees every activation and gradient as soon as nothing will ask for it again. All memory comes from the device's
- * pool and none waits for the garbage collector.
+ * frees every activation and gradient after its last use. All memory comes from the device's pool and none waits for
+ * the garbage collector.
  *
  *   const tape = new Tape(device);
- *   const y = linear(tape, x, weight);    // runs, records
- *   tape.backward(loss);                  // gradients of parameters are in their slots
- *   tape.end();                           // everything the tape still owns goes back to the pool
+ *   const y = linear(tape, x, weight);    // computes and records
+ *   tape.backward(loss);                  // fills the gradients of parameters
+ *   tape.end();                           // returns everything the tape still owns to the pool
+ *
+ * `withTape(device, (tape) => …)` and `using tape = new Tape(device)` call `end` by themselves.
  */
 import type { Device } from '../device/device.js';
+import { callSite } from '../device/pool.js';
+import { UsageError } from '../errors.js';
+import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, type Storage, Tensor } from './tensor.js';
 
+/** Options of a tape. */
 export interface TapeOptions {
-  /** False for inference: nothing is recorded and `drop` frees at once. */
+  /** False for inference: nothing is recorded and `drop` frees immediately. Default true. */
   readonly record?: boolean;
 }
+
+/** The gradient that a backward pass starts from: one value for every element, all values, or a tensor of them. */
+export type OutputGradient = number | ArrayLike<number> | Tensor;
 
 interface Rule {
   readonly outputs: readonly Tensor[];
   readonly saved: readonly Tensor[];
   readonly backward: () => void;
-  /** Whose gradients the rule may add to, once for every use: when it is gone, these uses are over. */
+  /** Parameters the rule may add gradients to, one entry per use; each use ends when the rule has run. */
   readonly leaves: readonly GradientSlot[];
-  /** Uses that rules recorded by `backward` count off themselves, and that are over too when it does not run. */
+  /** Uses inside a checkpointed block: its second run ends them, or this rule does if that run is skipped. */
   readonly inner?: ReadonlyMap<GradientSlot, number>;
 }
 
-/** How a backward kernel must write a gradient: into `gradient`, adding to what is there if `accumulate`. */
+/** How a backward kernel must write a gradient: into `gradient`, added to its content if `accumulate`. */
 export interface GradientTarget {
   readonly gradient: Tensor;
   readonly accumulate: boolean;
 }
 
-/** Gradients can be shared by several tensors until one of them is added to (residual connections). */
+/** Several tensors can share a gradient until one of them is added to (residual connections). */
 interface SharedGradient {
   readonly tensor: Tensor;
   holders: number;
@@ -40,8 +49,10 @@ interface SharedGradient {
 
 type TensorRecord = Readonly<Record<string, Tensor>>;
 
-export class Tape {
+/** Records operations and owns the memory they need. One tape serves one forward and one backward pass. */
+export class Tape implements Disposable {
   readonly device: Device;
+  /** Whether operations record backward rules. */
   readonly recording: boolean;
   readonly #parent: Tape | null;
   readonly #rules: Rule[] = [];
@@ -50,15 +61,20 @@ export class Tape {
   readonly #saves = new Map<Storage, number>();
   readonly #dropped = new Set<Storage>();
   readonly #gradients = new Map<Storage, SharedGradient>();
-  /** How often each parameter is still to be used by the backward pass: at zero its gradient is finished. */
+  /** Uses of each parameter that the backward pass has not reached yet: at zero its gradient is finished. */
   readonly #uses = new Map<GradientSlot, number>();
+  /** Scalar outputs of `backward`, which stay readable until `end`. */
+  readonly #retained = new Set<Storage>();
   /** Results of `once` in a checkpointed block: filled by its first run, taken in the same order by its second. */
   #kept: TensorRecord[] | null = null;
+  #hasRunBackward = false;
+  #hasEnded = false;
 
   constructor(device: Device, options: TapeOptions = {}, parent: Tape | null = null) {
     this.device = device;
     this.recording = options.record ?? true;
     this.#parent = parent;
+    if (process.env['NODE_ENV'] !== 'production') watchForEnd(this, this.#owned, device);
   }
 
   /**
@@ -70,44 +86,52 @@ export class Tape {
   }
 
   /** An uninitialised tensor that the tape owns. */
-  empty(shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  empty<D extends Dtype = 'f32'>(shape: Shape, dtype = 'f32' as D): Tensor<D> {
+    this.#expectOpen();
     return this.own(Tensor.empty(this.device, shape, dtype));
   }
 
-  zeros(shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  /** A tensor of zeros that the tape owns. */
+  zeros<D extends Dtype = 'f32'>(shape: Shape, dtype = 'f32' as D): Tensor<D> {
+    this.#expectOpen();
     return this.own(Tensor.zeros(this.device, shape, dtype));
   }
 
-  from(values: ArrayLike<number>, shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  /** A tensor of the given values that the tape owns. */
+  from<D extends Dtype = 'f32'>(values: ArrayLike<number>, shape: Shape, dtype = 'f32' as D): Tensor<D> {
+    this.#expectOpen();
     return this.own(Tensor.from(this.device, values, shape, dtype));
   }
 
-  own(tensor: Tensor): Tensor {
+  /** Makes the tape the owner of a tensor: `drop` or `end` frees it. */
+  own<T extends Tensor>(tensor: T): T {
+    this.#expectOpen();
     this.#owned.add(tensor.storage);
     return tensor;
   }
 
-  /** Takes a tensor out of the tape's hands: the caller frees it. */
-  keep(tensor: Tensor): Tensor {
+  /** Releases a tensor from the tape's ownership: the caller frees it. */
+  keep<T extends Tensor>(tensor: T): T {
     this.#owned.delete(tensor.storage);
     return tensor;
   }
 
-  /** Declares an input that is no parameter but whose gradient the caller wants. It outlives `backward`. */
-  watch(tensor: Tensor): Tensor {
+  /** Asks for the gradient of an input that is not a parameter. It is available after `backward`. */
+  watch<T extends Tensor>(tensor: T): T {
+    this.#expectOpen();
     this.#tracked.add(tensor.storage);
     return tensor;
   }
 
-  /** Whether anything that needs a gradient depends on this tensor's gradient. */
+  /** Whether a backward pass would compute the gradient of this tensor. */
   tracks(tensor: Tensor): boolean {
     if (!this.recording) return false;
     return tensor.storage.leaf !== null || this.#tracked.has(tensor.storage) || (this.#parent?.tracks(tensor) ?? false);
   }
 
   /**
-   * Records a rule. `saved` names the tensors whose values `backward` reads; everything else may be dropped. Nothing is
-   * recorded when no input needs a gradient.
+   * Records a rule. `saved` lists the tensors whose values `backward` reads; all others may be dropped. Records nothing
+   * when no input needs a gradient.
    */
   record(
     inputs: readonly (Tensor | null)[],
@@ -115,6 +139,7 @@ export class Tape {
     saved: readonly Tensor[],
     backward: () => void,
   ): void {
+    this.#expectOpen();
     const leaves = inputs.flatMap((input) => input?.storage.leaf ?? []);
     this.#expectUses(leaves);
     if (!this.recording || !inputs.some((input) => input !== null && this.tracks(input))) return;
@@ -123,20 +148,21 @@ export class Tape {
     this.#rules.push({ outputs, saved, backward, leaves });
   }
 
-  /** The forward code is done with this tensor: freed now, or when the last rule that saved it has run. */
+  /** Ends the forward pass's use of a tensor: freed now, or when the last rule that saved it has run. */
   drop(tensor: Tensor): void {
     const { storage } = tensor;
     if (!this.#owned.has(storage)) return;
     if (this.#saves.has(storage)) this.#dropped.add(storage);
-    else this.#free(storage);
+    else this.#free(storage, 'Tape.drop()');
   }
 
-  /** The gradient of an output inside its rule's backward, or of a watched tensor afterwards; null if nothing used it. */
-  gradient(tensor: Tensor): Tensor | null {
-    return this.#gradients.get(tensor.storage)?.tensor.reshape(tensor.shape) ?? null;
+  /** The gradient of an output inside its rule, or of a watched tensor after `backward`; null if nothing used it. */
+  gradient<D extends Dtype>(tensor: Tensor<D>): Tensor<D> | null {
+    const held = this.#gradients.get(tensor.storage)?.tensor.reshape(tensor.shape) ?? null;
+    return held as Tensor<D> | null; // #newGradient gives a gradient the dtype of its tensor
   }
 
-  /** Where a backward rule writes the gradient of one of its inputs; null when nobody needs it. */
+  /** Where a rule writes the gradient of one of its inputs; null when it is not needed. */
   gradientTarget(tensor: Tensor): GradientTarget | null {
     const { storage } = tensor;
     expectWhole(tensor);
@@ -151,7 +177,7 @@ export class Tape {
     return { gradient: this.#exclusive(tensor, held).reshape(tensor.shape), accumulate: true };
   }
 
-  /** Passes a gradient on unchanged: `to` gets the gradient of `from`, without a copy where that is possible. */
+  /** Passes the gradient of `from` to `to` unchanged, without a copy where possible. */
   passGradient(from: Tensor, to: Tensor, add: (into: Tensor, value: Tensor) => void): void {
     const held = this.#gradients.get(from.storage);
     if (!held) return;
@@ -168,47 +194,55 @@ export class Tape {
     else target.gradient.copyFrom(held.tensor);
   }
 
-  /** Starts a backward pass with a gradient for an output; `backward` uses 1 for the loss. */
-  seed(tensor: Tensor, values: ArrayLike<number>): void {
-    this.#seedTarget(tensor)?.write(values);
-  }
-
-  /** The same with one value everywhere, which needs no host memory: it can be captured in a graph. */
-  seedFilled(tensor: Tensor, value: number): void {
-    this.#seedTarget(tensor)?.fill(value);
-  }
-
-  seedWith(tensor: Tensor, gradient: Tensor): void {
-    this.#seedTarget(tensor)?.copyFrom(gradient.reshape(tensor.shape));
-  }
-
-  /** Runs all rules in reverse. Give the loss, or seed outputs yourself and give nothing. */
-  backward(loss?: Tensor): void {
-    if (loss) this.seedFilled(loss, 1);
-    for (let rule = this.#rules.pop(); rule; rule = this.#rules.pop()) {
-      if (rule.outputs.some((output) => this.#gradients.has(output.storage))) rule.backward();
-      else for (const [leaf, uses] of rule.inner ?? []) this.#endUses(leaf, uses);
-      for (const leaf of rule.leaves) this.#endUses(leaf, 1);
-      for (const output of rule.outputs) {
-        this.#releaseGradient(output.storage);
-      }
-      for (const tensor of rule.saved) this.#unsave(tensor.storage);
-      // Everything that reads an output was recorded after it, so it has run by now.
-      for (const output of rule.outputs) if (this.#owned.has(output.storage)) this.#free(output.storage);
+  /**
+   * Computes the gradients of all parameters and watched tensors that `output` depends on. `gradient` is the gradient of
+   * the output, 1 for a scalar by default; with several outputs there is one for each. Activations are freed on the
+   * way; a scalar output stays readable until `end`. Runs once per tape.
+   */
+  backward(output: Tensor, gradient?: OutputGradient): void;
+  backward(outputs: readonly Tensor[], gradients: readonly OutputGradient[]): void;
+  backward(output: Tensor | readonly Tensor[], gradient?: OutputGradient | readonly OutputGradient[]): void {
+    const outputs = output instanceof Tensor ? [output] : output;
+    const gradients = output instanceof Tensor ? [gradient] : ((gradient ?? []) as readonly OutputGradient[]);
+    this.#expectOpen();
+    if (!this.recording) throw new UsageError('backward: this tape does not record (record: false)');
+    if (this.#hasRunBackward)
+      throw new UsageError(
+        'backward: has already run on this tape and has freed its activations; use a new Tape for the next pass',
+      );
+    if (outputs.length !== gradients.length)
+      throw new UsageError(`backward: ${outputs.length} outputs need as many gradients, not ${gradients.length}`);
+    for (const tensor of outputs) {
+      if (!this.tracks(tensor))
+        throw new UsageError(
+          `backward: ${tensor} was not recorded on this tape: it comes from another tape, or depends on no parameter ` +
+            'and no watched tensor',
+        );
     }
+    outputs.forEach((tensor, i) => {
+      this.#start(tensor, gradients[i] as OutputGradient | undefined);
+    });
+    this.#hasRunBackward = true;
+    for (const tensor of outputs) if (tensor.size === 1) this.#retained.add(tensor.storage);
+    this.#runRules();
   }
 
   /**
-   * Runs `block` keeping only its result, and runs it again in the backward pass: memory for time. `block` must be a
-   * pure function of its inputs and of parameters. Results of `once` inside it are kept beside the block's own.
+   * Runs `block` keeping only its result, and runs it again in the backward pass: less memory for more time. `block`
+   * must be a pure function of its inputs and of parameters. Results of `once` inside it are kept too.
    */
-  checkpoint(inputs: readonly Tensor[], block: (tape: Tape) => Tensor): Tensor {
+  checkpoint<T extends Tensor>(inputs: readonly Tensor[], block: (tape: Tape) => T): T {
     const trial = new Tape(this.device, { record: false });
     const kept: TensorRecord[] = [];
     if (this.recording) trial.#kept = kept;
-    const output = this.own(trial.keep(block(trial)));
-    const inner = new Map(trial.#uses);
-    trial.end();
+    let output: T;
+    let inner: Map<GradientSlot, number>;
+    try {
+      output = this.own(trial.keep(block(trial)));
+      inner = new Map(trial.#uses);
+    } finally {
+      trial.end();
+    }
     for (const tensor of kept.flatMap(Object.values<Tensor>)) this.own(tensor);
     for (const [leaf, uses] of inner) this.#expectUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
@@ -223,19 +257,21 @@ export class Tape {
         const rerun = new Tape(this.device, {}, this);
         for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.keep(tensor));
         rerun.#kept = kept;
-        const again = block(rerun);
-        rerun.seedWith(again, this.gradient(output)!);
-        rerun.backward();
-        rerun.end();
+        try {
+          rerun.#start(block(rerun), this.gradient(output)!);
+          rerun.#runRules();
+        } finally {
+          rerun.end();
+        }
       },
     });
     return output;
   }
 
   /**
-   * Computes tensors that are too expensive to compute twice. In a checkpointed block `compute` runs in the first run only,
-   * and its results are held until the second run drops them; elsewhere this just calls it. The tensors must belong to
-   * this tape, and `compute` must record nothing.
+   * Computes tensors that are too expensive to compute twice. In a checkpointed block `compute` runs in the first run
+   * only, and its results are held until the second run drops them; elsewhere this just calls it. The tensors must
+   * belong to this tape, and `compute` must record nothing.
    */
   once<T extends { readonly [name in keyof T]: Tensor }>(compute: () => T): T {
     if (!this.#kept) return compute();
@@ -246,19 +282,70 @@ export class Tape {
     return tensors;
   }
 
-  /** Gives everything the tape owns back to the pool. */
+  /** Returns everything the tape owns to the pool. Further operations on this tape throw. */
   end(): void {
+    if (this.#hasEnded) return;
+    this.#hasEnded = true;
+    endings.unregister(this);
     this.#rules.length = 0;
     for (const storage of [...this.#gradients.keys()]) this.#releaseGradient(storage);
-    for (const storage of this.#owned) storage.free();
+    for (const storage of this.#owned) storage.free('Tape.end()');
     this.#owned.clear();
     this.#tracked.clear();
     this.#saves.clear();
     this.#dropped.clear();
     this.#uses.clear();
+    this.#retained.clear();
   }
 
-  /** The second run of a checkpointed block does what the first did: that was counted. */
+  /** `end`, for `using`. */
+  [dispose](): void {
+    this.end();
+  }
+
+  #expectOpen(): void {
+    if (this.#hasEnded) throw new UsageError('this tape has ended: use a new Tape for each pass');
+  }
+
+  #runRules(): void {
+    for (let rule = this.#rules.pop(); rule; rule = this.#rules.pop()) {
+      if (rule.outputs.some((output) => this.#gradients.has(output.storage))) rule.backward();
+      else for (const [leaf, uses] of rule.inner ?? []) this.#endUses(leaf, uses);
+      for (const leaf of rule.leaves) this.#endUses(leaf, 1);
+      for (const output of rule.outputs) this.#releaseGradient(output.storage);
+      for (const tensor of rule.saved) this.#unsave(tensor.storage);
+      // Rules that read an output were recorded after this one, so they have run.
+      for (const { storage } of rule.outputs)
+        if (this.#owned.has(storage) && !this.#retained.has(storage)) this.#free(storage, 'Tape.backward()');
+    }
+  }
+
+  /** Sets the gradient of an output. One value for all elements needs no host memory: a CUDA graph can record it. */
+  #start(tensor: Tensor, gradient: OutputGradient | undefined): void {
+    if (gradient === undefined && tensor.size !== 1)
+      throw new UsageError(`backward: ${tensor} is not a scalar: pass its gradient as the second argument`);
+    if (gradient instanceof Tensor && this.#borrowGradient(tensor, gradient)) return;
+    const target = this.gradientTarget(tensor);
+    if (!target) return;
+    if (target.accumulate) throw new UsageError(`backward: ${tensor} was given twice, or already has a gradient`);
+    if (gradient instanceof Tensor) target.gradient.copyFrom(gradient);
+    else if (typeof gradient === 'object') target.gradient.write(gradient);
+    else if (tensor.dtype === 'f32') target.gradient.fill(gradient ?? 1);
+    else target.gradient.write(new Float32Array(tensor.size).fill(gradient ?? 1));
+  }
+
+  /** Uses the caller's tensor as the gradient, without a copy, where nothing else holds one. */
+  #borrowGradient(tensor: Tensor, gradient: Tensor): boolean {
+    const { storage } = tensor;
+    const fits = gradient.dtype === tensor.dtype && gradient.size === tensor.size && gradient.device === this.device;
+    if (!fits || !this.#tracked.has(storage) || this.#gradients.has(storage)) return false;
+    expectWhole(tensor);
+    // The second holder is the caller: rules that add to the gradient copy it first, and the tape does not free it.
+    this.#gradients.set(storage, { tensor: gradient, holders: 2 });
+    return true;
+  }
+
+  /** The second run of a checkpointed block repeats the uses of the first, which are counted already. */
   #expectUses(leaves: readonly GradientSlot[]): void {
     if (this.#parent) return;
     for (const leaf of leaves) this.#uses.set(leaf, (this.#uses.get(leaf) ?? 0) + 1);
@@ -274,19 +361,13 @@ export class Tape {
     if (left === 0) leaf.finished?.();
   }
 
-  #seedTarget(tensor: Tensor): Tensor | null {
-    const target = this.gradientTarget(tensor);
-    if (target?.accumulate) throw new Error('a tensor was seeded twice, or its gradient was there already');
-    return target?.gradient ?? null;
-  }
-
   #newGradient(tensor: Tensor): Tensor {
     const gradient = Tensor.empty(this.device, tensor.shape, tensor.dtype);
     this.#gradients.set(tensor.storage, { tensor: gradient, holders: 1 });
     return gradient;
   }
 
-  /** The gradient with no other holder, copied if it has one. */
+  /** The gradient without other holders, copied if it has any. */
   #exclusive(tensor: Tensor, held: SharedGradient): Tensor {
     if (held.holders === 1) return held.tensor;
     held.holders -= 1;
@@ -300,7 +381,7 @@ export class Tape {
     if (!held) return;
     this.#gradients.delete(storage);
     held.holders -= 1;
-    if (held.holders === 0) held.tensor.free();
+    if (held.holders === 0) held.tensor.storage.free(this.#hasEnded ? 'Tape.end()' : 'Tape.backward()');
   }
 
   #unsave(storage: Storage): void {
@@ -311,19 +392,58 @@ export class Tape {
       return;
     }
     this.#saves.delete(storage);
-    if (this.#dropped.has(storage) && this.#owned.has(storage)) this.#free(storage);
+    if (this.#dropped.has(storage) && this.#owned.has(storage)) this.#free(storage, 'Tape.backward()');
   }
 
-  #free(storage: Storage): void {
+  #free(storage: Storage, by: string): void {
     this.#owned.delete(storage);
     this.#dropped.delete(storage);
     this.#saves.delete(storage);
-    storage.free();
+    storage.free(by);
   }
 }
 
-/** Gradients belong to whole storages: a slice would write its gradient over the start of another's. */
+/** Runs `body` with a new tape and ends the tape afterwards, also when `body` throws or returns a promise. */
+export function withTape<T>(device: Device, body: (tape: Tape) => T, options: TapeOptions = {}): T {
+  const tape = new Tape(device, options);
+  let result: T;
+  try {
+    result = body(tape);
+  } catch (error) {
+    tape.end();
+    throw error;
+  }
+  if (result instanceof Promise) return result.finally(() => tape.end()) as T;
+  tape.end();
+  return result;
+}
+
+/** Gradients belong to whole storages: a slice would overwrite the gradient of the storage's beginning. */
 function expectWhole(tensor: Tensor): void {
   if (tensor.bytes !== tensor.storage.bytes)
-    throw new Error('rows of a tensor cannot be differentiated: use the whole tensor');
+    throw new UsageError(`${tensor} is a part of a larger tensor: rows cannot be differentiated, use the whole tensor`);
+}
+
+/** What is known about a tape after it was collected. It must not refer to the tape. */
+interface TapeRecord {
+  readonly owned: ReadonlySet<Storage>;
+  readonly where: string | null;
+}
+
+let hasWarned = false;
+const endings = new FinalizationRegistry<TapeRecord>(({ owned, where }) => {
+  if (owned.size === 0 || hasWarned) return;
+  hasWarned = true;
+  const bytes = [...owned].reduce((total, storage) => total + storage.bytes, 0);
+  const place = where === null ? 'device.pool.trace() shows where such a tape is created' : `created ${where}`;
+  process.emitWarning(
+    `a Tape was garbage-collected without end(): ${bytes} bytes of device memory are lost; ` +
+      `call tape.end() or use withTape (${place})`,
+    'TrefoilWarning',
+  );
+});
+
+/** Warns when a tape that owns memory is collected before its end. */
+function watchForEnd(tape: Tape, owned: ReadonlySet<Storage>, { pool }: Device): void {
+  endings.register(tape, { owned, where: pool.isTracing ? callSite() : null }, tape);
 }

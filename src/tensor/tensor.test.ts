@@ -30,7 +30,7 @@ describe('bfloat16 on the host', () => {
 
 describe.each(devices())('Tensor on $name', ({ device }) => {
   const made: Tensor[] = [];
-  const own = (tensor: Tensor): Tensor => {
+  const own = <T extends Tensor>(tensor: T): T => {
     made.push(tensor);
     return tensor;
   };
@@ -76,6 +76,26 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
 
   it.each([[[-1]], [[1.5]], [[2, Number.NaN]], [[2 ** 60]]])('refuses the shape %j', (shape) => {
     expect(() => Tensor.empty(device(), shape)).toThrow(UsageError);
+  });
+
+  it('refuses an unknown dtype by name, and leaves the accounting of the pool a number', () => {
+    const dtype = 'float32' as 'f32'; // as a JavaScript program may write it
+    expect(() => Tensor.from(device(), [1], [1], dtype)).toThrow('unknown dtype float32: use f32, bf16, i32, f64');
+    expect(() => Tensor.zeros(device(), [1], dtype)).toThrow(UsageError);
+    expect(device().pool.bytesInUse).toBeGreaterThanOrEqual(0);
+  });
+
+  it('reads the typed array of its dtype, without casts', () => {
+    const floats: Float32Array = own(Tensor.from(device(), [1.5], [1])).read();
+    const halves: Float32Array = own(Tensor.from(device(), [1.5], [1], 'bf16')).read();
+    const integers: Int32Array = own(Tensor.from(device(), [1], [1], 'i32')).read();
+    const doubles: Float64Array = own(Tensor.from(device(), [1.5], [1], 'f64')).read();
+    expect([floats, halves, integers, doubles].map((values) => values.constructor.name)).toEqual([
+      'Float32Array',
+      'Float32Array',
+      'Int32Array',
+      'Float64Array',
+    ]);
   });
 
   it('refuses values that do not fill it, and gives its memory back', () => {
@@ -129,18 +149,18 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
 
   it('has parts with a storage of their own, which are freed with the whole', () => {
     const whole = own(Tensor.from(device(), [1, 2, 3, 4, 5, 6], [3, 2]));
-    const part = whole.rows(1, 3).apart();
+    const part = whole.rows(1, 3).withOwnStorage();
     expect([...part.read()]).toEqual([3, 4, 5, 6]);
     expect([part.storage === whole.storage, part.storage.bytes, part.bytes]).toEqual([false, 16, 16]);
     part.rows(1, 2).write([7, 8]);
     expect([...whole.read()]).toEqual([1, 2, 3, 4, 7, 8]);
     const used = device().pool.bytesInUse;
-    const other = whole.rows(0, 1).apart();
+    const other = whole.rows(0, 1).withOwnStorage();
     other.free();
     expect(device().pool.bytesInUse).toBe(used);
     expect(() => other.read()).toThrow('after its memory was freed');
     const gone = Tensor.zeros(device(), [2]);
-    const rest = gone.apart();
+    const rest = gone.withOwnStorage();
     gone.free();
     expect(() => rest.read()).toThrow('after its memory was freed');
   });
@@ -151,7 +171,7 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
     tensor.free();
     expect(tensor.storage.isFreed).toBe(true);
     for (const use of [() => tensor.read(), () => view.read(), () => tensor.write([1, 2]), () => tensor.pointer])
-      expect(use).toThrow('a tensor was used after its memory was freed');
-    expect(() => tensor.free()).toThrow('a tensor was freed twice');
+      expect(use).toThrow('was used after its memory was freed by free()');
+    expect(() => tensor.free()).toThrow('tensor f32[2] was freed twice: by free(), then by free()');
   });
 });

@@ -1,49 +1,72 @@
 /** A tensor: device memory with a shape and a dtype. Row-major, always contiguous. */
-import type { Block, Device } from '../device/device.js';
+import { type Block, type Device, expectDevice } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
+import { dispose } from './dispose.js';
 
+/** Element type of a tensor. */
 export type Dtype = 'f32' | 'bf16' | 'i32' | 'f64';
+
+/** Extents of a tensor, outermost first. `[]` is a scalar. */
 export type Shape = readonly number[];
 
+/** The typed array that `Tensor.read` returns for each dtype; bf16 is widened. */
+export interface HostArrays {
+  readonly f32: Float32Array;
+  readonly bf16: Float32Array;
+  readonly i32: Int32Array;
+  readonly f64: Float64Array;
+}
+
+/** Bytes of one element. */
 export const DTYPE_BYTES: Record<Dtype, number> = { f32: 4, bf16: 2, i32: 4, f64: 8 };
 
-/** Device memory shared by a tensor and its views; gradients belong to it, so a reshape needs no rule of its own. */
+/**
+ * Device memory that a tensor shares with its views. Gradients belong to the storage, so a reshape needs no backward
+ * rule.
+ */
 export class Storage {
   readonly device: Device;
-  /** What was asked for; the block behind it may be larger. */
+  /** Requested size; the block behind it may be larger. */
   readonly bytes: number;
   /** Null for a part of another storage. */
   readonly #pool: MemoryPool | null;
   readonly #block: Block;
   readonly #whole: Storage | null;
-  #freed = false;
+  #freedBy: string | null = null;
   /** Set on the storage of a parameter: where its gradient accumulates. */
   leaf: GradientSlot | null = null;
+  /** Name of the parameter that owns the storage, for error messages. */
+  name: string | null = null;
 
-  /** Memory of its own, or the part of `whole` that begins at `offset`. */
+  /** Allocates from the device's pool, or refers to the part of `whole` at byte `offset`. */
   constructor(device: Device, bytes: number, whole: Storage | null = null, offset = 0) {
     this.device = device;
     this.bytes = bytes;
     this.#whole = whole;
-    this.#pool = whole ? null : device.pool; // a device may work in another pool by the time this is freed
+    this.#pool = whole ? null : device.pool; // the device may use another pool by the time this is freed
     this.#block = this.#pool?.take(bytes) ?? { address: whole!.address + BigInt(offset), bytes };
   }
 
   get address(): bigint {
-    if (this.isFreed) throw new Error('a tensor was used after its memory was freed');
     return this.#block.address;
   }
 
-  get isFreed(): boolean {
-    return this.#freed || (this.#whole?.isFreed ?? false);
+  /** Names what freed the memory; null while it is allocated. */
+  get freedBy(): string | null {
+    return this.#freedBy ?? this.#whole?.freedBy ?? null;
   }
 
-  /** Freeing a part frees no memory: that goes with the whole. */
-  free(): void {
-    if (this.#freed) throw new Error('a tensor was freed twice');
-    this.#freed = true;
+  get isFreed(): boolean {
+    return this.freedBy !== null;
+  }
+
+  /** Returns the memory to the pool. A part frees nothing: its memory goes with the whole. */
+  free(by = 'free()', tensor: Tensor | null = null): void {
+    if (this.#freedBy !== null)
+      throw new Error(`${tensor ?? 'a tensor'} was freed twice: by ${this.#freedBy}, then by ${by}`);
+    this.#freedBy = by;
     this.#pool?.give(this.#block);
   }
 }
@@ -52,43 +75,56 @@ export class Storage {
 export interface GradientSlot {
   readonly gradient: Tensor;
   filled: boolean;
-  /** Called when a backward pass will not add to the gradient any more. */
+  /** Called when the backward pass has made its last addition to the gradient. */
   finished?: (() => void) | null;
 }
 
+/** Number of elements of a shape. */
 export function elements(shape: Shape): number {
   return shape.reduce((product, size) => product * size, 1);
 }
 
-export class Tensor {
+/**
+ * Device memory with a shape and a dtype `D`. Row-major and contiguous. The creator frees it (`free`, or a `using`
+ * declaration), unless a tape owns it.
+ */
+export class Tensor<D extends Dtype = Dtype> implements Disposable {
   readonly storage: Storage;
   readonly shape: Shape;
-  readonly dtype: Dtype;
+  readonly dtype: D;
   readonly #offset: number;
 
-  constructor(storage: Storage, shape: Shape, dtype: Dtype, offset = 0) {
+  constructor(storage: Storage, shape: Shape, dtype: D, offset = 0) {
     this.storage = storage;
     this.shape = shape;
     this.dtype = dtype;
     this.#offset = offset;
   }
 
-  /** Memory is not initialised. The caller frees it, or lets a Tape own it. */
-  static empty(device: Device, shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  /** A tensor whose memory is not initialised. */
+  static empty<D extends Dtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
     for (const size of shape)
       if (!Number.isSafeInteger(size) || size < 0)
-        throw new UsageError(`a tensor's shape must hold whole numbers from 0, not [${shape.join(', ')}]`);
+        throw new UsageError(`a tensor's shape must hold integers of at least 0, not [${shape.join(', ')}]`);
+    if (!Object.hasOwn(DTYPE_BYTES, dtype))
+      throw new UsageError(`unknown dtype ${String(dtype)}: use ${Object.keys(DTYPE_BYTES).join(', ')}`);
     return new Tensor(new Storage(device, elements(shape) * DTYPE_BYTES[dtype]), shape, dtype);
   }
 
-  static zeros(device: Device, shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  /** A tensor of zeros. */
+  static zeros<D extends Dtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
     const tensor = Tensor.empty(device, shape, dtype);
     tensor.zero();
     return tensor;
   }
 
-  /** A tensor with the given values; numbers are rounded to the dtype. */
-  static from(device: Device, values: ArrayLike<number>, shape: Shape, dtype: Dtype = 'f32'): Tensor {
+  /** A tensor with the given values, rounded to the dtype. */
+  static from<D extends Dtype = 'f32'>(
+    device: Device,
+    values: ArrayLike<number>,
+    shape: Shape,
+    dtype = 'f32' as D,
+  ): Tensor<D> {
     const tensor = Tensor.empty(device, shape, dtype);
     try {
       tensor.write(values);
@@ -102,25 +138,35 @@ export class Tensor {
   get device(): Device {
     return this.storage.device;
   }
+  /** Number of elements. */
   get size(): number {
     return elements(this.shape);
   }
   get bytes(): number {
     return this.size * DTYPE_BYTES[this.dtype];
   }
+  /** Address on the device. Throws after the memory was freed. */
   get pointer(): bigint {
+    const { freedBy } = this.storage;
+    if (freedBy !== null) throw new Error(`${this} was used after its memory was freed by ${freedBy}`);
     return this.storage.address + BigInt(this.#offset);
   }
 
+  /** For error messages: `tensor f32[2, 3]`, with the name of a parameter. */
+  toString(): string {
+    const { name } = this.storage;
+    return `${name === null ? 'tensor' : `parameter ${name}`} ${this.dtype}[${this.shape.join(', ')}]`;
+  }
+
   /** The same memory with another shape. */
-  reshape(shape: Shape): Tensor {
+  reshape(shape: Shape): Tensor<D> {
     if (elements(shape) !== this.size)
       throw new UsageError(`cannot reshape [${this.shape.join(', ')}] to [${shape.join(', ')}]: the sizes differ`);
     return new Tensor(this.storage, shape, this.dtype, this.#offset);
   }
 
   /** Rows `from` to `to` (exclusive) of the first dimension, on the same memory. */
-  rows(from: number, to: number): Tensor {
+  rows(from: number, to: number): Tensor<D> {
     const [count, ...rest] = this.shape;
     if (!(0 <= from && from <= to && to <= count))
       throw new UsageError(`rows ${from} to ${to} are not inside a tensor of ${count} rows`);
@@ -128,14 +174,19 @@ export class Tensor {
     return new Tensor(this.storage, [to - from, ...rest], this.dtype, this.#offset + from * rowBytes);
   }
 
-  /** The same memory as a storage of its own, with a gradient of its own: a parameter's place in a larger piece. */
-  apart(): Tensor {
+  /** The same memory as a storage of its own, so that it has its own gradient: a parameter inside a larger block. */
+  withOwnStorage(): Tensor<D> {
     return new Tensor(new Storage(this.device, this.bytes, this.storage, this.#offset), this.shape, this.dtype);
   }
 
-  /** Copies the values to the host; bf16 is widened to f32. */
-  read(): Float32Array | Float64Array | Int32Array {
-    switch (this.dtype) {
+  /** Copies the values to the host. Waits for the device. */
+  read(): HostArrays[D] {
+    return this.#readHost() as HostArrays[D]; // the switch below returns the array of each dtype
+  }
+
+  #readHost(): HostArrays[Dtype] {
+    const dtype: Dtype = this.dtype;
+    switch (dtype) {
       case 'f32':
         return this.#download(new Float32Array(this.size));
       case 'f64':
@@ -152,45 +203,57 @@ export class Tensor {
     return this.#download(new Uint8Array(this.bytes));
   }
 
+  /** Overwrites the memory with raw bytes. */
   writeBytes(bytes: Uint8Array): void {
     if (bytes.byteLength !== this.bytes)
       throw new UsageError(`${bytes.byteLength} bytes do not fill a tensor of ${this.bytes} bytes`);
     this.device.upload(this.pointer, bytes);
   }
 
+  /** Overwrites all values, rounded to the dtype. */
   write(values: ArrayLike<number>): void {
     if (values.length !== this.size)
       throw new UsageError(`${values.length} values do not fill a tensor of shape [${this.shape.join(', ')}]`);
     this.writeBytes(bytesOf(encode(values, this.dtype)));
   }
 
-  /** One value, for scalars and diagnosis. */
+  /** One element, by its index in row-major order. Waits for the device. */
   item(index = 0): number {
     if (!(index >= 0 && index < this.size))
-      throw new UsageError(`there is no element ${index} in a tensor of ${this.size}`);
-    return new Tensor(this.storage, [1], this.dtype, this.#offset + index * DTYPE_BYTES[this.dtype]).read()[0];
+      throw new UsageError(`index ${index} is outside a tensor of ${this.size} elements`);
+    const one = new Tensor<Dtype>(this.storage, [1], this.dtype, this.#offset + index * DTYPE_BYTES[this.dtype]);
+    return one.read()[0];
   }
 
+  /** Sets every byte to zero. */
   zero(): void {
     this.device.fillZero(this.pointer, this.bytes);
   }
 
-  /** Every element of an f32 tensor becomes `value`. */
+  /** Sets every element of an f32 tensor to `value`. */
   fill(value: number): void {
     if (this.dtype !== 'f32') throw new UsageError(`fill is for f32 tensors, not ${this.dtype}`);
     this.device.fill(this.pointer, value, this.size);
   }
 
+  /** Copies the values of a tensor of the same size, dtype and device. */
   copyFrom(other: Tensor): void {
     if (other.bytes !== this.bytes || other.dtype !== this.dtype)
       throw new UsageError(
         `cannot copy ${other.dtype}[${other.shape.join(', ')}] to ${this.dtype}[${this.shape.join(', ')}]`,
       );
+    expectDevice(this.device, other, 'copyFrom');
     this.device.copy(this.pointer, other.pointer, this.bytes);
   }
 
+  /** Returns the memory to the pool. Views of the same memory become invalid too. */
   free(): void {
-    this.storage.free();
+    this.storage.free('free()', this);
+  }
+
+  /** Frees the memory unless that has happened already: for `using`. */
+  [dispose](): void {
+    if (!this.storage.isFreed) this.storage.free();
   }
 
   #download<T extends Float32Array | Float64Array | Int32Array | Uint16Array | Uint8Array>(into: T): T {

@@ -108,8 +108,7 @@ export function launchGradients(
         observer,
       }),
     );
-    tape.seedFilled(mean, weights[i]);
-    tape.backward();
+    tape.backward(mean, weights[i]);
     tape.end();
     return mean;
   });

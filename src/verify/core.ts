@@ -39,8 +39,7 @@ export function runCore(
       const outputs = record(OUTPUT_NAMES, (name) => results[name].read() as Float32Array);
       const selected = results.selected.read() as Int32Array;
       if (!dOut) return { outputs, selected, gradients: null };
-      tape.seed(results.out, dOut);
-      tape.backward();
+      tape.backward(results.out, dOut);
       return { outputs, selected, gradients: record(INPUT_NAMES, (name) => gradientOf(tape, tensors[name])) };
     } finally {
       layout.blocks.free();

@@ -76,8 +76,7 @@ function equalsDense(device: Device, shapes: Shapes, branch: Branch): Finding {
       };
       const out = attend(tape, inputs, tokens);
       const values = out.read();
-      tape.seed(out, dOut);
-      tape.backward();
+      tape.backward(out, dOut);
       return {
         out: values,
         dq: gradientOf(tape, inputs.q),

@@ -88,8 +88,7 @@ export class TestModule {
         const output = this.#module.forward(tape, input, { layout, kernels: { kernel }, observer });
         const out = output.read() as Float32Array;
         if (!dOut) return { out, selected, gradients: null };
-        tape.seed(output, dOut);
-        tape.backward();
+        tape.backward(output, dOut);
         const gradients = new Map([['x', gradientOf(tape, input)]]);
         for (const [name, { value, gradient }] of this.#parameters)
           gradients.set(name, (gradient?.read() as Float32Array | undefined) ?? new Float32Array(value.size));

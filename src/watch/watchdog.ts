@@ -10,6 +10,7 @@ import { writeAnomaly, writeHalt } from '../run/run-paths.js';
 import { type RunView, readRun } from '../run/run-reader.js';
 import { SteadyAges } from './ages.js';
 import { dumpProcess } from './dump.js';
+import { explainRule } from './explain.js';
 import type { Alert } from './notify.js';
 import type { Level, Row } from './row.js';
 import { type Finding, healthFindings } from './rules.js';
@@ -28,6 +29,8 @@ export interface WatchdogOptions {
 
 export interface Tick {
   readonly state: RunState;
+  /** Newest step of rank 0; undefined before the first heartbeat. */
+  readonly step: number | undefined;
   readonly rows: readonly Row[];
   /** Rules that are worse than at the last look. */
   readonly alerts: readonly Alert[];
@@ -76,9 +79,11 @@ export class Watchdog {
     const iso = new Date().toISOString();
     return {
       state,
+      step: view.ranks[0].beats.at(-1)?.step,
       rows: findings,
       alerts: worse.map(({ rule, level, value, limit, rank }) => {
-        const line = `${level === 'red' ? 'CRITICAL' : 'warning'} ${view.name} rank ${rank}: ${rule} is ${value} (limit ${limit})`;
+        const name = level === 'red' ? 'CRITICAL' : 'warning';
+        const line = `${name} ${view.name} rank ${rank}: ${rule} is ${value} (limit ${limit}). ${explainRule(rule)}`;
         return { run: view.name, rank, rule, level, value, limit, line, iso };
       }),
       recovered: recovered.map(({ rule }) => rule),

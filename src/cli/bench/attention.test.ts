@@ -24,7 +24,7 @@ describe('bench attention', () => {
       expect(passes(S, 'score')).toBe(1);
     }
     expect(passes(2048, 'linear')).toBe(2);
-    expect(stderr).toMatch(/^S 64 {2}nsa forward: [\d.]+ ms, \d+ GFLOP\/s$/m);
+    expect(stderr).toBe(''); // progress is for terminals
   });
 
   it('prints CSV', async () => {

@@ -1,4 +1,4 @@
-/** `trefoil bench attention`: sparse and dense attention by length on this machine. */
+/** `trefoil bench attention`: measures sparse and dense attention by sequence length. */
 import { availableParallelism } from 'node:os';
 import { type Command, Option } from 'commander';
 import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
@@ -12,7 +12,7 @@ import { UsageError } from '../../errors.js';
 import { SELECTED_PATHS, type SelectedPath } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -37,7 +37,7 @@ const LENGTHS = [1024, 2048, 4096, 8192, 16_384, 32_768];
 const QUICK_LENGTHS = [1024, 2048, 4096];
 const CUDA_LENGTHS = [2048, 8192, 32_768, 65_536];
 const CUDA_QUICK_LENGTHS = [8192, 65_536];
-/** A GPU needs this many to be full, whatever the length of a sequence. */
+/** Tokens that fill a GPU, whatever the sequence length. */
 const CUDA_TOKENS = 65_536;
 const SPARSE = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const LINEAR = { rows: 2048, inputs: 768, outputs: 3072 };
@@ -45,53 +45,54 @@ const CUDA_LINEAR = { ...LINEAR, rows: CUDA_TOKENS };
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(deviceOption('where to compute; auto = the fastest there is'))
+    .addOption(deviceOption('where to compute; auto = CUDA if available'))
     .addOption(threadsOption())
     .addOption(
       new Option(
         '--lengths <list>',
-        `lengths (default: ${LENGTHS.join(',')}; on CUDA ${CUDA_LENGTHS.join(',')})`,
+        `sequence lengths (default: ${LENGTHS.join(',')}; on CUDA ${CUDA_LENGTHS.join(',')})`,
       ).argParser(wholeNumbers(1)),
     )
     .addOption(
       new Option(
         '--tokens <n>',
-        `tokens of all sequences together (default: one sequence; on CUDA ${CUDA_TOKENS})`,
+        `total tokens of all sequences (default: one sequence; on CUDA ${CUDA_TOKENS})`,
       ).argParser(wholeNumber(1)),
     )
     .addOption(
       new Option(
         '--quick',
-        `fewer runs, and lengths ${QUICK_LENGTHS.join(',')} (CUDA: ${CUDA_QUICK_LENGTHS.join(',')}) if none are given`,
+        `fewer runs, and lengths ${QUICK_LENGTHS.join(',')} (CUDA: ${CUDA_QUICK_LENGTHS.join(',')}) by default`,
       ),
     )
     .addOption(new Option('--heads <n>', 'query heads').argParser(wholeNumber(1)).default(12))
     .addOption(new Option('--groups <n>', 'key/value groups').argParser(wholeNumber(1)).default(2))
-    .addOption(new Option('--dim <n>', 'size of a head, of keys and of values').argParser(wholeNumber(1)).default(64))
+    .addOption(new Option('--dim <n>', 'head size of keys and values').argParser(wholeNumber(1)).default(64))
     .addOption(
-      new Option('--selection <kind>', 'real = by the scores of random keys (worst case), local = nearest blocks')
+      new Option('--selection <kind>', 'real = by scores of random keys (worst case), local = nearest blocks')
         .choices(['real', 'local'])
         .default('real'),
     )
     .addOption(
-      new Option('--path <name>', 'CUDA: way of the selected branch; adaptive = the device chooses by the selections')
+      new Option('--path <name>', 'CUDA: kernel of the selected branch; adaptive = chosen by the selections')
         .choices(SELECTED_PATHS)
         .default('adaptive'),
     )
-    .addOption(new Option('--deterministic', 'CUDA: gradients summed in a fixed order'))
-    .addOption(new Option('--portable', 'CUDA: mma.sync in place of wgmma'))
+    .addOption(new Option('--deterministic', 'CUDA: sum gradients in a fixed order'))
+    .addOption(new Option('--portable', 'CUDA: mma.sync instead of wgmma'))
     .addOption(jsonOption())
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
-    .action((options: Options) => bench(options, io));
+    .action((options: Options) => runBlocking(() => bench(options, io)));
 }
 
 const HELP = `
-Blocks as in the paper: l 32, d 16, l_sel 64, n_sel 16, w 512. Times are medians.
-The CPU computes in fp32 and takes one sequence; CUDA computes in bf16, takes as many as fill ${CUDA_TOKENS} tokens, and
-is timed by its own events. There the fused kernels are one operation, whose parts are also launched alone.
-GFLOP/s count the (query, key) pairs that are really visible; the peak is measured, not read from a data sheet.
-extra is memory beyond inputs and outputs. Memory that kernels keep for themselves counts as held so far.
+Blocks as in the paper: l 32, d 16, l_sel 64, n_sel 16, w 512. Times are
+medians. The CPU computes one sequence in fp32. CUDA computes in bf16, with as
+many sequences as fill ${CUDA_TOKENS} tokens, and is timed by CUDA events;
+there the fused kernels are one operation, whose parts are also launched alone.
+GFLOP/s counts the visible (query, key) pairs; the peak is measured. extra MiB
+is memory beyond inputs and outputs.
 `;
 
 interface Result {
@@ -109,19 +110,21 @@ function bench(options: Options, io: Io): void {
   const device = openDevice(options);
   const plan = planOf(device, options);
   const kernels = { path, deterministic, portable };
-  const say = (row: AttentionRow) =>
-    io.err(`S ${row.S}  ${row.what} ${row.pass}: ${row.ms.toFixed(plan.digits)} ms, ${row.gflops.toFixed(0)} GFLOP/s`);
+  const progress = new ProgressLine(io);
+  const onRow = ({ S, what, pass, ms, gflops }: AttentionRow) =>
+    progress.show(`S ${S} ${what} ${pass}: ${ms.toFixed(plan.digits)} ms, ${gflops.toFixed(0)} GFLOP/s`);
   const before = plan.peak();
-  // Rising lengths, the linear layer last: kernels' own memory never shrinks, so it must not be there before its turn.
+  // Ascending lengths, the linear layer last: workspaces never shrink, so a large one would be charged to a small case.
   const attention = plan.lengths.flatMap((S) => {
     const sequences = Math.max(1, Math.floor(plan.tokens / S));
     const setting = { heads: shape, sparse: SPARSE, selection, budget: plan.budget, sequences, options: kernels };
-    const rows = benchLength(device, S, setting, say);
+    const rows = benchLength(device, S, setting, onRow);
     device.pool.trim();
     return rows;
   });
-  const linear = benchLinear(device, plan.linear, plan.budget, say);
-  // Again, because a neighbour on the machine may have slowed the first one down.
+  const linear = benchLinear(device, plan.linear, plan.budget, onRow);
+  progress.clear();
+  // Measured twice, because another process may have slowed the first one down.
   const peak = Math.max(before, plan.peak()) / 1e9;
   const result: Result = {
     machine: `${device.name}, ${plan.size}`,
@@ -132,10 +135,10 @@ function bench(options: Options, io: Io): void {
   };
   if (options.json) printJson(io, result);
   else if (options.csv) io.out(csv(result.rows));
-  else io.out(report(result, plan));
+  else io.out(report(result, plan, io.width));
 }
 
-/** What is measured on this device, and how. */
+/** The measurements for one device. */
 interface Plan {
   readonly lengths: readonly number[];
   readonly tokens: number;
@@ -145,7 +148,7 @@ interface Plan {
   readonly peak: () => number;
   readonly size: string;
   readonly threads: number;
-  /** Of milliseconds. */
+  /** Decimals of milliseconds. */
   readonly digits: number;
 }
 
@@ -174,7 +177,7 @@ function planOf(device: Device, { lengths, tokens, quick = false }: Options): Pl
       threads: device.threads,
       digits: 1,
     };
-  throw new UsageError(`bench attention cannot measure ${device.name}`);
+  throw new UsageError(`bench attention does not support ${device.name}`);
 }
 
 const COLUMNS = ['what', 'pass', 'kernel', 'S', 'sequences', 'ms', 'gflops', 'peak_share', 'extra_bytes'] as const;
@@ -189,33 +192,38 @@ function csv(rows: Result['rows']): string {
   return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
 }
 
-function report({ machine, device, threads, peak_gflops, rows }: Result, { lengths, digits }: Plan): string {
+function report(
+  { machine, device, threads, peak_gflops, rows }: Result,
+  { lengths, digits }: Plan,
+  width: number,
+): string {
   const hosts = device === 'cuda' ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
   return [
     `${machine};${hosts} measured peak ${peak_gflops.toFixed(0)} GFLOP/s`,
     '',
-    rowTable(rows, digits),
+    rowTable(rows, digits, width),
     lengthTable(rows, lengths, digits),
   ].join('\n');
 }
 
 const ORDER: readonly What[] = ['linear', 'dense', 'nsa', 'cmp', 'score', 'sel', 'win'];
 
-function rowTable(rows: Result['rows'], digits: number): string {
+function rowTable(rows: Result['rows'], digits: number, width: number): string {
   const place = (row: Result['rows'][number]) => (row.what === 'linear' ? -1 : row.S);
   const sorted = [...rows].sort((a, b) => place(a) - place(b) || ORDER.indexOf(a.what) - ORDER.indexOf(b.what));
   const numbers = ['ms', 'GFLOP/s', 'of peak', 'extra MiB'].map((title) => ({ title, align: 'right' as const }));
   return formatTable(
-    [{ title: 'S', align: 'right' }, { title: 'what' }, { title: 'pass' }, { title: 'kernel' }, ...numbers],
+    [{ title: 'S', align: 'right' }, { title: 'what' }, { title: 'pass' }, { title: 'kernel', wrap: true }, ...numbers],
     sorted.map((row) => [
       ...[String(row.S), row.what, row.pass, row.kernel],
       ...[row.ms.toFixed(digits), row.gflops.toFixed(0), `${(100 * row.peak_share).toFixed(0)} %`],
       (row.extra_bytes / 2 ** 20).toFixed(1),
     ]),
+    width,
   );
 }
 
-/** Dense over sparse at each length, and how both grow from one length to the next. */
+/** Ratio of dense to sparse time per length, and the growth from one length to the next. */
 function lengthTable(rows: Result['rows'], lengths: readonly number[], digits: number): string {
   const ms = (what: What, pass: Pass, S: number) =>
     rows.find((row) => row.what === what && row.pass === pass && row.S === S)?.ms ?? Number.NaN;

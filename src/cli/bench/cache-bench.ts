@@ -1,11 +1,11 @@
-/** What `bench decode` and `bench prefill` share: flags, and rows as a table, CSV or JSON. */
+/** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
 import { type Command, Option } from 'commander';
 import type { DecodeBench } from '../../bench/decode-rows.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -24,11 +24,13 @@ interface Options {
 
 export interface CacheBench<Column extends string> {
   readonly lengths: readonly number[];
-  /** On CUDA. */
+  /** Default lengths on CUDA. */
   readonly gpuLengths: readonly number[];
   readonly quickLengths: readonly number[];
   readonly runs: number;
   readonly columns: readonly Column[];
+  /** Headings of the columns in the table. */
+  readonly titles: readonly string[];
   readonly help: string;
   measure(
     device: Device,
@@ -42,25 +44,23 @@ const QUICK_RUNS = 3;
 
 export function configureCacheBench<Column extends string>(command: Command, io: Io, bench: CacheBench<Column>): void {
   command
-    .addOption(new Option('--config <name|file>', 'a shipped config or a YAML file: the model').default('base'))
+    .addOption(new Option('--config <name|file>', 'shipped config or YAML file of the model').default('base'))
     .addOption(
       new Option(
         '--lengths <list>',
-        `lengths (default: ${bench.lengths.join(',')}; on CUDA ${bench.gpuLengths.join(',')})`,
+        `sequence lengths (default: ${bench.lengths.join(',')}; on CUDA ${bench.gpuLengths.join(',')})`,
       ).argParser(wholeNumbers(1)),
     )
-    .addOption(new Option('--batch-size <n>', 'sequences side by side').argParser(wholeNumber(1)).default(1))
+    .addOption(new Option('--batch-size <n>', 'sequences per batch').argParser(wholeNumber(1)).default(1))
     .addOption(new Option('--runs <n>', `timed runs (default: ${bench.runs})`).argParser(wholeNumber(1)))
-    .addOption(new Option('--no-dense', 'leave out the model with dense attention'))
+    .addOption(new Option('--no-dense', 'skip the model with dense attention'))
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
-    .addOption(
-      new Option('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} if none are given`),
-    )
+    .addOption(new Option('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} by default`))
     .addOption(jsonOption())
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', bench.help)
-    .action((options: Options) => run(options, io, bench));
+    .action((options: Options) => runBlocking(() => run(options, io, bench)));
 }
 
 function run<Column extends string>(options: Options, io: Io, bench: CacheBench<Column>): void {
@@ -83,17 +83,23 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
   else {
     const count =
       device instanceof CpuDevice ? `, ${device.threads} ${device.threads === 1 ? 'thread' : 'threads'}` : '';
-    io.err(`${device.name}${count}; model: ${config}`);
+    io.out(`${device.name}${count}; model: ${config}\n`);
     io.out(
       formatTable(
-        bench.columns.map((title) => ({ title, align: 'right' as const })),
-        rows.map((row) => bench.columns.map((name) => String(row[name] ?? ''))),
+        bench.titles.map((title) => ({ title, align: 'right' as const })),
+        rows.map((row) => bench.columns.map((name) => cell(row[name]))),
+        io.width,
       ),
     );
   }
 }
 
-/** Null where nothing was measured: JSON has no NaN. */
+/** Four significant digits; empty if not measured. */
+function cell(value: number | null): string {
+  return value === null ? '' : String(value >= 1000 ? Math.round(value) : Number(value.toPrecision(4)));
+}
+
+/** Null if not measured: JSON has no NaN. */
 function rounded(value: number): number | null {
   return Number.isNaN(value) ? null : Number(value.toFixed(3));
 }

@@ -1,4 +1,4 @@
-/** `trefoil bench data`: is the data path fast enough for the trainer? */
+/** `trefoil bench data`: measures whether the data path keeps up with the trainer. */
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { availableParallelism, cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -17,7 +17,7 @@ import { writeTextParquet } from '../../bench/parquet-file.js';
 import type { CorpusSpec } from '../../data/corpus/spec.js';
 import { createStreamLoader } from '../../data/pipeline/loader.js';
 import { prepareCorpus } from '../../data/shards/prepare-corpus.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { jsonOption, wholeNumber } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -37,7 +37,7 @@ interface Row {
   readonly tokens_per_s: number;
   readonly mb_per_s: number | null;
   readonly mb_per_cpu_s: number | null;
-  /** Of the tokenizer alone: by the clock, and by the time processors worked. */
+  /** Speed relative to the tokenizer alone, by the clock and by CPU time. */
   readonly share: number | null;
   readonly cpu_share: number | null;
   readonly fetch_p50_ms: number | null;
@@ -58,8 +58,8 @@ const NOTHING = {
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(new Option('--local-path <path>', 'a corpus of your own in place of the made-up web text'))
-    .addOption(new Option('--text-field <name>', 'its column or field with the text').default('text'))
+    .addOption(new Option('--local-path <path>', 'your own corpus instead of the generated web text'))
+    .addOption(new Option('--text-field <name>', 'column or field that holds the text').default('text'))
     .addOption(new Option('--tokenizer <name>', 'byte, gpt2 or the path of a tokenizer.json').default('gpt2'))
     .addOption(new Option('--workers <n>', 'threads that tokenise').argParser(wholeNumber(1)).default(2))
     .addOption(
@@ -72,31 +72,36 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-prepared: batches from token shards. bare: the tokenizer alone, documents in memory, in as many threads. pipeline: Parquet to
-batches. wait: how long a trainer of --rate waits for a batch of ${SHAPE.batch_size} x ${SHAPE.seq_len} tokens.
-Texts: web (made-up sentences with the word frequencies of natural text), markdown (our documentation), worst (runs of
-letters without spaces, none twice). Rates are the better of two rounds (one with --quick).
+prepared: batches from token shards. bare: the tokenizer alone on documents in
+memory, with as many threads. pipeline: Parquet to batches. wait: how long a
+trainer of --rate waits for a batch of ${SHAPE.batch_size} x ${SHAPE.seq_len}
+tokens. Texts: web (generated sentences with the word frequencies of natural
+text), markdown (our documentation), worst (letters without spaces, never
+repeated). share and CPU: speed relative to bare, by the clock and by CPU time.
+Rates are the better of two rounds (one with --quick).
 `;
 
 async function bench(options: Options, io: Io): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-data-'));
   try {
-    const rows = await measure(options, folder, (row) => io.err(line(row)));
+    const progress = new ProgressLine(io);
+    const rows = await measure(options, folder, (row) => progress.show(line(row)));
+    progress.clear();
     const machine = `${cpus()[0]?.model ?? 'unknown'}, ${availableParallelism()} cores`;
     if (options.json) printJson(io, { machine, workers: options.workers, rate: options.rate, rows });
-    else io.out(`${machine}; ${options.workers} workers\n\n${table(rows)}`);
+    else io.out(`${machine}; ${options.workers} workers\n\n${table(rows, io.width)}`);
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
 }
 
-async function measure(options: Options, folder: string, say: (row: Row) => void): Promise<Row[]> {
+async function measure(options: Options, folder: string, onRow: (row: Row) => void): Promise<Row[]> {
   const { tokenizer, workers, rate, quick = false } = options;
   const seconds = quick ? 0.4 : 4;
   const rows: Row[] = [];
   const add = (row: Row): void => {
     rows.push(row);
-    say(row);
+    onRow(row);
   };
   const web = options.localPath ?? 'web';
   const corpora: [string, CorpusSpec][] = [
@@ -109,7 +114,7 @@ async function measure(options: Options, folder: string, say: (row: Row) => void
   ];
   for (const [text, spec] of corpora) {
     let [bare, pipeline] = [NO_RATE, NO_RATE];
-    // In turn: a neighbour on the machine who slows one down should meet the other as well.
+    // Alternating, so that another process on the machine slows both down alike.
     for (let round = 0; round < (quick ? 1 : 2); round++) {
       bare = better(bare, await measureBare(spec, tokenizer, workers, seconds));
       pipeline = better(pipeline, await measurePipeline(spec, tokenizer, workers, SHAPE, seconds));
@@ -167,7 +172,7 @@ function better(first: Rate, second: Rate): Rate {
   };
 }
 
-/** A few Parquet files of made-up text. */
+/** Writes a few Parquet files of generated text. */
 function made(kind: TextKind, folder: string, quick: boolean): Promise<CorpusSpec> {
   const path = join(folder, kind);
   mkdirSync(path);
@@ -196,16 +201,17 @@ function line(row: Row): string {
 const percent = (share: number | null): string => (share === null ? '' : `${(100 * share).toFixed(0)} %`);
 const million = (value: number): string => `${(value / 1e6).toFixed(2)}M`;
 
-function table(rows: readonly Row[]): string {
+function table(rows: readonly Row[], width: number): string {
   const right = (title: string) => ({ title, align: 'right' as const });
   const cell = (value: number | null, digits: number) => (value === null ? '' : value.toFixed(digits));
-  const titles = ['tokens/s', 'MB/s', 'MB/CPU s', 'of bare', 'by CPU', 'p50 ms', 'p95 ms'];
+  const titles = ['tok/s', 'MB/s', 'MB/CPU s', 'share', 'CPU', 'p50 ms', 'p95 ms'];
   return formatTable(
-    [{ title: 'what' }, { title: 'text' }, ...titles.map(right)],
+    [{ title: 'what' }, { title: 'text', wrap: true }, ...titles.map(right)],
     rows.map((row) => [
       ...[row.what, row.text, million(row.tokens_per_s), cell(row.mb_per_s, 1), cell(row.mb_per_cpu_s, 1)],
       ...[percent(row.share), percent(row.cpu_share)],
       ...[cell(row.fetch_p50_ms, 2), cell(row.fetch_p95_ms, 2)],
     ]),
+    width,
   );
 }

@@ -1,4 +1,4 @@
-/** `trefoil bench decode`: one token of a whole model by context length, sparse and dense. */
+/** `trefoil bench decode`: measures one decoding step by context length, sparse and dense. */
 import type { Command } from 'commander';
 import { benchDecode } from '../../bench/decode.js';
 import type { Io } from '../shared/io.js';
@@ -14,11 +14,15 @@ export function configure(command: Command, io: Io): void {
       ...(['S', 'batch', 'ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense'] as const),
       ...(['reads_measured', 'reads_predicted', 'tokens_per_s'] as const),
     ],
+    titles: ['S', 'batch', 'total ms', 'cmp', 'sel', 'win', 'dense ms', 'reads', 'predicted', 'tok/s'],
     help: `
-One new token for every sequence of a batch whose cache holds random keys and values: on the CPU in fp32, on CUDA in bf16 by
-replaying a graph, the token read by the host. ms_total and ms_dense are steps of the whole model with sparse and with dense
-attention, medians; the branches are their kernels in all layers, cmp with the selection (on CUDA each branch alone, launches
-included). reads are the keys that a token reads in one layer and group: counted, and by the formula.
+One new token for every sequence of a batch whose cache holds random keys and
+values: in fp32 on the CPU; in bf16 on CUDA, replaying a graph and reading the
+token back. total and dense are medians for the whole model with sparse and
+dense attention. cmp (with the selection), sel and win are the branch kernels
+of all layers; on CUDA each branch is timed alone, launches included. reads:
+keys that a token reads per layer and group, counted and predicted by the
+formula.
 `,
     measure: benchDecode,
   });

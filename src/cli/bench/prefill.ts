@@ -1,4 +1,4 @@
-/** `trefoil bench prefill`: whole prompts of a whole model by length, sparse and dense. */
+/** `trefoil bench prefill`: measures reading whole prompts by length, sparse and dense. */
 import type { Command } from 'commander';
 import { benchPrefill } from '../../bench/decode.js';
 import type { Io } from '../shared/io.js';
@@ -11,9 +11,11 @@ export function configure(command: Command, io: Io): void {
     quickLengths: [128, 256],
     runs: 3,
     columns: ['S', 'batch', 'ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense', 'tokens_per_s'],
+    titles: ['S', 'batch', 'total ms', 'cmp', 'sel', 'win', 'dense ms', 'tok/s'],
     help: `
-Prompts read at once into an empty cache, on the CPU in fp32, on CUDA in bf16. ms_total and ms_dense are the whole model with sparse and with dense
-attention, medians; the branches are their kernels in all layers, cmp with the selection.
+Prompts read into an empty cache, in fp32 on the CPU and in bf16 on CUDA. total
+and dense are medians for the whole model with sparse and dense attention; cmp
+(with the selection), sel and win are the branch kernels of all layers.
 `,
     measure: benchPrefill,
   });

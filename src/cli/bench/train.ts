@@ -1,4 +1,4 @@
-/** `trefoil bench train`: how fast whole training steps are on this machine, and where their time goes. */
+/** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
 import { availableParallelism } from 'node:os';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { measureDevicePeak } from '../../bench/peak/device.js';
@@ -11,7 +11,7 @@ import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -38,21 +38,31 @@ export function configure(command: Command, io: Io): void {
     .addOption(
       new Option('--config <name|file>', `a shipped config, a YAML file, or ${SMALL_GPT} (default: see below)`),
     )
-    .addOption(new Option('--attention <kind>', 'default: as the config says').choices(['nsa', 'dense', 'both']))
-    .addOption(new Option('--seq-len <list>', 'lengths, such as 512,2048').argParser(wholeNumbers(1)))
-    .addOption(new Option('--batch-size <list>', 'sequences of a micro-batch').argParser(wholeNumbers(1)))
     .addOption(
-      new Option('--kernel <list>', `of the selected branch: ${SELECTION_KERNELS.join(', ')}`).argParser(kernels),
+      new Option('--attention <kind>', 'kind of attention (default: that of the config)').choices([
+        'nsa',
+        'dense',
+        'both',
+      ]),
     )
-    .addOption(new Option('--steps <n>', 'timed steps (default: as many as fit ten seconds)').argParser(wholeNumber(1)))
-    .addOption(deviceOption('where to compute; auto = the fastest there is'))
+    .addOption(new Option('--seq-len <list>', 'sequence lengths, such as 512,2048').argParser(wholeNumbers(1)))
+    .addOption(new Option('--batch-size <list>', 'sequences per micro-batch').argParser(wholeNumbers(1)))
+    .addOption(
+      new Option('--kernel <list>', `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`).argParser(
+        kernels,
+      ),
+    )
+    .addOption(
+      new Option('--steps <n>', 'timed steps (default: as many as fit in ten seconds)').argParser(wholeNumber(1)),
+    )
+    .addOption(deviceOption('where to compute; auto = CUDA if available'))
     .addOption(threadsOption())
-    .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} if none is given`))
-    .addOption(new Option('--profile', 'also show the time of every kernel'))
+    .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} by default`))
+    .addOption(new Option('--profile', 'also print the time of every kernel'))
     .addOption(jsonOption())
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
-    .action((options: Options) => bench(options, io));
+    .action((options: Options) => runBlocking(() => bench(options, io)));
 }
 
 function kernels(text: string): SelectionKernel[] {
@@ -64,12 +74,16 @@ function kernels(text: string): SelectionKernel[] {
 }
 
 const HELP = `
-Random tokens, fp32 on the CPU. A step is forward, backward, gradient norm and AdamW; three steps warm up, the median of
-the others counts. Without --config: the 125m shape (configs/base.yaml) with sparse and with dense attention at its
-length, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the 125m shape in bf16 with GPT-2's vocabulary, 65,536 tokens
-a step, at 512, 1024 and 2048 tokens with each kernel of the selected branch, then at 8192, 32768 and 65536.
-mfu counts 6 operations per matrix parameter and token and the (query, key) pairs that are really seen; mfu_palm counts
-attention as dense and not causal. Both refer to the measured peak. More: docs/benchmarks.md.
+A step is forward, backward, gradient norm and AdamW on random tokens; three
+steps warm up, the median of the others counts.
+Without --config: the 125m shape (configs/base.yaml) with sparse and with dense
+attention in fp32, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the
+125m shape in bf16 with the GPT-2 vocabulary, 65,536 tokens per step, at 512,
+1024 and 2048 tokens with each kernel of the selected branch, then at 8192,
+32768 and 65536. MFU counts 6 operations per matrix parameter and token and the
+visible (query, key) pairs; mfu_palm (--json, --csv) counts attention as dense
+and not causal. Both are relative to the measured peak. More:
+docs/benchmarks.md.
 `;
 
 interface Row {
@@ -97,18 +111,19 @@ interface Measured {
 
 function bench(options: Options, io: Io): void {
   const { quick = false, profile = false } = options;
+  const line = new ProgressLine(io);
   const lengths = options.seqLen ?? (quick ? [QUICK_LENGTH] : undefined);
   const choice = { config: options.config, attention: options.attention, lengths, batchSizes: options.batchSize };
-  const device = openDevice({ ...options, onCompile: (source) => io.err(`compiling ${source}`) });
+  const device = openDevice(options);
   const cases = trainCases({ ...choice, device: device.kind, kernels: options.kernel }, io.env);
   const budget = stepBudget(options.steps, quick);
   const before = measureDevicePeak(device);
-  const measured = cases.map((benchCase) => {
-    const result = measureCase(device, benchCase, budget, profile);
-    io.err(progress(result));
-    return result;
+  const measured = cases.map((benchCase, i) => {
+    line.show(`${i + 1}/${cases.length} ${benchCase.name}, S ${benchCase.config.train.seq_len}`);
+    return measureCase(device, benchCase, budget, profile);
   });
-  // Again, because a neighbour on the machine may have slowed the first one down.
+  line.clear();
+  // Measured twice, because another process may have slowed the first one down.
   const peak = Math.max(before, measureDevicePeak(device));
   const result = {
     machine: `${device.name}, ${availableParallelism()} cores`,
@@ -121,9 +136,9 @@ function bench(options: Options, io: Io): void {
   else if (options.csv) io.out(csv(result.rows));
   else {
     const { machine, threads, peak_gflops, rows } = result;
-    const with_ = threads === 0 ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
-    io.out(`${machine};${with_} measured peak ${peak_gflops} GFLOP/s\n`);
-    io.out(rowTable(rows));
+    const count = threads === 0 ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
+    io.out(`${machine};${count} measured peak ${peak_gflops} GFLOP/s\n`);
+    io.out(rowTable(rows, io.width));
     for (const row of rows) if (row.profile) io.out(profileTable(row, row.profile));
   }
 }
@@ -147,10 +162,6 @@ function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, p
     },
   });
   return { name, time, profile: rows };
-}
-
-function progress({ name, time }: Measured): string {
-  return `${name} ${time.attention} S ${time.S}: ${time.ms.toFixed(0)} ms a step, median of ${time.steps}`;
 }
 
 function rowOf({ name, time, profile }: Measured, peak: number): Row {
@@ -177,16 +188,18 @@ function csv(rows: readonly Row[]): string {
   return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
 }
 
-function rowTable(rows: readonly Row[]): string {
-  const words = ['config', 'attention', 'kernel'].map((title) => ({ title }));
-  const numbers = ['S', 'batch', 'tokens/s', 'ms a step', 'MFU', 'MFU (PaLM)', 'peak MiB', 'parameters'];
+function rowTable(rows: readonly Row[], width: number): string {
+  const numbers = ['S', 'batch', 'tok/s', 'ms/step', 'MFU', 'peak MiB'];
   return formatTable(
-    [...words, ...numbers.map((title) => ({ title, align: 'right' as const }))],
+    [
+      ...[{ title: 'config', wrap: true }, { title: 'attn' }, { title: 'kernel' }],
+      ...numbers.map((title) => ({ title, align: 'right' as const })),
+    ],
     rows.map((row) => [
       ...[row.config, row.attention, row.kernel, String(row.S), String(row.batch)],
-      ...[row.tokens_per_s.toFixed(0), row.ms_step.toFixed(1), percent(row.mfu), percent(row.mfu_palm)],
-      ...[row.peak_mem_mib.toFixed(0), String(row.params)],
+      ...[row.tokens_per_s.toFixed(0), row.ms_step.toFixed(1), percent(row.mfu), row.peak_mem_mib.toFixed(0)],
     ]),
+    width,
   );
 }
 

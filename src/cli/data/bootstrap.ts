@@ -20,8 +20,9 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Documents come in the shuffled order of training. Stopped, it goes on where it was when called again; with more --bytes it
-adds to what is there. Train from it with --dataset fineweb_edu_local --local-path FOLDER.
+Documents come in the shuffled order of training. An interrupted download
+continues when the command is repeated; a larger --bytes adds to the folder.
+Train from it with --dataset fineweb_edu_local --local-path FOLDER.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {

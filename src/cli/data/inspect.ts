@@ -7,7 +7,7 @@ import { UsageError } from '../../errors.js';
 import { corpusOptions } from '../../train/training-data.js';
 import { type Io, printJson } from '../shared/io.js';
 import { wholeNumber } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
+import { DEFAULT_WIDTH, formatTable, wrapText } from '../shared/table.js';
 import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {
@@ -58,6 +58,8 @@ function report({ complete, documents, empty, tokens, bytes, lengths, histogram,
         '#'.repeat(Math.ceil((BAR * row.documents) / most)),
       ]),
     ),
-    ...samples.map((sample) => `${sample.tokens} tokens: ${JSON.stringify(sample.text)}`),
+    ...samples.map((sample) =>
+      wrapText(`${sample.tokens} tokens: ${JSON.stringify(sample.text)}`, DEFAULT_WIDTH).join('\n'),
+    ),
   ].join('\n');
 }

@@ -26,8 +26,9 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Stopped, it goes on with the next part when called again with the same flags. The shards do not depend on --workers.
-Train from them with --dataset tokens --local-path FOLDER and the same tokenizer.
+An interrupted command continues with the next part when it is repeated with the
+same flags. The shards do not depend on --workers. Train from them with
+--dataset tokens --local-path FOLDER and the same tokenizer.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {

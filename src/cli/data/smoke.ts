@@ -26,8 +26,9 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-Opens the source as training would and takes a few batches. Ends with code 6 when none comes within --timeout.
-HF_ENDPOINT names a mirror of the hub, HF_TOKEN a token for datasets that need one.
+Opens the source as training would and takes a few batches. Exit code 6 if a
+batch takes longer than --timeout. HF_ENDPOINT sets a mirror of the hub,
+HF_TOKEN the token for datasets that require one.
 `;
 
 async function smoke(options: Options, io: Io): Promise<void> {

@@ -59,7 +59,7 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
     flags: parseTrainFlags(words).layer,
     config: options.config ?? null,
   });
-  for (const warning of warnings) io.err(`warning: ${warning}`);
+  for (const warning of warnings) io.warn(warning);
   return config;
 }
 

@@ -49,16 +49,17 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-The tokenizer is the model's. The source is read from its beginning, each target once, the last short sample included. With
---set data.val_fraction=0.01 only the part that a training run with this fraction and seed would set aside is read.
-bpb: bits of loss per byte of UTF-8 text, which compares models with different tokenizers.
+The tokenizer is the model's. The source is read from its start, each target
+once, the last short sample included. --set data.val_fraction=0.01 reads only
+the part that a training run with this fraction and seed sets aside.
+bpb: bits of loss per byte of UTF-8 text, comparable between tokenizers.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {
   const loaded = loadModel(openDevice(options), options.model);
   const { model, path, step, warnings } = loaded;
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     const config = evaluationConfig(loaded, options, io);
     const { loss, perplexity, targets, batches, bitsPerByte, complete } = await evaluateSource(
       model,
@@ -66,7 +67,7 @@ async function run(options: Options, io: Io): Promise<void> {
       options.batches,
       {
         say: (line) => io.err(line),
-        warn: (line) => io.err(`warning: ${line}`),
+        warn: io.warn,
         environment: io.env,
       },
     );

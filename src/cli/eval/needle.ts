@@ -12,7 +12,7 @@ import type { Branch } from '../../ops/attention/gate/op.js';
 import { writeFileAtomic } from '../../run/atomic.js';
 import { heatMap, percent } from '../../watch/report/heat-map.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson } from '../shared/io.js';
+import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -67,13 +67,15 @@ export function configure(command: Command, io: Io): void {
     .addOption(threadsOption())
     .addOption(jsonOption())
     .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
+    .action((options: Options) => runBlocking(() => run(options, io)));
 }
 
 const HELP = `
-For models trained with data.source needle: the cases come from the same generator with other seeds. The answer is one token
-and the question ends the context, so the most probable next token is what greedy decoding would say. The last row is the
-share of cases in which some layer selected the block that holds the answer: where it is low, the needle was never looked at.
+For models trained with data.source needle: the cases come from the same
+generator with other seeds. The answer is one token and the question ends the
+context, so the argmax of the next token is what greedy decoding would produce.
+The last row is the share of cases in which some layer selected the block that
+holds the answer.
 `;
 
 function percentages(text: string): number[] {
@@ -94,7 +96,7 @@ function run(options: Options, io: Io): void {
   );
   const progress = new ProgressLine(io);
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     const { lengths, depths, trials, records, facts, seed, without } = options;
     const grid = { lengths, depths, trials, records, facts, seed };
     const kernels = kernelOptions(withEnvironment(config, io.env));

@@ -11,7 +11,7 @@ import { kernelOptions } from '../../model/kernels.js';
 import { fileError, writeFileAtomic } from '../../run/atomic.js';
 import { lineChart } from '../../watch/report/svg.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, printJson, runBlocking } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -36,14 +36,14 @@ export function configure(command: Command, io: Io): void {
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
     .addOption(jsonOption())
-    .action((options: Options) => run(options, io));
+    .action((options: Options) => runBlocking(() => run(options, io)));
 }
 
 function run(options: Options, io: Io): void {
   const text = readText(options.textFile);
   const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
   try {
-    for (const warning of warnings) io.err(`warning: ${warning}`);
+    for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);
     if (tokens.length === 0) throw new UsageError(`${options.textFile}: holds no text`);
     const unknown = tokens.find((token) => token >= model.shape.vocab_size);

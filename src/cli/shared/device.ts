@@ -1,9 +1,13 @@
 /** The devices of this machine, as commands ask for them. */
 import { Option } from 'commander';
+import { defaultCompilerOptions } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice, cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
+import { CompileProgressLine } from './compile-progress.js';
+
+const progress = new CompileProgressLine(process.stderr);
 
 export type DeviceChoice = DeviceKind | 'auto';
 
@@ -12,8 +16,6 @@ export interface DeviceOptions {
   readonly threads?: number;
   /** Which GPU of so many; the first by default. */
   readonly gpu?: (count: number) => number;
-  /** Told before a CUDA kernel is compiled; the first run on a machine compiles for a while. */
-  readonly onCompile?: (source: string) => void;
   /** CUDA: bitwise equal runs. */
   readonly deterministic?: boolean;
 }
@@ -23,11 +25,11 @@ export function deviceOption(description: string): Option {
 }
 
 /** One device: the one named, or the fastest there is. */
-export function openDevice({ device, threads, gpu, onCompile, deterministic = false }: DeviceOptions): Device {
+export function openDevice({ device, threads, gpu, deterministic = false }: DeviceOptions): Device {
   const absence = device === 'cpu' ? 'not asked for' : cudaAbsence();
   if (absence === null) {
     const index = gpu?.(gpuCount()) ?? 0;
-    return new CudaDevice({ index, compiler: onCompile ? { onCompile } : {}, deterministic });
+    return new CudaDevice({ index, compiler: { progress }, deterministic });
   }
   if (device === 'cuda') throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   return openCpu(threads);
@@ -53,5 +55,6 @@ export function listDevices(options: DeviceOptions): DeviceList {
 }
 
 function openCpu(threads: number | undefined): CpuDevice {
-  return new CpuDevice(threads === undefined ? {} : { threads });
+  const compiler = { ...defaultCompilerOptions(process.env), progress };
+  return new CpuDevice({ compiler, ...(threads !== undefined && { threads }) });
 }

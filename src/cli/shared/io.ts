@@ -1,26 +1,39 @@
-/** Where a command prints and how it ends: handed in, so that tests run commands in their own process. */
+/** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
+import type { Environment } from '../../config/legacy/typed-variable.js';
 import { toJson } from '../../run/json.js';
+import { DEFAULT_WIDTH } from './table.js';
 
-export type Stream = NodeJS.WritableStream & { readonly isTTY?: boolean };
+export type Stream = NodeJS.WritableStream & { readonly isTTY?: boolean; readonly columns?: number };
 
 export interface Io {
-  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly env: Environment;
   /** Results. With `--json` exactly one JSON value. */
   readonly stdout: Stream;
-  /** Everything else. */
+  /** Everything else: warnings, progress, hints. */
   readonly stderr: Stream;
-  /** One line on stdout, and one on stderr. */
+  /** Writes a line to stdout. */
   readonly out: (line: string) => void;
+  /** Writes a line to stderr. */
   readonly err: (line: string) => void;
-  /** What the process will end with; commands change it when they did their work and the news is bad. */
+  /** Writes `warning: text` to stderr. */
+  readonly warn: (text: string) => void;
+  /** Colours for stdout. */
+  readonly style: Styles;
+  /** Columns of stdout. Tables are wrapped to fit. */
+  readonly width: number;
+  /** Exit code of the process. A command sets it when it did its work and the result is negative. */
   exitCode: number;
 }
 
-export function createIo(stdout: Stream, stderr: Stream, env: Io['env']): Io {
+export function createIo(stdout: Stream, stderr: Stream, env: Environment): Io {
+  const { yellow } = stylesFor(stderr, env);
+  const err = (line: string) => void stderr.write(`${line}\n`);
   return {
-    ...{ env, stdout, stderr, exitCode: 0 },
+    ...{ env, stdout, stderr, err, exitCode: 0 },
     out: (line) => void stdout.write(`${line}\n`),
-    err: (line) => void stderr.write(`${line}\n`),
+    warn: (text) => err(`${yellow('warning:')} ${text}`),
+    style: stylesFor(stdout, env),
+    width: (stdout.isTTY && stdout.columns) || DEFAULT_WIDTH,
   };
 }
 
@@ -29,7 +42,7 @@ export function processIo(): Io {
   return createIo(process.stdout, process.stderr, process.env);
 }
 
-/** `trefoil … | head` closes the pipe: the reader has what it wanted, and the work (a training, say) goes on. */
+/** `trefoil … | head` closes the pipe. The command continues: a training run must not end with the reader of its log. */
 export function ignoreClosedPipe(error: NodeJS.ErrnoException): void {
   if (error.code !== 'EPIPE') throw error;
 }
@@ -38,9 +51,55 @@ export function printJson(io: Io, value: unknown): void {
   io.out(toJson(value, 2));
 }
 
-const TERMINAL_WIDTH = 80;
+/** Lets signal handlers run. Kernels block the event loop, so a command calls this between its units of work. */
+export function yieldToSignals(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
 
-/** One line on a terminal that is written over and over, and nothing at all elsewhere. */
+/**
+ * Runs work that blocks the event loop for long. Meanwhile SIGINT has its default action: a handler in JavaScript would
+ * run only after the work, the default action ends the process at once.
+ */
+export function runBlocking<Result>(work: () => Result): Result {
+  const handlers = process.listeners('SIGINT');
+  process.removeAllListeners('SIGINT');
+  try {
+    return work();
+  } finally {
+    for (const handler of handlers) process.on('SIGINT', handler);
+  }
+}
+
+/** Functions that add colour to a text, or return it unchanged where colour is off. */
+export interface Styles {
+  readonly bold: (text: string) => string;
+  readonly dim: (text: string) => string;
+  readonly red: (text: string) => string;
+  readonly green: (text: string) => string;
+  readonly yellow: (text: string) => string;
+}
+
+/**
+ * Whether to write colour codes. FORCE_COLOR decides if it is set ("0" and "false" turn colour off); else a non-empty
+ * NO_COLOR and TERM=dumb turn it off; else colour is used on terminals only.
+ */
+export function usesColour(stream: { readonly isTTY?: boolean }, env: Environment): boolean {
+  const force = env['FORCE_COLOR'];
+  if (force !== undefined) return force !== '0' && force !== 'false';
+  if (env['NO_COLOR'] || env['TERM'] === 'dumb') return false;
+  return stream.isTTY === true;
+}
+
+export function stylesFor(stream: { readonly isTTY?: boolean }, env: Environment): Styles {
+  const isOn = usesColour(stream, env);
+  const style = (open: number, close: number) => (text: string) => (isOn ? `\x1b[${open}m${text}\x1b[${close}m` : text);
+  return {
+    ...{ bold: style(1, 22), dim: style(2, 22) },
+    ...{ red: style(31, 39), green: style(32, 39), yellow: style(33, 39) },
+  };
+}
+
+/** One line on stderr that is rewritten in place. Prints nothing if stderr is not a terminal. */
 export class ProgressLine {
   readonly #stream: Stream;
 
@@ -49,8 +108,8 @@ export class ProgressLine {
   }
 
   show(text: string): void {
-    const { columns = TERMINAL_WIDTH } = this.#stream as { columns?: number };
-    if (this.#stream.isTTY) this.#stream.write(`\r\x1b[K${text.slice(0, columns - 1)}`);
+    const { isTTY, columns = DEFAULT_WIDTH } = this.#stream;
+    if (isTTY) this.#stream.write(`\r\x1b[K${text.slice(0, columns - 1)}`);
   }
 
   clear(): void {

@@ -1,18 +1,27 @@
-/** Rows of health rules for a person. */
+/** The table of health rules that check, health and watch print. */
+import { explainRows } from '../../watch/explain.js';
 import type { Row } from '../../watch/row.js';
-import { formatTable } from './table.js';
+import type { Io } from './io.js';
+import { formatTable, wrapText } from './table.js';
 
 const MARKS = { green: 'ok', yellow: 'WARN', red: 'FAIL' } as const;
 
-export function rowTable(rows: readonly Row[]): string {
+/** Prints the table, an explanation of every rule that is not green, and a summary that starts with `result`. */
+export function printRows(io: Io, rows: readonly Row[], result: string): void {
+  io.out(rowTable(rows, io));
+  for (const line of explainRows(rows)) io.out(wrapText(line, io.width - 2).join('\n  '));
+  io.out(`${result}: ${rowSummary(rows)}`);
+}
+
+function rowTable(rows: readonly Row[], { style, width }: Io): string {
   return formatTable(
-    [{ title: '' }, { title: 'rule' }, { title: 'value' }, { title: 'limit' }],
-    rows.map(({ rule, level, value, limit }) => [MARKS[level], rule, cell(value), cell(limit)]),
+    [{ title: '' }, { title: 'rule' }, { title: 'value', wrap: true }, { title: 'limit', wrap: true }],
+    rows.map(({ rule, level, value, limit }) => [style[level](MARKS[level]), rule, cell(value), cell(limit)]),
+    width,
   ).trimEnd();
 }
 
-/** The last line: how many, and how bad. */
-export function rowSummary(rows: readonly Row[]): string {
+function rowSummary(rows: readonly Row[]): string {
   const count = (level: Row['level']) => rows.filter((row) => row.level === level).length;
   return `${count('green')} ok, ${count('yellow')} warnings, ${count('red')} failed`;
 }

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { formatTable } from './table.js';
+import { fitFields, flagLines, formatTable } from './table.js';
 
 it('aligns columns and leaves no spaces at the end', () => {
   expect(
@@ -13,6 +13,46 @@ it('aligns columns and leaves no spaces at the end', () => {
   ).toBe('name      ms  note\na        1.5\nlonger  10.5  slow\n');
 });
 
+it('drops the last fields of a step line that do not fit', () => {
+  const line = 'step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | mfu 41.2% | grad_norm 0.87 | fetch 3ms';
+  expect(fitFields(line, 80)).toBe('step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | mfu 41.2%');
+  expect(fitFields(line, 200)).toBe(line);
+});
+
 it('is only its titles when there are no rows', () => {
   expect(formatTable([{ title: 'a' }, { title: 'b' }], [])).toBe('a  b\n');
+});
+
+it('wraps the columns that allow it when the table is too wide', () => {
+  const table = formatTable(
+    [{ title: 'check' }, { title: 'found', wrap: true }],
+    [
+      ['disk', 'a folder with a long name /srv/data/models/without/any/space'],
+      ['node', 'v20'],
+    ],
+    40,
+  );
+  expect(table.split('\n')).toEqual([
+    'check  found',
+    'disk   a folder with a long name',
+    '       /srv/data/models/without/any/spac',
+    '       e',
+    'node   v20',
+    '',
+  ]);
+});
+
+it('does not count colour codes as width', () => {
+  const rows = [['\x1b[31mred\x1b[39m', 'x']];
+  expect(formatTable([{ title: 'level' }, { title: 'b' }], rows)).toBe('level  b\n\x1b[31mred\x1b[39m    x\n');
+});
+
+it('puts the meaning of a long flag on a line of its own, in the same column', () => {
+  const lines = flagLines([
+    ['--json', 'as JSON'],
+    ['--a-flag-with-a-long-name <value>', `words ${'word '.repeat(12)}end`],
+  ]).split('\n');
+  expect(lines[0]).toBe('  --json                      as JSON');
+  expect(lines[1]).toBe('  --a-flag-with-a-long-name <value>');
+  expect(lines.slice(2).every((line) => /^ {30}\S.*$/.test(line) && line.length <= 80)).toBe(true);
 });

@@ -1,21 +1,100 @@
-/** Tables for people. */
+/** Tables and wrapped text that fit the width of a terminal. */
+import { stripVTControlCharacters } from 'node:util';
+
+/** Width of output that does not go to a terminal, and of terminals that do not report theirs. */
+export const DEFAULT_WIDTH = 80;
+
+/** Lines of at most `width` characters, broken between words; a word longer than a line is cut. */
+export function wrapText(text: string, width: number): string[] {
+  const lines: string[] = [];
+  let line = '';
+  for (let word of text.split(' ')) {
+    if (line !== '' && line.length + 1 + word.length > width) {
+      lines.push(line);
+      line = '';
+    }
+    for (; word.length > width; word = word.slice(width)) lines.push(word.slice(0, width));
+    line = line === '' ? word : `${line} ${word}`;
+  }
+  return [...lines, line];
+}
 
 export interface Column {
   readonly title: string;
   readonly align?: 'left' | 'right';
+  /** Break cells into several lines when the table is wider than the terminal. Such cells must not contain colour. */
+  readonly wrap?: boolean;
 }
 
-/** Columns padded to their widest cell; no spaces at the end of a line. */
-export function formatTable(columns: readonly Column[], rows: readonly (readonly string[])[]): string {
-  const lines = [columns.map(({ title }) => title), ...rows];
-  const widths = columns.map((_, c) => Math.max(...lines.map((line) => line[c].length)));
-  return lines
-    .map((line) =>
-      line
-        .map((cell, c) => (columns[c].align === 'right' ? cell.padStart(widths[c]) : cell.padEnd(widths[c])))
-        .join('  ')
-        .trimEnd(),
-    )
+const GAP = 2;
+/** A wrapped column does not become narrower than this. */
+const NARROWEST = 12;
+
+/** A table whose columns have the width of their longest cell, without spaces at the end of a line. */
+export function formatTable(
+  columns: readonly Column[],
+  rows: readonly (readonly string[])[],
+  width: number = DEFAULT_WIDTH,
+): string {
+  const cells = [columns.map(({ title }) => title), ...rows];
+  const widths = fitColumns(
+    columns,
+    columns.map((_, c) => Math.max(...cells.map((row) => visibleLength(row[c])))),
+    width,
+  );
+  return cells
+    .flatMap((row) => {
+      const wrapped = row.map((cell, c) => (columns[c].wrap ? wrapText(cell, widths[c]) : [cell]));
+      const height = Math.max(...wrapped.map(({ length }) => length));
+      return Array.from({ length: height }, (_, line) =>
+        wrapped
+          .map((lines, c) => pad(lines[line] ?? '', widths[c], columns[c].align))
+          .join(' '.repeat(GAP))
+          .trimEnd(),
+      );
+    })
     .map((line) => `${line}\n`)
     .join('');
+}
+
+/** Takes what the table is too wide from the widest wrapped columns. */
+function fitColumns(columns: readonly Column[], natural: readonly number[], width: number): number[] {
+  const widths = [...natural];
+  let excess = widths.reduce((sum, size) => sum + size + GAP, -GAP) - width;
+  while (excess > 0) {
+    const widest = Math.max(...widths.filter((_, c) => columns[c].wrap));
+    if (!(widest > NARROWEST)) break;
+    widths[widths.findIndex((size, c) => columns[c].wrap && size === widest)] -= 1;
+    excess -= 1;
+  }
+  return widths;
+}
+
+function pad(cell: string, width: number, align: Column['align']): string {
+  const spaces = ' '.repeat(Math.max(0, width - visibleLength(cell)));
+  return align === 'right' ? spaces + cell : cell + spaces;
+}
+
+function visibleLength(text: string): number {
+  return stripVTControlCharacters(text).length;
+}
+
+/** A line of ` | `-separated fields, without the last fields that do not fit. */
+export function fitFields(line: string, width: number): string {
+  let fitted = line;
+  while (fitted.length > width && fitted.includes(' | ')) fitted = fitted.slice(0, fitted.lastIndexOf(' | '));
+  return fitted;
+}
+
+/** The flags of a help page: `  --flag <value>  meaning`, the meanings wrapped in a column of their own. */
+export function flagLines(flags: readonly (readonly [flag: string, meaning: string])[]): string {
+  const left = 26;
+  return flags
+    .map(([flag, meaning]) => {
+      const [first, ...rest] = wrapText(meaning, DEFAULT_WIDTH - left - 4);
+      const indent = `\n${' '.repeat(left + 4)}`;
+      const start = flag.length > left ? `  ${flag}${indent}${first}` : `  ${flag.padEnd(left)}  ${first}`;
+      return [start, ...rest].join(indent);
+    })
+    .join('\n');
 }

@@ -1,6 +1,6 @@
 /** Running the command line inside a test. */
 import { Writable } from 'node:stream';
-import type { CommandEntry } from '../command.js';
+import type { CommandEntry } from '../commands.js';
 import { main } from '../program.js';
 import { createIo, type Stream } from '../shared/io.js';
 

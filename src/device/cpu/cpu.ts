@@ -4,16 +4,17 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
-import type {
-  Addressable,
-  ArgumentKind,
-  Device,
-  KernelModule,
-  Kernels,
-  MemoryUse,
-  Signature,
-  Signatures,
-  StructArgument,
+import {
+  type Addressable,
+  type ArgumentKind,
+  type Device,
+  expectDevice,
+  type KernelModule,
+  type Kernels,
+  type MemoryUse,
+  type Signature,
+  type Signatures,
+  type StructArgument,
 } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
@@ -92,7 +93,7 @@ export class CpuDevice implements Device {
     if (!kernels) {
       const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
       kernels = Object.fromEntries(
-        Object.entries(module.functions).map(([name, signature]) => [name, bind(library, name, signature)]),
+        Object.entries(module.functions).map(([name, signature]) => [name, bind(this, library, name, signature)]),
       ) as Kernels<Signatures>;
       this.#modules.set(module, kernels);
     }
@@ -148,6 +149,7 @@ function load(path: string, options: { global: boolean } = { global: false }): L
 }
 
 function bind(
+  device: Device,
   library: Library,
   name: string,
   signature: Signature,
@@ -162,8 +164,12 @@ function bind(
     const native = new Array<bigint | number | BigInt64Array | null>(count);
     for (let i = 0; i < count; i++) {
       const value = values[i];
-      if (typeof value === 'number' || value === null) native[i] = value;
-      else native[i] = signature[i] === 'struct' ? packed(value as StructArgument) : (value as Addressable).pointer;
+      if (typeof value === 'number' || value === null) {
+        native[i] = value;
+      } else {
+        expectDevice(device, value, name);
+        native[i] = signature[i] === 'struct' ? packed(value as StructArgument) : (value as Addressable).pointer;
+      }
     }
     call(...native);
   };

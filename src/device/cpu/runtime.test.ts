@@ -26,8 +26,7 @@ describe('results', () => {
       const bias = tape.watch(tape.from(randomValues(outputs, 3), [outputs]));
       const y = linear(tape, x, weight, bias);
       const forward = y.readBytes();
-      tape.seed(y, randomValues(rows * outputs, 4));
-      tape.backward();
+      tape.backward(y, randomValues(rows * outputs, 4));
       const gradients = [x, weight, bias].map((input) => tape.gradient(input)!.readBytes());
       tape.end();
       return [forward, ...gradients];
@@ -49,8 +48,7 @@ describe('results', () => {
       ) as unknown as Parameters<typeof nativeSparseAttention>[1];
       const { out, selected } = nativeSparseAttention(tape, inputs, layout, sparse, { kernel: 'v2' });
       const forward = [out.readBytes(), selected.readBytes()];
-      tape.seed(out, dOut.values);
-      tape.backward();
+      tape.backward(out, dOut.values);
       const gradients = Object.values(inputs).map((input) => tape.gradient(input)!.readBytes());
       tape.end();
       layout.blocks.free();

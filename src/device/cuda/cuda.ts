@@ -4,11 +4,18 @@
  */
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
-import type { Device, KernelModule, Kernels, MemoryUse, Signatures } from '../device.js';
-import { kernelCacheFolder } from '../kernel-cache.js';
+import {
+  type Device,
+  expectDevice,
+  type KernelModule,
+  type Kernels,
+  type MemoryUse,
+  type Signatures,
+} from '../device.js';
+import { KernelCache, kernelCacheFolder } from '../kernel-cache.js';
 import type { MemoryPool } from '../pool.js';
 import { CudaClock, type TimelineEntry } from './clock.js';
-import { CudaCompiler, type CudaCompilerOptions, findBackend } from './compile.js';
+import { CudaCompiler, type CudaCompilerOptions, tryBackend } from './compile.js';
 import { CublasLt } from './cublaslt.js';
 import { ATTRIBUTE, CudaError, Driver } from './driver.js';
 import { CudaGraph } from './graph.js';
@@ -43,7 +50,10 @@ function findAbsence(): string | null {
   try {
     const driver = new Driver();
     if (driver.getInt('cuDeviceGetCount') === 0) return 'no CUDA device: the driver finds no GPU';
-    findBackend();
+    const backend = tryBackend();
+    // Without a compiler the GPU can be used if kernels were compiled before.
+    if (backend instanceof LibraryMissing && new KernelCache(kernelCacheFolder(process.env), 'cubin').isEmpty)
+      throw backend;
     return null;
   } catch (error) {
     if (error instanceof LibraryMissing || error instanceof CudaError) return `no CUDA device: ${error.message}`;
@@ -104,7 +114,7 @@ export class CudaDevice implements Device, CudaRuntime {
     driver.call('cuCtxSetCurrent', driver.get('cuDevicePrimaryCtxRetain', device));
     this.totalBytes = driver.memory().total;
     this.#stream = new DeviceStream(driver);
-    this.compiler = new CudaCompiler(this.architecture, findBackend(), {
+    this.compiler = new CudaCompiler(this.architecture, tryBackend(), {
       cache: kernelCacheFolder(process.env),
       ...options.compiler,
     });
@@ -148,7 +158,7 @@ export class CudaDevice implements Device, CudaRuntime {
     let kernels = this.#modules.get(module);
     if (!kernels) {
       if (!module.cuda) throw new UsageError(`${module.folder} has no CUDA kernels`);
-      kernels = module.cuda(this) as Kernels<Signatures>;
+      kernels = checked(this, module.cuda(this) as Kernels<Signatures>);
       this.#modules.set(module, kernels);
     }
     return kernels as Kernels<S>;
@@ -273,4 +283,17 @@ export class CudaDevice implements Device, CudaRuntime {
 function productName({ m, n, k, a, c, d, accumulate }: MatrixProduct): string {
   const into = d.dtype === a.dtype ? '' : ` to ${d.dtype}`;
   return `product ${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
+}
+
+/** The same kernels, which refuse tensors of another device. */
+function checked(device: Device, kernels: Kernels<Signatures>): Kernels<Signatures> {
+  return Object.fromEntries(
+    Object.entries(kernels).map(([name, kernel]) => [
+      name,
+      (...values: Parameters<typeof kernel>) => {
+        for (const value of values) if (typeof value === 'object' && value) expectDevice(device, value, name);
+        kernel(...values);
+      },
+    ]),
+  );
 }

@@ -69,6 +69,16 @@ describe.each(devices())('AdamW on $name', ({ device, dtype }) => {
     expect(device().pool.bytesInUse).toBe(0);
   });
 
+  it('clears the gradients it has used, unless it is told to keep them', () => {
+    const parameter = own(parameterWith(device(), 'w', [1, 2]));
+    const optimizer = own(new AdamW(device(), [{ parameter, weightDecay: 0 }]));
+    setGradient(parameter, [1, 1]);
+    optimizer.step({ learningRate: 0.1, keepGradients: true });
+    expect(parameter.gradient).not.toBeNull();
+    optimizer.step({ learningRate: 0.1 });
+    expect(parameter.gradient).toBeNull();
+  });
+
   it.each([1, 5, 16, 40001, 0])('follows the reference for ten steps with %i numbers', (count) => {
     const values = randomValues(count, 1);
     const parameter = own(parameterWith(device(), 'w', values));
@@ -260,7 +270,7 @@ describe.each(devices())('AdamW on $name', ({ device, dtype }) => {
   it('refuses settings that cannot work', () => {
     const parameter = own(parameterWith(device(), 'w', [1]));
     const entry = { parameter, weightDecay: 0 };
-    expect(() => new AdamW(device(), [entry, entry])).toThrow('AdamW: two parameters have the same name');
+    expect(() => new AdamW(device(), [entry, entry])).toThrow('AdamW: two parameters are named w');
     expect(() => new AdamW(device(), [entry], { betas: [0.9, 1] })).toThrow('AdamW: betas must be from 0 to below 1');
     expect(() => new AdamW(device(), [entry], { epsilon: -1 })).toThrow('AdamW: epsilon must be at least 0');
   });

@@ -31,8 +31,10 @@ export interface Trainable {
   readonly value: Tensor;
   /** Null leaves it as it is. */
   readonly gradient: Tensor | null;
-  /** A rounded copy of the value that is to be kept up to date. */
+  /** A rounded copy of the value, written together with it. */
   readonly rounded: Tensor | null;
+  /** Marks the gradient as used: the next backward pass overwrites it. */
+  clearGradient?(): void;
 }
 
 /** A parameter and how fast it shrinks: every step takes learningRate * weightDecay of it away. */
@@ -43,11 +45,13 @@ export interface TrainedParameter {
 
 export interface AdamWStep {
   readonly learningRate: number;
-  /** What gradients are multiplied by before anything else: the clip factor. */
+  /** Factor on all gradients, applied first: the clip factor. Default 1. */
   readonly gradientScale?: number;
+  /** Keeps the gradients, so that the next backward pass adds to them. Default false. */
+  readonly keepGradients?: boolean;
 }
 
-export interface DeviceStep extends AdamWStep {
+export interface DeviceStep extends Omit<AdamWStep, 'keepGradients'> {
   /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
   readonly maxNorm?: number;
 }
@@ -77,8 +81,9 @@ export class AdamW {
     this.#table = new TensorTable(device);
     this.#betas = options.betas ?? [0.9, 0.95];
     this.#epsilon = options.epsilon ?? 1e-8;
-    const names = new Set(trained.map(({ parameter }) => parameter.name));
-    if (names.size < trained.length) throw new UsageError('AdamW: two parameters have the same name');
+    const names = trained.map(({ parameter }) => parameter.name);
+    const duplicate = names.find((name, i) => names.indexOf(name) !== i);
+    if (duplicate !== undefined) throw new UsageError(`AdamW: two parameters are named ${duplicate}`);
     if (this.#betas.some((beta) => !(beta >= 0 && beta < 1)))
       throw new UsageError(`AdamW: betas must be from 0 to below 1, not ${this.#betas.join(' and ')}`);
     if (!(this.#epsilon >= 0)) throw new UsageError(`AdamW: epsilon must be at least 0, not ${this.#epsilon}`);
@@ -97,8 +102,8 @@ export class AdamW {
     return new Map(named);
   }
 
-  /** Updates every parameter that has a gradient. */
-  step({ learningRate, gradientScale = 1 }: AdamWStep): void {
+  /** Updates every parameter that has a gradient, and clears the gradients unless `keepGradients` is set. */
+  step({ learningRate, gradientScale = 1, keepGradients = false }: AdamWStep): void {
     const kernel = this.#device.kernels(kernels);
     const [beta1, beta2] = this.#betas;
     this.steps += 1;
@@ -125,6 +130,7 @@ export class AdamW {
         stepSize,
         shrink,
       );
+      if (!keepGradients) parameter.clearGradient?.();
     }
   }
 

@@ -25,8 +25,7 @@ describe.each(devices())('attention core on $name', ({ device, dtype }) => {
     });
     const values = [outputs.out, outputs.oCmp, outputs.oSel, outputs.oWin].map((tensor) => tensor.read());
     const selected = outputs.selected.read();
-    tape.seed(outputs.out, dOut.values);
-    tape.backward();
+    tape.backward(outputs.out, dOut.values);
     const gradients = Object.values(inputs).map((tensor) => tape.gradient(tensor)!.read());
     tape.end();
     return { values: [...values, ...gradients], selected, errors };

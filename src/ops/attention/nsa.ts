@@ -4,7 +4,7 @@
  */
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import type { Sequences } from '../common/sequences.js';
+import { expectCompressed, type Sequences } from '../common/sequences.js';
 import { combine } from './combine/op.js';
 import { compressedAttention } from './compressed/op.js';
 import type { AttentionCounters } from './counters.js';
@@ -66,6 +66,7 @@ export function nativeSparseAttention(
   sparse: SparseShape,
   options: SparseOptions = {},
 ): SparseOutputs {
+  expectCompressed('nativeSparseAttention', layout.tokens, layout.blocks, sparse);
   if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
   const { q, kSel, vSel } = inputs;
   const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };

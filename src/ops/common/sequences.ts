@@ -86,3 +86,20 @@ export class Sequences {
 export function compressedCount(length: number, block: number, stride: number): number {
   return length < block ? 0 : Math.floor((length - block) / stride) + 1;
 }
+
+/** Throws unless `blocks` is the layout of the compressed blocks of `tokens`: other blocks would read later tokens. */
+export function expectCompressed(
+  what: string,
+  tokens: Sequences,
+  blocks: Sequences,
+  { l, d }: { readonly l: number; readonly d: number },
+): void {
+  const wrong = tokens.lengths.findIndex((length, i) => blocks.lengths[i] !== compressedCount(length, l, d));
+  if (wrong === -1 && blocks.count === tokens.count) return;
+  const at = Math.max(0, wrong);
+  throw new UsageError(
+    `${what}: the layout has ${blocks.lengths[at] ?? 0} compressed blocks for a sequence of ${tokens.lengths[at] ?? 0} ` +
+      `tokens, but l = ${l} and d = ${d} give ${compressedCount(tokens.lengths[at] ?? 0, l, d)}: ` +
+      'build it with sparseLayout from the same l and d',
+  );
+}

@@ -45,8 +45,7 @@ describe.each(devices())('crossEntropy on $name', ({ device, dtype }) => {
     expect(loss.shape).toEqual([1]);
     expect(relativeError(loss.read(), [expected.loss])).toBeLessThan(tolerance('f32'));
     expect(relativeError(losses.read(), expected.losses)).toBeLessThan(tolerance('f32'));
-    tape.seed(loss, [0.75]);
-    tape.backward();
+    tape.backward(loss, [0.75]);
     const slopes = crossEntropyBackward(logits, targets, vocab, 0.75);
     expect(relativeError(tape.gradient(tLogits)!.read(), slopes)).toBeLessThan(tolerance(dtype));
     losses.free();
@@ -84,9 +83,7 @@ describe.each(devices())('crossEntropy on $name', ({ device, dtype }) => {
     const tLogits = tape.watch(tape.from(logits, [3, 7], dtype));
     const a = crossEntropy(tape, tLogits, tape.from(first, [3], 'i32'));
     const b = crossEntropy(tape, tLogits, tape.from(second, [3], 'i32'));
-    tape.seed(a, [1]);
-    tape.seed(b, [2]);
-    tape.backward();
+    tape.backward([a, b], [[1], [2]]);
     const other = crossEntropyBackward(logits, second, 7, 2);
     const expected = crossEntropyBackward(logits, first, 7, 1).map((v, i) => v + other[i]);
     expect(relativeError(tape.gradient(tLogits)!.read(), expected)).toBeLessThan(tolerance(dtype));
@@ -129,8 +126,7 @@ describe.each(devices())('crossEntropy on $name', ({ device, dtype }) => {
     } else {
       const loss = run([0, IGNORED, 5]);
       expect(loss.item()).toBeNaN();
-      tape.seed(loss, [1]);
-      tape.backward();
+      tape.backward(loss, [1]);
       const isNan = Array.from(tape.gradient(logits)!.read(), Number.isNaN);
       expect(isNan).toEqual([...Array(10).fill(false), ...Array(5).fill(true)]);
     }
@@ -177,8 +173,7 @@ describe.each(devices())('linearCrossEntropy on $name', ({ device, dtype }) => {
     losses.free();
     const loss = linearCrossEntropy(tape, tx, tw, tTargets, options);
     expect(relativeError(loss.read(), [expected.loss])).toBeLessThan(tolerance(dtype));
-    tape.seed(loss, [0.75]);
-    tape.backward();
+    tape.backward(loss, [0.75]);
     expect(relativeError(tape.gradient(tx)!.read(), expected.dx)).toBeLessThan(tolerance(dtype));
     expect(relativeError(tape.gradient(tw)!.read(), expected.dw)).toBeLessThan(tolerance(dtype));
     tape.end();
@@ -193,8 +188,8 @@ describe.each(devices())('linearCrossEntropy on $name', ({ device, dtype }) => {
     const tape = new Tape(device());
     const tx = tape.watch(tape.from(x, [5, 6], dtype));
     const ids = tape.from(targets, [5], 'i32');
-    for (const slope of [1, 2]) tape.seed(linearCrossEntropy(tape, tx, operand, ids, { chunk: 2 }), [slope]);
-    tape.backward();
+    const losses = [1, 2].map(() => linearCrossEntropy(tape, tx, operand, ids, { chunk: 2 }));
+    tape.backward(losses, [1, 2]);
     const expected = reference(x, weight, targets, 6, 3);
     expect(relativeError(tape.gradient(tx)!.read(), expected.dx)).toBeLessThan(tolerance(dtype));
     expect(relativeError(head.gradient!.read(), expected.dw)).toBeLessThan(tolerance(dtype));
@@ -274,9 +269,7 @@ it('gives the same numbers for any number of threads', () => {
     const logits = tape.watch(tape.from(wide(200 * 300, 4), [200, 300]));
     const [fused, plain] = [linearCrossEntropy(tape, x, weight, ids, { chunk: 64 }), crossEntropy(tape, logits, ids)];
     const losses = [fused.readBytes(), plain.readBytes()];
-    tape.seed(fused, [1]);
-    tape.seed(plain, [1]);
-    tape.backward();
+    tape.backward([fused, plain], [[1], [1]]);
     const slopes = [x, weight, logits].map((tensor) => tape.gradient(tensor)!.readBytes());
     tape.end();
     return [...losses, ...slopes];

@@ -49,8 +49,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     const expected = linearForward(x, w, rows, outputs, inputs).map((value, i) => value + bias[i % outputs]);
     const limit = tolerance(dtype);
     expect(relativeError(y.read(), expected)).toBeLessThan(limit);
-    tape.seed(y, dy);
-    tape.backward();
+    tape.backward(y, dy);
     const { dx, dw } = linearBackward(x, w, dy, rows, outputs, inputs);
     expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(limit);
     expect(relativeError(tape.gradient(tw)!.read(), dw)).toBeLessThan(limit);
@@ -72,9 +71,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     const x = tape.watch(tape.from(vx, [rows, inputs], dtype));
     const w = tape.watch(tape.from(vw, [outputs, inputs], dtype));
     const [first, second] = [linear(tape, x, w), linear(tape, x, w)];
-    tape.seed(first, dy);
-    tape.seed(second, dy);
-    tape.backward();
+    tape.backward([first, second], [dy, dy]);
     const { dx, dw } = linearBackward(vx, vw, dy, rows, outputs, inputs);
     expect(
       relativeError(
@@ -98,14 +95,11 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     weight.value.write(w);
     const tape = new Tape(device());
     const operand = weight.as(dtype, (from, into) => castInto(device(), from, into));
-    for (const seed of [1, 2]) {
-      const y = linear(tape, tape.from(x, [rows, inputs], dtype), operand);
-      tape.seed(
-        y,
-        dy.map((value) => value * seed),
-      );
-    }
-    tape.backward();
+    const outputsOf = [1, 2].map(() => linear(tape, tape.from(x, [rows, inputs], dtype), operand));
+    tape.backward(
+      outputsOf,
+      [1, 2].map((factor) => dy.map((value) => value * factor)),
+    );
     expect(weight.gradient!.dtype).toBe('f32');
     const expected = linearBackward(x, w, dy, rows, outputs, inputs).dw.map((value) => 3 * value);
     expect(relativeError(weight.gradient!.read(), expected)).toBeLessThan(2e-5);
@@ -124,8 +118,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     const expected = linearForward(x, w, rows, outputs, inputs).map((value, i) => value + r[i]);
     expect(relativeError(y.read(), expected)).toBeLessThan(tolerance(dtype));
     expect([...residual.read()]).toEqual([...r].map((value) => Math.fround(value)));
-    tape.seed(y, dy);
-    tape.backward();
+    tape.backward(y, dy);
     const { dx, dw } = linearBackward(x, w, dy, rows, outputs, inputs);
     expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(tolerance(dtype));
     expect(relativeError(tape.gradient(tw)!.read(), dw)).toBeLessThan(tolerance(dtype));
@@ -140,9 +133,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     const tx = tape.watch(tape.from(x, [5, 8], dtype));
     const tw = tape.from(w, [8, 8], dtype);
     const [a, b] = [linear(tape, tx, tw, null, tx), linear(tape, tx, tw, null, tx)];
-    tape.seed(a, first);
-    tape.seed(b, second);
-    tape.backward();
+    tape.backward([a, b], [first, second]);
     const dy = first.map((value, i) => value + second[i]);
     const expected = linearBackward(x, w, dy, 5, 8, 8).dx.map((value, i) => value + dy[i]);
     expect(relativeError(tape.gradient(tx)!.read(), expected)).toBeLessThan(tolerance(dtype));
@@ -181,11 +172,8 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
         }
       column += own;
     });
-    for (const y of both) {
-      expect(relativeError(y.read(), wanted)).toBeLessThan(tolerance(dtype));
-      tape.seed(y, filled);
-    }
-    tape.backward();
+    for (const y of both) expect(relativeError(y.read(), wanted)).toBeLessThan(tolerance(dtype));
+    tape.backward(both, [filled, filled]);
     const dx = new Float64Array(rows * inputs);
     parts.forEach((own, i) => {
       const expected = linearBackward(x, weights[i], dy[i], rows, own, inputs);
@@ -222,8 +210,7 @@ it('gives the same numbers for any number of threads', () => {
     const w = tape.watch(tape.from(randomValues(outputs * inputs, 2), [outputs, inputs]));
     const y = linear(tape, x, w);
     const bytes = [y.readBytes()];
-    tape.seed(y, randomValues(rows * outputs, 3));
-    tape.backward();
+    tape.backward(y, randomValues(rows * outputs, 3));
     bytes.push(tape.gradient(x)!.readBytes(), tape.gradient(w)!.readBytes());
     tape.end();
     return bytes;

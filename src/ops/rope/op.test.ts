@@ -95,10 +95,7 @@ describe.each(devices())('splitHeads on $name', ({ device, dtype }) => {
     splitForward(fused, parts, at, ROTARY).forEach((expected, i) => {
       expect(relativeError(outputs[i].read(), expected)).toBeLessThan(limit);
     });
-    outputs.forEach((output, i) => {
-      tape.seed(output, gradients[i]);
-    });
-    tape.backward();
+    tape.backward(outputs, gradients);
     const expected = splitBackward(gradients, parts, at, ROTARY);
     expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(limit);
     tape.end();
@@ -162,8 +159,7 @@ describe.each(devices())('splitHeads on $name', ({ device, dtype }) => {
     const x = tape.watch(tape.from(random(50 * 12, 2), [50, 2, 6], dtype));
     const y = rotate(tape, x, sequences, ROTARY);
     // The gradient of a rotation is the rotation back: seeding with a rotated tensor returns the tensor.
-    tape.seed(y, rotate(tape, tape.from(values, [50, 2, 6], dtype), sequences, ROTARY).read());
-    tape.backward();
+    tape.backward(y, rotate(tape, tape.from(values, [50, 2, 6], dtype), sequences, ROTARY).read());
     expect(relativeError(tape.gradient(x)!.read(), values)).toBeLessThan(tolerance(dtype));
     tape.end();
     sequences.free();
@@ -177,10 +173,7 @@ describe.each(devices())('splitHeads on $name', ({ device, dtype }) => {
     const first = splitHeads(tape, x, PARTS, sequences, ROTARY);
     const second = splitHeads(tape, x, PARTS, sequences, ROTARY);
     const [a, b, c] = [random(72, 2), random(36, 3), random(30, 4)];
-    tape.seed(second[1], b);
-    tape.seed(first[0], a);
-    tape.seed(first[2], c);
-    tape.backward();
+    tape.backward([second[1], first[0], first[2]], [b, a, c]);
     const expected = splitBackward([a, b, c], PARTS, at, ROTARY);
     expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();

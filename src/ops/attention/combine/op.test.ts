@@ -32,8 +32,7 @@ describe.each(devices())('combine on $name', ({ device, dtype }) => {
     const out = combine(tape, tg, tb[0], tb[1], tb[2]);
     const limit = tolerance(dtype);
     expect(relativeError(out.read(), combineForward(gates, branches))).toBeLessThan(limit);
-    tape.seed(out, dOut);
-    tape.backward();
+    tape.backward(out, dOut);
     const { dGates, dBranches } = combineBackward(gates, branches, dOut);
     expect(relativeError(tape.gradient(tg)!.read(), dGates)).toBeLessThan(limit);
     tb.forEach((branch, b) => {
@@ -50,8 +49,7 @@ describe.each(devices())('combine on $name', ({ device, dtype }) => {
     const [cmp, sel, win] = [outputs.oCmp, outputs.oSel, outputs.oWin].map((values) => tape.from(values, shape, dtype));
     const out = combine(tape, gates, cmp, sel, win);
     expect(relativeError(out.read(), outputs.out)).toBeLessThan(tolerance(dtype));
-    tape.seed(out, dOut);
-    tape.backward();
+    tape.backward(out, dOut);
     expect(relativeError(tape.gradient(gates)!.read(), gradients.dGates)).toBeLessThan(tolerance(dtype));
     tape.end();
   });
@@ -62,9 +60,7 @@ describe.each(devices())('combine on $name', ({ device, dtype }) => {
     const tg = tape.watch(tape.from(gates, [4, 2, 3]));
     const tb = branches.map((values) => tape.watch(tape.from(values, [4, 2, 7], dtype)));
     const [first, second] = [combine(tape, tg, tb[0], tb[1], tb[2]), combine(tape, tg, tb[0], tb[1], tb[2])];
-    tape.seed(first, random(56, 6));
-    tape.seed(second, random(56, 7));
-    tape.backward();
+    tape.backward([first, second], [random(56, 6), random(56, 7)]);
     const dOut = random(56, 6).map((value, i) => value + random(56, 7)[i]);
     const { dGates, dBranches } = combineBackward(gates, branches, dOut);
     expect(relativeError(tape.gradient(tg)!.read(), dGates)).toBeLessThan(tolerance(dtype));
@@ -93,8 +89,7 @@ describe('combine on the CPU', () => {
       const [a, b, c] = branchesOf(900 * 20, 2).map((values) => tape.watch(tape.from(values, [300, 3, 20])));
       const out = combine(tape, gates, a, b, c);
       const values = out.read();
-      tape.seed(out, randomValues(900 * 20, 5));
-      tape.backward();
+      tape.backward(out, randomValues(900 * 20, 5));
       const gradients = [gates, a, b, c].map((tensor) => tape.gradient(tensor)!.read());
       tape.end();
       return { values, gradients };

@@ -82,8 +82,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       const limit = tolerance(dtype);
       expect(y.shape).toEqual([blocks, groups, size]);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
-      tape.seed(y, dy);
-      tape.backward();
+      tape.backward(y, dy);
       const { dx } = reference.convBackward(x, weight, starts, shape, dy);
       expect(relativeError(tape.gradient(tx)!.read(), dx)).toBeLessThan(limit);
       tape.end();
@@ -103,8 +102,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       const { starts } = layout.tokens;
       const limit = tolerance(dtype);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
-      tape.seed(y, dy);
-      tape.backward();
+      tape.backward(y, dy);
       const expected = reference.convBackward(x, weight, starts, shape, dy);
       expect(relativeError(tape.gradient(tx)!.read(), expected.dx)).toBeLessThan(limit);
       expect(relativeError(tape.gradient(tw)!.read(), expected.dWeight)).toBeLessThan(limit);
@@ -128,8 +126,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
         const limit = tolerance(dtype);
         expect(out.shape).toEqual([blocks * groups, l * size]);
         expect(relativeError(out.read(), reference.unfoldForward(x, position, starts, shape))).toBeLessThan(limit);
-        tape.seed(out, dOut);
-        tape.backward();
+        tape.backward(out, dOut);
         const expected = reference.unfoldBackward(dOut, starts, shape);
         expect(relativeError(tape.gradient(tx)!.read(), expected.dx)).toBeLessThan(limit);
         expect(relativeError(tape.gradient(tp)!.read(), expected.dPosition)).toBeLessThan(limit);
@@ -161,8 +158,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       expect(y.shape).toEqual([3, 2, 3]);
       const forward = () => reference.mlpForward(values.x, values, layout.tokens.starts, SHAPE);
       expect(relativeError(y.read(), forward())).toBeLessThan(tolerance(dtype));
-      tape.seed(y, dy);
-      tape.backward();
+      tape.backward(y, dy);
       for (const name of ['x', 'position', 'w1', 'w2'] as const) {
         const expected = finiteDifferences(() => dot(forward(), dy), values[name]);
         expect(relativeError(tape.gradient(tensors[name])!.read(), expected), name).toBeLessThan(tolerance(dtype));
@@ -191,10 +187,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       const again = compressConv(tape, tx, tw, layout);
       const unfolded = unfold(tape, tx, tw, layout);
       const [a, b, c] = [random(24, 3), random(24, 4), random(96, 5)];
-      tape.seed(conv, a);
-      tape.seed(again, b);
-      tape.seed(unfolded, c);
-      tape.backward();
+      tape.backward([conv, again, unfolded], [a, b, c]);
       const { starts } = layout.tokens;
       const sum = a.map((value, i) => value + b[i]);
       const first = reference.convBackward(x, weight, starts, SHAPE, sum);
@@ -212,8 +205,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       const tape = new Tape(device());
       const x = tape.watch(tape.from(randomValues(60, 1), [10, 2, 3], dtype));
       const y = compressAverage(tape, x, layout);
-      tape.seed(y, randomValues(12, 2));
-      tape.backward();
+      tape.backward(y, randomValues(12, 2));
       const gradient = tape.gradient(x)!.read();
       expect(gradient.subarray(0, 18)).toEqual(new Float32Array(18)); // the sequence of 3 is shorter than a block
       expect(gradient.subarray(54)).toEqual(new Float32Array(6)); // the last token is in no finished block
@@ -228,7 +220,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
       expect(() => compressAverage(tape, tape.zeros([8, 2, 3]), layout)).toThrow('compress: x must have shape');
       expect(() => compressConv(tape, x, tape.zeros([3, 2, 3]), layout)).toThrow('compress: weight must have shape');
       expect(() => unfold(tape, x, tape.zeros([4, 2, 2]), layout)).toThrow('compress: position must have shape');
-      expect(() => compressAverage(tape, x, { ...layout, d: 1 })).toThrow('compressed with l 4 and d 1');
+      expect(() => compressAverage(tape, x, { ...layout, d: 1 })).toThrow('l = 4 and d = 1 give 6');
       const mlp = { position: tape.zeros([4, 2, 3]), w1: tape.zeros([5, 12]), w2: tape.zeros([3, 4]) };
       expect(() => compressMlp(tape, x, mlp, layout)).toThrow('compress: w2 must have shape [3, 5]');
       tape.end();
@@ -245,9 +237,7 @@ describe('compress on the CPU', () => {
         const weight = tape.watch(tape.from(randomValues(80, 2), [8, 2, 5]));
         const [y, unfolded] = [compressConv(tape, x, weight, layout), unfold(tape, x, weight, layout)];
         const values = y.read();
-        tape.seed(y, randomValues(y.size, 3));
-        tape.seed(unfolded, randomValues(unfolded.size, 4));
-        tape.backward();
+        tape.backward([y, unfolded], [randomValues(y.size, 3), randomValues(unfolded.size, 4)]);
         const gradients = [tape.gradient(x)!.read(), tape.gradient(weight)!.read()];
         tape.end();
         return { values, gradients };

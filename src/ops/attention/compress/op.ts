@@ -3,11 +3,10 @@
  * learned weight per channel and position (`conv`), or by a two-layer network over the flattened block (`mlp`).
  */
 import { defineKernels } from '../../../device/device.js';
-import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import { Tensor } from '../../../tensor/tensor.js';
 import { silu } from '../../activation/op.js';
-import { compressedCount, type Sequences } from '../../common/sequences.js';
+import { expectCompressed, type Sequences } from '../../common/sequences.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
 import { linear } from '../../linear/op.js';
 import { CUDA_BLOCKS_PER_PARTIAL, launchers } from './cuda.js';
@@ -112,9 +111,7 @@ function weightedSum(tape: Tape, x: Tensor, weight: Tensor | null, layout: Block
 }
 
 function checkLayout(x: Tensor, { tokens, blocks, l, d }: BlockLayout) {
-  const fits = tokens.lengths.every((length, s) => blocks.lengths[s] === compressedCount(length, l, d));
-  if (!fits || tokens.count !== blocks.count)
-    throw new UsageError(`compress: blocks must be the layout of the tokens compressed with l ${l} and d ${d}`);
+  expectCompressed('compress', tokens, blocks, { l, d });
   return expectFloats('compress: x', x, [tokens.total, -1, -1]);
 }
 

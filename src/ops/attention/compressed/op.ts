@@ -1,7 +1,7 @@
 /** Attention over compressed blocks: token t sees the blocks that end at or before it. Seeing none gives 0. */
 import { defineKernels } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
-import type { Sequences } from '../../common/sequences.js';
+import { expectCompressed, type Sequences } from '../../common/sequences.js';
 import { type AttentionInputs, type AttentionOutput, attendBranch } from '../branch.js';
 import type { SparseShape } from '../shape.js';
 import { launchers } from './cuda.js';
@@ -24,6 +24,7 @@ export function compressedAttention(
   blocks: Sequences,
   { l, d }: Pick<SparseShape, 'l' | 'd'>,
 ): AttentionOutput {
+  expectCompressed('compressed attention', sequences, blocks, { l, d });
   const kernel = tape.device.kernels(kernels);
   return attendBranch(tape, inputs, {
     ...{ name: 'compressed attention', tokens: sequences, keys: blocks },

@@ -59,8 +59,10 @@ describe('fused dense attention', () => {
     const sequences = new Sequences(device, dense.lengths);
     const outputs = Array.from({ length: uses }, () => fusedDenseAttention(tape, { q: tq, k: tk, v: tv }, sequences));
     const out = outputs[0].read();
-    for (const output of outputs) tape.seed(output, dOut.values);
-    tape.backward();
+    tape.backward(
+      outputs,
+      outputs.map(() => dOut.values),
+    );
     const gradients = [tq, tk, tv].map((tensor) => tape.gradient(tensor)!.read());
     tape.end();
     sequences.free();

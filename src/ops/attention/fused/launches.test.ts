@@ -60,9 +60,11 @@ function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): T
   const forward = device.launches.splice(0);
   if (record) {
     const dOut = Tensor.zeros(device, outputs[0].out.shape, 'bf16');
-    for (const { out } of outputs) tape.seedWith(out, dOut);
+    tape.backward(
+      outputs.map(({ out }) => out),
+      outputs.map(() => dOut),
+    );
     dOut.free();
-    tape.backward();
     for (const [name, tensor] of Object.entries(inputs) as [string, Tensor][])
       expect(tape.gradient(tensor)?.dtype, name).toBe(name === 'gates' ? 'f32' : 'bf16');
   }
@@ -126,8 +128,7 @@ describe('launches of the fused kernels', () => {
         for (const tensor of Object.values(rest)) inner.drop(tensor);
         return out;
       });
-      tape.seedWith(out, tape.zeros(out.shape, 'bf16'));
-      tape.backward();
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
       tape.end();
       const all = names(device.launches);
       const count = (kernel: string) => all.filter((name) => name === kernel).length;
@@ -176,8 +177,7 @@ describe('launches of fused dense attention', () => {
     const { q, kSel: k, vSel: v } = inputsOf(tape, 0);
     const out = fusedDenseAttention(tape, { q, k, v }, sequences);
     expect(out.shape).toEqual([TOKENS, 12, 32]);
-    tape.seedWith(out, tape.zeros(out.shape, 'bf16'));
-    tape.backward();
+    tape.backward(out, tape.zeros(out.shape, 'bf16'));
     tape.end();
     expect(device.pool.bytesInUse).toBe(before);
     expect(names(device.launches)).toEqual([

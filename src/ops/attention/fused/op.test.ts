@@ -138,16 +138,17 @@ function run(example: AttentionCase, values: Values, options: SparseOptions = {}
   const layout = sparseLayout(new Sequences(device, example.lengths), example.sparse);
   const counters = new AttentionCounters(device);
   const dOut = Tensor.from(device, values.dOut, like.dOut.shape, 'bf16');
-  const all = Array.from({ length: uses }, () => {
-    const outputs = nativeSparseAttention(tape, inputs, layout, example.sparse, { ...options, counters });
-    tape.seedWith(outputs.out, dOut);
-    return outputs;
-  });
+  const all = Array.from({ length: uses }, () =>
+    nativeSparseAttention(tape, inputs, layout, example.sparse, { ...options, counters }),
+  );
   const read = (tensor: Tensor) => tensor.read() as Float32Array;
   const { out, oCmp, oSel, oWin, selected } = all[0];
   const outputs = { out: read(out), oCmp: read(oCmp), oSel: read(oSel), oWin: read(oWin) };
   const chosen = selected.read() as Int32Array;
-  tape.backward();
+  tape.backward(
+    all.map((outputs) => outputs.out),
+    all.map(() => dOut),
+  );
   const gradients = NAMES.map((name) => read(tape.gradient(inputs[name])!));
   const counts = counters.read();
   tape.end();

@@ -59,8 +59,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       expect(gates.shape).toEqual([tokens, heads, 3]);
       expect(gates.dtype).toBe('f32');
       expect(relativeError(gates.read(), gateForward(logits, options))).toBeLessThan(tolerance('f32'));
-      tape.seed(gates, dGates);
-      tape.backward();
+      tape.backward(gates, dGates);
       const expected = gateBackward(logits, options, dGates);
       expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
       tape.end();
@@ -107,12 +106,11 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
         splitForward(projected, parts, positions, rotary).forEach((part, i) => {
           expect(relativeError(run.heads[i].read(), part)).toBeLessThan(tolerance(dtype));
         });
-        tape.seed(run.gates, dGates);
-        run.heads.forEach((head, i) => {
-          tape.seed(head, dHeads[i]);
-        });
       }
-      tape.backward();
+      tape.backward(
+        runs.flatMap(({ gates, heads }) => [gates, ...heads]),
+        runs.flatMap(() => [dGates, ...dHeads]),
+      );
       const dLogits = gateBackward(ownLogits, options, dGates);
       const dProjected = splitBackward(dHeads, parts, positions, rotary);
       const expected = new Float64Array(tokens * width);
@@ -140,8 +138,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       const columns = gateColumns(tape, fused, 2, tape.zeros([9]), options);
       const part = { heads: 1, size: 2, rotate: false };
       const [head] = splitHeads(tape, fused, [part], sequences, { theta: 10000, scale: 1 }, columns);
-      tape.seed(head, new Float64Array(18).fill(1));
-      tape.backward();
+      tape.backward(head, new Float64Array(18).fill(1));
       const expected = Float32Array.from({ length: 9 * 12 }, (_, i) => Number(i % 12 < 2));
       expect(Float32Array.from(tape.gradient(fused)!.read())).toEqual(expected);
       tape.end();
@@ -160,9 +157,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       const logits = random(60, 1);
       const x = tape.watch(tape.from(logits, [4, 15], dtype));
       const [first, second] = [gate(tape, x, options), gate(tape, x, options)];
-      tape.seed(first, randomValues(60, 3));
-      tape.seed(second, randomValues(60, 4));
-      tape.backward();
+      tape.backward([first, second], [randomValues(60, 3), randomValues(60, 4)]);
       const dGates = randomValues(60, 3).map((value, i) => value + randomValues(60, 4)[i]);
       const expected = gateBackward(logits, options, dGates);
       expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
@@ -188,8 +183,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
     const x = tape.watch(tape.from(randomValues(18, 1), [2, 9], dtype));
     const gates = gate(tape, x, { ...SOFTMAX, ...override });
     expect([...gates.read()]).toEqual(Array.from({ length: 6 }, () => row).flat());
-    tape.seed(gates, randomValues(18, 2));
-    tape.backward();
+    tape.backward(gates, randomValues(18, 2));
     expect(tape.gradient(x)!.read()).toEqual(new Float32Array(18));
     tape.end();
   });
@@ -200,9 +194,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
     const x = tape.watch(tape.from(logits, [2, 9], dtype));
     const [stopped, trained] = [gate(tape, x, { ...SOFTMAX, stopGradient: true }), gate(tape, x, SOFTMAX)];
     expect(stopped.read()).toEqual(trained.read());
-    tape.seed(stopped, randomValues(18, 2));
-    tape.seed(trained, randomValues(18, 3));
-    tape.backward();
+    tape.backward([stopped, trained], [randomValues(18, 2), randomValues(18, 3)]);
     const expected = gateBackward(logits, SOFTMAX, randomValues(18, 3));
     expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
     tape.end();
@@ -261,8 +253,7 @@ describe('gate on the CPU', () => {
       const sums = gateSums(cpu(), gates);
       const statistics = summarizeGates([sums.read()]);
       sums.free();
-      tape.seed(gates, logits);
-      tape.backward();
+      tape.backward(gates, logits);
       const gradient = tape.gradient(x)!.read();
       tape.end();
       return { statistics, gradient };

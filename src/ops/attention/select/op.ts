@@ -6,7 +6,7 @@ import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
-import type { Sequences } from '../../common/sequences.js';
+import { expectCompressed, type Sequences } from '../../common/sequences.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
 import { type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
@@ -45,6 +45,7 @@ export function selectBlocks(
   const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk], q.dtype);
   expectShape('select: lse', lse, [sequences.total, heads]);
   validateShapes({ heads, groups, dk, dv: dk }, sparse);
+  expectCompressed('select', sequences, blocks, sparse);
   const { l, d, lSel, nSel } = sparse;
   if (l / d + lSel / d > MOST_WEIGHTS)
     throw new UsageError(

@@ -1,0 +1,51 @@
+/** `trefoil configs`: the configs and profiles that ship with the package. */
+import { readFileSync } from 'node:fs';
+import type { Command } from 'commander';
+import { findConfig, shippedConfigs } from '../config/files.js';
+import { type Io, printJson } from './shared/io.js';
+import { jsonOption } from './shared/options.js';
+import { formatTable } from './shared/table.js';
+
+const HELP = `
+Use a config with \`trefoil train --config NAME\`. To change it, copy it:
+  trefoil configs quickstart > my-config.yaml
+  trefoil train --config my-config.yaml
+A profile holds the settings for one kind of machine:
+  trefoil train --config base --set runtime.profile=h200
+Every key is explained in configs/base.yaml.
+`;
+
+export function configure(command: Command, io: Io): void {
+  command
+    .argument('[name]', 'print this config as YAML')
+    .addOption(jsonOption())
+    .addHelpText('after', HELP)
+    .action((name: string | undefined, options: { json?: boolean }) => {
+      if (name !== undefined) io.stdout.write(readFileSync(findConfig(name).path, 'utf8'));
+      else list(options.json ?? false, io);
+    });
+}
+
+function list(json: boolean, io: Io): void {
+  const [configs, profiles] = (['configs', 'configs/profiles'] as const).map((shelf) =>
+    shippedConfigs(shelf).map((name) => ({ name, description: description(findConfig(name, shelf).path) })),
+  );
+  if (json) {
+    printJson(io, { configs, profiles });
+    return;
+  }
+  const table = (title: string, rows: typeof configs) =>
+    formatTable(
+      [{ title }, { title: 'description', wrap: true }],
+      rows.map(({ name, description: text }) => [name, text]),
+      io.width,
+    );
+  io.out(table('config', configs));
+  io.out(table('profile', profiles));
+  io.out('Use one with `trefoil train --config NAME`; `trefoil configs NAME` prints it.');
+}
+
+/** The first line of a config is a comment that describes it. */
+function description(path: string): string {
+  return /^# (.*)/.exec(readFileSync(path, 'utf8'))?.[1] ?? '';
+}

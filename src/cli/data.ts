@@ -1,9 +1,0 @@
-/** `trefoil data`: commands about training data, each a file of its own. */
-import type { Command } from 'commander';
-import { addCommands } from './command.js';
-import { DATA_COMMANDS } from './commands.js';
-import type { Io } from './shared/io.js';
-
-export async function configure(command: Command, io: Io, rest: readonly string[]): Promise<void> {
-  await addCommands(command, DATA_COMMANDS, rest, io);
-}

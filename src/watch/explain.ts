@@ -1,0 +1,49 @@
+/** What each health rule means in words, and what to do when it is not green. */
+import type { Row } from './row.js';
+
+const EXPLANATIONS: Readonly<Record<string, string>> = {
+  process: 'The training process is not running as expected. Restart it with train --resume auto if it should run.',
+  halt: 'A .HALT file stops the run after its step. Delete the file to let a later run continue.',
+  anomaly: 'The trainer or a watchdog found a critical problem and wrote .anomaly_type; resolve it before resuming.',
+  files: 'Some files of the run cannot be read, so the other rules may be incomplete.',
+  ranks: 'Ranks must advance together. A rank that is missing or behind is lost or stuck.',
+  heartbeat:
+    'No step has finished for too long: the trainer hangs or was killed. See stackdump_*.txt in the run folder.',
+  section: 'One part of the step takes far longer than it should, so the rank is probably stuck there.',
+  loss: 'The loss or the gradient is NaN or infinite. Resume from an earlier checkpoint, with a lower learning rate.',
+  gate_entropy:
+    'The gate gives almost all weight to one branch, so the other branches stop learning. See gate_collapse_details.json.',
+  gate_collapse: 'For many tokens a single branch takes over the gate. See gate_collapse_details.json.',
+  gate_max: 'The largest gate is close to 1 on average: one branch dominates.',
+  grad_zero: 'The gradient is exactly zero: nothing is being learned.',
+  grad_spike:
+    'The gradient is far above its median. A single spike is harmless; repeated ones need a lower learning rate.',
+  fetch: 'The trainer waits for data. Add data.workers, or prepare the data with trefoil data prepare.',
+  fetch_stall: 'Fetching data became much slower than usual: check the disk or the network.',
+  fetch_p95: 'Some fetches are slow. Add data.workers, or prepare the data with trefoil data prepare.',
+  flatline: 'Heartbeats arrive but no tokens are processed.',
+  loss_flatline: 'The loss does not change at all, so the weights are probably not being updated.',
+  throughput: 'The run is much slower than before or than required. Check other processes on the machine and the data.',
+  fallbacks: 'A fallback replaced the normal path, or a save failed, and the counter grows. See fallback_counters.csv.',
+  memory: 'Reserved memory keeps growing, which suggests a leak; the run may end with an out-of-memory error.',
+  steps: 'The run has fewer steps than required.',
+  loss_finite: 'Some logged losses are NaN or infinite.',
+  loss_falls: 'The loss at the end is not below the loss at the start: the model did not learn.',
+  csv: 'training.csv contains rows that cannot be parsed.',
+  heartbeats: 'The heartbeat file has no steps.',
+  gradients: 'Some gradient norms are zero, NaN or infinite.',
+  selection: 'Tokens select no blocks, so the selected branch has no effect.',
+  baseline_toks_per_s: 'The run is slower than the baseline allows.',
+  baseline_loss: 'The final loss is higher than the baseline allows.',
+  baseline_memory: 'The run uses more memory than the baseline allows.',
+};
+
+/** The explanation of a row's rule. Rules of one of several ranks end in ` rankN`. */
+export function explainRule(rule: string): string {
+  return EXPLANATIONS[rule.replace(/ rank\d+$/, '')] ?? '';
+}
+
+/** `rule: explanation` for every row that is not green. */
+export function explainRows(rows: readonly Row[]): string[] {
+  return rows.filter(({ level }) => level !== 'green').map(({ rule }) => `${rule}: ${explainRule(rule)}`);
+}
