@@ -96,14 +96,38 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
   if (threadIdx.x == 0) record[RECORD - 1] = (float)(s.seen + (appends ? (int)s.completed : 0));
 }
 
-// grid (splits, GROUPS, batch). A share's best blocks, the most important first and the lower index among equals:
-// important, candidates [batch][GROUPS][splits][ROOM]. Shares of fewer blocks leave the rest as it was: attention.cu computes
-// how many there are. Dynamic shared memory: a number for every block of a share.
+constexpr int KEYS_OF_THREAD = 4;
+constexpr int PASS = (KEYS_OF_THREAD * THREADS - LEAD) / STRIDE;  // selection blocks whose importance is computed at a time
+constexpr int MOST_SPLITS = 64;                                   // two for each lane of a warp
+
+static_assert(PASS >= 1, "the compressed blocks of a selection block must fit a pass");
+
+// Log-sum-exp of head r over all shares, in powers of two, in every lane of the warp.
+__device__ __forceinline__ float log_sum(const float* records, int splits, int r) {
+  const int lane = threadIdx.x % 32;
+  float tops[2], sums[2];
+#pragma unroll
+  for (int n = 0; n < 2; n++) {
+    const bool present = lane + 32 * n < splits;
+    const float* const record = records + (i64)(present ? lane + 32 * n : 0) * RECORD + r;
+    tops[n] = present ? record[0] : -positive_infinity();
+    sums[n] = present ? record[HPG] : 0.0f;
+  }
+  const float top = warp_max(fmaxf(tops[0], tops[1]));
+  return top + log2f(warp_sum(exp2_approximate(tops[0] - top) * sums[0] + exp2_approximate(tops[1] - top) * sums[1]));
+}
+
+// grid (splits, GROUPS, batch), at most MOST_SPLITS. A share's best blocks, the most important first and the lower index
+// among equals: important, candidates [batch][GROUPS][splits][ROOM]. Shares of fewer blocks leave the rest as it was:
+// attention.cu computes how many there are. Dynamic shared memory: a number for every block of a share.
+//
+// The next layer's step_scores loads keys meanwhile, so loads take long: those of the scores start before the wait for the
+// records, all at once.
 extern "C" __global__ void __launch_bounds__(THREADS)
 step_rank(const int* positions, const float* scores, i64 capacity, const float* records, float* important, int* candidates) {
   extern __shared__ float4 shared_memory[];
   float* const importance = (float*)shared_memory;
-  __shared__ float lse[HPG], probability[STRETCH * STRIDE + LEAD];
+  __shared__ float lse[HPG], probability[KEYS_OF_THREAD * THREADS];
   let_next_start();
   const int split = blockIdx.x, splits = gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)blockIdx.z * GROUPS + blockIdx.y;
@@ -112,26 +136,30 @@ step_rank(const int* positions, const float* scores, i64 capacity, const float* 
   const int end = first + share < all + 1 ? first + share : all + 1;
   wait_for_previous();
   if (current + 1 <= SEL_N || first >= end) return;
-  for (int r = warp; r < HPG; r += WARPS) {
-    const float* const of = records + pair * splits * RECORD + r;
-    float top = -positive_infinity(), sum = 0.0f;
-    for (int i = lane; i < splits; i += 32) top = fmaxf(top, of[i * RECORD]);
-    top = warp_max(top);
-    for (int i = lane; i < splits; i += 32) sum += exp2_approximate(of[i * RECORD] - top) * of[i * RECORD + HPG];
-    sum = warp_sum(sum);
-    if (lane == 0) lse[r] = top + log2f(sum);
-  }
-  __syncthreads();
   const float* const own = scores + pair * HPG * capacity;
-  for (int begin = first; begin < end; begin += STRETCH) {
-    const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
+  for (int begin = first; begin < end; begin += PASS) {
+    const int blocks = end - begin < PASS ? end - begin : PASS;
     const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+    float x[KEYS_OF_THREAD][HPG];
+#pragma unroll
+    for (int n = 0; n < KEYS_OF_THREAD; n++) {
+      const int i = threadIdx.x + n * THREADS;
+#pragma unroll
+      for (int r = 0; r < HPG; r++) x[n][r] = i < count ? own[r * capacity + from + i] : 0.0f;
+    }
+    if (begin == first) {
+      for (int r = warp; r < HPG; r += WARPS) {
+        const float sum = log_sum(records + pair * splits * RECORD, splits, r);
+        if (lane == 0) lse[r] = sum;
+      }
+      __syncthreads();
+    }
+#pragma unroll
+    for (int n = 0; n < KEYS_OF_THREAD; n++) {
       float sum = 0.0f;
 #pragma unroll
-      for (int r = 0; r < HPG; r++) sum += exp2_approximate(own[r * capacity + from + i] - lse[r]);
-      probability[i] = sum;
+      for (int r = 0; r < HPG; r++) sum += exp2_approximate(x[n][r] - lse[r]);
+      probability[threadIdx.x + n * THREADS] = sum;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < blocks; j += THREADS) importance[begin - first + j] = importance_of(probability + j * STRIDE);
@@ -142,7 +170,9 @@ step_rank(const int* positions, const float* scores, i64 capacity, const float* 
     const float value = importance[j];
     int place = 0;
 #pragma unroll 8
-    for (int k = 0; k < count; k++) place += importance[k] > value || (importance[k] == value && k < j);
+    for (int k = 0; k < j; k++) place += importance[k] >= value;
+#pragma unroll 8
+    for (int k = j + 1; k < count; k++) place += importance[k] > value;
     if (place >= ROOM) continue;
     const i64 at = (pair * splits + split) * ROOM + place;
     important[at] = value, candidates[at] = first + j;

@@ -13,7 +13,7 @@ const FORCED_BLOCKS = 3;
 /** (sequence, group) pairs at most: with more, clusters fill the GPU by themselves. */
 const MOST_PAIRS = 4;
 /** Tokens of context from which two more launches a layer cost less than they save. */
-const FROM_CONTEXT = 262_144;
+const FROM_CONTEXT = 524_288;
 
 /** Whether the kernels can take the shape, and are worth it unless `wanted` decides. */
 export function isSpread(
@@ -47,7 +47,7 @@ export class SpreadBranch {
     this.#code = cuda.compile(new URL('./spread.cu', import.meta.url), stepMacros(shape));
     this.#grid = [SPLITS, groups, batch];
     this.#capacity = capacity;
-    this.#rankBytes = 4 * Math.ceil(Math.ceil(context / lSel) / SPLITS);
+    this.#rankBytes = 16 * Math.ceil(Math.ceil(context / lSel) / SPLITS / 4); // read 16 bytes at a time
     this.#scores = Tensor.empty(cuda, [batch * heads * capacity]);
     this.records = Tensor.empty(cuda, [shares * ((heads / groups) * (2 + dv) + 1)]);
     this.important = Tensor.empty(cuda, [shares * (nSel - FORCED_BLOCKS)]);
