@@ -119,7 +119,7 @@ const runtime = z.strictObject({
   debug_compare: off().describe('compare each fast kernel with its reference; slow'),
   debug_timing: off().describe('time the sections of a step'),
   sdpa_audit: off().describe('say once which kernel served each branch'),
-  use_fa2: on().describe('fused attention kernels; false = portable ones'),
+  use_fa2: on().describe('fused attention kernels; false = one kernel per branch'),
   use_fa2_win: branchSwitch().describe('the same for the window branch; null = as use_fa2'),
   use_fa2_cmp: branchSwitch().describe('the same for the compressed branch; null = as use_fa2'),
   fa2_min_len_win: z.int().min(-1).default(0).describe('fused window kernel from this length on; -1 = never'),

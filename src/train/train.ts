@@ -341,7 +341,7 @@ function rankChoices(settings: Config['train']): string[] {
   return keys.filter((key) => settings[key] !== usual[key]);
 }
 
-/** Switches between fused and portable attention kernels that ask for the portable ones. */
+/** Settings that select the branch kernels instead of the fused attention kernels. */
 function portableChoices(runtime: Config['runtime']): string[] {
   const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
   const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);

@@ -109,7 +109,7 @@ function bench(options: Options, io: Io): void {
   validateShapes(shape, SPARSE);
   const device = openDevice(options);
   const plan = planOf(device, options);
-  const kernels = { path, deterministic, portable };
+  const kernels = { path, deterministic, mmaSync: portable };
   const progress = new ProgressLine(io);
   const onRow = ({ S, what, pass, ms, gflops }: AttentionRow) =>
     progress.show(`S ${S} ${what} ${pass}: ${ms.toFixed(plan.digits)} ms, ${gflops.toFixed(0)} GFLOP/s`);

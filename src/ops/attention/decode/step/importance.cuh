@@ -1,4 +1,4 @@
-// Importance of a selection block: its share of the attention that a group's heads pay to the compressed blocks it overlaps.
+// Importance of a selection block: the attention that a group's heads pay to the compressed blocks it overlaps.
 #pragma once
 #include "decode.cuh"
 
@@ -8,8 +8,8 @@ constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks
 
 static_assert(STRIDE * CMP_D == SEL_L && STRETCH >= 1, "d divides l'");
 
-// probability [WEIGHTS]: of the compressed blocks that overlap the selection block, summed over the heads. The result is not
-// negative; NaN becomes 0 and ranks last.
+// probability [WEIGHTS]: of the compressed blocks that overlap the selection block, summed over the heads. The result
+// is not negative; NaN becomes 0 and ranks last.
 __device__ __forceinline__ float importance_of(const float* probability) {
   float sum = 0.0f;
 #pragma unroll

@@ -1,8 +1,8 @@
-// The compressed branch of a decode step spread over the whole GPU, for few sequences of long contexts. Two launches run
-// before attention.cu (SPREAD 1), whose clusters then read no compressed keys and rank few blocks:
-//   step_scores  `splits` blocks per (sequence, group) attend to a share of the compressed keys each and store the scores.
-//                The last one also puts the new token into the cache.
-//   step_rank    as many blocks compute the importance of a share of the selection blocks each, and keep the ROOM best.
+// The compressed branch of a decode step spread over the whole GPU, for few sequences of long contexts. Two launches
+// run before attention.cu (SPREAD 1), whose clusters then read no compressed keys and rank few blocks:
+//   step_scores  `splits` blocks per (sequence, group) attend to a share of the compressed keys each and store the
+//                scores. The last one also puts the new token into the cache.
+//   step_rank    as many blocks compute the importance of a share of the selection blocks each, and keep the ROOM best
 #include "append.cuh"
 #include "importance.cuh"
 
@@ -31,7 +31,8 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
   const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y, b = blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const i64 pair = (i64)b * GROUPS + g;
-  const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
+  const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place},
+                         {tail_tables, tail_place}};
   const Table cmp(caches.cmp, b);
   const int position = positions[b], known = count_compressed(position);
   const int units = (known + UNIT - 1) / UNIT, share = (units + splits - 1) / splits;
@@ -97,34 +98,36 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
 }
 
 constexpr int KEYS_OF_THREAD = 4;
-constexpr int PASS = (KEYS_OF_THREAD * THREADS - LEAD) / STRIDE;  // selection blocks whose importance is computed at a time
-constexpr int MOST_SPLITS = 64;                                   // two for each lane of a warp
+constexpr int PASS = (KEYS_OF_THREAD * THREADS - LEAD) / STRIDE;  // selection blocks ranked at a time
+constexpr int MOST_SPLITS = 64;
 
 static_assert(PASS >= 1, "the compressed blocks of a selection block must fit a pass");
 
 // Log-sum-exp of head r over all shares, in powers of two, in every lane of the warp.
 __device__ __forceinline__ float log_sum(const float* records, int splits, int r) {
   const int lane = threadIdx.x % 32;
-  float tops[2], sums[2];
+  float tops[MOST_SPLITS / 32], sums[MOST_SPLITS / 32];
 #pragma unroll
-  for (int n = 0; n < 2; n++) {
+  for (int n = 0; n < MOST_SPLITS / 32; n++) {
     const bool present = lane + 32 * n < splits;
     const float* const record = records + (i64)(present ? lane + 32 * n : 0) * RECORD + r;
     tops[n] = present ? record[0] : -positive_infinity();
     sums[n] = present ? record[HPG] : 0.0f;
   }
   const float top = warp_max(fmaxf(tops[0], tops[1]));
-  return top + log2f(warp_sum(exp2_approximate(tops[0] - top) * sums[0] + exp2_approximate(tops[1] - top) * sums[1]));
+  const float sum = exp2_approximate(tops[0] - top) * sums[0] + exp2_approximate(tops[1] - top) * sums[1];
+  return top + log2f(warp_sum(sum));
 }
 
-// grid (splits, GROUPS, batch), at most MOST_SPLITS. A share's best blocks, the most important first and the lower index
-// among equals: important, candidates [batch][GROUPS][splits][ROOM]. Shares of fewer blocks leave the rest as it was:
-// attention.cu computes how many there are. Dynamic shared memory: a number for every block of a share.
+// grid (splits, GROUPS, batch), at most MOST_SPLITS. A share's best blocks, the most important first and the lower
+// index among equals: important, candidates [batch][GROUPS][splits][ROOM]. Shares of fewer blocks leave the rest as it
+// was: attention.cu computes how many there are. Dynamic shared memory: a number for every block of a share.
 //
-// The next layer's step_scores loads keys meanwhile, so loads take long: those of the scores start before the wait for the
-// records, all at once.
+// The next layer's step_scores loads keys meanwhile, so a load takes long: all scores of a thread are requested at
+// once, before the records are read.
 extern "C" __global__ void __launch_bounds__(THREADS)
-step_rank(const int* positions, const float* scores, i64 capacity, const float* records, float* important, int* candidates) {
+step_rank(const int* positions, const float* scores, i64 capacity, const float* records, float* important,
+          int* candidates) {
   extern __shared__ float4 shared_memory[];
   float* const importance = (float*)shared_memory;
   __shared__ float lse[HPG], probability[KEYS_OF_THREAD * THREADS];
@@ -162,7 +165,8 @@ step_rank(const int* positions, const float* scores, i64 capacity, const float* 
       probability[threadIdx.x + n * THREADS] = sum;
     }
     __syncthreads();
-    for (int j = threadIdx.x; j < blocks; j += THREADS) importance[begin - first + j] = importance_of(probability + j * STRIDE);
+    for (int j = threadIdx.x; j < blocks; j += THREADS)
+      importance[begin - first + j] = importance_of(probability + j * STRIDE);
     __syncthreads();
   }
   const int count = end - first;
