@@ -1,7 +1,7 @@
 /** `trefoil status`: the progress of runs. */
 import { type Command, Option } from 'commander';
 import { findRuns } from '../run/run-reader.js';
-import { duration } from '../train/progress.js';
+import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';

@@ -132,6 +132,7 @@ export async function runTraining(
       ...{ config, device, world, resume, save, say, peakFlops },
       warn: io.warn,
       terminal: io.stderr,
+      signals: process,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {

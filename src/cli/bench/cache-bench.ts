@@ -1,6 +1,6 @@
 /** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
 import { type Command, Option } from 'commander';
-import type { DecodeBench } from '../../bench/decode-rows.js';
+import type { DecodeBench } from '../../bench/decode-setup.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
