@@ -11,21 +11,17 @@ const { values } = parseArgs({ options: { 'seq-len': { type: 'string', default: 
 const load = (path) => import(join(dist, path));
 const { CudaDevice } = await load('device/cuda/cuda.js');
 const { Tensor } = await load('tensor/tensor.js');
-const { caseShape, trainCases } = await load('bench/train-cases.js');
-const { LanguageModel } = await load('model/language-model.js');
-const { AdamW } = await load('ops/adamw/op.js');
-const { BatchUploader } = await load('train/batches.js');
-const { createStepper } = await load('train/stepper.js');
-const { SyntheticSamples } = await load('data/synthetic.js');
-const { packBatch } = await load('data/batch.js');
+const { profileCudaStep } = await load('bench/train.js');
+const { trainCases } = await load('bench/train-cases.js');
 
 const MOST_LAUNCHES = 10_000;
-const LOADED_STEPS = 14; // two seconds: the clock has settled
+const LOADED_RUNS = 4; // of three steps, about two seconds: the clock has settled
+const REST_MS = 600;
 const device = new CudaDevice();
 const stamps = Tensor.empty(device, [3 * MOST_LAUNCHES], 'f64');
 const code = device.compile(new URL('./step-clock.cu', import.meta.url));
 
-/** Kernels of `work` with the difference of the stamps around each. */
+/** Kernels that `work` launches, with the difference of the stamps around each. */
 function recorded(work) {
   const names = [];
   const plain = device.marked.bind(device);
@@ -69,29 +65,19 @@ function summary(launches) {
     .sort((a, b) => b.calls * b.us - a.calls * a.us);
 }
 
-const length = Number(values['seq-len']);
-const [{ config }] = trainCases({ device: 'cuda', lengths: [length], kernels: ['adaptive'], attention: 'nsa' }, {});
-const eager = { ...config, runtime: { ...config.runtime, cuda_graph: false } };
-const shape = caseShape({ config });
-const model = new LanguageModel(device, shape, 1, 'bf16');
-const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: 0.1 }));
-const optimizer = new AdamW(device, trained, { betas: config.train.betas, epsilon: config.train.eps });
-const stepper = createStepper({ model, optimizer, uploader: new BatchUploader(device, config.nsa), config: eager });
-const samples = new SyntheticSamples(shape.vocab_size, 1, 'train');
-const rows = Array.from({ length: config.train.batch_size }, (_, i) => samples.locate(i));
-const batches = [packBatch(samples, rows, { sequenceLength: length, documentMask: false })];
-const step = () => stepper.step({ batches, learningRate: 1e-5, accept: () => true });
+let [loaded, rested] = [[], []];
+device.profile = (steps) => {
+  for (let i = 0; i < LOADED_RUNS; i++) steps();
+  loaded = summary(recorded(steps));
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, REST_MS);
+  rested = summary(recorded(steps));
+  return new Map();
+};
+const lengths = [Number(values['seq-len'])];
+profileCudaStep(device, trainCases({ device: 'cuda', lengths, kernels: ['adaptive'], attention: 'nsa' }, {})[0]);
 
-for (let i = 0; i < LOADED_STEPS; i++) step();
-const loaded = summary(recorded(step));
-device.synchronize();
-Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 600);
-const rested = summary(recorded(step));
-console.log('kernel, calls: us, thousand cycles and MHz under load | after a rest');
-for (const { name, calls, us, kcycles, mhz } of loaded.slice(0, 30)) {
-  const other = rested.find((row) => row.name === name);
-  const cells = (row) => `${row.us.toFixed(0)} ${row.kcycles.toFixed(0)} ${row.mhz.toFixed(0)}`;
-  console.log(`${name}, ${calls}: ${cells({ us, kcycles, mhz })} | ${other ? cells(other) : ''}`);
-}
+console.log('kernel, calls: us, thousand cycles and MHz under load | the same, begun after a rest');
+const cells = ({ us, kcycles, mhz }) => `${us.toFixed(0)} ${kcycles.toFixed(0)} ${mhz.toFixed(0)}`;
+for (const row of loaded.slice(0, 30))
+  console.log(`${row.name}, ${row.calls}: ${cells(row)} | ${cells(rested.find(({ name }) => name === row.name))}`);
 if (values.out) writeFileSync(values.out, `${JSON.stringify({ loaded, rested }, null, 1)}\n`);
-process.exit(0);
