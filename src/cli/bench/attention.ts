@@ -80,7 +80,11 @@ export function configure(command: Command, io: Io): void {
     )
     .addOption(new Option('--deterministic', 'CUDA: sum gradients in a fixed order'))
     .addOption(new Option('--portable', 'CUDA: mma.sync instead of wgmma'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{machine, device, threads, peak_gflops, rows: [{what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes}]}',
+      ),
+    )
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => bench(options, io)));

@@ -57,7 +57,7 @@ export function configureCacheBench<Column extends string>(command: Command, io:
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
     .addOption(new Option('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} by default`))
-    .addOption(jsonOption())
+    .addOption(jsonOption(`{rows: [{${bench.columns.join(', ')}}]}`))
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', bench.help)
     .action((options: Options) => runBlocking(() => run(options, io, bench)));
