@@ -1,4 +1,4 @@
-// The multiprocessor's cycle counter, the GPU's nanosecond timer and the multiprocessor's number: out[at] of three words.
+// The cycle counter of a multiprocessor, the GPU timer in nanoseconds and the number of the multiprocessor: three words.
 extern "C" __global__ void stamp(unsigned long long* out, int at) {
   unsigned long long cycles, ns;
   unsigned int sm;
