@@ -63,20 +63,39 @@ export { clipFactor, gradientNorm } from './ops/gradnorm/op.js';
 export { linear } from './ops/linear/op.js';
 export { rmsnorm } from './ops/rmsnorm/op.js';
 export { rotate, splitHeads } from './ops/rope/op.js';
-export { type RankIdentity, resolveRank } from './ranks/identity.js';
-export { openWorld, type World } from './ranks/world.js';
-export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint-find.js';
-export { readCsv, TRAINING_CSV, VAL_CSV } from './run/csv.js';
-export { type Heartbeat, readHeartbeats } from './run/heartbeat.js';
-export { type RunPaths, runPaths, writeHalt } from './run/run-folder.js';
+export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint/find.js';
+export { readCsv, TRAINING_CSV, VAL_CSV } from './run/logs/csv.js';
+export { type Heartbeat, readHeartbeats } from './run/logs/heartbeat.js';
+export { type RunPaths, runPaths, writeHalt } from './run/paths.js';
 export { readSafetensors, writeSafetensors } from './run/safetensors.js';
 export { Parameter } from './tensor/parameter.js';
 export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
 export { Tape } from './tensor/tape.js';
 export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
-export type { TrainStatus } from './train/loop.js';
+export type { DeviceBatch } from './train/batches.js';
+export type { Evaluation } from './train/evaluate.js';
+export { type RankIdentity, resolveRank } from './train/ranks/identity.js';
+export { openWorld, type World } from './train/ranks/world.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export { type TrainOptions, type TrainResult, train } from './train/train.js';
+export {
+  HostStepper,
+  type LossFunction,
+  type StepContext,
+  type StepInputs,
+  type Stepper,
+  type StepResult,
+  type TrainableModel,
+} from './train/step.js';
+export { type TrainOptions, type TrainResult, type TrainStatus, train } from './train/train.js';
+export {
+  type BatchSource,
+  NonFiniteStep,
+  SourceFailed,
+  type TokenBatch,
+  Trainer,
+  type TrainerOptions,
+  type TrainingStep,
+} from './train/trainer.js';
 export { attend, attendReference } from './verify/attend.js';
 export { type CaseFile, type CaseResult, readCase } from './verify/case-file.js';
 export {

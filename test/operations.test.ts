@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { COMMANDS } from '../src/cli/commands.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { runPaths } from '../src/run/run-paths.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { runPaths } from '../src/run/paths.js';
 import { type CliResult, ended, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
@@ -196,6 +196,7 @@ describe('a run that is over', () => {
       ],
     ]);
     for (const image of images) expect(readFileSync(join(out, image), 'utf8')).toMatch(/^<svg [\s\S]*<\/svg>\n$/);
+    expect(readFileSync(join(out, 'report.html'), 'utf8')).toContain('<h1>Two runs</h1>');
     const links = [...text.matchAll(/(?<!!)\[[^\]]*\]\(([^)]+)\)/g)].map((match) => match[1]);
     for (const link of links) expect(existsSync(join(out, link)), link).toBe(true);
   });

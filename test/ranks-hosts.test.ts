@@ -5,10 +5,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { pathToFileURL } from 'node:url';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { stringify } from 'yaml';
+import { pidExists } from '../src/process-identity.js';
 import { writeFileAtomic } from '../src/run/atomic.js';
-import { pidExists } from '../src/run/process-identity.js';
-import { runPaths } from '../src/run/run-paths.js';
-import { readSection } from '../src/run/section.js';
+import { readSection } from '../src/run/logs/section.js';
+import { runPaths } from '../src/run/paths.js';
 import { trefoilMain } from '../src/testing/cli.js';
 import { type Hosts, openHosts } from '../src/testing/hosts.js';
 import { mpirunAbsence, startMpirun, startMpirunWith } from '../src/testing/ranks.js';
@@ -77,7 +77,7 @@ function startBeforeRun({ mpirunWords }: Hosts, busyMs: number) {
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ${busyMs});
     }
     try {
-      world.together.wait();
+      world.agreement.wait();
       console.log(\`rank \${world.rank} met the other\`);
       world.close();
     } catch (error) {

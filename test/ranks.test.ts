@@ -8,10 +8,10 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { runPaths } from '../src/run/run-paths.js';
-import { readSection } from '../src/run/section.js';
+import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { readSection } from '../src/run/logs/section.js';
+import { runPaths } from '../src/run/paths.js';
 import { root, trefoil, trefoilMain } from '../src/testing/cli.js';
 import { mpirunAbsence, startLaunch, startMpirun } from '../src/testing/ranks.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
@@ -341,7 +341,7 @@ describe('what ranks on CPUs refuse', () => {
   it.each([
     [['launch'], 'what to start?'],
     [['launch', '-n', '2', 'generate'], 'what to start?'],
-    [['launch', '-n', '0', 'train'], '"0" is not a whole number from 1'],
+    [['launch', '-n', '0', 'train'], '"0" is not an integer >= 1'],
     [['launch', '--nodes', '2', 'train'], '--nodes: unknown flag'],
     [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'how many ranks?'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],

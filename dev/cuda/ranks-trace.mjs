@@ -16,7 +16,13 @@ const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
   ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
 );
 const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
-  ['ranks/identity', 'ranks/world', 'train/data-parallel', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
+  [
+    'train/ranks/identity',
+    'train/ranks/world',
+    'train/data-parallel',
+    'device/cuda/cuda',
+    'device/cuda/gpu-choice',
+  ].map(dist),
 );
 const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
 
@@ -38,7 +44,7 @@ const { config: base } = loadConfig({ env: {}, config: values.config });
 
 const MIB = 2 ** 20;
 
-/** Milliseconds of steps as they are trained, all of them and the middle one, and the timeline of one. */
+/** Milliseconds of training steps, all of them and their median, and the timeline of one. */
 function measure(overlap, bucketMib) {
   const config = parseConfig({
     ...base,
@@ -81,7 +87,7 @@ function measure(overlap, bucketMib) {
   return { ms: times[2], times, buckets: parallel.bucketCount, timeline };
 }
 
-/** Milliseconds of a sum by its bytes, while nothing else runs: the middle one of five. */
+/** Milliseconds of a sum by its bytes, while nothing else runs: the median of five. */
 function measureSums(most) {
   const sizes = [8, 65_536, 1e6, 2.4e6, 4.7e6, 9.4e6, 26e6, 155e6].filter((bytes) => bytes <= most);
   const memory = device.pool.take(most);

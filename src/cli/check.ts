@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { parseConfig } from '../config/parse.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { runPaths } from '../run/run-paths.js';
+import { runPaths } from '../run/paths.js';
 import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline } from '../watch/check.js';
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
@@ -50,7 +50,7 @@ export function configure(command: Command, io: Io): void {
         .default(0.2),
     )
     .addOption(new Option('--run-synthetic', 'train a small model on random tokens and check that run'))
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
     .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did.\n')
     .action((options: Options) => check(options, io));
 }

@@ -18,16 +18,17 @@ import {
 } from '../infer/recall.js';
 import { withoutBranch } from '../infer/without-branch.js';
 import { writeFileAtomic } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { readCsv, TRAINING_CSV } from '../run/csv.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
 import { toJson } from '../run/json.js';
-import { runPaths } from '../run/run-folder.js';
+import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
+import { runPaths } from '../run/paths.js';
+import { wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
 import { blockPicture } from './shared/block-picture.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
-import { DEFAULT_WIDTH, formatTable, wrapText } from './shared/table.js';
+import { DEFAULT_WIDTH, formatTable } from './shared/table.js';
 import { deviceOptions, runTraining, trainFlagHelp } from './train.js';
 
 const PROMPT = 'Once upon a time';

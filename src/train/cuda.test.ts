@@ -8,13 +8,14 @@ import { cudaAbsence } from '../device/cuda/cuda.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
-import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
-import { tailHeartbeats } from '../run/heartbeat.js';
-import { runPaths } from '../run/run-folder.js';
+import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import { tailHeartbeats } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { BatchUploader } from './batches.js';
-import { DeviceStepper } from './device-stepper.js';
+import { DeviceStepper } from './device-step.js';
+import { localContext } from './step.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -151,11 +152,14 @@ describe('training on CUDA', () => {
     const trainedParameters = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
     const optimizer = new AdamW(device, trainedParameters);
     const uploader = new BatchUploader(device, chosen.nsa);
-    const stepper = new DeviceStepper(device, { model, optimizer, uploader, config: chosen });
+    const stepper = new DeviceStepper(device, localContext({ model, optimizer, uploader, config: chosen }));
     const samples = new SyntheticSamples(256, 1, 'train');
     const rows = [0, 1].map((row) => samples.locate(row));
     const batches = [packBatch(samples, rows, { sequenceLength: 64, documentMask: false })];
-    const step = () => stepper.step({ batches, learningRate: 1e-3, accept: () => true });
+    const step = () => {
+      stepper.launch({ batches, learningRate: 1e-3 });
+      return stepper.read();
+    };
     expect([step(), step(), step()].every(({ finite }) => finite)).toBe(true);
     const head = model.parameters.at(-1)!;
     const before = head.value.read();

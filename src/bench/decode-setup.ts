@@ -1,0 +1,86 @@
+/** Options and rows of `bench decode` and `bench prefill`, and the caches and prompts they measure with. */
+import type { CachedSequence, DecodeCache } from '../model/cache.js';
+import { headShapeOf, type ModelShape } from '../model/shape.js';
+import { type NewTokens, storePages } from '../ops/attention/decode/paged/op.js';
+import { castInto } from '../ops/cast/op.js';
+import { fillNormal } from '../tensor/random/op.js';
+import { Tensor } from '../tensor/tensor.js';
+
+export type Branch = 'cmp' | 'sel' | 'win';
+
+export interface PrefillRow {
+  readonly S: number;
+  readonly batch: number;
+  readonly ms_total: number;
+  readonly ms_cmp: number;
+  readonly ms_sel: number;
+  readonly ms_win: number;
+  /** The whole model with dense attention; NaN where it was not measured. */
+  readonly ms_dense: number;
+  readonly tokens_per_s: number;
+}
+
+export interface DecodeRow extends PrefillRow {
+  /** Keys read by one token in one layer and group. */
+  readonly reads_measured: number;
+  readonly reads_predicted: number;
+}
+
+export interface DecodeBench {
+  readonly shape: ModelShape;
+  readonly batch: number;
+  readonly runs: number;
+  readonly dense: boolean;
+}
+
+/** Medians, in milliseconds. */
+export interface PrefillTimes {
+  readonly ms: number;
+  readonly branches: Record<`ms_${Branch}`, number>;
+}
+
+export interface StepTimes extends PrefillTimes {
+  readonly reads: number;
+}
+
+/** `batch` prompts of S tokens, all different. */
+export function benchPrompts(shape: ModelShape, batch: number, S: number): number[][] {
+  return Array.from({ length: batch }, (_, row) =>
+    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+  );
+}
+
+/** Fills a cache with random keys and values: a prefill would take much longer than what is measured. */
+export function fillCache(cache: DecodeCache, sequences: readonly CachedSequence[], length: number): void {
+  const { device, shape, dtype } = cache;
+  const { groups, dk, dv } = headShapeOf(shape);
+  let stream = 0;
+  const random = (rows: number, size: number) => {
+    const tensor = Tensor.empty(device, [rows, groups, size]);
+    stream += 1;
+    fillNormal(tensor, { seed: 1, stream });
+    if (dtype === 'f32') return tensor;
+    const rounded = Tensor.empty(device, tensor.shape, dtype);
+    castInto(device, tensor, rounded);
+    tensor.free();
+    return rounded;
+  };
+  const step = cache.begin(
+    sequences,
+    sequences.map(() => length),
+  );
+  const fill = (kind: 'sel' | 'win' | 'cmp', layer: number, tokens: NewTokens) => {
+    const [k, v] = [random(tokens.sequences.total, dk), random(tokens.sequences.total, dv)];
+    storePages(device, k, v, step.pages(kind, layer), tokens);
+    k.free();
+    v.free();
+  };
+  for (let layer = 0; layer < shape.n_layers; layer++) {
+    fill('win', layer, step.tokens);
+    if (shape.attention === 'dense') continue;
+    fill('sel', layer, step.tokens);
+    fill('cmp', layer, step.blocks);
+  }
+  step.commit();
+  step.free();
+}

@@ -1,0 +1,232 @@
+/**
+ * The optimizer step of a GPU: everything, the update included, is launched without waiting. The GPU clips, and skips the
+ * update if the gradient is not finite. The host reads loss, norm and statistics once, at the end. From the second step of
+ * the same shapes on, the whole step is one graph that is replayed.
+ */
+import type { Batch } from '../data/batch.js';
+import { CopyQueue } from '../device/cuda/copy-queue.js';
+import { CudaDevice } from '../device/cuda/cuda.js';
+import type { CudaGraph } from '../device/cuda/graph.js';
+import type { MemoryPool } from '../device/pool.js';
+import { STEP_SCALARS } from '../ops/adamw/op.js';
+import { AttentionCounters } from '../ops/attention/counters.js';
+import { GradientNorms } from '../ops/gradnorm/op.js';
+import { Tensor } from '../tensor/tensor.js';
+import { BatchUploader, type DeviceBatch } from './batches.js';
+import { StepTelemetry } from './observers.js';
+import {
+  HostStepper,
+  launchGradients,
+  type StepContext,
+  type StepInputs,
+  type Stepper,
+  type StepResult,
+  targetWeights,
+  weightedLoss,
+} from './step.js';
+
+/** The fastest stepper that supports what the config asks for. */
+export function createStepper(context: StepContext): Stepper {
+  const { device } = context.model;
+  const { runtime, train } = context.config;
+  const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
+  // These need the host to look at the results of a step before it continues.
+  const needsHost =
+    train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
+  return device instanceof CudaDevice && !needsHost ? new DeviceStepper(device, context) : new HostStepper(context);
+}
+
+/** What a step leaves on the device for the host to read. */
+interface Outputs {
+  readonly means: readonly Tensor[];
+  readonly telemetry: StepTelemetry | null;
+}
+
+export class DeviceStepper implements Stepper {
+  readonly #device: CudaDevice;
+  readonly #context: StepContext;
+  /** A pool for the step alone: a graph must find its memory as recorded. */
+  readonly #pool: MemoryPool;
+  readonly #norms: GradientNorms;
+  readonly #counters: AttentionCounters;
+  /** Separate from the evaluation's, whose batches have other shapes: a graph must find its layout in place. */
+  readonly #uploader: BatchUploader;
+  /** Calls per step that the fused attention kernels refused; a replay repeats them. */
+  #refusedPerStep = 0;
+  #refused = 0;
+  /** Inputs of this step's update (`AdamW.nextStep`). */
+  readonly #scalars: Tensor;
+  #inputs: readonly DeviceBatch[] = [];
+  #shapes = '';
+  /** Copies the batches of the next step while this one runs; `#sent` are those batches. */
+  #queue: CopyQueue | null = null;
+  #sent: readonly Batch[] = [];
+  #graph: CudaGraph | null = null;
+  #outputs: Outputs | null = null;
+  #inputsOfStep: StepInputs | null = null;
+
+  constructor(device: CudaDevice, context: StepContext) {
+    this.#device = device;
+    this.#context = context;
+    this.#pool = device.newPool();
+    this.#norms = new GradientNorms(device);
+    this.#counters = new AttentionCounters(device);
+    this.#uploader = new BatchUploader(device, context.model.shape.nsa);
+    this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
+  }
+
+  launch(inputs: StepInputs): void {
+    const { optimizer, config } = this.#context;
+    const { batches, targets, learningRate } = inputs;
+    const weights = targetWeights(batches, targets);
+    this.#inputsOfStep = inputs;
+    const isRepeated = this.#upload(batches, weights);
+    this.#scalars.write(optimizer.nextStep({ learningRate, maxNorm: config.train.grad_clip }));
+    if (isRepeated && this.#mayRecord) {
+      this.#graph ??= this.#record(weights);
+      this.#graph.replay();
+    } else {
+      this.#launchInPool(weights);
+    }
+    this.#refused += this.#refusedPerStep;
+  }
+
+  /** Batches of other shapes need other tensors: they are uploaded by their own step. */
+  prefetch(batches: readonly Batch[]): void {
+    this.#sent = [];
+    const { targets } = this.#inputsOfStep!;
+    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
+    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
+    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    if (this.#queue === null || this.#queue.capacity < total) {
+      this.#freeQueue();
+      this.#queue = new CopyQueue(this.#device, total);
+    }
+    this.#queue.send(pieces);
+    this.#sent = batches;
+  }
+
+  read(): StepResult {
+    const { means, telemetry } = this.#outputs!;
+    const { agreement, optimizer } = this.#context;
+    const { batches, targets } = this.#inputsOfStep!;
+    const { norm, each, nonFinite } = this.#norms.read();
+    const [loss] = agreement.sum([weightedLoss(means, targetWeights(batches, targets))]);
+    const observed = telemetry?.read() ?? { gates: null, selection: null };
+    const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
+    if (!finite) optimizer.steps -= 1; // the device has skipped the update
+    const counters = { ...this.#counters.read(), attention_portable: this.#refused };
+    return { loss, norm, norms: each, finite, observed, comparisons: [], counters };
+  }
+
+  /** The device has applied the update already. */
+  update(): void {}
+
+  free(): void {
+    this.#device.synchronize();
+    this.#forget();
+    this.#releaseInputs();
+    this.#freeQueue();
+    this.#norms.free();
+    this.#counters.free();
+    this.#uploader.free();
+    this.#scalars.free();
+    this.#device.dropPool(this.#pool);
+  }
+
+  /** Whether this step may be recorded. With document masks, shapes differ between ranks. */
+  get #mayRecord(): boolean {
+    const { config, exchange } = this.#context;
+    return config.runtime.cuda_graph && (exchange.allowsUnequalShapes || !config.data.document_mask);
+  }
+
+  /** Copies the batches to where the step reads them; false if their shapes are new. */
+  #upload(batches: readonly Batch[], weights: readonly number[]): boolean {
+    const shapes = shapesOf(batches, weights);
+    if (shapes !== this.#shapes) {
+      this.#forget();
+      this.#releaseInputs();
+      this.#inputs = batches.map((batch) => this.#uploader.upload(batch));
+      this.#shapes = shapes;
+      return false;
+    }
+    if (batches.every((batch, i) => batch === this.#sent[i])) {
+      this.#queue!.take(this.#inputs.flatMap(({ ids, targets }) => [ids, targets].map(placeOf)));
+      this.#sent = [];
+      return true;
+    }
+    batches.forEach(({ inputs, targets }, i) => {
+      this.#inputs[i].ids.write(inputs);
+      this.#inputs[i].targets.write(targets);
+    });
+    return true;
+  }
+
+  #record(weights: readonly number[]): CudaGraph {
+    return this.#device.withPool(this.#pool, () => {
+      this.#freeOutputs();
+      return this.#device.record(() => {
+        this.#outputs = this.#launch(weights);
+      });
+    });
+  }
+
+  #launchInPool(weights: readonly number[]): void {
+    this.#device.withPool(this.#pool, () => {
+      this.#freeOutputs();
+      this.#outputs = this.#launch(weights);
+    });
+  }
+
+  #launch(weights: readonly number[]): Outputs {
+    const { optimizer, config, exchange } = this.#context;
+    const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device) : null;
+    const counters = this.#counters;
+    const before = counters.portable;
+    const extras = { observer: telemetry ?? undefined, counters };
+    const means = launchGradients(this.#context, this.#inputs, weights, extras);
+    this.#refusedPerStep = counters.portable - before;
+    const sums = this.#norms.launch(exchange.gradients);
+    exchange.reduceSums(sums);
+    optimizer.stepOnDevice(this.#scalars, sums);
+    exchange.shareValues();
+    return { means, telemetry };
+  }
+
+  #forget(): void {
+    this.#graph?.free();
+    this.#graph = null;
+    this.#freeOutputs();
+  }
+
+  #freeOutputs(): void {
+    for (const mean of this.#outputs?.means ?? []) mean.free();
+    this.#outputs?.telemetry?.free();
+    this.#outputs = null;
+  }
+
+  #releaseInputs(): void {
+    for (const batch of this.#inputs) this.#uploader.release(batch);
+    this.#inputs = [];
+  }
+
+  #freeQueue(): void {
+    if (this.#queue) this.#device.synchronize();
+    this.#queue?.free();
+    this.#queue = null;
+    this.#sent = [];
+  }
+}
+
+/** What a recorded graph depends on: sequence lengths, and the weight of each micro-batch. */
+function shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
+  return batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
+}
+
+function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
+  return { address: pointer, bytes };
+}
+
+function bytesOf({ buffer, byteOffset, byteLength }: Int32Array): Uint8Array {
+  return new Uint8Array(buffer, byteOffset, byteLength);
+}
