@@ -121,7 +121,7 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
     `\n${io.style.bold('Does it remember?')} Questions in ${RECALL_STORIES} stories it never saw, by the distance between`,
   );
   io.out(
-    `fact and question. The window is ${model.shape.nsa.w} tokens wide; guessing one of the ${PLACES.length} places gives ${(100 / PLACES.length).toFixed(0)} %.\n`,
+    `fact and question. The window has ${model.shape.nsa.w} tokens; a guess is right in ${(100 / PLACES.length).toFixed(0)} % of the cases.\n`,
   );
   io.out(recallTable(all, without));
   const example = farthest(answers);
@@ -144,7 +144,7 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
   io.out(`  question  … The ${asked.recall.thing}  (token ${position}, ${example.distance} tokens later)`);
   io.out(`  it says   …${said}  (${example.isCorrect ? 'right' : 'wrong'})\n`);
   io.out(blockPicture(picture, io.style, widthOf(io)));
-  io.out(`\n  █ chosen by score   ▒ always read: the first, the previous and its own   · not read`);
+  io.out(`\n  █ chosen by score   ▒ always read: first, previous and own block   · not read`);
   writeFileAtomic(
     join(outDir, 'recall.json'),
     `${toJson({

@@ -54,6 +54,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.seed', '5', 5],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
+  ['data.stories_drills', '4', 4],
   ['data.needle_records', '4', 4],
   ['data.needle_facts', '2', 2],
   ['data.needle_questions', '9', 9],

@@ -183,7 +183,7 @@ describe('readConfig', () => {
     process.env['NSA_LR'] = '0.5';
     const config = readConfig('quickstart', { train: { steps: 7 }, data: { path: 'package:docs/*.md' } });
     delete process.env['NSA_LR'];
-    expect(config).toMatchObject({ model: { dim: 192 }, train: { steps: 7, lr: 2e-3 } });
+    expect(config).toMatchObject({ model: { dim: 96 }, data: { source: 'text' }, train: { steps: 7, lr: 3e-3 } });
     expect(config.data.path).toMatch(/^\/.*\/docs\/\*\.md$/);
   });
 

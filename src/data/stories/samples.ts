@@ -103,12 +103,18 @@ export class StorySamples implements Samples {
   }
 }
 
+/** Encodes a story in one pass. Answers begin with a space, so that no token crosses their borders. */
 function encodeStory(tokenizer: Tokenizer, { text, recalls }: Story): EncodedStory {
-  const tokens = Int32Array.from([...tokenizer.encode(text), tokenizer.separator]);
-  const count = (end: number) => tokenizer.encode(text.slice(0, end)).length;
-  const answers = recalls.flatMap(({ at, answer }) => {
-    const [start, end] = [count(at), count(at + answer.length)];
-    return Array.from({ length: end - start }, (_, i) => start + i);
-  });
-  return { tokens, answers };
+  const tokens: number[] = [];
+  const answers: number[] = [];
+  let done = 0;
+  for (const { at, answer } of recalls) {
+    tokens.push(...tokenizer.encode(text.slice(done, at)));
+    const first = tokens.length;
+    tokens.push(...tokenizer.encode(answer));
+    for (let token = first; token < tokens.length; token++) answers.push(token);
+    done = at + answer.length;
+  }
+  tokens.push(...tokenizer.encode(text.slice(done)), tokenizer.separator);
+  return { tokens: Int32Array.from(tokens), answers };
 }
