@@ -94,7 +94,7 @@ async function showResult(config: Config, validationLoss: number | null, io: Io)
   io.out('Next:');
   io.out(`  npx trefoil generate --model ${outDir} --prompt "One windy morning"`);
   io.out(`  npx trefoil eval selection --model ${outDir} --text-file ${join(outDir, 'sample.txt')}`);
-  io.out('  npx trefoil train --config quickstart --dataset text --local-path YOUR_FOLDER');
+  io.out('  npx trefoil train --config quickstart --local-path YOUR_FOLDER --tokenizer byte');
 }
 
 async function writeSample(loaded: LoadedModel, outDir: string, io: Io): Promise<void> {
