@@ -217,7 +217,7 @@ describe('a run that is over', () => {
       .of('environment')
       .map(({ found }) => found)
       .join('\n');
-    expect(environment).toContain('PYTORCH_CUDA_ALLOC_CONF has no meaning here');
+    expect(environment).toContain('PYTORCH_CUDA_ALLOC_CONF has no effect');
     expect(environment).toContain('did you mean NSA_USE_FA2');
     const short = prepare({ train: { steps: 60, save_every: 0 } });
     expect((await rows(['--config', short.file])).of('checkpoints')[0]).toMatchObject({ level: 'yellow' });
@@ -366,7 +366,7 @@ describe('a run that is going on', () => {
       )!;
     expect(await process([])).toMatchObject({ level: 'yellow', value: expect.stringMatching(/^gone for \d+ s$/) });
     expect(await process(['--gone-after', '0'])).toMatchObject({ level: 'red' });
-    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no run is going on here');
+    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no active run');
   });
 
   it('is backed up while it goes, and the archive resumes', async () => {
