@@ -130,21 +130,12 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
 const LEFT: Readonly<Record<string, number>> = {
-  'CHANGELOG.md': 4,
-  'SECURITY.md': 2,
-  docs: 5,
-  scripts: 2,
   'src/data': 30,
   'src/device': 26,
-  'src/infer': 6,
-  'src/model': 6,
-  'src/ops': 4,
-  'src/ranks': 20,
-  'src/run': 10,
-  'src/tensor': 4,
-  'src/testing': 2,
-  'src/train': 16,
-  test: 8,
+  'src/train': 12,
+  'src/ranks': 4,
+  docs: 4,
+  test: 4,
 };
 
 describe('plain English', () => {

@@ -93,7 +93,7 @@ for (const tensor of many) {
     inputs[0].map((_, i) => inputs.reduce((sum, one) => sum + one[i], 0)),
   );
 }
-// A number that is none is not lost in a maximum.
+// NaN propagates through a maximum.
 const poisoned = Tensor.from(device, [rank === 1 ? Number.NaN : rank], [1], 'f64');
 collectives.allReduce(span(poisoned), 'max');
 collectives.join();
