@@ -2,9 +2,9 @@
  * The health rules; docs/runbooks/operations.md lists them. Each is a pure function of one view of a run, so that a single
  * check by `health` has the same result as `watch`. "For n heartbeats" refers to the newest n.
  */
-import { fallbackCounters, type Heartbeat } from '../run/heartbeat.js';
-import { sampleHeartbeats } from '../run/heartbeat-history.js';
-import type { RankView, RunView } from '../run/run-reader.js';
+import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
+import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
+import type { RankView, RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 import { median, round } from './numbers.js';
 import { green, judge, type Row } from './row.js';

@@ -1,5 +1,5 @@
 /** The state of a run: running, ended, gone or empty. */
-import type { RunView } from '../run/run-reader.js';
+import type { RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 
 export type RunState =
