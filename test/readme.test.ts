@@ -136,7 +136,7 @@ describe('npm start', () => {
     const { step } = findCheckpoint(outDir, 'auto')!;
     expect(step).toBeGreaterThanOrEqual(3);
     expect(step).toBeLessThan(300);
-    const [, command] = /^go on with: (npx trefoil train .* --resume auto)$/m.exec(stopped.output)!;
+    const [, command] = /^continue with: (npx trefoil train .* --resume auto)$/m.exec(stopped.output)!;
     const resumed = await start(`${command} --steps ${step + 1}`);
     expect(resumed.code, resumed.output).toBe(0);
     expect(resumed.output).toContain(`at step ${step}\n`);

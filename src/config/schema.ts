@@ -1,5 +1,5 @@
 /**
- * The schema of a config: every key with its default. The comments of the keys are copied to meanings.ts, configs/base.yaml
+ * The schema of a config: every key with its default. The comments of the keys are copied to configs/base.yaml
  * and docs/reference/config.md by `npm run docs:reference`. A resolved config has every key; one without a value is null.
  */
 import { z } from 'zod';

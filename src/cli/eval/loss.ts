@@ -1,4 +1,4 @@
-/** `trefoil eval loss`: how well a model predicts a source. Parses, calls, prints. */
+/** `trefoil eval loss`: measures the loss of a model on a data source. */
 import { type Command, Option } from 'commander';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
