@@ -10,8 +10,8 @@ import { deviceOptions } from '../src/cli/train.js';
 import { configKeys } from '../src/config/keys.js';
 import { readConfig } from '../src/config/load.js';
 import { CpuDevice } from '../src/device/cpu/cpu.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { type RunPaths, runPaths } from '../src/run/run-folder.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { type RunPaths, runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
@@ -145,10 +145,10 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.fwe_warmup_batches': [{ data: { ...STREAM, fwe_warmup_batches: 2 } }, sameStream],
   'data.fwe_warmup_timeout': [{ data: { ...STREAM, fwe_warmup_batches: 2, fwe_warmup_timeout: 5 } }, sameStream],
   'data.workers': [{ data: { ...STREAM, workers: 1 } }, sameStream],
-  'data.cache_gb': [{ data: { ...STREAM, cache_gb: 0.5 } }, sameStream], // a folder needs none; src/data/hub tests the limit
+  'data.cache_gb': [{ data: { ...STREAM, cache_gb: 0.5 } }, sameStream], // a folder needs none; src/data/sources/range-cache.test.ts tests the limit
   'data.hub_dataset': [{ data: { ...HUB, hub_dataset: 'some/where' } }, refused('some/where')],
   'data.hub_revision': [{ data: { ...HUB, hub_revision: 'v7' } }, refused('v7')],
-  // Read when the dataset is there: src/data/hub/hub.test.ts chooses both from a hub of its own.
+  // Read when the dataset is there: src/data/sources/hub.test.ts chooses both from a hub of its own.
   'data.hub_config': [{ data: { ...HUB, hub_config: 'sample' } }, refused('api/datasets')],
   'data.hub_split': [{ data: { ...HUB, hub_split: 'test' } }, refused('api/datasets')],
   // Too short for anything to be read.

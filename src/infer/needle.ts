@@ -1,6 +1,6 @@
 /**
  * Retrieval by depth and length: a record of facts lies at a given depth of a haystack, and the model is asked for one of its
- * values (data/needle.ts). The answer is one token and the question ends the context, so the most probable next token is what
+ * values (data/sources/needle.ts). The answer is one token and the question ends the context, so the most probable next token is what
  * greedy decoding would say: one forward pass over many packed cases answers them all.
  */
 import { absorb, Purpose } from '../data/hash.js';

@@ -12,6 +12,7 @@ import { splitCorpus } from '../shards/split.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
 import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';
 import { SyntheticSamples } from '../sources/synthetic.js';
+import { StorySamples } from '../stories/samples.js';
 import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
 
 export interface NumberedSource {
@@ -38,6 +39,7 @@ export async function openNumberedSource(
   if (source === 'synthetic') return openSynthetic(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   if (source === 'needle') return openNeedle(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   checkVocabulary(config.data.tokenizer, tokenizer, vocab_size);
+  if (source === 'stories') return openStories(config, tokenizer, options.evaluate);
   const reader = await openShards(config, tokenizer, options, paths);
   try {
     return openStream(config, reader, tokenizer, options);
@@ -67,6 +69,20 @@ function openNeedle(config: Config, vocabSize: number, evaluate: OpenOptions['ev
   return {
     ...endless(config, samples(stages, Purpose.needleTrain), validation, evaluate),
     ...{ vocabSize, identity: `needle:${JSON.stringify({ task, stages })}`, documentMask: true },
+  };
+}
+
+function openStories(config: Config, tokenizer: Tokenizer, evaluate: OpenOptions['evaluate']): NumberedSource {
+  const { data, train } = config;
+  const { stories_drills: drills } = data;
+  const samples = (used: number, purpose: (typeof Purpose)['storiesTrain' | 'storiesValidation']) => {
+    const shape = { sequenceLength: train.seq_len, drills: used };
+    return new StorySamples(tokenizer, shape, data.seed ?? train.seed, purpose);
+  };
+  return {
+    ...endless(config, samples(drills, Purpose.storiesTrain), samples(0, Purpose.storiesValidation), evaluate),
+    ...{ vocabSize: tokenizer.vocabSize, documentMask: true },
+    identity: `stories:${drills}:${tokenizer.identity}`,
   };
 }
 

@@ -6,6 +6,7 @@ import { hostname } from 'node:os';
 import { dirname, join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
+import { pidExists } from '../../process-identity.js';
 
 /** A partial folder whose owner is gone is kept this long: another machine may have the same host name. */
 const ABANDONED_AFTER_MS = 10 * 60_000;
@@ -64,7 +65,7 @@ function syncFolder(folder: string): void {
 export function removeAbandoned(root: string): void {
   for (const name of listFolder(root)) {
     const owner = /\.partial-(.+)-(\d+)-[0-9a-f]{8}$/.exec(name);
-    if (owner === null || owner[1] !== hostname() || isAlive(Number(owner[2]))) continue;
+    if (owner === null || owner[1] !== hostname() || pidExists(Number(owner[2]))) continue;
     const folder = join(root, name);
     if (Date.now() - lastChange(folder) > ABANDONED_AFTER_MS) discard(folder);
   }
@@ -95,14 +96,5 @@ export function listFolder(folder: string): string[] {
   } catch (error) {
     if (['ENOENT', 'ENOTDIR'].includes((error as NodeJS.ErrnoException).code ?? '')) return [];
     throw error;
-  }
-}
-
-export function isAlive(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
   }
 }

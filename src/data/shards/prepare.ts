@@ -8,11 +8,12 @@ import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'no
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
+import { pidExists } from '../../process-identity.js';
 import type { FileReport } from '../sources/files.js';
 import { CorpusOrder, corpusIdentity } from '../sources/order.js';
 import { createTokenizer } from '../tokenizer.js';
 import { type BuildOptions, finish, finishedUnits, joinUnits, ProgressCounter, tokeniseInThreads } from './build.js';
-import { isAlive, renameDurably } from './folders.js';
+import { renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { ShardWriter } from './writer.js';
 
@@ -54,7 +55,7 @@ export async function prepareCorpus(options: PrepareOptions): Promise<{ index: S
 function takeOver(working: string): () => void {
   const path = join(working, 'owner');
   const owner = existsSync(path) ? Number(readFileSync(path, 'utf8')) : 0;
-  if (owner > 0 && owner !== process.pid && isAlive(owner))
+  if (owner > 0 && owner !== process.pid && pidExists(owner))
     throw new UsageError(`${working} is in use by process ${owner}; wait for it or choose another --out`);
   writeFileSync(path, `${process.pid}\n`);
   return () => rmSync(path, { force: true });
