@@ -1,5 +1,6 @@
 // Reductions over ranks, elementwise and in order of rank: the same bits on every rank and in every run. Sums are computed in
 // float64 and rounded once, so the number of ranks hardly affects them.
+#include "bfloat16.h"
 #include "runtime.h"
 
 #include <cstring>
@@ -12,7 +13,7 @@ constexpr int64_t kTile = 512;
 struct Bfloat16 {
   uint16_t bits;
   explicit operator double() const {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    const uint32_t wide = widen_bf16(bits);
     float value;
     std::memcpy(&value, &wide, sizeof(value));
     return value;
@@ -23,13 +24,11 @@ inline void store(double value, float* into) { *into = static_cast<float>(value)
 inline void store(double value, double* into) { *into = value; }
 inline void store(double value, int32_t* into) { *into = static_cast<int32_t>(value); }
 inline void store(double value, uint8_t* into) { *into = static_cast<uint8_t>(value); }
-// Rounds to nearest, ties to even; NaN stays NaN.
 inline void store(double value, Bfloat16* into) {
   const float narrow = static_cast<float>(value);
   uint32_t bits;
   std::memcpy(&bits, &narrow, sizeof(bits));
-  if (narrow != narrow) into->bits = static_cast<uint16_t>((bits >> 16) | 0x40);
-  else into->bits = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  into->bits = round_to_bf16(bits);
 }
 
 enum Reduction { kSum = 0, kMax = 1, kMin = 2 };
