@@ -33,8 +33,6 @@ const FUNCTIONS = {
   ncclReduceScatter: [address, address, size, 'int', 'int', handle, handle],
   ncclAllGather: [address, address, size, 'int', handle, handle],
   ncclBroadcast: [address, address, size, 'int', 'int', handle, handle],
-  ncclGroupStart: [],
-  ncclGroupEnd: [],
 } as const;
 
 type Name = keyof typeof FUNCTIONS;

@@ -122,13 +122,6 @@ export class NcclCollectives implements Collectives {
     );
   }
 
-  /** Launches the operations of `work` as one. If it throws, only `abort` may follow. */
-  group(work: () => void): void {
-    this.#named(() => this.#library.call('ncclGroupStart'));
-    work();
-    this.#named(() => this.#library.call('ncclGroupEnd'));
-  }
-
   join(): void {
     const { driver, stream } = this.#device;
     driver.call('cuEventRecord', this.#after, this.stream);

@@ -1,4 +1,4 @@
-/** A process that is one of several ranks on GPUs: does one scenario with the others and says what it found, as JSON lines. */
+/** A process that is one of several ranks on GPUs: runs one scenario and prints its results as JSON lines. */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { RankGuard } from '../../../ranks/guard.js';
@@ -138,7 +138,7 @@ const operations: Scenario = (device, ranks) => {
   say({ hash: hashes[0], isRepeated: hashes[0] === hashes[1] });
 };
 
-/** Operations wait for what was launched before them, and what comes after a join waits for them; in a graph too. */
+/** Operations wait for earlier launches, and launches after a join wait for them; also in a graph. */
 const order: Scenario = (device, ranks) => {
   const count = 2 ** 20;
   const [a, b] = [new Numbers(device, count, 'f32'), new Numbers(device, count, 'f32')];
@@ -149,13 +149,11 @@ const order: Scenario = (device, ranks) => {
   const work = () => {
     for (let i = 0; i < 20; i++) device.copy(a.span.address, source.span.address, 4 * count); // keeps the GPU busy
     ranks.allReduce(a.span);
-    device.copy(b.span.address, source.span.address, 4 * count); // may run beside it
+    device.copy(b.span.address, source.span.address, 4 * count); // may run concurrently
     ranks.join();
     copyOne(a, 0);
-    ranks.group(() => {
-      ranks.allReduce(a.span);
-      ranks.allReduce(b.span, 'max');
-    });
+    ranks.allReduce(a.span);
+    ranks.allReduce(b.span, 'max');
     ranks.join();
     copyOne(a, 1);
     copyOne(b, 2);
