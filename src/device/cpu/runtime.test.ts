@@ -105,7 +105,7 @@ describe('scratch memory', () => {
 describe('threads', () => {
   it.each([0, -1, 1.5, Number.NaN, 4096])('cannot be %d', (threads) => {
     expect(() => new CpuDevice({ threads })).toThrow(UsageError);
-    expect(() => new CpuDevice({ threads })).toThrow('threads must be a whole number from 1 to 1024, not');
+    expect(() => new CpuDevice({ threads })).toThrow('threads must be an integer from 1 to 1024, not');
   });
 });
 
