@@ -97,9 +97,9 @@ describe('CUDA sources', () => {
   const CASES: readonly [string, ModelShape, 'f32' | 'bf16', SparseOptions][] = [
     ['the 125m shape in bf16', shapeOf({}), 'bf16', {}],
     ['query-major', shapeOf({}), 'bf16', { kernel: 'v1' }],
-    ['mma.sync', shapeOf({}), 'bf16', { portable: true }],
+    ['mma.sync', shapeOf({}), 'bf16', { mmaSync: true }],
     ['fp32', shapeOf({}), 'f32', {}],
-    ['plain kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
+    ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
     ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],

@@ -1,7 +1,7 @@
-// A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
+// A decode step of the 125m shape on one GPU: milliseconds of a token end to end, of a layer's attention, of its
 // parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
 //   node dev/cuda/decode-step.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
-//     [--clusters 2,4]     clusters of so many blocks beside the usual ones
+//     [--clusters 2,4]     also measure clusters of these sizes
 //   node dev/cuda/decode-step.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';

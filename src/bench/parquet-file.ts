@@ -17,7 +17,7 @@ function varint(value: number): number[] {
   return [...bytes, rest];
 }
 
-/** Zigzag of a number that is not negative. */
+/** Zigzag encoding of a non-negative number. */
 const integer = (value: number): number[] => varint(2 * value);
 const text = (value: string): number[] => [...varint(Buffer.byteLength(value)), ...Buffer.from(value)];
 

@@ -105,7 +105,7 @@ export class RecordingCuda implements Device, CudaRuntime {
 
 /** What the compiled attention kernels say of themselves, for head sizes up to 64; the tests on a GPU compare it. */
 export function exportedBy(shape: FusedShape): (name: string) => number {
-  const build = { queryMajor: false, portable: false };
+  const build = { queryMajor: false, mmaSync: false };
   const tokens = unionTokens(shape, build, sharedLimit(90));
   const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
   const numbers: Readonly<Record<string, number>> = {

@@ -1,4 +1,4 @@
-// Blocked matrix products on packed panels: the inner loop of linear layers and attention.
+// Blocked matrix products on packed panels: the inner loop of every operation that multiplies matrices.
 //
 // A tile of C [kTileRows, kPanel] stays in registers while k advances. B is packed in panels [k][kPanel], so that a row of the
 // panel is loaded once and multiplied with kTileRows broadcast values of A. A is not packed but read with strides.

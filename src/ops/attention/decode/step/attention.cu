@@ -1,10 +1,10 @@
-// Sparse attention of a decode step, one launch: a cluster of CLUSTER blocks for each (sequence, group) puts the new token
-// into the cache, sees the compressed keys, selects blocks by their scores, sees those and the window, and sums the
-// three branches by their gates.
+// Sparse attention of a decode step, one launch: a cluster of CLUSTER blocks for each (sequence, group) puts the new
+// token into the cache, sees the compressed keys, selects blocks by their scores, sees those and the window, and sums
+// the three branches by their gates.
 //
-// The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to rank,
-// units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before they
-// wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED).
+// The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to
+// rank, units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before
+// they wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED).
 #include "append.cuh"
 #include "cluster.cuh"
 #include "ranking.cuh"
@@ -45,12 +45,13 @@ struct Table {
   bf16* const* pages;
   i64 place;
 
-  __device__ __forceinline__ Table(const Cached& cached, int b) : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
+  __device__ __forceinline__ Table(const Cached& cached, int b)
+      : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
   __device__ __forceinline__ bf16* page(int index) const { return pages[index] + place; }
 };
 
-// Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all of
-// them in memory.
+// Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all
+// of them in memory.
 struct Scores {
   float* own;
   i64 row;
@@ -105,9 +106,10 @@ __device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
   if (branch == CMP) s.lse[r] = base + log2f(sum);
 }
 
-// Importance of the candidates first ... end - 1, which are those of this rank, to all blocks of the cluster; never negative,
-// a number that is none ranks last. s.most: the largest one's bits.
-__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first, int end) {
+// Importance of the candidates first ... end - 1, those of this rank, written to all blocks of the cluster.
+// Never negative; NaN becomes 0 and ranks last. s.most: the bits of the largest one.
+__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first,
+                                                   int end) {
   for (int begin = first; begin < end; begin += STRETCH) {
     const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
     const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
@@ -170,7 +172,8 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
     for (int k = 0; k < ROOM; k++) place += s.ranking.best[k] < s.ranking.best[i];
     s.selected[place] = s.ranking.best[i];
   }
-  if (threadIdx.x == 0) s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
+  if (threadIdx.x == 0)
+    s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
   __syncthreads();
 }
 
@@ -179,20 +182,21 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
 // [batch][GROUPS][3], keys seen by each branch. out: [batch][HEADS][DV].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
-    __cluster_dims__(CLUSTER, 1, 1)
+__cluster_dims__(CLUSTER, 1, 1)
 #endif
-step_attention(const bf16* projection, const float* logits, const float* bias, const int* positions, const float2* rotations,
-               const i64* cmp_tables, i64 cmp_place, const i64* sel_tables, i64 sel_place, const i64* win_tables, i64 win_place,
-               const i64* tail_tables, i64 tail_place, const float* weight_keys, const float* weight_values, float* memory,
-               i64 capacity, int gate, float temperature, float gate_cmp, float gate_sel, float gate_win, int* chosen,
-               int* reads, bf16* out, int parts) {
+step_attention(const bf16* projection, const float* logits, const float* bias, const int* positions,
+               const float2* rotations, const i64* cmp_tables, i64 cmp_place, const i64* sel_tables, i64 sel_place,
+               const i64* win_tables, i64 win_place, const i64* tail_tables, i64 tail_place, const float* weight_keys,
+               const float* weight_values, float* memory, i64 capacity, int gate, float temperature, float gate_cmp,
+               float gate_sel, float gate_win, int* chosen, int* reads, bf16* out, int parts) {
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
   let_next_start();
   cluster_arrive();  // others may write here from now on
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)b * GROUPS + g;
-  const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
+  const Caches caches = {
+      {cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
   const Table cmp(caches.cmp, b), sel(caches.sel, b), win(caches.win, b);
   const int position = positions[b], known = count_compressed(position), t = lane % 4;
   const int units = (known + UNIT - 1) / UNIT, share = (units + CLUSTER - 1) / CLUSTER;
@@ -203,9 +207,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   float* const importance = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
+  // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
   Unit unit[AHEAD];
   const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
-  // What earlier steps wrote is on its way before the wait for this one's queries.
 #pragma unroll
   for (int n = 0; n < AHEAD; n++) {
     const int u = begin + warp + n * WARPS;
@@ -244,8 +248,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     }
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
-  // The window is on its way while the blocks wait for each other: all of it but the newest tokens was there before.
-  // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the other.
+  // ---- 2. Window: on its way while the blocks of the cluster wait for each other: all of it but the newest tokens was
+  // there before. Warps take its units from the other end than those of the selected blocks: who has none of the one
+  // has of the other.
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
   int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
   bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
@@ -254,7 +259,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
   cluster_arrive();
   if (threadIdx.x < HPG)
-    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
+    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g,
+                  {gate, temperature, {gate_cmp, gate_sel, gate_win}});
   cluster_wait();
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
   const auto ignore = [](int, int, const float*, float, float, float) {};
@@ -272,6 +278,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
   merge_warps(s, WIN, WARPS, rank);
+  // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     select_blocks(s, importance, scores, position);
@@ -282,6 +289,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
     __syncthreads();
   }
+  // ---- 4. Selected blocks
   constexpr int PER_BLOCK = SEL_L / UNIT;
   running.reset();
   seen = 0;
@@ -308,6 +316,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
   merge_warps(s, SEL, WARPS, rank);
+  // ---- 5. Keys read, and the gated sum: each rank writes NUMBERS of the [HPG * DV] results
   if (threadIdx.x < 3) {
     const int completed = threadIdx.x == CMP && appends ? (int)s.completed : 0;
     write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + completed);

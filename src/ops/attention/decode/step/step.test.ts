@@ -234,7 +234,7 @@ describe('attention of a step', () => {
     expect(plan(1, 80)).toBe(1);
   });
 
-  it('says what context it has no room for', () => {
+  it('rejects a context that does not fit', () => {
     const device = new RecordingCuda(() => 40_000);
     expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 20 })).not.toThrow();
     expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).toThrow(
@@ -242,7 +242,7 @@ describe('attention of a step', () => {
     );
   });
 
-  it('knows the longest context before it is asked for one', () => {
+  it('computes the longest context that fits', () => {
     const make = (device: RecordingCuda, context: number) => new StepKernels(device, SHAPE, 96, 1, { context });
     for (const [architecture, fixed] of [
       [90, 40_000],
@@ -259,7 +259,7 @@ describe('attention of a step', () => {
     expect(stepContextLimit(new RecordingCuda(() => 0), { ...SHAPE, sparse: null }, 1)).toBe(Number.POSITIVE_INFINITY);
   });
 
-  it('says which shapes it takes', () => {
+  it('rejects unsupported shapes with a reason', () => {
     expect(stepRefusal(SHAPE, [768, 3072])).toBeNull();
     expect(stepRefusal({ ...SHAPE, heads: heads(4, 2, 16) }, [])).toBe('d_k 16 is not a multiple of 32 up to 128');
     expect(stepRefusal({ ...SHAPE, heads: heads(4, 2, 32, 12) }, [])).toBe('d_v 12 is not a multiple of 8 up to 128');

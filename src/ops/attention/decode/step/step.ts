@@ -1,6 +1,6 @@
 /**
- * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches, all
- * lengths on the device, nothing that a graph could not replay. docs/explain/decoding.md has the plan.
+ * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches.
+ * All lengths are on the device, so a graph can replay the launches. See docs/explain/decoding.md.
  */
 import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../../../device/cuda/runtime.js';
 import type { Device } from '../../../../device/device.js';
@@ -30,13 +30,13 @@ export interface StepLinear {
   readonly weight: Tensor;
   /** bf16, or f32 for logits. */
   readonly y: Tensor;
-  /** x is normed first. */
+  /** RMSNorm of x, applied first. */
   readonly norm?: { readonly weight: Tensor; readonly epsilon: number };
   readonly activation?: 'none' | 'silu' | 'swiglu';
   readonly residual?: Tensor;
   /** A second layer over the same x; its result is f32. */
   readonly also?: { readonly weight: Tensor; readonly y: Tensor };
-  /** Tiles of a block: more for a weight of very many rows. */
+  /** Tiles per block: more for weights with many rows. */
   readonly tiles: number;
 }
 
@@ -55,7 +55,7 @@ export interface StepGate {
   readonly weights: readonly [number, number, number];
 }
 
-/** What the launches of a step share, made once for a batch. */
+/** Buffers that the launches of a step share, allocated once for a batch. */
 export interface StepBuffers {
   /** bf16 [batch, columns of the fused projection] */
   readonly projection: Tensor;
@@ -74,16 +74,16 @@ export interface StepOutputs {
   readonly reads: Tensor;
 }
 
-/** Parts of sparse attention, to be timed one by one. */
+/** Parts of sparse attention that can be timed separately. */
 export const STEP_PARTS = { selection: 1, selected: 2, window: 4, compressed: 8, all: 15 } as const;
 
 /** Compressed keys of a unit of the kernels: scores are written in whole units. */
 const UNIT = 32;
 
 export interface StepOptions {
-  /** Tokens that a sequence may have at most. */
+  /** Maximum tokens per sequence. */
   readonly context: number;
-  /** Kernels start while the one before still runs. */
+  /** Each kernel starts while the previous one still runs (programmatic dependent launch). */
   readonly overlap?: boolean;
   /** Blocks of a cluster of attention, for measurements. */
   readonly cluster?: number;
@@ -104,7 +104,7 @@ function rankingBytes(context: number, lSel: number): number {
   return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
 }
 
-/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 where there is none to spare. */
+/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 if none is left. */
 export function stepContextLimit(
   cuda: CudaRuntime,
   shape: StepShape,
@@ -125,10 +125,10 @@ export class StepKernels {
   readonly #token: CudaCode;
   readonly #attention: CudaCode;
   readonly #cluster: number;
-  /** Compressed keys that there is room for. */
+  /** Capacity in compressed keys. */
   readonly #capacity: number;
   readonly #shared: number;
-  /** Dense attention: shares of the keys, and what each leaves. Sparse: scores, where they do not fit into shared memory. */
+  /** Dense attention: partial results of the key splits. Sparse: scores that do not fit into shared memory. */
   readonly #splits: number;
   readonly #partial: Tensor | null;
 
@@ -187,7 +187,7 @@ export class StepKernels {
     x: Tensor,
     { positions, rotations }: StepBuffers,
   ): void {
-    const shape = { grid: this.#batch, block: 256 }; // waits for all that was launched before the step
+    const shape = { grid: this.#batch, block: 256 }; // waits for everything launched before the step
     this.#token.launch(
       'step_begin',
       shape,
@@ -214,8 +214,8 @@ export class StepKernels {
   }
 
   /**
-   * The new tokens go into the cache, and their heads see what is there. `phi`: the weights of phi conv; `logits` f32 [batch,
-   * 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
+   * The new tokens go into the cache, and their heads attend to it. `phi`: the weights of phi conv; `logits` f32
+   * [batch, 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
    */
   attention(
     buffers: StepBuffers,
@@ -238,7 +238,7 @@ export class StepKernels {
     );
   }
 
-  /** Attention of a model that is dense. */
+  /** Attention of a dense model. */
   dense({ projection, positions, rotations }: StepBuffers, { win }: StepPages, { out, reads }: StepOutputs): void {
     const { heads, groups } = this.#shape.heads;
     this.#attention.launch(
@@ -251,8 +251,8 @@ export class StepKernels {
   }
 
   /**
-   * The most probable token of each row of `logits` [batch, width], among the first `vocabulary`, into `next` and `ids`;
-   * positions advance.
+   * The most probable token of each row of `logits` [batch, width], among the first `vocabulary`, into `next` and
+   * `ids`; positions advance.
    */
   end(logits: Tensor, vocabulary: number, ids: Tensor, positions: Tensor, next: Tensor): void {
     const shape = this.#launched([this.#batch, 1, 1], 1024);
