@@ -298,7 +298,7 @@ const SCHEMAS: Readonly<Record<string, z.ZodType>> = {
   }),
 };
 
-// biome-ignore lint/suspicious/noExplicitAny: the schemas above say what is in it
+// biome-ignore lint/suspicious/noExplicitAny: validated by the schemas above
 const manifest = (file: string): any => parse(text(join('kubernetes', file)));
 
 describe('manifests', () => {

@@ -23,7 +23,7 @@ beforeAll(() => {
 afterAll(() => folder.remove());
 
 const TARGET = process.arch === 'arm64' ? 'armv8.2-a' : 'x86-64-v3';
-const NOBODY = 65534;
+const OTHER_USER = 65534;
 
 async function run(words: readonly string[], options: SpawnSyncOptions & { env: Record<string, string> }) {
   const child = spawn(process.execPath, [...words], { ...options, stdio: ['ignore', 'pipe', 'pipe'] });
@@ -70,8 +70,8 @@ it('trains in the second stage, without a compiler', async (context) => {
   mkdirSync(join(cache, 'data'));
   mkdirSync(runs);
   const isRoot = process.getuid?.() === 0;
-  if (isRoot) for (const path of [cache, join(cache, 'data'), runs]) chownSync(path, NOBODY, NOBODY);
-  const user = isRoot ? { uid: NOBODY, gid: NOBODY } : {};
+  if (isRoot) for (const path of [cache, join(cache, 'data'), runs]) chownSync(path, OTHER_USER, OTHER_USER);
+  const user = isRoot ? { uid: OTHER_USER, gid: OTHER_USER } : {};
   const bin = join(folder.path, 'bin'); // an empty PATH: no compiler
   mkdirSync(bin);
   expect(spawnSync('g++', ['--version'], { env: { PATH: bin } }).error).toMatchObject({ code: 'ENOENT' });

@@ -13,18 +13,18 @@ const hasProc = existsSync('/proc/self/stat');
 const NOW = 1_700_000_000_000;
 const DEAD = 2 ** 22 + 1; // above the highest pid of Linux
 let folder: ReturnType<typeof temporaryFolder>;
-let told: boolean[];
+let recorded: boolean[];
 
 beforeEach(() => {
   folder = temporaryFolder();
-  told = [];
+  recorded = [];
 });
 afterEach(() => folder.remove());
 
 function monitor(pids: readonly number[] = [process.pid, process.pid, process.pid]): RankMonitor {
   const members = pids.map((pid) => ({ host: hostname(), pid }));
   const one = new RankMonitor({ rank: 0, members, timeoutSeconds: 10, clock: () => NOW });
-  one.watch({ paths: runPaths(folder.path), waiting: (isWaiting) => void told.push(isWaiting) });
+  one.watch({ paths: runPaths(folder.path), waiting: (isWaiting) => void recorded.push(isWaiting) });
   return one;
 }
 
@@ -36,12 +36,12 @@ function section(rank: number, name: 'step' | 'wait' | 'fetch', secondsAgo = 0):
 test('records repeatedly that it waits, and when it has stopped waiting', () => {
   const one = monitor();
   one.look(500);
-  expect(told).toEqual([]);
+  expect(recorded).toEqual([]);
   one.look(1200);
   one.look(1400);
   one.resume();
   one.resume();
-  expect(told).toEqual([true, true, false]);
+  expect(recorded).toEqual([true, true, false]);
 });
 
 test('names a rank whose process has exited at once, with host and section', () => {

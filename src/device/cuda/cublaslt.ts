@@ -149,7 +149,9 @@ export class CublasLt {
     if (k === 0) throw new UsageError('a matrix product needs at least one term');
     if (a.dtype !== b.dtype) throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
     if (c && (accumulate || c.dtype !== d.dtype))
-      throw new UsageError(`a matrix product in ${d.dtype} adds either what is there or another ${d.dtype} matrix`);
+      throw new UsageError(
+        `a matrix product in ${d.dtype} adds either to D or to another ${d.dtype} matrix, not to both`,
+      );
     const [from, into] = [typeOf(a.dtype), typeOf(d.dtype)];
     const descriptor = this.#get('cublasLtMatmulDescCreate', this.#calls.descriptor, COMPUTE_32F, TYPE['f32']);
     // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; a matrix transposed here is not transposed there.

@@ -97,7 +97,7 @@ describe('a CUDA device', () => {
       body(cuda());
     });
 
-  onGpu('moves bytes there and back', (device) => {
+  onGpu('uploads and downloads bytes', (device) => {
     const values = Float32Array.from(randomValues(3_000_001, 1));
     const tensor = Tensor.from(device, values, [values.length]);
     expect(Buffer.compare(Buffer.from(tensor.readBytes()), Buffer.from(values.buffer))).toBe(0);
@@ -122,7 +122,7 @@ describe('a CUDA device', () => {
     code.launch('shared_sum', { grid: 1, block: 64, shared: 200_000 }, to, 50_000);
     expect(to.item()).toBe(Math.fround((50_000 * 49_999) / 2));
     code.launch('every_argument', { grid: 0, block: 32 }, to, from, 3, 0, f32(0), f64(0)); // an empty grid is a no-op
-    expect(() => code.launch('nobody', { grid: 1, block: 1 })).toThrow('has no kernel nobody');
+    expect(() => code.launch('missing', { grid: 1, block: 1 })).toThrow('has no kernel missing');
     expect(() => code.launch('shared_sum', { grid: 1, block: 64, shared: 10 ** 6 }, to, 1)).toThrow(/CUDA: /);
     from.free();
     to.free();
@@ -157,7 +157,7 @@ describe('a CUDA device', () => {
           }
   });
 
-  onGpu('adds a large product once, however many algorithms it tries', (shared) => {
+  onGpu('accumulates a large product once, with any number of trials', (shared) => {
     const [m, n, k] = [1024, 1024, 520];
     for (const device of [shared, new CudaDevice({ deterministic: true })]) {
       const filled = (value: number, shape: readonly [number, number]) => {
@@ -176,7 +176,7 @@ describe('a CUDA device', () => {
     }
   });
 
-  onGpu('replays what it captured', (device) => {
+  onGpu('replays a captured graph', (device) => {
     const x = Tensor.from(device, [1, 2, 3], [3]);
     const y = Tensor.zeros(device, [3]);
     const code = device.compile(ARGUMENTS, { OFFSET: 0 });
@@ -201,7 +201,7 @@ describe('a CUDA device', () => {
     for (const tensor of [x, y, elsewhere]) tensor.free();
   });
 
-  onGpu('takes bytes that came beside its work, in its own order', (device) => {
+  onGpu('uses bytes of the copy queue in stream order', (device) => {
     const count = 2 ** 20;
     const queue = new CopyQueue(device, 8 * count);
     const [a, b, busy, copy] = [count, count, 16 * count, 16 * count].map((size) =>
@@ -227,7 +227,7 @@ describe('a CUDA device', () => {
     for (const tensor of [a, b, busy, copy]) tensor.free();
   });
 
-  onGpu('tells when everything ran, and lets somebody look about while it waits', (device) => {
+  onGpu('has a timeline, and calls the wait monitor while it waits', (device) => {
     const [x, y] = [0, 1].map(() => Tensor.zeros(device, [2 ** 26]));
     const work = () => {
       for (let i = 0; i < 40; i++) y.copyFrom(x);
@@ -258,7 +258,7 @@ describe('a CUDA device', () => {
     for (const tensor of [x, y]) tensor.free();
   });
 
-  onGpu('says what was asked for and what is there when memory runs out', (device) => {
+  onGpu('reports requested and free memory when it runs out', (device) => {
     expect(() => Tensor.empty(device, [2 ** 40])).toThrow(
       /out of GPU memory: \d+ MiB were requested, \d+ MiB of \d+ MiB are free and this run holds \d+ MiB; lower/,
     );
@@ -267,7 +267,7 @@ describe('a CUDA device', () => {
     after.free();
   });
 
-  onGpu('measures time by its own clock', (device) => {
+  onGpu('measures GPU time', (device) => {
     const x = Tensor.zeros(device, [2 ** 24]);
     const times = device.time(() => x.fill(1), 5);
     expect(times).toHaveLength(5);

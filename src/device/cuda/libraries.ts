@@ -1,6 +1,6 @@
 /**
  * Finds the CUDA libraries: in the system's library path, a toolkit, packages of a distribution, or wheels of a Python
- * installation. The error for a missing library says what to install.
+ * installation. The error for a missing library names the remedy.
  */
 import { existsSync, readdirSync } from 'node:fs';
 import { homedir } from 'node:os';

@@ -142,7 +142,7 @@ describe('two ranks that share a GPU', () => {
       });
   });
 
-  onGpu('reduce beside other work', async () => {
+  onGpu('reduce concurrently with other work', async () => {
     const all = await run('overlap');
     for (const [line] of all) {
       expect(line['launches']).toBe(40);
@@ -153,17 +153,17 @@ describe('two ranks that share a GPU', () => {
   onGpu('abort an operation that another rank never starts', async () => {
     const all = await run('givenUp');
     all.forEach(([line], rank) => {
-      expect(line).toMatchObject({ isWaiting: rank === 0, told: 'collectives were used after they were closed' });
+      expect(line).toMatchObject({ isWaiting: rank === 0, failure: 'collectives were used after they were closed' });
       expect(line['seconds']).toBeLessThan(5);
     });
   });
 
-  onGpu('notice a rank that was killed', async () => {
+  onGpu('notice a killed rank', async () => {
     const [first, second] = [0, 1].map((rank) => start('lost', rank));
     await second.said('ready');
     second.child.kill('SIGKILL');
     const line = (await first.ended).at(-1)!;
-    expect(line['told']).toMatch(/^rank 0 of 2 on .*: NCCL: /);
+    expect(line['failure']).toMatch(/^rank 0 of 2 on .*: NCCL: /);
     expect(line['seconds']).toBeLessThan(10);
   });
 
