@@ -10,8 +10,8 @@ import { deviceOptions } from '../src/cli/train.js';
 import { configKeys } from '../src/config/keys.js';
 import { readConfig } from '../src/config/load.js';
 import { CpuDevice } from '../src/device/cpu/cpu.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { type RunPaths, runPaths } from '../src/run/run-folder.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { type RunPaths, runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
@@ -82,7 +82,7 @@ const steps = (paths: RunPaths) =>
   readdirSync(paths.checkpoints)
     .filter((name) => name.startsWith('step-'))
     .sort();
-/** A hub that nobody answers for: what is asked of it shows in the refusal. */
+/** A hub without a server: the request shows in the refusal. */
 const HUB = { source: 'fineweb_edu', loader_timeout: 1 };
 /** Streamed from a folder; how it is read ahead must not change what is read. */
 const STREAM = { source: 'fineweb_edu_local', path: 'stream' };

@@ -19,7 +19,7 @@ const LEVELS: readonly (readonly string[])[] = [
   ['tensor'],
   ['ops'],
   ['config', 'data', 'run'],
-  ['model', 'ranks'],
+  ['model'],
   ['exchange', 'infer'],
   ['train', 'verify'],
   ['bench', 'dashboard', 'plan', 'serve', 'watch'],
@@ -130,26 +130,14 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
 const LEFT: Readonly<Record<string, number>> = {
-  'CHANGELOG.md': 4,
-  'SECURITY.md': 2,
   configs: 2,
-  docs: 14,
-  scripts: 2,
-  'src/bench': 4,
   'src/cli': 14,
   'src/config': 12,
   'src/data': 30,
   'src/device': 26,
-  'src/infer': 6,
-  'src/model': 6,
-  'src/ops': 4,
-  'src/ranks': 20,
-  'src/run': 10,
-  'src/tensor': 4,
-  'src/testing': 2,
   'src/train': 16,
-  'src/watch': 12,
-  test: 8,
+  docs: 4,
+  test: 4,
 };
 
 describe('plain English', () => {

@@ -1,4 +1,4 @@
-/** A Parquet file with one column of text, uncompressed: enough to measure reading one where there is none. */
+/** A Parquet file with one column of text, uncompressed: a minimal input for measuring the reader. */
 import { closeSync, openSync, writeSync } from 'node:fs';
 
 /** Types of the Thrift compact protocol, in which Parquet writes its metadata. */

@@ -29,7 +29,7 @@ export interface Generation {
   readonly finishReason: FinishReason;
 }
 
-/** Memory and time of a token grow with the context; nobody reaches this by accident and waits for it. */
+/** Memory and time of a token grow with the context; this limit is out of reach for ordinary prompts. */
 export const DEFAULT_MAX_CONTEXT = 32_768;
 
 export const DEFAULT_NEW_TOKENS = 128;

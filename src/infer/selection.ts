@@ -9,7 +9,7 @@ type Shares = Record<'cmp' | 'sel' | 'win', number>;
 
 export interface LayerSelection {
   readonly layer: number;
-  /** Of all (token, group) that have a block so many blocks back, the share that selected it; from 0, their own block. */
+  /** Share of (token, group) that selected the block `i` blocks back, of all that have one; index 0 is their own block. */
   readonly rate_by_distance: readonly number[];
   /** Mean shares of the branches, gates normalised to sum 1. */
   readonly gates: Shares;

@@ -25,7 +25,7 @@ import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
-/** What a forward pass shows to whoever watches it; the tensors are valid during the call only. */
+/** Intermediate results for an observer of the forward pass; the tensors are valid during the call only. */
 export interface Observer {
   gates?(layer: number, gates: Tensor): void;
   selected?(layer: number, selected: Tensor): void;

@@ -2,9 +2,9 @@
 import { randomUUID } from 'node:crypto';
 import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
+import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
 import { errorCode, fileError } from './atomic.js';
 import { isPlainObject } from './json.js';
-import { isAlive, ownIdentity, type ProcessIdentity } from './process-identity.js';
 
 export interface LockOwner extends ProcessIdentity {
   /** When the run took the lock, ISO 8601. */
@@ -75,7 +75,7 @@ function tryCreate(path: string): RunLock | undefined {
 
 /**
  * Two processes may find the same dead lock at once; if each removed it blindly, the slower one would remove the new lock
- * of the faster. So removing needs a lock of its own, and whoever holds that looks again before it removes.
+ * of the faster. So removing needs a lock of its own, and its holder checks again before removing.
  */
 function removeDeadLock(path: string, dead: LockOwner | 'damaged'): void {
   const removalPath = `${path}.takeover`;

@@ -1,9 +1,9 @@
 /** Ending a run gracefully: writes .HALT and waits until its process is gone. */
 import { setTimeout } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { writeHalt } from '../run/run-paths.js';
-import { readRun } from '../run/run-reader.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { writeHalt } from '../run/paths.js';
+import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
 import { runState } from './state.js';
 
@@ -40,7 +40,7 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   });
   let seen = look();
   if (seen.state.kind === 'ended') return answer(seen, 'ended');
-  // A mark for nobody would lie there until the next start removes it.
+  // A halt file without a running trainer would stay until the next start removes it.
   if (seen.view.owner === undefined || seen.state.kind === 'gone')
     throw new UsageError(`${dir}: no run is going on here; see trefoil status`);
   writeHalt(seen.view.dir, reason);

@@ -20,9 +20,9 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { expect } from 'vitest';
 import { DATASET } from '../../src/data/testing/corpora.js';
-import { openCheckpoint } from '../../src/run/checkpoint-find.js';
-import { listCheckpoints } from '../../src/run/checkpoint-folder.js';
-import { runPaths, writeHalt } from '../../src/run/run-paths.js';
+import { openCheckpoint } from '../../src/run/checkpoint/find.js';
+import { listCheckpoints } from '../../src/run/checkpoint/folder.js';
+import { runPaths, writeHalt } from '../../src/run/paths.js';
 import { KINDS, type Network } from './network.js';
 import { type Ending, Life, pause } from './supervisor.js';
 
@@ -322,7 +322,7 @@ export const FAULTS: readonly Fault[] = [
   },
 ];
 
-/** Breaks the network in all ways, by turns from any of them on, until so many answers were spoilt. */
+/** Injects every network fault in rotation, from any of them on, until `count` responses were damaged. */
 async function spoilt(storm: Storm, answers: number): Promise<Life> {
   const { network } = storm;
   const life = await running(storm);

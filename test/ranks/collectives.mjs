@@ -2,8 +2,8 @@
 // results against each other. The first rank prints how many cases there were and which failed.
 import { CpuDevice } from '../../dist/device/cpu/cpu.js';
 import { MpiCollectives } from '../../dist/device/mpi/collectives.js';
-import { RankAgreement } from '../../dist/ranks/agreement.js';
 import { Tensor } from '../../dist/tensor/tensor.js';
+import { RankAgreement } from '../../dist/train/ranks/agreement.js';
 
 const device = new CpuDevice({ threads: 1 });
 const collectives = new MpiCollectives(device);
@@ -93,7 +93,7 @@ for (const tensor of many) {
     inputs[0].map((_, i) => inputs.reduce((sum, one) => sum + one[i], 0)),
   );
 }
-// A number that is none is not lost in a maximum.
+// NaN propagates through a maximum.
 const poisoned = Tensor.from(device, [rank === 1 ? Number.NaN : rank], [1], 'f64');
 collectives.allReduce(span(poisoned), 'max');
 collectives.join();

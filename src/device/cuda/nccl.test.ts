@@ -78,7 +78,7 @@ describe('two ranks that share a GPU', () => {
     const settings = { bundle: true, platform: 'node', format: 'esm', packages: 'external' } as const;
     for (const [source, outfile] of [
       ['./testing/nccl-rank.ts', program],
-      ['../../ranks/guard-thread.ts', join(dirname(program), 'guard-thread.js')],
+      ['../../train/ranks/guard-thread.ts', join(dirname(program), 'guard-thread.js')],
     ])
       await build({ entryPoints: [fileURLToPath(new URL(source, import.meta.url))], outfile, ...settings });
   });
