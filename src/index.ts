@@ -63,12 +63,10 @@ export { clipFactor, gradientNorm } from './ops/gradnorm/op.js';
 export { linear } from './ops/linear/op.js';
 export { rmsnorm } from './ops/rmsnorm/op.js';
 export { rotate, splitHeads } from './ops/rope/op.js';
-export { type RankIdentity, resolveRank } from './ranks/identity.js';
-export { openWorld, type World } from './ranks/world.js';
-export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint-find.js';
-export { readCsv, TRAINING_CSV, VAL_CSV } from './run/csv.js';
-export { type Heartbeat, readHeartbeats } from './run/heartbeat.js';
-export { type RunPaths, runPaths, writeHalt } from './run/run-folder.js';
+export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint/find.js';
+export { readCsv, TRAINING_CSV, VAL_CSV } from './run/logs/csv.js';
+export { type Heartbeat, readHeartbeats } from './run/logs/heartbeat.js';
+export { type RunPaths, runPaths, writeHalt } from './run/paths.js';
 export { readSafetensors, writeSafetensors } from './run/safetensors.js';
 export { Parameter } from './tensor/parameter.js';
 export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
@@ -76,6 +74,8 @@ export { Tape } from './tensor/tape.js';
 export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
 export type { DeviceBatch } from './train/batches.js';
 export type { Evaluation } from './train/evaluate.js';
+export { type RankIdentity, resolveRank } from './train/ranks/identity.js';
+export { openWorld, type World } from './train/ranks/world.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export {
   HostStepper,

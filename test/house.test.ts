@@ -19,7 +19,7 @@ const LEVELS: readonly (readonly string[])[] = [
   ['tensor'],
   ['ops'],
   ['config', 'data', 'run'],
-  ['model', 'ranks'],
+  ['model'],
   ['exchange', 'infer'],
   ['train', 'verify'],
   ['bench', 'dashboard', 'plan', 'serve', 'watch'],
@@ -135,8 +135,7 @@ const LEFT: Readonly<Record<string, number>> = {
   'src/config': 12,
   'src/data': 30,
   'src/device': 26,
-  'src/train': 12,
-  'src/ranks': 4,
+  'src/train': 16,
   docs: 4,
   test: 4,
 };

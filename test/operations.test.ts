@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { COMMANDS } from '../src/cli/commands.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { runPaths } from '../src/run/run-paths.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { runPaths } from '../src/run/paths.js';
 import { type CliResult, ended, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 

@@ -4,9 +4,9 @@ import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, symlinkSync } fr
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { findCheckpoint } from '../src/run/checkpoint-find.js';
-import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
-import { runPaths } from '../src/run/run-folder.js';
+import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
+import { runPaths } from '../src/run/paths.js';
 
 const root = join(import.meta.dirname, '..');
 

@@ -3,7 +3,7 @@
  * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
  */
 import { describe, expect, it } from 'vitest';
-import { resolveRank } from '../ranks/identity.js';
+import { resolveRank } from '../train/ranks/identity.js';
 import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { readTimeoutMinutes, readVariable } from './legacy/environment.js';

@@ -10,12 +10,12 @@ import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { RankLost } from '../ranks/monitor.js';
-import type { World } from '../ranks/world.js';
-import { SaveFailed, type SaveOptions } from '../run/checkpoint-save.js';
-import type { RunFolder } from '../run/run-folder.js';
-import { readHalt, writeAnomaly, writeHalt } from '../run/run-paths.js';
+import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
+import type { RunFolder } from '../run/folder.js';
+import { readHalt, writeAnomaly, writeHalt } from '../run/paths.js';
 import { differingWeights, reportNonFinite } from './anomalies.js';
+import { RankLost } from './ranks/monitor.js';
+import type { World } from './ranks/world.js';
 import {
   type CheckpointRecord,
   type EvaluationRecord,

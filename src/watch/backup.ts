@@ -6,10 +6,10 @@ import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, readFully, statOrUndefined } from '../run/atomic.js';
-import { findCheckpoint } from '../run/checkpoint-find.js';
-import { LATEST_NAME, listCheckpoints } from '../run/checkpoint-folder.js';
+import { findCheckpoint } from '../run/checkpoint/find.js';
+import { LATEST_NAME, listCheckpoints } from '../run/checkpoint/folder.js';
 import { namesIn } from '../run/leftovers.js';
-import { runPaths } from '../run/run-paths.js';
+import { runPaths } from '../run/paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 
 export type CheckpointChoice = 'latest' | 'all' | 'none';

@@ -1,8 +1,8 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import type { HeartbeatFields } from '../run/heartbeat.js';
-import { runPaths } from '../run/run-paths.js';
+import type { HeartbeatFields } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
 import { temporaryFolder } from '../testing/run.js';
 import { type CheckOptions, checkRun, compareBaseline, loadBaseline, saveBaseline } from './check.js';
 import { RecordedRun } from './testing/recorded-run.js';

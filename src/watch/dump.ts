@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { errorCode, writeFileAtomic } from '../run/atomic.js';
-import type { RunPaths } from '../run/run-paths.js';
+import type { RunPaths } from '../run/paths.js';
 
 const FILES = ['comm', 'status', 'wchan', 'syscall', 'stack'];
 

@@ -1,9 +1,9 @@
 /** Ending a run gracefully: writes .HALT and waits until its process is gone. */
 import { setTimeout } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { writeHalt } from '../run/run-paths.js';
-import { readRun } from '../run/run-reader.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { writeHalt } from '../run/paths.js';
+import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
 import { runState } from './state.js';
 

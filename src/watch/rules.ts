@@ -2,9 +2,9 @@
  * The health rules (docs/runbooks/operations.md has them as a table). Each is a function of one view of a run: no rule
  * remembers, so a single look by `health` sees what `watch` sees. "For n checks" means: in the newest n heartbeats.
  */
-import { fallbackCounters, type Heartbeat } from '../run/heartbeat.js';
-import { sampleHeartbeats } from '../run/heartbeat-history.js';
-import type { RankView, RunView } from '../run/run-reader.js';
+import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
+import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
+import type { RankView, RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 import { median, round } from './numbers.js';
 import { green, judge, type Row } from './row.js';

@@ -1,5 +1,5 @@
 /** Whether a run is active, finished, or has died. */
-import type { RunView } from '../run/run-reader.js';
+import type { RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 
 export type RunState =

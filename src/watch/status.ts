@@ -2,9 +2,9 @@
 
 import { readFileSync } from 'node:fs';
 import { errorCode } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import type { Heartbeat } from '../run/heartbeat.js';
-import { type RankView, readRun } from '../run/run-reader.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import type { Heartbeat } from '../run/logs/heartbeat.js';
+import { type RankView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
 import { median } from './numbers.js';
 import { runState } from './state.js';

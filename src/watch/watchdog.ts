@@ -3,11 +3,11 @@
  * it by files and signals only, so it works when the trainer hangs, and the trainer never waits for it.
  */
 import { TrefoilError } from '../errors.js';
+import { isAlive } from '../process-identity.js';
 import { errorCode, writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
-import { isAlive } from '../run/process-identity.js';
-import { writeAnomaly, writeHalt } from '../run/run-paths.js';
-import { type RunView, readRun } from '../run/run-reader.js';
+import { writeAnomaly, writeHalt } from '../run/paths.js';
+import { type RunView, readRun } from '../run/reader.js';
 import { SteadyAges } from './ages.js';
 import { dumpProcess } from './dump.js';
 import { explainRule } from './explain.js';

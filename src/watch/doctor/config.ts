@@ -6,9 +6,9 @@ import { createTokenizer } from '../../data/tokenizer.js';
 import { TrefoilError } from '../../errors.js';
 import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
 import { modelShape } from '../../model/shape.js';
-import { listCheckpoints } from '../../run/checkpoint-folder.js';
+import { listCheckpoints } from '../../run/checkpoint/folder.js';
 import { readLockOwner } from '../../run/lock.js';
-import { runPaths } from '../../run/run-paths.js';
+import { runPaths } from '../../run/paths.js';
 import { availableMemory, diskRow, gib } from './machine.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 

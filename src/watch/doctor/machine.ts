@@ -8,10 +8,10 @@ import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../d
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { describeIdentity, resolveRank } from '../../ranks/identity.js';
 import { collectEnvironment } from '../../run/environment.js';
 import { fillNormal } from '../../tensor/random/op.js';
 import { Tensor } from '../../tensor/tensor.js';
+import { describeIdentity, resolveRank } from '../../train/ranks/identity.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
 const OLDEST_NODE = 20;

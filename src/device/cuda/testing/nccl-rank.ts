@@ -1,10 +1,10 @@
 /** A process that is one of several ranks on GPUs: does one scenario with the others and says what it found, as JSON lines. */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { RankGuard } from '../../../ranks/guard.js';
-import { openNccl } from '../../../ranks/nccl.js';
-import { openStore } from '../../../ranks/store.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../../../tensor/bfloat16.js';
+import { RankGuard } from '../../../train/ranks/guard.js';
+import { openNccl } from '../../../train/ranks/nccl.js';
+import { openStore } from '../../../train/ranks/store.js';
 import type { Span, WireType } from '../../collectives.js';
 import { CudaDevice } from '../cuda.js';
 import { chooseGpu } from '../gpu-choice.js';

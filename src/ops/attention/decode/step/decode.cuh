@@ -62,6 +62,17 @@ struct Cached {
 
   __device__ bf16* page(int b, int index) const { return ((bf16* const*)tables[b])[index] + place; }
 };
+
+// One sequence's pages of a kind.
+struct Table {
+  bf16* const* pages;
+  i64 place;
+
+  __device__ __forceinline__ Table(const Cached& cached, int b)
+      : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
+  __device__ __forceinline__ bf16* page(int index) const { return pages[index] + place; }
+};
+
 template <int SIZE> __device__ __forceinline__ bf16* keys_of(bf16* page, int g) { return page + g * SIZE * DK; }
 template <int SIZE> __device__ __forceinline__ bf16* values_of(bf16* page, int g) {
   return page + GROUPS * SIZE * DK + g * SIZE * DV;

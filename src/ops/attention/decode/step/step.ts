@@ -10,6 +10,7 @@ import { compressedCount } from '../../../common/sequences.js';
 import { sharedLimit } from '../../fused/plan.js';
 import type { Pages } from '../paged/op.js';
 import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
+import { isSpread, SpreadBranch } from './spread.js';
 
 const SOURCES = {
   token: new URL('./token.cu', import.meta.url),
@@ -87,12 +88,20 @@ export interface StepOptions {
   readonly overlap?: boolean;
   /** Blocks of a cluster of attention, for measurements. */
   readonly cluster?: number;
+  /** Whether the compressed branch has launches of its own over the whole GPU, for tests and measurements. */
+  readonly spread?: boolean;
 }
 
 const FIXED_SHARED = 'step_attention_shared';
 
-function compileAttention(cuda: CudaRuntime, shape: StepShape, cluster: number, inShared: boolean): CudaCode {
-  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0 };
+function compileAttention(
+  cuda: CudaRuntime,
+  shape: StepShape,
+  cluster: number,
+  inShared: boolean,
+  spread = false,
+): CudaCode {
+  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0, ...(spread ? { SPREAD: 1 } : {}) };
   return cuda.compile(SOURCES.attention, { ...stepMacros(shape), ...own });
 }
 
@@ -111,7 +120,8 @@ export function stepContextLimit(
   batch: number,
   cluster: number = stepCluster(shape, batch, cuda),
 ): number {
-  if (!shape.sparse) return Number.POSITIVE_INFINITY;
+  const most = Number.POSITIVE_INFINITY;
+  if (!shape.sparse || isSpread(shape, batch, cluster, most, undefined)) return most;
   const { lSel } = shape.sparse;
   const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
   return lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
@@ -131,13 +141,14 @@ export class StepKernels {
   /** Dense attention: partial results of the key splits. Sparse: scores that do not fit into shared memory. */
   readonly #splits: number;
   readonly #partial: Tensor | null;
+  readonly #spread: SpreadBranch | null;
 
   constructor(
     cuda: Device & CudaRuntime,
     shape: StepShape,
     dim: number,
     batch: number,
-    { context, overlap = true, cluster }: StepOptions,
+    { context, overlap = true, cluster, spread }: StepOptions,
   ) {
     this.#cuda = cuda;
     this.#shape = shape;
@@ -153,10 +164,19 @@ export class StepKernels {
       this.#partial = Tensor.empty(cuda, [partialNumbers(shape, batch, this.#splits)], 'f32');
       this.#capacity = 0;
       this.#shared = 0;
+      this.#spread = null;
       return;
     }
     const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
     this.#capacity = UNIT * units;
+    if (isSpread(shape, batch, this.#cluster, context, spread)) {
+      this.#spread = new SpreadBranch(cuda, shape, batch, context, this.#capacity);
+      this.#attention = compileAttention(cuda, shape, this.#cluster, false, true);
+      this.#shared = this.#attention.constant(FIXED_SHARED) + SpreadBranch.rankingBytes(shape);
+      this.#partial = null;
+      return;
+    }
+    this.#spread = null;
     const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
     const always = rankingBytes(context, sparse.lSel);
     // Scores of a block of threads, two more in a row for the banks.
@@ -176,6 +196,7 @@ export class StepKernels {
 
   free(): void {
     this.#partial?.free();
+    this.#spread?.free();
   }
 
   /** x [batch, dim] = rows `ids` of the table; the rotations of the tokens' positions. */
@@ -228,12 +249,16 @@ export class StepKernels {
     const { groups } = this.#shape.heads;
     const { projection, positions, rotations } = buffers;
     const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
+    const spread = this.#spread;
+    if (parts & STEP_PARTS.compressed) spread?.see(buffers, pages, phi, this.#overlap);
+    if (parts & STEP_PARTS.selection) spread?.rank(buffers, this.#overlap);
     this.#attention.launch(
       'step_attention',
       this.#launched([this.#cluster, groups, this.#batch], 256, this.#shared),
       ...[projection, gate.logits, gate.bias, positions, rotations],
       ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
-      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],
+      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity],
+      ...[spread?.records ?? null, spread?.important ?? null, spread?.candidates ?? null, kind, f32(gate.temperature)],
       ...[...gate.weights.map(f32), outputs.selected, outputs.reads, outputs.out, parts],
     );
   }
