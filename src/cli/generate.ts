@@ -56,7 +56,7 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
         .conflicts('promptFile'),
     )
     .option('--prompt-file <file>', 'take the prompt from a file; one newline at its end does not count')
-    .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(DEFAULT_NEW_TOKENS))
+    .addOption(whole('--max-new-tokens <n>', 'maximum number of new tokens', 1).default(DEFAULT_NEW_TOKENS))
     .addOption(whole('--max-context <n>', 'most tokens of prompt and text together', 2).default(DEFAULT_MAX_CONTEXT))
     .addOption(
       new Option('--temperature <t>', 'above 1 wilder, below 1 tamer, 0 = greedy').argParser(temperature).default(0.8),
@@ -171,7 +171,7 @@ const REASONS: Record<FinishReason, string> = {
 
 /**
  * Streams one text as it comes, several when all are done, unless they go into JSON. Null when the reader of stdout has gone:
- * nobody wants the rest.
+ * the rest is not needed.
  */
 async function print(
   stream: AsyncGenerator<TextPiece, Generation[]>,
@@ -226,7 +226,7 @@ function readFile(path: string): Uint8Array {
   }
 }
 
-/** Editors and `echo` end a text with a newline that nobody typed as part of the prompt. */
+/** Editors and `echo` end a text with a newline that is not part of the prompt. */
 function promptText(name: string, bytes: Uint8Array): string {
   try {
     return new TextDecoder('utf-8', { fatal: true }).decode(bytes).replace(/\r?\n$/, '');

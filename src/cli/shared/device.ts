@@ -14,7 +14,7 @@ export type DeviceChoice = DeviceKind | 'auto';
 export interface DeviceOptions {
   readonly device: DeviceChoice;
   readonly threads?: number;
-  /** Which GPU of so many; the first by default. */
+  /** Index of the GPU; the first by default. */
   readonly gpu?: (count: number) => number;
   /** CUDA: bitwise equal runs. */
   readonly deterministic?: boolean;
