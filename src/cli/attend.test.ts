@@ -273,7 +273,7 @@ describe('attend refuses', () => {
     expect(readdirSync(folder)).toEqual(['in.safetensors']);
   });
 
-  it('a path that is not a file, is missing, or is a folder', async () => {
+  it('a damaged file, a missing file, or a folder', async () => {
     const path = join(folder, 'in.safetensors');
     writeFileSync(path, 'not a tensor file');
     expect(await attend(path)).toMatchObject({ code: 2, written: null });
