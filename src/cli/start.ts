@@ -5,7 +5,7 @@ import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
 import { generate } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
-import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { listCheckpoints } from '../run/checkpoint/manifest.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
 import { EXIT_CODES } from '../train/train.js';

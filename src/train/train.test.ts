@@ -338,7 +338,7 @@ describe('train', () => {
       expect(beats.map(({ data: said }) => said)).toEqual(['synthetic', 'synthetic']);
     });
 
-    it('prints samples every so many steps', async () => {
+    it('prints samples at the configured interval', async () => {
       const { said } = await runTraining(tinyConfig(folder.path, { train: { ...short, sample_every: 2 } }));
       expect(said.filter((line) => line.startsWith('sample '))).toHaveLength(1);
     });

@@ -176,7 +176,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
   };
 }
 
-/** Fails when nothing has moved for so many seconds: preparing a large corpus may take long, a stall may not. */
+/** Fails after `seconds` without progress: preparing a large corpus may take long, a stall may not. */
 class StallLimit {
   readonly exceeded: Promise<never>;
   #last = performance.now();
@@ -187,7 +187,7 @@ class StallLimit {
     this.exceeded = new Promise((_, reject) => {
       fail = reject;
     });
-    this.exceeded.catch(() => {}); // whoever races with it sees the error; without a race nobody must
+    this.exceeded.catch(() => {}); // so that an unawaited rejection does not crash the process
     this.#timer = setInterval(
       () => {
         if (performance.now() - this.#last < seconds * 1000) return;
