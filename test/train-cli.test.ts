@@ -73,7 +73,7 @@ describe('trefoil train', () => {
     child.kill('SIGTERM');
     expect(await ended(child)).toEqual({ code: 4, signal: null });
     expect(findCheckpoint(outDir, 'auto')!.step).toBeGreaterThanOrEqual(3);
-    expect(output).toContain(`go on with: npx trefoil train --config ${outDir}/config.yaml --resume auto`);
+    expect(output).toContain(`continue with: npx trefoil train --config ${outDir}/config.yaml --resume auto`);
   });
 
   it('takes Ctrl-C and its echo through npm for one request, and saves', async () => {

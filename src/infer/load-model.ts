@@ -7,7 +7,7 @@ import { readFileSync, renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
-import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
@@ -22,7 +22,7 @@ import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';
 import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
-import { inFile, isBuiltIn, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
+import { inFile, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
 
 export interface LoadedModel {
   /** The caller frees it. */
@@ -201,7 +201,7 @@ function keepForeign(path: string): void {
 
 /** How config.json names the tokenizer. */
 function placeTokenizer(folder: string, spec: string): string {
-  if (isBuiltIn(spec)) return spec;
+  if (isBuiltInTokenizer(spec)) return spec;
   const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
   // Gone since the run began: the weights must not be lost over that.
   if (!exists(source)) return resolve(source);

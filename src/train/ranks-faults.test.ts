@@ -103,7 +103,7 @@ const stalls = (where: string) =>
 const NOWHERE = 'no section known';
 const STEP = 'section step at step \\d+';
 
-/** Every step launched one by one, with enough launches to fill a small queue. */
+/** Every step launched one by one, and enough launches to fill a small queue. */
 const eager: TinyOverrides = { runtime: { cuda_graph: false }, train: { zero: 1 } };
 const shortQueue = { IDLE_GPU_QUEUE: '20' };
 

@@ -56,6 +56,15 @@ describe('train', () => {
     expect(metrics).toMatchObject({ status: 'done', step: 60, device: 'cpu', dtype: 'fp32', tokens_seen: 60 * 128 });
   });
 
+  it('never reports an MFU above 1: a step that exceeds the measured peak raises it', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 5 } });
+    await runTraining(config, { peakFlops: 1 });
+    const shares = tailHeartbeats(runPaths(config.train.out_dir).heartbeat(0), 100).flatMap(({ mfu }) => mfu ?? []);
+    expect(shares).toHaveLength(5);
+    expect(Math.max(...shares)).toBe(1);
+    expect(Math.min(...shares)).toBeGreaterThan(0);
+  });
+
   it('gives the same bits twice with one seed, and others with another', async () => {
     const configs = ['a', 'b', 'c'].map((name) =>
       tinyConfig(folder.path, { train: { steps: 6, out_dir: join(folder.path, name), seed: name === 'c' ? 2 : 1 } }),
@@ -338,7 +347,7 @@ describe('train', () => {
       expect(beats.map(({ data: said }) => said)).toEqual(['synthetic', 'synthetic']);
     });
 
-    it('prints samples at the configured interval', async () => {
+    it('prints samples at an interval of steps', async () => {
       const { said } = await runTraining(tinyConfig(folder.path, { train: { ...short, sample_every: 2 } }));
       expect(said.filter((line) => line.startsWith('sample '))).toHaveLength(1);
     });

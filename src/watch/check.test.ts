@@ -69,7 +69,7 @@ describe('checkRun', () => {
     expect(bad(checkRun(input, OPTIONS).rows)).toEqual(['yellow csv']);
     const none = { ...input, heartbeat: join(folder.path, 'none.jsonl') };
     expect(bad(checkRun(none, { ...OPTIONS, minSteps: 1 }).rows)).toEqual(['yellow csv', 'red heartbeats']);
-    expect(() => checkRun({ csv: 'no.csv', heartbeat: 'no.jsonl' }, OPTIONS)).toThrow('no steps in it');
+    expect(() => checkRun({ csv: 'no.csv', heartbeat: 'no.jsonl' }, OPTIONS)).toThrow('contains no steps');
   });
 
   it('does not ask random tokens to be learned', () => {

@@ -1,4 +1,4 @@
-/** One look at a run, for cron: is it alive, is it well? */
+/** Checks a run once by all health rules. */
 import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
 import { type Verdict, verdict } from './row.js';
