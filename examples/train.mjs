@@ -6,8 +6,8 @@ import { CpuDevice, findCheckpoint, generate, loadModel, readConfig, train } fro
 const device = new CpuDevice();
 const outDir = `artifacts/example-${Date.now()}`;
 const config = readConfig('quickstart', {
-  model: { dim: 96, n_layers: 2, n_heads: 4 },
-  data: { path: 'package:{README.md,docs/**/*.md}' }, // what comes with the package; or a file, folder or pattern
+  model: { dim: 96, n_layers: 2, n_heads: 4, n_kv_groups: 2 },
+  data: { path: 'package:{README.md,docs/**/*.md}', tokenizer: 'byte' }, // what comes with the package; or a file, folder or pattern
   train: { steps: 60, seq_len: 256, batch_size: 2, warmup_steps: 10, save_every: 20, eval_every: 60, out_dir: outDir },
 });
 
