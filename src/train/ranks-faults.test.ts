@@ -194,7 +194,7 @@ describe('a rank on a GPU that is lost', () => {
 
   onTwoMachines('on another machine, and NCCL tells that somebody is gone', async () => {
     const faults = ['cuGraphLaunch:5:KILL', ''] as const;
-    const behaviour = { IDLE_GPU_TELLS: '1' };
+    const behaviour = { IDLE_GPU_REPORTS: '1' };
     const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true, minutes: '15' });
     // The store's word or the lifeline's, whichever comes first.
     expect(output).toMatch(/^trefoil: rank 0: rank 1 on elsewhere \(pid \d+(, section .*)?\)(: its process)? is gone/m);
