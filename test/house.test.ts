@@ -122,7 +122,7 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
   [/\bso many\b/i, 'at least N, at most N, or the name of the number'],
   [/\bnumbers? that (is|are) none\b|\bis none\b|\bis no number\b/, 'NaN, null, missing'],
   [/\bwhoever\b/i, 'the caller, the reader, the process that …'],
-  [/\bnobody\b/i, 'nothing reads it, unused, ignored'],
+  [/\bnobody\b(?!\/)/i, 'nothing reads it, unused, ignored'],
   [/\bwithout a word\b/i, 'silently, without a message'],
   [/\bof it are\b/i, 'say what the thing is'],
   [/\bin the place of\b/i, 'instead of'],
@@ -130,18 +130,15 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
 const LEFT: Readonly<Record<string, number>> = {
-  'src/data': 30,
-  'src/device': 26,
-  'src/train': 16,
-  docs: 4,
-  test: 4,
+  'src/data': 26,
+  'src/device': 22,
 };
 
 describe('plain English', () => {
   const isText = (path: string) =>
     /\.(ts|mjs|md|cpp|cu|cuh|h|py|sh|ya?ml)$/.test(path) &&
     path !== 'test/house.test.ts' &&
-    !path.startsWith('dev/log/');
+    !/^(dev\/log|src\/data\/stories)\//.test(path); // logs as they were written, and the words of the stories
   const room = (path: string) => (path.startsWith('src/') ? `src/${roomOf(path)}` : path.split('/')[0]);
 
   it('has none of the banned phrases', () => {

@@ -133,7 +133,7 @@ export interface ResumePoint {
 }
 
 /**
- * Finds the checkpoint to resume from and refuses one that does not fit the config; null if there is none yet. Cheap: no
+ * Finds the checkpoint to resume from and refuses one that does not fit the config; null if none exists yet. Cheap: no
  * data is opened and no model is built. Rank 0 verifies the files; the others open the same checkpoint.
  */
 export function findResumePoint(outDir: string, which: string, config: Config, world: World): ResumePoint | null {

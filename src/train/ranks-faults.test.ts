@@ -103,7 +103,7 @@ const stalls = (where: string) =>
 const NOWHERE = 'no section known';
 const STEP = 'section step at step \\d+';
 
-/** Every step launched one by one, and so many launches that they fill a small queue. */
+/** Every step launched one by one, and enough launches to fill a small queue. */
 const eager: TinyOverrides = { runtime: { cuda_graph: false }, train: { zero: 1 } };
 const shortQueue = { IDLE_GPU_QUEUE: '20' };
 
@@ -194,7 +194,7 @@ describe('a rank on a GPU that is lost', () => {
 
   onTwoMachines('on another machine, and NCCL tells that somebody is gone', async () => {
     const faults = ['cuGraphLaunch:5:KILL', ''] as const;
-    const behaviour = { IDLE_GPU_TELLS: '1' };
+    const behaviour = { IDLE_GPU_REPORTS: '1' };
     const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true, minutes: '15' });
     // The store's word or the lifeline's, whichever comes first.
     expect(output).toMatch(/^trefoil: rank 0: rank 1 on elsewhere \(pid \d+(, section .*)?\)(: its process)? is gone/m);

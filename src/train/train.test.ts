@@ -347,7 +347,7 @@ describe('train', () => {
       expect(beats.map(({ data: said }) => said)).toEqual(['synthetic', 'synthetic']);
     });
 
-    it('prints samples every so many steps', async () => {
+    it('prints samples at an interval of steps', async () => {
       const { said } = await runTraining(tinyConfig(folder.path, { train: { ...short, sample_every: 2 } }));
       expect(said.filter((line) => line.startsWith('sample '))).toHaveLength(1);
     });

@@ -177,7 +177,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
   };
 }
 
-/** Fails when nothing has moved for so many seconds: preparing a large corpus may take long, a stall may not. */
+/** Rejects after `seconds` seconds without progress: preparing a large corpus may take long, a stall may not. */
 class StallLimit {
   readonly exceeded: Promise<never>;
   #last = performance.now();
@@ -188,7 +188,7 @@ class StallLimit {
     this.exceeded = new Promise((_, reject) => {
       fail = reject;
     });
-    this.exceeded.catch(() => {}); // whoever races with it sees the error; without a race nobody must
+    this.exceeded.catch(() => {}); // a no-op handler: an unawaited rejection must not crash the process
     this.#timer = setInterval(
       () => {
         if (performance.now() - this.#last < seconds * 1000) return;

@@ -8,7 +8,7 @@
  * Both ends prove that they know the key of the run (secret.ts) and never send it. A proof covers both nonces, so a
  * recorded handshake cannot be replayed. Until its proof is verified, a peer is limited in line length, in time, and in
  * the number of open connections. Lines are neither encrypted nor signed after the handshake: the key keeps strangers out,
- * it does not protect against somebody who can change packets on their way (SECURITY.md).
+ * but does not protect against an attacker who can change packets (SECURITY.md).
  */
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
@@ -248,7 +248,7 @@ export class Channel {
   }
 }
 
-export function isLoopback(address: string): boolean {
+function isLoopback(address: string): boolean {
   return address === 'localhost' || address === '::1' || address.startsWith('127.');
 }
 

@@ -27,7 +27,7 @@ beforeAll(async () => {
 });
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-interface Told {
+interface Ended {
   readonly code: number | null;
   readonly signal: NodeJS.Signals | null;
   readonly stdout: string;
@@ -36,7 +36,7 @@ interface Told {
 }
 
 /** A process of rank 0 that does `work` with its guard and `block(ms)`; rank 1 is the process `pid` on `host`. */
-function start(work: string, pid: number, host = hostname()): { child: ChildProcess; told: Promise<Told> } {
+function start(work: string, pid: number, host = hostname()): { child: ChildProcess; result: Promise<Ended> } {
   const members = [
     { host: hostname(), pid: process.pid },
     { host, pid },
@@ -58,15 +58,20 @@ function start(work: string, pid: number, host = hostname()): { child: ChildProc
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     stderr += text;
   });
-  const told = ended(child).then((end) => ({ ...end, stdout, stderr, seconds: (performance.now() - started) / 1000 }));
-  return { child, told };
+  const result = ended(child).then((end) => ({
+    ...end,
+    stdout,
+    stderr,
+    seconds: (performance.now() - started) / 1000,
+  }));
+  return { child, result };
 }
 
 const LONG = 'block(300_000);';
 
 it('names a rank that has exited and kills the process, in every phase', async () => {
   const all = await Promise.all(
-    ['join', 'exchange'].map((phase) => start(`guard.begin('${phase}'); ${LONG}`, DEAD).told),
+    ['join', 'exchange'].map((phase) => start(`guard.begin('${phase}'); ${LONG}`, DEAD).result),
   );
   for (const { signal, stdout, stderr, seconds } of all) {
     expect({ signal, stdout }).toEqual({ signal: 'SIGKILL', stdout: '' });
@@ -80,7 +85,7 @@ it('names the section of the lost rank from the files of the run, and records th
   const paths = runPaths(folder);
   new SectionWriter(paths.section(1), 1).enter('save', 12);
   const watch = `guard.watch(${JSON.stringify(paths)});`;
-  const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).told;
+  const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).result;
   expect(signal).toBe('SIGKILL');
   expect(stderr).toMatch(/rank 1 on \S+ \(pid \d+, section save at step 12\): kept the other ranks waiting for \d+ s/);
   expect(readAnomaly(folder)).toBe('rank_stall');
@@ -92,7 +97,9 @@ it('kills a process that waits too long although no rank is known to be lost', a
     ['exchange', `a CUDA or NCCL call did not return within ${LIMIT_S} s`],
     ['leave', `leaving NCCL took longer than ${LEAVE_MS / 1000} s`],
   ];
-  const all = await Promise.all(calls.map(([phase]) => start(`guard.begin('${phase}'); ${LONG}`, 1, 'elsewhere').told));
+  const all = await Promise.all(
+    calls.map(([phase]) => start(`guard.begin('${phase}'); ${LONG}`, 1, 'elsewhere').result),
+  );
   all.forEach(({ signal, stderr }, i) => {
     expect(signal).toBe('SIGKILL');
     expect(stderr).toContain(calls[i][1]);
@@ -101,17 +108,17 @@ it('kills a process that waits too long although no rank is known to be lost', a
 
 it('leaves a process alone that does not wait, that makes progress, or whose peers have finished', async () => {
   const all = await Promise.all([
-    start('block(12_000);', DEAD).told,
-    start("guard.begin('exchange'); guard.end(); block(12_000);", DEAD).told,
-    start("guard.begin('exchange'); for (let i = 0; i < 50; i++) { guard.moved(); block(200); }", DEAD).told,
-    start("guard.begin('leave'); block(1000);", DEAD).told,
+    start('block(12_000);', DEAD).result,
+    start("guard.begin('exchange'); guard.end(); block(12_000);", DEAD).result,
+    start("guard.begin('exchange'); for (let i = 0; i < 50; i++) { guard.moved(); block(200); }", DEAD).result,
+    start("guard.begin('leave'); block(1000);", DEAD).result,
   ]);
   for (const { code, stdout, stderr } of all)
     expect({ code, stdout, stderr }).toEqual({ code: 0, stdout: 'done\n', stderr: '' });
 });
 
 it('does not count the time in which its own process was stopped', async () => {
-  const { child, told } = start(
+  const { child, result } = start(
     "console.log('on'); guard.begin('exchange'); block(1500); guard.end();",
     1,
     'elsewhere',
@@ -120,5 +127,5 @@ it('does not count the time in which its own process was stopped', async () => {
   child.kill('SIGSTOP');
   await sleep(1000 * LIMIT_S + QUIET_MS + 1500);
   child.kill('SIGCONT');
-  expect(await told).toMatchObject({ code: 0, stdout: 'on\ndone\n', stderr: '' });
+  expect(await result).toMatchObject({ code: 0, stdout: 'on\ndone\n', stderr: '' });
 });

@@ -7,13 +7,11 @@
  * its connection closes and all ranks are notified. NCCL notifies only neighbours, on some networks late. A stopped process
  * keeps its connections; it is recognised by missing heartbeats (pulse.ts).
  */
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
-import { fileURLToPath, pathToFileURL } from 'node:url';
+import { dirname } from 'node:path';
 import { Worker } from 'node:worker_threads';
 import type { Guard } from '../../device/cuda/nccl.js';
 import type { RunPaths } from '../../run/paths.js';
+import { workerFile } from '../../worker-file.js';
 import {
   FOLDER_AT,
   FOLDER_BYTES,
@@ -48,7 +46,11 @@ export class RankGuard implements Guard {
     const workerData: GuardTask = {
       ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
     };
-    const worker = new Worker(await threadFile(), { workerData, execArgv: [], name: 'trefoil-guard' });
+    const worker = new Worker(await workerFile(new URL('./guard-thread.js', import.meta.url)), {
+      workerData,
+      execArgv: [],
+      name: 'trefoil-guard',
+    });
     const lifeline = await answerOf<Lifeline | null>(worker);
     return new RankGuard(shared, worker, lifeline);
   }
@@ -104,17 +106,4 @@ async function answerOf<Answer>(worker: Worker): Promise<Answer> {
   });
   worker.unref();
   return answer;
-}
-
-/** The thread's program: the compiled file beside this one, or a bundle when Trefoil runs from its sources. */
-async function threadFile(): Promise<URL> {
-  const compiled = new URL('./guard-thread.js', import.meta.url);
-  if (existsSync(compiled)) return compiled;
-  const { build } = await import('esbuild');
-  const folder = mkdtempSync(join(tmpdir(), 'trefoil-guard-'));
-  process.once('exit', () => rmSync(folder, { recursive: true, force: true }));
-  const outfile = join(folder, 'guard-thread.mjs');
-  const source = fileURLToPath(new URL('./guard-thread.ts', import.meta.url));
-  await build({ entryPoints: [source], bundle: true, platform: 'node', format: 'esm', outfile, logLevel: 'error' });
-  return pathToFileURL(outfile);
 }

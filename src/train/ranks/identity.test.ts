@@ -19,8 +19,8 @@ const PET = {
   PET_MASTER_PORT: '29400',
 };
 
-describe('who am I', () => {
-  it('is one process when nothing says otherwise', () => {
+describe('the identity of a rank', () => {
+  it('is a single process without a launcher', () => {
     expect(resolveRank({})).toMatchObject({ launcher: 'single', rank: 0, world: 1, localRank: 0 });
     expect(resolveRank({ WORLD_SIZE: '1' })).toMatchObject({ launcher: 'single', world: 1 });
     expect(resolveRank({ RANK: '', WORLD_SIZE: '' })).toMatchObject({ launcher: 'single' });
@@ -33,7 +33,7 @@ describe('who am I', () => {
     });
   });
 
-  it('reads a task of srun; the first node of the list is where ranks meet', () => {
+  it('reads a task of srun; the rendezvous is on the first node of the list', () => {
     const found = resolveRank({ ...SRUN, SLURM_STEP_NODELIST: 'gpu[03-04]' });
     expect(found).toMatchObject({ launcher: 'slurm', rank: 5, world: 8, localRank: 1, masterAddress: 'gpu03' });
     expect(found.masterPort).toBe(20000 + 4711);
@@ -41,7 +41,7 @@ describe('who am I', () => {
     expect(resolveRank({ ...SRUN, ...MEETING })).toMatchObject({ masterAddress: 'node0', masterPort: 1234 });
   });
 
-  it('is no rank inside a Slurm allocation that srun has not split', () => {
+  it('is a single process inside a Slurm allocation without srun', () => {
     const { SLURM_STEP_ID: _step, ...batch } = SRUN;
     expect(resolveRank(batch).launcher).toBe('single');
   });
@@ -52,19 +52,19 @@ describe('who am I', () => {
     expect(resolveRank({ ...SRUN, ...MPIRUN })).toMatchObject(found);
   });
 
-  it('knows PMIx alone: MPI will say of how many', () => {
+  it('reads PMIx alone; MPI knows the world size', () => {
     const found = resolveRank({ PMIX_RANK: '1', PMIX_NAMESPACE: 'job' });
     expect(found).toMatchObject({ launcher: 'pmix', rank: 1, world: null, runId: 'job' });
     expect(describeIdentity(found)).toContain('rank 1 of a number known to MPI');
   });
 
-  it('takes the first that matches: torchrun, Kubeflow, Slurm, mpirun', () => {
+  it('uses the first match: torchrun, Kubeflow, Slurm, mpirun', () => {
     expect(resolveRank({ ...TORCHRUN, ...PET, ...SRUN }).launcher).toBe('torchrun');
     expect(() => resolveRank({ ...PET, ...SRUN, ...MPIRUN })).toThrow('PET_NNODES');
     expect(resolveRank({ ...SRUN, PMIX_RANK: '5', PMIX_NAMESPACE: 'job' }).launcher).toBe('slurm');
   });
 
-  it('PET_* describe a node: its launcher starts the ranks', () => {
+  it('PET_* describe a node, whose launcher starts the ranks', () => {
     expect(() => resolveRank(PET)).toThrow('trefoil launch -- train');
     expect(petNode(PET)).toEqual({ nodes: 2, nodeRank: 1, perNode: 4, masterAddress: 'job-0', masterPort: 29400 });
     expect(petNode({})).toBeNull();

@@ -193,7 +193,7 @@ function openMpi(read: Reader): RankIdentity | null {
   };
 }
 
-/** PMIx alone gives the rank but not the world size, which MPI knows. */
+/** PMIx alone provides the rank but not the world size, which MPI knows. */
 function pmix(read: Reader): RankIdentity | null {
   if (!read.allSet(['PMIX_RANK', 'PMIX_NAMESPACE'], 'PMIx')) return null;
   const rank = read.integer('PMIX_RANK', 0, MAX_RANKS)!;

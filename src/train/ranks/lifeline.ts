@@ -11,7 +11,7 @@ import { Channel, connectTo, type Line, listen, type Peer, sendLine } from './ch
 import type { Lifeline } from './guard-shared.js';
 import type { Pulse } from './pulse.js';
 
-/** Connecting to an address of a network that drops packets never fails by itself. */
+/** Time limit for an address: a network that drops packets reports no error. */
 const CONNECT_MS = 5000;
 
 export type OnGone = (rank: number) => void;

@@ -13,18 +13,18 @@ const hasProc = existsSync('/proc/self/stat');
 const NOW = 1_700_000_000_000;
 const DEAD = 2 ** 22 + 1; // above the highest pid of Linux
 let folder: ReturnType<typeof temporaryFolder>;
-let told: boolean[];
+let recorded: boolean[];
 
 beforeEach(() => {
   folder = temporaryFolder();
-  told = [];
+  recorded = [];
 });
 afterEach(() => folder.remove());
 
 function monitor(pids: readonly number[] = [process.pid, process.pid, process.pid]): RankMonitor {
   const members = pids.map((pid) => ({ host: hostname(), pid }));
   const one = new RankMonitor({ rank: 0, members, timeoutSeconds: 10, clock: () => NOW });
-  one.watch({ paths: runPaths(folder.path), waiting: (isWaiting) => void told.push(isWaiting) });
+  one.watch({ paths: runPaths(folder.path), waiting: (isWaiting) => void recorded.push(isWaiting) });
   return one;
 }
 
@@ -33,25 +33,25 @@ function section(rank: number, name: 'step' | 'wait' | 'fetch', secondsAgo = 0):
   new SectionWriter(path, rank, { clock: () => NOW - 1000 * secondsAgo }).enter(name, 7);
 }
 
-test('says that it waits, again and again, and when it does not any more', () => {
+test('records repeatedly that it waits, and when it has stopped waiting', () => {
   const one = monitor();
   one.look(500);
-  expect(told).toEqual([]);
+  expect(recorded).toEqual([]);
   one.look(1200);
   one.look(1400);
   one.resume();
   one.resume();
-  expect(told).toEqual([true, true, false]);
+  expect(recorded).toEqual([true, true, false]);
 });
 
-test('names a rank whose process is gone at once, with host and section', () => {
+test('names a rank whose process has exited at once, with host and section', () => {
   section(1, 'fetch');
   const look = () => monitor([process.pid, DEAD, process.pid]).look(300);
   expect(look).toThrow(RankLost);
   expect(look).toThrow(`rank 1 on ${hostname()} (pid ${DEAD}, section fetch at step 7): its process is gone`);
 });
 
-test('of a process on another host nothing is known: only time tells', () => {
+test('a process on another host is named only after the time limit', () => {
   const members = [
     { host: hostname(), pid: process.pid },
     { host: 'elsewhere', pid: DEAD },
@@ -63,14 +63,14 @@ test('of a process on another host nothing is known: only time tells', () => {
   expect(() => one.look(11_000)).toThrow('rank 1 on elsewhere');
 });
 
-test('after the time limit the rank that does not wait is the one to blame', () => {
+test('after the time limit the rank that does not wait is named', () => {
   section(1, 'wait');
   section(2, 'step', 11);
   const look = () => monitor().look(10_500);
   expect(look).toThrow(/^rank 2 on .* section step at step 7\): kept the other ranks waiting for 11 s/);
 });
 
-test('a rank that stopped while it waited is found by its silence', () => {
+test('a rank that stopped while it waited is found by its old section file', () => {
   section(1, 'wait', 8);
   section(2, 'wait', 1);
   expect(() => monitor().look(10_500)).toThrow(/^rank 1 on/);
@@ -84,7 +84,7 @@ test('when all wait for each other, all are named', () => {
   );
 });
 
-test('before there is a run no rank is blamed', () => {
+test('before there is a run no rank is named', () => {
   const one = new RankMonitor({ rank: 0, members: [], timeoutSeconds: 1 });
   expect(() => one.look(60_000)).not.toThrow();
 });
@@ -100,11 +100,11 @@ describe('without the files of a run', () => {
       ],
     });
 
-  test('a rank whose process is gone is named', () => {
+  test('a rank whose process has exited is named', () => {
     expect(() => at(DEAD).look(300)).toThrow(`(pid ${DEAD}, no section known): its process is gone`);
   });
 
-  test.runIf(hasProc)('also before its exit status was collected', async () => {
+  test.runIf(hasProc)('a zombie process counts as exited', async () => {
     // The shell's child ends while the shell, turned into `sleep`, never collects it.
     const shell = spawn('sh', ['-c', 'sleep 0.3 & echo $!; exec sleep 30']);
     const zombie = Number(String((await once(shell.stdout, 'data'))[0]));
@@ -118,7 +118,7 @@ describe('without the files of a run', () => {
     }
   });
 
-  test('a rank of any machine whose lifeline has ended is named', () => {
+  test('a rank on any machine whose lifeline has closed is named', () => {
     let gone: number | null = null;
     const members = [process.pid, process.pid, 1].map((pid, rank) => ({
       host: rank === 2 ? 'elsewhere' : hostname(),
@@ -130,7 +130,7 @@ describe('without the files of a run', () => {
     expect(() => one.look(300)).toThrow('rank 2 on elsewhere (pid 1, no section known): its process is gone');
   });
 
-  test.runIf(hasProc)('a rank that is stopped is named when its time is over; one that works is not', async () => {
+  test.runIf(hasProc)('a stopped rank is named after the time limit; a running one is not', async () => {
     const other = spawn('sleep', ['60'], { stdio: 'ignore' });
     try {
       expect(() => at(other.pid!).look(60_000)).not.toThrow();

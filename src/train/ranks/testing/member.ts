@@ -2,12 +2,12 @@
 import { openStore } from '../store.js';
 
 const options = JSON.parse(process.argv[2]);
-const say = (line: object) => console.log(JSON.stringify(line));
+const print = (line: object) => console.log(JSON.stringify(line));
 try {
   const store = await openStore(options);
-  say({ met: store.members.map(({ rank, host }) => `${rank}@${host}`), port: store.port });
+  print({ met: store.members.map(({ rank, host }) => `${rank}@${host}`), port: store.port });
   store.onLost(({ rank, host }) => {
-    say({ lost: `${rank}@${host}` });
+    print({ lost: `${rank}@${host}` });
     process.exit(7);
   });
   if (options.rank === 0)
@@ -17,14 +17,14 @@ try {
     );
   const id = await store.get('id');
   const all = await store.gather('names', Buffer.from(`rank ${options.rank}`));
-  say({ id: [id.length, id[0], id[127]], names: all.map((name) => Buffer.from(name).toString()) });
+  print({ id: [id.length, id[0], id[127]], names: all.map((name) => Buffer.from(name).toString()) });
   const handed = await store.handOut('handed out', Buffer.from(`of rank ${options.rank}`));
   if (options.block) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, options.block);
-  say({ handed: Buffer.from(handed).toString(), at: Date.now() });
+  print({ handed: Buffer.from(handed).toString(), at: Date.now() });
   if (options.stay) await new Promise((resolve) => setTimeout(resolve, 600_000));
   await store.gather('end', new Uint8Array());
   store.close();
 } catch (error) {
-  say({ error: (error as Error).message });
+  print({ error: (error as Error).message });
   process.exit(1);
 }
