@@ -120,7 +120,7 @@ describe('kernel sources', () => {
 /** Phrases of a private dialect, and what to write instead (shared rules: plain technical English). */
 const BANNED: readonly (readonly [RegExp, string])[] = [
   [/\bso many\b/i, 'at least N, at most N, or the name of the number'],
-  [/\bnumbers? that (is|are) none\b|\bis none\b|\bis no number\b/, 'NaN, null, missing'],
+  [/\bnumbers? that (is|are) none\b|(?<!there )\bis none\b|\bis no number\b/, 'NaN, null, missing'],
   [/\bwhoever\b/i, 'the caller, the reader, the process that …'],
   [/\bnobody\b(?!\/)/i, 'nothing reads it, unused, ignored'],
   [/\bwithout a word\b/i, 'silently, without a message'],
@@ -129,10 +129,7 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 ];
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
-const LEFT: Readonly<Record<string, number>> = {
-  'src/data': 26,
-  'src/device': 22,
-};
+const LEFT: Readonly<Record<string, number>> = { 'src/data': 19 };
 
 describe('plain English', () => {
   const isText = (path: string) =>
