@@ -261,7 +261,7 @@ describe('a rank that is killed or stopped', () => {
         const seen = run.output().length;
         process.kill(section.pid, signal);
         const hit = performance.now();
-        await until(() => run.output().slice(seen).includes('starting them again'), `a restart\n${run.output()}`);
+        await until(() => run.output().slice(seen).includes('; restarting ('), `a restart\n${run.output()}`);
         expect((performance.now() - hit) / 1000).toBeLessThan(90);
         expect(run.output().slice(seen)).toMatch(
           new RegExp(`rank ${rank}\\b.*pid ${section.pid}.*section \\w+ at step`),
@@ -304,7 +304,7 @@ describe('a rank that is killed or stopped', () => {
     const anew = startLaunch(['-n', '2', '--restarts', '2', 'train', '--config', path]);
     expect((await anew.ended).code, anew.output()).toBe(2);
     expect(anew.output()).toMatch(/holds a run already/);
-    expect(anew.output()).not.toContain('starting them again');
+    expect(anew.output()).not.toContain('; restarting (');
   });
 });
 
@@ -339,11 +339,11 @@ describe('what ranks on CPUs refuse', () => {
   });
 
   it.each([
-    [['launch'], 'what to start?'],
-    [['launch', '-n', '2', 'generate'], 'what to start?'],
+    [['launch'], 'command missing'],
+    [['launch', '-n', '2', 'generate'], 'command missing'],
     [['launch', '-n', '0', 'train'], '"0" is not an integer >= 1'],
     [['launch', '--nodes', '2', 'train'], '--nodes: unknown flag'],
-    [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'how many ranks?'],
+    [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'number of ranks missing'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],
   ])('%j', async (words, message) => {
     const { code, stderr } = await trefoil(words);

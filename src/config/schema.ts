@@ -106,7 +106,7 @@ const data = z.strictObject({
   needle_absent: countOrZero().default(0),
   /** Source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start. */
   needle_curriculum: text().nullable().default(null),
-  /** Source stories: samples at the start that only practise recall, as every second one does after them. */
+  /** Source stories: three of four samples practise recall, at distances that grow over so many samples; 0 = none do. */
   stories_drills: countOrZero().default(0),
   /** Source fineweb_edu: dataset on the Hugging Face hub, as owner/name. */
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu'),

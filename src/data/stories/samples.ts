@@ -1,6 +1,6 @@
 /**
- * Training samples of the story grammar: each is filled with whole stories, of as many scenes as fit. The first `drills` samples
- * are drills, and so is every second one after them; of a drill only the answers count.
+ * Training samples of the story grammar: each is filled with whole stories, of as many scenes as fit. With `drills` three of four
+ * samples are drills instead, which grow over the first `drills` samples; of a drill only the answers count.
  */
 import { IGNORED_TARGET } from '../batch.js';
 import { absorb, type Purpose } from '../hash.js';
@@ -62,8 +62,9 @@ export class StorySamples implements Samples {
     for (let i = 0; i < targets.length; i++) if (!counted.has(i)) targets[i] = IGNORED_TARGET;
   }
 
+  /** Mixed from the start: recall that is learned from drills alone is lost when stories come in later. */
   #isDrill({ id }: SampleAddress): boolean {
-    return this.#drills > 0 && (id < this.#drills || id % 2 === 0);
+    return this.#drills > 0 && id % 4 !== 3;
   }
 
   /** The stories of a sample and where each begins; the last one may be longer than what is left of the sample. */
@@ -81,7 +82,7 @@ export class StorySamples implements Samples {
     const isDrill = this.#isDrill(address);
     // Drills grow: short ones teach to find a thing at all, longer ones to find it far away.
     const most = isDrill
-      ? Math.min(DRILL_SCENES, Math.floor((2 * DRILL_SCENES * address.id) / this.#drills))
+      ? Math.min(DRILL_SCENES, Math.floor((DRILL_SCENES * address.id) / this.#drills))
       : STORY_SCENES;
     const stories: EncodedStory[] = [];
     for (let room = this.#length; room > 0; room -= stories.at(-1)!.tokens.length) {

@@ -1,4 +1,5 @@
 /** Checks a config before a run: memory, checkpoints, precision, data, disk. */
+import { readsPath } from '../../config/data-path.js';
 import type { ResolvedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { resolveFiles } from '../../data/sources/files.js';
@@ -125,6 +126,7 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
     if (data.source === 'synthetic')
       return warn('data', 'synthetic: random tokens', 'nothing can be learned from them');
     if (data.source === 'fineweb_edu') return warn('data', 'fineweb_edu: streamed', 'needs the network during the run');
+    if (!readsPath(data.source)) return fine('data', `${data.source}: generated, tokenizer ${data.tokenizer}`);
     if (data.path === null) return fail('data', `${data.source} without data.path`, 'give --local-path');
     const { files } = await resolveFiles(data.path);
     const bytes = files.reduce((total, { size }) => total + size, 0);
