@@ -41,6 +41,6 @@ export interface StepTimes extends PrefillTimes {
 /** `batch` prompts of S tokens, all different. */
 export function benchPrompts(shape: ModelShape, batch: number, S: number): number[][] {
   return Array.from({ length: batch }, (_, row) =>
-    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocabSize),
   );
 }

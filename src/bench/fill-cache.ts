@@ -31,7 +31,7 @@ export function fillCache(cache: DecodeCache, sequences: readonly CachedSequence
     k.free();
     v.free();
   };
-  for (let layer = 0; layer < shape.n_layers; layer++) {
+  for (let layer = 0; layer < shape.nLayers; layer++) {
     fill('win', layer, step.tokens);
     if (shape.attention === 'dense') continue;
     fill('sel', layer, step.tokens);

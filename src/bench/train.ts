@@ -74,7 +74,7 @@ export function measureTraining(
       flops: { used: flops.used * batches.length, palm: flops.palm * batches.length },
       peakBytes: device.memory.peakBytes + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
       params: model.parameterCount,
-      layers: shape.n_layers,
+      layers: shape.nLayers,
     };
   });
 }
@@ -99,7 +99,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   const uploader = new BatchUploader(device, config.nsa);
   const stepper = createStepper({ model, optimizer, uploader, config });
   try {
-    return use({ model, stepper, batches: syntheticBatches(config, shape.vocab_size) });
+    return use({ model, stepper, batches: syntheticBatches(config, shape.vocabSize) });
   } finally {
     stepper.free();
     uploader.free();

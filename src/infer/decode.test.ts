@@ -287,9 +287,9 @@ describe.each(devices())('reads of a step on $name', (on) => {
         const observer = {
           reads: (_: number, { cmp, sel, win }: Record<'cmp' | 'sel' | 'win', { read(): ArrayLike<number> }>) => {
             for (let group = 0; group < 2; group++) {
-              const blocks = Math.min(nsa.n_sel, Math.ceil(S / nsa.l_sel));
-              const last = ((S - 1) % nsa.l_sel) + 1;
-              expect(sel.read()[group]).toBe((blocks - 1) * nsa.l_sel + last);
+              const blocks = Math.min(nsa.nSel, Math.ceil(S / nsa.lSel));
+              const last = ((S - 1) % nsa.lSel) + 1;
+              expect(sel.read()[group]).toBe((blocks - 1) * nsa.lSel + last);
               expect(win.read()[group]).toBe(Math.min(nsa.w, S));
               measured.push(cmp.read()[group] + sel.read()[group] + win.read()[group]);
             }
@@ -304,7 +304,7 @@ describe.each(devices())('reads of a step on $name', (on) => {
           if (reads === predictedReads(model.shape, S)) equal += 1;
           else below += 1;
         }
-        if (S % nsa.l_sel === 0 && S >= nsa.n_sel * nsa.l_sel)
+        if (S % nsa.lSel === 0 && S >= nsa.nSel * nsa.lSel)
           expect(new Set(measured)).toEqual(new Set([predictedReads(model.shape, S)]));
       }
       expect(equal).toBeGreaterThan(0);

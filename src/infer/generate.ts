@@ -87,7 +87,7 @@ export async function* generateAll(
 
 /** Rows that no token has (a padded embedding) are never drawn. */
 export function usedVocabulary({ model, tokenizer }: Pick<LoadedModel, 'model' | 'tokenizer'>): number {
-  return Math.min(model.shape.vocab_size, tokenizer.vocabSize);
+  return Math.min(model.shape.vocabSize, tokenizer.vocabSize);
 }
 
 export interface WriteOptions {

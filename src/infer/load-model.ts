@@ -183,7 +183,7 @@ export function writeFinalModel(
     trefoil_version: trefoilVersion(),
     step,
     tokenizer: placeTokenizer(folder, config.data.tokenizer),
-    vocab_size: model.shape.vocab_size,
+    vocab_size: model.shape.vocabSize,
     model: config.model,
     nsa: config.nsa,
     weights: { file, ...digest },

@@ -32,10 +32,10 @@ export function inspectSelection(
   const [rates, gates]: [number[][], Shares[][]] = [[], []];
   const observer = {
     selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
-      rates[layer] = rateByDistance(selected.read(), tokens.length, shape.n_kv_groups, shape.nsa);
+      rates[layer] = rateByDistance(selected.read(), tokens.length, shape.nKvGroups, shape.nsa);
     },
     gates: (layer: number, values: { read(): ArrayLike<number> }) => {
-      gates[layer] = sharesByBlock(values.read(), tokens.length, shape.n_heads, shape.nsa.l_sel);
+      gates[layer] = sharesByBlock(values.read(), tokens.length, shape.nHeads, shape.nsa.lSel);
     },
   };
   try {
@@ -46,7 +46,7 @@ export function inspectSelection(
     sequences.free();
   }
   return rates.map((rate_by_distance, layer) => ({
-    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.l_sel) },
+    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel) },
     gates_by_block: gates[layer],
   }));
 }
@@ -56,15 +56,15 @@ export function rateByDistance(
   selected: ArrayLike<number>,
   tokens: number,
   groups: number,
-  { l_sel, n_sel }: { readonly l_sel: number; readonly n_sel: number },
+  { lSel, nSel }: { readonly lSel: number; readonly nSel: number },
 ): number[] {
-  const blocks = Math.ceil(tokens / l_sel);
+  const blocks = Math.ceil(tokens / lSel);
   const [chosen, possible] = [new Array<number>(blocks).fill(0), new Array<number>(blocks).fill(0)];
   for (let token = 0; token < tokens; token++) {
-    const current = Math.floor(token / l_sel);
+    const current = Math.floor(token / lSel);
     for (let distance = 0; distance <= current; distance++) possible[distance] += groups;
-    const first = token * groups * n_sel;
-    for (let slot = first; slot < first + groups * n_sel; slot++)
+    const first = token * groups * nSel;
+    for (let slot = first; slot < first + groups * nSel; slot++)
       if (selected[slot] >= 0) chosen[current - selected[slot]] += 1;
   }
   return chosen.map((count, distance) => count / possible[distance]);

@@ -10,7 +10,7 @@ const NEVER = -1e30;
 export function withoutBranch<T>(model: LanguageModel, branch: Branch, body: () => T): T {
   const { attention, nsa } = model.shape;
   if (attention !== 'nsa') throw new UsageError('a model with dense attention has no branches to switch off');
-  if (nsa.force_branch !== 'none' || nsa.force_uniform_gate)
+  if (nsa.forceBranch !== 'none' || nsa.forceUniformGate)
     throw new UsageError(
       'the gates of this model are fixed (nsa.force_branch, nsa.force_uniform_gate): none can be switched off',
     );

@@ -92,7 +92,7 @@ class DenseAttention implements AttentionModule {
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
     const { layout, kernels, cache } = context;
-    const { rope_theta: theta, rope_scale: scale } = this.#shape;
+    const { ropeTheta: theta, ropeScale: scale } = this.#shape;
     const fused = linear(tape, x, operand(this.#projection, x));
     const start = cache?.tokens.starts ?? 0;
     const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
@@ -146,7 +146,7 @@ class SparseAttention implements AttentionModule {
     // Queries, then keys and values of the compressed, the selected and the window branch: docs/explain/attention.md.
     this.#parts = [
       { heads, size: dk, rotate: true },
-      { ...key, rotate: shape.nsa.cmp_rope === 'before' },
+      { ...key, rotate: shape.nsa.cmpRope === 'before' },
       value,
       key,
       value,
@@ -167,7 +167,7 @@ class SparseAttention implements AttentionModule {
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
     const { layout, kernels, observer, cache } = context;
-    const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
+    const { ropeTheta: theta, ropeScale: scale, nsa } = this.#shape;
     const start = cache?.tokens.starts ?? 0;
     const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });
     const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
@@ -179,7 +179,7 @@ class SparseAttention implements AttentionModule {
     const vCmp = this.#compress(tape, this.#phiValues, rawValues, rawLayout);
     const blockStart = cache?.blockPositions ?? 0;
     const kCmp =
-      nsa.cmp_rope === 'after'
+      nsa.cmpRope === 'after'
         ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
@@ -203,7 +203,7 @@ class SparseAttention implements AttentionModule {
   }
 
   #attendCached(tape: Tape, q: Tensor, gates: Tensor, cache: CacheStep, observer: Observer | undefined): SparseOutputs {
-    const count = () => tape.empty([q.shape[0], this.#shape.n_kv_groups], 'i32');
+    const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
     const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
     if (reads) observer?.reads?.(this.#layer, reads);
@@ -251,10 +251,10 @@ class SparseAttention implements AttentionModule {
 function gateOptions({ nsa }: ModelShape): GateOptions {
   return {
     kind: nsa.gate,
-    temperature: nsa.gate_temp,
-    uniform: nsa.force_uniform_gate,
-    stopGradient: nsa.stopgrad_gates,
-    ...(nsa.force_branch === 'none' ? {} : { force: nsa.force_branch }),
+    temperature: nsa.gateTemp,
+    uniform: nsa.forceUniformGate,
+    stopGradient: nsa.stopgradGates,
+    ...(nsa.forceBranch === 'none' ? {} : { force: nsa.forceBranch }),
   };
 }
 
@@ -266,11 +266,11 @@ function isTrained({ force, uniform, stopGradient }: GateOptions): boolean {
 function createPhi(store: ParameterStore, name: string, shape: ModelShape, size: number): Phi {
   const { phi, l } = shape.nsa;
   if (phi === 'avg') return {};
-  if (phi === 'conv') return { conv: store.constant(`${name}.weight`, [l, shape.n_kv_groups, size], 1 / l) };
+  if (phi === 'conv') return { conv: store.constant(`${name}.weight`, [l, shape.nKvGroups, size], 1 / l) };
   const hidden = phiHiddenSize(shape);
   return {
     mlp: {
-      position: store.matrix(`${name}.position`, [l, shape.n_kv_groups, size]),
+      position: store.matrix(`${name}.position`, [l, shape.nKvGroups, size]),
       w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size)),
       w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden)),
     },

@@ -33,9 +33,9 @@ function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const { block, lanes } = pageSizes(device);
   const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
   if (shape.attention === 'dense') return new Map([['win', page(block)]]);
-  const { l, l_sel } = shape.nsa;
+  const { l, lSel } = shape.nsa;
   return new Map([
-    ['sel', page(l_sel)],
+    ['sel', page(lSel)],
     ['win', page(block)],
     ['cmp', page(block)],
     ['tail', { size: l, numbers: l * rawRow(heads) }],
@@ -69,7 +69,7 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
       cmp: upTo(compressedCount(length, l, d)),
       tail: 1,
     };
-    numbers += counts[kind] * perLayer * shape.n_layers;
+    numbers += counts[kind] * perLayer * shape.nLayers;
   }
   return numbers * DTYPE_BYTES[dtype];
 }
@@ -77,7 +77,7 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
 /** Keys that a decode step at context length `S` reads per layer and group, by attention.md's formula. */
 export function predictedReads({ nsa, attention }: ModelShape, S: number): number {
   if (attention === 'dense') return S;
-  return compressedCount(S, nsa.l, nsa.d) + nsa.n_sel * nsa.l_sel + Math.min(nsa.w, S);
+  return compressedCount(S, nsa.l, nsa.d) + nsa.nSel * nsa.lSel + Math.min(nsa.w, S);
 }
 
 /** One sequence's place in a cache. */
@@ -138,7 +138,7 @@ export class DecodeCache {
     this.dtype = dtype;
     this.#kinds = kindLayouts(shape, device);
     this.#stores = new Map(
-      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.n_layers, dtype)]),
+      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.nLayers, dtype)]),
     );
   }
 

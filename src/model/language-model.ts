@@ -44,7 +44,7 @@ class Block {
   }
 
   forward(tape: Tape, x: Tensor, context: AttentionContext): Tensor {
-    const { norm_eps: epsilon, mlp } = this.#shape;
+    const { normEps: epsilon, mlp } = this.#shape;
     const attentionInput = rmsnorm(tape, x, this.#attentionNorm.value, epsilon);
     const middle = this.#attention.forward(tape, attentionInput, context, x);
     tape.drop(attentionInput);
@@ -78,11 +78,11 @@ export class LanguageModel {
     this.dtype = dtype;
     this.device = device;
     this.shape = shape;
-    this.#store = new ParameterStore(device, seed, shape.n_layers, dtype);
-    this.#embedding = this.#store.matrix('embedding', [shape.vocab_size, shape.dim]);
-    this.#blocks = Array.from({ length: shape.n_layers }, (_, layer) => new Block(this.#store, layer, shape));
+    this.#store = new ParameterStore(device, seed, shape.nLayers, dtype);
+    this.#embedding = this.#store.matrix('embedding', [shape.vocabSize, shape.dim]);
+    this.#blocks = Array.from({ length: shape.nLayers }, (_, layer) => new Block(this.#store, layer, shape));
     this.#norm = this.#store.constant('norm', [shape.dim], 1);
-    this.#head = shape.tie_embeddings ? this.#embedding : this.#store.matrix('head', [shape.vocab_size, shape.dim]);
+    this.#head = shape.tieEmbeddings ? this.#embedding : this.#store.matrix('head', [shape.vocabSize, shape.dim]);
   }
 
   get parameters(): readonly Parameter[] {
@@ -111,7 +111,7 @@ export class LanguageModel {
       }
       tape.drop(input);
     });
-    const normed = rmsnorm(tape, x, this.#norm.value, this.shape.norm_eps);
+    const normed = rmsnorm(tape, x, this.#norm.value, this.shape.normEps);
     tape.drop(x);
     return normed;
   }

@@ -279,7 +279,7 @@ function announce(model: LanguageModel, config: Config, say: (line: string) => v
   const { shape, parameterCount } = model;
   const memory = estimateMemory(shape, config, model.device.kind);
   say(
-    `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.n_layers} layers, ${shape.dim} wide, ` +
+    `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
       `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
   );

@@ -18,7 +18,7 @@ export const VARIANTS: readonly { readonly name: string; readonly shape: ModelSh
   (['softmax', 'sigmoid'] as const).flatMap((gate) =>
     (['after', 'before', 'none'] as const).map((rope) => ({
       name: `phi ${phi}, gate ${gate}, rope ${rope}`,
-      shape: tinyShape({ phi, gate, cmp_rope: rope }),
+      shape: tinyShape({ phi, gate, cmpRope: rope }),
     })),
   ),
 );

@@ -69,7 +69,7 @@ export class RandomTrainer {
   #draw(): void {
     const { shape, lengths, seed } = this.#options;
     const drawn = Tensor.empty(this.#device, [this.#ids.size + lengths.length], 'i32');
-    fillIntegers(drawn, { seed, stream: 1_000_000 + this.#step }, shape.vocab_size);
+    fillIntegers(drawn, { seed, stream: 1_000_000 + this.#step }, shape.vocabSize);
     let from = 0;
     let to = 0;
     for (const length of lengths) {

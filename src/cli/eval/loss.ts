@@ -105,7 +105,7 @@ function evaluationConfig(
   const { tokenizer } = config.data;
   const { source } = asked.data;
   const vocabulary =
-    source === 'synthetic' || source === 'needle' ? { vocab_size: model.shape.vocab_size } : { vocab_size: null };
+    source === 'synthetic' || source === 'needle' ? { vocab_size: model.shape.vocabSize } : { vocab_size: null };
   return parseConfig({
     ...withEnvironment(config, io.env),
     data: { ...asked.data, tokenizer, ...vocabulary },

@@ -46,11 +46,11 @@ function run(options: Options, io: Io): void {
     for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);
     if (tokens.length === 0) throw new UsageError(`${options.textFile}: holds no text`);
-    const unknown = tokens.find((token) => token >= model.shape.vocab_size);
+    const unknown = tokens.find((token) => token >= model.shape.vocabSize);
     if (unknown !== undefined)
-      throw new UsageError(`${options.textFile}: holds token ${unknown}, but the model has ${model.shape.vocab_size}`);
+      throw new UsageError(`${options.textFile}: holds token ${unknown}, but the model has ${model.shape.vocabSize}`);
     const layers = inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env)));
-    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.l_sel, layers };
+    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
     if (options.json) printJson(io, result);
     else io.out(table(layers));
