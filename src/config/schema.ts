@@ -175,10 +175,7 @@ export const configShape = z.strictObject({
   train: train.prefault({}),
 });
 
-export type Config = z.infer<typeof configShape>;
-
-/** A config as it is written down: every key may be left out. */
-export type ConfigInput = z.input<typeof configShape>;
+export type { Config, ConfigInput } from './types.js';
 
 export const configSchema = configShape.superRefine((config, context) => {
   for (const problem of relationProblems(config)) {

@@ -269,7 +269,7 @@ describe('prefill and decode on the CPU', () => {
 describe('reads', () => {
   it('are predicted by the formula of the definition', () => {
     const { shape } = made();
-    const nsa = { ...shape.nsa, l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512 };
+    const nsa = { ...shape.nsa, l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
     const predicted = (S: number) => predictedReads({ ...shape, nsa }, S);
     expect([1, 32, 512, 2048, 8192, 65536].map(predicted)).toEqual([1025, 1057, 1567, 1663, 2047, 5631]);
   });

@@ -12,8 +12,9 @@ import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/atten
 import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
+import { dispose } from '../tensor/dispose.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
-import type { ComputeDtype } from './language-model.js';
+import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
 import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
 
@@ -81,11 +82,12 @@ export function predictedReads({ nsa, attention }: ModelShape, S: number): numbe
 }
 
 /** One sequence's place in a cache. */
-export class CachedSequence {
+export class CachedSequence implements Disposable {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
   #length: number;
   #forks = 0;
+  #isFreed = false;
 
   constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number) {
     this.cache = cache;
@@ -119,8 +121,16 @@ export class CachedSequence {
     return new CachedSequence(this.cache, lists, this.#length);
   }
 
+  /** Returns its pages. */
   free(): void {
+    if (this.#isFreed) throw new Error('a cached sequence was freed twice');
+    this.#isFreed = true;
     for (const list of this.lists.values()) list.free();
+  }
+
+  /** `free`, for `using`. */
+  [dispose](): void {
+    if (!this.#isFreed) this.free();
   }
 }
 
@@ -132,7 +142,7 @@ export class DecodeCache {
   readonly #stores: Map<Kind, PageStore>;
 
   /** `dtype`: that of the model. */
-  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = 'f32') {
+  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = defaultDtype(device)) {
     this.device = device;
     this.shape = shape;
     this.dtype = dtype;

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
-import { parseConfig } from '../config/parse.js';
+import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/loader.js';
@@ -110,7 +110,7 @@ export function restoreTrainingState(
       `${join(found.path, CHECKPOINT_FILES.state)}: is not the state of a training run: ${parsed.error.issues[0].message}`,
     );
   const saved = parsed.data;
-  const before = parseConfig(saved.config);
+  const before = parseSavedConfig(saved.config);
   const changes = checkResume(before, config).map(changeLine);
   const { model, optimizer, held } = state;
   loadWeights(join(found.path, CHECKPOINT_FILES.model), model);

@@ -51,7 +51,7 @@ export function modelChecks(device: Device, full: boolean): Check[] {
 
 function modelCausality(device: Device): Finding {
   const shape = tinyShape({}, {}, VOCABULARY);
-  const model = new LanguageModel(device, shape, 41);
+  const model = new LanguageModel(device, shape, 41, 'f32');
   try {
     const ids = randomValues(LENGTH, 42).map((value) => Math.floor(((value + 1) / 2) * VOCABULARY));
     const hidden = (tokens: Float64Array) =>

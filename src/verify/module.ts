@@ -1,7 +1,7 @@
 /** The whole attention module on a device, in every form a config can give it. */
 import { configSchema } from '../config/schema.js';
 import type { Device } from '../device/device.js';
-import { type AttentionModule, createAttention } from '../model/attention.js';
+import { Attention } from '../model/attention.js';
 import { ParameterStore } from '../model/parameters.js';
 import { type ModelShape, modelShape, sparseShapeOf } from '../model/shape.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
@@ -51,13 +51,13 @@ export class TestModule {
   readonly shape: ModelShape;
   readonly #device: Device;
   readonly #store: ParameterStore;
-  readonly #module: AttentionModule;
+  readonly #module: Attention;
 
   constructor(device: Device, shape: ModelShape, seed: number) {
     this.shape = shape;
     this.#device = device;
     this.#store = new ParameterStore(device, seed, 1);
-    this.#module = createAttention(this.#store, NAME, 0, shape);
+    this.#module = new Attention(this.#store, NAME, shape);
     this.#store.parameters.forEach(({ value }, i) => {
       const inputs = value.shape[value.shape.length - 1];
       value.write(randomValues(value.size, seed * 50 + i, value.shape.length === 2 ? 2 / Math.sqrt(inputs) : 0.5));

@@ -31,7 +31,7 @@ export class RandomTrainer {
   constructor(device: Device, options: RandomTraining) {
     this.#device = device;
     this.#options = options;
-    this.model = new LanguageModel(device, options.shape, options.seed);
+    this.model = new LanguageModel(device, options.shape, options.seed, 'f32');
     this.#optimizer = new AdamW(
       device,
       this.model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),

@@ -41,7 +41,7 @@ export function configure(command: Command, io: Io): void {
 
 function run(options: Options, io: Io): void {
   const text = readText(options.textFile);
-  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
+  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model, 'f32');
   try {
     for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);

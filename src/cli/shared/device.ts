@@ -1,8 +1,8 @@
 /** The devices of this machine, as commands ask for them. */
 import { Option } from 'commander';
-import { CpuDevice } from '../../device/cpu/cpu.js';
-import { CudaDevice, cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
+import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
+import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 
 export type DeviceChoice = DeviceKind | 'auto';
@@ -24,13 +24,15 @@ export function deviceOption(description: string): Option {
 
 /** One device: the one named, or the fastest there is. */
 export function openDevice({ device, threads, gpu, onCompile, deterministic = false }: DeviceOptions): Device {
-  const absence = device === 'cpu' ? 'not asked for' : cudaAbsence();
-  if (absence === null) {
-    const index = gpu?.(gpuCount()) ?? 0;
-    return new CudaDevice({ index, compiler: onCompile ? { onCompile } : {}, deterministic });
-  }
-  if (device === 'cuda') throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
-  return openCpu(threads);
+  const absence = device === 'cpu' ? null : cudaAbsence();
+  if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
+  const isGpu = device !== 'cpu' && absence === null;
+  return open(device, {
+    ...(threads === undefined ? {} : { threads }),
+    ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
+    ...(onCompile ? { onCompile } : {}),
+    deterministic,
+  });
 }
 
 /** In words what `auto` took and why. */
@@ -47,11 +49,7 @@ export interface DeviceList {
 export function listDevices(options: DeviceOptions): DeviceList {
   if (options.device !== 'auto') return { present: [openDevice(options)], absent: [] };
   const absence = cudaAbsence();
-  const cpu = openCpu(options.threads);
+  const cpu = openDevice({ ...options, device: 'cpu' });
   if (absence !== null) return { present: [cpu], absent: [{ kind: 'cuda', reason: absence }] };
   return { present: [cpu, openDevice({ ...options, device: 'cuda' })], absent: [] };
-}
-
-function openCpu(threads: number | undefined): CpuDevice {
-  return new CpuDevice(threads === undefined ? {} : { threads });
 }

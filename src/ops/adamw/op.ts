@@ -7,6 +7,7 @@
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
+import { dispose } from '../../tensor/dispose.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../common/shapes.js';
 import { TensorTable } from '../common/tensor-table.js';
@@ -64,7 +65,8 @@ interface Moments {
   readonly v: Tensor;
 }
 
-export class AdamW {
+/** The AdamW optimizer: its moments, and the step. */
+export class AdamW implements Disposable {
   readonly #device: Device;
   readonly #trained: readonly TrainedParameter[];
   readonly #moments = new Map<string, Moments>();
@@ -183,6 +185,12 @@ export class AdamW {
     };
   }
 
+  /** `free`, for `using`. */
+  [dispose](): void {
+    this.free();
+  }
+
+  /** Frees the moments. */
   free(): void {
     for (const { m, v } of this.#moments.values()) {
       m.free();

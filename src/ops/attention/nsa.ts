@@ -2,6 +2,7 @@
  * The core of Native Sparse Attention: compressed, selected and window attention over given queries, keys and values,
  * summed by given gates. Projections, positions and the gate itself belong to the attention module (src/model).
  */
+import { dispose } from '../../tensor/dispose.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { expectCompressed, type Sequences } from '../common/sequences.js';
@@ -44,8 +45,15 @@ export interface SparseOutputs {
   readonly selected: Tensor;
 }
 
-export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): SparseLayout {
-  return { tokens, blocks: tokens.compressed(l, d) };
+/** A layout that owns the memory of its `blocks`; `tokens` stay the caller's. */
+export interface OwnedSparseLayout extends SparseLayout, Disposable {
+  free(): void;
+}
+
+/** The layout of sequences in tokens and in compressed blocks of `l` tokens with stride `d`. */
+export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): OwnedSparseLayout {
+  const blocks = tokens.compressed(l, d);
+  return { tokens, blocks, free: () => blocks.free(), [dispose]: () => blocks[dispose]() };
 }
 
 export interface SparseOptions extends SelectedOptions, FusedOptions {
