@@ -9,12 +9,18 @@
 # trainer reads. When one rank fails mpirun ends all of them: start the same command again, --resume auto goes on.
 set -euo pipefail
 
+# The secret with which ranks on GPUs authenticate each other; `-x NAME` passes it on without showing it.
+if [[ -z "${TREFOIL_RUN_SECRET_FILE:-}" ]]; then
+  export TREFOIL_RUN_SECRET="${TREFOIL_RUN_SECRET:-$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}"
+fi
+
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 arguments=(-n "${RANKS:?set RANKS to the number of processes}")
 if [[ -n "${HOSTFILE:-}" ]]; then
   arguments+=(--hostfile "$HOSTFILE")
   # The other machines start with an empty environment: these travel. (MASTER_ADDR is for NCCL; it is rank 0's machine.)
-  for name in CONFIG HF_ENDPOINT HF_TOKEN MASTER_ADDR MASTER_PORT NCCL_SOCKET_IFNAME TREFOIL_CACHE; do
+  for name in CONFIG HF_ENDPOINT HF_TOKEN MASTER_ADDR MASTER_PORT NCCL_SOCKET_IFNAME TREFOIL_CACHE TREFOIL_RUN_SECRET \
+    TREFOIL_RUN_SECRET_FILE; do
     [[ -z "${!name:-}" ]] || arguments+=(-x "$name")
   done
   while IFS='=' read -r name _; do

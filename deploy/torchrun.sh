@@ -6,7 +6,7 @@
 #   NNODES=2 NODE_RANK=1 MASTER_ADDR=host-a deploy/torchrun.sh …      on the second
 #
 # All words go to `trefoil train`. torchrun gives every process RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
-# which is all that the trainer reads. When a rank dies torchrun ends the others and starts all again, up to MAX_RESTARTS
+# which the trainer reads. When a rank dies torchrun ends the others and starts all again, up to MAX_RESTARTS
 # times; --resume auto then goes on from the newest checkpoint. The folder of the run must be the same for all machines.
 set -euo pipefail
 
@@ -23,7 +23,13 @@ if [[ -z "${NPROC_PER_NODE:-}" ]]; then
 fi
 
 arguments=(--nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$NPROC_PER_NODE" --max-restarts "${MAX_RESTARTS:-3}")
-# torchrun keeps MASTER_PORT for itself; the ranks of Trefoil meet on the first free port behind it.
+# The secret with which ranks authenticate each other. On several machines set it, the same on all, unless they share the
+# cache folder (TREFOIL_CACHE, or ~/.cache/trefoil): it then holds one.
+if [[ "$nnodes" -eq 1 && -z "${TREFOIL_RUN_SECRET_FILE:-}" ]]; then
+  export TREFOIL_RUN_SECRET="${TREFOIL_RUN_SECRET:-$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}"
+fi
+
+# torchrun listens on MASTER_PORT itself; the ranks meet on the first free port after it.
 if [[ "$nnodes" -gt 1 ]]; then
   arguments+=(--master-addr "${MASTER_ADDR:?set MASTER_ADDR to the first machine}" --master-port "${MASTER_PORT:-29500}")
 else

@@ -43,9 +43,14 @@ function launched(script: string, words: readonly string[], env: Record<string, 
   mkdirSync(bin, { recursive: true });
   const log = join(folder.path, 'called');
   writeFileSync(log, '');
+  const secret = join(folder.path, 'secret');
+  writeFileSync(secret, '');
   for (const program of ['torchrun', 'mpirun', 'srun', 'scontrol', 'nvidia-smi']) {
     const isSrun = program === 'srun';
-    const said = program === 'nvidia-smi' ? 'echo "GPU 0"; echo "GPU 1"' : `echo ${program} "$@" >> ${log}`;
+    const said =
+      program === 'nvidia-smi'
+        ? 'echo "GPU 0"; echo "GPU 1"'
+        : `echo ${program} "$@" >> ${log}; echo "$TREFOIL_RUN_SECRET" > ${secret}`;
     writeFileSync(join(bin, program), `#!/bin/sh\n${said}\nexit ${isSrun ? exit : 0}\n`);
     chmodSync(join(bin, program), 0o755);
   }
@@ -53,7 +58,8 @@ function launched(script: string, words: readonly string[], env: Record<string, 
     encoding: 'utf8',
     env: { PATH: `${bin}:${process.env['PATH']}`, ...env },
   });
-  return { code: result.status, stderr: result.stderr, calls: readFileSync(log, 'utf8').trim().split('\n') };
+  const calls = readFileSync(log, 'utf8').trim().split('\n');
+  return { code: result.status, stderr: result.stderr, calls, secret: readFileSync(secret, 'utf8').trim() };
 }
 
 const trefoil = String.raw`node \S+/dist/cli/main\.js train`;
@@ -94,8 +100,25 @@ describe('what is launched', () => {
       CONFIG: 'base',
       OTHER: '1',
     });
-    expect(there.calls[0]).toContain('-n 16 --hostfile hosts -x CONFIG -x NSA_LR --bind-to none');
+    expect(there.calls[0]).toContain('-n 16 --hostfile hosts -x CONFIG -x TREFOIL_RUN_SECRET -x NSA_LR --bind-to none');
     expect(there.calls[0]).not.toContain('OTHER');
+  });
+
+  it('a secret of the run, new for every start, and the given one where there is one', () => {
+    const slurm = { OUT_DIR: '/runs/mine', SLURM_SUBMIT_DIR: '/opt/trefoil', SLURM_JOB_ID: '77' };
+    const starts = [
+      ['torchrun.sh', {}],
+      ['mpirun.sh', { RANKS: '2' }],
+      ['slurm.sbatch', slurm],
+    ] as const;
+    const secrets = starts.flatMap(([script, env]) => [1, 2].map(() => launched(script, [], env).secret));
+    for (const secret of secrets) expect(secret).toMatch(/^[0-9a-f]{64}$/);
+    expect(new Set(secrets).size).toBe(secrets.length);
+    expect(launched('torchrun.sh', [], { TREFOIL_RUN_SECRET: 'given' }).secret).toBe('given');
+    expect(launched('mpirun.sh', [], { RANKS: '2', TREFOIL_RUN_SECRET: 'given' }).secret).toBe('given');
+    // Each machine of several starts its own torchrun: a secret made here would differ.
+    const several = { NNODES: '2', NPROC_PER_NODE: '8', MASTER_ADDR: 'host-a' };
+    expect(launched('torchrun.sh', [], several)).toMatchObject({ code: 0, secret: '' });
   });
 
   it('Slurm: srun once; code 4 goes back into the queue, other codes are those of the run', () => {

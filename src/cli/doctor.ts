@@ -1,8 +1,10 @@
 /** `trefoil doctor`: checks that a machine, and optionally a config, is ready for a run. */
 import { type Command, Option } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
+import { defaultCompilerOptions, KernelCompiler } from '../device/cpu/compile.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
+import { CompileProgressLine } from './shared/compile-progress.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
 import { formatTable } from './shared/table.js';
@@ -10,6 +12,7 @@ import { formatTable } from './shared/table.js';
 interface Options {
   readonly config?: string;
   readonly set?: string[];
+  readonly compile?: boolean;
   readonly json?: boolean;
 }
 
@@ -17,12 +20,17 @@ export function configure(command: Command, io: Io): void {
   command
     .addOption(new Option('--config <name|file>', 'also check this config (env CONFIG): memory, checkpoints, data'))
     .addOption(new Option('--set <key=value...>', 'set keys of the config, as for train'))
+    .addOption(new Option('--compile', 'first compile all CPU kernels into the cache, for images without a compiler'))
     .addOption(jsonOption())
     .addHelpText('after', '\nExit code: 0 no check is red, 1 at least one is.\n')
     .action((options: Options) => doctor(options, io));
 }
 
-async function doctor({ config, set = [], json }: Options, io: Io): Promise<void> {
+async function doctor({ config, set = [], compile, json }: Options, io: Io): Promise<void> {
+  if (compile) {
+    const options = { ...defaultCompilerOptions(io.env), progress: new CompileProgressLine(io.stderr) };
+    io.err(`${new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
+  }
   const { layer } = parseTrainFlags(set.flatMap((pair) => ['--set', pair]));
   const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());
   const asked = isAsked ? { env: io.env, flags: layer, config: config ?? null } : null;

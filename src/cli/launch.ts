@@ -16,6 +16,7 @@ import {
   NoMpirun,
   type Rendezvous,
 } from '../ranks/launch.js';
+import { createSecret } from '../ranks/secret.js';
 import { pidExists } from '../run/process-identity.js';
 import { readRun } from '../run/run-reader.js';
 import type { Io } from './shared/io.js';
@@ -130,8 +131,12 @@ async function start(request: Request, isAgain: boolean, { isCuda, json }: Place
     ? {
         ...{ world: node.nodes * ranks, firstRank: node.nodeRank * ranks },
         ...{ address: node.masterAddress, port: node.masterPort, runId: io.env['PET_RDZV_ID'] ?? 'kubeflow' },
+        secret: node.nodes > 1 ? null : createSecret(), // several nodes need the same one
       }
-    : { world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort(), runId: randomUUID() };
+    : {
+        ...{ world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort() },
+        ...{ runId: randomUUID(), secret: createSecret() },
+      };
   return launchProcesses(options, meet);
 }
 

@@ -1,26 +1,36 @@
 /**
- * Compiled kernels on disk, addressed by content: the key is a hash of everything that went into a kernel, and the file
- * name also holds the hash of the file itself, so a truncated or damaged entry is recognised before it is loaded, and
- * built again. Two processes may build one entry at once: each writes aside and renames, and neither sees half a file.
+ * Compiled kernels on disk. The name of an entry consists of three hashes: of everything that determines the code (source,
+ * headers, flags, processor), of the compiler, and of the file itself. A truncated or damaged file is recognised before it
+ * is loaded, and built again. Without a compiler an entry of any compiler is used, so a cache that was filled on one machine
+ * works in an image that has none. Processes may build an entry at the same time: each writes a temporary file and
+ * renames it.
+ *
+ * Entries are executed. A folder or file that another user could have written is refused (SECURITY.md).
  */
 import { createHash } from 'node:crypto';
-import { accessSync, constants, existsSync, readdirSync, readFileSync, renameSync, rmSync, statSync } from 'node:fs';
-import { homedir } from 'node:os';
+import {
+  accessSync,
+  chmodSync,
+  constants,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+} from 'node:fs';
 import { dirname, join } from 'node:path';
-import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { cacheFolder, ensureFolder } from '../folders.js';
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** The folder of compiled kernels: TREFOIL_CACHE, else the user's cache folder. */
+/** The folder of compiled kernels. */
 export function kernelCacheFolder(environment: Environment): string {
-  // Empty counts as unset: a relative folder would follow the working directory.
-  const base =
-    environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
-  return join(base, 'kernels');
+  return join(cacheFolder(environment), 'kernels');
 }
 
-/** A key of all that decides what a kernel becomes. */
+/** The hash of all that determines the code of a kernel. */
 export function kernelKey(parts: readonly string[]): string {
   const hash = createHash('sha256');
   for (const part of parts) hash.update(part).update('\0');
@@ -47,6 +57,31 @@ export function sourceWithHeaders(source: string, folder: string): string {
   return [...texts.values()].join('\0');
 }
 
+/** Notified while kernels are compiled. */
+export interface CompileProgress {
+  /**
+   * A compilation begins. `compiled`: kernels compiled by this process so far. `total`: how many it may compile at most;
+   * null if unknown.
+   */
+  begin(kernel: string, compiled: number, total: number | null): void;
+  /** It has ended, successfully or not. */
+  end(): void;
+}
+
+/** The error of a compilation that a signal ended; null if none did. Exit codes above 128 are those of a shell. */
+export function interruption(
+  kernel: string,
+  { signal, status }: { signal: NodeJS.Signals | null; status: number | null },
+): TrefoilError | null {
+  const byCode: Readonly<Record<number, NodeJS.Signals>> = { 130: 'SIGINT', 143: 'SIGTERM' };
+  const name = signal ?? byCode[status ?? 0];
+  if (name !== 'SIGINT' && name !== 'SIGTERM') return null;
+  return new TrefoilError(
+    `interrupted (${name}) while compiling ${kernel}; kernels compiled before are kept, so the next start continues here`,
+    ExitCode.signalled,
+  );
+}
+
 export class KernelCache {
   readonly folder: string;
   readonly #extension: string;
@@ -56,46 +91,52 @@ export class KernelCache {
     this.#extension = extension;
   }
 
-  /** The path of a whole entry, or null. */
-  find(key: string): string | null {
-    let names: string[];
-    try {
-      names = readdirSync(this.folder).filter(
-        (name) => name.startsWith(`${key}.`) && name.endsWith(`.${this.#extension}`),
-      );
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
-      throw this.error(error);
-    }
+  /** Whether there is any entry. */
+  get isEmpty(): boolean {
+    return this.#names('').length === 0;
+  }
+
+  /** The path of an undamaged entry of this compiler, with null of any compiler; null if there is none. */
+  find(key: string, compiler: string | null): string | null {
+    const names = this.#names(compiler === null ? `${key}.` : `${key}.${compilerHash(compiler)}.`);
+    if (names.length > 0) expectOwned(this.folder);
     for (const name of names) {
       const path = join(this.folder, name);
       try {
-        if (name === this.#nameOf(key, path)) return path;
+        if (name === `${name.split('.', 2).join('.')}.${contentHash(path)}.${this.#extension}`) {
+          expectOwned(path);
+          return path;
+        }
         rmSync(path, { force: true }); // damaged: never loaded, built again
       } catch (error) {
-        // Gone: another process found the same damage and removed it first.
+        if (error instanceof UsageError) throw error;
+        // ENOENT: another process found the same damage and removed it first.
         if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw this.error(error);
       }
     }
     return null;
   }
 
-  /** Makes the entry: `build` writes the file it is given the path of. */
-  store(key: string, build: (path: string) => void): string {
+  /** Creates an entry: `build` writes the file whose path it gets. */
+  store(key: string, compiler: string, build: (path: string) => void): string {
     try {
-      ensureFolder(this.folder);
+      // Explicit modes: with umask 002 the group could write.
+      if (ensureFolder(this.folder)) chmodSync(this.folder, 0o755);
       accessSync(this.folder, constants.W_OK);
     } catch (error) {
       throw this.error(error);
     }
+    expectOwned(this.folder);
     const aside = join(this.folder, `.building-${key}-${process.pid}.${this.#extension}`);
     try {
       build(aside);
-      const path = join(this.folder, this.#nameOf(key, aside));
+      chmodSync(aside, 0o755);
+      const name = `${key}.${compilerHash(compiler)}.${contentHash(aside)}.${this.#extension}`;
+      const path = join(this.folder, name);
       renameSync(aside, path);
       return path;
     } catch (error) {
-      if (error instanceof UsageError) throw error;
+      if (error instanceof TrefoilError) throw error;
       throw this.error(error);
     } finally {
       rmSync(aside, { force: true });
@@ -114,9 +155,40 @@ export class KernelCache {
     return new UsageError(`the kernel cache ${this.folder} cannot be used (${code ?? message}): ${remedy}`, { cause });
   }
 
-  #nameOf(key: string, path: string): string {
-    const content =
-      statSync(path).size === 0 ? 'empty' : createHash('sha256').update(readFileSync(path)).digest('hex').slice(0, 32);
-    return `${key}.${content}.${this.#extension}`;
+  #names(prefix: string): string[] {
+    try {
+      return readdirSync(this.folder).filter(
+        (name) => name.startsWith(prefix) && name.endsWith(`.${this.#extension}`) && !name.startsWith('.'),
+      );
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return [];
+      throw this.error(error);
+    }
   }
+}
+
+/** Refuses what another user than this one or root owns or can write. */
+function expectOwned(path: string): void {
+  const own = process.getuid?.();
+  if (own === undefined) return; // Windows has neither owners nor modes in this sense
+  const { uid, mode } = statSync(path);
+  const remedy = 'or set TREFOIL_CACHE to a folder of your own';
+  if (uid !== own && uid !== 0)
+    throw new UsageError(
+      `the kernel cache ${path} belongs to another user (uid ${uid}), and its files are executed: delete it, ${remedy}`,
+    );
+  if ((mode & 0o022) !== 0)
+    throw new UsageError(
+      `the kernel cache ${path} can be written by other users, and its files are executed: ` +
+        `if you trust its files run \`chmod go-w ${path}\`, otherwise delete it, ${remedy}`,
+    );
+}
+
+function compilerHash(compiler: string): string {
+  return createHash('sha256').update(compiler).digest('hex').slice(0, 8);
+}
+
+function contentHash(path: string): string {
+  if (statSync(path).size === 0) return 'empty';
+  return createHash('sha256').update(readFileSync(path)).digest('hex').slice(0, 32);
 }

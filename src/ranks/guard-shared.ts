@@ -1,43 +1,44 @@
-/** What the two threads of guard.ts share: 32-bit words, and behind them the folder of the run as text. */
+/** Memory shared by the two threads of guard.ts: 32-bit words, followed by the run's folder as text. */
 import type { Member } from './monitor.js';
 
 /**
- * `gone`: one more than the rank whose lifeline has ended; 0 while none has. `silent`: one more than the rank that was not
- * heard for the whole time limit; 0 while all are.
+ * Index of each word. `gone`: rank + 1 of the rank whose lifeline has closed, or 0. `silent`: rank + 1 of the rank that has
+ * sent no heartbeat for the whole time limit, or 0.
  */
 export const WORDS = { phase: 0, moves: 1, isClosed: 2, folderBytes: 3, gone: 4, silent: 5, count: 6 } as const;
 
-/** The rank that one of these words tells. */
+/** The rank stored in one of these words; null if none is. */
 export function rankIn(words: Int32Array, word: number): number | null {
   const value = Atomics.load(words, word);
   return value === 0 ? null : value - 1;
 }
 
 export const FOLDER_AT = 32;
-export const FOLDER_MOST = 4096;
+export const FOLDER_BYTES = 4096;
 export const PHASES = ['idle', 'join', 'exchange', 'leave'] as const;
 
 export interface GuardOptions {
   readonly rank: number;
-  /** By rank. */
+  /** In order of rank. */
   readonly members: readonly Member[];
-  /** How long a rank may keep the others waiting. */
+  /** How long the other ranks wait for a rank. */
   readonly timeoutSeconds: number;
-  /** How long the other thread may be quiet before somebody is looked for: it looks by itself as long as it can. */
+  /** Milliseconds without progress after which the guard looks for a lost rank; until then the main thread does. */
   readonly quietMs?: number;
-  /** How long the orderly end may take. */
+  /** Milliseconds that leaving NCCL may take. */
   readonly leaveMs?: number;
-  /** Where rank 0 may listen, in the order in which ports are tried; left out, there are no lifelines. */
+  /** Ports for the lifelines of rank 0, tried in order. Without ports there are no lifelines. */
   readonly ports?: readonly number[];
-  /** Those of rank 0's machine, in the order in which they are tried. Only rank 0 needs them. */
+  /** Addresses of rank 0's machine, in the order in which other ranks try them. Used by rank 0 only. */
   readonly addresses?: readonly string[];
+  /** HMAC key of the run, with which lifelines are authenticated. */
+  readonly key: string;
 }
 
-/** Where rank 0 holds the lifelines, and what proves that a rank belongs to it. */
+/** Where rank 0 listens for lifelines. */
 export interface Lifeline {
   readonly addresses: readonly string[];
   readonly port: number;
-  readonly token: string;
 }
 
 export interface GuardTask extends Required<GuardOptions> {

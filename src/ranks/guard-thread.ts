@@ -1,4 +1,4 @@
-/** The thread of guard.ts: looks at the other one, and ends the process when that one is blocked by a rank that is lost. */
+/** The thread of guard.ts: watches the main thread, and kills the process when a lost rank blocks it. */
 import { writeSync } from 'node:fs';
 import { parentPort, workerData } from 'node:worker_threads';
 import { runPaths, writeAnomaly } from '../run/run-paths.js';
@@ -7,15 +7,15 @@ import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
 import { Pulse, type Silence } from './pulse.js';
 
-const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses } = workerData as GuardTask;
+const { shared, rank, members, timeoutSeconds, quietMs, leaveMs, ports, addresses, key } = workerData as GuardTask;
 const words = new Int32Array(shared, 0, WORDS.count);
 const LOOK_MS = Math.min(500, quietMs / 4);
 const TIMEOUT_MS = 1000 * timeoutSeconds;
-/** Often enough that a rank is named soon after the time limit, seldom enough for thousands of them. */
+/** Short enough to name a rank soon after the time limit, long enough for thousands of ranks. */
 const BEAT_MS = Math.min(5000, TIMEOUT_MS / 10);
 const STDERR = 2;
 
-/** The first whose lifeline has ended is the one to blame: others follow it. */
+/** Only the first rank whose lifeline closed is recorded: others exit because of it. */
 function onGone(other: number): void {
   Atomics.compareExchange(words, WORDS.gone, 0, other + 1);
 }
@@ -27,22 +27,22 @@ const pulse = new Pulse(BEAT_MS, (longest) => {
   Atomics.store(words, WORDS.silent, longest && longest.ms >= TIMEOUT_MS ? longest.rank + 1 : 0);
 });
 
-/** Who missed some beats. Here the end comes when the time is over, whoever it is; there is only a name to be found. */
+/** The rank that has missed three heartbeats, if any: the one to name when the time limit has passed. */
 function silent(): number | null {
   return silence && silence.ms >= 3 * BEAT_MS ? silence.rank : null;
 }
 
-/** The folder of the run, once it is known. */
+/** The run's folder; null until it is known. */
 function folder(): string | null {
   const bytes = Atomics.load(words, WORDS.folderBytes);
   return bytes === 0 ? null : Buffer.from(new Uint8Array(shared, FOLDER_AT, bytes).slice()).toString();
 }
 
-/** Why the process has to end, `ms` after the other thread was last seen to move; null while there is hope. */
+/** Why the process must be killed, `ms` after the main thread's last progress; null if it need not be. */
 function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
   if (phase === 'leave') {
-    // Whoever is through may go: a process that is gone is none to blame.
-    const late = `NCCL did not let go within ${Math.round(ms / 1000)} s at the end: another rank did not come to it`;
+    // Ranks that have left NCCL may exit, so a process that is gone is not to blame here.
+    const late = `leaving NCCL took longer than ${Math.round(ms / 1000)} s: another rank did not take part`;
     return ms < leaveMs ? null : new RankLost(late, 'rank_stall');
   }
   const gone = () => rankIn(words, WORDS.gone);
@@ -50,18 +50,18 @@ function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
   const place = folder();
   if (place !== null) monitor.watch({ paths: runPaths(place), waiting: () => {} });
   try {
-    monitor.look(ms - quietMs); // the other thread was to look first
+    monitor.look(ms - quietMs); // the main thread looks first
   } catch (error) {
     if (error instanceof RankLost) return error;
     throw error;
   }
   if (ms - quietMs < TIMEOUT_MS) return null;
-  const call = phase === 'join' ? 'NCCL did not reach the other ranks' : 'a call of CUDA or NCCL did not return';
+  const call = phase === 'join' ? 'NCCL did not reach the other ranks' : 'a CUDA or NCCL call did not return';
   return new RankLost(`${call} within ${timeoutSeconds} s; NCCL_DEBUG=INFO prints why`, 'rank_stall');
 }
 
 function end({ message, anomaly }: RankLost): void {
-  writeSync(STDERR, `trefoil: rank ${rank}: ${message} (this rank was blocked by it and is killed)\n`);
+  writeSync(STDERR, `trefoil: rank ${rank}: ${message} (this rank was blocked and is killed)\n`);
   const place = folder();
   try {
     if (place !== null) writeAnomaly(place, anomaly);
@@ -75,7 +75,7 @@ let [moves, quiet, looked] = [-1, 0, performance.now()];
 
 function look(): void {
   const now = performance.now();
-  const passed = Math.min(now - looked, 2 * LOOK_MS); // a process that was stopped for an hour was not quiet for an hour
+  const passed = Math.min(now - looked, 2 * LOOK_MS); // time in which this process was stopped does not count
   looked = now;
   const phase = PHASES[Atomics.load(words, WORDS.phase)];
   const seen = Atomics.load(words, WORDS.moves);
@@ -88,10 +88,10 @@ function look(): void {
 
 setInterval(() => (Atomics.load(words, WORDS.isClosed) === 1 ? process.exit(0) : look()), LOOK_MS);
 parentPort!.on('message', async (lifeline: Lifeline) => {
-  await holdLifeline(rank, lifeline, onGone, pulse);
+  await holdLifeline(rank, { ...lifeline, key }, onGone, pulse);
   parentPort!.postMessage(null);
 });
 const isOffered = rank === 0 && ports.length > 0;
 parentPort!.postMessage(
-  isOffered ? await offerLifeline({ addresses, ports, world: members.length }, onGone, pulse) : null,
+  isOffered ? await offerLifeline({ addresses, ports, world: members.length, key }, onGone, pulse) : null,
 );

@@ -1,4 +1,4 @@
-/** Processes whose only thread is blocked, as a library would block it, and the guard beside it. */
+/** Processes whose main thread is blocked, as CUDA or NCCL would block it, and their guard. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
@@ -41,7 +41,7 @@ function start(work: string, pid: number, host = hostname()): { child: ChildProc
     { host: hostname(), pid: process.pid },
     { host, pid },
   ];
-  const options = { rank: 0, members, timeoutSeconds: LIMIT_S, quietMs: QUIET_MS, leaveMs: LEAVE_MS };
+  const options = { rank: 0, members, timeoutSeconds: LIMIT_S, quietMs: QUIET_MS, leaveMs: LEAVE_MS, key: 'unused' };
   const program = `
     import { RankGuard } from ${JSON.stringify(pathToFileURL(join(folder, 'guard.js')))};
     const block = (ms) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
@@ -64,19 +64,19 @@ function start(work: string, pid: number, host = hostname()): { child: ChildProc
 
 const LONG = 'block(300_000);';
 
-it('names a rank that is gone and ends the process, wherever that is blocked', async () => {
+it('names a rank that has exited and kills the process, in every phase', async () => {
   const all = await Promise.all(
     ['join', 'exchange'].map((phase) => start(`guard.begin('${phase}'); ${LONG}`, DEAD).told),
   );
   for (const { signal, stdout, stderr, seconds } of all) {
     expect({ signal, stdout }).toEqual({ signal: 'SIGKILL', stdout: '' });
     const who = `rank 1 on ${hostname()} (pid ${DEAD}, no section known)`;
-    expect(stderr).toBe(`trefoil: rank 0: ${who}: its process is gone (this rank was blocked by it and is killed)\n`);
+    expect(stderr).toBe(`trefoil: rank 0: ${who}: its process is gone (this rank was blocked and is killed)\n`);
     expect(seconds).toBeLessThan(150);
   }
 });
 
-it('knows the section of the one to blame from the files of the run, and writes down why', async () => {
+it('names the section of the lost rank from the files of the run, and records the anomaly', async () => {
   const paths = runPaths(folder);
   new SectionWriter(paths.section(1), 1).enter('save', 12);
   const watch = `guard.watch(${JSON.stringify(paths)});`;
@@ -86,11 +86,11 @@ it('knows the section of the one to blame from the files of the run, and writes 
   expect(readAnomaly(folder)).toBe('rank_stall');
 });
 
-it('ends a process that waits too long though nobody can be blamed', async () => {
+it('kills a process that waits too long although no rank is known to be lost', async () => {
   const calls = [
     ['join', `NCCL did not reach the other ranks within ${LIMIT_S} s`],
-    ['exchange', `a call of CUDA or NCCL did not return within ${LIMIT_S} s`],
-    ['leave', `NCCL did not let go within ${LEAVE_MS / 1000} s at the end`],
+    ['exchange', `a CUDA or NCCL call did not return within ${LIMIT_S} s`],
+    ['leave', `leaving NCCL took longer than ${LEAVE_MS / 1000} s`],
   ];
   const all = await Promise.all(calls.map(([phase]) => start(`guard.begin('${phase}'); ${LONG}`, 1, 'elsewhere').told));
   all.forEach(({ signal, stderr }, i) => {
@@ -99,7 +99,7 @@ it('ends a process that waits too long though nobody can be blamed', async () =>
   });
 });
 
-it('leaves alone who waits for nobody, who goes on, and whose peers are through', async () => {
+it('leaves a process alone that does not wait, that makes progress, or whose peers have finished', async () => {
   const all = await Promise.all([
     start('block(12_000);', DEAD).told,
     start("guard.begin('exchange'); guard.end(); block(12_000);", DEAD).told,
@@ -110,7 +110,7 @@ it('leaves alone who waits for nobody, who goes on, and whose peers are through'
     expect({ code, stdout, stderr }).toEqual({ code: 0, stdout: 'done\n', stderr: '' });
 });
 
-it('does not blame others for the time in which its own process was stopped', async () => {
+it('does not count the time in which its own process was stopped', async () => {
   const { child, told } = start(
     "console.log('on'); guard.begin('exchange'); block(1500); guard.end();",
     1,

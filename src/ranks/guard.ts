@@ -1,11 +1,11 @@
 /**
- * A thread beside the one that trains, for the moments in which that one is blocked: while a GPU waits for a rank that is
- * gone, calls of CUDA and NCCL may not return, and whoever made them cannot look about. The thread then names the rank to
- * blame and kills the process, which is all that can be done from outside.
+ * A second thread that watches the training thread. While a GPU waits for a rank that is gone, CUDA and NCCL calls may not
+ * return, and the thread that made them cannot check anything. The guard then names the lost rank and kills the process,
+ * which is all that can be done from another thread.
  *
- * The threads of all ranks also hold a connection to that of rank 0, their lifeline: when a process ends, wherever it is,
- * the connection does, and everybody hears of it. NCCL tells only the neighbours, and some networks tell them late. A process
- * that is stopped keeps its connections; that its thread is silent tells it from one that works (pulse.ts).
+ * The guards of all ranks hold a connection to the guard of rank 0, their lifeline: when a process exits, on any machine,
+ * its connection closes and all ranks are notified. NCCL notifies only neighbours, on some networks late. A stopped process
+ * keeps its connections; it is recognised by missing heartbeats (pulse.ts).
  */
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -16,7 +16,7 @@ import type { Guard } from '../device/cuda/nccl.js';
 import type { RunPaths } from '../run/run-paths.js';
 import {
   FOLDER_AT,
-  FOLDER_MOST,
+  FOLDER_BYTES,
   type GuardOptions,
   type GuardTask,
   type Lifeline,
@@ -32,7 +32,7 @@ export class RankGuard implements Guard {
   readonly #words: Int32Array;
   readonly #folder: Uint8Array;
 
-  /** Of rank 0, for the others to hold; null on the others, and where none can be offered. */
+  /** Where rank 0 listens, for the other ranks' `hold`; null on the others, and if no port is free. */
   readonly lifeline: Lifeline | null;
   readonly #worker: Worker;
 
@@ -44,7 +44,7 @@ export class RankGuard implements Guard {
   }
 
   static async start(options: GuardOptions): Promise<RankGuard> {
-    const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_MOST);
+    const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_BYTES);
     const workerData: GuardTask = {
       ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
     };
@@ -53,18 +53,18 @@ export class RankGuard implements Guard {
     return new RankGuard(shared, worker, lifeline);
   }
 
-  /** Takes hold of rank 0's lifeline: what happens to this process from then on is noticed there, if it can be reached. */
+  /** Connects this rank's lifeline to rank 0. */
   async hold(lifeline: Lifeline): Promise<void> {
     this.#worker.postMessage(lifeline);
     await answerOf(this.#worker);
   }
 
-  /** A rank whose process is known to have ended; null while none is. */
+  /** A rank whose process has exited; null if none is known. */
   gone(): number | null {
     return rankIn(this.#words, WORDS.gone);
   }
 
-  /** A rank of which nothing was heard for the whole time limit, since it is stopped, or its machine; null while all are heard. */
+  /** A rank that has sent no heartbeat for the whole time limit, because it or its machine is stopped; null if none. */
   silent(): number | null {
     return rankIn(this.#words, WORDS.silent);
   }
@@ -82,10 +82,10 @@ export class RankGuard implements Guard {
     Atomics.store(this.#words, WORDS.phase, PHASES.indexOf('idle'));
   }
 
-  /** Whose files tell what the other ranks do; null when there are none. */
+  /** The files of the run, in which each rank records its current section; null if there are none. */
   watch(paths: RunPaths | null): void {
     const text = Buffer.from(paths ? dirname(paths.lock) : '');
-    const isShort = text.length <= FOLDER_MOST;
+    const isShort = text.length <= FOLDER_BYTES;
     if (isShort) this.#folder.set(text);
     Atomics.store(this.#words, WORDS.folderBytes, isShort ? text.length : 0);
   }
@@ -95,7 +95,7 @@ export class RankGuard implements Guard {
   }
 }
 
-/** The thread's next message. Otherwise a process that has nothing else to do may end. */
+/** Resolves with the thread's next message. Only while waiting for it does the thread keep the process alive. */
 async function answerOf<Answer>(worker: Worker): Promise<Answer> {
   worker.ref();
   const answer = await new Promise<Answer>((resolve, reject) => {
@@ -106,7 +106,7 @@ async function answerOf<Answer>(worker: Worker): Promise<Answer> {
   return answer;
 }
 
-/** The thread's program: compiled beside this file, or, when Trefoil runs from its sources, bundled first. */
+/** The thread's program: the compiled file beside this one, or a bundle when Trefoil runs from its sources. */
 async function threadFile(): Promise<URL> {
   const compiled = new URL('./guard-thread.js', import.meta.url);
   if (existsSync(compiled)) return compiled;

@@ -55,7 +55,7 @@ describe('who am I', () => {
   it('knows PMIx alone: MPI will say of how many', () => {
     const found = resolveRank({ PMIX_RANK: '1', PMIX_NAMESPACE: 'job' });
     expect(found).toMatchObject({ launcher: 'pmix', rank: 1, world: null, runId: 'job' });
-    expect(describeIdentity(found)).toContain('rank 1 of as many as MPI says');
+    expect(describeIdentity(found)).toContain('rank 1 of a number known to MPI');
   });
 
   it('takes the first that matches: torchrun, Kubeflow, Slurm, mpirun', () => {

@@ -1,35 +1,36 @@
 /**
- * Which of the processes of a run this is, as the launcher says it in the environment. The first launcher that is
- * recognised wins; half of its variables, or variables that contradict each other, are an error that names them.
+ * Rank, world size and rendezvous of this process, from the launcher's environment variables. The first launcher that is
+ * recognised wins. An incomplete set of its variables, or contradicting ones, is an error that names them.
  */
 import { UsageError } from '../errors.js';
 import { expandNodeList } from './nodelist.js';
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Who started the process. */
+/** The program that started this process. */
 export type Launcher = 'torchrun' | 'kubeflow' | 'slurm' | 'openmpi' | 'pmix' | 'single';
 
 export interface RankIdentity {
   readonly launcher: Launcher;
   readonly rank: number;
-  /** Null when only MPI knows (PMIx without Open MPI's or Slurm's variables). */
+  /** World size; null if only MPI knows it (PMIx without Open MPI's or Slurm's variables). */
   readonly world: number | null;
-  /** The number of this process on its machine, and how many there are; null where the launcher does not say. */
+  /** Rank among the processes of this machine. */
   readonly localRank: number;
+  /** Number of processes on this machine; null if the launcher does not set it. */
   readonly localWorld: number | null;
-  /** Where ranks meet that do not talk through MPI. */
+  /** Rendezvous of ranks that do not use MPI. */
   readonly masterAddress: string;
   readonly masterPort: number;
-  /** Names the run in all ranks, so that a rank of another run is not taken for one of this. */
+  /** Identifies the run; the same in all its ranks. */
   readonly runId: string;
 }
 
 const DEFAULT_ADDRESS = '127.0.0.1';
 const DEFAULT_PORT = 29500;
-const MOST_RANKS = 1 << 16;
+const MAX_RANKS = 1 << 16;
 
-/** Reads whole numbers by name, and remembers nothing. */
+/** Typed access to environment variables. */
 class Reader {
   readonly #env: Environment;
 
@@ -55,15 +56,15 @@ class Reader {
     return value;
   }
 
-  /** All or nothing: undefined when none is set, an error naming the missing ones when only some are. */
-  together(names: readonly string[], who: string): boolean {
+  /** Whether all of these variables are set. Throws if only some are. */
+  allSet(names: readonly string[], launcher: string): boolean {
     const missing = names.filter((name) => !this.has(name));
     if (missing.length === names.length) return false;
     if (missing.length === 0) return true;
-    const there = names.filter((name) => this.has(name));
+    const present = names.filter((name) => this.has(name));
     throw new UsageError(
-      `${there.join(' and ')} ${there.length > 1 ? 'are' : 'is'} set, but not ${missing.join(' and ')}: ` +
-        `${who} sets all of them; set the missing, or unset the others`,
+      `${present.join(' and ')} ${present.length > 1 ? 'are' : 'is'} set, but not ${missing.join(' and ')}: ` +
+        `${launcher} sets all of them; set the missing ones, or unset the others`,
     );
   }
 }
@@ -75,7 +76,7 @@ export function resolveRank(env: Environment): RankIdentity {
   return found;
 }
 
-/** `torchrun, rank 1 of 2`, for the first line of a run and for doctor. */
+/** The identity in words, for the first line of a run and for doctor. */
 export function describeIdentity({
   launcher,
   rank,
@@ -85,8 +86,9 @@ export function describeIdentity({
   masterPort,
 }: RankIdentity): string {
   if (launcher === 'single') return 'a single process (no launcher in the environment)';
-  const meet = launcher === 'torchrun' || launcher === 'slurm' ? `, meeting at ${masterAddress}:${masterPort}` : '';
-  return `${NAMES[launcher]}: rank ${rank} of ${world ?? 'as many as MPI says'}, local rank ${localRank}${meet}`;
+  const rendezvous =
+    launcher === 'torchrun' || launcher === 'slurm' ? `, rendezvous at ${masterAddress}:${masterPort}` : '';
+  return `${NAMES[launcher]}: rank ${rank} of ${world ?? 'a number known to MPI'}, local rank ${localRank}${rendezvous}`;
 }
 
 const NAMES: Record<Launcher, string> = {
@@ -98,26 +100,26 @@ const NAMES: Record<Launcher, string> = {
   single: 'single',
 };
 
-/** torchrun, Ray and `trefoil launch`: one process for every rank, and variables for each. */
+/** torchrun, Ray and `trefoil launch`: one process per rank, each with its own variables. */
 function torchrun(read: Reader): RankIdentity | null {
-  // WORLD_SIZE=1 alone is what a wrapper around a single process leaves; RANK alone is half of something.
-  if (!read.has('RANK') && read.integer('WORLD_SIZE', 1, MOST_RANKS) === 1) return null;
-  if (!read.together(['RANK', 'WORLD_SIZE'], 'torchrun')) return null;
-  const world = read.integer('WORLD_SIZE', 1, MOST_RANKS)!;
+  // A wrapper around a single process may set WORLD_SIZE=1 alone. RANK alone is an incomplete set.
+  if (!read.has('RANK') && read.integer('WORLD_SIZE', 1, MAX_RANKS) === 1) return null;
+  if (!read.allSet(['RANK', 'WORLD_SIZE'], 'torchrun')) return null;
+  const world = read.integer('WORLD_SIZE', 1, MAX_RANKS)!;
   const rank = read.integer('RANK', 0, world - 1)!;
-  expectSame('RANK', rank, 'OMPI_COMM_WORLD_RANK', read.integer('OMPI_COMM_WORLD_RANK', 0, MOST_RANKS));
-  expectSame('WORLD_SIZE', world, 'OMPI_COMM_WORLD_SIZE', read.integer('OMPI_COMM_WORLD_SIZE', 1, MOST_RANKS));
+  expectSame('RANK', rank, 'OMPI_COMM_WORLD_RANK', read.integer('OMPI_COMM_WORLD_RANK', 0, MAX_RANKS));
+  expectSame('WORLD_SIZE', world, 'OMPI_COMM_WORLD_SIZE', read.integer('OMPI_COMM_WORLD_SIZE', 1, MAX_RANKS));
   return {
     ...{ launcher: 'torchrun', rank, world },
     localRank:
-      read.integer('LOCAL_RANK', 0, world - 1) ?? read.integer('OMPI_COMM_WORLD_LOCAL_RANK', 0, MOST_RANKS) ?? rank,
+      read.integer('LOCAL_RANK', 0, world - 1) ?? read.integer('OMPI_COMM_WORLD_LOCAL_RANK', 0, MAX_RANKS) ?? rank,
     localWorld: read.integer('LOCAL_WORLD_SIZE', 1, world) ?? null,
-    ...meeting(read),
+    ...rendezvous(read),
     runId: read.text('TORCHELASTIC_RUN_ID') ?? read.text('TREFOIL_RUN_ID') ?? 'none',
   };
 }
 
-/** Kubeflow tells a node about itself; the node's launcher starts the ranks. */
+/** Kubeflow describes a node; a launcher on the node starts its ranks. */
 function kubeflow(read: Reader): RankIdentity | null {
   const node = readPetNode(read);
   if (node === null) return null;
@@ -136,17 +138,17 @@ export interface PetNode {
   readonly masterPort: number;
 }
 
-/** What PET_* say about this node; null without them. */
+/** This node as described by PET_*; null if they are not set. */
 export function petNode(env: Environment): PetNode | null {
   return readPetNode(new Reader(env));
 }
 
 function readPetNode(read: Reader): PetNode | null {
   const names = ['PET_NNODES', 'PET_NPROC_PER_NODE'];
-  if (!read.together(names, 'Kubeflow')) return null;
-  const nodes = read.integer('PET_NNODES', 1, MOST_RANKS)!;
-  const perNode = read.integer('PET_NPROC_PER_NODE', 1, MOST_RANKS)!;
-  if (nodes > 1) read.together(['PET_NODE_RANK', 'PET_MASTER_ADDR', 'PET_MASTER_PORT', 'PET_NNODES'], 'Kubeflow');
+  if (!read.allSet(names, 'Kubeflow')) return null;
+  const nodes = read.integer('PET_NNODES', 1, MAX_RANKS)!;
+  const perNode = read.integer('PET_NPROC_PER_NODE', 1, MAX_RANKS)!;
+  if (nodes > 1) read.allSet(['PET_NODE_RANK', 'PET_MASTER_ADDR', 'PET_MASTER_PORT', 'PET_NNODES'], 'Kubeflow');
   return {
     ...{ nodes, perNode },
     nodeRank: read.integer('PET_NODE_RANK', 0, nodes - 1) ?? 0,
@@ -155,45 +157,48 @@ function readPetNode(read: Reader): PetNode | null {
   };
 }
 
-/** A task of srun. Slurm's variables of an allocation or a batch script are no rank, and mpirun inside one has its own. */
+/** A task of srun. An allocation or a batch script is not a rank, and mpirun inside one sets its own variables. */
 function slurm(read: Reader): RankIdentity | null {
   if (!read.has('SLURM_STEP_ID') || read.has('OMPI_COMM_WORLD_RANK')) return null;
   const size = read.has('SLURM_STEP_NUM_TASKS') ? 'SLURM_STEP_NUM_TASKS' : 'SLURM_NTASKS';
-  if (!read.together(['SLURM_PROCID', size], 'srun')) return null;
-  const world = read.integer(size, 1, MOST_RANKS)!;
+  if (!read.allSet(['SLURM_PROCID', size], 'srun')) return null;
+  const world = read.integer(size, 1, MAX_RANKS)!;
   const rank = read.integer('SLURM_PROCID', 0, world - 1)!;
   const list = read.text('SLURM_STEP_NODELIST') ?? read.text('SLURM_JOB_NODELIST') ?? read.text('SLURM_NODELIST');
-  const { masterAddress, masterPort } = meeting(read, list === undefined ? DEFAULT_ADDRESS : expandNodeList(list)[0]);
+  const { masterAddress, masterPort } = rendezvous(
+    read,
+    list === undefined ? DEFAULT_ADDRESS : expandNodeList(list)[0],
+  );
   const job = read.integer('SLURM_JOB_ID', 0, Number.MAX_SAFE_INTEGER);
   return {
     ...{ launcher: 'slurm', rank, world, masterAddress },
     localRank: read.integer('SLURM_LOCALID', 0, world - 1) ?? rank,
     localWorld: null,
-    // Two jobs on one machine must not meet: without MASTER_PORT the job's number chooses one.
+    // Jobs on one machine need different ports: without MASTER_PORT it follows from the job id.
     masterPort: read.has('MASTER_PORT') || job === undefined ? masterPort : 20000 + (job % 20000),
     runId: `slurm-${job ?? 0}-${read.text('SLURM_STEP_ID')}`,
   };
 }
 
 function openMpi(read: Reader): RankIdentity | null {
-  if (!read.together(['OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'], 'mpirun')) return null;
-  const world = read.integer('OMPI_COMM_WORLD_SIZE', 1, MOST_RANKS)!;
+  if (!read.allSet(['OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'], 'mpirun')) return null;
+  const world = read.integer('OMPI_COMM_WORLD_SIZE', 1, MAX_RANKS)!;
   const rank = read.integer('OMPI_COMM_WORLD_RANK', 0, world - 1)!;
   return {
     ...{ launcher: 'openmpi', rank, world },
     localRank: read.integer('OMPI_COMM_WORLD_LOCAL_RANK', 0, world - 1) ?? rank,
     localWorld: read.integer('OMPI_COMM_WORLD_LOCAL_SIZE', 1, world) ?? null,
-    ...meeting(read),
+    ...rendezvous(read),
     runId: read.text('PMIX_NAMESPACE') ?? read.text('OMPI_MCA_ess_base_jobid') ?? 'mpirun',
   };
 }
 
-/** PMIx alone says which rank this is and not of how many: MPI will. */
+/** PMIx alone gives the rank but not the world size, which MPI knows. */
 function pmix(read: Reader): RankIdentity | null {
-  if (!read.together(['PMIX_RANK', 'PMIX_NAMESPACE'], 'PMIx')) return null;
-  const rank = read.integer('PMIX_RANK', 0, MOST_RANKS)!;
+  if (!read.allSet(['PMIX_RANK', 'PMIX_NAMESPACE'], 'PMIx')) return null;
+  const rank = read.integer('PMIX_RANK', 0, MAX_RANKS)!;
   const runId = read.text('PMIX_NAMESPACE')!;
-  return { ...{ launcher: 'pmix', rank, world: null, localRank: rank, localWorld: null, runId }, ...meeting(read) };
+  return { ...{ launcher: 'pmix', rank, world: null, localRank: rank, localWorld: null, runId }, ...rendezvous(read) };
 }
 
 function single(read: Reader): RankIdentity {
@@ -201,22 +206,22 @@ function single(read: Reader): RankIdentity {
   if (names.length > 0)
     throw new UsageError(
       `${names.join(' and ')} ${names.length > 1 ? 'are' : 'is'} set, but not RANK and WORLD_SIZE: ` +
-        'torchrun sets all of them; set the missing, or unset the others',
+        'torchrun sets all of them; set the missing ones, or unset the others',
     );
-  const alone = { rank: 0, world: 1, localRank: 0, localWorld: 1, runId: 'none' };
-  return { launcher: 'single', ...alone, masterAddress: DEFAULT_ADDRESS, masterPort: DEFAULT_PORT };
+  const only = { rank: 0, world: 1, localRank: 0, localWorld: 1, runId: 'none' };
+  return { launcher: 'single', ...only, masterAddress: DEFAULT_ADDRESS, masterPort: DEFAULT_PORT };
 }
 
-function meeting(read: Reader, otherwise = DEFAULT_ADDRESS): Pick<RankIdentity, 'masterAddress' | 'masterPort'> {
+function rendezvous(read: Reader, host = DEFAULT_ADDRESS): Pick<RankIdentity, 'masterAddress' | 'masterPort'> {
   return {
-    masterAddress: read.text('MASTER_ADDR') ?? otherwise,
+    masterAddress: read.text('MASTER_ADDR') ?? host,
     masterPort: read.integer('MASTER_PORT', 1, 65535) ?? DEFAULT_PORT,
   };
 }
 
 function expectSame(name: string, value: number, other: string, found: number | undefined): void {
   if (found === undefined || found === value) return;
-  throw new UsageError(`${name} is ${value}, but ${other} is ${found}: unset the ones that are not of this launcher`);
+  throw new UsageError(`${name} is ${value}, but ${other} is ${found}: unset those of the other launcher`);
 }
 
 function expectInside({ localRank, localWorld }: RankIdentity): void {

@@ -1,6 +1,6 @@
 /**
- * Starting the ranks of this machine: over mpirun on CPUs, as processes of our own with torchrun's variables on GPUs. Lines
- * of the ranks get their number in front, signals go on to the ranks, and one that is lost ends the others.
+ * Starts the ranks of this machine: through mpirun on CPUs, as child processes with torchrun's variables on GPUs. Output
+ * lines are reported with their rank, signals are forwarded to the ranks, and a lost rank ends the others.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
@@ -11,50 +11,52 @@ import type { Environment } from './identity.js';
 export interface LaunchOptions {
   /** Ranks on this machine. */
   readonly ranks: number;
-  /** The program of a rank and its words. */
+  /** The program of a rank and its arguments. */
   readonly command: readonly string[];
   readonly env: Environment;
-  /** A line of a rank (null: of mpirun itself), and whether it wrote it to stderr. */
+  /** Called with each output line, its rank (null: mpirun itself), and whether it was written to stderr. */
   readonly onLine: (line: string, rank: number | null, isError: boolean) => void;
 }
 
-/** Some ranks that run. */
+/** Running ranks. */
 export interface Launched {
-  /** How it ended: the exit code of the ranks, or 128 and the number of the signal. */
+  /** Resolves with the exit code of the ranks, or 128 plus the number of the signal. */
   readonly ended: Promise<number>;
-  /** Passes a signal on to every rank. */
+  /** Sends a signal to every rank. */
   signal(name: NodeJS.Signals): void;
 }
 
-/** Where the ranks of several machines meet, and which of them are ours. */
+/** Address of the rendezvous, and which ranks this machine starts. */
 export interface Rendezvous {
   readonly world: number;
   readonly firstRank: number;
   readonly address: string;
   readonly port: number;
   readonly runId: string;
+  /** The secret of the run; null if the environment, or a file that all machines share, holds it (secret.ts). */
+  readonly secret: string | null;
 }
 
 const RANK_VARIABLES = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK'];
 /** `[1,0]<stdout>:text`, as mpirun --tag-output writes it: job, rank, stream. */
 const TAGGED = /^\[\d+,(\d+)\]<(stdout|stderr)>:(.*)$/;
-/** After one rank has failed the others get this long to end by themselves: they name it and write down why. */
+/** After one rank has failed the others get this long to exit by themselves: they name it and record why. */
 const GRACE_MS = 10_000;
 const SIGNAL_NUMBERS: Readonly<Record<string, number>> = { SIGHUP: 1, SIGINT: 2, SIGABRT: 6, SIGKILL: 9, SIGTERM: 15 };
 
-/** Thrown into `ended` when there is no mpirun. */
+/** `ended` rejects with it if mpirun is not installed. */
 export class NoMpirun extends Error {}
 
 export function launchWithMpirun({ ranks, command, env, onLine }: LaunchOptions): Launched {
   const isRoot = process.getuid?.() === 0;
   const words = [
-    // More ranks than cores is a choice of the caller; binding is left to the kernel, ranks have threads of their own.
+    // The caller may want more ranks than cores. Ranks have several threads, so they are not bound to one core.
     ...['--oversubscribe', '--bind-to', 'none', '--tag-output'],
     ...(isRoot ? ['--allow-run-as-root'] : []),
     ...['-n', String(ranks), ...command],
   ];
   const own = Object.fromEntries(Object.entries(env).filter(([name]) => !RANK_VARIABLES.includes(name)));
-  // A group of its own: Ctrl-C would otherwise reach mpirun too, which kills the ranks at once.
+  // Its own process group: otherwise Ctrl-C reaches mpirun too, which kills the ranks at once.
   const child = spawn('mpirun', words, { env: own, detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
   const read = (stream: NodeJS.ReadableStream, isError: boolean) =>
     createInterface({ input: stream }).on('line', (line) => {
@@ -72,7 +74,7 @@ export function launchWithMpirun({ ranks, command, env, onLine }: LaunchOptions)
   };
 }
 
-/** One process for every rank, with the variables that torchrun sets. */
+/** Starts one process per rank, with the variables that torchrun sets. */
 export function launchProcesses({ ranks, command, env, onLine }: LaunchOptions, meet: Rendezvous): Launched {
   const [program, ...words] = command;
   const children = Array.from({ length: ranks }, (_, local) => {
@@ -80,6 +82,7 @@ export function launchProcesses({ ranks, command, env, onLine }: LaunchOptions, 
     const variables = {
       ...{ RANK: rank, WORLD_SIZE: meet.world, LOCAL_RANK: local, LOCAL_WORLD_SIZE: ranks },
       ...{ MASTER_ADDR: meet.address, MASTER_PORT: meet.port, TREFOIL_RUN_ID: meet.runId },
+      ...(meet.secret !== null && { TREFOIL_RUN_SECRET: meet.secret }),
     };
     const texts = Object.fromEntries(Object.entries(variables).map(([name, value]) => [name, String(value)]));
     const child = spawn(program, words, {
@@ -98,14 +101,14 @@ export function launchProcesses({ ranks, command, env, onLine }: LaunchOptions, 
   return { signal, ended: endOfAll(children, signal) };
 }
 
-/** The code of the first rank that failed; 0 when none did. */
+/** The exit code of the first rank that failed; 0 if none did. */
 async function endOfAll(children: readonly ChildProcess[], signal: (name: NodeJS.Signals) => void): Promise<number> {
   let failure = 0;
   const timers: NodeJS.Timeout[] = [];
   const oneEnded = (code: number) => {
     if (code === 0 || failure !== 0) return;
     failure = code;
-    // Lost ranks are killed in the end: a stopped one hears nothing else.
+    // A stopped process handles no other signal than SIGKILL.
     timers.push(setTimeout(() => signal('SIGTERM'), GRACE_MS / 2));
     timers.push(setTimeout(() => signal('SIGKILL'), GRACE_MS));
   };
@@ -123,7 +126,7 @@ function endOf(child: ChildProcess): Promise<number> {
   });
 }
 
-/** The processes that `pid` has started. */
+/** The child processes of `pid`. */
 function childrenOf(pid: number): number[] {
   const table = existsSync('/proc/self/stat') ? procTable() : psTable();
   return table.flatMap(([child, parent]) => (parent === pid ? [child] : []));
@@ -135,7 +138,7 @@ function procTable(): ProcessTable {
   const pids = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
   return pids.flatMap((name) => {
     const stat = readStat(name);
-    // The name in parentheses may hold spaces and parentheses of its own: count from the last one.
+    // The name in parentheses may contain spaces and parentheses: count from the last one.
     return stat === null ? [] : [[Number(name), Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1])] as const];
   });
 }
@@ -152,7 +155,7 @@ function readStat(pid: string): string | null {
   try {
     return readFileSync(`/proc/${pid}/stat`, 'utf8');
   } catch {
-    return null; // it has ended since the folder was listed
+    return null; // it has exited since the folder was listed
   }
 }
 
@@ -160,11 +163,11 @@ function kill(pid: number, name: NodeJS.Signals): void {
   try {
     process.kill(pid, name);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error; // it has just ended by itself
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error; // it has just exited
   }
 }
 
-/** A port that nobody uses at this moment. */
+/** A port that is free at this moment. */
 export function freePort(): Promise<number> {
   return new Promise((resolve, reject) => {
     const server = createServer();

@@ -79,7 +79,9 @@ test('a rank that stopped while it waited is found by its silence', () => {
 test('when all wait for each other, all are named', () => {
   section(1, 'wait');
   section(2, 'wait');
-  expect(() => monitor().look(10_500)).toThrow(/^all ranks wait for each other since 11 s: rank 1 .*; rank 2 /);
+  expect(() => monitor().look(10_500)).toThrow(
+    /^all ranks have been waiting for each other for 11 s: rank 1 .*; rank 2 /,
+  );
 });
 
 test('before there is a run nobody is blamed', () => {

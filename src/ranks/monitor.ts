@@ -1,6 +1,6 @@
 /**
- * Who keeps the others waiting. A rank that waits for an exchange says so in its section file, again and again; a rank that
- * died or hangs does not. So whoever waits can name the one to blame: rank, host, and what it was doing.
+ * Finds the rank that keeps the others waiting. A rank that waits for an exchange updates its section file several times a
+ * second; a rank that died or hangs does not. So every waiting rank can name the lost one: rank, host, and its section.
  */
 import { hostname } from 'node:os';
 import { ExitCode, TrefoilError } from '../errors.js';
@@ -8,9 +8,9 @@ import { processState } from '../run/process-identity.js';
 import type { RunPaths } from '../run/run-paths.js';
 import { readSection, type Section } from '../run/section.js';
 
-/** A rank is gone or hangs; the message names it. The others cannot go on without it. */
+/** A rank has exited or hangs; the message names it. The other ranks cannot continue without it. */
 export class RankLost extends TrefoilError {
-  /** What .anomaly_type says. */
+  /** Content of .anomaly_type. */
   readonly anomaly: 'rank_gone' | 'rank_stall';
 
   constructor(message: string, anomaly: RankLost['anomaly']) {
@@ -26,29 +26,29 @@ export interface Member {
 
 export interface MonitorOptions {
   readonly rank: number;
-  /** By rank. */
+  /** In order of rank. */
   readonly members: readonly Member[];
-  /** Seconds of waiting after which a rank that is not waiting itself hangs. */
+  /** Seconds of waiting after which a rank that is not itself waiting counts as hanging. */
   readonly timeoutSeconds: number;
   readonly clock?: () => number;
-  /** A rank of any machine whose process is known to have ended. */
+  /** A rank on any machine whose process has exited, if known. */
   readonly gone?: () => number | null;
-  /** A rank of any machine of which nothing was heard for the whole time limit, though it is to be heard even when busy. */
+  /** A rank on any machine that has sent no heartbeat for the whole time limit. */
   readonly silent?: () => number | null;
-  /** Hears of `watch`. */
+  /** Called by `watch`. */
   readonly onWatch?: (paths: RunPaths | null) => void;
 }
 
-/** What the monitor needs of the run, once there is one. */
+/** The part of a run that the monitor uses. */
 export interface Watched {
   readonly paths: RunPaths;
-  /** Says in the section file that this rank waits, and when it does not any more. */
+  /** Records in the section file whether this rank waits. */
   readonly waiting: (isWaiting: boolean) => void;
 }
 
-/** A wait this long is worth a word in the section file. */
+/** Shorter waits are not recorded in the section file. */
 const SLOW_MS = 1000;
-/** A rank that waits says so every fraction of a second: one that was silent so long does not run. */
+/** A waiting rank updates its section file several times a second: one with an older file does not run. */
 const SILENT_SECONDS = 5;
 
 export class RankMonitor {
@@ -61,15 +61,15 @@ export class RankMonitor {
   }
 
   /**
-   * From now on waits are judged by the run's files. Null: the run is over. Without them a rank may be busy for long, with
-   * a corpus say; but one whose process is gone or stopped does nothing, and is named.
+   * Sets the run whose files show what each rank does; null when the run has ended. Without files a rank may be busy for
+   * any time, for example with a large corpus, and only a process that has exited or is stopped is named.
    */
   watch(watched: Watched | null): void {
     this.#watched = watched;
     this.#options.onWatch?.(watched?.paths ?? null);
   }
 
-  /** Called while an exchange waits for others; throws when one of them is to blame. */
+  /** Called while an exchange waits for other ranks. Throws `RankLost` if one of them has exited or hangs. */
   look(waitedMs: number): void {
     const { members, rank, timeoutSeconds } = this.#options;
     if (this.#watched && waitedMs >= SLOW_MS) {
@@ -88,11 +88,11 @@ export class RankMonitor {
     const verdict =
       blamed.length > 0
         ? `${names.join('; ')}: kept the other ranks waiting for ${waited} s (NSA_PG_TIMEOUT_MIN sets the limit)`
-        : `all ranks wait for each other since ${waited} s: ${names.join('; ')}`;
+        : `all ranks have been waiting for each other for ${waited} s: ${names.join('; ')}`;
     throw new RankLost(verdict, 'rank_stall');
   }
 
-  /** An exchange that waited has come to its end. */
+  /** Called when an exchange that waited has ended. */
   resume(): void {
     if (this.#isWaiting) this.#watched?.waiting(false);
     this.#isWaiting = false;
@@ -114,7 +114,7 @@ export class RankMonitor {
   }
 }
 
-/** Of a process on another host nothing is known. */
+/** Undefined for a process on another host. */
 function stateOf({ host, pid }: Member): ReturnType<typeof processState> | undefined {
   return host === hostname() ? processState(pid) : undefined;
 }

@@ -1,4 +1,4 @@
-/** The ranks of a run on GPUs: each says which GPU it has, rank 0 makes NCCL's id, and all of them join. */
+/** Ranks on GPUs: they exchange which GPU each has, rank 0 creates NCCL's id, and all join the communicator. */
 import koffi from 'koffi';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../device/cuda/gpu-choice.js';
@@ -9,6 +9,7 @@ import type { RunPaths } from '../run/run-paths.js';
 import { RankGuard } from './guard.js';
 import type { Lifeline } from './guard-shared.js';
 import type { RankIdentity } from './identity.js';
+import { runKey } from './secret.js';
 import { type Member, openStore, type RankStore, storePorts } from './store.js';
 
 const ID_KEY = 'nccl-id';
@@ -19,7 +20,7 @@ export interface NcclRanks extends Omit<NcclOptions, 'id' | 'guard'> {
   readonly guard: RankGuard;
 }
 
-/** Every rank calls it. `environment` is the process's own: NCCL reads its settings there. */
+/** Collective: every rank calls it. `environment` is changed; NCCL reads its settings from the process's own. */
 export async function openNccl(
   device: CudaDevice,
   { store, ...options }: NcclRanks,
@@ -31,32 +32,32 @@ export async function openNccl(
   refuseSharedGpus(gpus, environment);
   if (isGpuShared(environment)) Object.assign(environment, sharedGpuSettings(rank, environment));
   const library = new NcclLibrary();
-  // Joining blocks this thread, and rank 0 cannot hand out anything then.
+  // Joining blocks this thread; until then rank 0 must have handed out the id.
   const id = await store.handOut(ID_KEY, rank === 0 ? library.uniqueId() : new Uint8Array());
   return new NcclCollectives(device, { ...options, id }, library);
 }
 
 export interface GpuRanks {
   readonly collectives: NcclCollectives;
-  /** By rank. */
+  /** In order of rank. */
   readonly members: readonly Member[];
-  /** A rank whose process is known to have ended. */
+  /** A rank whose process has exited, if known. */
   readonly gone: () => number | null;
-  /** A rank of which nothing was heard for the whole time limit. */
+  /** A rank that has sent no heartbeat for the whole time limit. */
   readonly silent: () => number | null;
-  /** From now on the files of this run tell what the ranks do. */
+  /** Sets the run's files, in which each rank records its current section. */
   readonly watch: (paths: RunPaths | null) => void;
   readonly close: () => void;
-  /** Ends this process, whatever its GPU is doing. */
+  /** Exits this process, whatever its GPU is doing. */
   readonly abort: (code: number) => void;
-  /** Who went without a word; waits a moment for the news. */
+  /** The rank that was lost; waits up to NEWS_MS for the report. */
   readonly lost: () => Promise<Member | null>;
 }
 
-/** NCCL notices a broken connection at about the same time as the store. */
+/** The store and NCCL notice a broken connection at about the same time. */
 const NEWS_MS = 2000;
 
-/** Meets the other ranks at rank 0's store and joins them. */
+/** Joins the other ranks: rendezvous at rank 0's store, lifelines, then NCCL. */
 export async function meetOnGpus(
   identity: RankIdentity,
   device: CudaDevice,
@@ -65,12 +66,11 @@ export async function meetOnGpus(
 ): Promise<GpuRanks> {
   const { rank, masterAddress: address, masterPort: port } = identity;
   const world = knownWorld(identity, environment);
-  // Ranks of an attempt that failed may still be about when the launcher starts the next.
-  const runId = `${identity.runId} attempt ${environment['TORCHELASTIC_RESTART_COUNT'] ?? 0}`;
-  const store = await openStore({ rank, world, runId, address, port, timeoutMs });
+  const key = runKey(identity, environment);
+  const store = await openStore({ rank, world, key, address, port, timeoutMs });
   const { members } = store;
   const guard = await RankGuard.start({
-    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), addresses: [address] },
+    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), addresses: [address], key },
   });
   const lifeline = await store.handOut(LIFELINE_KEY, Buffer.from(JSON.stringify(guard.lifeline)));
   const offered: Lifeline | null = JSON.parse(Buffer.from(lifeline).toString());
@@ -87,8 +87,7 @@ export async function meetOnGpus(
       guard.close();
       store.close();
     },
-    // The store's connection ends with the process, without a word: so the others learn of it.
-    abort: leaveAtOnce,
+    abort: exitAtOnce, // the store's connection closes with the process: so the other ranks are notified
     lost: () =>
       new Promise((resolve) => {
         setTimeout(() => resolve(null), NEWS_MS);
@@ -97,21 +96,21 @@ export async function meetOnGpus(
   };
 }
 
-/** Without the libraries' own farewells: they wait for the GPU, which may wait for a rank that is gone. */
-function leaveAtOnce(code: number): void {
+/** Exits without the libraries' exit handlers: they wait for the GPU, which may wait for a rank that is gone. */
+function exitAtOnce(code: number): void {
   koffi.load('libc.so.6').func('_exit', 'void', ['int'])(code);
 }
 
-/** How many ranks there are, if that and the place to meet are known without MPI. */
+/** The number of ranks. Throws if it, or the address of rank 0, is known to MPI only. */
 function knownWorld({ launcher, world, localWorld }: RankIdentity, environment: NodeJS.ProcessEnv): number {
   if (world === null)
     throw new UsageError(
-      'ranks on GPUs must know how many they are: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT',
+      'the number of ranks is unknown: for ranks on GPUs set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT',
     );
   const isSpread = localWorld === null || localWorld < world;
   if ((launcher === 'openmpi' || launcher === 'pmix') && isSpread && !environment['MASTER_ADDR'])
     throw new UsageError(
-      'ranks on GPUs of several machines meet at the machine of rank 0: name it with mpirun -x MASTER_ADDR=<host>',
+      'MASTER_ADDR is not set: for ranks on GPUs of several machines pass the host of rank 0, mpirun -x MASTER_ADDR=<host>',
     );
   return world;
 }

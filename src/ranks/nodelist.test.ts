@@ -16,7 +16,7 @@ test.each([
   ['node[1-2', 'brackets do not match'],
   ['node1]', 'brackets do not match'],
   ['node[[1]]', 'brackets do not match'],
-  ['node[a-b]', 'is no range'],
+  ['node[a-b]', 'is not a range'],
   ['node[3-1]', 'runs backwards'],
   ['node[0-99999999]', 'more than'],
 ])('%s is refused', (list, reason) => expect(() => expandNodeList(list)).toThrow(reason));

@@ -1,8 +1,8 @@
-/** Slurm's short form of host names, `node[01-03,7],login`, written out. */
+/** Expands Slurm's short form of host names, `node[01-03,7],login`. */
 import { UsageError } from '../errors.js';
 
-/** More hosts than any machine has: a mistyped range must not eat the memory. */
-const MOST_HOSTS = 1 << 17;
+/** A limit, so that a mistyped range does not exhaust the memory. */
+const MAX_HOSTS = 1 << 17;
 
 export function expandNodeList(list: string): string[] {
   const hosts = splitOutside(list).flatMap((item) => expandItem(item.trim(), list));
@@ -10,7 +10,7 @@ export function expandNodeList(list: string): string[] {
   return hosts;
 }
 
-/** At commas that are not inside brackets. */
+/** Splits at commas outside brackets. */
 function splitOutside(list: string): string[] {
   const items: string[] = [];
   let [depth, start] = [0, 0];
@@ -27,7 +27,7 @@ function splitOutside(list: string): string[] {
   return items;
 }
 
-/** Every bracket of a name, the first one outermost: `r[1-2]n[1-2]` is r1n1, r1n2, r2n1, r2n2. */
+/** Expands every bracket of a name, the last one fastest: `r[1-2]n[1-2]` is r1n1, r1n2, r2n1, r2n2. */
 function expandItem(item: string, list: string): string[] {
   const open = item.indexOf('[');
   if (open < 0) return item === '' ? [] : [item];
@@ -39,18 +39,18 @@ function expandItem(item: string, list: string): string[] {
     .slice(open + 1, close)
     .split(',')
     .flatMap((range) => expandRange(range, list));
-  if (numbers.length * ends.length > MOST_HOSTS) throw refuse(list, `it names more than ${MOST_HOSTS} hosts`);
+  if (numbers.length * ends.length > MAX_HOSTS) throw refuse(list, `it names more than ${MAX_HOSTS} hosts`);
   return numbers.flatMap((number) => ends.map((end) => `${prefix}${number}${end}`));
 }
 
-/** `08-10` is 08, 09, 10: leading zeros stay. */
+/** `08-10` is 08, 09, 10: leading zeros are kept. */
 function expandRange(range: string, list: string): string[] {
   const match = /^(\d+)(?:-(\d+))?$/.exec(range.trim());
-  if (!match) throw refuse(list, `${JSON.stringify(range)} is no range of numbers`);
+  if (!match) throw refuse(list, `${JSON.stringify(range)} is not a range of numbers`);
   const [, first, last = first] = match;
   const [from, to] = [Number(first), Number(last)];
   if (to < from) throw refuse(list, `the range ${range} runs backwards`);
-  if (to - from >= MOST_HOSTS) throw refuse(list, `it names more than ${MOST_HOSTS} hosts`);
+  if (to - from >= MAX_HOSTS) throw refuse(list, `it names more than ${MAX_HOSTS} hosts`);
   return Array.from({ length: to - from + 1 }, (_, i) => String(from + i).padStart(first.length, '0'));
 }
 

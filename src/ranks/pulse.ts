@@ -1,14 +1,14 @@
 /**
- * Whether the processes of other ranks run. A process that is stopped, by a signal or with its machine, keeps its connections;
- * but all its threads stand still, and its guard's thread says nothing any more. One that works goes on saying that it is there,
- * however busy its other thread is.
+ * Heartbeats between the guards of all ranks. A process that is stopped, by a signal or with its machine, keeps its
+ * connections open, but none of its threads runs, so its guard sends nothing. The guard of a running process sends
+ * heartbeats however busy the main thread is.
  *
- * Every rank beats to rank 0 and rank 0 to every rank, each time with the name of whom it misses most.
+ * Every rank sends heartbeats to rank 0 and rank 0 to every rank, each with the rank that has been silent longest.
  */
 import type { Socket } from 'node:net';
-import { sendLine } from './store-wire.js';
+import { type Line, sendLine } from './channel.js';
 
-/** A rank that has not been heard for so long. */
+/** A rank, and how long ago its last heartbeat was. */
 export interface Silence {
   readonly rank: number;
   readonly ms: number;
@@ -17,7 +17,7 @@ export interface Silence {
 interface Other {
   readonly rank: number;
   silentMs: number;
-  /** Whom rank 0 misses. */
+  /** The longest silence that rank 0 has reported. */
   missed: Silence | null;
 }
 
@@ -27,18 +27,18 @@ export class Pulse {
   readonly #others = new Map<Socket, Other>();
   #last = performance.now();
 
-  /** `onBeat` hears at each beat who has been silent longest; null when there is nobody to listen to. */
+  /** `onBeat` is called at each heartbeat with the longest silence; null if no connection is followed. */
   constructor(beatMs: number, onBeat: (longest: Silence | null) => void) {
     this.#beatMs = beatMs;
     this.#onBeat = onBeat;
     setInterval(() => this.#beat(), beatMs).unref();
   }
 
-  /** `rank` is at the other end of the connection. Returns what takes its lines. */
-  follow(rank: number, socket: Socket): (line: Record<string, unknown>) => void {
+  /** Exchanges heartbeats with `rank` over `socket`. Returns the handler of the lines it sends. */
+  follow(rank: number, socket: Socket): (line: Line) => void {
     const other: Other = { rank, silentMs: 0, missed: null };
     this.#others.set(socket, other);
-    // A connection that has ended tells nothing: if the process has, the lifeline does.
+    // A closed connection is not silence: if the process has exited, its lifeline shows that.
     socket.once('close', () => this.#others.delete(socket));
     return ({ missed }) => {
       other.silentMs = 0;
@@ -48,13 +48,13 @@ export class Pulse {
 
   #beat(): void {
     const now = performance.now();
-    const passed = Math.min(now - this.#last, 2 * this.#beatMs); // while this process was stopped it could hear nobody
+    const passed = Math.min(now - this.#last, 2 * this.#beatMs); // while this process was stopped it received nothing
     this.#last = now;
     const others = [...this.#others.values()];
     for (const other of others) other.silentMs += passed;
     const own = longest(others.map(({ rank, silentMs }) => ({ rank, ms: silentMs })));
     this.#onBeat(longest([own, ...others.map(({ missed }) => missed)]));
-    // Nothing is piled up for one that does not read.
+    // Nothing is queued for a peer that does not read.
     for (const socket of this.#others.keys()) if (socket.writableLength === 0) sendLine(socket, { missed: own });
   }
 }

@@ -1,35 +1,38 @@
-/** Rank 0's end of the store: who is there, and the values they leave for each other. */
-import { randomBytes } from 'node:crypto';
-import { createServer, type Server, type Socket } from 'node:net';
+/** Rank 0's end of the store: the members of the run, and the values they exchange. */
+import type { Socket } from 'node:net';
 import { z } from 'zod';
 import { TrefoilError } from '../errors.js';
-import {
-  durationText,
-  type Greeting,
-  isProof,
-  type Member,
-  type Notice,
-  PROTOCOL,
-  proof,
-  type Reply,
-  type Request,
-  rankList,
-  readLines,
-  sendLine,
-  type Welcome,
-} from './store-wire.js';
+import { type Line, type Listener, listen, type Peer, sendLine } from './channel.js';
 
-/** A stranger gets this long, this much and this many places. */
-const HELLO_MS = 10_000;
-const HELLO_LENGTH = 4096;
-const SPARE_CONNECTIONS = 64;
-/** Values are small: addresses and ids. */
-const LONGEST_LINE = 2 ** 20;
+export interface Member {
+  readonly rank: number;
+  readonly host: string;
+  readonly pid: number;
+}
 
-const helloLine = z.object({
-  ...{ rank: z.int(), world: z.int(), host: z.string().max(255), pid: z.int() },
-  ...{ nonce: z.string().max(128), proof: z.string().max(128) },
-});
+export type Request = { readonly id: number; readonly key: string; readonly seconds: number } & (
+  | { readonly op: 'set'; readonly value: string }
+  | { readonly op: 'get' }
+  | { readonly op: 'gather'; readonly value: string }
+);
+
+export type Reply =
+  | { readonly value: string }
+  | { readonly values: readonly string[] }
+  /** The time limit has passed; of a gather, before these ranks had called it. */
+  | { readonly missing: readonly number[] };
+
+/** Sent by the server without a request. */
+type Notice =
+  | { readonly complete: readonly Member[] }
+  | { readonly failed: string }
+  | { readonly lost: Member }
+  | { readonly bye: true };
+
+export type ServerLine = Notice | ({ readonly id: number } & Reply);
+export type ClientLine = Request | { readonly got: string } | { readonly bye: true };
+
+const helloLine = z.object({ rank: z.int(), world: z.int(), host: z.string().max(255), pid: z.int() });
 const common = { id: z.int(), key: z.string().max(255), seconds: z.number().positive() };
 const requestLine = z.discriminatedUnion('op', [
   z.object({ ...common, op: z.literal('set'), value: z.string() }),
@@ -39,10 +42,11 @@ const requestLine = z.discriminatedUnion('op', [
 
 export interface ServerOptions {
   readonly world: number;
-  readonly runId: string;
+  /** HMAC key of the run. */
+  readonly key: string;
   readonly self: Member;
-  /** Where to listen: an address, or undefined for all of this machine's. */
-  readonly bind: string | undefined;
+  /** The address at which the other ranks connect. */
+  readonly address: string;
   /** Tried in this order. */
   readonly ports: readonly number[];
 }
@@ -54,47 +58,45 @@ interface Gathering {
 
 export class StoreServer {
   readonly #options: ServerOptions;
-  readonly #server: Server;
   readonly #members = new Map<number, { readonly member: Member; readonly socket: Socket | null }>();
   readonly #values = new Map<string, string>();
   readonly #waiting = new Map<string, Set<() => void>>();
   readonly #gatherings = new Map<string, Gathering>();
-  /** Who has got a value that was handed out, and who waits until all have. */
+  /** Per key of `handOut`: the ranks that have confirmed the value, and the check to run after each of them. */
   readonly #handedOut = new Map<string, { readonly got: Set<number>; check: () => void }>();
-  readonly #sockets = new Set<Socket>();
+  #listener: Listener | null = null;
   #onComplete: () => void = () => {};
   #isComplete = false;
   #isClosed = false;
-  port = 0;
-  /** Told of a rank whose connection ended without a word. */
+  /** Called with each rank whose connection ended unexpectedly. */
   onLost: (member: Member) => void = () => {};
 
   private constructor(options: ServerOptions) {
     this.#options = options;
     this.#members.set(options.self.rank, { member: options.self, socket: null });
-    this.#server = createServer((socket) => this.#greet(socket));
-    this.#server.maxConnections = options.world + SPARE_CONNECTIONS;
   }
 
   static async listen(options: ServerOptions): Promise<StoreServer> {
     const store = new StoreServer(options);
-    for (const port of options.ports)
-      if (await store.#tryPort(port)) {
-        store.port = port;
-        return store;
-      }
-    const { ports } = options;
+    const { world, key, address, ports } = options;
+    const admit = (hello: Line, socket: Socket) => store.#admit(hello, socket);
+    store.#listener = await listen({ service: 'store', key, ports, address, expected: world, admit });
+    if (store.#listener) return store;
     throw new TrefoilError(
       `rendezvous: none of the ports ${ports[0]} to ${ports.at(-1)} is free on the machine of rank 0; ` +
         'set MASTER_PORT to another number on every rank',
     );
   }
 
+  get port(): number {
+    return this.#listener!.port;
+  }
+
   get members(): Member[] {
     return [...this.#members.values()].map(({ member }) => member).sort((a, b) => a.rank - b.rank);
   }
 
-  /** Waits until every rank has come; ranks that have not are named, to everybody who has. */
+  /** Waits until every rank has joined, then stops listening. On time-out every member gets the list of missing ranks. */
   async complete(timeoutMs: number): Promise<void> {
     const isInTime = await waitFor(timeoutMs, (done) => {
       this.#onComplete = done;
@@ -105,20 +107,21 @@ export class StoreServer {
         (rank) => !this.#members.has(rank),
       );
       const failed =
-        `rendezvous: ${rankList(missing)} of ${this.#options.world} did not come to port ${this.port} of ` +
-        `${this.#options.self.host} within ${durationText(timeoutMs)} (NSA_PG_TIMEOUT_MIN); look at what they printed`;
-      this.#tell({ failed });
+        `rendezvous: ${rankList(missing)} of ${this.#options.world} did not connect to port ${this.port} of ` +
+        `${this.#options.self.host} within ${durationText(timeoutMs)} (NSA_PG_TIMEOUT_MIN); check their output`;
+      this.#broadcast({ failed });
       this.close();
       throw new TrefoilError(failed);
     }
     this.#isComplete = true;
-    this.#tell({ complete: this.members });
-    // From here on the store must not keep a process alive that has nothing else to do.
-    this.#server.unref();
-    for (const socket of this.#sockets) socket.unref();
+    this.#broadcast({ complete: this.members });
+    // A closed port costs the training thread nothing, whatever is sent to it.
+    this.#listener!.close();
+    // The store must not keep a process alive that has nothing else to do.
+    for (const { socket } of this.#members.values()) socket?.unref();
   }
 
-  /** Does what rank `rank` asks for. */
+  /** Executes a request of rank `rank`. */
   async handle(rank: number, request: Request): Promise<Reply> {
     switch (request.op) {
       case 'set':
@@ -131,26 +134,26 @@ export class StoreServer {
     }
   }
 
-  /** Gives every rank a value; resolves when all of them hold it. Ranks that do not take it are returned. */
+  /** Sends a value to every rank. Resolves when all have confirmed it, or on time-out, with the ranks that have not. */
   async handOut(key: string, value: string, timeoutMs: number): Promise<number[]> {
-    const everyone = Array.from({ length: this.#options.world - 1 }, (_, i) => i + 1);
+    const others = Array.from({ length: this.#options.world - 1 }, (_, i) => i + 1);
     const got = new Set<number>();
     await waitFor(timeoutMs, (done) => {
-      const check = () => got.size === everyone.length && done();
+      const check = () => got.size === others.length && done();
       this.#handedOut.set(key, { got, check });
       check();
       this.#put(key, value);
     });
     this.#handedOut.delete(key);
-    return everyone.filter((rank) => !got.has(rank));
+    return others.filter((rank) => !got.has(rank));
   }
 
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#tell({ bye: true });
-    this.#server.close();
-    for (const socket of this.#sockets) socket.end();
+    this.#broadcast({ bye: true });
+    this.#listener?.close();
+    for (const { socket } of this.#members.values()) socket?.end();
   }
 
   #put(key: string, value: string): void {
@@ -185,78 +188,26 @@ export class StoreServer {
     return missing.length > 0 ? { missing } : { values: all as string[] };
   }
 
-  async #tryPort(port: number): Promise<boolean> {
-    const { bind } = this.#options;
-    const server = this.#server;
-    return new Promise((resolve, reject) => {
-      const failed = (error: NodeJS.ErrnoException) => {
-        server.off('listening', listening);
-        if (error.code === 'EADDRINUSE' || error.code === 'EACCES') resolve(false);
-        else reject(new TrefoilError(`rendezvous: rank 0 cannot listen on port ${port}: ${error.message}`));
-      };
-      const listening = () => {
-        server.off('error', failed);
-        resolve(true);
-      };
-      server.once('error', failed);
-      server.once('listening', listening);
-      server.listen({ port, ...(bind !== undefined && { host: bind }) });
-    });
-  }
-
-  #greet(socket: Socket): void {
-    const greeting: Greeting = { trefoil: PROTOCOL, nonce: randomBytes(16).toString('hex') };
-    let member: Member | null = null;
-    this.#sockets.add(socket);
-    socket.setNoDelay(true);
-    socket.setKeepAlive(true, 10_000);
-    const timer = setTimeout(() => socket.destroy(), HELLO_MS);
-    socket.on('error', () => {}); // 'close' follows and says all there is to say
-    socket.on('close', () => {
-      clearTimeout(timer);
-      this.#sockets.delete(socket);
-      if (member && this.#members.get(member.rank)?.socket === socket) this.#left(member);
-    });
-    readLines(
-      socket,
-      () => (member ? LONGEST_LINE : HELLO_LENGTH),
-      (line) => {
-        if (member) {
-          this.#take(member, socket, line);
-          return;
-        }
-        clearTimeout(timer);
-        const welcome = this.#welcome(greeting.nonce, line);
-        sendLine(socket, welcome.line);
-        if (!welcome.member) {
-          socket.end();
-          return;
-        }
-        member = welcome.member;
-        this.#members.set(member.rank, { member, socket });
-        if (this.#members.size === this.#options.world) this.#onComplete();
-      },
-    );
-    sendLine(socket, greeting);
-  }
-
-  #welcome(nonce: string, line: Record<string, unknown>): { line: Welcome; member?: Member } {
-    const { runId, world } = this.#options;
+  #admit(line: Line, socket: Socket): Peer | string {
+    const { world } = this.#options;
     const hello = helloLine.safeParse(line);
-    const isOurs =
-      hello.success && isProof(proof(runId, 'client', nonce, hello.data.nonce, hello.data.rank), hello.data.proof);
-    if (!isOurs) return { line: { stranger: true } };
-    const { rank, host, pid, world: theirs, nonce: own } = hello.data;
-    const refuse = (refused: string) => ({ line: { refused: `rendezvous: ${refused}` } });
-    if (theirs !== world) return refuse(`rank ${rank} was started as one of ${theirs}, rank 0 as one of ${world}`);
-    if (rank < 1 || rank >= world) return refuse(`there is no rank ${rank} among ${world}`);
+    if (!hello.success) return 'rendezvous: malformed hello';
+    const { rank, host, pid, world: theirs } = hello.data;
+    if (theirs !== world)
+      return `rendezvous: rank ${rank} was started with world size ${theirs}, rank 0 with world size ${world}`;
+    if (rank < 1 || rank >= world) return `rendezvous: rank ${rank} is not below the world size ${world}`;
     const held = this.#members.get(rank)?.member;
-    if (held) return refuse(`rank ${rank} is here already: process ${held.pid} on ${held.host}`);
-    if (this.#isComplete || this.#isClosed) return refuse(`rank ${rank} came after the ranks had met`);
-    return { line: { proof: proof(runId, 'server', nonce, own, rank) }, member: { rank, host, pid } };
+    if (held) return `rendezvous: rank ${rank} has already joined: process ${held.pid} on ${held.host}`;
+    const member: Member = { rank, host, pid };
+    this.#members.set(rank, { member, socket });
+    if (this.#members.size === world) this.#onComplete();
+    return {
+      onLine: (sent) => this.#take(member, socket, sent),
+      onClose: () => this.#members.get(rank)?.socket === socket && this.#left(member),
+    };
   }
 
-  #take(member: Member, socket: Socket, line: Record<string, unknown>): void {
+  #take(member: Member, socket: Socket, line: Line): void {
     if (line['bye'] === true) {
       this.#members.delete(member.rank);
       return;
@@ -275,21 +226,21 @@ export class StoreServer {
     void this.handle(member.rank, request.data).then((reply) => sendLine(socket, { id: request.data.id, ...reply }));
   }
 
-  /** Before all have met, a rank that goes makes room for its next try; afterwards it is lost to all. */
+  /** Before all ranks have joined, a rank whose connection ends may connect again; afterwards it is lost. */
   #left(member: Member): void {
     this.#members.delete(member.rank);
     if (!this.#isComplete || this.#isClosed) return;
-    this.#tell({ lost: member });
+    this.#broadcast({ lost: member });
     this.onLost(member);
   }
 
-  #tell(notice: Notice): void {
+  #broadcast(notice: Notice): void {
     for (const { socket } of this.#members.values()) if (socket) sendLine(socket, notice);
   }
 }
 
-/** Whether `begin` called its argument in time. */
-export function waitFor(timeoutMs: number, begin: (done: () => void) => void): Promise<boolean> {
+/** Whether `begin` called its argument within the time limit. */
+function waitFor(timeoutMs: number, begin: (done: () => void) => void): Promise<boolean> {
   return new Promise((resolve) => {
     const timer = setTimeout(() => resolve(false), timeoutMs);
     begin(() => {
@@ -297,4 +248,16 @@ export function waitFor(timeoutMs: number, begin: (done: () => void) => void): P
       resolve(true);
     });
   });
+}
+
+/** "rank 3", "ranks 1 and 2", "ranks 0, 1 and 2", "ranks 0, 1, 2 and 61 more". */
+export function rankList(ranks: readonly number[]): string {
+  if (ranks.length === 1) return `rank ${ranks[0]}`;
+  const shown = ranks.length > 8 ? ranks.slice(0, 7) : ranks.slice(0, -1);
+  const last = ranks.length > 8 ? `${ranks.length - 7} more` : `${ranks.at(-1)}`;
+  return `ranks ${shown.join(', ')} and ${last}`;
+}
+
+export function durationText(ms: number): string {
+  return ms >= 60_000 ? `${+(ms / 60_000).toFixed(1)} min` : `${+(ms / 1000).toFixed(1)} s`;
 }

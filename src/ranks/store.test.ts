@@ -1,5 +1,6 @@
-/** The store with real processes: ranks meet, strangers stay out, and whoever is missing or lost is named. */
+/** The store with real processes: ranks join, strangers do not, and missing or lost ranks are named. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer, type Server } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -9,7 +10,8 @@ import { build } from 'esbuild';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { freeStorePort } from '../testing/store-port.js';
 import { openStore, STORE_PORTS, type StoreOptions } from './store.js';
-import { durationText, rankList } from './store-wire.js';
+import { durationText, rankList } from './store-server.js';
+import { startAttack } from './testing/attack.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-store-'));
 const program = join(folder, 'member.mjs');
@@ -42,7 +44,7 @@ interface Said {
 interface Rank {
   readonly child: ChildProcess;
   readonly lines: Said[];
-  /** Waits for a line of which `is` holds. */
+  /** Waits for a line that satisfies `is`. */
   line(is: (said: Said) => boolean): Promise<Said>;
   readonly code: Promise<number | null>;
 }
@@ -77,14 +79,15 @@ function start(options: StoreOptions & { stay?: boolean; block?: number }): Rank
 
 async function occupy(port: number, answer: string | null): Promise<void> {
   const server = createServer((socket) => {
-    socket.on('error', () => {}); // whoever looked in is gone
+    socket.on('error', () => {}); // the rank that tried this port has closed the connection
+    socket.resume(); // with unread data it would never close
     if (answer !== null) socket.write(answer);
   });
   servers.add(server);
   await new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
 }
 
-/** A process that was just started takes its time. */
+/** Waits until a process listens on this port. */
 async function listening(port: number): Promise<void> {
   for (;;) {
     const isOpen = await new Promise<boolean>((resolve) => {
@@ -97,11 +100,11 @@ async function listening(port: number): Promise<void> {
   }
 }
 
-/** Longer than processes of a busy machine take to start. */
-const base = { world: 3, runId: 'run-1', address: '127.0.0.1', timeoutMs: 90_000 };
+/** Longer than processes take to start on a busy machine. */
+const base = { world: 3, key: 'key of run 1', address: '127.0.0.1', timeoutMs: 90_000 };
 
 describe('the store of ranks', () => {
-  it('lets ranks meet, whoever comes first, and hands values round', async () => {
+  it('joins ranks in any order and exchanges values', async () => {
     const port = await freeStorePort();
     const later = [1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
     await new Promise((resolve) => setTimeout(resolve, 300));
@@ -115,33 +118,34 @@ describe('the store of ranks', () => {
       ]);
   });
 
-  it('has handed a value to everybody before rank 0 goes on, and may block', async () => {
+  it('has handed a value to every rank before rank 0 continues and may block', async () => {
     const port = await freeStorePort();
     const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, block: rank === 0 ? 4000 : 0 }));
     expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
     const [first, ...others] = ranks.map(({ lines }) => lines.find(({ handed }) => handed !== undefined)!);
     for (const { handed, at } of others) {
       expect(handed).toBe('of rank 0');
-      expect(at!).toBeLessThan(first.at! - 2000); // while rank 0 was deaf
+      expect(at!).toBeLessThan(first.at! - 2000); // while rank 0 was blocked
     }
   });
 
-  it('passes over ports that are taken: by a launcher, a silent program, another run', async () => {
+  it('skips ports that are in use by a launcher, another program or another run', async () => {
     const port = await freeStorePort();
     await occupy(port, null); // MASTER_PORT itself, as torchrun does
     await occupy(port + 1, 'HTTP/1.1 400 Bad Request\r\n\r\n');
-    const other = { ...base, world: 2, runId: 'another run', port: port + 1 };
-    const others = [start({ ...other, rank: 0, stay: true }), start({ ...other, rank: 1, stay: true })];
-    expect((await others[0].line(({ met }) => met !== undefined)).port).toBe(port + 2);
+    const other = { ...base, world: 2, key: 'key of another run', port: port + 1 };
+    const first = start({ ...other, rank: 0 });
+    await listening(port + 2);
     const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank }));
     expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
     expect(ranks[2].lines[0].port).toBe(port + 3);
-    expect(others.map(({ lines }) => lines.length)).toEqual([3, 3]); // the other run noticed nothing
+    const second = start({ ...other, rank: 1 });
+    expect([await first.code, await second.code]).toEqual([0, 0]); // the other run was not disturbed
   });
 
-  it('names the ranks that do not come, to all that came', async () => {
+  it('names the ranks that do not connect, to all that did', async () => {
     const port = await freeStorePort();
-    // Only rank 0's limit decides; rank 2 is started first, so that it is there long before.
+    // Only rank 0's limit counts; rank 2 is started first, so that it has joined long before.
     const ranks = [2, 0].map((rank) =>
       start({ ...base, world: 4, ...(rank === 0 && { timeoutMs: 8000 }), port, rank, host: `node${rank}` }),
     );
@@ -150,13 +154,13 @@ describe('the store of ranks', () => {
       expect(lines).toEqual([
         {
           error:
-            `rendezvous: ranks 1 and 3 of 4 did not come to port ${port + 1} of node0 within 8 s ` +
-            '(NSA_PG_TIMEOUT_MIN); look at what they printed',
+            `rendezvous: ranks 1 and 3 of 4 did not connect to port ${port + 1} of node0 within 8 s ` +
+            '(NSA_PG_TIMEOUT_MIN); check their output',
         },
       ]);
   });
 
-  it('says what a rank tried when rank 0 is nowhere', async () => {
+  it('reports what a rank tried when rank 0 does not answer', async () => {
     const port = await freeStorePort();
     const options = { ...base, port, rank: 1, timeoutMs: 2000 };
     await expect(openStore(options)).rejects.toThrow(
@@ -169,51 +173,55 @@ describe('the store of ranks', () => {
     await expect(openStore({ ...options, address: 'no-such-host.invalid' })).rejects.toThrow('no-such-host.invalid');
   });
 
-  it('refuses a rank of another size and a rank that is there already', async () => {
+  it('refuses a rank with another world size and a rank that has already joined', async () => {
     const port = await freeStorePort();
     const first = [0, 1].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
-    // Rank 1 is there as soon as a second one is refused; until then either may be the first.
+    // Either of the two may be the first; the other is refused.
     const twins = [first[1], start({ ...base, port, rank: 1, host: 'node1' })];
     const refused = await Promise.race(twins.map(({ line }) => line(({ error }) => error !== undefined)));
-    expect(refused.error).toMatch(/^rendezvous: rank 1 is here already: process \d+ on node1$/);
+    expect(refused.error).toMatch(/^rendezvous: rank 1 has already joined: process \d+ on node1$/);
     await expect(openStore({ ...base, port, rank: 2, world: 5 })).rejects.toThrow(
-      'rendezvous: rank 2 was started as one of 5, rank 0 as one of 3',
+      'rendezvous: rank 2 was started with world size 5, rank 0 with world size 3',
     );
     const third = start({ ...base, port, rank: 2 });
-    expect(await first[0].code).toBe(0); // the mistakes of others cost it nothing
+    expect(await first[0].code).toBe(0); // refused ranks do not disturb it
     expect(await third.code).toBe(0);
   });
 
-  it('keeps strangers out: no run id, no JSON, too much, too many', async () => {
+  it('closes its port when all ranks have joined', async () => {
+    const port = await freeStorePort();
+    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, stay: true }));
+    await Promise.all(ranks.map(({ line }) => line(({ handed }) => handed !== undefined)));
+    const attempt = connect({ host: '127.0.0.1', port: port + 1 });
+    await expect(once(attempt, 'connect')).rejects.toThrow('ECONNREFUSED');
+  });
+
+  it('joins its ranks while strangers attack: garbage, half lines, 1,000 connections, a wrong key', async () => {
     const port = await freeStorePort();
     const first = start({ ...base, port, rank: 0 });
     await listening(port + 1);
-    await expect(openStore({ ...base, port, rank: 1, runId: 'guess', timeoutMs: 3000 })).rejects.toThrow(
-      `port ${port + 1} belongs to another run (or the run ids differ)`,
+    await expect(openStore({ ...base, port, rank: 1, key: 'a guess', timeoutMs: 3000 })).rejects.toThrow(
+      `port ${port + 1} belongs to another run, or the ranks have different secrets`,
     );
-    const attack = (text: string) =>
-      new Promise<string>((resolve) => {
-        const socket = connect({ host: '127.0.0.1', port: port + 1 });
-        let heard = '';
-        socket.setEncoding('utf8').on('data', (chunk: string) => {
-          heard += chunk;
-        });
-        socket.on('error', () => {}); // being thrown out is what is expected
-        socket.on('close', () => resolve(heard.split('\n').slice(1).join('')));
-        socket.write(text);
-      });
-    const hello = { rank: 1, world: 3, host: 'x', pid: 1, nonce: 'n', proof: 'p' };
-    expect(await attack('GET / HTTP/1.1\r\n\r\n')).toBe('');
-    expect(await attack('x'.repeat(100_000))).toBe('');
-    expect(await attack(`${JSON.stringify({ ...hello, rank: { toString: 1 } })}\n`)).toBe('{"stranger":true}');
-    expect(await attack(`${JSON.stringify(hello)}\n${JSON.stringify({ id: 1, op: 'get', key: 'id' })}\n`)).toBe(
-      '{"stranger":true}',
-    );
-    const rest = [1, 2].map((rank) => start({ ...base, port, rank }));
-    expect(await Promise.all([first, ...rest].map(({ code }) => code))).toEqual([0, 0, 0]);
+    const attack = await startAttack(port + 1);
+    try {
+      const rest = [1, 2].map((rank) => start({ ...base, port, rank }));
+      expect(await Promise.all([first, ...rest].map(({ code }) => code))).toEqual([0, 0, 0]);
+      expect(attack.opened()).toBeGreaterThan(1000);
+    } finally {
+      attack.stop();
+    }
   });
 
-  it('names a rank that is killed, rank 0 as well, to everybody else within moments', async () => {
+  it('ignores a refusal from a server that does not know the key', async () => {
+    const port = await freeStorePort();
+    const greeting = { trefoil: 3, service: 'store', nonce: 'n' };
+    await occupy(port + 1, `${JSON.stringify(greeting)}\n${JSON.stringify({ refusal: 'go away', proof: 'p' })}\n`);
+    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank }));
+    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
+  });
+
+  it('names a killed rank, also rank 0, to all others at once', async () => {
     for (const victim of [2, 0]) {
       const port = await freeStorePort();
       const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}`, stay: true }));
@@ -222,32 +230,32 @@ describe('the store of ranks', () => {
       ranks[victim].child.kill('SIGKILL');
       const left = ranks.filter((_, rank) => rank !== victim);
       expect(await Promise.all(left.map(({ code }) => code))).toEqual([7, 7]);
-      expect(performance.now() - killed).toBeLessThan(base.timeoutMs / 3); // at once, not when a wait has run out
+      expect(performance.now() - killed).toBeLessThan(base.timeoutMs / 3); // not only after a time-out
       for (const { lines } of left) expect(lines.at(-1)).toEqual({ lost: `${victim}@node${victim}` });
     }
   });
 
-  it('names who does not come to a gathering, and what nobody gave', async () => {
+  it('names the ranks missing at a gather, and a key that was not set', async () => {
     const port = await freeStorePort();
     const options = { ...base, world: 2, port, timeoutMs: 2000 };
     const [zero, one] = await Promise.all([0, 1].map((rank) => openStore({ ...options, rank, host: `node${rank}` })));
-    await expect(one.get('nothing')).rejects.toThrow('rank 1 waited 2 s for "nothing", which no rank has given');
+    await expect(one.get('nothing')).rejects.toThrow('rank 1 waited 2 s for "nothing", which no rank has set');
     await expect(one.gather('devices', new Uint8Array(1))).rejects.toThrow(
-      'rank 1 waited 2 s at "devices" for rank 0 (node0); look at what they printed',
+      'rank 1 waited 2 s at "devices" for rank 0 (node0); check their output',
     );
     await expect(zero.get('nothing')).rejects.toThrow('rank 0 waited');
     await expect(zero.handOut('id', new Uint8Array(1))).rejects.toThrow(
-      'rank 0 waited 2 s at "id" for rank 1 (node1); look at what they printed',
+      'rank 0 waited 2 s at "id" for rank 1 (node1); check their output',
     );
     const lost: number[] = [];
     zero.onLost(({ rank }) => lost.push(rank));
-    one.close(); // orderly: nobody is lost
+    one.close(); // a regular exit: no rank is lost
     await new Promise((resolve) => setTimeout(resolve, 100));
     zero.close();
     expect(lost).toEqual([]);
   });
 
-  it('says plainly when no port is left', async () => {
+  it('reports that no port is free', async () => {
     const port = await freeStorePort();
     for (let i = 1; i <= STORE_PORTS; i++) await occupy(port + i, null);
     await expect(openStore({ ...base, port, rank: 0 })).rejects.toThrow(
@@ -255,7 +263,7 @@ describe('the store of ranks', () => {
     );
   });
 
-  it('puts ranks and times into words', () => {
+  it('formats lists of ranks and durations', () => {
     expect([[3], [1, 2], [0, 1, 5], Array.from({ length: 70 }, (_, i) => i)].map(rankList)).toEqual([
       'rank 3',
       'ranks 1 and 2',

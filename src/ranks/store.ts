@@ -1,96 +1,87 @@
 /**
- * Where the ranks of a run meet: a small store of values on rank 0, reached over TCP. Ranks prove to each other that they
- * know the run id; a rank that does not come, or goes without a word, is named.
+ * Rendezvous of the ranks of a run: a small key-value store on rank 0, reached over authenticated TCP connections
+ * (channel.ts). It names ranks that do not connect and ranks that exit without a message.
  *
- * Launchers keep MASTER_PORT for themselves (torchrun's agent listens there), so the store takes the first free port behind
- * it, and ranks try those ports until one of them proves to be theirs.
+ * Launchers use MASTER_PORT themselves (torchrun's agent listens there), so the store takes the first free port after it,
+ * and the other ranks try those ports until the server at one of them proves the key of the run. The port is closed as
+ * soon as all ranks have joined.
  */
-import { randomBytes } from 'node:crypto';
-import { connect, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { TrefoilError } from '../errors.js';
-import { StoreServer } from './store-server.js';
+import { Channel, connectTo } from './channel.js';
 import {
   type ClientLine,
   durationText,
-  type Greeting,
-  type Hello,
-  isLoopback,
-  isProof,
   type Member,
-  PROTOCOL,
-  proof,
   type Reply,
   type Request,
   rankList,
-  readLines,
   type ServerLine,
-  sendLine,
-  type Welcome,
-} from './store-wire.js';
+  StoreServer,
+} from './store-server.js';
 
-export type { Member } from './store-wire.js';
+export type { Member } from './store-server.js';
 
 export const STORE_PORTS = 16;
 const CONNECT_MS = 3000;
 const RETRY_MS = 200;
-const LONGEST_LINE = 2 ** 20;
-/** Rank 0 says in time who is missing; a rank waits a little longer for its word. */
+const NO_ANSWER = 'no answer';
+/** Rank 0 reports its time-out to the others; they wait this much longer for the report. */
 const GRACE_MS = 5000;
 
 export interface StoreOptions {
   readonly rank: number;
   readonly world: number;
-  /** What only the ranks of this run, and of this start of it, know. */
-  readonly runId: string;
+  /** HMAC key of this start of the run (`runKey` in secret.ts). */
+  readonly key: string;
   /** The machine of rank 0: MASTER_ADDR. */
   readonly address: string;
-  /** MASTER_PORT; the store listens on one of the ports behind it. */
+  /** MASTER_PORT; the store listens on one of the ports after it. */
   readonly port: number;
-  /** How long to wait for others, here and in `get` and `gather`. */
+  /** How long to wait for other ranks, here and in `get` and `gather`. */
   readonly timeoutMs: number;
-  /** What this machine calls itself. */
+  /** Name of this machine; defaults to its host name. */
   readonly host?: string;
 }
 
 export interface RankStore {
-  /** Everybody, by rank. */
+  /** All ranks, in order of rank. */
   readonly members: readonly Member[];
-  /** The port on which the ranks met. */
+  /** The port of the store. */
   readonly port: number;
   set(key: string, value: Uint8Array): Promise<void>;
-  /** Waits until somebody has set it. */
+  /** Waits until a rank has set it. */
   get(key: string): Promise<Uint8Array>;
   /**
-   * Rank 0's value, for all. Rank 0 goes on when everybody holds it: from then on nobody needs an answer of it, and it may
-   * call what blocks its thread.
+   * Broadcasts rank 0's value. On rank 0 it resolves when every rank has confirmed the value: from then on no rank waits for
+   * an answer of the server, and rank 0 may block its thread.
    */
   handOut(key: string, value: Uint8Array): Promise<Uint8Array>;
-  /** What every rank gave under this name, by rank, once all have. */
+  /** The values that the ranks gave under this name, by rank, once all have. */
   gather(name: string, value: Uint8Array): Promise<Uint8Array[]>;
-  /** Hears of every rank that goes without a word; of those that went before, at once. */
+  /** Calls `listener` with every rank that is lost, including those lost before. */
   onLost(listener: (member: Member) => void): void;
   close(): void;
 }
 
-/** The ports behind MASTER_PORT that ranks may use. */
+/** The ports after MASTER_PORT that ranks may use. */
 export function storePorts(port: number): number[] {
   return Array.from({ length: STORE_PORTS }, (_, i) => port + 1 + i).filter((one) => one < 65536);
 }
 
-/** Resolves when all ranks have met. */
+/** Resolves when all ranks have joined. */
 export async function openStore(options: StoreOptions): Promise<RankStore> {
   const self: Member = { rank: options.rank, host: options.host ?? hostname(), pid: process.pid };
   const ports = storePorts(options.port);
   if (options.rank !== 0) return RemoteStore.open(options, self, ports);
-  const bind = isLoopback(options.address) ? options.address : undefined;
-  const server = await StoreServer.listen({ world: options.world, runId: options.runId, self, bind, ports });
+  const { world, key, address } = options;
+  const server = await StoreServer.listen({ world, key, self, address, ports });
   await server.complete(options.timeoutMs);
   return new LocalStore(options, server);
 }
 
-/** What both ends have in common: values as bytes, and errors in words. */
+/** Common to both ends: values as bytes, and error messages. */
 abstract class Store implements RankStore {
   readonly #options: StoreOptions;
   readonly #lost: Member[] = [];
@@ -115,7 +106,7 @@ abstract class Store implements RankStore {
     if ('value' in reply) return toBytes(reply.value);
     const { rank, timeoutMs } = this.#options;
     throw new TrefoilError(
-      `rendezvous: rank ${rank} waited ${durationText(timeoutMs)} for "${key}", which no rank has given`,
+      `rendezvous: rank ${rank} waited ${durationText(timeoutMs)} for "${key}", which no rank has set`,
     );
   }
 
@@ -137,7 +128,7 @@ abstract class Store implements RankStore {
     const hosts = this.members.filter((member) => missing.includes(member.rank)).map(({ host }) => host);
     return new TrefoilError(
       `rank ${rank} waited ${durationText(timeoutMs)} at "${name}" for ${rankList(missing)} ` +
-        `(${[...new Set(hosts)].join(', ')}); look at what they printed`,
+        `(${[...new Set(hosts)].join(', ')}); check their output`,
     );
   }
 
@@ -185,45 +176,47 @@ class LocalStore extends Store {
 interface Waiting {
   readonly resolve: (reply: Reply) => void;
   readonly reject: (error: Error) => void;
-  /** Also what keeps the process alive until the answer comes. */
+  /** Also keeps the process alive until the answer arrives. */
   readonly timer: NodeJS.Timeout;
 }
 
 class RemoteStore extends Store {
   members: readonly Member[] = [];
   readonly port: number;
-  readonly #socket: Socket;
+  readonly #channel: Channel;
   readonly #waiting = new Map<number, Waiting>();
   #isClosed = false;
   #failure: Error | null = null;
 
-  private constructor(options: StoreOptions, socket: Socket, port: number) {
+  private constructor(options: StoreOptions, channel: Channel, port: number) {
     super(options);
-    this.#socket = socket;
+    this.#channel = channel;
     this.port = port;
   }
 
   static async open(options: StoreOptions, self: Member, ports: readonly number[]): Promise<RemoteStore> {
-    const { address, timeoutMs, world } = options;
+    const { address, timeoutMs, world, key } = options;
     const deadline = Date.now() + timeoutMs;
-    let last = 'nobody answered';
+    let last = NO_ANSWER;
     while (Date.now() < deadline) {
       for (const port of ports) {
-        const found = await knock(options, self, port);
-        if (typeof found !== 'string') {
-          const store = new RemoteStore(options, found.socket, port);
-          await store.#meet(found, Math.max(0, deadline - Date.now()) + GRACE_MS, world);
+        const hello = { ...self, world };
+        const found = await connectTo({ host: address, port, service: 'store', key, hello, timeoutMs: CONNECT_MS });
+        if (found instanceof Channel) {
+          const store = new RemoteStore(options, found, port);
+          await store.#join(Math.max(0, deadline - Date.now()) + GRACE_MS, world);
           return store;
         }
-        if (!found.includes('ECONNREFUSED') || last === 'nobody answered') last = found;
+        if ('refusal' in found) throw new TrefoilError(found.refusal);
+        if (!found.failure.includes('ECONNREFUSED') || last === NO_ANSWER) last = found.failure;
         if (Date.now() >= deadline) break;
       }
       await sleep(RETRY_MS);
     }
     throw new TrefoilError(
       `rendezvous: rank ${self.rank} did not find rank 0 at ${address}, ports ${ports[0]} to ${ports.at(-1)}, within ` +
-        `${durationText(timeoutMs)} (NSA_PG_TIMEOUT_MIN): ${last}; is rank 0 running, do MASTER_ADDR and MASTER_PORT ` +
-        'agree on all ranks, and can these ports be reached?',
+        `${durationText(timeoutMs)} (NSA_PG_TIMEOUT_MIN): ${last}; check that rank 0 runs, that MASTER_ADDR, MASTER_PORT ` +
+        'and TREFOIL_RUN_SECRET are the same on all ranks, and that no firewall blocks these ports',
     );
   }
 
@@ -253,46 +246,46 @@ class RemoteStore extends Store {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#send({ bye: true });
-    this.#socket.end();
+    this.#channel.socket.end();
   }
 
   #send(line: ClientLine): void {
-    sendLine(this.#socket, line);
+    this.#channel.send(line);
   }
 
-  /** Waits for the word that all have come. */
-  async #meet(connection: Connection, timeoutMs: number, world: number): Promise<void> {
+  /** Waits until rank 0 reports that all ranks have joined. */
+  async #join(timeoutMs: number, world: number): Promise<void> {
+    const channel = this.#channel;
     await new Promise<void>((resolve, reject) => {
       const fail = (message: string) => {
         clearTimeout(timer);
-        connection.listen(
-          () => {},
-          () => {},
-        );
-        connection.socket.destroy();
+        channel.pause();
+        channel.socket.destroy();
         reject(new TrefoilError(message));
       };
       const timer = setTimeout(
         () =>
-          fail(`rendezvous: rank 0 did not say within ${durationText(timeoutMs)} that all ${world} ranks are there`),
+          fail(
+            `rendezvous: rank 0 did not report within ${durationText(timeoutMs)} that all ${world} ranks have joined`,
+          ),
         timeoutMs,
       );
-      connection.listen(
+      channel.listen(
         (line) => {
           if ('failed' in line) fail(`${line['failed']}`);
           if (!('complete' in line)) return;
           clearTimeout(timer);
           this.members = line['complete'] as readonly Member[];
-          connection.listen(
+          channel.listen(
             (later) => this.#take(later as unknown as ServerLine),
             () => this.#lostServer(),
           );
           resolve();
         },
-        () => fail('rendezvous: rank 0 went away before all ranks had come; look at what it printed'),
+        () => fail('rendezvous: rank 0 exited before all ranks had joined; check its output'),
       );
     });
-    this.#socket.unref(); // a process that has nothing else to do may end
+    channel.socket.unref(); // a process that has nothing else to do may exit
   }
 
   #take(line: ServerLine): void {
@@ -309,7 +302,7 @@ class RemoteStore extends Store {
 
   #lostServer(): void {
     const host = this.members[0]?.host ?? 'its machine';
-    this.#failure = new TrefoilError(`rank 0 on ${host} went away; look at what it printed`);
+    this.#failure = new TrefoilError(`rank 0 on ${host} exited; check its output`);
     for (const { reject, timer } of this.#waiting.values()) {
       clearTimeout(timer);
       reject(this.#failure);
@@ -317,83 +310,6 @@ class RemoteStore extends Store {
     this.#waiting.clear();
     if (!this.#isClosed) this.lose(this.members[0]);
   }
-}
-
-type Line = Record<string, unknown>;
-
-/** A connection that keeps what comes while nobody listens. */
-class Connection {
-  readonly socket: Socket;
-  #backlog: Line[] = [];
-  #isEnded = false;
-  #take: ((line: Line) => void) | null = null;
-  #onClose: () => void = () => {};
-
-  constructor(socket: Socket) {
-    this.socket = socket;
-    socket.setNoDelay(true);
-    socket.setKeepAlive(true, 10_000);
-    socket.on('close', () => {
-      this.#isEnded = true;
-      if (this.#take) this.#onClose();
-    });
-    readLines(
-      socket,
-      () => LONGEST_LINE,
-      (line) => (this.#take ? this.#take(line) : this.#backlog.push(line)),
-    );
-  }
-
-  /** From now on lines and the end go here; nowhere without arguments. */
-  listen(take: ((line: Line) => void) | null = null, onClose: () => void = () => {}): void {
-    this.#take = take;
-    this.#onClose = onClose;
-    while (this.#take && this.#backlog.length > 0) this.#take(this.#backlog.shift()!);
-    if (this.#take && this.#isEnded) this.#onClose();
-  }
-}
-
-/** Tries one port: a connection, or why this is not rank 0. Throws when it is and wants nothing of this rank. */
-async function knock(options: StoreOptions, self: Member, port: number): Promise<Connection | string> {
-  const { address, runId, world } = options;
-  return new Promise((resolve, reject) => {
-    const socket = connect({ host: address, port });
-    const connection = new Connection(socket);
-    const nonce = randomBytes(16).toString('hex');
-    const leave = (tell: () => void) => {
-      clearTimeout(timer);
-      connection.listen();
-      tell();
-    };
-    const giveUp = (reason: string) =>
-      leave(() => {
-        socket.destroy();
-        resolve(reason);
-      });
-    const timer = setTimeout(() => giveUp(`port ${port} does not answer`), CONNECT_MS);
-    socket.on('error', (error) => giveUp(error.message)); // one that comes later is followed by 'close', which is heard
-    const hungUp = () => giveUp(`port ${port} hung up`);
-    const answered = (line: Line, theirs: string) => {
-      const welcome = line as Welcome;
-      if ('refused' in welcome)
-        return leave(() => {
-          socket.destroy();
-          reject(new TrefoilError(`${welcome.refused}`));
-        });
-      const isOurs = 'proof' in welcome && isProof(proof(runId, 'server', theirs, nonce, self.rank), welcome.proof);
-      if (!isOurs) return giveUp(`port ${port} belongs to another run (or the run ids differ)`);
-      leave(() => resolve(connection));
-    };
-    const greeted = (line: Line) => {
-      const { trefoil, nonce: theirs } = line as Partial<Greeting>;
-      if (typeof theirs !== 'string') return giveUp(`port ${port} belongs to another program`);
-      if (trefoil !== PROTOCOL) return giveUp(`port ${port} belongs to another version of trefoil`);
-      const hello: Hello = { ...self, world, nonce, proof: proof(runId, 'client', theirs, nonce, self.rank) };
-      connection.listen((answer) => answered(answer, theirs), hungUp);
-      sendLine(socket, hello);
-    };
-    connection.listen(greeted, hungUp);
-  });
 }
 
 function toText(bytes: Uint8Array): string {

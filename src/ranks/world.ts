@@ -12,6 +12,7 @@ import type { Lifeline } from './guard-shared.js';
 import { describeIdentity, type RankIdentity } from './identity.js';
 import { type Member, RankMonitor } from './monitor.js';
 import { meetOnGpus } from './nccl.js';
+import { createSecret } from './secret.js';
 import { Together } from './together.js';
 
 /** MPI too takes whichever port is free. */
@@ -172,7 +173,11 @@ async function openMpiWorld(identity: RankIdentity, device: CpuDevice, options: 
 /** Tells of ranks on other machines, until the files of a run do; null on one machine, where everybody sees the processes. */
 async function guardOfHosts({ rank, members, together }: World, options: WorldOptions): Promise<RankGuard | null> {
   if (members.every(({ host }) => host === members[0].host)) return null;
-  const guard = await RankGuard.start({ rank, members, ...options, ports: [ANY_PORT], addresses: ownAddresses() });
+  // Whoever can read MPI's traffic can read the gradients: its connections may carry the key of the lifelines.
+  const key = together.share(createSecret());
+  const guard = await RankGuard.start({
+    ...{ rank, members, ...options, key, ports: [ANY_PORT], addresses: ownAddresses() },
+  });
   const offered: Lifeline | null = JSON.parse(together.share(JSON.stringify(guard.lifeline)));
   if (rank !== 0 && offered) await guard.hold(offered);
   return guard;

@@ -254,8 +254,11 @@ export class EmulatedCuda implements Device, CudaRuntime {
       '-Wl,-Bsymbolic',
       ...macros,
     ];
-    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' '), command, version]);
-    return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(text, flags, path));
+    const key = kernelKey([text, readFileSync(EMULATOR, 'utf8'), flags.join(' ')]);
+    const compiler = `${command} ${version}`;
+    return (
+      this.#cache.find(key, compiler) ?? this.#cache.store(key, compiler, (path) => this.#build(text, flags, path))
+    );
   }
 
   #build(text: string, flags: readonly string[], path: string): void {

@@ -1,4 +1,5 @@
 import { spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
 import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
@@ -54,6 +55,20 @@ it('takes the newest checkpoint or all or none, whole lines, and nothing of this
     expect(findCheckpoint(path, 'auto')?.step).toBe(steps[0]);
     if (steps.length > 0) expect(findCheckpoint(path, join(runPaths(path).checkpoints, 'latest'))?.step).toBe(2);
   }
+});
+
+it('leaves no listeners behind, however many writes wait', async () => {
+  writeFileSync(join(run, 'large.bin'), randomBytes(24 * 1024 * 1024)); // 24 writes that do not compress
+  const warnings: Error[] = [];
+  const onWarning = (warning: Error) => void warnings.push(warning);
+  process.on('warning', onWarning);
+  try {
+    await backupRun(run, join(folder.path, 'large.tar.gz'), 'none');
+    await new Promise((resolve) => setImmediate(resolve)); // warnings are emitted on the next tick
+  } finally {
+    process.off('warning', onWarning);
+  }
+  expect(warnings).toEqual([]);
 });
 
 it('holds a whole checkpoint also when the run deletes it while it is read', async () => {

@@ -189,5 +189,13 @@ function endOfLastLine(descriptor: number, size: number): number {
 async function write(gzip: Gzip, bytes: Uint8Array): Promise<void> {
   if (bytes.length === 0) return;
   if (gzip.destroyed || gzip.errored) throw gzip.errored ?? new Error('the archive was closed');
-  if (!gzip.write(bytes)) await Promise.race([once(gzip, 'drain'), once(gzip, 'close')]);
+  if (gzip.write(bytes)) return;
+  // Aborting removes the listeners of the event that did not occur: an archive has thousands of writes.
+  const waiting = new AbortController();
+  const { signal } = waiting;
+  try {
+    await Promise.race([once(gzip, 'drain', { signal }), once(gzip, 'close', { signal })]);
+  } finally {
+    waiting.abort();
+  }
 }

@@ -114,7 +114,7 @@ function bench(options: Options, io: Io): void {
   const line = new ProgressLine(io);
   const lengths = options.seqLen ?? (quick ? [QUICK_LENGTH] : undefined);
   const choice = { config: options.config, attention: options.attention, lengths, batchSizes: options.batchSize };
-  const device = openDevice({ ...options, onCompile: (source) => line.show(`compiling ${source}`) });
+  const device = openDevice(options);
   const cases = trainCases({ ...choice, device: device.kind, kernels: options.kernel }, io.env);
   const budget = stepBudget(options.steps, quick);
   const before = measureDevicePeak(device);

@@ -4,6 +4,9 @@ import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
+import { CompileProgressLine } from './compile-progress.js';
+
+const progress = new CompileProgressLine(process.stderr);
 
 export type DeviceChoice = DeviceKind | 'auto';
 
@@ -12,8 +15,6 @@ export interface DeviceOptions {
   readonly threads?: number;
   /** Which GPU of so many; the first by default. */
   readonly gpu?: (count: number) => number;
-  /** Told before a CUDA kernel is compiled; the first run on a machine compiles for a while. */
-  readonly onCompile?: (source: string) => void;
   /** CUDA: bitwise equal runs. */
   readonly deterministic?: boolean;
 }
@@ -23,15 +24,14 @@ export function deviceOption(description: string): Option {
 }
 
 /** One device: the one named, or the fastest there is. */
-export function openDevice({ device, threads, gpu, onCompile, deterministic = false }: DeviceOptions): Device {
+export function openDevice({ device, threads, gpu, deterministic = false }: DeviceOptions): Device {
   const absence = device === 'cpu' ? null : cudaAbsence();
   if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   const isGpu = device !== 'cpu' && absence === null;
   return open(device, {
     ...(threads === undefined ? {} : { threads }),
     ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
-    ...(onCompile ? { onCompile } : {}),
-    deterministic,
+    ...{ progress, deterministic },
   });
 }
 

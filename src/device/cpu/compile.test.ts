@@ -1,6 +1,9 @@
-/** The kernel cache under everything that goes wrong on real machines: races, damage, bad disks, bad compilers. */
-import { execFile, spawnSync } from 'node:child_process';
+/** The kernel cache under everything that goes wrong on real machines: races, damage, bad disks, compilers, other users. */
+import { execFile, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import {
+  chmodSync,
+  chownSync,
   cpSync,
   mkdirSync,
   mkdtempSync,
@@ -12,13 +15,13 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { homedir, tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
 import { afterAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { buildChild, startChild } from '../../testing/child.js';
-import { compilerFlags, defaultCompilerOptions, findCompiler, KernelCompiler } from './compile.js';
+import { compilerFlags, defaultCompilerOptions, findCompiler, KernelCompiler, processorIdentity } from './compile.js';
 import { CpuDevice } from './cpu.js';
 
 const { candidates } = defaultCompilerOptions(process.env);
@@ -66,7 +69,7 @@ function refusal(action: () => unknown): string {
 /** A small disk of its own, or a skipped test with the reason. */
 function mountDisk(context: TestContext, options: string): string {
   const disk = mkdtempSync(join(root, 'disk-'));
-  const mount = spawnSync('mount', ['-t', 'tmpfs', '-o', options, 'tmpfs', disk], { encoding: 'utf8' });
+  const mount = spawnSync('mount', ['-t', 'tmpfs', '-o', `mode=755,${options}`, 'tmpfs', disk], { encoding: 'utf8' });
   if (mount.status !== 0) {
     const reason = `cannot mount a tmpfs: ${mount.error?.message ?? mount.stderr.trim()}`;
     console.warn(`skipped: ${reason}`);
@@ -168,6 +171,84 @@ describe('the kernel cache', () => {
   });
 });
 
+describe('without a compiler', () => {
+  const none = (target?: string) =>
+    new KernelCompiler({ cache, candidates: ['no-such-compiler'], ...(target && { target }) });
+
+  it('the kernels of a warm cache are used, whatever compiled them', () => {
+    const library = compiler().library(source);
+    expect(none().library(source)).toBe(library);
+    expect(answer(none().library(source))).toBe(42);
+  });
+
+  it('a kernel that the cache lacks is refused, and a damaged one too', () => {
+    const library = compiler().library(source);
+    truncateSync(library, 100);
+    expect(refusal(() => none().library(source))).toContain('no C++ compiler found (tried no-such-compiler)');
+  });
+
+  it('a cache for a named architecture does not depend on the processor it was filled on', () => {
+    const target = process.arch === 'x64' ? 'x86-64' : 'armv8-a';
+    const library = new KernelCompiler({ cache, candidates, target }).library(source);
+    expect(none(target).library(source)).toBe(library);
+    expect(refusal(() => none().library(source))).toContain('no C++ compiler found');
+    expect(compilerFlags(target)).toContain(`-march=${target}`);
+    expect(defaultCompilerOptions({ TREFOIL_MARCH: target }).target).toBe(target);
+  });
+
+  it('an architecture is a name, and one that the processor can run', (context) => {
+    expect(refusal(() => defaultCompilerOptions({ TREFOIL_MARCH: '-o /x' }))).toContain('TREFOIL_MARCH: "-o /x"');
+    if (/\bavx512f\b/.test(processorIdentity()) || process.arch !== 'x64')
+      return context.skip('this processor has AVX-512, or is not an x86-64');
+    expect(refusal(() => defaultCompilerOptions({ TREFOIL_MARCH: 'x86-64-v4' }))).toContain('needs avx512f');
+  });
+});
+
+describe('a cache that another user could have written', () => {
+  it.each([
+    ['a folder', 0o775, () => cache],
+    ['a folder', 0o757, () => cache],
+    ['a file', 0o666, () => join(cache, readdirSync(cache)[0])],
+    ['a file', 0o620, () => join(cache, readdirSync(cache)[0])],
+  ])('%s with mode %o is refused with the command that fixes it', (_, mode, path) => {
+    compiler().library(source);
+    chmodSync(path(), mode);
+    const message = refusal(() => compiler().library(source));
+    expect(message).toContain(`the kernel cache ${path()} can be written by other users`);
+    expect(message).toContain(`chmod go-w ${path()}`);
+    chmodSync(path(), mode & ~0o022);
+    expect(answer(compiler().library(source))).toBe(42);
+  });
+
+  it('is not written to either', () => {
+    mkdirSync(cache);
+    chmodSync(cache, 0o777);
+    expect(refusal(() => compiler().library(source))).toContain('can be written by other users');
+    expect(readdirSync(cache)).toEqual([]);
+  });
+
+  it('is refused when it belongs to another user', (context) => {
+    if (process.getuid?.() !== 0) return context.skip('only root can give a file to another user');
+    const library = compiler().library(source);
+    for (const path of [cache, library]) {
+      chownSync(path, 4711, 4711);
+      expect(refusal(() => compiler().library(source))).toContain(`${path} belongs to another user (uid 4711)`);
+      chownSync(path, 0, 0);
+    }
+  });
+
+  it('is created so that the group cannot write, whatever the umask', () => {
+    const before = process.umask(0o002);
+    try {
+      const library = compiler().library(source);
+      for (const path of [cache, library]) expect(statSync(path).mode & 0o022).toBe(0);
+      expect(compiler().library(source)).toBe(library);
+    } finally {
+      process.umask(before);
+    }
+  });
+});
+
 describe('a cache that cannot be used', () => {
   const remedy = 'set TREFOIL_CACHE to a folder that can be written';
 
@@ -233,18 +314,57 @@ describe('a compiler', () => {
     const dying = join(folder, 'dying');
     writeFileSync(dying, '#!/bin/sh\n[ "$1" = --version ] && echo dying 1.0 && exit 0\nkill -9 $$\n', { mode: 0o755 });
     const message = refusal(() => new KernelCompiler({ cache, candidates: [dying] }).library(source));
-    expect(message).toContain(`${dying} could not compile ${source}: it was ended by SIGKILL`);
+    expect(message).toContain(`${dying} could not compile ${source}: it was killed by SIGKILL`);
   });
 
-  it('is the first candidate that answers, and part of the key', () => {
+  it('reports its progress with counts', () => {
+    const events: unknown[] = [];
+    const progress = {
+      begin: (...event: unknown[]) => void events.push(event),
+      end: () => void events.push('end'),
+    };
+    const reporting = new KernelCompiler({ cache, candidates, progress });
+    reporting.library(source);
+    reporting.library(source);
+    const [, , total] = events[0] as [string, number, number];
+    expect(total).toBeGreaterThan(15); // the package's own kernels, none of which is in this cache
+    const other = join(folder, 'other.cpp');
+    writeFileSync(other, 'extern "C" int answer() { return 44; }\n');
+    reporting.library(other);
+    expect(events).toEqual([[source, 0, total], 'end', [other, 1, total], 'end']);
+  });
+
+  it('that is interrupted by Ctrl-C is not blamed', async () => {
+    const slow = join(folder, 'slow');
+    writeFileSync(slow, '#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit 0\nexec sleep 60\n', { mode: 0o755 });
+    const child = await buildChild(join(folder, 'child.mjs'), import.meta.dirname, INTERRUPTED);
+    const started = spawn(process.execPath, [child, cache, source, slow], {
+      detached: true, // a process group, as a terminal gives a command
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    let output = '';
+    started.stdout.setEncoding('utf8').on('data', (text: string) => {
+      if (output === '') setTimeout(() => process.kill(-started.pid!, 'SIGINT'), 500);
+      output += text;
+    });
+    await once(started, 'close');
+    expect(output).toBe(
+      `compiling\n4: interrupted (SIGINT) while compiling ${relative(join(folder, '../..'), source)}; kernels compiled before are kept, ` +
+        'so the next start continues here\n',
+    );
+    expect(readdirSync(cache)).toEqual([]);
+  });
+
+  it('is the first candidate that answers, and part of the name', () => {
     expect(findCompiler(['no-such-compiler', ...candidates]).command).toBe(findCompiler(candidates).command);
     const other = join(folder, 'other');
     const { command } = findCompiler(candidates);
     writeFileSync(other, `#!/bin/sh\nexec ${command} "$@"\n`, { mode: 0o755 });
     compiler().library(source);
     new KernelCompiler({ cache, candidates: [other] }).library(source);
-    const keys = readdirSync(cache).map((name) => name.split('.')[0]);
-    expect(new Set(keys).size).toBe(2);
+    const names = readdirSync(cache).map((name) => name.split('.'));
+    expect(new Set(names.map(([key]) => key)).size).toBe(1);
+    expect(new Set(names.map(([, identity]) => identity)).size).toBe(2);
   });
 
   it('accepts every kernel without a warning', async () => {
@@ -260,6 +380,18 @@ describe('a compiler', () => {
     expect(stderr.split('\n').filter((line) => /warning|error/.test(line) && !/unused/.test(line))).toEqual([]);
   });
 });
+
+/** A command with a handler of SIGINT, as training has, that prints how the compilation ended. */
+const INTERRUPTED = `
+  import { KernelCompiler } from './compile.js';
+  const [cache, source, compiler] = process.argv.slice(2);
+  process.on('SIGINT', () => {});
+  const progress = { begin: () => console.log('compiling'), end: () => {} };
+  try {
+    new KernelCompiler({ cache, candidates: [compiler], progress }).library(source);
+  } catch (error) {
+    console.log(error.exitCode + ': ' + error.message);
+  }`;
 
 /** Prints the path of a compiled library; with a third argument it first waits for a line on its input. */
 const COMPILE = `

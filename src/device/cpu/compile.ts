@@ -1,32 +1,46 @@
 /**
- * Kernels are source files, compiled once for the machine they run on and kept in a cache. The key of an entry is a
- * hash of the source, its headers, the flags, the compiler and the processor.
+ * Compiles CPU kernels with the system's C++ compiler, once per machine, into the kernel cache. By default code is generated
+ * for this machine's processor. TREFOIL_MARCH names another target, such as x86-64-v3, for a cache that is used on other
+ * machines.
  */
 import { spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { dirname, join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
-import { KernelCache, kernelCacheFolder, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
+import {
+  type CompileProgress,
+  interruption,
+  KernelCache,
+  kernelCacheFolder,
+  kernelKey,
+  sourceWithHeaders,
+} from '../kernel-cache.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
+const ROOT = join(HERE, '..', '..');
 
 export interface CompilerOptions {
-  /** Folder of the cache; created when missing. */
+  /** Folder of the cache; created if missing. */
   readonly cache: string;
-  /** Candidates in order; the first that answers `--version` is used. */
+  /** Commands in order of preference; the first that answers `--version` is used. */
   readonly candidates: readonly string[];
-  /** Flags behind the common ones: tests compile as other machines do. */
+  /** Flags after the common ones: tests compile as other machines do. */
   readonly flags?: readonly string[];
-  /** Told before a kernel is compiled: it takes a second or two, once per machine. */
-  readonly onCompile?: (source: string) => void;
+  /** Architecture to generate code for, as in `-march=`; defaults to this machine's processor. */
+  readonly target?: string;
+  readonly progress?: CompileProgress;
 }
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
 export function defaultCompilerOptions(environment: Environment): CompilerOptions {
-  const named = environment['CXX'];
-  return { cache: kernelCacheFolder(environment), candidates: named ? [named] : ['g++', 'clang++', 'c++'] };
+  const { CXX: named, TREFOIL_MARCH: target } = environment;
+  return {
+    cache: kernelCacheFolder(environment),
+    candidates: named ? [named] : ['g++', 'clang++', 'c++'],
+    ...(target && { target: expectTarget(target) }),
+  };
 }
 
 export interface Compiler {
@@ -45,7 +59,7 @@ export function findCompiler(candidates: readonly string[]): Compiler {
   );
 }
 
-/** The processor as far as generated code depends on it: its model and instruction sets. */
+/** The properties of the processor that generated code depends on: its model and instruction sets. */
 export function processorIdentity(): string {
   try {
     const lines = readFileSync('/proc/cpuinfo', 'utf8').split('\n');
@@ -53,11 +67,27 @@ export function processorIdentity(): string {
     return [process.arch, pick('model name'), pick('flags'), pick('Features')].join('|');
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
-    return [process.arch, process.platform].join('|'); // no /proc outside Linux: macOS machines differ by arch alone
+    return [process.arch, process.platform].join('|'); // macOS has no /proc; its machines differ by architecture only
   }
 }
 
-export function compilerFlags(): string[] {
+/** Instruction sets of the named x86-64 levels that kernels use. Running code without them kills the process. */
+const LEVELS: Readonly<Record<string, readonly string[]>> = {
+  'x86-64-v3': ['avx2', 'bmi2', 'fma'],
+  'x86-64-v4': ['avx2', 'bmi2', 'fma', 'avx512f', 'avx512bw', 'avx512cd', 'avx512dq', 'avx512vl'],
+};
+
+function expectTarget(target: string): string {
+  if (!/^[a-z0-9][\w.+-]*$/i.test(target))
+    throw new UsageError(`TREFOIL_MARCH: ${JSON.stringify(target)} is not the name of an architecture, as in -march=`);
+  const sets = new Set(processorIdentity().split(/[\s|]+/));
+  const missing = sets.has('fpu') ? (LEVELS[target] ?? []).filter((name) => !sets.has(name)) : [];
+  if (missing.length > 0)
+    throw new UsageError(`TREFOIL_MARCH: ${target} needs ${missing.join(', ')}, which this processor lacks`);
+  return target;
+}
+
+export function compilerFlags(target?: string): string[] {
   const native = process.arch === 'arm64' ? '-mcpu=native' : '-march=native';
   const link =
     process.platform === 'darwin'
@@ -66,53 +96,108 @@ export function compilerFlags(): string[] {
   return [
     '-std=c++17',
     '-O3',
-    native,
+    target === undefined ? native : `-march=${target}`,
     '-fPIC',
     '-shared',
     '-fno-math-errno',
     '-fno-trapping-math',
-    '-ffp-contract=off', // products and sums are fused where `multiply_add` in simd.h says so, never at a compiler's choice
+    '-ffp-contract=off', // fused multiply-add only where `multiply_add` in simd.h asks for it, never by the compiler's choice
     '-pthread',
     ...link,
   ];
 }
 
+/** The sources of all CPU kernels; none if this file was bundled into another program, away from them. */
+function kernelSources(): string[] {
+  const runtime = join(HERE, 'runtime.cpp');
+  if (!existsSync(runtime)) return [];
+  const names = readdirSync(ROOT, { recursive: true, encoding: 'utf8' });
+  const kernels = names.filter((name) => /(^|[\\/])cpu\.cpp$/.test(name)).sort();
+  return [runtime, ...kernels.map((name) => join(ROOT, name))];
+}
+
 export class KernelCompiler {
   readonly #options: CompilerOptions;
+  readonly #flags: readonly string[];
   readonly #cache: KernelCache;
-  #compiler: Compiler | null = null;
+  /** Null until it is needed; an error if there is none. */
+  #compiler: Compiler | UsageError | null = null;
+  #compiled = 0;
+  /** At most this many are compiled by this process; null before the first. */
+  #total: number | null = null;
 
   constructor(options: CompilerOptions) {
     this.#options = options;
+    this.#flags = [...compilerFlags(options.target), ...(options.flags ?? [])];
     this.#cache = new KernelCache(options.cache, 'so');
   }
 
+  /** Throws if there is none. */
   get compiler(): Compiler {
-    this.#compiler ??= findCompiler(this.#options.candidates);
+    const found = this.#findCompiler();
+    if (found instanceof UsageError) throw found;
+    return found;
+  }
+
+  /** The path of the shared library of `source`: from the cache, or compiled. Without a compiler any cached one will do. */
+  library(source: string): string {
+    const key = this.#key(source);
+    const found = this.#cache.find(key, this.#identity());
+    if (found !== null) return found;
+    const { progress } = this.#options;
+    const identity = `${this.compiler.command} ${this.compiler.version}`;
+    if (progress) {
+      this.#total ??= kernelSources().filter((one) => this.#cache.find(this.#key(one), identity) === null).length;
+      progress.begin(kernelName(source), this.#compiled, this.#total > this.#compiled ? this.#total : null);
+    }
+    try {
+      return this.#cache.store(key, identity, (path) => this.#build(source, path));
+    } finally {
+      this.#compiled += 1;
+      progress?.end();
+    }
+  }
+
+  /** Compiles every kernel that the cache lacks, for machines that have no compiler. Returns the number of kernels. */
+  compileAll(): number {
+    const sources = kernelSources();
+    for (const source of sources) this.library(source);
+    return sources.length;
+  }
+
+  #findCompiler(): Compiler | UsageError {
+    if (this.#compiler === null)
+      try {
+        this.#compiler = findCompiler(this.#options.candidates);
+      } catch (error) {
+        if (!(error instanceof UsageError)) throw error;
+        this.#compiler = error;
+      }
     return this.#compiler;
   }
 
-  /** The path of a shared library built from `source`, from the cache if it is there and whole. */
-  library(source: string): string {
-    const flags = [...compilerFlags(), ...(this.#options.flags ?? [])];
-    const key = this.#key(source, flags);
-    return this.#cache.find(key) ?? this.#cache.store(key, (path) => this.#build(source, flags, path));
+  /** Null without a compiler. */
+  #identity(): string | null {
+    const found = this.#findCompiler();
+    return found instanceof UsageError ? null : `${found.command} ${found.version}`;
   }
 
-  #key(source: string, flags: readonly string[]): string {
-    const { command, version } = this.compiler;
-    return kernelKey([sourceWithHeaders(source, HERE), flags.join(' '), command, version, processorIdentity()]);
+  #key(source: string): string {
+    const processor = this.#options.target === undefined ? processorIdentity() : process.arch;
+    return kernelKey([sourceWithHeaders(source, HERE), this.#flags.join(' '), processor]);
   }
 
-  #build(source: string, flags: readonly string[], path: string): void {
-    this.#options.onCompile?.(source);
-    const built = spawnSync(this.compiler.command, [`-I${HERE}`, ...flags, source, '-o', path], {
+  #build(source: string, path: string): void {
+    const built = spawnSync(this.compiler.command, [`-I${HERE}`, ...this.#flags, source, '-o', path], {
       encoding: 'utf8',
-      // The compiler's own files too: a disk that is full or read-only is then the cache's, as the message says.
+      // The compiler's temporary files too: an error of a full or read-only disk then names the right folder.
       env: { ...process.env, TMPDIR: this.#options.cache },
     });
-    if (built.status !== 0)
-      throw this.#compileError(source, built.stderr || String(built.error ?? `it was ended by ${built.signal}`));
+    if (built.status === 0) return;
+    throw (
+      interruption(kernelName(source), built) ??
+      this.#compileError(source, built.stderr || String(built.error ?? `it was killed by ${built.signal}`))
+    );
   }
 
   #compileError(source: string, log: string): UsageError {
@@ -124,4 +209,10 @@ export class KernelCompiler {
       `${this.compiler.command} could not compile ${source}: ${first.trim()} (try another compiler with CXX=clang++)`,
     );
   }
+}
+
+/** `ops/rmsnorm` for src/ops/rmsnorm/cpu.cpp. */
+function kernelName(source: string): string {
+  const name = relative(ROOT, source);
+  return name.startsWith('..') ? source : name.replace(/[\\/]cpu\.cpp$/, '');
 }

@@ -5,11 +5,11 @@
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { dirname, join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { UsageError } from '../../errors.js';
-import { KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
+import { type CompileProgress, interruption, KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
 import { type Environment, LibraryMissing, NVRTC, openLibrary } from './libraries.js';
 import type { Macros } from './runtime.js';
 
@@ -134,6 +134,8 @@ export class Nvcc implements CudaBackend {
       const built = spawnSync(this.#command, ['-cubin', ...flags, source, '-o', path], { encoding: 'utf8' });
       if (built.status !== 0) {
         const log = built.stderr || String(built.error);
+        const interrupted = interruption(kernelName(source), built);
+        if (interrupted) throw interrupted;
         throw new UsageError(`${this.identity} could not compile ${source}: ${firstError(log)}`);
       }
       return readFileSync(path);
@@ -147,7 +149,17 @@ function firstError(log: string): string {
   return (log.split('\n').find((line) => /error/i.test(line)) ?? log.split('\n')[0] ?? '').trim();
 }
 
-/** NVRTC, or nvcc where there is no NVRTC. */
+/** NVRTC, or nvcc if there is no NVRTC, or why there is neither. */
+export function tryBackend(environment: Environment = process.env): CudaBackend | LibraryMissing {
+  try {
+    return findBackend(environment);
+  } catch (error) {
+    if (error instanceof LibraryMissing) return error;
+    throw error;
+  }
+}
+
+/** NVRTC, or nvcc if there is no NVRTC. Throws `LibraryMissing` if there is neither. */
 export function findBackend(environment: Environment = process.env): CudaBackend {
   try {
     return new Nvrtc(environment);
@@ -161,19 +173,19 @@ export function findBackend(environment: Environment = process.env): CudaBackend
 export interface CudaCompilerOptions {
   /** Folder of the cache. */
   readonly cache: string;
-  /** Told before a kernel is compiled: some take seconds, once per machine. */
-  readonly onCompile?: (source: string) => void;
+  readonly progress?: CompileProgress;
 }
 
 export class CudaCompiler {
-  /** What code is made for: sm_80, sm_90a. */
+  /** The GPU architecture that code is generated for: sm_80, sm_90a. */
   readonly target: string;
-  readonly #backend: CudaBackend;
+  readonly #backend: CudaBackend | LibraryMissing;
   readonly #options: CudaCompilerOptions;
   readonly #cache: KernelCache;
+  #compiled = 0;
 
-  /** `architecture`: compute capability times ten. */
-  constructor(architecture: number, backend: CudaBackend, options: CudaCompilerOptions) {
+  /** `architecture`: compute capability times ten. `backend`: a compiler, or why there is none. */
+  constructor(architecture: number, backend: CudaBackend | LibraryMissing, options: CudaCompilerOptions) {
     // Hopper's own instructions (wgmma, bulk copies) are only in the "a" variant.
     this.target = architecture === 90 ? 'sm_90a' : `sm_${architecture}`;
     this.#backend = backend;
@@ -181,22 +193,36 @@ export class CudaCompiler {
     this.#cache = new KernelCache(options.cache, 'cubin');
   }
 
-  get identity(): string {
-    return this.#backend.identity;
-  }
-
-  /** The code of a source file with these macros, from the cache if it is there and whole. */
+  /** The code of a source file with these macros: from the cache, or compiled. Without a compiler any cached one will do. */
   cubin(source: string, macros: Macros = {}): Uint8Array {
     const defined = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
     const flags = ['-std=c++17', `-arch=${this.target}`, `-I${HERE}`, `-I${dirname(source)}`, ...defined.sort()];
-    const text = sourceWithHeaders(source, HERE);
-    const key = kernelKey([text, this.target, defined.join(' '), this.#backend.identity]);
-    const path =
-      this.#cache.find(key) ??
-      this.#cache.store(key, (aside) => {
-        this.#options.onCompile?.(source);
-        writeFileSync(aside, this.#backend.compile(source, flags));
-      });
-    return readFileSync(path);
+    const key = kernelKey([sourceWithHeaders(source, HERE), this.target, defined.join(' ')]);
+    const backend = this.#backend;
+    if (backend instanceof LibraryMissing) {
+      const found = this.#cache.find(key, null);
+      if (found !== null) return readFileSync(found);
+      throw new UsageError(
+        `the kernel cache ${this.#cache.folder} lacks ${kernelName(source)} for ${this.target}, and ${backend.message}`,
+      );
+    }
+    return readFileSync(this.#cache.find(key, backend.identity) ?? this.#compile(key, backend, source, flags));
   }
+
+  #compile(key: string, backend: CudaBackend, source: string, flags: readonly string[]): string {
+    const { progress } = this.#options;
+    progress?.begin(kernelName(source), this.#compiled, null);
+    try {
+      return this.#cache.store(key, backend.identity, (path) => writeFileSync(path, backend.compile(source, flags)));
+    } finally {
+      this.#compiled += 1;
+      progress?.end();
+    }
+  }
+}
+
+/** `ops/rmsnorm` for src/ops/rmsnorm/cuda.cu. */
+function kernelName(source: string): string {
+  const name = relative(join(HERE, '..', '..'), source);
+  return name.startsWith('..') ? source : name.replace(/[\\/]cuda\.cu$/, '');
 }

@@ -54,7 +54,8 @@ describe('the CUDA compiler', () => {
   it('compiles once and takes the second answer from the cache', (context) => {
     if (missing) return context.skip(missing);
     let compiled = 0;
-    const compiler = new CudaCompiler(90, findBackend(), { cache: folder, onCompile: () => compiled++ });
+    const progress = { begin: () => void compiled++, end: () => {} };
+    const compiler = new CudaCompiler(90, findBackend(), { cache: folder, progress });
     const source = fileURLToPath(ARGUMENTS);
     const first = compiler.cubin(source, { OFFSET: 1 });
     expect(Buffer.from(first.subarray(1, 4)).toString()).toBe('ELF');
@@ -62,6 +63,22 @@ describe('the CUDA compiler', () => {
     expect(compiled).toBe(1);
     compiler.cubin(source, { OFFSET: 2 });
     expect(compiled).toBe(2);
+  });
+
+  it('uses what any compiler has left in the cache when there is none, and names what is missing', () => {
+    const source = fileURLToPath(ARGUMENTS);
+    const code = Buffer.from('code of another machine');
+    const cache = join(folder, 'elsewhere');
+    const backend = { identity: 'a compiler of another machine', compile: () => code };
+    new CudaCompiler(90, backend, { cache }).cubin(source, { OFFSET: 1 });
+    const without = new CudaCompiler(90, new LibraryMissing('NVRTC was not found', 'install it'), { cache });
+    expect(Buffer.from(without.cubin(source, { OFFSET: 1 }))).toEqual(code);
+    expect(() => without.cubin(source, { OFFSET: 2 })).toThrow(
+      new RegExp(`^the kernel cache ${cache} lacks .* for sm_90a, and NVRTC was not found`),
+    );
+    const other = { identity: 'a newer compiler', compile: () => Buffer.from('newer code') };
+    const newer = new CudaCompiler(90, other, { cache });
+    expect(Buffer.from(newer.cubin(source, { OFFSET: 1 })).toString()).toBe('newer code');
   });
 
   it('shows the first error of a source that is wrong', (context) => {

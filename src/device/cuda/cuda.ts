@@ -12,10 +12,10 @@ import {
   type MemoryUse,
   type Signatures,
 } from '../device.js';
-import { kernelCacheFolder } from '../kernel-cache.js';
+import { KernelCache, kernelCacheFolder } from '../kernel-cache.js';
 import type { MemoryPool } from '../pool.js';
 import { CudaClock, type TimelineEntry } from './clock.js';
-import { CudaCompiler, type CudaCompilerOptions, findBackend } from './compile.js';
+import { CudaCompiler, type CudaCompilerOptions, tryBackend } from './compile.js';
 import { CublasLt } from './cublaslt.js';
 import { ATTRIBUTE, CudaError, Driver } from './driver.js';
 import { CudaGraph } from './graph.js';
@@ -50,7 +50,10 @@ function findAbsence(): string | null {
   try {
     const driver = new Driver();
     if (driver.getInt('cuDeviceGetCount') === 0) return 'no CUDA device: the driver finds no GPU';
-    findBackend();
+    const backend = tryBackend();
+    // Without a compiler the GPU can be used if kernels were compiled before.
+    if (backend instanceof LibraryMissing && new KernelCache(kernelCacheFolder(process.env), 'cubin').isEmpty)
+      throw backend;
     return null;
   } catch (error) {
     if (error instanceof LibraryMissing || error instanceof CudaError) return `no CUDA device: ${error.message}`;
@@ -111,7 +114,7 @@ export class CudaDevice implements Device, CudaRuntime {
     driver.call('cuCtxSetCurrent', driver.get('cuDevicePrimaryCtxRetain', device));
     this.totalBytes = driver.memory().total;
     this.#stream = new DeviceStream(driver);
-    this.compiler = new CudaCompiler(this.architecture, findBackend(), {
+    this.compiler = new CudaCompiler(this.architecture, tryBackend(), {
       cache: kernelCacheFolder(process.env),
       ...options.compiler,
     });

@@ -88,7 +88,7 @@ describe('two ranks that share a GPU', () => {
 
   function start(scenario: string, rank: number, env: Record<string, string> = { TREFOIL_SHARE_GPU: '1' }) {
     const port = 23_000 + (process.pid % 1000) * 20; // the store looks further when it is taken
-    const options = { rank, world: 2, runId: `${scenario} ${process.pid}`, port, scenario };
+    const options = { rank, world: 2, key: `${scenario} ${process.pid}`, port, scenario };
     const child = spawn(process.execPath, [program, JSON.stringify(options)], {
       env: { ...process.env, ...env },
       stdio: ['ignore', 'pipe', 'inherit'],

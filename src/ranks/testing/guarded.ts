@@ -1,18 +1,18 @@
 /**
- * A process that is one rank with its guard: `busy` blocks its only other thread, as a large corpus does, `waits` waits for the
- * others for so long, as an exchange does before the run has files, and says whom it blames.
+ * A process that is one rank with its guard. `busy` blocks the main thread, as tokenising a large corpus does. `waits` waits
+ * for the other ranks, as an exchange does before the run has files, and prints the rank it names.
  */
 import { RankGuard } from '../guard.js';
 import { RankMonitor } from '../monitor.js';
 
-const { rank, members, timeoutSeconds, ports, lifeline, does, seconds } = JSON.parse(process.argv[2]);
+const { rank, members, timeoutSeconds, ports, lifeline, does, seconds, key } = JSON.parse(process.argv[2]);
 const block = (ms: number) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
-const guard = await RankGuard.start({ rank, members, timeoutSeconds, ports });
+const guard = await RankGuard.start({ rank, members, timeoutSeconds, ports, key });
 if (lifeline) await guard.hold(lifeline);
 const [gone, silent] = [() => guard.gone(), () => guard.silent()];
 const monitor = new RankMonitor({ rank, members, timeoutSeconds, gone, silent });
 await new Promise<void>((resolve) => process.stdout.write(`${JSON.stringify(guard.lifeline)}\n`, () => resolve()));
-let end = 'nobody is to blame';
+let end = 'no rank was lost';
 const started = performance.now();
 for (let waited = 0; waited < 1000 * seconds; waited = performance.now() - started) {
   if (does === 'waits')
@@ -25,5 +25,5 @@ for (let waited = 0; waited < 1000 * seconds; waited = performance.now() - start
   block(does === 'busy' ? 1000 * seconds : 100);
 }
 console.log(`after ${Math.round((performance.now() - started) / 1000)} s: ${end}`);
-// Whoever is through stays until all are: its end is not what is looked for.
+// A rank that has finished stays until all have: its exit must not be noticed as a loss.
 setTimeout(() => {}, 600_000);

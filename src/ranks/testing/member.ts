@@ -1,4 +1,4 @@
-/** A process that is one rank at the store: joins, gathers, exchanges a value, then waits to be lost or to lose others. */
+/** A process that is one rank at the store: joins, gathers, exchanges a value, then waits for a lost rank or to be killed. */
 import { openStore } from '../store.js';
 
 const options = JSON.parse(process.argv[2]);

@@ -61,7 +61,8 @@ function compilerRow(env: Environment): DoctorRow {
     return fine('compiler', `${command}: ${version}`);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
-    return fail('compiler', 'none', error.message);
+    const remedy = `kernels that are not in the cache cannot be compiled: ${error.message}`;
+    return warn('compiler', 'none', remedy);
   }
 }
 

@@ -13,7 +13,7 @@ import type { NcclCollectives } from '../nccl.js';
 const options = JSON.parse(process.argv[2]) as {
   readonly rank: number;
   readonly world: number;
-  readonly runId: string;
+  readonly key: string;
   readonly port: number;
   readonly scenario: string;
 };
@@ -253,7 +253,7 @@ const SCENARIOS: Readonly<Record<string, Scenario>> = { operations, order, overl
 try {
   const store = await openStore({ ...options, address: '127.0.0.1', timeoutMs: 30_000 });
   const device = new CudaDevice({ index: chooseGpu(rank, 1, process.env) });
-  const guard = await RankGuard.start({ rank, members: store.members, timeoutSeconds: 30 });
+  const guard = await RankGuard.start({ rank, members: store.members, timeoutSeconds: 30, key: options.key });
   let beganMs = performance.now();
   const ranks = await openNccl(device, {
     ...{ rank, world, store, guard },

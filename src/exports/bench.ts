@@ -1,0 +1,15 @@
+/**
+ * Measurements of training steps and of attention.
+ *
+ * @packageDocumentation
+ */
+
+export {
+  type AttentionBench,
+  type AttentionRow,
+  benchLength as benchAttention,
+  benchLinear,
+} from '../bench/attention.js';
+export { measurePeak } from '../bench/peak/op.js';
+export { measureTraining as benchTraining, type StepBudget, type StepTime } from '../bench/train.js';
+export { type CaseChoice, type TrainCase, trainCases } from '../bench/train-cases.js';

@@ -1,0 +1,15 @@
+/**
+ * Checks of the invariants of attention on a device, and attention cases in files.
+ *
+ * @packageDocumentation
+ */
+
+export { attend, attendReference } from '../verify/attend.js';
+export { type CaseFile, type CaseResult, readCase } from '../verify/case-file.js';
+export {
+  checksFor,
+  type Row as VerifyRow,
+  type Summary as VerifySummary,
+  summarize,
+  verifyDevice,
+} from '../verify/verify.js';
