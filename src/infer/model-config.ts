@@ -58,7 +58,9 @@ export function readModelConfig(path: string): { saved: SavedModel; config: Conf
     throw new UsageError(`${path}: ${key.join('.') || 'the file'}: ${message}; take the file as training wrote it`);
   }
   const { model, nsa, tokenizer } = parsed.data;
-  const config = inFile(path, () => parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }));
+  const config = inFile(path, () =>
+    parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }),
+  );
   return { saved: { ...parsed.data, model: config.model, nsa: config.nsa }, config };
 }
 
