@@ -1,4 +1,4 @@
-// A reporter for vitest: names every test that was skipped, and why. A skip without a word looks like a pass.
+// A reporter for vitest: names every test that was skipped, and why. A silent skip looks like a pass.
 export default class SkipReporter {
   onTestRunEnd(modules) {
     for (const module of modules)

@@ -54,6 +54,25 @@ export { Sequences } from './ops/common/sequences.js';
 export { Parameter } from './tensor/parameter.js';
 export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/tape.js';
 export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
-export type { TrainStatus } from './train/loop.js';
+export type { DeviceBatch } from './train/batches.js';
+export type { Evaluation } from './train/evaluate.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export { type TrainOptions, type TrainResult, train } from './train/train.js';
+export {
+  HostStepper,
+  type LossFunction,
+  type StepContext,
+  type StepInputs,
+  type Stepper,
+  type StepResult,
+  type TrainableModel,
+} from './train/step.js';
+export { type TrainOptions, type TrainResult, type TrainStatus, train } from './train/train.js';
+export {
+  type BatchSource,
+  NonFiniteStep,
+  SourceFailed,
+  type TokenBatch,
+  Trainer,
+  type TrainerOptions,
+  type TrainingStep,
+} from './train/trainer.js';

@@ -58,7 +58,7 @@ const VALUES = [
   ],
   ...['selectBlocks', 'selectedAttention', 'silu', 'sparseLayout', 'splitHeads', 'summarize', 'swiglu', 'train'],
   ...['trainCases', 'validateShapes', 'verifyDevice', 'windowAttention', 'writeFinalModel', 'writeHalt'],
-  ...['writeSafetensors'],
+  ...['writeSafetensors', 'HostStepper', 'NonFiniteStep', 'SourceFailed', 'Trainer'],
 ];
 
 const TYPES = [
@@ -110,6 +110,8 @@ const TYPES = [
     'TrainResult',
   ],
   ...['TrainStatus', 'VerifyRow', 'VerifySummary', 'World'],
+  ...['BatchSource', 'DeviceBatch', 'Evaluation', 'LossFunction', 'StepContext', 'StepInputs', 'Stepper', 'StepResult'],
+  ...['TokenBatch', 'TrainableModel', 'TrainerOptions', 'TrainingStep'],
 ];
 
 /** Types leave no trace at run time: their names are read from the source. */
@@ -148,7 +150,7 @@ describe('docs/reference/api.md', () => {
 
   it('names every option of train', () => {
     const source = readFileSync(join(root, 'src/train/train.ts'), 'utf8');
-    const [, body] = /export interface TrainOptions \{([\s\S]*?)\n\}/.exec(source)!;
+    const [, body] = /export interface TrainOptions extends RunCallbacks \{([\s\S]*?)\n\}/.exec(source)!;
     const options = [...body.matchAll(/^ {2}readonly (\w+)\??:/gm)].map((match) => match[1]);
     const { sentence } = rows.find(({ name }) => name === 'TrainOptions')!;
     // How a checkpoint is written is a matter of tests.

@@ -18,7 +18,7 @@ import type { LanguageModel } from '../src/model/language-model.js';
 import { AdamW } from '../src/ops/adamw/op.js';
 import { cpu } from '../src/testing/devices.js';
 import { BatchUploader } from '../src/train/batches.js';
-import { applyGradients, computeGradients } from '../src/train/optimizer-step.js';
+import { HostStepper, localContext } from '../src/train/step.js';
 
 const options = defaultCompilerOptions(process.env);
 const { version } = findCompiler(options.candidates);
@@ -40,14 +40,15 @@ function train(model: LanguageModel): { steps: number[][]; weights: Float32Array
   const trained = parameters.map((parameter) => ({ parameter, weightDecay: 0.1 }));
   const optimizer = new AdamW(device, trained);
   const uploader = new BatchUploader(device, config.nsa);
-  const context = { model, config, observer: undefined, optimizer, uploader };
+  const stepper = new HostStepper(localContext({ model, config, optimizer, uploader }));
   const batch = {
     ...{ inputs: Int32Array.from(tokens), targets: Int32Array.from(tokens.map((token) => (token * 3) % 256)) },
     ...{ targetCount: tokens.length, sampleIds: [0], epoch: 0, cuSeqlens: Int32Array.of(0, 13, 60) },
   };
   const steps = Array.from({ length: 3 }, () => {
-    const { loss, norm, norms } = computeGradients(context, [batch]);
-    applyGradients(context, norm, 1e-3);
+    stepper.launch({ batches: [batch], learningRate: 1e-3 });
+    const { loss, norm, norms } = stepper.read();
+    stepper.update();
     return [loss, norm, ...norms];
   });
   uploader.free();

@@ -82,7 +82,7 @@ const steps = (paths: RunPaths) =>
   readdirSync(paths.checkpoints)
     .filter((name) => name.startsWith('step-'))
     .sort();
-/** A hub that nobody answers for: what is asked of it shows in the refusal. */
+/** A hub without a server: the request shows in the refusal. */
 const HUB = { source: 'fineweb_edu', loader_timeout: 1 };
 /** Streamed from a folder; how it is read ahead must not change what is read. */
 const STREAM = { source: 'fineweb_edu_local', path: 'stream' };

@@ -97,9 +97,9 @@ describe('CUDA sources', () => {
   const CASES: readonly [string, ModelShape, 'f32' | 'bf16', SparseOptions][] = [
     ['the 125m shape in bf16', shapeOf({}), 'bf16', {}],
     ['query-major', shapeOf({}), 'bf16', { kernel: 'v1' }],
-    ['mma.sync', shapeOf({}), 'bf16', { portable: true }],
+    ['mma.sync', shapeOf({}), 'bf16', { mmaSync: true }],
     ['fp32', shapeOf({}), 'f32', {}],
-    ['plain kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
+    ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
     ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
@@ -123,7 +123,7 @@ describe('CUDA sources', () => {
   });
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
-    ['one sequence', shapeOf({}), 'bf16', 1, 3],
+    ['one sequence', shapeOf({}), 'bf16', 1, 4],
     ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 3],
     ['a dense model', shapeOf({ attention: 'dense' }), 'bf16', 2, 3],
     ['fp32', shapeOf({}), 'f32', 2, 0],

@@ -64,7 +64,7 @@ describe('training on needles', () => {
       },
     });
     const { result } = await runTraining(config);
-    // Values are drawn evenly: without the context nobody gets below this.
+    // Values are uniform: no model gets below this without the context.
     const blind = Math.log(16 - needleVocabulary(16).values);
     expect(result.valLoss).toBeLessThan(blind - 0.1);
   });

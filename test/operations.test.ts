@@ -196,6 +196,7 @@ describe('a run that is over', () => {
       ],
     ]);
     for (const image of images) expect(readFileSync(join(out, image), 'utf8')).toMatch(/^<svg [\s\S]*<\/svg>\n$/);
+    expect(readFileSync(join(out, 'report.html'), 'utf8')).toContain('<h1>Two runs</h1>');
     const links = [...text.matchAll(/(?<!!)\[[^\]]*\]\(([^)]+)\)/g)].map((match) => match[1]);
     for (const link of links) expect(existsSync(join(out, link)), link).toBe(true);
   });

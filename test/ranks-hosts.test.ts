@@ -77,7 +77,7 @@ function startBeforeRun({ mpirunWords }: Hosts, busyMs: number) {
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ${busyMs});
     }
     try {
-      world.together.wait();
+      world.agreement.wait();
       console.log(\`rank \${world.rank} met the other\`);
       world.close();
     } catch (error) {

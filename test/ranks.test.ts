@@ -341,7 +341,7 @@ describe('what ranks on CPUs refuse', () => {
   it.each([
     [['launch'], 'what to start?'],
     [['launch', '-n', '2', 'generate'], 'what to start?'],
-    [['launch', '-n', '0', 'train'], '"0" is not a whole number from 1'],
+    [['launch', '-n', '0', 'train'], '"0" is not an integer >= 1'],
     [['launch', '--nodes', '2', 'train'], '--nodes: unknown flag'],
     [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'how many ranks?'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],

@@ -35,7 +35,8 @@ static std::vector<float> widen(const std::vector<uint16_t>& v) {
 static void reference(const Batch& b, const Host& in, const std::vector<int>& selected, Reference& r) {
   const Shape& s = b.s;
   const int H = s.H, G = s.G, h = s.h(), Dk = s.Dk, Dv = s.Dv;
-  const auto q = widen(in.q), kc = widen(in.kc), vc = widen(in.vc), ks = widen(in.ks), vs = widen(in.vs), kw = widen(in.kw), vw = widen(in.vw), go = widen(in.d_out);
+  const auto q = widen(in.q), kc = widen(in.kc), vc = widen(in.vc), ks = widen(in.ks), vs = widen(in.vs),
+             kw = widen(in.kw), vw = widen(in.vw), go = widen(in.d_out);
   const size_t T = b.T, Tc = b.Tc;
   for (auto* x : {&r.oc, &r.os, &r.ow, &r.out}) x->assign(T * H * Dv, 0);
   for (auto* x : {&r.lc, &r.ls, &r.lw}) x->assign(T * H, 0);
@@ -50,7 +51,9 @@ static void reference(const Batch& b, const Host& in, const std::vector<int>& se
   std::vector<int> bad(workers, 0);
   const auto work = [&](int me) {
     Reference& g = own[me];
-    if (sample.empty()) g.dkc.assign(r.dkc.size(), 0), g.dvc.assign(r.dvc.size(), 0), g.dks.assign(r.dks.size(), 0), g.dvs.assign(r.dvs.size(), 0), g.dkw.assign(r.dkw.size(), 0), g.dvw.assign(r.dvw.size(), 0);
+    if (sample.empty())
+      g.dkc.assign(r.dkc.size(), 0), g.dvc.assign(r.dvc.size(), 0), g.dks.assign(r.dks.size(), 0),
+          g.dvs.assign(r.dvs.size(), 0), g.dkw.assign(r.dkw.size(), 0), g.dvw.assign(r.dvw.size(), 0);
     Doubles p, importance;
     std::vector<size_t> rows;
     for (size_t i = me; i < (sample.empty() ? T : sample.size()); i += workers) {
@@ -72,7 +75,8 @@ static void reference(const Batch& b, const Host& in, const std::vector<int>& se
             } else if (branch == 1) {
               for (int i = 0; i < s.n; i++)
                 if (mine[i] >= 0)
-                  for (int j = mine[i] * s.ls; j < std::min((mine[i] + 1) * s.ls, t + 1); j++) rows.push_back((size_t)(first + j) * G + group);
+                  for (int j = mine[i] * s.ls; j < std::min((mine[i] + 1) * s.ls, t + 1); j++)
+                    rows.push_back((size_t)(first + j) * G + group);
             } else {
               for (int j = std::max(0, t - s.w + 1); j <= t; j++) rows.push_back((size_t)(first + j) * G + group);
             }
@@ -81,7 +85,8 @@ static void reference(const Batch& b, const Host& in, const std::vector<int>& se
             Doubles& o = branch == 0 ? r.oc : branch == 1 ? r.os : r.ow;
             p.resize(rows.size());
             double top = -INFINITY, sum = 0;
-            for (size_t i = 0; i < rows.size(); i++) top = std::max(top, p[i] = dot(&q[row * Dk], keys + rows[i] * Dk, Dk) * scale);
+            for (size_t i = 0; i < rows.size(); i++)
+              top = std::max(top, p[i] = dot(&q[row * Dk], keys + rows[i] * Dk, Dk) * scale);
             for (auto& x : p) sum += x = std::exp(x - top);
             (branch == 0 ? r.lc : branch == 1 ? r.ls : r.lw)[row] = rows.empty() ? -INFINITY : top + std::log(sum);
             for (size_t i = 0; i < rows.size(); i++) {
@@ -91,7 +96,8 @@ static void reference(const Batch& b, const Host& in, const std::vector<int>& se
             if (branch == 0)
               for (size_t i = 0; i < rows.size(); i++)
                 for (int j = (int)i * s.d / s.ls; j <= ((int)i * s.d + s.l - 1) / s.ls && j <= current; j++)
-                  importance[j] += p[i] * (std::min((int)i * s.d + s.l, (j + 1) * s.ls) - std::max((int)i * s.d, j * s.ls)) / s.d;
+                  importance[j] +=
+                      p[i] * (std::min((int)i * s.d + s.l, (j + 1) * s.ls) - std::max((int)i * s.d, j * s.ls)) / s.d;
             double delta = 0;
             const float* up = &go[row * Dv];
             for (int c = 0; c < Dv; c++) delta += up[c] * o[row * Dv + c];
@@ -155,8 +161,11 @@ static void reference(const Batch& b, const Host& in, const std::vector<int>& se
     worst_gap = std::max(worst_gap, gaps[i]);
     differing += differ[i], chosen_total += total[i];
     if (bad[i]) failures++;
-    const auto add = [](Doubles& to, const Doubles& from) { for (size_t j = 0; j < from.size(); j++) to[j] += from[j]; };
-    add(r.dkc, own[i].dkc), add(r.dvc, own[i].dvc), add(r.dks, own[i].dks), add(r.dvs, own[i].dvs), add(r.dkw, own[i].dkw), add(r.dvw, own[i].dvw);
+    const auto add = [](Doubles& to, const Doubles& from) {
+      for (size_t j = 0; j < from.size(); j++) to[j] += from[j];
+    };
+    add(r.dkc, own[i].dkc), add(r.dvc, own[i].dvc), add(r.dks, own[i].dks), add(r.dvs, own[i].dvs),
+        add(r.dkw, own[i].dkw), add(r.dvw, own[i].dvw);
   }
 }
 
@@ -177,7 +186,8 @@ static double compare(const char* name, const Doubles& want, const std::vector<f
     den += want[i] * want[i];
   }
   // where the true value is zero (one visible key: no gradient) only rounding may remain, 1e-5 a value
-  const double error = den > 1e-12 * want.size() ? std::sqrt(num / den) : std::sqrt(num / std::max<size_t>(1, want.size())) * 1e3;
+  const double error =
+      den > 1e-12 * want.size() ? std::sqrt(num / den) : std::sqrt(num / std::max<size_t>(1, want.size())) * 1e3;
   worst[name] = std::isnan(error) || error > worst[name] ? error : worst[name];
   if (!(error <= limit)) {
     printf("  FAIL %s error %.3g\n", name, error);
@@ -196,7 +206,8 @@ int main(int argc, char** argv) {
   Kernels kernels;
   kernels.load(argv[1]);
   std::mt19937 rng(argc > 11 ? atoi(argv[11]) : 1);
-  std::vector<std::vector<int>> batches = {{1}, {31}, {32}, {65}, {511}, {512}, {513}, {1, 31, 32, 33, 64, 65, 127, 128, 129, 300}, {1300, 7, 577}, {2048}};
+  std::vector<std::vector<int>> batches = {
+      {1}, {31}, {32}, {65}, {511}, {512}, {513}, {1, 31, 32, 33, 64, 65, 127, 128, 129, 300}, {1300, 7, 577}, {2048}};
   if (small) batches = {{1, 33, 65, 200}};
   if (getenv("LARGE")) batches = {{65536}, {30000, 1, 35535}};  // 48 tokens of each, per-token results only
   for (const auto& lengths : batches) {
@@ -204,15 +215,20 @@ int main(int argc, char** argv) {
     b.make(s, &kernels, lengths);
     Host in;
     in.q = random_bf16(b.q.n, rng, 1.5f), in.kc = random_bf16(b.kc.n, rng, 1), in.vc = random_bf16(b.vc.n, rng, 1);
-    in.ks = random_bf16(b.ks.n, rng, 1), in.vs = random_bf16(b.vs.n, rng, 1), in.kw = random_bf16(b.kw.n, rng, 1), in.vw = random_bf16(b.vw.n, rng, 1);
+    in.ks = random_bf16(b.ks.n, rng, 1), in.vs = random_bf16(b.vs.n, rng, 1), in.kw = random_bf16(b.kw.n, rng, 1),
+    in.vw = random_bf16(b.vw.n, rng, 1);
     in.d_out = random_bf16(b.d_out.n, rng, 1);
     std::uniform_real_distribution<float> uniform(0.01f, 1.0f);
     in.gates.resize(b.gates.n);
     for (auto& x : in.gates) x = uniform(rng);
-    b.q.put(in.q), b.kc.put(in.kc), b.vc.put(in.vc), b.ks.put(in.ks), b.vs.put(in.vs), b.kw.put(in.kw), b.vw.put(in.vw), b.d_out.put(in.d_out), b.gates.put(in.gates);
+    b.q.put(in.q), b.kc.put(in.kc), b.vc.put(in.vc), b.ks.put(in.ks), b.vs.put(in.vs), b.kw.put(in.kw), b.vw.put(in.vw),
+        b.d_out.put(in.d_out), b.gates.put(in.gates);
     const auto sync = [&](const char* what) {
       const cudaError_t e = cudaDeviceSynchronize();
-      if (e != cudaSuccess) { printf("  %s: %s\n", what, cudaGetErrorString(e)); exit(3); }
+      if (e != cudaSuccess) {
+        printf("  %s: %s\n", what, cudaGetErrorString(e));
+        exit(3);
+      }
     };
     b.pack(), sync("pack");
     b.compressed(), sync("compressed");
@@ -223,30 +239,37 @@ int main(int argc, char** argv) {
     b.window(), sync("window");
     const auto ow_alone = b.ow.get();
     const auto lw_alone = b.lw.get();
-    const auto poison = [&] { b.os.poison(), b.ls.poison(), b.ow.poison(), b.lw.poison(), b.out.poison(), b.partial.poison(), b.partial_lse.poison(); };
+    const auto poison = [&] {
+      b.os.poison(), b.ls.poison(), b.ow.poison(), b.lw.poison(), b.out.poison(), b.partial.poison(),
+          b.partial_lse.poison();
+    };
     poison();
     b.choose(1), b.selected_all(true), sync("union");
     const auto os_union = b.os.get(), fused_union = b.out.get();
     const auto ls_union = b.ls.get();
-    if (b.ow.get() != ow_alone) printf("  FAIL the window beside tile-union differs from the window alone\n"), failures++;
+    if (b.ow.get() != ow_alone)
+      printf("  FAIL the window beside tile-union differs from the window alone\n"), failures++;
     poison();
     b.choose(2), b.selected_all(true), sync("outer");
     const auto fused = b.out.get(), os_outer = b.os.get(), ow_outer = b.ow.get();
     for (int i = 0; i < 3; i++) {  // the same bits every time
       poison();
       b.choose(2), b.selected_all(false), sync("outer again");
-      if (b.os.get() != os_outer || b.ow.get() != ow_outer) printf("  FAIL KV-outer differs from run to run\n"), failures++;
+      if (b.os.get() != os_outer || b.ow.get() != ow_outer)
+        printf("  FAIL KV-outer differs from run to run\n"), failures++;
     }
     poison();
     b.lists.poison(), b.offsets.poison(), b.begins.poison(), b.plan.poison(), b.fitems.poison(), b.bitems.poison();
     b.list(2), b.selected_all(false), sync("items, lists and choice in one launch");
-    if (b.os.get() != os_outer) printf("  FAIL items, lists and choice in one launch differ from one after the other\n"), failures++;
+    if (b.os.get() != os_outer)
+      printf("  FAIL items, lists and choice in one launch differ from one after the other\n"), failures++;
     b.sort(), sync("sort");
     const auto adaptive = [&](float limit, int want) {
       const auto before = b.served.get();
       b.choose(0, limit), b.selected_all(false), sync("adaptive");
       const auto after = b.served.get();
-      if (after[want] != before[want] + 1 || after[0] + after[1] != before[0] + before[1] + 1) printf("  FAIL adaptive choice\n"), failures++;
+      if (after[want] != before[want] + 1 || after[0] + after[1] != before[0] + before[1] + 1)
+        printf("  FAIL adaptive choice\n"), failures++;
     };
     adaptive(1e9f, 0), adaptive(0.5f, 1);
     poison();
@@ -279,12 +302,14 @@ int main(int argc, char** argv) {
     }
     const auto agree = [&](const char* name, const std::vector<uint16_t>& a, const std::vector<uint16_t>& c) {
       double num = 0, den = 0;
-      for (size_t i = 0; i < a.size(); i++) num += std::pow(from_bf16(a[i]) - from_bf16(c[i]), 2), den += std::pow(from_bf16(a[i]), 2);
+      for (size_t i = 0; i < a.size(); i++)
+        num += std::pow(from_bf16(a[i]) - from_bf16(c[i]), 2), den += std::pow(from_bf16(a[i]), 2);
       const double error = std::sqrt(num / std::max(den, 1e-12 * a.size() + 1e-30));
       worst[name] = std::max(worst[name], error);
       if (!(error <= 3e-3) && den > 1e-6 * a.size()) printf("  FAIL %s %.3g\n", name, error), failures++;
     };
-    agree("ordered dk_cmp", dkc16, ordered[0]), agree("ordered dv_cmp", dvc16, ordered[1]), agree("ordered dk_sel", dks16, ordered[2]), agree("ordered dv_sel", dvs16, ordered[3]);
+    agree("ordered dk_cmp", dkc16, ordered[0]), agree("ordered dv_cmp", dvc16, ordered[1]),
+        agree("ordered dk_sel", dks16, ordered[2]), agree("ordered dv_sel", dvs16, ordered[3]);
     if (getenv("LARGE")) {
       sample.clear(), sample_tokens = b.T;
       for (int i = 0; i < 46; i++) sample.push_back(rng() % b.T);
@@ -296,7 +321,9 @@ int main(int argc, char** argv) {
     const auto selected = b.selected.get();
     reference(b, in, selected, r);
     double most = 0;
-    const auto check16 = [&](const char* name, const Doubles& want, const std::vector<uint16_t>& got) { most = std::max(most, compare(name, want, widen(got), 1e-2)); };
+    const auto check16 = [&](const char* name, const Doubles& want, const std::vector<uint16_t>& got) {
+      most = std::max(most, compare(name, want, widen(got), 1e-2));
+    };
     check16("o_cmp", r.oc, b.oc.get());
     check16("o_sel union", r.os, os_union);
     check16("o_sel outer", r.os, os_outer);
@@ -306,7 +333,8 @@ int main(int argc, char** argv) {
     compare("lse_win alone", r.lw, lw_alone, 1e-5), compare("lse_win mixed", r.lw, lw_mixed, 1e-5);
     check16("out", r.out, b.out.get());
     check16("out fused", r.out, fused), check16("out fused union", r.out, fused_union);
-    compare("lse_cmp", r.lc, b.lc.get(), 1e-5), compare("lse_sel union", r.ls, ls_union, 1e-5), compare("lse_sel outer", r.ls, b.ls.get(), 1e-5), compare("lse_win", r.lw, b.lw.get(), 1e-5);
+    compare("lse_cmp", r.lc, b.lc.get(), 1e-5), compare("lse_sel union", r.ls, ls_union, 1e-5),
+        compare("lse_sel outer", r.ls, b.ls.get(), 1e-5), compare("lse_win", r.lw, b.lw.get(), 1e-5);
     compare("d_gates", r.dg, b.d_gates.get(), 1e-2);
     check16("dq", r.dq, b.dq16.get());
     if (sample.empty()) {
@@ -317,8 +345,11 @@ int main(int argc, char** argv) {
     printf("  batch of %zu (%d tokens): worst error %.2e, failures so far %d\n", lengths.size(), b.T, most, failures);
     b.drop();
   }
-  printf("%s H=%d G=%d Dk=%d Dv=%d l=%d d=%d l'=%d n=%d w=%d: %s, %ld of %ld choices differ, widest score gap of a differing choice %.2e\n", argv[1], s.H, s.G,
-         s.Dk, s.Dv, s.l, s.d, s.ls, s.n, s.w, failures ? "FAILED" : "ok", differing, chosen_total, worst_gap);
+  printf(
+      "%s H=%d G=%d Dk=%d Dv=%d l=%d d=%d l'=%d n=%d w=%d: %s, %ld of %ld choices differ, widest score gap of a "
+      "differing choice %.2e\n",
+      argv[1], s.H, s.G, s.Dk, s.Dv, s.l, s.d, s.ls, s.n, s.w, failures ? "FAILED" : "ok", differing, chosen_total,
+      worst_gap);
   for (auto& w : worst) printf("   %s %.2e", w.first.c_str(), w.second);
   printf("\n");
   return failures != 0;

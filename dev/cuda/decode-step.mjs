@@ -1,7 +1,8 @@
-// A decode step of the 125m shape on one GPU: milliseconds of a token as a program meets it, of a layer's attention, of its
+// A decode step of the 125m shape on one GPU: milliseconds of a token end to end, of a layer's attention, of its
 // parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
 //   node dev/cuda/decode-step.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
-//     [--clusters 2,4]     clusters of so many blocks beside the usual ones
+//     [--clusters 2,4]     also measure clusters of these sizes
+//     [--spread on|off]    the compressed branch over the whole GPU, or not (default: by the context)
 //   node dev/cuda/decode-step.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -15,6 +16,7 @@ const { values } = parseArgs({
     batches: { type: 'string', default: '1,32' },
     runs: { type: 'string', default: '40' },
     clusters: { type: 'string' },
+    spread: { type: 'string' },
     once: { type: 'boolean', default: false },
     out: { type: 'string' },
   },
@@ -57,7 +59,8 @@ function timeGraph(work) {
 function measure(S, batch, cluster) {
   const cache = new DecodeCache(device, shape, 'bf16');
   const sequences = Array.from({ length: batch }, () => cache.sequence());
-  const decoder = new DeviceDecoder(model, cache, cluster ? { cluster } : {});
+  const spread = values.spread ? { spread: values.spread === 'on' } : {};
+  const decoder = new DeviceDecoder(model, cache, { ...(cluster ? { cluster } : {}), ...spread });
   try {
     fillCache(cache, sequences, S - 1);
     decoder.launch(

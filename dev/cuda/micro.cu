@@ -34,7 +34,8 @@ __global__ void l2_cp_async(const unsigned char* from, int tiles, int steps) {
   for (int i = 0; i < steps; i++) {
     const unsigned char* p = from + (size_t)(tile++ * 7919u % tiles) * 16384;
 #pragma unroll
-    for (int c = 0; c < 8; c++) copy16(base + (i & 3) * 16384 + (c * 128 + threadIdx.x) * 16, p + (c * 128 + threadIdx.x) * 16, true);
+    for (int c = 0; c < 8; c++)
+      copy16(base + (i & 3) * 16384 + (c * 128 + threadIdx.x) * 16, p + (c * 128 + threadIdx.x) * 16, true);
     copies_commit();
     copies_wait<2>();
   }
@@ -52,19 +53,26 @@ __global__ void l2_bulk(const unsigned char* from, int tiles, int steps) {
       if (i < steps) {
         const u32 bar = shared_address(&bars[i & 3]);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16384;" ::"r"(bar) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16384, [%2];" ::"r"(base + (i & 3) * 16384),
-                     "l"(from + (size_t)(tile++ * 7919u % tiles) * 16384), "r"(bar) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16384, [%2];" ::"r"(
+                         base + (i & 3) * 16384),
+                     "l"(from + (size_t)(tile++ * 7919u % tiles) * 16384), "r"(bar)
+                     : "memory");
       }
       if (i >= 3) {
         const int w = i - 3;
         u32 done = 0;
         while (!done)
-          asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(shared_address(&bars[w & 3])), "r"((w >> 2) & 1) : "memory");
+          asm volatile(
+              "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+              : "=r"(done)
+              : "r"(shared_address(&bars[w & 3])), "r"((w >> 2) & 1)
+              : "memory");
       }
     }
   }
 }
-template <int MODE> __global__ void __launch_bounds__(128) matrix_rate(float* sink, int steps) {  // 0 SS, 1 RS, 2 RS + exp2, 3 exp2 only
+template <int MODE>
+__global__ void __launch_bounds__(128) matrix_rate(float* sink, int steps) {  // 0 SS, 1 RS, 2 RS + exp2, 3 exp2 only
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = handle((shared_address(shared) + 1023) & ~1023u), second = advance(base, PANEL);
   float d[32], e[32];
@@ -84,7 +92,10 @@ template <int MODE> __global__ void __launch_bounds__(128) matrix_rate(float* si
 #pragma unroll
       for (int i = 0; i < 32; i++) e[i] = exp2_approximate(fmaf(e[i], -0.5f, 0.25f));
     }
-    if (MODE < 3) { matrix_wait<0>(); hold(d); }
+    if (MODE < 3) {
+      matrix_wait<0>();
+      hold(d);
+    }
   }
   float x = 0;
   for (int i = 0; i < 32; i++) x += d[i] + e[i];
@@ -96,8 +107,10 @@ __global__ void __launch_bounds__(128) mma_rate(float* sink, int steps) {
   for (int s = 0; s < steps; s++)
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                   : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+          : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   float x = 0;
   for (int i = 0; i < 8; i++) x += d[i][0] + d[i][1] + d[i][2] + d[i][3];
   if (x == 12345.678f) sink[0] = x;
@@ -122,10 +135,14 @@ template <int MODE> __global__ void __launch_bounds__(128) reduce_rate(float* to
       for (int n = 0; n < 8; n++) reduce4(p + n * 8, 0.f, 0.f, 0.f, 0.f);
     } else if (MODE == 2) {  // a warp covers two whole rows an instruction
 #pragma unroll
-      for (int n = 0; n < 8; n++) reduce4(to + row_at(warp * 16 + n * 2 + lane / 16) * 64 + (lane & 15) * 4, 0.f, 0.f, 0.f, 0.f);
+      for (int n = 0; n < 8; n++)
+        reduce4(to + row_at(warp * 16 + n * 2 + lane / 16) * 64 + (lane & 15) * 4, 0.f, 0.f, 0.f, 0.f);
     } else if (threadIdx.x < 64) {
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 256;" ::"l"(to + row_at(threadIdx.x) * 64), "r"(shared_address(tile + threadIdx.x * 72)) : "memory");
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 256;" ::"l"(
+                       to + row_at(threadIdx.x) * 64),
+                   "r"(shared_address(tile + threadIdx.x * 72))
+                   : "memory");
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
     }
@@ -138,13 +155,15 @@ int main() {
   const size_t bytes = (size_t)65536 * 12 * 64 * 4;
   cudaMalloc(&buffer, bytes);
   cudaMemset(buffer, 0, bytes);
-  for (void* f : {(void*)l2_cp_async, (void*)l2_bulk, (void*)matrix_rate<0>, (void*)matrix_rate<1>, (void*)matrix_rate<2>, (void*)matrix_rate<3>})
+  for (void* f : {(void*)l2_cp_async, (void*)l2_bulk, (void*)matrix_rate<0>, (void*)matrix_rate<1>,
+                  (void*)matrix_rate<2>, (void*)matrix_rate<3>})
     cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, 66 * 1024);
   for (int mb : {8, 32, 192}) {
     const int tiles = mb * 64, blocks = 132 * 3, steps = 400;
     const double a = measure([&] { l2_cp_async<<<blocks, 128, 65536>>>(buffer, tiles, steps); });
     const double b = measure([&] { l2_bulk<<<blocks, 128, 65536>>>(buffer, tiles, steps); });
-    printf("read %3d MB working set: cp.async %.2f TB/s, bulk %.2f TB/s\n", mb, blocks * (double)steps * 16384 / a / 1e9, blocks * (double)steps * 16384 / b / 1e9);
+    printf("read %3d MB working set: cp.async %.2f TB/s, bulk %.2f TB/s\n", mb,
+           blocks * (double)steps * 16384 / a / 1e9, blocks * (double)steps * 16384 / b / 1e9);
   }
   for (int per : {1, 2, 3, 4}) {
     const int blocks = 132 * per, steps = 2000;
@@ -154,8 +173,11 @@ int main() {
     const double both = measure([&] { matrix_rate<2><<<blocks, 128, 20000>>>((float*)buffer, steps); });
     const double ex = measure([&] { matrix_rate<3><<<blocks, 128, 20000>>>((float*)buffer, steps); });
     const double mm = measure([&] { mma_rate<<<blocks, 128>>>((float*)buffer, steps * 4); });
-    printf("%d warpgroups an SM: wgmma SS %.0f RS %.0f TFLOP/s, with 32 exp2 per 8 products %.0f, exp2 alone %.2f T/s, mma.sync %.0f TFLOP/s\n", per, flop / ss / 1e9,
-           flop / rs / 1e9, flop / both / 1e9, exps / ex / 1e9, (double)blocks * 4 * steps * 4 * 8 * 4096 / mm / 1e9);
+    printf(
+        "%d warpgroups an SM: wgmma SS %.0f RS %.0f TFLOP/s, with 32 exp2 per 8 products %.0f, exp2 alone %.2f T/s, "
+        "mma.sync %.0f TFLOP/s\n",
+        per, flop / ss / 1e9, flop / rs / 1e9, flop / both / 1e9, exps / ex / 1e9,
+        (double)blocks * 4 * steps * 4 * 8 * 4096 / mm / 1e9);
   }
   for (int mb : {16, 192}) {
     const int rows = mb * 4096, blocks = 132 * 4, steps = 200;
@@ -164,6 +186,7 @@ int main() {
     const double b = measure([&] { reduce_rate<1><<<blocks, 128>>>((float*)buffer, rows, steps); });
     const double c = measure([&] { reduce_rate<2><<<blocks, 128>>>((float*)buffer, rows, steps); });
     const double d = measure([&] { reduce_rate<3><<<blocks, 128>>>((float*)buffer, rows, steps); });
-    printf("fp32 reductions into %d MB: v2 %.2f TB/s, v4 half-sectors %.2f, v4 whole rows %.2f, bulk %.2f\n", mb, gb / a, gb / b, gb / c, gb / d);
+    printf("fp32 reductions into %d MB: v2 %.2f TB/s, v4 half-sectors %.2f, v4 whole rows %.2f, bulk %.2f\n", mb,
+           gb / a, gb / b, gb / c, gb / d);
   }
 }

@@ -21,8 +21,9 @@ int main(int argc, char** argv) {
     printf("nvrtc: %s\n", dlerror());
     return 3;
   }
-#define FUNCTION(result, name, ...) const auto name = (result(*)(__VA_ARGS__))dlsym(library, #name)
-  FUNCTION(nvrtcResult, nvrtcCreateProgram, nvrtcProgram*, const char*, const char*, int, const char* const*, const char* const*);
+#define FUNCTION(result, name, ...) const auto name = (result (*)(__VA_ARGS__))dlsym(library, #name)
+  FUNCTION(nvrtcResult, nvrtcCreateProgram, nvrtcProgram*, const char*, const char*, int, const char* const*,
+           const char* const*);
   FUNCTION(nvrtcResult, nvrtcCompileProgram, nvrtcProgram, int, const char* const*);
   FUNCTION(nvrtcResult, nvrtcGetCUBINSize, nvrtcProgram, size_t*);
   FUNCTION(nvrtcResult, nvrtcGetProgramLogSize, nvrtcProgram, size_t*);
@@ -38,7 +39,8 @@ int main(int argc, char** argv) {
     const std::string source = text.str(), include = "-Isrc/ops/attention/fused";
     nvrtcProgram program;
     if (nvrtcCreateProgram(&program, source.c_str(), path.c_str(), 0, nullptr, nullptr) != NVRTC_SUCCESS) return 3;
-    std::vector<const char*> options = {"-std=c++17", "--gpu-architecture=sm_90a", "-Isrc/device/cuda", include.c_str()};
+    std::vector<const char*> options = {"-std=c++17", "--gpu-architecture=sm_90a", "-Isrc/device/cuda",
+                                        include.c_str()};
     for (int i = 2; i < argc; i++) options.push_back(argv[i]);
     const auto start = std::chrono::steady_clock::now();
     const nvrtcResult result = nvrtcCompileProgram(program, (int)options.size(), options.data());

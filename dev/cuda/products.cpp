@@ -1,7 +1,9 @@
-// The matrix products of a training step (12 layers of 768, MLP of 3072, 65,536 tokens) by cuBLASLt: its first answer, the
-// best of its eight answers (what src/device/cuda/cublaslt.ts takes) and the best of a search around them, with what each
-// would save in a step. The gate's 36 rows below the projection's 1536 (1576 with what fills up) stand beside 1536 alone.
-//   g++ -std=c++17 -O2 -o products dev/cuda/products.cpp -ldl -I$CUDA/include -L$CUDA/lib64 -lcudart; products [json file]
+// The matrix products of a training step (12 layers of 768, MLP of 3072, 65,536 tokens) by cuBLASLt: its first answer,
+// the best of its eight answers (what src/device/cuda/cublaslt.ts takes) and the best of a search around them, with
+// what each would save in a step. The gate's 36 rows below the projection's 1536 (1576 with what fills up) stand beside
+// 1536 alone.
+//   g++ -std=c++17 -O2 -o products dev/cuda/products.cpp -ldl -I$CUDA/include -L$CUDA/lib64 -lcudart; products [json
+//   file]
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -14,11 +16,23 @@
 #include <string>
 #include <vector>
 
-#define CUDA(x) do { const cudaError_t e = (x); if (e != cudaSuccess) printf("%s: %s\n", #x, cudaGetErrorString(e)), exit(1); } while (0)
+#define CUDA(x)                                                                   \
+  do {                                                                            \
+    const cudaError_t e = (x);                                                    \
+    if (e != cudaSuccess) printf("%s: %s\n", #x, cudaGetErrorString(e)), exit(1); \
+  } while (0)
 
 typedef void* Handle;
-struct Algorithm { uint64_t data[8]; };
-struct Answer { Algorithm algorithm; size_t workspace; int state; float waves; int reserved[4]; };
+struct Algorithm {
+  uint64_t data[8];
+};
+struct Answer {
+  Algorithm algorithm;
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
 static_assert(sizeof(Answer) == 96, "as cublasLt.h has it");
 
 enum { COMPUTE_32F = 68, F32 = 0, BF16 = 14, TRANSPOSE_A = 3, TRANSPOSE_B = 4, MAX_WORKSPACE = 1 };
@@ -31,15 +45,17 @@ template <class F> static F* bind(const char* name) {
   if (!f) printf("no %s\n", name), exit(1);
   return (F*)f;
 }
-static void check(const char* what, int status) { if (status) printf("%s: status %d\n", what, status), exit(1); }
+static void check(const char* what, int status) {
+  if (status) printf("%s: status %d\n", what, status), exit(1);
+}
 
 typedef int Create(Handle*);
 typedef int DescCreate(Handle*, int, int);
 typedef int SetAttribute(Handle, int, const void*, size_t);
 typedef int LayoutCreate(Handle*, int, uint64_t, uint64_t, int64_t);
 typedef int Heuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle, int, Answer*, int*);
-typedef int Matmul(Handle, Handle, const void*, const void*, Handle, const void*, Handle, const void*, const void*, Handle, void*, Handle,
-                   const Algorithm*, void*, size_t, cudaStream_t);
+typedef int Matmul(Handle, Handle, const void*, const void*, Handle, const void*, Handle, const void*, const void*,
+                   Handle, void*, Handle, const Algorithm*, void*, size_t, cudaStream_t);
 typedef int ConfigSet(Algorithm*, int, const void*, size_t);
 typedef int ConfigGet(const Algorithm*, int, void*, size_t, size_t*);
 typedef int Check(Handle, Handle, Handle, Handle, Handle, Handle, const Algorithm*, Answer*);
@@ -61,12 +77,15 @@ static ConfigSet* config_set;
 static ConfigGet* config_get;
 static Check* algorithm_check;
 
-struct Plan { Handle desc, la, lb, ld; const Product* p; };
+struct Plan {
+  Handle desc, la, lb, ld;
+  const Product* p;
+};
 
 static int run(const Plan& plan, const Algorithm& algorithm) {
   const float one = 1, beta = plan.p->residual ? 1 : 0;
-  return matmul(handle, plan.desc, &one, b, plan.la, a, plan.lb, &beta, plan.p->residual ? c : d, plan.ld, d, plan.ld, &algorithm, workspace,
-                WORKSPACE, 0);
+  return matmul(handle, plan.desc, &one, b, plan.la, a, plan.lb, &beta, plan.p->residual ? c : d, plan.ld, d, plan.ld,
+                &algorithm, workspace, WORKSPACE, 0);
 }
 
 // Milliseconds of each algorithm, the least of `rounds` by turns; infinite where it fails.
@@ -77,7 +96,8 @@ static std::vector<float> times(const Plan& plan, const std::vector<Algorithm>& 
   std::vector<float> least(algorithms.size(), INFINITY);
   std::vector<bool> able(algorithms.size());
   for (size_t i = 0; i < algorithms.size(); i++) able[i] = run(plan, algorithms[i]) == 0;
-  if (cudaDeviceSynchronize() != cudaSuccess) printf("an algorithm failed: %s\n", cudaGetErrorString(cudaGetLastError())), exit(1);
+  if (cudaDeviceSynchronize() != cudaSuccess)
+    printf("an algorithm failed: %s\n", cudaGetErrorString(cudaGetLastError())), exit(1);
   for (int round = 0; round < rounds; round++)
     for (size_t i = 0; i < algorithms.size(); i++) {
       if (!able[i]) continue;
@@ -103,7 +123,8 @@ static bool set(Algorithm& algorithm, int what, uint32_t value) {
 }
 static std::string describe(const Algorithm& algorithm) {
   std::string text;
-  for (int i = 0; i <= CLUSTER; i++) text += std::string(i ? " " : "") + NAMES[i] + " " + std::to_string(get(algorithm, i));
+  for (int i = 0; i <= CLUSTER; i++)
+    text += std::string(i ? " " : "") + NAMES[i] + " " + std::to_string(get(algorithm, i));
   return text;
 }
 
@@ -125,7 +146,8 @@ static std::vector<float> sample(const Product& p) {
 }
 
 int main(int argc, char** argv) {
-  for (const char* name : {"libcublasLt.so.13", "libcublasLt.so", "libcublasLt.so.12", "/usr/local/cuda/lib64/libcublasLt.so"})
+  for (const char* name :
+       {"libcublasLt.so.13", "libcublasLt.so", "libcublasLt.so.12", "/usr/local/cuda/lib64/libcublasLt.so"})
     if ((library = dlopen(name, RTLD_NOW))) break;
   if (!library && getenv("CUBLASLT")) library = dlopen(getenv("CUBLASLT"), RTLD_NOW);
   if (!library) return printf("no cuBLASLt: set CUBLASLT to the library's path\n"), 1;
@@ -136,17 +158,25 @@ int main(int argc, char** argv) {
   algorithm_check = bind<Check>("cublasLtMatmulAlgoCheck");
   check("create", bind<Create>("cublasLtCreate")(&handle));
   check("preference", bind<Create>("cublasLtMatmulPreferenceCreate")(&preference));
-  check("workspace", bind<SetAttribute>("cublasLtMatmulPreferenceSetAttribute")(preference, MAX_WORKSPACE, &WORKSPACE, 8));
+  check("workspace",
+        bind<SetAttribute>("cublasLtMatmulPreferenceSetAttribute")(preference, MAX_WORKSPACE, &WORKSPACE, 8));
 
   const long T = getenv("TOKENS") ? atol(getenv("TOKENS")) : 65536;
   const std::vector<Product> products = {
-      {"qkv forward, 1536", T, 1536, 768, false, true, BF16, false},   {"qkv forward, 1576", T, 1576, 768, false, true, BF16, false},
-      {"out forward", T, 768, 768, false, true, BF16, true},           {"up forward", T, 3072, 768, false, true, BF16, false},
-      {"down forward", T, 768, 3072, false, true, BF16, true},         {"qkv dx, 1536", T, 768, 1536, false, false, BF16, false},
-      {"qkv dx, 1576", T, 768, 1576, false, false, BF16, false},       {"out dx", T, 768, 768, false, false, BF16, false},
-      {"up dx", T, 768, 3072, false, false, BF16, false},              {"down dx", T, 3072, 768, false, false, BF16, false},
-      {"qkv dw, 1536", 1536, 768, T, true, false, F32, false},         {"qkv dw, 1576", 1576, 768, T, true, false, F32, false},
-      {"out dw", 768, 768, T, true, false, F32, false},                {"up dw", 3072, 768, T, true, false, F32, false},
+      {"qkv forward, 1536", T, 1536, 768, false, true, BF16, false},
+      {"qkv forward, 1576", T, 1576, 768, false, true, BF16, false},
+      {"out forward", T, 768, 768, false, true, BF16, true},
+      {"up forward", T, 3072, 768, false, true, BF16, false},
+      {"down forward", T, 768, 3072, false, true, BF16, true},
+      {"qkv dx, 1536", T, 768, 1536, false, false, BF16, false},
+      {"qkv dx, 1576", T, 768, 1576, false, false, BF16, false},
+      {"out dx", T, 768, 768, false, false, BF16, false},
+      {"up dx", T, 768, 3072, false, false, BF16, false},
+      {"down dx", T, 3072, 768, false, false, BF16, false},
+      {"qkv dw, 1536", 1536, 768, T, true, false, F32, false},
+      {"qkv dw, 1576", 1576, 768, T, true, false, F32, false},
+      {"out dw", 768, 768, T, true, false, F32, false},
+      {"up dw", 3072, 768, T, true, false, F32, false},
       {"down dw", 768, 3072, T, true, false, F32, false},
   };
   const size_t most = (size_t)T * 3072 * 2;
@@ -163,7 +193,8 @@ int main(int argc, char** argv) {
       x = word >> 16;
     }
     for (char* p : {a, b, c})
-      for (size_t at = 0; at < most; at += noise.size() * 2) CUDA(cudaMemcpy(p + at, noise.data(), std::min(noise.size() * 2, most - at), cudaMemcpyHostToDevice));
+      for (size_t at = 0; at < most; at += noise.size() * 2)
+        CUDA(cudaMemcpy(p + at, noise.data(), std::min(noise.size() * 2, most - at), cudaMemcpyHostToDevice));
   }
   FILE* json = argc > 1 ? fopen(argv[1], "w") : nullptr;
   double saved = 0, fold = 0;
@@ -173,7 +204,7 @@ int main(int argc, char** argv) {
     Plan plan;
     plan.p = &p;
     check("desc", bind<DescCreate>("cublasLtMatmulDescCreate")(&plan.desc, COMPUTE_32F, F32));
-    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; what lies transposed here lies straight there.
+    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]. A transposed operand here is not there.
     const int ta = p.transpose_b, tb = p.transpose_a;
     auto set_desc = bind<SetAttribute>("cublasLtMatmulDescSetAttribute");
     check("transpose", set_desc(plan.desc, TRANSPOSE_A, &ta, 4));
@@ -186,7 +217,8 @@ int main(int argc, char** argv) {
     layout(&plan.ld, p.out, p.n, p.m);
     Answer answers[8];
     int found = 0;
-    check("heuristic", heuristic(handle, plan.desc, plan.la, plan.lb, plan.ld, plan.ld, preference, 8, answers, &found));
+    check("heuristic",
+          heuristic(handle, plan.desc, plan.la, plan.lb, plan.ld, plan.ld, preference, 8, answers, &found));
     std::vector<Algorithm> eight, all;
     for (int i = 0; i < found; i++)
       if (answers[i].state == 0) eight.push_back(answers[i].algorithm);
@@ -197,16 +229,20 @@ int main(int argc, char** argv) {
     // Around the three fastest: clusters, order of tiles, and for weights' gradients the parts of the long sum.
     for (size_t o = 0; o < std::min<size_t>(3, order.size()); o++) {
       const Algorithm& start = eight[order[o]];
-      const std::vector<uint32_t> splits = p.k == T ? std::vector<uint32_t>{1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16} : std::vector<uint32_t>{1};
+      const std::vector<uint32_t> splits =
+          p.k == T ? std::vector<uint32_t>{1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16} : std::vector<uint32_t>{1};
       for (uint32_t split : splits)
         for (uint32_t scheme : split > 1 ? std::vector<uint32_t>{1, 2} : std::vector<uint32_t>{0})
           for (uint32_t swizzle : {0u, 1u})
-            for (int cluster : {-1, 0, 2, 3, 4, 5, 6, 8, 11, 12}) {  // as it is; the library's choice; 1x1, 2x1, 4x1, 1x2, 2x2, 1x4, 8x1, 1x8
+            for (int cluster : {-1, 0, 2, 3, 4, 5, 6, 8, 11,
+                                12}) {  // as it is; the library's choice; 1x1, 2x1, 4x1, 1x2, 2x2, 1x4, 8x1, 1x8
               Algorithm variant = start;
-              if (!set(variant, SPLIT_K, split) || !set(variant, REDUCTION, scheme) || !set(variant, SWIZZLE, swizzle)) continue;
+              if (!set(variant, SPLIT_K, split) || !set(variant, REDUCTION, scheme) || !set(variant, SWIZZLE, swizzle))
+                continue;
               if (cluster >= 0 && !set(variant, CLUSTER, cluster)) continue;
               Answer result;
-              if (algorithm_check(handle, plan.desc, plan.la, plan.lb, plan.ld, plan.ld, &variant, &result) != 0) continue;
+              if (algorithm_check(handle, plan.desc, plan.la, plan.lb, plan.ld, plan.ld, &variant, &result) != 0)
+                continue;
               if (result.workspace > WORKSPACE) continue;
               all.push_back(variant);
             }
@@ -234,17 +270,25 @@ int main(int argc, char** argv) {
     run(plan, winner);
     const std::vector<float> actual = sample(p);
     double error = 0, norm = 0;
-    for (size_t i = 0; i < actual.size(); i++) error += std::pow((double)actual[i] - expected[i], 2), norm += std::pow((double)expected[i], 2);
+    for (size_t i = 0; i < actual.size(); i++)
+      error += std::pow((double)actual[i] - expected[i], 2), norm += std::pow((double)expected[i], 2);
     const bool right = std::sqrt(error / norm) < 1e-2;
     const double flops = 2.0 * p.m * p.n * p.k;
-    printf("%-20s %9.4f %9.4f %9.4f %9.1f  %s%s\n", p.name, own[0], own[best], searched, flops / searched / 1e9, describe(winner).c_str(), right ? "" : "  WRONG");
+    printf("%-20s %9.4f %9.4f %9.4f %9.1f  %s%s\n", p.name, own[0], own[best], searched, flops / searched / 1e9,
+           describe(winner).c_str(), right ? "" : "  WRONG");
     if (json)
-      fprintf(json, "%s {\"product\": \"%s\", \"first_ms\": %.5f, \"of_eight_ms\": %.5f, \"search_ms\": %.5f, \"tried\": %zu, \"best\": \"%s\", \"right\": %s}",
-              &p == &products[0] ? "" : ",\n", p.name, own[0], own[best], searched, all.size(), describe(winner).c_str(), right ? "true" : "false");
+      fprintf(json,
+              "%s {\"product\": \"%s\", \"first_ms\": %.5f, \"of_eight_ms\": %.5f, \"search_ms\": %.5f, \"tried\": "
+              "%zu, \"best\": \"%s\", \"right\": %s}",
+              &p == &products[0] ? "" : ",\n", p.name, own[0], own[best], searched, all.size(),
+              describe(winner).c_str(), right ? "true" : "false");
     const bool is_wide = strstr(p.name, "1576"), is_plain = strstr(p.name, "1536");
     if (!is_plain) saved += 12 * (own[best] - searched);
     fold += is_wide ? 12 * own[best] : is_plain ? -12 * own[best] : 0;
   }
-  printf("a step: the search saves %.2f ms; 40 more columns of the projection cost %.2f ms (the gate's own products took 2.0)\n", saved, fold);
+  printf(
+      "a step: the search saves %.2f ms; 40 more columns of the projection cost %.2f ms (the gate's own products took "
+      "2.0)\n",
+      saved, fold);
   if (json) fprintf(json, "\n]\n"), fclose(json);
 }

@@ -38,7 +38,7 @@ const { config: base } = loadConfig({ env: {}, config: values.config });
 
 const MIB = 2 ** 20;
 
-/** Milliseconds of steps as they are trained, all of them and the middle one, and the timeline of one. */
+/** Milliseconds of training steps, all of them and their median, and the timeline of one. */
 function measure(overlap, bucketMib) {
   const config = parseConfig({
     ...base,
@@ -81,7 +81,7 @@ function measure(overlap, bucketMib) {
   return { ms: times[2], times, buckets: parallel.bucketCount, timeline };
 }
 
-/** Milliseconds of a sum by its bytes, while nothing else runs: the middle one of five. */
+/** Milliseconds of a sum by its bytes, while nothing else runs: the median of five. */
 function measureSums(most) {
   const sizes = [8, 65_536, 1e6, 2.4e6, 4.7e6, 9.4e6, 26e6, 155e6].filter((bytes) => bytes <= most);
   const memory = device.pool.take(most);

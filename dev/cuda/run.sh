@@ -8,7 +8,7 @@ mkdir -p $out
 arch="-gencode=arch=compute_90a,code=sm_90a"
 # name | shape: H G Dk Dv l d l' n w | extra flags
 shapes="default|12 2 64 64 32 16 64 16 512|
-portable|12 2 64 64 32 16 64 16 512|-DPORTABLE
+mma|12 2 64 64 32 16 64 16 512|-DMMA_SYNC
 single|4 4 64 64 32 16 64 4 64|
 five|10 2 128 128 16 8 64 5 100|
 sixteen|16 1 64 64 32 16 64 8 128|
@@ -53,12 +53,12 @@ for what in "$@"; do
     sanitize) for tool in memcheck racecheck; do SMALL=1 timeout 150 compute-sanitizer --tool $tool $out/check $out/default 12 2 64 64 32 16 64 16 512 3 2>&1 | tail -6; done ;;
     micro) timeout 60 $out/micro ;;
     time) timeout 120 $out/time $out/default 12 2 64 64 32 16 64 16 512 default ;;
-    variants) timeout 60 $out/time $out/portable 12 2 64 64 32 16 64 16 512 portable
+    variants) timeout 60 $out/time $out/mma 12 2 64 64 32 16 64 16 512 mma
       timeout 60 $out/time $out/v1 12 2 64 64 32 16 64 16 512 v1 union
       timeout 60 $out/time $out/u1 12 2 64 64 32 16 64 16 512 u1 union,local
       for v in b1 b2 b3; do timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 $v "cmp_backward,sel_backward,backward,backward ordered"; done ;;
     # Builds of the default shape beside each other, twice, in turn: what one gains must show in both rounds.
-    compare) for round in 1 2; do for v in ${ONLY:-default portable}; do
+    compare) for round in 1 2; do for v in ${ONLY:-default mma}; do
         timeout 60 $out/time $out/$v 12 2 64 64 32 16 64 16 512 "$v" "compressed,select,index to choice,window,dense,adaptive union,adaptive dense,adaptive outer,forward adaptive,cmp_dq,win_dq,backward"; done; done ;;
     products) nvcc -std=c++17 -O2 -x cu -arch=sm_90 -o $out/products dev/cuda/products.cpp -ldl
       for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib $(python3 -c 'import site; print(" ".join(p + "/nvidia/cu13/lib" for p in site.getsitepackages()))' 2>/dev/null); do

@@ -67,7 +67,8 @@ static void put_selection(Batch& b, const std::vector<int>& sel) {
         for (int i = 0; i < b.s.n; i++) {
           const size_t at = ((size_t)(b.cu[q] + t) * b.s.G + g) * b.s.n + i;
           const int j = sel[at];
-          if (j > 0 && j < t / b.s.ls - 1) ranks[at] = counts[((size_t)g * b.NB + b.cu_blocks[q] + j) * b.stretches + (b.cu[q] + t) / b.stretch]++;
+          if (j > 0 && j < t / b.s.ls - 1)
+            ranks[at] = counts[((size_t)g * b.NB + b.cu_blocks[q] + j) * b.stretches + (b.cu[q] + t) / b.stretch]++;
         }
   b.counts.put(counts);
   b.ranks.put(ranks);
@@ -128,10 +129,12 @@ int main(int argc, char** argv) {
       printf("%-14s S=%-6d %-22s %8.3f ms\n", label.c_str(), b.longest, name, ms);
       return ms;
     };
-    b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.window(), b.choose(2), b.selected_all(true), b.combine(), b.prepare();
+    b.pack(), b.compressed(), b.select(), b.index(), b.fill(), b.sort(), b.window(), b.choose(2), b.selected_all(true),
+        b.combine(), b.prepare();
     CUDA(cudaDeviceSynchronize());
     if (getenv("PROFILE")) {  // each kernel once, for a profiler
-      b.choose(1), b.union_(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round();
+      b.choose(1), b.union_(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(),
+          b.compressed_query(), b.window_query(), b.selected_query(), b.round();
       CUDA(cudaDeviceSynchronize());
       return 0;
     }
@@ -159,7 +162,9 @@ int main(int argc, char** argv) {
     show("idle union", [&] { b.union_(true); });
     show("window", [&] { b.window(); });
     show("combine", [&] { b.combine(); });
-    const auto forward = [&](int choice) { b.pack(), b.compressed(), b.select(), b.list(choice), b.selected_all(true); };
+    const auto forward = [&](int choice) {
+      b.pack(), b.compressed(), b.select(), b.list(choice), b.selected_all(true);
+    };
     show("forward adaptive", [&] { forward(0); });
     show("forward union", [&] { forward(1); });
     show("forward", [&] { forward(2); });
@@ -172,7 +177,8 @@ int main(int argc, char** argv) {
       CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
       CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
     }
-    const auto beside = [&](const std::function<void()>& first, const std::function<void()>& one, const std::function<void()>& other, const std::function<void()>& last) {
+    const auto beside = [&](const std::function<void()>& first, const std::function<void()>& one,
+                            const std::function<void()>& other, const std::function<void()>& last) {
       kernels.stream = main_stream;
       first();
       CUDA(cudaEventRecord(fork, main_stream));
@@ -195,21 +201,31 @@ int main(int argc, char** argv) {
     show("win_dq", [&] { b.window_query(); });
     show("sel_dq", [&] { b.selected_query(); });
     show("round", [&] { b.round(); });
-    show("backward", [&] { b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(), b.round(); });
+    show("backward", [&] {
+      b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(),
+          b.window_query(), b.selected_query(), b.round();
+    });
     b.make_parts();
     show("ordered cmp", [&] { b.compressed_backward(true); });
     show("ordered cmp sum", [&] { b.compressed_sum(); });
     show("ordered sel", [&] { b.selected_backward(true); });
     show("ordered sel sum", [&] { b.selected_sum(); });
-    show("backward ordered", [&] { b.sort(), b.prepare(), b.compressed_backward(true), b.compressed_sum(), b.selected_backward(true), b.selected_sum(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query(); });
+    show("backward ordered", [&] {
+      b.sort(), b.prepare(), b.compressed_backward(true), b.compressed_sum(), b.selected_backward(true),
+          b.selected_sum(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query();
+    });
     show("backward 2 streams", [&] {
-      beside([&] { b.prepare(), b.clear(); }, [&] { b.selected_backward(); }, [&] { b.compressed_backward(), b.window_backward(), b.compressed_query(), b.window_query(); },
+      beside([&] { b.prepare(), b.clear(); }, [&] { b.selected_backward(); },
+             [&] { b.compressed_backward(), b.window_backward(), b.compressed_query(), b.window_query(); },
              [&] { b.selected_query(), b.round(); });
     });
     if (only.empty() || only.find("local") != std::string::npos)
       for (double renew : {13.0, 2.0, 0.85, 0.2}) {
         const auto sel = synthetic(b, renew, rng);
-        const std::string name = renew > 10 ? "random" : renew > 1 ? "local(0.75)" : renew > 0.5 ? "local(0.9)" : "local(0.975)";
+        const std::string name = renew > 10    ? "random"
+                                 : renew > 1   ? "local(0.75)"
+                                 : renew > 0.5 ? "local(0.9)"
+                                               : "local(0.975)";
         union_sizes(b, sel, name.c_str());
         put_selection(b, sel);
         b.index(), b.fill();
@@ -218,19 +234,25 @@ int main(int argc, char** argv) {
         b.choose(2);
         const double d = measure([&] { b.dense(); }), o = measure([&] { b.rewind(), b.outer(false); });
         const double back = measure([&] { b.selected_backward(); });
-        const auto selected = [&](int choice) { return measure([&] { b.pack(), b.compressed(), b.index(), b.fill(), b.choose(choice), b.selected_all(true); }); };
+        const auto selected = [&](int choice) {
+          return measure(
+              [&] { b.pack(), b.compressed(), b.index(), b.fill(), b.choose(choice), b.selected_all(true); });
+        };
         const double all1 = selected(1), all2 = selected(2);
         b.served.zero();
         const double all0 = selected(0);
         const auto served = b.served.get();
         const auto plan = b.plan.get();
-        printf("%-14s S=%-6d %-12s union %.3f  window and forced %.3f + outer %.3f  backward %.3f; forward without scoring: union %.3f outer %.3f adaptive %.3f (mean union %.1f, served %d/%d)\n",
-               label.c_str(), b.longest, name.c_str(), u, d, o, back, all1, all2, all0,
-               [&] {
-                 double sum = 0;
-                 for (int i = 0; i < b.stretches; i++) sum += plan[b.number("select", "select_plan_unions") + i];
-                 return sum / std::max(1, b.token_tiles(b.number("select", "select_union_tokens")) * s.G);
-               }(), served[0], served[1]);
+        printf(
+            "%-14s S=%-6d %-12s union %.3f  window and forced %.3f + outer %.3f  backward %.3f; forward without "
+            "scoring: union %.3f outer %.3f adaptive %.3f (mean union %.1f, served %d/%d)\n",
+            label.c_str(), b.longest, name.c_str(), u, d, o, back, all1, all2, all0,
+            [&] {
+              double sum = 0;
+              for (int i = 0; i < b.stretches; i++) sum += plan[b.number("select", "select_plan_unions") + i];
+              return sum / std::max(1, b.token_tiles(b.number("select", "select_union_tokens")) * s.G);
+            }(),
+            served[0], served[1]);
       }
     b.drop();
   }

@@ -1,8 +1,8 @@
 /**
  * The fused attention core (CUDA, bf16) and its parts. They are stages of one operation, so each is launched by itself over
- * buffers that one whole pass has filled. Packing of keys counts to the branch whose keys they are, the lists of who chose
- * which block and the gated sum to the selected branch. Unless the union is certain to serve, one kernel does the window and
- * the blocks that every token has: the selected branch's time has the window then too.
+ * buffers that one whole pass has filled. Packing keys counts for the branch of the keys; building the lists and
+ * the gated sum count for the selected branch. Unless the path is `union`, one kernel computes the window and the forced
+ * blocks: the time of the selected branch then includes the window.
  */
 
 import { AttentionCounters } from '../ops/attention/counters.js';
@@ -30,12 +30,12 @@ export interface FusedBench {
   readonly dOut: Tensor;
   readonly layout: SparseLayout;
   readonly shape: FusedShape;
-  /** Blocks to use in place of those that are ranked; they are ranked all the same. */
+  /** Blocks to use instead of the ranked ones. Ranking still runs, so that its time is included. */
   readonly selected: Int32Array | null;
   readonly options: SparseOptions;
 }
 
-/** Operations follow from the selected blocks, which only a first pass tells. */
+/** Counts operations from the selected blocks, which are known after a first pass. */
 export interface Descriptions {
   part(what: 'cmp' | 'score' | 'sel' | 'win' | 'dense', kernel: string): Description;
   whole(kernel: string): Description;
@@ -58,7 +58,7 @@ export function fusedSubjects(
   const results = allocateResults(tape, batch, ranked);
   const scratch = allocateScratch(tape, batch, path, ranked);
   const forward = new FusedForward(batch, inputs, results, scratch);
-  // With given blocks the ranking goes to memory that nobody reads.
+  // With given blocks the ranking writes to a buffer that is not read.
   const unread = (like: Tensor) => (bench.selected ? tape.empty(like.shape, like.dtype) : like);
   const ranking = new FusedForward(
     batch,
@@ -191,7 +191,7 @@ function repeatable(run: () => void): () => Trial {
   return () => ({ run, end: () => {} });
 }
 
-/** What the ranking kernel counts while it ranks: how often each (block, stretch) was chosen, and each choice's place. */
+/** What the ranking kernel counts: choices per (block, stretch), and the rank of each choice. */
 export function countChoices(
   selected: Int32Array,
   { lengths }: Pick<Sequences, 'lengths'>,

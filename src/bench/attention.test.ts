@@ -55,13 +55,13 @@ describe('timing', () => {
     return { calls, start };
   };
 
-  it('takes the middle of the runs that fit the budget, after one to warm up', () => {
+  it('takes the median of the runs that fit the budget, after a warm-up run', () => {
     const { calls, start } = work(() => {});
     expect(measure(cpu(), start, { ms: 60_000, mostRuns: 5 }).ms).toBeGreaterThanOrEqual(0);
     expect(calls).toEqual({ runs: 6, ends: 6 });
   });
 
-  it('runs once what is far beyond the budget', () => {
+  it('runs work far beyond the budget once', () => {
     const { calls, start } = work(() => {
       const end = performance.now() + 12;
       while (performance.now() < end);
@@ -70,7 +70,7 @@ describe('timing', () => {
     expect(calls).toEqual({ runs: 1, ends: 1 });
   });
 
-  it('sees the memory of a run at its highest', () => {
+  it('reports the peak memory of a run', () => {
     const { start } = work(() => {
       const block = cpu().pool.take(2 ** 20);
       cpu().pool.give(block);
@@ -86,7 +86,7 @@ describe('timing', () => {
     expect(calls.ends).toBe(1);
   });
 
-  it('knows the median', () => {
+  it('computes the median', () => {
     expect(median([3, 1, 2])).toBe(2);
     expect(median([4, 1, 2, 3])).toBe(2.5);
   });

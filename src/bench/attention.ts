@@ -41,13 +41,13 @@ export interface AttentionBench {
   readonly budget: Budget;
   /** Sequences of a batch; 1 by default. */
   readonly sequences?: number;
-  /** Which kernels serve, on CUDA. */
+  /** Which kernels run, on CUDA. */
   readonly options?: SparseOptions;
 }
 
 const BACKWARD_FLOPS = 2.5;
 
-/** What queries, keys and values are held in. */
+/** Dtype of queries, keys and values. */
 const precisionOf = (device: Device) => (device.kind === 'cuda' ? 'bf16' : 'f32');
 
 /** Random tensors that are freed together. */
@@ -94,7 +94,7 @@ class RandomTensors {
   }
 }
 
-/** Rows of one length; `onRow` hears of each as it is measured. */
+/** Rows of one length; calls `onRow` for each as it is measured. */
 export function benchLength(
   device: Device,
   S: number,
@@ -116,7 +116,7 @@ export function benchLength(
   }
 }
 
-/** A linear layer, y [rows, outputs] = x wᵀ: what matrix products reach on this machine. */
+/** A linear layer, y [rows, outputs] = x wᵀ: the speed of matrix products on this machine. */
 export function benchLinear(
   device: Device,
   { rows, inputs, outputs }: { readonly rows: number; readonly inputs: number; readonly outputs: number },
@@ -245,7 +245,7 @@ function attentionSubjects(
   ];
 }
 
-/** The whole core with the blocks given; they are ranked all the same, so that the time of ranking is in it. */
+/** The whole core with given blocks. Ranking still runs, so that its time is included. */
 function withSelection(
   tape: Tape,
   inputs: SparseInputs,
@@ -261,7 +261,7 @@ function withSelection(
   return combine(tape, gates, oCmp, oSel, oWin);
 }
 
-/** Block 0 and the nearest ones: what a model that looks close by selects. */
+/** Block 0 and the nearest blocks: the selection of a model with local attention. */
 export function localBlocks(length: number, groups: number, { lSel, nSel }: SparseShape): Int32Array {
   const selected = new Int32Array(length * groups * nSel).fill(-1);
   for (let t = 0; t < length; t++) {

@@ -1,11 +1,11 @@
-/** Texts to tokenise when no corpus is at hand: like the web, like documentation, and as bad as it gets. */
+/** Synthetic texts to tokenise: web-like, documentation, and a worst case. */
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { packageRoot } from '../config/files.js';
 
 export type TextKind = 'web' | 'markdown' | 'worst';
 
-/** A generator of numbers in [0, 1) that gives the same texts everywhere. */
+/** A reproducible generator of numbers in [0, 1). */
 function numbers(seed: number): () => number {
   let state = seed;
   return () => {
@@ -58,7 +58,7 @@ function webTexts(bytes: number): string[] {
       '',
     );
   const words = [...known, ...Array.from({ length: 40_000 }, invent)];
-  // Zipf: the place of a word is exponential in a uniform number.
+  // Zipf's law: the rank of a word is exponential in a uniform number.
   const word = () => words[Math.floor(words.length ** random()) - 1];
   const sentence = () => {
     const picked = Array.from({ length: 6 + Math.floor(18 * random()) }, word);
@@ -78,7 +78,7 @@ function markdownTexts(bytes: number): string[] {
   return fill(bytes, () => pages[page++ % pages.length]);
 }
 
-/** Runs of letters without a space, every one new: no word comes twice, and each has to be merged byte by byte. */
+/** Random letters without spaces: no word repeats, so the tokenizer's cache never helps. */
 function worstTexts(bytes: number): string[] {
   const random = numbers(3);
   const run = (length: number) =>

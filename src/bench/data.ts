@@ -1,4 +1,4 @@
-/** How fast data comes: from prepared shards, and tokenised on the way from Parquet, against the tokenizer alone. */
+/** Throughput of the data pipeline: from prepared shards, and tokenised from Parquet, against the tokenizer alone. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { openCorpus } from '../data/corpus/open.js';
@@ -9,12 +9,12 @@ import { createStreamLoader } from '../data/pipeline/loader.js';
 import type { BareTask, FromWorker } from '../data/pipeline/messages.js';
 import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
-import { FetchTimes } from '../train/fetch-times.js';
+import { FetchTimes } from '../train/records.js';
 
 export interface Rate {
   readonly tokensPerSecond: number;
   readonly megabytesPerSecond: number;
-  /** By the time that processors worked for it, all threads together: what a busy machine does not change. */
+  /** Per second of CPU time, all threads together: independent of other load on the machine. */
   readonly megabytesPerCpuSecond: number;
 }
 
@@ -24,7 +24,7 @@ export interface Wait {
   readonly maxMs: number;
 }
 
-/** The shape of a batch, as a trainer would ask for it. */
+/** The shape of a batch. */
 export interface BatchShape {
   readonly seq_len: number;
   readonly batch_size: number;
@@ -46,7 +46,7 @@ export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpe
 /** A consumer that is always faster would otherwise be woken for every batch, which no trainer is. */
 const TAKEN_TOGETHER = 4;
 
-/** Takes batches as fast as they come, for so many seconds. */
+/** Takes batches as fast as they arrive, for `seconds` seconds. */
 export function measurePrepared(loader: Loader, seconds: number): number {
   const end = performance.now() + 1000 * seconds;
   const started = performance.now();
@@ -145,7 +145,7 @@ function cpuSeconds(since: NodeJS.CpuUsage): number {
   return (user + system) / 1e6;
 }
 
-/** How long a trainer of a given speed waits for its batches. Between them it computes: here, it sleeps. */
+/** How long a trainer of a given speed waits for batches. Sleeps between batches instead of computing. */
 export async function measureWaits(loader: Loader, tokensPerSecond: number, seconds: number): Promise<Wait> {
   const times = new FetchTimes();
   let longest = 0;

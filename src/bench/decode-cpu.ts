@@ -1,6 +1,6 @@
 /**
  * Decode and prefill of a whole model on the CPU. Branch times are those of the branch's own kernels, all layers together;
- * `cmp` holds the selection too, which is made of its scores.
+ * `cmp` includes the selection, which uses its scores.
  */
 import type { Device } from '../device/device.js';
 import { prefill, readTokens } from '../infer/decode.js';
@@ -8,8 +8,7 @@ import { type CachedSequence, DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type Branch, benchPrompts, type PrefillTimes, type StepTimes } from './decode-rows.js';
-import { fillCache } from './fill-cache.js';
+import { type Branch, benchPrompts, fillCache, type PrefillTimes, type StepTimes } from './decode-setup.js';
 import { median } from './timing.js';
 import { TimedDevice } from './train-profile.js';
 
@@ -89,7 +88,7 @@ function withModel<T>(device: Device, shape: ModelShape, body: (model: LanguageM
   }
 }
 
-/** Every run begins at the same length: it steps forks, which are thrown away. */
+/** Every run starts at the same length: it decodes in forks of the sequences, which are freed afterwards. */
 function withForks(sequences: readonly CachedSequence[], body: (forks: CachedSequence[]) => void): void {
   const forks = sequences.map((sequence) => sequence.fork());
   try {

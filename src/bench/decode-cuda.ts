@@ -1,6 +1,6 @@
 /**
- * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed as a program meets it: launched by the host
- * and its token read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
+ * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed end to end: launched by the host
+ * until its token is read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
  * and the selection by its scores, `sel` and `win` attention with that branch only.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
@@ -12,8 +12,14 @@ import type { DeviceStep } from '../model/device-step.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
 import { STEP_PARTS } from '../ops/attention/decode/step/step.js';
-import { type Branch, benchPrompts, type DecodeBench, type PrefillTimes, type StepTimes } from './decode-rows.js';
-import { fillCache } from './fill-cache.js';
+import {
+  type Branch,
+  benchPrompts,
+  type DecodeBench,
+  fillCache,
+  type PrefillTimes,
+  type StepTimes,
+} from './decode-setup.js';
 import { median } from './timing.js';
 
 const WARM_UPS = 3;
@@ -113,7 +119,7 @@ function withSteps<T>(
 
 /** Milliseconds of what `work` launches, recorded and replayed. */
 function timeGraph(device: CudaDevice, work: () => void, runs: number): number {
-  work(); // compiled now
+  work(); // compiles
   const graph = device.record(work);
   try {
     for (let i = 0; i < WARM_UPS; i++) graph.replay();

@@ -1,11 +1,11 @@
-/** Decode and prefill of a whole model by length, with the time of each branch and the model with dense attention beside it. */
+/** Decode and prefill of a whole model by length, with the time of each branch and of the same model with dense attention. */
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { predictedReads } from '../model/cache.js';
 import type { ModelShape } from '../model/shape.js';
 import * as onCpu from './decode-cpu.js';
 import * as onGpu from './decode-cuda.js';
-import type { DecodeBench, DecodeRow, PrefillRow, PrefillTimes } from './decode-rows.js';
+import type { DecodeBench, DecodeRow, PrefillRow, PrefillTimes } from './decode-setup.js';
 
 /** One new token for each of `batch` sequences of length S (the token included), for each of the lengths. */
 export function benchDecode(

@@ -1,4 +1,4 @@
-/** The (query, key) pairs that attention really looks at, counted exactly: a GFLOP/s that counts masked work flatters. */
+/** Exact counts of visible (query, key) pairs: GFLOP/s that include masked pairs would be too high. */
 import type { SparseShape } from '../ops/attention/shape.js';
 import { compressedCount } from '../ops/common/sequences.js';
 

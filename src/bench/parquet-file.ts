@@ -1,4 +1,4 @@
-/** A Parquet file with one column of text, uncompressed: enough to measure reading one where there is none. */
+/** A Parquet file with one column of text, uncompressed: a minimal input for measuring the reader. */
 import { closeSync, openSync, writeSync } from 'node:fs';
 
 /** Types of the Thrift compact protocol, in which Parquet writes its metadata. */
@@ -17,7 +17,7 @@ function varint(value: number): number[] {
   return [...bytes, rest];
 }
 
-/** Zigzag of a number that is not negative. */
+/** Zigzag encoding of a non-negative number. */
 const integer = (value: number): number[] => varint(2 * value);
 const text = (value: string): number[] => [...varint(Buffer.byteLength(value)), ...Buffer.from(value)];
 

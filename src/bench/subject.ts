@@ -1,4 +1,4 @@
-/** One thing to measure, forward and backward, and the rows that come of it. */
+/** One subject of measurement, forward and backward, and its result rows. */
 import type { Device } from '../device/device.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -16,7 +16,7 @@ export interface AttentionRow {
   readonly sequences: number;
   readonly ms: number;
   readonly gflops: number;
-  /** Memory beyond inputs and outputs: the pool's at its highest, and what kernels hold for themselves. */
+  /** Memory beyond inputs and outputs: peak of the pool, and the kernels' own workspace. */
   readonly extra_bytes: number;
 }
 
@@ -26,7 +26,7 @@ export interface Description {
   readonly S: number;
   readonly sequences: number;
   readonly flops: number;
-  /** Null where nothing is differentiated. */
+  /** Null without a backward pass. */
   readonly backwardFlops: number | null;
 }
 

@@ -28,17 +28,17 @@ interface DeviceClock {
 const MOST_IN_A_ROW = 8;
 
 /**
- * The first run warms up (kernels are compiled, memory is taken from the system) and says how long one takes. It counts
- * only where the budget leaves no room for another.
+ * The first run warms up (kernels are compiled, memory is allocated) and estimates the duration. It counts
+ * only if the budget allows no other run.
  */
 export function measure(device: Device, start: () => Trial, budget: Budget): Measurement {
   const first = runOnce(device, start());
   const affordable = Math.floor(budget.ms / first.ms);
   if (hasClock(device)) {
-    runOnce(device, start()); // the first one's time is that of compiling
+    runOnce(device, start()); // the first run includes compilation
     return { ms: runInARow(device, start, Math.min(budget.mostRuns, MOST_IN_A_ROW)), peakBytes: first.peakBytes };
   }
-  // Work far beyond the budget runs once: what warming up costs is lost in it.
+  // Work far beyond the budget runs once: the warm-up cost is negligible.
   if (first.ms > 4 * budget.ms) return first;
   const runs = Array.from({ length: Math.max(1, Math.min(budget.mostRuns, affordable)) }, () =>
     runOnce(device, start()),
@@ -51,7 +51,7 @@ function hasClock(device: Device): device is Device & DeviceClock {
 }
 
 /**
- * Launched ahead of the GPU, so that it never waits for the host: what is measured is the kernels and not their launches.
+ * Launched ahead, so that the GPU never waits for the host: measures kernels without launch latency.
  * The first run does wait, and is left out.
  */
 function runInARow(device: Device & DeviceClock, start: () => Trial, count: number): number {

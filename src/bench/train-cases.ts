@@ -1,4 +1,4 @@
-/** What `bench train` measures: models by the name of a config, and the matrix it takes when it is not told. */
+/** Cases of `bench train`: models by config name, and the default matrix. */
 import { loadConfig } from '../config/load.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
@@ -8,36 +8,36 @@ import { type ModelShape, modelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
 
 export interface TrainCase {
-  /** What its row is called. */
+  /** Name of its row. */
   readonly name: string;
   readonly config: Config;
 }
 
 export interface CaseChoice {
-  /** A shipped config, a file, or `small-gpt`; none = the matrix of docs/benchmarks.md. */
+  /** A shipped config, a file, or `small-gpt`; default: the matrix of docs/benchmarks.md. */
   readonly config?: string | undefined;
-  /** None = as the config says. */
+  /** Default: from the config. */
   readonly attention?: 'nsa' | 'dense' | 'both' | undefined;
   readonly lengths?: readonly number[] | undefined;
   readonly batchSizes?: readonly number[] | undefined;
-  /** Kernels of the selected branch; none = as the config says. */
+  /** Kernels of the selected branch. Default: from the config. */
   readonly kernels?: readonly SelectionKernel[] | undefined;
-  /** What computes: a GPU gets another matrix, in bf16 and with GPT-2's vocabulary. */
+  /** The device: a GPU gets another default matrix, in bf16 and with GPT-2's vocabulary. */
   readonly device?: DeviceKind | undefined;
 }
 
 /** The dense GPT that other frameworks are compared on (bench/peers/cpu). */
 export const SMALL_GPT = 'small-gpt';
-/** The 125m shape; its tokenizer is `byte` unless the environment says otherwise. */
+/** The 125m shape; its tokenizer is `byte` unless the environment overrides it. */
 const BASE = 'base';
 
-/** Lengths of the GPU's matrix: all kernels up to 2048, beyond it the one that a run would take. */
+/** Lengths of the GPU's matrix: all kernels up to 2048, beyond it the default one. */
 const SHORT_LENGTHS = [512, 1024, 2048];
 const LONG_LENGTHS = [8192, 32_768, 65_536];
 /** Tokens of a step on the GPU, whatever the length. */
 const GPU_TOKENS = 65_536;
 
-/** What `bench train --device cuda` measures when it is not told: S x kernel, always 65,536 tokens a step. */
+/** The default matrix of `bench train --device cuda`: S x kernel, always 65,536 tokens per step. */
 function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
   const { config } = loadConfig({ env, config: BASE });
   const make = (length: number, kernel: SelectionKernel, attention: 'nsa' | 'dense'): TrainCase => ({

@@ -1,10 +1,10 @@
-/** Operations of single kernel calls, for a profile's GFLOP/s: what the kernel really multiplies, scores of the backward pass included. */
+/** FLOP of single kernel calls for the profile: what the kernel multiplies, recomputed scores included. */
 import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
 import { localBlocks } from './attention.js';
 import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
 import type { CallFlops } from './train-profile.js';
 
-/** Attention sees the same lengths in every call; linear layers say their sizes in their arguments. */
+/** Attention has the same lengths in every call; linear layers have their sizes as arguments. */
 export function kernelFlops(shape: ModelShape, lengths: readonly number[]): CallFlops {
   const { heads, dk, dv } = headShapeOf(shape);
   const sparse = sparseShapeOf(shape);
@@ -22,7 +22,7 @@ export function kernelFlops(shape: ModelShape, lengths: readonly number[]): Call
     ...attention('dense', densePairs),
     ...attention('window', (length) => windowPairs(length, sparse.w)),
     ...attention('compressed', (length) => compressedPairs(length, sparse)),
-    // Which blocks are chosen changes nothing: the current one is seen in part, all others whole.
+    // Independent of which blocks are selected: the current one is seen in part, all others whole.
     ...attention('selected', (length) => selectedPairs(localBlocks(length, 1, sparse), 1, sparse)),
     ['select_forward', 2 * dk * heads * total((length) => scorePairs(length, sparse))],
   ]);

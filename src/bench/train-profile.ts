@@ -1,13 +1,13 @@
 /**
- * Where a step's time goes: a device that passes every call on to another one and keeps the time of each kernel by
+ * Where a step's time goes: a device wrapper that forwards every call and records the time of each kernel by
  * name. It changes no result and adds two clock readings a call, so a profiled step is as fast as any other. On CUDA,
- * where a call returns before its work is done, it waits after every call: shares are right, their sum is not.
+ * where a call returns before its work is done, it waits after every call: shares are correct, the total is too long.
  */
 import type { Device, DeviceKind, KernelModule, Kernels, MemoryUse, Signatures } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 
 export interface ProfileRow {
-  /** The kernel, one of the device's own copies, or what is left of the time for the host. */
+  /** The kernel, a copy of the device, or the remaining time of the host. */
   readonly name: string;
   /** Per step, like `ms`. */
   readonly calls: number;
@@ -74,7 +74,7 @@ export class TimedDevice implements Device {
     return this.#inner.memory;
   }
 
-  /** Memory that the CPU's kernels hold for themselves. */
+  /** Workspace of the CPU kernels. */
   get scratchBytes(): number {
     return 'scratchBytes' in this.#inner ? Number(this.#inner.scratchBytes) : 0;
   }
@@ -112,13 +112,13 @@ export class TimedDevice implements Device {
     this.#inner.synchronize();
   }
 
-  /** Forgets everything so far: the warm-up is over. */
+  /** Discards all records: ends the warm-up. */
   restart(): void {
     this.#entries = new Map();
     this.#since = performance.now();
   }
 
-  /** What was seen since `restart`, per step, the longest first. */
+  /** Records since `restart`, per step, the longest first. */
   rows(steps: number): ProfileRow[] {
     return profileRows(this.#entries, performance.now() - this.#since, steps);
   }

@@ -23,7 +23,7 @@ function smallCase(attention: 'nsa' | 'dense' = 'nsa'): TrainCase {
 }
 
 describe('cases', () => {
-  it('are the 125m shape with both attentions and the small GPT when nothing is asked for', () => {
+  it('are the 125m shape with both attentions and the small GPT by default', () => {
     const cases = trainCases({}, {});
     expect(cases.map(({ name, config }) => [name, config.model.attention, config.train.seq_len])).toEqual([
       ['base', 'nsa', 2048],
@@ -34,14 +34,14 @@ describe('cases', () => {
     expect(caseLengths(cases[2])).toEqual([256, 256, 256, 256]);
   });
 
-  it('are the product of what is asked for', () => {
+  it('are the product of the requested values', () => {
     const cases = trainCases({ config: 'base', attention: 'both', lengths: [128, 256], batchSizes: [1, 2] }, {});
     const seen = cases.map(({ config: { model, train } }) => `${model.attention} ${train.seq_len}x${train.batch_size}`);
     const sizes = ['128x1', '128x2', '256x1', '256x2'];
     expect(seen).toEqual(['nsa', 'dense'].flatMap((kind) => sizes.map((size) => `${kind} ${size}`)));
   });
 
-  it('follow the config where nothing else is said', () => {
+  it('follow the config by default', () => {
     expect(trainCases({ config: SMALL_GPT }, {}).map(({ config }) => config.model.attention)).toEqual(['dense']);
     expect(trainCases({ config: 'base' }, {}).map(({ config }) => config.model.attention)).toEqual(['nsa']);
     expect(trainCases({ attention: 'nsa' }, {})).toHaveLength(1);
@@ -123,7 +123,7 @@ describe('profile', () => {
     expect(flops('adamw_step', [])).toBe(0);
   });
 
-  it('passes the other calls of a device on', () => {
+  it('forwards all other calls of a device', () => {
     const device = new TimedDevice(cpu(), () => 0);
     expect([device.kind, device.name, device.pool]).toEqual(['cpu', cpu().name, cpu().pool]);
     expect(device.scratchBytes).toBe(cpu().scratchBytes);

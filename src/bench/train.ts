@@ -1,6 +1,6 @@
 /**
  * Training speed: whole optimizer steps (forward, backward, gradient norm, update) on random tokens, as `train` runs
- * them. The median step counts: a shared machine's slow moments do not move it.
+ * them. Reports the median step, which outliers on a shared machine do not affect.
  */
 import type { Config } from '../config/schema.js';
 import { type Batch, packBatch } from '../data/batch.js';
@@ -12,14 +12,15 @@ import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { AdamW } from '../ops/adamw/op.js';
 import { BatchUploader } from '../train/batches.js';
-import { createStepper, type Stepper } from '../train/stepper.js';
+import { createStepper } from '../train/device-step.js';
+import { localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
 
 export interface StepTime {
   readonly attention: 'nsa' | 'dense';
-  /** What served the selected branch; `tiled` where all keys are seen. */
+  /** Kernel of the selected branch; `tiled` for dense attention. */
   readonly kernel: string;
   readonly S: number;
   /** Sequences of one step, all micro-batches together. */
@@ -29,7 +30,7 @@ export interface StepTime {
   readonly steps: number;
   /** Operations of one step in both conventions (model/flops.ts). */
   readonly flops: { readonly used: number; readonly palm: number };
-  /** Tensors at their highest and what kernels hold for themselves. */
+  /** Peak of tensors and kernel workspace. */
   readonly peakBytes: number;
   readonly params: number;
   readonly layers: number;
@@ -45,7 +46,7 @@ export interface StepBudget {
 const WARMUP_STEPS = 3;
 const MOST_STEPS = 100;
 
-/** For whoever watches the steps that count. */
+/** Called around the measured steps. */
 export interface StepHooks {
   onWarm?(): void;
   onDone?(steps: number): void;
@@ -61,8 +62,7 @@ export function measureTraining(
     const { config } = benchCase;
     const { train } = config;
     const { shape } = model;
-    const request = { batches, learningRate: train.lr, accept: () => true };
-    const times = timeSteps(() => stepper.step(request), device, budget, hooks);
+    const times = timeSteps(() => takeStep(stepper, batches, train.lr), device, budget, hooks);
     const flops = trainingFlops(shape, caseLengths(benchCase));
     return {
       attention: shape.attention,
@@ -97,7 +97,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: train.weight_decay }));
   const optimizer = new AdamW(device, trained, { betas: train.betas, epsilon: train.eps });
   const uploader = new BatchUploader(device, config.nsa);
-  const stepper = createStepper({ model, optimizer, uploader, config });
+  const stepper = createStepper(localContext({ model, optimizer, uploader, config }));
   try {
     return use({ model, stepper, batches: syntheticBatches(config, shape.vocabSize) });
   } finally {
@@ -109,6 +109,12 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   }
 }
 
+function takeStep(stepper: Stepper, batches: readonly Batch[], learningRate: number): void {
+  stepper.launch({ batches, learningRate });
+  stepper.read();
+  stepper.update();
+}
+
 const PROFILED_STEPS = 3;
 
 /** Where the time of a step goes on the GPU: launched kernel by kernel, not replayed, between events. */
@@ -116,7 +122,7 @@ export function profileCudaStep(device: CudaDevice, benchCase: TrainCase): Profi
   const { config } = benchCase;
   const eager = { ...benchCase, config: { ...config, runtime: { ...config.runtime, cuda_graph: false } } };
   return withStepper(device, eager, ({ stepper, batches }) => {
-    const step = () => stepper.step({ batches, learningRate: config.train.lr, accept: () => true });
+    const step = () => takeStep(stepper, batches, config.train.lr);
     for (let i = 0; i < WARMUP_STEPS; i++) step();
     const started = performance.now();
     const entries = device.profile(() => {

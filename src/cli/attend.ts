@@ -31,7 +31,7 @@ export function configure(command: Command, io: Io): void {
         .default('adaptive'),
     )
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(jsonOption('{in, out, device, kernel, ms, tensors}'))
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }

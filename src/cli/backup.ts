@@ -22,7 +22,7 @@ export function configure(command: Command, io: Io): void {
         .choices(['latest', 'all', 'none'])
         .default('latest'),
     )
-    .addOption(jsonOption())
+    .addOption(jsonOption('{file, bytes, files, checkpoints, missed}'))
     .action((options: Options) => backup(options, io));
 }
 

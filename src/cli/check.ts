@@ -50,7 +50,7 @@ export function configure(command: Command, io: Io): void {
         .default(0.2),
     )
     .addOption(new Option('--run-synthetic', 'train a small model on random tokens and check that run'))
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
     .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did.\n')
     .action((options: Options) => check(options, io));
 }

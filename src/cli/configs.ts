@@ -8,8 +8,8 @@ import { formatTable } from './shared/table.js';
 
 const HELP = `
 Use a config with \`trefoil train --config NAME\`. To change it, copy it:
-  trefoil configs quickstart > my-config.yaml
-  trefoil train --config my-config.yaml
+  trefoil configs quickstart > mine.yaml
+  trefoil train --config mine.yaml
 A profile holds the settings for one kind of machine:
   trefoil train --config base --set runtime.profile=h200
 Every key is explained in configs/base.yaml.
@@ -18,7 +18,7 @@ Every key is explained in configs/base.yaml.
 export function configure(command: Command, io: Io): void {
   command
     .argument('[name]', 'print this config as YAML')
-    .addOption(jsonOption())
+    .addOption(jsonOption('{configs: [{name, description}], profiles: [{name, description}]}'))
     .addHelpText('after', HELP)
     .action((name: string | undefined, options: { json?: boolean }) => {
       if (name !== undefined) io.stdout.write(readFileSync(findConfig(name).path, 'utf8'));

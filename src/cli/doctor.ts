@@ -21,7 +21,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--config <name|file>', 'also check this config (env CONFIG): memory, checkpoints, data'))
     .addOption(new Option('--set <key=value...>', 'set keys of the config, as for train'))
     .addOption(new Option('--compile', 'first compile all CPU kernels into the cache, for images without a compiler'))
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{check, level, found, remedy}]}'))
     .addHelpText('after', '\nExit code: 0 no check is red, 1 at least one is.\n')
     .action((options: Options) => doctor(options, io));
 }

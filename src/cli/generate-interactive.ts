@@ -1,6 +1,7 @@
 /** `trefoil generate` on a terminal without a prompt: line by line, the model goes on after each. */
 import { createInterface } from 'node:readline/promises';
 import type { Conversation } from '../infer/conversation.js';
+import { visible } from '../text.js';
 import type { Io } from './shared/io.js';
 
 export const INTERACTIVE_HELP = '/new starts over,\nCtrl-C stops a text, Ctrl-D exits';
@@ -48,12 +49,4 @@ async function answer(talk: Conversation, line: string, io: Io, isStopped: () =>
   const seconds = (performance.now() - started) / 1000;
   io.stdout.write('\n');
   io.err(`[${talk.length} tokens of context, ${(tokens / seconds).toFixed(1)} tok/s read and written]`);
-}
-
-/** Control characters as their pictures: a model's text must not steer the terminal. */
-export function visible(text: string): string {
-  return text.replace(/[^\P{Cc}\n\t]/gu, (control) => {
-    const code = control.charCodeAt(0);
-    return code < 0x20 ? String.fromCharCode(0x2400 + code) : '\u2421';
-  });
 }

@@ -198,7 +198,7 @@ describe('trefoil generate', () => {
     ['a missing model', ['--model', '/none'], /\/none: there is no such file or folder; give a run folder/],
     ['an unknown flag', ['--model', 'x', '--topk', '3'], /unknown option '--topk'.*did you mean --top-k/],
     ['a stray word', ['--model', 'x', 'hello'], /too many arguments/],
-    ['a bad number', ['--model', 'x', '--max-new-tokens', '0'], /--max-new-tokens.*whole number from 1/],
+    ['a bad number', ['--model', 'x', '--max-new-tokens', '0'], /--max-new-tokens.*integer >= 1/],
     ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number from 0/],
     ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number above 0, up to 1/],
     ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number from 0 to 1/],

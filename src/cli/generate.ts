@@ -16,7 +16,8 @@ import {
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
 import { fileError } from '../run/atomic.js';
-import { converse, INTERACTIVE_HELP, visible } from './generate-interactive.js';
+import { visible } from '../text.js';
+import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';
@@ -85,7 +86,7 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
       ]),
     )
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'))
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io, stdin));
 }

@@ -22,7 +22,7 @@ export function configure(command: Command, io: Io): void {
         .argParser(numberFrom(0))
         .default(600),
     )
-    .addOption(jsonOption())
+    .addOption(jsonOption('{status, detail, step, checkpoint, seconds}'))
     .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it has not in that time.\n')
     .action((options: Options) => halt(options, io));
 }

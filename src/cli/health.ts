@@ -11,7 +11,7 @@ import { addThresholdOptions, dirOption, givenThresholds } from './shared/run-op
 export function configure(command: Command, io: Io): void {
   command.addOption(dirOption());
   addThresholdOptions(command)
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
     .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did, 2 no such run.\n')
     .action((options: { dir: string; json?: boolean }) => health(options, io));
 }

@@ -77,7 +77,7 @@ describe('trefoil plan', () => {
   });
 
   it.each([
-    [['--gpus', '0'], 'It must be a whole number from 1'],
+    [['--gpus', '0'], 'It must be an integer >= 1'],
     [['--link', '0'], 'It must be greater than 0'],
     [['--wire', 'fp8'], 'Allowed choices are f32, bf16'],
     [['--measured', '/no/such/file'], '/no/such/file: cannot be read (ENOENT)'],

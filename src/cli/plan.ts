@@ -10,10 +10,11 @@ import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
 import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
 import type { Parallel, PlanCase } from '../plan/step.js';
+import { wrapText } from '../text.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, wholeNumber } from './shared/options.js';
 import { numberFrom } from './shared/run-options.js';
-import { formatTable, wrapText } from './shared/table.js';
+import { formatTable } from './shared/table.js';
 
 interface Options {
   readonly gpus: number;
@@ -78,7 +79,9 @@ export function configure(command: Command, io: Io): void {
         .argParser(above0)
         .default(0.85),
     )
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption('{machine, device, config, params, attention, step, network, parallel, limits, rows, stops, next}'),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => plan(options, io));
 }

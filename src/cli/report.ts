@@ -1,4 +1,4 @@
-/** `trefoil report`: runs as a document. */
+/** `trefoil report`: writes a report of one or several runs. */
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { buildReport, writeReport } from '../watch/report/report.js';
@@ -14,17 +14,30 @@ interface Options {
 
 export function configure(command: Command, io: Io): void {
   command
-    .addOption(new Option('--dir <folder...>', 'folders of the runs').makeOptionMandatory())
+    .addOption(new Option('--dir <folder...>', 'run folders').makeOptionMandatory())
     .addOption(
       new Option(
-        '--out <folder>',
-        'where to write report.md, report.json and the plots (default: report/ in the first run)',
+        '--out <folder|file.html>',
+        'folder for the report, or one HTML file (default: report/ in the first run)',
       ),
     )
     .addOption(new Option('--title <text>', 'heading of the report').default('Training report'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption('{title, generated, runs, matrix: [{S, mode, run, ms_step, tokens_per_s, peak_mem_mib}], deviations}'),
+    )
+    .addHelpText('after', HELP)
     .action((options: Options) => writeAll(options, io));
 }
+
+const HELP = `
+A folder receives report.html, report.md with its plots as SVG files, and
+report.json with all the data. report.html is self-contained: the plots are
+inside, it loads nothing, and it can be sent as one file. --out FILE.html writes
+only that file.
+
+Example:
+  trefoil report --dir artifacts/s512 artifacts/s1024 --out report.html
+`;
 
 function writeAll({ dir, out, title, json }: Options, io: Io): void {
   const report = buildReport(dir, title);

@@ -1,7 +1,8 @@
 /** `trefoil status`: the progress of runs. */
 import { type Command, Option } from 'commander';
 import { findRuns } from '../run/run-reader.js';
-import { duration } from '../train/progress.js';
+import { visible } from '../text.js';
+import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
@@ -12,7 +13,11 @@ export function configure(command: Command, io: Io): void {
     .addOption(
       new Option('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
     )
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{runs: [{run, dir, state, detail, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
+      ),
+    )
     .addHelpText(
       'after',
       '\nleft: estimated time left; beat: age of the last heartbeat; saved: step of the\nnewest checkpoint.\n',
@@ -60,7 +65,7 @@ function table(runs: readonly RunStatus[], width: number): string {
       ],
     ],
     runs.map((run) => [
-      run.run,
+      visible(run.run),
       run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',

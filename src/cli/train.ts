@@ -13,7 +13,7 @@ import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { type RankIdentity, resolveRank } from '../ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
-import { shellQuote } from '../shell-quote.js';
+import { shellQuote } from '../text.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
@@ -22,9 +22,9 @@ import { fitFields, flagLines, formatTable } from './shared/table.js';
 const HELP = `Usage: trefoil train [options]
 
 Trains a model and writes logs, checkpoints and the final model into --out-dir.
-Without --config the config is chosen by the memory of the GPU, or is quickstart
-on a machine without one. Flags override the environment, which overrides the
-config; --print-config shows the result.
+Without --config, the memory of the GPU decides; without a GPU it is quickstart.
+Flags override the environment, which overrides the config; --print-config shows
+the result.
 
 ${trainFlagHelp()}
 
@@ -132,6 +132,7 @@ export async function runTraining(
       ...{ config, device, world, resume, save, say, peakFlops },
       warn: io.warn,
       terminal: io.stderr,
+      signals: process,
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {

@@ -19,7 +19,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(deviceOption('device to check; auto = all of this machine'))
     .addOption(new Option('--full', 'add sequences of 64k tokens and a longer training run; minutes and 8 GB'))
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(jsonOption('{passed, failed, skipped, rows: [{device, invariant, case, ok, error, limit, reason}]}'))
     .addHelpText('after', HELP)
     .action((options: Options) => verify(options, io));
 }

@@ -2,6 +2,7 @@
 import { type Command, Option } from 'commander';
 import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { visible } from '../text.js';
 import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
@@ -43,7 +44,7 @@ export function configure(command: Command, io: Io): void {
     .addOption(new Option('--command <text>', 'shell command to run on an alert (env NSA_WATCH_COMMAND)'))
     .addOption(new Option('--webhook <url>', 'URL that receives a POST on an alert (env NSA_WATCH_WEBHOOK)'));
   addThresholdOptions(command)
-    .addOption(jsonOption())
+    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
     .addHelpText('after', HELP)
     .action((options: Options) => watch(options, io));
 }
@@ -148,7 +149,7 @@ function stateLine({ state, step }: Tick): string {
     case 'running':
       return `the run is active (${state.where}), at step ${step ?? 0}`;
     case 'ended':
-      return `the run has ended (${state.how})`;
+      return `the run has ended (${visible(state.how)})`;
     case 'gone':
       return `the process of the run is gone; last heartbeat ${Math.round(state.seconds)} s ago, at step ${step ?? 0}`;
     case 'empty':
@@ -164,7 +165,7 @@ function progressLine({ rows, step }: Tick): string {
 
 async function announce({ alerts, recovered, actions }: Tick, channels: Channels, io: Io): Promise<void> {
   const now = new Date().toISOString();
-  for (const { line } of alerts) io.err(`${now} ${line}`);
+  for (const { line } of alerts) io.err(`${now} ${visible(line)}`);
   for (const rule of recovered) io.err(`${now} ${rule} is back to normal`);
   for (const action of actions) io.err(`${now} ${action}`);
   await Promise.all(alerts.map((alert) => notify(alert, channels, (line) => io.err(`${now} ${line}`))));

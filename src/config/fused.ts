@@ -1,4 +1,4 @@
-/** Which attention kernels serve a branch: the fused ones or the portable ones. */
+/** Which attention kernels compute a branch: the fused ones or the branch kernels (one kernel per branch). */
 import type { Config } from './schema.js';
 
 /** The branch switch over the global one; a threshold of -1 disables whatever the switches say, and so does parity. */

@@ -1,4 +1,4 @@
-/** The schema as a flat table of keys (`train.lr`): what messages, environment, flags and the printed config look names up in. */
+/** The schema as a flat table of keys such as `train.lr`, for messages, environment, flags and the printed config. */
 import { z } from 'zod';
 import { configShape } from './schema.js';
 
@@ -7,17 +7,16 @@ export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'li
 export interface ConfigKey {
   path: string;
   kind: KeyKind;
-  /** null is a value: "left open". */
+  /** Null is allowed. */
   nullable: boolean;
-  /** Values of a choice; empty for other kinds. */
+  /** Allowed values of a choice; empty for other kinds. */
   choices: readonly string[];
-  /** What a value must be, in words. */
+  /** Description of the allowed values. */
   allowed: string;
   default: unknown;
-  meaning: string;
 }
 
-/** The part of JSON Schema that zod writes for our keys. */
+/** The subset of JSON Schema that zod generates for these keys. */
 interface JsonSchema {
   type?: string | string[];
   properties?: Record<string, JsonSchema>;
@@ -29,11 +28,10 @@ interface JsonSchema {
   exclusiveMinimum?: number;
   exclusiveMaximum?: number;
   default?: unknown;
-  description?: string;
 }
 
 function limits(schema: JsonSchema): string {
-  // zod writes the safe-integer range as a limit; it tells a reader nothing.
+  // zod adds the safe-integer range as limits; it is of no use in a message.
   const minimum = schema.minimum === Number.MIN_SAFE_INTEGER ? undefined : schema.minimum;
   const maximum = schema.maximum === Number.MAX_SAFE_INTEGER ? undefined : schema.maximum;
   const bounds = [
@@ -50,7 +48,7 @@ function kindOf(schema: JsonSchema): KeyKind {
   if (schema.type === 'array') return 'list';
   if (schema.type === 'string') return 'text';
   if (schema.type === 'integer' || schema.type === 'number' || schema.type === 'boolean') return schema.type;
-  throw new Error(`schema of an unknown kind: ${JSON.stringify(schema)}`);
+  throw new Error(`unsupported schema: ${JSON.stringify(schema)}`);
 }
 
 function allowedBy(schema: JsonSchema): string {
@@ -62,7 +60,7 @@ function allowedBy(schema: JsonSchema): string {
     case 'boolean':
       return 'true or false';
     case 'text':
-      return 'a text that is not empty';
+      return 'a non-empty text';
     case 'integer':
       return `an integer${limits(schema)}`;
     case 'number':
@@ -70,7 +68,7 @@ function allowedBy(schema: JsonSchema): string {
   }
 }
 
-/** zod writes "or null" as a list of types where it can and as a choice of schemas where it cannot. */
+/** zod expresses "or null" as a list of types, or as `anyOf` where that is not possible. */
 function withoutNull(schema: JsonSchema): { value: JsonSchema; nullable: boolean } {
   if (Array.isArray(schema.type)) {
     return { value: { ...schema, type: schema.type.find((type) => type !== 'null')! }, nullable: true };
@@ -88,11 +86,10 @@ function describeKey(path: string, schema: JsonSchema): ConfigKey {
     choices: value.enum?.map(String) ?? [],
     allowed: allowedBy(value) + (nullable ? ', or null' : ''),
     default: schema.default,
-    meaning: schema.description ?? '',
   };
 }
 
-/** Every key, in the order of the schema. */
+/** Every key, in schema order. */
 export const configKeys: readonly ConfigKey[] = Object.entries(
   (z.toJSONSchema(configShape, { io: 'input' }) as JsonSchema).properties!,
 ).flatMap(([section, schema]) =>
@@ -107,7 +104,7 @@ export function findKey(path: string): ConfigKey | undefined {
   return byPath.get(path);
 }
 
-/** Names of the keys of one section. */
+/** The names of the keys of a section, without the section. */
 export function keysOf(section: string): string[] {
   return configKeys
     .filter((key) => key.path.startsWith(`${section}.`))

@@ -55,15 +55,13 @@ describe.each(PROFILES)('profile %s', (name) => {
 describe('base', () => {
   it('is the defaults', () => expect(load('base')).toEqual(parseConfig({})));
 
-  it('shows every key with its default and meaning', () => {
-    // The keys behind a # are checked as if they were set: what the file says about them must be true too.
+  it('shows every key with its default', () => {
+    // Keys that are commented out must show their default too.
     const open = text('base').replace(/^ {2}# (?=\w+: )/gm, '  ');
     const tree = parse(open) as Record<string, Record<string, unknown>>;
     for (const key of configKeys) {
       const [section, name] = key.path.split('.');
       expect(tree[section][name], key.path).toEqual(key.default);
-      const line = open.split('\n').find((row) => row.startsWith(`  ${name}: `) && row.endsWith(key.meaning));
-      expect(line, key.path).toBeDefined();
     }
     expect(Object.values(tree).flatMap(Object.keys)).toHaveLength(configKeys.length);
   });

@@ -45,7 +45,7 @@ describe('a step on an emulated GPU', () => {
     const decoder = new DeviceDecoder(model, cache);
     const trunk = cache.sequence();
     const stem = new Comparison(new ReplayWeights(model));
-    // So many that the next token completes no compressed block: the page of the last ones stays shared for a while.
+    // A length at which the next token completes no compressed block: the page of the last ones stays shared for a while.
     for (let at = 0; at < NSA.l + NSA.d + 1; at++) {
       decoder.launch([trunk], [tokenAt(at, 1)]);
       stem.next(tokenAt(at, 1), selectionOfRow(decoder, 0), `before, token ${at}`, decoder.logits()[0]);

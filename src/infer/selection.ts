@@ -1,4 +1,4 @@
-/** What a model looks at while it reads a text: how far away the blocks it selects are, and how it weighs its branches. */
+/** Statistics of a model reading a text: which blocks it selects, how far back they are, and the weights of its branches. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
@@ -9,15 +9,24 @@ type Shares = Record<'cmp' | 'sel' | 'win', number>;
 
 export interface LayerSelection {
   readonly layer: number;
-  /** Of all (token, group) that have a block so many blocks back, the share that selected it; from 0, their own block. */
+  /** Share of (token, group) that selected the block `i` blocks back, of all that have one; index 0 is their own block. */
   readonly rate_by_distance: readonly number[];
   /** Mean shares of the branches, gates normalised to sum 1. */
   readonly gates: Shares;
-  /** The same by position, in stretches of one selection block. */
+  /** The same by position, per selection block. */
   readonly gates_by_block: readonly Shares[];
+  readonly selection_map: SelectionMap;
 }
 
-/** Reads `tokens` in one pass; one entry for each layer. */
+/** Which blocks the tokens of a layer selected. */
+export interface SelectionMap {
+  /** Consecutive tokens of one row. */
+  readonly tokens_per_row: number;
+  /** [row, block]: share of the row's (token, group) pairs that selected the block. */
+  readonly share: readonly (readonly number[])[];
+}
+
+/** Reads `tokens` in one pass; returns an entry for each layer. */
 export function inspectSelection(
   model: LanguageModel,
   tokens: readonly number[],
@@ -29,10 +38,12 @@ export function inspectSelection(
   const sequences = new Sequences(device, [tokens.length]);
   const layout = sparseLayout(sequences, shape.nsa);
   const tape = new Tape(device, { record: false });
-  const [rates, gates]: [number[][], Shares[][]] = [[], []];
+  const [rates, gates, maps]: [number[][], Shares[][], SelectionMap[]] = [[], [], []];
   const observer = {
     selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
-      rates[layer] = rateByDistance(selected.read(), tokens.length, shape.nKvGroups, shape.nsa);
+      const blocks = selected.read();
+      rates[layer] = rateByDistance(blocks, tokens.length, shape.nKvGroups, shape.nsa);
+      maps[layer] = selectionMap(blocks, tokens.length, shape.nKvGroups, shape.nsa);
     },
     gates: (layer: number, values: { read(): ArrayLike<number> }) => {
       gates[layer] = sharesByBlock(values.read(), tokens.length, shape.nHeads, shape.nsa.lSel);
@@ -48,10 +59,11 @@ export function inspectSelection(
   return rates.map((rate_by_distance, layer) => ({
     ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel) },
     gates_by_block: gates[layer],
+    selection_map: maps[layer],
   }));
 }
 
-/** `selected` [T, G, n]. */
+/** `selected` [T, G, nSel]. */
 export function rateByDistance(
   selected: ArrayLike<number>,
   tokens: number,
@@ -68,6 +80,29 @@ export function rateByDistance(
       if (selected[slot] >= 0) chosen[current - selected[slot]] += 1;
   }
   return chosen.map((count, distance) => count / possible[distance]);
+}
+
+const MAP_ROWS = 128;
+
+/** `selected` [T, G, nSel]; -1 marks an empty slot. At most 128 rows. */
+export function selectionMap(
+  selected: ArrayLike<number>,
+  tokens: number,
+  groups: number,
+  { lSel, nSel }: { readonly lSel: number; readonly nSel: number },
+): SelectionMap {
+  const tokensPerRow = Math.ceil(tokens / MAP_ROWS);
+  const blocks = Math.ceil(tokens / lSel);
+  const counts = Array.from({ length: Math.ceil(tokens / tokensPerRow) }, () => new Array<number>(blocks).fill(0));
+  for (let slot = 0; slot < tokens * groups * nSel; slot++) {
+    const block = selected[slot];
+    if (block >= 0) counts[Math.floor(slot / (groups * nSel) / tokensPerRow)][block] += 1;
+  }
+  const share = counts.map((row, r) => {
+    const pairs = groups * Math.min(tokensPerRow, tokens - r * tokensPerRow);
+    return row.map((count) => Number((count / pairs).toFixed(4)));
+  });
+  return { tokens_per_row: tokensPerRow, share };
 }
 
 /** `gates` [T, H, 3]. */

@@ -183,8 +183,8 @@ export class DecodeCache {
   }
 
   /**
-   * Tokens from the one that room was made for on, which need no other pages and leave none behind: as long as nobody forks
-   * the sequence, `advance` does for them what `reserve` and `grow` do.
+   * Number of tokens after the reserved one that need no new pages and free none. As long as the sequence is not forked,
+   * `advance` replaces `reserve` and `grow` for them.
    */
   slack({ length, lists }: CachedSequence): number {
     const { l, d } = this.shape.nsa;

@@ -23,7 +23,7 @@ import { operand } from './operand.js';
 import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
 
 export interface DeviceStepOptions extends StepOptions {
-  /** The next token is one of the first so many. */
+  /** Only the first `vocabulary` logits are candidates. */
   readonly vocabulary?: number;
 }
 

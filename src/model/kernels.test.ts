@@ -57,13 +57,13 @@ describe('auditKernels', () => {
     );
     expect(auditKernels(config(), gpu(90), 512)).toBe(
       'attention kernels at S = 512: cmp = cuda fp32, score = cuda fp32, sel = v1, win = cuda fp32 ' +
-        '(portable kernels: the fused kernels take bf16, not f32)',
+        '(branch kernels: the fused kernels take bf16, not f32)',
     );
     expect(auditKernels(config({ precision: 'bf16', use_fa2_win: false }), gpu(90), 2048)).toContain(
-      'sel = v2, win = cuda bf16 (portable kernels: the fused kernels are switched off)',
+      'sel = v2, win = cuda bf16 (branch kernels: the fused kernels are switched off)',
     );
     expect(auditKernels(config({ precision: 'bf16' }, { d_k: 20 }), gpu(90), 2048)).toContain(
-      '(portable kernels: d_k 20: multiples of 16 up to 192 are supported)',
+      '(branch kernels: d_k 20: multiples of 16 up to 192 are supported)',
     );
   });
 });
@@ -74,6 +74,6 @@ describe('selectionKernel', () => {
     const fused = (kernel: 'adaptive' | 'v1') => config({ precision: 'bf16', selection_kernel: kernel });
     expect(selectionKernel(fused('adaptive'), gpu(90), 512)).toBe('v2');
     expect(selectionKernel(fused('v1'), gpu(90), 2048)).toBe('v1');
-    expect(selectionKernel(config(), gpu(90), 512)).toBe('v1'); // fp32: portable kernels
+    expect(selectionKernel(config(), gpu(90), 512)).toBe('v1'); // fp32: branch kernels
   });
 });

@@ -59,7 +59,7 @@ export function auditKernels(config: KernelConfig, device: Device, longest: numb
   const problem = problemOf(config, device, longest);
   const plain = `${device.kind} ${problem.dtype === 'bf16' ? 'bf16' : 'fp32'}`;
   const fused = `${plain}, fused, ${tensorCores(device)}`;
-  const because = (refusal: string) => (device.kind === 'cuda' ? ` (portable kernels: ${refusal})` : '');
+  const because = (refusal: string) => (device.kind === 'cuda' ? ` (branch kernels: ${refusal})` : '');
   if (model.attention === 'dense') {
     const refusal = denseRefusal(problem, device, options);
     return `attention kernels at S = ${longest}: dense = ${refusal === null ? fused : plain + because(refusal)}`;

@@ -6,7 +6,7 @@ import type { Device } from '../device/device.js';
 import { AdamW } from '../ops/adamw/op.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
-import { launchGradients } from '../train/optimizer-step.js';
+import { launchGradients, localContext } from '../train/step.js';
 import { type ComputeDtype, LanguageModel } from './language-model.js';
 import { blockTensors, estimateMemory, parameterCount } from './memory.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
@@ -26,6 +26,7 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
     model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
   );
   const uploader = new BatchUploader(device, config.nsa);
+  const context = localContext({ model, config, optimizer, uploader });
   const total = length * sequences;
   const tokens = new Int32Array(total).map((_, i) => i % shape.vocabSize);
   const batch = {
@@ -34,7 +35,7 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   };
   for (let step = 0; step < 2; step++) {
     const held = uploader.upload(batch);
-    for (const mean of launchGradients({ model, config, observer: undefined }, [held], [1])) mean.free();
+    for (const mean of launchGradients(context, [held], [1])) mean.free();
     uploader.release(held);
   }
   optimizer.free();

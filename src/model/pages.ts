@@ -40,7 +40,7 @@ export class PageStore {
     this.#pages -= 1;
   }
 
-  /** A page nobody else holds, with the same content. */
+  /** An unshared page with the same content. */
   copy(page: Page): Page {
     const copy = this.take();
     copy.memory.copyFrom(page.memory);

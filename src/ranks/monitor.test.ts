@@ -84,7 +84,7 @@ test('when all wait for each other, all are named', () => {
   );
 });
 
-test('before there is a run nobody is blamed', () => {
+test('before there is a run no rank is blamed', () => {
   const one = new RankMonitor({ rank: 0, members: [], timeoutSeconds: 1 });
   expect(() => one.look(60_000)).not.toThrow();
 });
@@ -104,7 +104,7 @@ describe('without the files of a run', () => {
     expect(() => at(DEAD).look(300)).toThrow(`(pid ${DEAD}, no section known): its process is gone`);
   });
 
-  test.runIf(hasProc)('also while nobody has asked how it ended', async () => {
+  test.runIf(hasProc)('also before its exit status was collected', async () => {
     // The shell's child ends while the shell, turned into `sleep`, never collects it.
     const shell = spawn('sh', ['-c', 'sleep 0.3 & echo $!; exec sleep 30']);
     const zombie = Number(String((await once(shell.stdout, 'data'))[0]));

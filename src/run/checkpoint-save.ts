@@ -154,7 +154,7 @@ export function writeTensorFile(
   );
 }
 
-/** JSON turns NaN and infinity into null: a resume would then differ without a word. */
+/** JSON turns NaN and infinity into null: a resume would then differ silently. */
 function stateBytes(state: CheckpointState): Uint8Array {
   const check = (key: string, value: unknown): unknown => {
     if (typeof value === 'number' && !Number.isFinite(value)) {

@@ -178,7 +178,7 @@ function parseCell(kind: ColumnKind, cell: string | undefined): number | string 
   return cell === undefined || cell.trim() === '' ? Number.NaN : Number(cell);
 }
 
-/** NaN is a value only where the file says so: anything else that is no number is damage. */
+/** Only a literal NaN is accepted as NaN: any other non-number is damage. */
 function isBadCell(value: number | string, cell: string | undefined): boolean {
   return typeof value === 'number' && Number.isNaN(value) && cell !== 'NaN';
 }

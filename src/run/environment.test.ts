@@ -41,7 +41,7 @@ test('the machine and the versions are named', () => {
   expect(versions['trefoil']).toMatch(/^\d+\.\d+\.\d+/);
 });
 
-test('the commit is that of the folder; outside a repository there is none', () => {
+test('the commit is that of the folder; outside a repository it is null', () => {
   expect(collectEnvironment({}, folder).git).toBeNull();
   expect(collectEnvironment({}, join(folder, 'none')).git).toBeNull();
   const git = (...words: string[]): string =>

@@ -41,7 +41,7 @@ export function sampleHeartbeats(path: string, from: number, to: number, count: 
   }
 }
 
-/** Where the first heartbeat of that time or later begins; the size of the file when there is none. */
+/** Where the first heartbeat of that time or later begins; the size of the file if no such heartbeat exists. */
 function firstAtOrAfter(descriptor: number, size: number, time: number): number {
   let [low, high] = [0, size];
   while (low < high) {

@@ -74,7 +74,7 @@ export interface Heartbeat extends HeartbeatFields {
 
 const TEXT_FIELDS = new Set(['iso', 'msg', 'data', 'section', 'detail']);
 const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
-/** The end of the file is read in windows that grow until they hold enough lines; beyond the last one nobody looks. */
+/** The end of the file is read in windows that grow until they hold enough lines; the largest window is the limit. */
 const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;

@@ -75,7 +75,7 @@ function tryCreate(path: string): RunLock | undefined {
 
 /**
  * Two processes may find the same dead lock at once; if each removed it blindly, the slower one would remove the new lock
- * of the faster. So removing needs a lock of its own, and whoever holds that looks again before it removes.
+ * of the faster. So removing needs a lock of its own, and its holder checks again before removing.
  */
 function removeDeadLock(path: string, dead: LockOwner | 'damaged'): void {
   const removalPath = `${path}.takeover`;

@@ -40,7 +40,7 @@ export function pidExists(pid: number): boolean {
   }
 }
 
-/** What a process of this machine does. A zombie is gone: nobody has asked yet how it ended, but it does nothing any more. */
+/** The state of a process on this machine. A zombie counts as gone: it has ended, only its exit status is uncollected. */
 export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   const state = statOf(pid)?.[0];
   if (state === undefined) return pidExists(pid) ? 'running' : 'gone'; // no /proc on this system, or no such process

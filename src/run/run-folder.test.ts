@@ -56,8 +56,16 @@ test('the folder is created and locked by the first rank only', () => {
   expect(() => new RunFolder(run)).toThrow(`in use by process ${process.pid}`);
   new RunFolder(run, 1).close();
   expect(existsSync(first.paths.lock)).toBe(true);
+  writeFileSync(join(run, 'file'), '');
   first.close();
-  expect(readdirSync(run)).toEqual([]);
+  expect(readdirSync(run)).toEqual(['file']);
+});
+
+test('a folder that was created for a run that never began is removed again, with its parents', () => {
+  const run = join(folder, 'new', 'run');
+  new RunFolder(run).close();
+  expect(existsSync(join(folder, 'new'))).toBe(false);
+  expect(existsSync(folder)).toBe(true);
 });
 
 test('files that a killed process had begun are removed, not those that somebody may be writing', () => {

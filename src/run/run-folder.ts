@@ -1,9 +1,9 @@
 /** The folder of a run, opened for writing: the lock, and the small files that are replaced as a whole. */
-import { rmSync } from 'node:fs';
-import { resolve } from 'node:path';
+import { existsSync, rmdirSync, rmSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { fileError, statOrUndefined, writeFileAtomic } from './atomic.js';
+import { fileError, isFileSystemError, statOrUndefined, writeFileAtomic } from './atomic.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
 import { leftBehind } from './leftovers.js';
@@ -29,6 +29,8 @@ export class RunFolder {
   readonly path: string;
   readonly paths: RunPaths;
   readonly #lock: RunLock | undefined;
+  /** Folders that did not exist before, the innermost first. */
+  readonly #created: string[] = [];
 
   /**
    * Creates the folder if need be. The first rank locks it; the others of the same run do not, since they write only files
@@ -39,6 +41,7 @@ export class RunFolder {
     this.paths = runPaths(this.path);
     const facts = statOrUndefined(this.path);
     if (facts && !facts.isDirectory()) throw new UsageError(`${this.path}: is not a folder; choose another out_dir`);
+    if (rank === 0) for (let path = this.path; !existsSync(path); path = dirname(path)) this.#created.push(path);
     try {
       ensureFolder(this.path);
     } catch (error) {
@@ -76,7 +79,16 @@ export class RunFolder {
     writeFileAtomic(this.paths.config, yaml);
   }
 
+  /** Releases the lock, and removes a folder that was created for a run that never began. */
   close(): void {
     this.#lock?.release();
+    for (const path of this.#created) {
+      try {
+        rmdirSync(path);
+      } catch (error) {
+        if (!isFileSystemError(error)) throw error;
+        return; // not empty: the run has begun
+      }
+    }
   }
 }

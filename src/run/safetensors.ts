@@ -107,7 +107,7 @@ export function readSafetensors(path: string): { metadata: Record<string, string
   }
 }
 
-/** Writes a file aside and renames it: nobody ever sees a half-written one under its name. */
+/** Writes a file aside and renames it: a reader never sees a partial file under that name. */
 export function writeSafetensors(
   path: string,
   tensors: Iterable<TensorToWrite>,

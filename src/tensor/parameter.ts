@@ -23,7 +23,7 @@ export class Parameter implements Disposable {
   }
 
   /**
-   * The value as an operand of this dtype; its gradient is the parameter's. `round` makes the copy when there is none
+   * The value as an operand of this dtype; its gradient is the parameter's. `round` makes the copy if it does not exist
    * or the value was changed behind its back.
    */
   as(dtype: Dtype, round: (from: Tensor, into: Tensor) => void): Tensor {
@@ -37,7 +37,7 @@ export class Parameter implements Disposable {
     return this.#rounded;
   }
 
-  /** The rounded copy, if one is in use: whoever changes the value writes it too, or calls `changed`. */
+  /** The rounded copy, if one is in use: code that changes the value must write it too, or call `changed`. */
   get rounded(): Tensor | null {
     return this.#roundedIsStale ? null : this.#rounded;
   }

@@ -107,7 +107,7 @@ static inline void wait(Barrier& barrier) {
   if (&barrier == &state.cluster) state.met = true;
   state.ready.insert(state.ready.end(), barrier.waiting.begin(), barrier.waiting.end());
   barrier.waiting.clear();
-  state.ready.push_back(state.current);  // whoever came last need not go on first
+  state.ready.push_back(state.current);  // the last thread to arrive does not necessarily continue first
   leave();
 }
 

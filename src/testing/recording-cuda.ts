@@ -105,7 +105,7 @@ export class RecordingCuda implements Device, CudaRuntime {
 
 /** What the compiled attention kernels say of themselves, for head sizes up to 64; the tests on a GPU compare it. */
 export function exportedBy(shape: FusedShape): (name: string) => number {
-  const build = { queryMajor: false, portable: false };
+  const build = { queryMajor: false, mmaSync: false };
   const tokens = unionTokens(shape, build, sharedLimit(90));
   const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
   const numbers: Readonly<Record<string, number>> = {
@@ -114,7 +114,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
     ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
-    step_attention_shared: 40_000,
+    ...{ step_attention_shared: 40_000, step_scores_shared: 20_000 },
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;

@@ -14,7 +14,8 @@ import { runPaths } from '../run/run-folder.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { BatchUploader } from './batches.js';
-import { DeviceStepper } from './device-stepper.js';
+import { DeviceStepper } from './device-step.js';
+import { localContext } from './step.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -151,11 +152,14 @@ describe('training on CUDA', () => {
     const trainedParameters = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
     const optimizer = new AdamW(device, trainedParameters);
     const uploader = new BatchUploader(device, chosen.nsa);
-    const stepper = new DeviceStepper(device, { model, optimizer, uploader, config: chosen });
+    const stepper = new DeviceStepper(device, localContext({ model, optimizer, uploader, config: chosen }));
     const samples = new SyntheticSamples(256, 1, 'train');
     const rows = [0, 1].map((row) => samples.locate(row));
     const batches = [packBatch(samples, rows, { sequenceLength: 64, documentMask: false })];
-    const step = () => stepper.step({ batches, learningRate: 1e-3, accept: () => true });
+    const step = () => {
+      stepper.launch({ batches, learningRate: 1e-3 });
+      return stepper.read();
+    };
     expect([step(), step(), step()].every(({ finite }) => finite)).toBe(true);
     const head = model.parameters.at(-1)!;
     const before = head.value.read();

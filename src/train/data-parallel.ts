@@ -1,37 +1,63 @@
 /**
- * Data parallel training: every rank computes the gradients of its own batches, and the sums over all ranks are what the
- * optimizer sees. A bucket of gradients is sent as soon as the backward pass is done with it, while the pass goes on.
+ * Data parallel training: each rank computes the gradients of its own batches, and the optimizer gets the sums over all
+ * ranks. A bucket of gradients is sent as soon as the backward pass has finished it, while the pass continues.
  *
- * With `zero` (ZeRO-1) a rank gets the sums of its own part of every bucket only, updates that part, keeps optimizer state
- * for no more, and the ranks then hand each other the new values.
+ * With `zero` (ZeRO-1) a rank receives the sums of its own part of every bucket, keeps optimizer state for that part only,
+ * updates it, and then the ranks exchange the new values.
  *
- * Nothing here waits for the device: on a GPU all of it can be recorded in a graph.
+ * Nothing here waits for the device: on a GPU all of it can be recorded in a graph. Order of calls:
  *
  *   for each micro-batch: begin(isLast); forward; backward
  *   finish();                             // sums are in the parameters' gradients, or in this rank's parts of them
  *   norms of `gradients`, reduceSums(norms), optimizer over `trained`
- *   shareValues();                        // nothing to do without zero
+ *   shareValues();                        // a no-op without zero
  */
+import type { Config } from '../config/schema.js';
 import type { Collectives, Span } from '../device/collectives.js';
-import type { Device } from '../device/device.js';
+import type { Device, DeviceKind } from '../device/device.js';
 import type { Trainable } from '../ops/adamw/op.js';
 import { castInto } from '../ops/cast/op.js';
+import type { World } from '../ranks/world.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Bucket, makeBuckets, type Place } from './gradient-buckets.js';
+import { type GradientExchange, LocalGradients } from './step.js';
+
+const MIB = 2 ** 20;
+/** On CPUs, pieces that fit into a core's cache are summed twice as fast; GPUs and their networks prefer larger ones. */
+const BUCKET_MIB: Record<DeviceKind, number> = { cpu: 2, cuda: 16 };
+/** Safe mode (train.ddp_safe): no overlap, and pieces small enough for the buffers of any network. */
+const SAFE_BUCKET_BYTES = MIB;
+
+/** The gradient exchange of a world, with the config's settings. */
+export function createExchange(
+  world: World,
+  device: Device,
+  parameters: readonly Parameter[],
+  { train }: Config,
+): GradientExchange {
+  if (world.collectives === null) return new LocalGradients(parameters);
+  const mib = train.bucket_mb ?? BUCKET_MIB[device.kind];
+  return new DataParallel(device, world.collectives, parameters, {
+    bucketBytes: train.ddp_safe ? Math.min(SAFE_BUCKET_BYTES, mib * MIB) : mib * MIB,
+    overlap: !train.ddp_safe,
+    wire: train.wire === 'bf16' ? 'bf16' : 'f32',
+    zero: train.zero === 1,
+  });
+}
 
 export interface DataParallelOptions {
-  /** About how many bytes of gradients are sent at a time. */
+  /** Approximate size of a message, in bytes. */
   readonly bucketBytes: number;
-  /** Send buckets while the backward pass goes on; false sends all of them after it. */
+  /** Send buckets during the backward pass; false sends all of them after it. */
   readonly overlap: boolean;
-  /** What gradients are rounded to on the wire. */
+  /** Number format of the messages. */
   readonly wire: 'f32' | 'bf16';
-  /** ZeRO-1: optimizer state of this rank's part only. */
+  /** ZeRO-1: each rank keeps the optimizer state of its own part only. */
   readonly zero: boolean;
 }
 
-/** The numbers `from` to `to` of a parameter. */
+/** The elements `from` to `to` of a parameter. */
 export class ParameterPart implements Trainable {
   readonly name: string;
   readonly from: number;
@@ -60,20 +86,22 @@ export class ParameterPart implements Trainable {
   }
 }
 
-export class DataParallel {
+export class DataParallel implements GradientExchange {
+  /** A graph replays the exchange too, so all ranks must replay or launch alike. */
+  readonly allowsUnequalShapes = false;
   readonly #device: Device;
   readonly #collectives: Collectives;
   readonly #parameters: readonly Parameter[];
   readonly #options: DataParallelOptions;
   readonly #buckets: readonly Bucket[];
-  /** What goes over the wire, when that is not the bucket itself. */
+  /** Send buffers in the wire's format; empty if buckets are sent as they are. */
   readonly #wires: readonly Tensor[];
-  /** Gradients each bucket still waits for in this backward pass. */
+  /** Gradients that each bucket still waits for in this backward pass. */
   readonly #missing: number[];
-  /** This rank's share of every parameter, in the model's order; may be empty. */
+  /** This rank's part of each parameter; may be empty. */
   readonly #parts = new Map<Parameter, ParameterPart>();
   #isReducing = false;
-  /** Buckets sent so far. They go in order on every rank, whatever order they are finished in. */
+  /** Buckets sent so far. All ranks send them in the same order, whichever is finished first. */
   #sent = 0;
 
   constructor(
@@ -104,24 +132,23 @@ export class DataParallel {
     return this.#buckets.length;
   }
 
-  /** Whether the optimizer of this rank holds parts of the parameters only. */
   get isSharded(): boolean {
     return this.#options.zero;
   }
 
-  /** What this rank's optimizer updates, in the model's order: parameters, or this rank's parts of them. */
+  /** In the model's order. */
   get trained(): readonly (Parameter | ParameterPart)[] {
     if (!this.isSharded) return this.#parameters;
     return this.#parameters.map((parameter) => this.#parts.get(parameter)!).filter(({ from, to }) => to > from);
   }
 
-  /** One for each parameter, for the norm: whole gradients, or this rank's parts of them, which may be empty. */
+  /** One per parameter: whole gradients, or this rank's parts of them, which may be empty. */
   get gradients(): readonly Tensor[] {
     const source = this.isSharded ? this.#parameters.map((one) => this.#parts.get(one)!) : this.#parameters;
     return source.flatMap(({ gradient }) => (gradient ? [gradient] : []));
   }
 
-  /** Before the forward pass of a micro-batch. Only after the last one of a step are gradients sent. */
+  /** Call before the forward pass of a micro-batch. Gradients are sent only for the last one of a step. */
   begin(isLast: boolean): void {
     this.#isReducing = isLast;
     this.#sent = 0;
@@ -130,7 +157,7 @@ export class DataParallel {
     });
   }
 
-  /** After the last backward pass: what is launched from here on finds the sums. */
+  /** Call after the last backward pass: later launches see the sums. */
   finish(): void {
     while (this.#sent < this.#buckets.length) this.#send(this.#sent);
     this.#collectives.join();
@@ -143,14 +170,14 @@ export class DataParallel {
     this.#isReducing = false;
   }
 
-  /** Sums over this rank's parts (f64, of any shape) become sums over all. */
+  /** Turns sums over this rank's parts (f64, any shape) into sums over all parts. */
   reduceSums(sums: Tensor): void {
     if (!this.isSharded) return;
     this.#collectives.allReduce(span(sums));
     this.#collectives.join();
   }
 
-  /** After the update: every rank gets the new values of all parts. The gradients' memory carries them. */
+  /** Call after the update: every rank gets the new values of all parts, through the gradients' memory. */
   shareValues(): void {
     if (!this.isSharded) return;
     const { rank } = this.#collectives;
@@ -183,7 +210,7 @@ export class DataParallel {
     this.#missing[index] -= 1;
     if (!this.#options.overlap) return;
     while (this.#sent < this.#buckets.length && this.#missing[this.#sent] === 0) this.#send(this.#sent);
-    this.#collectives.check(); // MPI moves on only when it is called
+    this.#collectives.check(); // MPI makes progress only inside calls
   }
 
   #send(index: number): void {

@@ -1,39 +1,46 @@
-/** The mean loss over validation batches, weighed by how many targets each holds. */
+/** The mean loss over validation batches, weighted by their numbers of targets. */
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { kernelOptions } from '../model/kernels.js';
-import type { LanguageModel } from '../model/language-model.js';
-import type { Together } from '../ranks/together.js';
+import { type Agreement, SingleAgreement } from '../ranks/agreement.js';
+import { Tape } from '../tensor/tape.js';
 import type { BatchUploader } from './batches.js';
+import type { LossFunction, TrainableModel } from './step.js';
 
 export interface Evaluation {
-  /** NaN when there was no target. */
+  /** Mean loss per target in nats; NaN without targets. */
   readonly loss: number;
   readonly perplexity: number;
   readonly targets: number;
 }
 
+/** Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss. */
 export function evaluate(
-  model: LanguageModel,
+  model: Pick<TrainableModel, 'device' | 'losses'>,
   uploader: BatchUploader,
   batches: Iterable<Batch>,
   config: Config,
-  together?: Together,
+  agreement: Agreement = new SingleAgreement(),
+  loss?: LossFunction,
 ): Evaluation {
   let [total, targets] = [0, 0];
   for (const batch of batches) {
     const onDevice = uploader.upload(batch);
-    const losses = model.losses(onDevice.ids, onDevice.targets, {
-      layout: onDevice.layout,
-      kernels: kernelOptions(config),
-    });
-    for (const loss of losses.read()) total += loss; // ignored targets have loss 0
+    const options = { layout: onDevice.layout, kernels: kernelOptions(config) };
+    if (loss) {
+      const tape = new Tape(model.device, { record: false });
+      total += loss(tape, onDevice, options).item() * batch.targetCount;
+      tape.end();
+    } else {
+      const losses = model.losses(onDevice.ids, onDevice.targets, options);
+      for (const value of losses.read()) total += value; // ignored targets have loss 0
+      losses.free();
+    }
     targets += batch.targetCount;
-    losses.free();
     uploader.release(onDevice);
   }
-  // Every rank has evaluated its share of the batches.
-  if (together) [total, targets] = together.sum([total, targets]);
-  const loss = total / targets;
-  return { loss, perplexity: Math.exp(loss), targets };
+  // Each rank has evaluated its share of the batches.
+  [total, targets] = agreement.sum([total, targets]);
+  const mean = total / targets;
+  return { loss: mean, perplexity: Math.exp(mean), targets };
 }

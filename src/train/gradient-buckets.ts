@@ -1,16 +1,16 @@
 /**
- * Gradients in a few large pieces of memory, so that ranks exchange pieces and not hundreds of tensors. The pieces follow
- * the backward pass: the last layer's gradients are finished first, and lie in the first bucket.
+ * Gradients in a few large buffers, so that ranks exchange buffers instead of hundreds of tensors. Buckets follow the
+ * backward pass: the gradients of the last layer are finished first and lie in the first bucket.
  */
 import type { Device } from '../device/device.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
 
-/** Every gradient begins at a multiple of this many numbers: 256 bytes, what vector loads and matrix products like best. */
+/** Elements: each gradient starts at a multiple of 256 bytes, for aligned vector loads. */
 const ALIGNMENT = 64;
 const F32_BYTES = 4;
 
-/** Where a parameter lies in its bucket. */
+/** The position of a parameter in its bucket, in elements. */
 export interface Place {
   readonly parameter: Parameter;
   readonly offset: number;
@@ -19,9 +19,9 @@ export interface Place {
 
 export class Bucket {
   readonly places: readonly Place[];
-  /** f32; its size is a multiple of the world's, the rest behind the last gradient is zero. */
+  /** f32; its size is a multiple of the number of ranks, padded with zeros. */
   readonly flat: Tensor;
-  /** Numbers of one rank's part. */
+  /** Elements of one rank's part. */
   readonly partSize: number;
 
   constructor(device: Device, parameters: readonly Parameter[], world: number) {
@@ -36,7 +36,7 @@ export class Bucket {
     for (const place of this.places) place.parameter.placeGradient(this.view(place));
   }
 
-  /** A gradient in the bucket, or its numbers `from` to `to`, as a row. */
+  /** A gradient in the bucket, or its elements `from` to `to`, as a flat tensor. */
   view({ offset, size }: Place, from = 0, to = size): Tensor {
     return this.flat.rows(offset + from, offset + to);
   }
@@ -46,7 +46,7 @@ export class Bucket {
     return this.flat.rows(rank * this.partSize, (rank + 1) * this.partSize);
   }
 
-  /** Which numbers of a parameter lie in a rank's part; empty when none do. */
+  /** The elements of a parameter that lie in a rank's part; may be empty. */
   share({ offset, size }: Place, rank: number): { from: number; to: number } {
     const from = Math.min(size, Math.max(0, rank * this.partSize - offset));
     const to = Math.min(size, Math.max(from, (rank + 1) * this.partSize - offset));
@@ -62,7 +62,7 @@ export class Bucket {
   }
 }
 
-/** Buckets of about so many bytes, in the order in which a backward pass finishes them. */
+/** Buckets of about `bucketBytes`, in the order in which a backward pass finishes them. */
 export function makeBuckets(
   device: Device,
   parameters: readonly Parameter[],

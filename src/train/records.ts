@@ -1,4 +1,4 @@
-/** All that a run writes about itself while it goes: CSV files, heartbeats, TensorBoard events. */
+/** What a run writes about its steps: CSV files, heartbeats, TensorBoard events, and lines on the terminal. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
@@ -11,11 +11,14 @@ import { type SectionName, SectionWriter } from '../run/section.js';
 import { TensorboardWriter } from '../run/tensorboard.js';
 import type { Evaluation } from './evaluate.js';
 
+/** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
   readonly step: number;
+  /** Mean loss per target in nats, over all ranks. */
   readonly loss: number;
   readonly learningRate: number;
   readonly tokensPerSecond: number;
+  /** Before clipping. */
   readonly gradientNorm: number;
   readonly fetchSeconds: number;
   readonly fetchP50Ms: number;
@@ -24,10 +27,11 @@ export interface StepRecord {
   readonly gates: GateStatistics | null;
   readonly selection: SelectionStatistics | null;
   readonly memoryMib: { readonly allocated: number; readonly reserved: number };
-  /** How often something slower or else stood in for what was asked, by name. */
+  /** Counters of failures, fallbacks and attention kernels since the start, by name. */
   readonly counters: Readonly<Record<string, number>>;
+  /** The source of the batch: `synthetic` if that replaces a source that failed. */
   readonly data: string;
-  /** Of a loader that reads ahead. */
+  /** State of a loader that reads ahead. */
   readonly loader?: LoaderTelemetry | undefined;
 }
 
@@ -44,6 +48,7 @@ export interface CheckpointRecord {
 }
 
 export class RunRecords {
+  #position: { readonly section: SectionName; readonly step: number } = { section: 'boot', step: 0 };
   readonly #logThread: LogThread;
   readonly #heartbeat: HeartbeatWriter;
   readonly #section: SectionWriter;
@@ -58,17 +63,17 @@ export class RunRecords {
   constructor(
     paths: RunPaths,
     config: Config,
-    { rank, world }: { readonly rank: number; readonly world: number },
-    resumedFrom: number | null,
+    { rank, size }: { readonly rank: number; readonly size: number },
+    resumedFrom: number,
     logThread: LogThread,
   ) {
     this.#logThread = logThread;
     this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
-    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world });
+    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world: size });
     this.#writers = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {
-      const options = { logThread, keepThrough: resumedFrom ?? 0 };
+      const options = { logThread, keepThrough: resumedFrom };
       this.#training = new CsvWriter(paths.training, TRAINING_CSV, options);
       this.#val = new CsvWriter(paths.val, VAL_CSV, options);
       this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, options);
@@ -76,8 +81,7 @@ export class RunRecords {
       this.#writers.push(this.#training, this.#val, this.#kStats, this.#counters);
     }
     if (config.runtime.tb) {
-      const resumed = resumedFrom === null ? {} : { resumedFromStep: resumedFrom };
-      this.#tensorboard = new TensorboardWriter(paths.tensorboard, { logThread, ...resumed });
+      this.#tensorboard = new TensorboardWriter(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
       this.#writers.push(this.#tensorboard);
     }
   }
@@ -92,16 +96,28 @@ export class RunRecords {
     return this.drops + this.#logThread.stuck;
   }
 
+  /** What the rank does now. */
+  get position(): { readonly section: SectionName; readonly step: number } {
+    return this.#position;
+  }
+
   /** Records what the rank does from now on, for watchdogs. */
   enter(section: SectionName, step: number): void {
+    this.#position = { section, step };
     this.#section.enter(section, step);
+  }
+
+  /** Records that the rank waits for others, and that it continues. */
+  wait(isWaiting: boolean): void {
+    const { section, step } = this.#position;
+    this.#section.enter(isWaiting ? 'wait' : section, step);
   }
 
   event(fields: HeartbeatFields): void {
     this.#heartbeat.write(fields);
   }
 
-  /** A heartbeat for every step. */
+  /** The heartbeat of a step. */
   progress(record: StepRecord): void {
     const { gates, selection } = record;
     this.#heartbeat.write({
@@ -135,7 +151,7 @@ export class RunRecords {
     });
   }
 
-  /** Rows and events for the steps that are logged. */
+  /** Rows and events of a logged step. */
   logged(record: StepRecord): void {
     const { step, loss, learningRate, tokensPerSecond, gates, selection, counters } = record;
     this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
@@ -180,10 +196,98 @@ export class RunRecords {
     return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
   }
 
-  /** Waits for the log thread, but not for a file system that hangs. */
   close(): void {
     for (const writer of this.#writers) writer.close();
     this.#section.close();
-    this.#logThread.close();
+  }
+}
+
+/** Fetches that the percentiles cover. */
+const KEPT = 256;
+
+/** How long fetching batches took: the last time, and percentiles over the recent past. */
+export class FetchTimes {
+  readonly #recent: number[] = [];
+  #last = 0;
+
+  add(seconds: number): void {
+    this.#last = seconds;
+    this.#recent.push(seconds);
+    if (this.#recent.length > KEPT) this.#recent.shift();
+  }
+
+  get lastSeconds(): number {
+    return this.#last;
+  }
+
+  /** A percentile in milliseconds; `share` 0.5 is the median. */
+  percentileMs(share: number): number {
+    if (this.#recent.length === 0) return 0;
+    const sorted = [...this.#recent].sort((a, b) => a - b);
+    return 1000 * sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+  }
+}
+
+/** `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form that runbooks parse; `dropped` are log records. */
+export function stepLine(record: StepRecord, dropped = 0): string {
+  return [
+    `step ${String(record.step).padStart(4, '0')}`,
+    `loss ${record.loss.toFixed(4)}`,
+    `lr ${exponent(record.learningRate)}`,
+    `toks/s ${record.tokensPerSecond.toFixed(0)}`,
+    ...(record.mfu === null ? [] : [`mfu ${(100 * record.mfu).toFixed(1)}%`]),
+    `grad_norm ${record.gradientNorm.toFixed(2)}`,
+    `fetch ${(1000 * record.fetchSeconds).toFixed(0)}ms`,
+    `fetch_p50 ${record.fetchP50Ms.toFixed(0)}ms`,
+    `fetch_p95 ${record.fetchP95Ms.toFixed(0)}ms`,
+    ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
+  ].join(' | ');
+}
+
+/** 3.00e-04: two digits of exponent, as C prints it. */
+function exponent(value: number): string {
+  return value.toExponential(2).replace(/e([+-])(\d)$/, 'e$10$2');
+}
+
+/** h:mm:ss or m:ss. */
+export function duration(seconds: number): string {
+  if (!Number.isFinite(seconds)) return '?';
+  const whole = Math.round(seconds);
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  const two = (value: number) => String(value).padStart(2, '0');
+  return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+const BAR_WIDTH = 24;
+
+/** The part of a stream that the live line needs; process.stderr is one. */
+export interface Terminal {
+  write(text: string): unknown;
+  readonly isTTY?: boolean;
+  readonly columns?: number;
+}
+
+/** A progress line that is rewritten in place; does nothing unless the stream is a terminal. */
+export class LiveLine {
+  readonly #stream: Terminal | null;
+  #shown = false;
+
+  constructor(stream: Terminal | null) {
+    this.#stream = stream?.isTTY ? stream : null;
+  }
+
+  show(step: number, steps: number, loss: number, tokensPerSecond: number, secondsLeft: number): void {
+    if (!this.#stream) return;
+    const filled = Math.round((BAR_WIDTH * step) / steps);
+    const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
+    const text = `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${tokensPerSecond.toFixed(0)} tok/s  ${duration(secondsLeft)} left`;
+    this.#stream.write(`\r\x1b[K${text.slice(0, (this.#stream.columns ?? 100) - 1)}`);
+    this.#shown = true;
+  }
+
+  /** Removes the line before something else is printed. */
+  clear(): void {
+    if (this.#stream && this.#shown) this.#stream.write('\r\x1b[K');
+    this.#shown = false;
   }
 }

@@ -1,12 +1,13 @@
 /**
- * What signals ask of a run: SIGTERM and SIGINT to stop after the step, SIGUSR2 to save now, SIGUSR1 to dump where it
- * is. A moment after the first stop request the handlers are gone, so a second one ends the process at once.
+ * Requests to a run from signals: SIGTERM and SIGINT stop it after the step, SIGUSR2 saves now, SIGUSR1 dumps where it is.
+ * Shortly after the first stop request the handlers are removed, so a second signal ends the process at once.
  */
 import { setTimeout } from 'node:timers/promises';
+import type { Agreement } from '../ranks/agreement.js';
 
 export type StopSignal = 'SIGTERM' | 'SIGINT';
 
-/** Where signals come from: `process`, or any event emitter. */
+/** The source of signals: `process`, or any event emitter. */
 export interface SignalSource {
   on(signal: string, handler: () => void): unknown;
   off(signal: string, handler: () => void): unknown;
@@ -15,7 +16,7 @@ export interface SignalSource {
 export interface SignalRequests {
   stop: StopSignal | null;
   save: boolean;
-  /** After a stop request: wait for this before anything that a second signal should be able to cut short. */
+  /** Resolves when the handlers are gone: await it before work that a second signal should be able to interrupt. */
   echoed: Promise<void>;
 }
 
@@ -25,12 +26,13 @@ export interface SignalWatch {
 }
 
 /**
- * A terminal sends Ctrl-C to npm and to the program under it, and npm passes it on to the program: two signals, one
- * wish. What follows so closely is such an echo and no second request.
+ * A terminal sends Ctrl-C to npm and to the program it runs, and npm forwards it to the program: two signals for one
+ * request. A signal within this time is such an echo.
  */
 const ECHO_MS = 100;
 
-export function watchSignals(dump: () => void, source: SignalSource = process): SignalWatch {
+/** Without a source nothing is ever requested. */
+export function watchSignals(dump: () => void, source: SignalSource | null): SignalWatch {
   const requests: SignalRequests = { stop: null, save: false, echoed: Promise.resolve() };
   const stop = (signal: StopSignal) => () => {
     if (requests.stop !== null) return;
@@ -49,8 +51,29 @@ export function watchSignals(dump: () => void, source: SignalSource = process): 
     ],
   ];
   const end = () => {
-    for (const [signal, handler] of handlers) source.off(signal, handler);
+    for (const [signal, handler] of handlers) source?.off(signal, handler);
   };
-  for (const [signal, handler] of handlers) source.on(signal, handler);
+  for (const [signal, handler] of handlers) source?.on(signal, handler);
   return { requests, end };
+}
+
+/** What is requested between two steps, from signals, the calling program and .HALT. */
+export interface StopRequests {
+  /** The reason in .HALT; only rank 0 reads it. */
+  readonly halt: string | undefined;
+  readonly stop: StopSignal | 'abort' | null;
+  readonly save: boolean;
+}
+
+const STOPS = ['abort', 'SIGINT', 'SIGTERM'] as const;
+
+/** Ranks must act alike at the same step: a request to one rank is a request to all. */
+export function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {
+  const stop = own.stop === null ? 0 : 1 + STOPS.indexOf(own.stop);
+  const [halts, stops, saves] = agreement.max([Number(own.halt !== undefined), stop, Number(own.save)]);
+  return {
+    halt: halts > 0 ? agreement.share(own.halt ?? '') : undefined,
+    stop: stops > 0 ? STOPS[stops - 1] : null,
+    save: saves > 0,
+  };
 }

@@ -170,11 +170,15 @@ describe('train', () => {
     ]);
   });
 
-  it('needs no more than a config and a device', async () => {
+  it('needs no more than a config and a device, and installs no signal handlers', async () => {
     const config = tinyConfig(folder.path, { train: { steps: 2 } });
-    const [before, warnings] = [process.listenerCount('SIGTERM'), vi.spyOn(console, 'warn').mockReturnValue()];
-    expect(await train({ config, device: cpu() })).toMatchObject({ status: 'done', step: 2 });
-    expect(process.listenerCount('SIGTERM')).toBe(before);
+    const signals = ['SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGUSR2'];
+    const handlers = () => signals.map((signal) => process.listenerCount(signal));
+    const [before, warnings] = [handlers(), vi.spyOn(console, 'warn').mockReturnValue()];
+    const during: number[][] = [];
+    const onStep = () => during.push(handlers());
+    expect(await train({ config, device: cpu(), onStep })).toMatchObject({ status: 'done', step: 2 });
+    expect([...during, handlers()]).toEqual([before, before, before]);
     expect(warnings).not.toHaveBeenCalled();
     warnings.mockRestore();
   });
@@ -221,6 +225,23 @@ describe('train', () => {
     await expect(runTraining(other, { resume: 'auto' })).rejects.toThrow(
       'model.dim: 32 -> 48 is not allowed on resume',
     );
+  });
+
+  it('refuses a bad resume before data is opened or tokenised', async () => {
+    await runTraining(tinyConfig(folder.path, { train: { steps: 4 } }));
+    vi.stubEnv('TREFOIL_CACHE', join(folder.path, 'cache'));
+    try {
+      for (const [overrides, message] of [
+        [{ model: { dim: 48 } }, 'model.dim: 32 -> 48 is not allowed on resume'],
+        [{ data: { path: join(folder.path, 'nothing-here') }, model: { dim: 48 } }, 'model.dim: 32 -> 48'],
+      ] as const)
+        await expect(runTraining(tinyConfig(folder.path, overrides), { resume: 'auto' })).rejects.toThrow(message);
+      const missing = runTraining(tinyConfig(folder.path), { resume: join(folder.path, 'run/checkpoints/step-99') });
+      await expect(missing).rejects.toThrow('step-99: there is no such checkpoint');
+      expect(existsSync(join(folder.path, 'cache', 'data'))).toBe(false);
+    } finally {
+      vi.unstubAllEnvs();
+    }
   });
 
   it('prints what changed when a run is resumed with another setting', async () => {

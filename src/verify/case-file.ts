@@ -1,6 +1,6 @@
 /**
- * Attention cases as safetensors files, with the names of the golden files: inputs and their sizes in, outputs and
- * gradients out. A file comes from anywhere: every tensor is compared with the sizes before any is read.
+ * Attention cases as safetensors files, with the tensor names of the golden files: inputs and shapes in, outputs and
+ * gradients out. Files are untrusted: every tensor is checked against the shapes before any is read.
  */
 import { UsageError } from '../errors.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
@@ -27,13 +27,13 @@ import { sum } from './numbers.js';
 export interface CaseFile {
   readonly shapes: Shapes;
   readonly inputs: NsaInputs;
-  /** Gradient of `out`; null when the file has none and only outputs are wanted. */
+  /** Gradient of `out`; null if the file has none, then only outputs are computed. */
   readonly dOut: Float64Array | null;
   /** The sizes as the file states them. */
   readonly metadata: Readonly<Record<string, string>>;
 }
 
-/** What a run gives back; arrays of any float type. */
+/** The results of a run; arrays of any float type. */
 export interface CaseResult {
   readonly outputs: Record<'out' | 'oCmp' | 'oSel' | 'oWin', ArrayLike<number>>;
   /** Padding (-1) at the end of every row. */
@@ -72,7 +72,7 @@ export function readCase(path: string): CaseFile {
   }
 }
 
-/** The tensors of an output file, in float32; `selected` is int32 with the padding first, where -1 sorts. */
+/** The tensors of an output file, in float32; `selected` is int32 with the padding (-1) first, in sorted order. */
 export function caseTensors({ shapes }: CaseFile, { outputs, selected, gradients }: CaseResult): TensorToWrite[] {
   const out = outputShape(shapes);
   const { groups } = shapes.heads;
@@ -105,7 +105,7 @@ function readSize(file: SafetensorsFile, name: (typeof SIZES)[number]): number {
   return value;
 }
 
-/** One sequence of S tokens, unless `cu_seqlens` says where several begin and end. */
+/** One sequence of S tokens, unless `cu_seqlens` gives the bounds of several. */
 function readLengths(file: SafetensorsFile, tokens: number): number[] {
   const entry = file.entries.get('cu_seqlens');
   if (!entry) return [tokens];

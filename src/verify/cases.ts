@@ -1,4 +1,7 @@
-/** The shapes attention is checked with: every one that attention.md warns of, small enough for the float64 reference. */
+/**
+ * The shapes that attention is checked with: every edge case of docs/explain/attention.md, at sizes the float64
+ * reference can compute.
+ */
 
 import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
 import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
@@ -15,7 +18,7 @@ export interface NamedShapes extends Shapes {
   readonly name: string;
 }
 
-/** Blocks so small that short sequences cross every edge. */
+/** Small blocks, so that short sequences cross every edge. */
 export const SMALL: SparseShape = { l: 8, d: 4, lSel: 16, nSel: 4, w: 24 };
 const heads = (count: number, groups: number, dk = 16, dv = dk): HeadShape => ({ heads: count, groups, dk, dv });
 const small = (name: string, lengths: number[], shape: HeadShape, sparse: Partial<SparseShape> = {}): NamedShapes => ({
@@ -94,7 +97,7 @@ export function outputShape({ lengths, heads: h }: Shapes): readonly number[] {
   return [sum(lengths), h.heads, h.dv];
 }
 
-/** A spread of 2 makes peaked softmaxes: small scores would hide mistakes in the maximum and in the selection. */
+/** A spread of 2 gives peaked softmaxes: small scores would hide errors in the maximum and the selection. */
 export function randomInputs(shapes: Shapes, seed: number): NsaInputs {
   const sizes = inputShapes(shapes);
   const values = INPUT_NAMES.map((name, i) => {

@@ -1,4 +1,4 @@
-/** What a check is, and how a list of them is run: one row for each, whatever happens inside. */
+/** The definition of a check, and the runner: one row per check, also when the check throws. */
 import type { Device } from '../device/device.js';
 
 /** The invariants of docs/explain/attention.md, by number. */
@@ -15,7 +15,7 @@ export const INVARIANTS = [
 ] as const;
 export type Invariant = (typeof INVARIANTS)[number];
 
-/** The distance found, and what it was found in; or why nothing could be measured. */
+/** The measured error and where it occurred, or the reason why nothing was measured. */
 export type Finding = { readonly error: number; readonly detail?: string } | { readonly skipped: string };
 
 export interface Check {
@@ -58,12 +58,12 @@ export function runCheck(check: Check, device: Device): Row {
   if ('skipped' in finding) return row(null, null, finding.skipped);
   const { error, detail = '' } = finding;
   if (error <= limit) return row(true, error, null);
-  // NaN and infinity are no JSON numbers; the reason says which it was.
+  // NaN and infinity are not JSON numbers; the reason names the value.
   if (!Number.isFinite(error)) return row(false, null, `the error is ${error}${detail && `: ${detail}`}`);
   return row(false, error, detail || 'over the limit');
 }
 
-/** The row of a device that is not there. */
+/** The row of a device that is not available. */
 export function absentRow(device: string, reason: string): Row {
   return { device, invariant: 'all', case: 'all checks', ok: null, error: null, limit: null, reason };
 }
@@ -80,7 +80,7 @@ export function summarize(rows: readonly Row[]): Summary {
   return { passed: count(true), failed: count(false), skipped: count(null), rows };
 }
 
-/** Gathers the worst of several errors and remembers what it was in; NaN is worse than anything. */
+/** Collects the largest of several errors and where it occurred. NaN counts as the largest. */
 export class Worst {
   #error = 0;
   #detail = '';

@@ -24,7 +24,7 @@ export function compareCore(
         worst.add(1, `${kernel}: ${wrong}`);
         continue;
       }
-      // The reference follows the device where two scores are as good as equal; mostly there is only one selection.
+      // Where two scores are nearly equal the reference uses the device's selection; usually only one is valid.
       known = { selected: result.selected, reference: coreReference(inputs, layout, result.selected, dOut) };
     }
     const { outputs, gradients } = known.reference;
@@ -53,7 +53,7 @@ export function coreReference(inputs: NsaInputs, layout: NsaLayout, selected: In
   return { outputs, gradients };
 }
 
-/** The first row that is no right answer to its scores, in words; null if all are. */
+/** Describes the first row that is not a valid selection for its scores; null if all are valid. */
 export function wrongSelection(
   selected: Int32Array,
   { q, kCmp }: Pick<NsaInputs, 'q' | 'kCmp'>,

@@ -1,4 +1,4 @@
-/** The attention core on a device, from arrays to arrays: what checks compare with the reference and `attend` writes. */
+/** Runs the attention core on a device, arrays in and arrays out: used by the checks and by `attend`. */
 import type { Device } from '../device/device.js';
 import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
@@ -47,7 +47,7 @@ export function runCore(
   });
 }
 
-/** Runs with a tape and packed sequences, and gives their memory back also when a check fails half-way. */
+/** Runs `body` with a tape and packed sequences and frees them, also when it throws. */
 export function withSequences<T>(
   device: Device,
   lengths: readonly number[],
@@ -63,7 +63,7 @@ export function withSequences<T>(
   }
 }
 
-/** Zeros where nothing depended on the tensor. */
+/** The gradient, or zeros if the tensor has none. */
 export function gradientOf(tape: Tape, tensor: Tensor): Float32Array {
   return (tape.gradient(tensor)?.read() as Float32Array | undefined) ?? new Float32Array(tensor.size);
 }

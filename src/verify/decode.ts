@@ -1,4 +1,6 @@
-/** Invariant 3 on the decode cache: a prompt and single tokens after it give the logits of reading all of it at once. */
+/**
+ * Invariant 3 on the decode cache: a prefill followed by single tokens gives the logits of one prefill of all tokens.
+ */
 import type { Device } from '../device/device.js';
 import { lastLogits } from '../infer/context-reader.js';
 import { prefill, readTokens } from '../infer/decode.js';
@@ -13,10 +15,10 @@ import { relativeError } from './numbers.js';
 /** Across the edges of blocks, windows and pages. */
 const LENGTH = 70;
 const GRAPH_LENGTH = 150;
-/** Logits have passed two layers and the head. */
+/** Looser than for the core: logits pass through two layers and the head. */
 const LAYERS = 5;
 const BF16_LIMIT = 3e-2;
-/** Small models: compiling the fused kernels of a prefill would take longer than everything else. */
+/** Small models: compiling the fused kernels for a prefill would dominate the run time. */
 const PLAIN = { fusedFrom: Number.POSITIVE_INFINITY };
 
 const MODELS: Readonly<Record<string, ModelShape>> = {
@@ -86,7 +88,7 @@ function everySplit(model: LanguageModel): Finding {
     const add = ([logits]: Float32Array[], count: number) =>
       worst.add(relativeError(logits, whole[count - 1]), `split ${split}: other logits after ${count} tokens`);
     add(prefill(model, [sequence], [tokens.slice(0, split)], null, { kernels: PLAIN }), split);
-    // The next few tokens, then the rest in tiles: both go on from the same cache.
+    // A few single tokens, then the rest in tiles: both continue from the same cache.
     const steps = Math.min(LENGTH, split + 4);
     for (let at = split; at < steps; at++)
       add(readTokens(model, [sequence], [[tokens[at]]], { kernels: PLAIN }), at + 1);

@@ -15,7 +15,7 @@ function run(faults: Record<string, Fault>, invariant: Invariant, text: string) 
   return checks.map((check) => runCheck(check, device));
 }
 
-/** Every check of the selection fails, and the reason says what it saw. */
+/** Every check of the selection fails with a reason that names the symptom. */
 function expectFailure(faults: Record<string, Fault>, invariant: Invariant, text: string, reason: string | RegExp) {
   for (const row of run(faults, invariant, text)) {
     expect(row.ok, row.case).toBe(false);

@@ -41,14 +41,14 @@ const TYPICAL: readonly (Shapes & { readonly name: string })[] = [
   },
 ];
 
-/** Every way the kernels can be told to go. */
+/** Every path and build of the kernels. */
 const WAYS: Readonly<Record<string, SparseOptions>> = {
   adaptive: {},
   v1: { kernel: 'v1' },
   union: { path: 'union' },
   outer: { path: 'outer' },
   deterministic: { path: 'outer', deterministic: true },
-  'mma.sync': { path: 'outer', portable: true },
+  'mma.sync': { path: 'outer', mmaSync: true },
 };
 
 /** Two scores closer than this, relative to the larger, are a tie in bf16. */
@@ -60,7 +60,7 @@ const LONG: readonly LongCase[] = [
   { name: 'bf16, S = 131,072, the 125m shape, sampled rows', length: 131_072, heads: HEADS_125M, sparse: PAPER },
 ];
 
-/** None on a device without such kernels. */
+/** Empty on a device without fused kernels. */
 export function fusedChecks(device: Device, full: boolean): Check[] {
   if (device.kind !== 'cuda') return [];
   const limit = BF16_TOLERANCE;
@@ -136,7 +136,7 @@ function rounded(values: Float64Array): Float64Array {
   return Float64Array.from(bfloat16ToFloat32(float32ToBfloat16(values)));
 }
 
-/** Rounded, and with gates that are not negative: no gate is. */
+/** Rounded to bf16, with non-negative gates, as the gate operation produces them. */
 function bf16Inputs(shapes: Shapes, seed: number): NsaInputs {
   const inputs = randomInputs(shapes, seed);
   return record(INPUT_NAMES, (name) => (name === 'gates' ? inputs.gates.map(Math.abs) : rounded(inputs[name])));
@@ -162,7 +162,7 @@ const EDGES: Shapes = {
 };
 const CUTS = [1, 15, 16, 17, 40, 63, 64, 65, 127, 128, 130, 191, 255, 299];
 
-/** The same tokens up to `end`, and their compressed keys; others after it. */
+/** The same tokens and compressed keys up to `end`, different ones after it. */
 function changedAfter(inputs: NsaInputs, other: NsaInputs, end: number): NsaInputs {
   const { heads, groups, dk, dv } = EDGES.heads;
   const { l, d } = EDGES.sparse;

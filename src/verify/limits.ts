@@ -1,4 +1,4 @@
-/** Invariant 5: a selection or a window that holds everything is dense causal attention. */
+/** Invariant 5: a selection or a window that covers all tokens equals dense causal attention. */
 import type { Device } from '../device/device.js';
 import { compressedAttention } from '../ops/attention/compressed/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
@@ -15,7 +15,7 @@ import { randomValues, relativeError } from './numbers.js';
 
 const HEADS = { heads: 6, groups: 2, dk: 16, dv: 12 };
 
-/** Which part of the attention holds everything here. */
+/** The branch that covers all tokens in this check. */
 type Branch = (tape: Tape, inputs: { q: Tensor; k: Tensor; v: Tensor }, tokens: Sequences) => Tensor;
 
 export function denseLimitChecks(device: Device): Check[] {

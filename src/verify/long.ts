@@ -1,6 +1,6 @@
 /**
- * Long sequences, checked at a sample of queries: outputs at those rows equal the float64 reference, and with a gradient
- * that is zero everywhere else, the gradients of all keys and values can be computed from those rows alone.
+ * Long sequences, checked at a sample of queries: outputs at those rows equal the float64 reference, and with a
+ * gradient that is zero everywhere else, the gradients of all keys and values can be computed from those rows alone.
  */
 import { freemem } from 'node:os';
 import type { Device } from '../device/device.js';
@@ -54,7 +54,7 @@ export function longChecks(device: Device): Check[] {
   }));
 }
 
-/** The check itself, for any length. In bf16 gates are not negative, as the fused kernels demand. */
+/** The check itself, for any length. In bf16 gates are non-negative, as the fused kernels require. */
 export function sampled(
   device: Device,
   { length, heads, sparse }: LongCase,
@@ -64,7 +64,7 @@ export function sampled(
   const shapes: Shapes = { lengths: [length], heads, sparse };
   const sizes = inputShapes(shapes);
   const bytes = INPUT_NAMES.reduce((total, name) => total + 4 * sizes[name].reduce((a, b) => a * b), 0);
-  const needed = bytes * 4; // inputs, their gradients, outputs, and what kernels pack for themselves
+  const needed = bytes * 4; // inputs, their gradients, outputs, and packed copies inside the kernels
   if (device.kind === 'cpu' && freemem() < needed)
     return { skipped: `needs ${(needed / 2 ** 30).toFixed(1)} GiB of free memory` };
   const rows = sampleRows(length, sparse.w);
@@ -144,7 +144,7 @@ function sampleRows(length: number, w: number): number[] {
   return [...new Set([...edges, ...spread])].filter((row) => row < length).sort((a, b) => a - b);
 }
 
-/** One row of a tensor that may be larger than a typed array can be. */
+/** One row of a tensor that may exceed the size limit of typed arrays. */
 function readRow(tensor: Tensor, row: number): Float64Array {
   return Float64Array.from(tensor.rows(row, row + 1).read());
 }

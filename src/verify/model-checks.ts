@@ -1,4 +1,4 @@
-/** Invariants 2, 7 and 8 for a whole model: causal, unable to learn random tokens, the same bits every time. */
+/** Invariants 2, 7 and 8 for a whole model: causality, random tokens cannot be learned, bitwise repeatability. */
 import type { Device } from '../device/device.js';
 import { LanguageModel } from '../model/language-model.js';
 import { sparseShapeOf } from '../model/shape.js';
@@ -75,7 +75,7 @@ function modelCausality(device: Device): Finding {
   }
 }
 
-/** A window of a few tokens and small blocks: a leak of any branch would be learnt within the steps there are. */
+/** A window of a few tokens and small blocks: a leak in any branch would be learned within these steps. */
 function randomTokens(device: Device, steps: number): Finding {
   const shape = tinyShape({ l: 4, d: 2, lSel: 4, nSel: 3, w: 4 }, { dim: 48, nLayers: 1, dK: 12, dV: 12 }, VOCABULARY);
   const lengths = Array.from({ length: 16 }, () => 64);
@@ -85,7 +85,7 @@ function randomTokens(device: Device, steps: number): Finding {
     let at = 0;
     for (let step = 1; step <= steps; step++) {
       const loss = trainer.step();
-      if (!(loss >= lowest)) [lowest, at] = [loss, step]; // also when it is not a number
+      if (!(loss >= lowest)) [lowest, at] = [loss, step]; // also for NaN
     }
     const error = Math.log(VOCABULARY) - lowest;
     return { error, detail: `the loss was ${lowest.toFixed(4)} at step ${at}, below ln ${VOCABULARY} = 4.1589` };
@@ -94,7 +94,7 @@ function randomTokens(device: Device, steps: number): Finding {
   }
 }
 
-/** Everything a few steps of training leave behind. */
+/** Losses and weights after a few training steps. */
 function trainedBits(device: Device, phi: (typeof PHI)[number]): Float32Array[] {
   const options = { shape: tinyShape({ phi }, {}, VOCABULARY), lengths: [200, 33, 1], learningRate: 1e-3, seed: 44 };
   const trainer = new RandomTrainer(device, options);

@@ -1,4 +1,7 @@
-/** Invariants 1 and 6 for the whole module, in every form: outputs equal the reference, gradients its differences. */
+/**
+ * Invariants 1 and 6 for the whole module, in every configuration: outputs equal the reference, gradients equal
+ * finite differences.
+ */
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import { nsaForward } from '../ops/attention/reference.js';
@@ -120,7 +123,7 @@ export function compareWithDifferences(
   return worst.finding;
 }
 
-/** The derivative of `loss` along a direction, by central differences; `value` is put back. */
+/** The derivative of `loss` along a direction, by central differences; restores `value`. */
 function slope(loss: () => number, value: Float64Array, direction: Float64Array): number {
   const kept = value.slice();
   const at = (step: number) => {

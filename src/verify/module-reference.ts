@@ -1,4 +1,4 @@
-/** The attention module in float64, put together from the references of its operations. */
+/** The attention module in float64, composed of the references of its operations. */
 import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
 import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/attention/compress/reference.js';
 import { gateForward } from '../ops/attention/gate/reference.js';
@@ -7,7 +7,7 @@ import { linearForward } from '../ops/linear/reference.js';
 import { splitForward } from '../ops/rope/reference.js';
 import { layoutOf } from './cases.js';
 
-/** Parameters by the names the module gives them, without its own: `qkv`, `gate.weight`, `phi_k.w1`, `out`. */
+/** Parameters by name, without the module's prefix: `qkv`, `gate.weight`, `phi_k.w1`, `out`. */
 export type Weights = Readonly<Record<string, Float64Array>>;
 
 export interface ModuleResult {
@@ -33,7 +33,7 @@ export function moduleForward(
   return { out: linearForward(out, weights['out'], tokens, shape.dim, width), inputs, layout };
 }
 
-/** Projections, positions, compression and the gate: what the core is given. */
+/** The inputs of the core: projections, rotated keys, compressed keys and gates. */
 function coreInputs(
   shape: ModelShape,
   weights: Weights,

@@ -1,4 +1,4 @@
-/** The whole attention module on a device, in every form a config can give it. */
+/** The whole attention module on a device, in every configuration. */
 import { configSchema } from '../config/schema.js';
 import type { Device } from '../device/device.js';
 import { Attention } from '../model/attention.js';
@@ -23,7 +23,7 @@ export const VARIANTS: readonly { readonly name: string; readonly shape: ModelSh
   ),
 );
 
-/** A module whose blocks are so small that a hundred tokens cross every edge; d_k and d_v differ on purpose. */
+/** A module with blocks small enough for a hundred tokens to cross every edge; d_k and d_v differ on purpose. */
 export function tinyShape(
   nsa: Partial<ModelShape['nsa']>,
   model: Partial<ModelShape> = {},
@@ -46,7 +46,7 @@ export interface ModuleOutput {
 
 const NAME = 'attention';
 
-/** A module with parameters large enough to matter: the zeros and small numbers of a fresh one would hide mistakes. */
+/** A module with large random parameters: the zeros and small numbers of the initialisation would hide errors. */
 export class TestModule {
   readonly shape: ModelShape;
   readonly #device: Device;

@@ -1,7 +1,7 @@
-/** Numbers for checks: reproducible random values and the distances that attention.md states its limits in. */
+/** Reproducible random values, and the error measures of docs/explain/attention.md. */
 export { relativeError } from '../ops/common/distance.js';
 
-/** Uniform in [-1, 1) times `spread`, the same for a seed everywhere, and exact in float32. */
+/** Uniform in [-1, 1) times `spread`, reproducible on every machine, exact in float32. */
 export function randomValues(count: number, seed: number, spread = 1): Float64Array {
   let state = (Math.imul(seed, 0x9e3779b1) + 0x1234567) >>> 0 || 1;
   const values = new Float64Array(count);

@@ -1,4 +1,4 @@
-/** Invariants 1 and 9: every kernel equals the float64 reference, outputs and gradients, for the shapes that bite. */
+/** Invariants 1 and 9: every kernel equals the float64 reference, outputs and gradients, for all edge-case shapes. */
 import type { Device } from '../device/device.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { denseBackward, denseForward } from '../ops/attention/dense/reference.js';
@@ -56,7 +56,7 @@ function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKerne
   return compareCore(results, inputs, shapes, dOut);
 }
 
-/** `inputs` and `dOut` are rounded to `dtype` by the caller. */
+/** The caller has rounded `inputs` and `dOut` to `dtype`. */
 export function compareDense(
   device: Device,
   { lengths, heads }: Shapes,

@@ -1,4 +1,7 @@
-/** Invariants 2, 3 and 4: the future cannot matter, a prefix alone equals the whole, a packed batch its sequences. */
+/**
+ * Invariants 2, 3 and 4: causality; a prefix equals the same tokens of the whole; a packed batch equals its
+ * sequences.
+ */
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
@@ -6,7 +9,7 @@ import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
 import { type TestModule, VARIANTS, withModule } from './module.js';
 import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
 
-/** Beyond w = 24 and n*l' = 64, and no multiple of anything. */
+/** Longer than w = 24 and n*l' = 64, and not a multiple of any block size. */
 const LENGTH = 77;
 const RAGGED = [3, 0, 70, 1, 16, 24, 41];
 const KERNELS = ['v1', 'v2'] as const;
@@ -37,7 +40,7 @@ export function sequenceChecks(device: Device): Check[] {
   ];
 }
 
-/** For every t: other tokens after t, even ones that are no numbers, leave each bit up to t as it was. */
+/** For every t: other tokens after t, even NaN, leave every bit up to t unchanged. */
 function causality(device: Device, shape: ModelShape, turn: number): Finding {
   const { dim } = shape;
   const x = randomValues(LENGTH * dim, 21, 2);
@@ -47,8 +50,8 @@ function causality(device: Device, shape: ModelShape, turn: number): Finding {
     const wholes = KERNELS.map((kernel) => module.run(x, [LENGTH], null, kernel));
     for (let t = 0; t < LENGTH - 1; t++) {
       const end = (t + 1) * dim;
-      // Both kernels by turns, and for each numbers and NaN: a product with a weight of zero shows only with the latter.
-      // Every form begins at another turn, so that each t meets all four.
+      // Alternates between both kernels and between finite values and NaN: a product with a weight of zero shows only
+      // with NaN. Every configuration starts at another offset, so that each t meets all four.
       const kernel = KERNELS[(t + turn) % 2];
       const whole = wholes[(t + turn) % 2];
       const changed = x.slice();
@@ -67,7 +70,7 @@ function causality(device: Device, shape: ModelShape, turn: number): Finding {
   return worst.finding;
 }
 
-/** How many tokens after t have a gradient that is not zero, when only outputs up to t were asked for. */
+/** How many tokens after t have a gradient that is not zero, when only outputs up to t enter the loss. */
 function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionKernel): number {
   const dim = x.length / LENGTH;
   let count = 0;
@@ -79,7 +82,7 @@ function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionK
   return count;
 }
 
-/** What a prefill of t tokens and single tokens after it must give, computed by running every prefix. */
+/** What a prefill of t tokens followed by single tokens must equal, computed by running every prefix. */
 function prefixes(device: Device, shape: ModelShape, turn: number): Finding {
   const { dim } = shape;
   const x = randomValues(LENGTH * dim, 24, 2);

@@ -1,4 +1,4 @@
-/** A language model on random tokens: the smallest training there is, for checks of whole steps. */
+/** A minimal trainer on random tokens, for checks of whole steps. */
 import type { Device } from '../device/device.js';
 import { LanguageModel } from '../model/language-model.js';
 import { type ModelShape, sparseShapeOf } from '../model/shape.js';
@@ -17,7 +17,7 @@ export interface RandomTraining {
   readonly seed: number;
 }
 
-/** Trains on fresh uniform tokens in every step; each token is to be predicted from those before it. */
+/** Trains on fresh uniform tokens in every step; each token is predicted from those before it. */
 export class RandomTrainer {
   readonly model: LanguageModel;
   readonly #device: Device;
@@ -65,7 +65,7 @@ export class RandomTrainer {
     this.#layout.tokens.free();
   }
 
-  /** A sequence of S tokens is drawn as S + 1: the targets are the tokens one to the right. */
+  /** Draws S + 1 tokens: the targets are the inputs shifted by one. */
   #draw(): void {
     const { shape, lengths, seed } = this.#options;
     const drawn = Tensor.empty(this.#device, [this.#ids.size + lengths.length], 'i32');

@@ -27,7 +27,7 @@ export function checksFor(device: Device, full = false): Check[] {
   return INVARIANTS.flatMap((invariant) => checks.filter((check) => check.invariant === invariant));
 }
 
-/** Runs them one by one; `onStart` is told of each before it runs. */
+/** Runs them one by one; calls `onStart` before each. */
 export function verifyDevice(
   device: Device,
   checks: readonly Check[] = checksFor(device),

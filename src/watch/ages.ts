@@ -1,4 +1,4 @@
-/** How old a time stamp of the trainer is. Clocks jump, so whoever watches for long trusts its own steady clock instead. */
+/** How old a time stamp of the trainer is. Clocks jump, so long-running watchers use their own monotonic clock. */
 
 /** Seconds since `ts`; `key` tells whose time stamp it is. Negative when it lies in the future. */
 export type AgeOf = (key: string, ts: number) => number;

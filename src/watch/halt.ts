@@ -40,7 +40,7 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   });
   let seen = look();
   if (seen.state.kind === 'ended') return answer(seen, 'ended');
-  // A mark for nobody would lie there until the next start removes it.
+  // A halt file without a running trainer would stay until the next start removes it.
   if (seen.view.owner === undefined || seen.state.kind === 'gone')
     throw new UsageError(`${dir}: no run is going on here; see trefoil status`);
   writeHalt(seen.view.dir, reason);

@@ -1,4 +1,4 @@
-/** Whether a run is going on, over, or gone without a word. */
+/** Whether a run is active, finished, or has died. */
 import type { RunView } from '../run/run-reader.js';
 import type { AgeOf } from './ages.js';
 

@@ -1,4 +1,4 @@
-/** The limits of the health rules: one table for flags, variables, help and defaults. */
+/** The limits of the health rules, with their flags, environment variables and defaults. */
 import { type Environment, readVariable } from '../config/legacy/typed-variable.js';
 import { UsageError } from '../errors.js';
 
@@ -15,35 +15,35 @@ interface ThresholdEntry {
 export const THRESHOLDS = {
   heartbeatStall: {
     ...{ flag: 'heartbeat-stall', variable: 'NSA_WATCH_HEARTBEAT_STALL_S', default: 180, unit: 'seconds' },
-    meaning: 'age of a heartbeat that is a stall',
+    meaning: 'maximum age of a heartbeat',
   },
   gone: {
     ...{ flag: 'gone-after', variable: 'NSA_WATCH_GONE_S', default: 300, unit: 'seconds' },
-    meaning: 'time without the process that is an alarm',
+    meaning: 'time after which a missing process is critical',
   },
   deadlineFetch: {
     ...{ flag: 'deadline-fetch', variable: 'NSA_WATCH_DEADLINE_FETCH_S', default: 120, unit: 'seconds' },
-    meaning: 'longest time in the section fetch',
+    meaning: 'maximum time in the section fetch',
   },
   deadlineStep: {
     ...{ flag: 'deadline-step', variable: 'NSA_WATCH_DEADLINE_STEP_S', default: 180, unit: 'seconds' },
-    meaning: 'longest time in the section step',
+    meaning: 'maximum time in the section step',
   },
   deadlineSave: {
     ...{ flag: 'deadline-save', variable: 'NSA_WATCH_DEADLINE_SAVE_S', default: 600, unit: 'seconds' },
-    meaning: 'longest time in the section save',
+    meaning: 'maximum time in the section save',
   },
   deadlineEval: {
     ...{ flag: 'deadline-eval', variable: 'NSA_WATCH_DEADLINE_EVAL_S', default: 900, unit: 'seconds' },
-    meaning: 'longest time in the sections eval, sample and boot',
+    meaning: 'maximum time in the sections eval, sample and boot',
   },
   gateEntropyMin: {
     ...{ flag: 'gate-entropy-min', variable: 'NSA_WATCH_GATE_ENTROPY_MIN', default: 0.2, unit: 'nats' },
-    meaning: 'mean gate entropy below this is a collapse',
+    meaning: 'mean gate entropy below which gates are collapsed',
   },
   gateCollapseN: {
     ...{ flag: 'gate-collapse-n', variable: 'NSA_WATCH_GATE_COLLAPSE_N', default: 3, unit: 'n', integer: true },
-    meaning: 'heartbeats in a row with collapsed gates',
+    meaning: 'consecutive heartbeats with collapsed gates',
   },
   gateMax: {
     ...{ flag: 'gate-max', variable: 'NSA_WATCH_GATE_MAX_THRESHOLD', default: 0.9, unit: 'share' },
@@ -55,39 +55,39 @@ export const THRESHOLDS = {
   },
   collapseCritical: {
     ...{ flag: 'collapse-critical', variable: 'NSA_WATCH_COLLAPSE_CRITICAL', default: 0.5, unit: 'share' },
-    meaning: 'share of collapsed gates that is an alarm',
+    meaning: 'share of collapsed gates that is critical',
   },
   gradZeroN: {
     ...{ flag: 'grad-zero-n', variable: 'NSA_WATCH_GRAD_ZERO_N', default: 1, unit: 'n', integer: true },
-    meaning: 'heartbeats in a row with a gradient norm of 0',
+    meaning: 'consecutive heartbeats with a gradient norm of 0',
   },
   gradSpike: {
     ...{ flag: 'grad-spike', variable: 'NSA_WATCH_GRAD_SPIKE', default: 10, unit: 'times' },
-    meaning: 'gradient norm over its median that is a spike',
+    meaning: 'ratio of a gradient norm to its median that is a spike',
   },
   throughputDrop: {
     ...{ flag: 'throughput-drop', variable: 'NSA_WATCH_THROUGHPUT_DROP', default: 0.5, unit: 'share' },
-    meaning: 'loss of throughput that is a warning',
+    meaning: 'drop of throughput that is a warning',
   },
   throughputWindow: {
     ...{ flag: 'throughput-window', variable: 'NSA_WATCH_THROUGHPUT_WINDOW_S', default: 600, unit: 'seconds' },
-    meaning: 'how long throughput must be down',
+    meaning: 'time for which throughput must be low',
   },
   flatlineN: {
     ...{ flag: 'flatline-n', variable: 'NSA_WATCH_FLATLINE_N', default: 5, unit: 'n', integer: true },
-    meaning: 'heartbeats in a row without throughput',
+    meaning: 'consecutive heartbeats without throughput',
   },
   lossFlatlineN: {
     ...{ flag: 'loss-flatline-n', variable: 'NSA_WATCH_LOSS_FLATLINE_N', default: 0, unit: 'n', integer: true },
-    meaning: 'heartbeats in a row with the same loss; 0 = off',
+    meaning: 'consecutive heartbeats with the same loss; 0 = off',
   },
   fetch: {
     ...{ flag: 'fetch-slow', variable: 'NSA_WATCH_FETCH_S', default: 2, unit: 'seconds' },
-    meaning: 'median of recent fetches that is a warning',
+    meaning: 'median of recent fetch times that is a warning',
   },
   fetchRatio: {
     ...{ flag: 'fetch-stall-ratio', variable: 'NSA_WATCH_FETCH_STALL_RATIO', default: 20, unit: 'times' },
-    meaning: 'recent fetches over the usual that is a warning',
+    meaning: 'ratio of recent to usual fetch times that is a warning',
   },
   fetchP95: {
     ...{ flag: 'fetch-p95', variable: 'NSA_WATCH_FETCH_P95_MS', default: 100, unit: 'milliseconds' },
@@ -100,7 +100,7 @@ export type Thresholds = Readonly<Record<ThresholdName, number>>;
 
 export const THRESHOLD_ENTRIES = Object.entries(THRESHOLDS) as readonly [ThresholdName, ThresholdEntry][];
 
-/** Flag, then variable, then default. */
+/** Resolves every limit: flag, else variable, else default. */
 export function resolveThresholds(env: Environment, flags: Partial<Thresholds> = {}): Thresholds {
   const resolved = THRESHOLD_ENTRIES.map(([name, { variable, default: otherwise }]) => {
     const value = flags[name] ?? (readVariable(env, variable) as number | undefined) ?? otherwise;

@@ -41,7 +41,7 @@ export interface Tick {
 }
 
 const SEVERITY: Record<Level, number> = { green: 0, yellow: 1, red: 2 };
-/** Rules that a halt cannot help: nobody is there to read the file. */
+/** Rules for which a halt is useless: no trainer is alive to read the file. */
 const BEYOND_HALT = new Set(['process', 'halt', 'anomaly', 'files']);
 const GATE_BEATS = 20;
 

@@ -322,7 +322,7 @@ export const FAULTS: readonly Fault[] = [
   },
 ];
 
-/** Breaks the network in all ways, by turns from any of them on, until so many answers were spoilt. */
+/** Injects every network fault in rotation, from any of them on, until `count` responses were damaged. */
 async function spoilt(storm: Storm, answers: number): Promise<Life> {
   const { network } = storm;
   const life = await running(storm);

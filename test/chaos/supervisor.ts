@@ -48,12 +48,12 @@ export class Life {
     this.#child.kill(signal);
   }
 
-  /** So many milliseconds, but not beyond its first step: a fast machine must not train for the rest of them. */
+  /** At most this many milliseconds, and not beyond its first step: a fast machine must not train for the rest. */
   async starting(milliseconds: number): Promise<void> {
     await Promise.race([pause(milliseconds), this.progress(1)]);
   }
 
-  /** Until it has done so many steps, or is over. */
+  /** Until it has done `steps` steps, or has ended. */
   async progress(steps: number): Promise<void> {
     await new Promise<void>((resolve, reject) => {
       const timer = setTimeout(() => {

@@ -2,13 +2,13 @@
 // results against each other. The first rank prints how many cases there were and which failed.
 import { CpuDevice } from '../../dist/device/cpu/cpu.js';
 import { MpiCollectives } from '../../dist/device/mpi/collectives.js';
-import { Together } from '../../dist/ranks/together.js';
+import { RankAgreement } from '../../dist/ranks/agreement.js';
 import { Tensor } from '../../dist/tensor/tensor.js';
 
 const device = new CpuDevice({ threads: 1 });
 const collectives = new MpiCollectives(device);
 const { rank, world } = collectives;
-const together = new Together(device, collectives);
+const agreement = new RankAgreement(device, collectives);
 const SIZES = [1, 3, 7, 1000, 4099, 9001];
 /** Of the largest number; sums are rounded once. */
 const LIMITS = { f32: 1e-7, f64: 1e-15, bf16: 8e-3, i32: 0 };
@@ -53,7 +53,7 @@ for (const dtype of Object.keys(LIMITS))
       collectives.join();
       const expected = inputs[0].map((_, i) => inputs.map((numbers) => numbers[i]).reduce((a, b) => join(a, b)));
       check(`allReduce ${reduction} ${dtype} ${count}`, dtype, [...tensor.read()], expected);
-      const bytes = together.gather(Buffer.from(tensor.readBytes()).toString('base64'));
+      const bytes = agreement.gather(Buffer.from(tensor.readBytes()).toString('base64'));
       if (bytes.some((text) => text !== bytes[0])) failures.push(`allReduce ${dtype} ${count}: ranks differ`);
       tensor.free();
     }
@@ -93,13 +93,13 @@ for (const tensor of many) {
     inputs[0].map((_, i) => inputs.reduce((sum, one) => sum + one[i], 0)),
   );
 }
-// A number that is none is not lost in a maximum.
+// NaN propagates through a maximum.
 const poisoned = Tensor.from(device, [rank === 1 ? Number.NaN : rank], [1], 'f64');
 collectives.allReduce(span(poisoned), 'max');
 collectives.join();
 if (!Number.isNaN(poisoned.item())) failures.push('max hides a NaN');
 
-const lists = together.gather(JSON.stringify(failures));
+const lists = agreement.gather(JSON.stringify(failures));
 if (rank === 0)
   process.stdout.write(`${JSON.stringify({ cases, failures: lists.flatMap((text) => JSON.parse(text)) })}\n`);
 collectives.close();

@@ -1,5 +1,5 @@
-// compressed_forward and window_forward on the emulator against float64: outputs, log-sum-exps, and that a token's bits do not
-// depend on later tokens. run.py puts the kernels' sources in front of this.
+// compressed_forward and window_forward on the emulator against float64: outputs, log-sum-exps, and that a token's bits
+// do not depend on later tokens. run.py puts the kernels' sources in front of this.
 #include <algorithm>
 #include <random>
 
@@ -20,7 +20,7 @@ struct Batch {
   Batch(const std::vector<int>& lengths, float size, bool grows) {
     for (int length : lengths) {
       cu.push_back(cu.back() + length);
-      cu_cmp.push_back(cu_cmp.back() + count_cmp(length));
+      cu_cmp.push_back(cu_cmp.back() + count_compressed(length));
       sequences++;
     }
     const auto fill = [&](std::vector<bf16>& x, const std::vector<int>& starts, int width, bool scaled) {
@@ -28,7 +28,8 @@ struct Batch {
       for (int s = 0; s < sequences; s++)
         for (int i = starts[s]; i < starts[s + 1]; i++) {
           const float drift = grows ? 0.1f + 3.0f * (i - starts[s]) / (starts[s + 1] - starts[s]) : 1.0f;
-          for (int c = 0; c < width; c++) x[(size_t)i * width + c] = emulator::to_bf16(scaled ? size * drift * normal() : normal());
+          for (int c = 0; c < width; c++)
+            x[(size_t)i * width + c] = emulator::to_bf16(scaled ? size * drift * normal() : normal());
         }
     };
     fill(q, cu, HEADS * DK, false);
@@ -44,12 +45,14 @@ struct Result {
   std::vector<float> lse;
 };
 
-template <class Pack, class Forward>
-Result run(const Batch& b, int tiles, int row_tiles, int threads, int shared, const Pack& pack, const Forward& forward) {
+template <class Pack, class Forward> Result run(const Batch& b, int tiles, int row_tiles, int threads, int shared,
+                                                const Pack& pack, const Forward& forward) {
   std::vector<unsigned char> packed((size_t)std::max(1, tiles) * GROUPS * PACKED, 0xff);
-  Result result{std::vector<bf16>((size_t)b.cu.back() * HEADS * DV, 0x7fc0), std::vector<float>((size_t)b.cu.back() * HEADS, NAN)};
+  Result result{std::vector<bf16>((size_t)b.cu.back() * HEADS * DV, 0x7fc0),
+                std::vector<float>((size_t)b.cu.back() * HEADS, NAN)};
   if (tiles > 0) emulator::launch({tiles, GROUPS, 1}, 256, 1, 0, [&] { pack(packed.data()); });
-  emulator::launch({row_tiles, GROUPS, 1}, threads, 1, shared + 2048, [&] { forward(packed.data(), result.out.data(), result.lse.data()); });
+  emulator::launch({row_tiles, GROUPS, 1}, threads, 1, shared + 2048,
+                   [&] { forward(packed.data(), result.out.data(), result.lse.data()); });
   return result;
 }
 
@@ -65,7 +68,9 @@ Result compressed(const Batch& b) {
   return run(
       b, tiles, row_tiles(b, compressed_forward_rows), compressed_forward_threads, compressed_forward_shared,
       [&](unsigned char* to) { compressed_pack(b.k_cmp.data(), b.v_cmp.data(), to, b.cu_cmp.data(), b.sequences); },
-      [&](const unsigned char* packed, bf16* out, float* lse) { compressed_forward(b.q.data(), packed, out, lse, b.cu.data(), b.sequences); });
+      [&](const unsigned char* packed, bf16* out, float* lse) {
+        compressed_forward(b.q.data(), packed, out, lse, b.cu.data(), b.sequences);
+      });
 }
 
 Result window(const Batch& b) {
@@ -74,7 +79,9 @@ Result window(const Batch& b) {
   return run(
       b, tiles, row_tiles(b, window_forward_rows), window_forward_threads, window_forward_shared,
       [&](unsigned char* to) { window_pack(b.k.data(), b.v.data(), to, b.cu.data(), b.sequences); },
-      [&](const unsigned char* packed, bf16* out, float* lse) { window_forward(b.q.data(), packed, out, lse, b.cu.data(), b.sequences); });
+      [&](const unsigned char* packed, bf16* out, float* lse) {
+        window_forward(b.q.data(), packed, out, lse, b.cu.data(), b.sequences);
+      });
 }
 
 bool compare(const char* name, const Batch& b, bool is_window, const Result& result) {
@@ -85,21 +92,24 @@ bool compare(const char* name, const Batch& b, bool is_window, const Result& res
     for (int t = 0; t < b.cu[s + 1] - b.cu[s]; t++)
       for (int h = 0; h < HEADS; h++) {
         const size_t row = (size_t)(b.cu[s] + t) * HEADS + h;
-        const int g = h / HPG, from = is_window ? std::max(0, t + 1 - WINDOW) : 0, to = is_window ? t + 1 : visible_cmp(t);
+        const int g = h / HPG, from = is_window ? std::max(0, t + 1 - WINDOW) : 0,
+                  to = is_window ? t + 1 : count_compressed(t + 1);
         const int first = is_window ? b.cu[s] : b.cu_cmp[s];
         std::vector<double> score;
         double top = -INFINITY, total = 0, out[DV] = {};
         for (int j = from; j < to; j++) {
           double dot = 0;
           for (int c = 0; c < DK; c++)
-            dot += (double)emulator::from_bf16(b.q[row * DK + c]) * emulator::from_bf16(keys[((size_t)(first + j) * GROUPS + g) * DK + c]);
+            dot += (double)emulator::from_bf16(b.q[row * DK + c]) *
+                   emulator::from_bf16(keys[((size_t)(first + j) * GROUPS + g) * DK + c]);
           score.push_back(dot / std::sqrt((double)DK));
           top = std::max(top, score.back());
         }
         for (int j = from; j < to; j++) {
           const double p = std::exp(score[j - from] - top);
           total += p;
-          for (int c = 0; c < DV; c++) out[c] += p * emulator::from_bf16(values[((size_t)(first + j) * GROUPS + g) * DV + c]);
+          for (int c = 0; c < DV; c++)
+            out[c] += p * emulator::from_bf16(values[((size_t)(first + j) * GROUPS + g) * DV + c]);
         }
         if (from == to) {
           right = right && result.lse[row] == -INFINITY;
@@ -108,7 +118,8 @@ bool compare(const char* name, const Batch& b, bool is_window, const Result& res
           lse_error = std::max(lse_error, std::fabs(result.lse[row] - lse) / std::max(1.0, std::fabs(lse)));
         }
         for (int c = 0; c < DV; c++) {
-          const double expected = from == to ? 0 : out[c] / total, actual = emulator::from_bf16(result.out[row * DV + c]);
+          const double expected = from == to ? 0 : out[c] / total,
+                       actual = emulator::from_bf16(result.out[row * DV + c]);
           if (!(std::fabs(actual) < 1e30)) right = false;
           error += (actual - expected) * (actual - expected);
           norm += expected * expected;
@@ -116,7 +127,8 @@ bool compare(const char* name, const Batch& b, bool is_window, const Result& res
       }
   error = std::sqrt(error / norm);
   right = right && error < 5e-3 && lse_error < 1e-5;
-  printf("%-10s %-28s error %.2e, lse %.2e %s\n", is_window ? "window" : "compressed", name, error, lse_error, right ? "" : "WRONG");
+  printf("%-10s %-28s error %.2e, lse %.2e %s\n", is_window ? "window" : "compressed", name, error, lse_error,
+         right ? "" : "WRONG");
   return right;
 }
 
@@ -127,7 +139,7 @@ bool independent(const char* name, Batch b, bool is_window, const Result& before
     for (int c = 0; c < HEADS * DK; c++) b.q[(size_t)t * HEADS * DK + c] = emulator::to_bf16(30 * normal());
     for (int c = 0; c < GROUPS * DK; c++) b.k[(size_t)t * GROUPS * DK + c] = emulator::to_bf16(30 * normal());
   }
-  for (int j = visible_cmp(from - 1); j < b.cu_cmp[1]; j++)
+  for (int j = count_compressed(from); j < b.cu_cmp[1]; j++)
     for (int c = 0; c < GROUPS * DK; c++) b.k_cmp[(size_t)j * GROUPS * DK + c] = emulator::to_bf16(30 * normal());
   const Result after = is_window ? window(b) : compressed(b);
   const bool same = memcmp(before.out.data(), after.out.data(), (size_t)from * HEADS * DV * 2) == 0 &&
@@ -140,7 +152,9 @@ bool independent(const char* name, Batch b, bool is_window, const Result& before
 
 int main() {
   const std::tuple<const char*, std::vector<int>, float, bool> cases[] = {
-      {"plain", {500, 1, 70}, 1.0f, false}, {"large scores", {400}, 6.0f, false}, {"rising", {430, 33}, 2.0f, true},
+      {"plain", {500, 1, 70}, 1.0f, false},
+      {"large scores", {400}, 6.0f, false},
+      {"rising", {430, 33}, 2.0f, true},
       {"rising by more than 2^127", {400}, 30.0f, true},
   };
   bool right = true;

@@ -1,5 +1,5 @@
-"""Runs the forward pass of the compressed and window branches on the CPU's thread emulator and compares it with float64: the
-portable products (mma.sync), with multiplications and sums in one instruction as on a GPU. Needs g++, no GPU.
+"""Runs the forward pass of the compressed and window branches on the CPU's thread emulator and compares it with float64:
+the mma.sync build, with fused multiply-add as on a GPU. Needs g++, no GPU.
 
     python3 dev/cuda/emulate/run.py [-DWINDOW=70 ...]
 """
@@ -15,9 +15,9 @@ ROOT = HERE.parents[2]
 FUSED = ("common.cuh", "matrix.cuh", "forward.cuh", "window.cuh", "compressed.cu", "window.cu")
 SOURCES = ["src/device/cuda/elements.cuh", "src/ops/attention/shape.cuh"] + ["src/ops/attention/fused/" + name for name in FUSED]
 # Many steps of 64 keys with few tokens, and rows that fill no tile.
-MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DPORTABLE"]
+MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DMMA_SYNC"]
 
-# Functions written in PTX, and what stands for them.
+# Functions written in PTX, and their replacements.
 REPLACED = {
     "float exp2_approximate(float x)": "return exp2f(x);",
     "float log2_approximate(float x)": "return log2f(x);",

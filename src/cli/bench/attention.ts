@@ -80,7 +80,11 @@ export function configure(command: Command, io: Io): void {
     )
     .addOption(new Option('--deterministic', 'CUDA: sum gradients in a fixed order'))
     .addOption(new Option('--portable', 'CUDA: mma.sync instead of wgmma'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{machine, device, threads, peak_gflops, rows: [{what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes}]}',
+      ),
+    )
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => bench(options, io)));
@@ -109,7 +113,7 @@ function bench(options: Options, io: Io): void {
   validateShapes(shape, SPARSE);
   const device = openDevice(options);
   const plan = planOf(device, options);
-  const kernels = { path, deterministic, portable };
+  const kernels = { path, deterministic, mmaSync: portable };
   const progress = new ProgressLine(io);
   const onRow = ({ S, what, pass, ms, gflops }: AttentionRow) =>
     progress.show(`S ${S} ${what} ${pass}: ${ms.toFixed(plan.digits)} ms, ${gflops.toFixed(0)} GFLOP/s`);

@@ -1,6 +1,6 @@
 /** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
 import { type Command, Option } from 'commander';
-import type { DecodeBench } from '../../bench/decode-rows.js';
+import type { DecodeBench } from '../../bench/decode-setup.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
@@ -57,7 +57,7 @@ export function configureCacheBench<Column extends string>(command: Command, io:
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
     .addOption(new Option('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} by default`))
-    .addOption(jsonOption())
+    .addOption(jsonOption(`{rows: [{${bench.columns.join(', ')}}]}`))
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', bench.help)
     .action((options: Options) => runBlocking(() => run(options, io, bench)));

@@ -66,7 +66,11 @@ export function configure(command: Command, io: Io): void {
       new Option('--rate <n>', 'tokens per second of the simulated trainer').argParser(wholeNumber(1)).default(600_000),
     )
     .addOption(new Option('--quick', 'less text and shorter measurements'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{machine, workers, rate, rows: [{what, text, tokens_per_s, mb_per_s, mb_per_cpu_s, share, cpu_share, fetch_p50_ms, fetch_p95_ms}]}',
+      ),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => bench(options, io));
 }

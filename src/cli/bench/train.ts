@@ -59,7 +59,11 @@ export function configure(command: Command, io: Io): void {
     .addOption(threadsOption())
     .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} by default`))
     .addOption(new Option('--profile', 'also print the time of every kernel'))
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{machine, device, threads, peak_gflops, rows: [{config, attention, kernel, S, batch, tokens_per_s, ms_step, mfu, mfu_palm, peak_mem_mib, params, layers}]}',
+      ),
+    )
     .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => bench(options, io)));

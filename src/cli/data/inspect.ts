@@ -4,10 +4,11 @@ import { openCorpus } from '../../data/corpus/open.js';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
+import { wrapText } from '../../text.js';
 import { corpusOptions } from '../../train/training-data.js';
 import { type Io, printJson } from '../shared/io.js';
 import { wholeNumber } from '../shared/options.js';
-import { DEFAULT_WIDTH, formatTable, wrapText } from '../shared/table.js';
+import { DEFAULT_WIDTH, formatTable } from '../shared/table.js';
 import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
 
 interface Options extends SourceOptions {

@@ -150,10 +150,23 @@ describe('eval selection', () => {
     expect(Object.keys(result)).toEqual(['model', 'step', 'tokens', 'l_sel', 'layers']);
     expect(result).toMatchObject({ step: 7, tokens: 50, l_sel: 8 });
     expect(result.layers).toHaveLength(2);
-    expect(Object.keys(result.layers[1])).toEqual(['layer', 'rate_by_distance', 'gates', 'gates_by_block']);
-    expect(readdirSync(folder).sort()).toEqual(['gates.svg', 'selection.json', 'selection.svg']);
+    expect(Object.keys(result.layers[1])).toEqual([
+      ...['layer', 'rate_by_distance', 'gates', 'gates_by_block', 'selection_map'],
+    ]);
+    expect(readdirSync(folder).sort()).toEqual([
+      ...['gates.svg', 'selection-map.svg', 'selection.json', 'selection.svg'],
+    ]);
+    const { tokens_per_row, share } = result.layers[1].selection_map;
+    expect({ tokens_per_row, rows: share.length, blocks: share[0].length }).toEqual({
+      ...{ tokens_per_row: 1, rows: 50, blocks: Math.ceil(50 / 8) },
+    });
+    // A token always selects its own block, and never a later one.
+    share.forEach((row: number[], token: number) => {
+      expect(row[Math.floor(token / 8)]).toBe(1);
+      expect(row.slice(Math.floor(token / 8) + 1).every((value) => value === 0)).toBe(true);
+    });
     expect(JSON.parse(readFileSync(join(folder, 'selection.json'), 'utf8'))).toEqual(result);
-    for (const name of ['gates.svg', 'selection.svg'])
+    for (const name of ['gates.svg', 'selection.svg', 'selection-map.svg'])
       expect(readFileSync(join(folder, name), 'utf8')).toMatch(/^<svg [\s\S]*<\/svg>\s*$/);
   });
 
@@ -161,6 +174,10 @@ describe('eval selection', () => {
     const { stdout } = await select();
     expect(stdout).toMatch(/^layer +cmp +sel +win +mean distance$/m);
     expect(stdout).toMatch(/^ +1( +[\d.]+ %){3} +[\d.]+ blocks$/m);
+    expect(stdout).toMatch(/^Blocks selected in layer [01], by token \(rows\) and block \(columns 0 to 16\);$/m);
+    expect(stdout).toMatch(/^ +0 │█ +│$/m); // the first tokens have only their own block
+    expect((await select('--layer', '0')).stdout).toContain('in layer 0,');
+    expect((await select('--layer', '9')).stderr).toContain('--layer 9: the model has layers 0 to 1');
   });
 
   it('a file that is not there or empty is one line and exit code 2', async () => {
@@ -168,7 +185,7 @@ describe('eval selection', () => {
     writeFileSync(empty, '');
     for (const [path, message] of [
       ['/none', '/none: cannot read: there is no such file'],
-      [empty, `${empty}: holds no text`],
+      [empty, `${empty}: contains no text`],
     ]) {
       const { code, stderr } = await runCli(['eval', 'selection', '--model', run, '--text-file', path]);
       expect(code).toBe(2);

@@ -43,7 +43,7 @@ export function configure(command: Command, io: Io): void {
     ])
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(jsonOption('{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete}'))
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }

@@ -65,7 +65,11 @@ export function configure(command: Command, io: Io): void {
       ]),
     )
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{model, step, device, precision, trials, records, facts, seed, seconds, rows: [{without, length, depth, trials, correct, accuracy, recall: {any, layers}}]}',
+      ),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => run(options, io)));
 }

@@ -1,4 +1,4 @@
-/** `trefoil eval selection`: what a model looks at while it reads a text, as numbers and as pictures. */
+/** `trefoil eval selection`: which blocks a model selects while it reads a text, as numbers, charts and a map. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
@@ -9,6 +9,7 @@ import { loadModel } from '../../infer/load-model.js';
 import { inspectSelection, type LayerSelection } from '../../infer/selection.js';
 import { kernelOptions } from '../../model/kernels.js';
 import { fileError, writeFileAtomic } from '../../run/atomic.js';
+import { densityMap } from '../../watch/report/heat-map.js';
 import { lineChart } from '../../watch/report/svg.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson, runBlocking } from '../shared/io.js';
@@ -20,6 +21,7 @@ interface Options {
   readonly textFile: string;
   readonly maxTokens: number;
   readonly outDir?: string;
+  readonly layer?: number;
   readonly device: DeviceChoice;
   readonly threads?: number;
   readonly json?: boolean;
@@ -28,14 +30,23 @@ interface Options {
 export function configure(command: Command, io: Io): void {
   command
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
-    .requiredOption('--text-file <file>', 'the text to read')
+    .requiredOption('--text-file <file>', 'text for the model to read')
     .addOption(
-      new Option('--max-tokens <n>', 'read no more than its first tokens').argParser(wholeNumber(1)).default(8192),
+      new Option('--max-tokens <n>', 'read at most this many tokens of it').argParser(wholeNumber(1)).default(8192),
     )
-    .option('--out-dir <folder>', 'write selection.json, selection.svg and gates.svg there')
+    .option('--out-dir <folder>', 'write selection.json, selection.svg, selection-map.svg and gates.svg')
+    .addOption(
+      new Option('--layer <n>', 'layer of the printed map (default: the one with the largest sel share)').argParser(
+        wholeNumber(0),
+      ),
+    )
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
-    .addOption(jsonOption())
+    .addOption(
+      jsonOption(
+        '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
+      ),
+    )
     .action((options: Options) => runBlocking(() => run(options, io)));
 }
 
@@ -45,15 +56,20 @@ function run(options: Options, io: Io): void {
   try {
     for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);
-    if (tokens.length === 0) throw new UsageError(`${options.textFile}: holds no text`);
+    if (tokens.length === 0) throw new UsageError(`${options.textFile}: contains no text`);
     const unknown = tokens.find((token) => token >= model.shape.vocabSize);
     if (unknown !== undefined)
-      throw new UsageError(`${options.textFile}: holds token ${unknown}, but the model has ${model.shape.vocabSize}`);
+      throw new UsageError(
+        `${options.textFile}: contains token ${unknown}, but the vocabulary of the model has ${model.shape.vocabSize}`,
+      );
     const layers = inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env)));
     const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
     if (options.json) printJson(io, result);
-    else io.out(table(layers));
+    else {
+      io.out(table(layers));
+      io.out(mapOf(chosenLayer(layers, options.layer), io.width));
+    }
   } finally {
     model.free();
   }
@@ -67,11 +83,11 @@ function readText(path: string): string {
   }
 }
 
-function writePictures(folder: string, result: { readonly layers: readonly LayerSelection[] }): void {
+function writePictures(folder: string, result: { tokens: number; layers: readonly LayerSelection[] }): void {
   ensureFolder(folder);
   const { layers } = result;
   const selection = lineChart({
-    ...{ title: 'Selected blocks by distance', x: 'blocks back', y: 'share that selected it', fromZero: true },
+    ...{ title: 'Selected blocks by distance', x: 'distance in blocks', y: 'share of tokens', fromZero: true },
     series: layers.map(({ layer, rate_by_distance }) => ({
       name: `layer ${layer}`,
       points: rate_by_distance.map((rate, distance) => [distance, rate] as const),
@@ -85,8 +101,48 @@ function writePictures(folder: string, result: { readonly layers: readonly Layer
     })),
   });
   writeFileAtomic(join(folder, 'selection.json'), `${JSON.stringify(result)}\n`);
+  const last = result.tokens - 1;
+  const map = densityMap({
+    ...{ title: 'Blocks selected, by token and block', x: 'block', y: 'token', ends: ['0', String(last)] },
+    tables: layers.map(({ layer, selection_map }) => ({ title: `layer ${layer}`, values: selection_map.share })),
+  });
   writeFileAtomic(join(folder, 'selection.svg'), selection);
+  writeFileAtomic(join(folder, 'selection-map.svg'), `${map}\n`);
   writeFileAtomic(join(folder, 'gates.svg'), gates);
+}
+
+function chosenLayer(layers: readonly LayerSelection[], number: number | undefined): LayerSelection {
+  const chosen =
+    number === undefined
+      ? layers.reduce((best, layer) => (layer.gates.sel > best.gates.sel ? layer : best))
+      : layers[number];
+  if (!chosen) throw new UsageError(`--layer ${number}: the model has layers 0 to ${layers.length - 1}`);
+  return chosen;
+}
+
+const SHADES = [' ', '░', '▒', '▓', '█'];
+const PRINTED_ROWS = 24;
+
+/** The map in characters: tokens down, blocks to the right, cells averaged until it fits. */
+function mapOf({ layer, selection_map: { tokens_per_row, share } }: LayerSelection, width: number): string {
+  const blocks = share[0].length;
+  const [down, across] = [Math.ceil(share.length / PRINTED_ROWS), Math.ceil(blocks / (width - 16))];
+  const lines: string[] = [];
+  for (let row = 0; row < share.length; row += down) {
+    const rows = share.slice(row, row + down);
+    let cells = '';
+    for (let block = 0; block < blocks; block += across) {
+      const values = rows.flatMap((one) => one.slice(block, block + across));
+      const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+      cells += SHADES[mean > 0 ? Math.max(1, Math.round(mean * (SHADES.length - 1))) : 0];
+    }
+    lines.push(`${String(row * tokens_per_row).padStart(10)} │${cells}│`);
+  }
+  return [
+    `Blocks selected in layer ${layer}, by token (rows) and block (columns 0 to ${blocks - 1});`,
+    'the darker, the more of the tokens and groups selected the block:',
+    ...lines,
+  ].join('\n');
 }
 
 function table(layers: readonly LayerSelection[]): string {

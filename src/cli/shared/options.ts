@@ -1,11 +1,11 @@
-/** Options that several commands share, and parsers that refuse bad values in one line. */
+/** Options that several commands share, and parsers that reject bad values with one line. */
 import { InvalidArgumentError, Option } from 'commander';
 
 export function wholeNumber(least: number): (text: string) => number {
   return (text) => {
     const value = Number(text);
     if (!/^\d+$/.test(text) || !Number.isSafeInteger(value) || value < least)
-      throw new InvalidArgumentError(`It must be a whole number from ${least}.`);
+      throw new InvalidArgumentError(`It must be an integer >= ${least}.`);
     return value;
   };
 }
@@ -15,8 +15,9 @@ export function wholeNumbers(least: number): (text: string) => number[] {
   return (text) => text.split(',').map((part) => wholeNumber(least)(part.trim()));
 }
 
-export function jsonOption(): Option {
-  return new Option('--json', 'print one JSON value on stdout, everything else on stderr');
+/** `shape` describes the JSON value, such as `{ok, rows: [{rule, level}]}`. */
+export function jsonOption(shape?: string): Option {
+  return new Option('--json', shape ? `print JSON on stdout: ${shape}` : 'print JSON on stdout');
 }
 
 export function threadsOption(): Option {

@@ -19,7 +19,7 @@ describe('plot', () => {
   });
 
   it('survives one point, equal values and values that are not finite', () => {
-    expect(plot([{ x: 1, y: 1 }])).toContain('1.00');
+    expect(plot([{ x: 1, y: 1 }])).toContain('⣿');
     expect(plot([{ x: 1, y: Number.NaN }], { title: 'loss' })).toBe('loss: nothing to plot');
   });
 });

@@ -1,11 +1,11 @@
-/** A curve in the terminal: a frame of characters with the values on the left and the steps below. */
+/** A line chart in Braille characters for the terminal. */
 
 export interface Point {
   readonly x: number;
   readonly y: number;
 }
 
-/** Two by four dots in a character of the Braille block. */
+/** Bits of the 2 x 4 dots of a Braille character, by row and column. */
 const DOTS = [
   [0x01, 0x08],
   [0x02, 0x10],
@@ -27,9 +27,10 @@ export function plot(points: readonly Point[], { width = 64, height = 12, title 
   finite.forEach((point, i) => {
     const [c, r] = [column(point.x), row(point.y)];
     dot(c, r);
+    if (finite.length === 1) cells[r >> 2][c >> 1] = 0xff; // a single dot would hardly be seen
     const next = finite[i + 1];
     if (!next) return;
-    // Joined by a line, so that a sparse log is still a curve.
+    // Points are joined by lines, so that a sparse log is still a curve.
     const [across, down] = [column(next.x) - c, row(next.y) - r];
     const steps = Math.max(Math.abs(across), Math.abs(down));
     for (let k = 1; k < steps; k++) dot(Math.round(c + (across * k) / steps), Math.round(r + (down * k) / steps));

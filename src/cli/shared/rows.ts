@@ -1,8 +1,10 @@
 /** The table of health rules that check, health and watch print. */
+
+import { visible, wrapText } from '../../text.js';
 import { explainRows } from '../../watch/explain.js';
 import type { Row } from '../../watch/row.js';
 import type { Io } from './io.js';
-import { formatTable, wrapText } from './table.js';
+import { formatTable } from './table.js';
 
 const MARKS = { green: 'ok', yellow: 'WARN', red: 'FAIL' } as const;
 
@@ -27,5 +29,5 @@ function rowSummary(rows: readonly Row[]): string {
 }
 
 function cell(value: Row['value']): string {
-  return value === null ? '-' : String(value);
+  return value === null ? '-' : visible(String(value)); // a run folder may come from someone else
 }

@@ -1,22 +1,22 @@
-/** Options of the commands that look at runs. */
+/** Options of the commands that read run folders. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { THRESHOLD_ENTRIES, type ThresholdName, type Thresholds } from '../../watch/thresholds.js';
 import { wholeNumber } from './options.js';
 
 export function dirOption(): Option {
-  return new Option('--dir <folder>', 'folder of the run (its train.out_dir)').makeOptionMandatory();
+  return new Option('--dir <folder>', 'run folder (its train.out_dir)').makeOptionMandatory();
 }
 
 export function numberFrom(least: number): (text: string) => number {
   return (text) => {
     const value = Number(text);
     if (text.trim() === '' || !Number.isFinite(value) || value < least)
-      throw new InvalidArgumentError(`It must be a number from ${least}.`);
+      throw new InvalidArgumentError(`It must be a number >= ${least}.`);
     return value;
   };
 }
 
-/** A flag for every threshold. */
+/** Adds a flag for every threshold of the health rules. */
 export function addThresholdOptions(command: Command): Command {
   for (const [, { flag, unit, meaning, default: value, variable, integer }] of THRESHOLD_ENTRIES) {
     const option = new Option(`--${flag} <${unit}>`, `${meaning} (default: ${value}, env ${variable})`);
@@ -25,7 +25,7 @@ export function addThresholdOptions(command: Command): Command {
   return command;
 }
 
-/** What the flags set, by the names of the table. */
+/** The thresholds that were given as flags. */
 export function givenThresholds(options: Readonly<Record<string, unknown>>): Partial<Thresholds> {
   const camel = (flag: string) => flag.replace(/-(\w)/g, (_, letter: string) => letter.toUpperCase());
   const given: Partial<Record<ThresholdName, number>> = {};

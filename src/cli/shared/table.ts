@@ -1,23 +1,9 @@
 /** Tables and wrapped text that fit the width of a terminal. */
 import { stripVTControlCharacters } from 'node:util';
+import { wrapText } from '../../text.js';
 
 /** Width of output that does not go to a terminal, and of terminals that do not report theirs. */
 export const DEFAULT_WIDTH = 80;
-
-/** Lines of at most `width` characters, broken between words; a word longer than a line is cut. */
-export function wrapText(text: string, width: number): string[] {
-  const lines: string[] = [];
-  let line = '';
-  for (let word of text.split(' ')) {
-    if (line !== '' && line.length + 1 + word.length > width) {
-      lines.push(line);
-      line = '';
-    }
-    for (; word.length > width; word = word.slice(width)) lines.push(word.slice(0, width));
-    line = line === '' ? word : `${line} ${word}`;
-  }
-  return [...lines, line];
-}
 
 export interface Column {
   readonly title: string;

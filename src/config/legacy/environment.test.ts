@@ -71,7 +71,7 @@ describe('environmentLayer', () => {
 });
 
 describe('environmentWarnings', () => {
-  it('tells of variables that do nothing, and of no others', () => {
+  it('lists variables without effect, and no others', () => {
     const env = {
       NSA_USE_FA: '1',
       NSA_ZZZZZZZZ: '1',
@@ -82,7 +82,7 @@ describe('environmentWarnings', () => {
     };
     expect(environmentWarnings(env)).toEqual([
       'NSA_USE_FA: unknown variable, ignored (did you mean NSA_USE_FA2?)',
-      'NSA_USE_TRITON_SEL: no effect; there is no Triton here; runtime.selection_kernel chooses',
+      'NSA_USE_TRITON_SEL: no effect; Triton is not used; set runtime.selection_kernel',
       'NSA_ZZZZZZZZ: unknown variable, ignored',
     ]);
   });

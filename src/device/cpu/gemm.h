@@ -1,4 +1,4 @@
-// Blocked matrix products on packed panels: the one inner loop that linear layers and attention share.
+// Blocked matrix products on packed panels: the inner loop of every operation that multiplies matrices.
 //
 // A tile of C, kTileRows x kPanel, stays in registers while k runs. B comes in panels [k][kPanel] so that a row of the
 // tile is loaded once and multiplied with kTileRows broadcast values of A; A is read where it lies, by strides.

@@ -59,7 +59,7 @@ inline float sum(vec v) {
   return lanes[0];
 }
 
-// The largest lane, by halving: this runs once per row and block of every softmax.
+// The largest lane, by halving: this runs once per row and block of a reduction.
 #if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)  // older g++ has no __builtin_shufflevector
 typedef float half_vec __attribute__((vector_size(32)));
 typedef float quarter_vec __attribute__((vector_size(16)));
@@ -92,7 +92,7 @@ inline vec exp2_polynomial(vec f) {  // for f in [-0.5, 0.5]
   return multiply_add(p, f, splat(1.0f));
 }
 #if defined(__AVX512F__)
-// Two instructions do what takes ten elsewhere: a tenth of the time of attention.
+// Two instructions do what takes ten elsewhere.
 inline vec exp2(vec x) {
   const __m512 y = _mm512_min_ps(_mm512_set1_ps(128.0f), x);  // of a NaN and a number, the second
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

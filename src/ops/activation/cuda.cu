@@ -33,7 +33,7 @@ silu_backward(const T* x, const T* dy, T* dx, i64 count, int accumulate) {
   });
 }
 
-// Rows of x are the gate and then the up projection. A division finds the row: 32 bits of it are enough for a block.
+// Rows of x are the gate and then the up projection. A division finds the row: 32 bits suffice within a block.
 template <int N, class Body> __device__ __forceinline__ void each_in_rows(i64 rows, i64 hidden, const Body& body) {
   const u32 vectors = (u32)(hidden / N);
   const i64 count = rows * vectors, threads = (i64)gridDim.x * blockDim.x;

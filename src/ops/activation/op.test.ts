@@ -50,7 +50,7 @@ describe.each(devices())('silu on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const [x, first, second] = [wide(21, 1), randomValues(21, 2), randomValues(21, 3)].map((v) => rounded(v, dtype));
     const tape = new Tape(device());
     const tx = tape.watch(tape.from(x, [21], dtype));
@@ -97,7 +97,7 @@ describe.each(devices())('swiglu on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const [x, first, second] = [wide(2 * 21, 1), randomValues(21, 2), randomValues(21, 3)].map((v) =>
       rounded(v, dtype),
     );
@@ -114,7 +114,7 @@ describe.each(devices())('swiglu on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('says what shape it wants', () => {
+  it('names the expected shape in its error', () => {
     const tape = new Tape(device());
     expect(() => swiglu(tape, tape.zeros([2, 3]))).toThrow('swiglu: x must have an even number of columns');
     expect(() => swiglu(tape, tape.zeros([4]))).toThrow('swiglu: x must have shape [*, *], not [4]');

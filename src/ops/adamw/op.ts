@@ -2,8 +2,8 @@
  * AdamW: Adam with bias correction and decoupled weight decay, in one pass over each parameter. The gradient is
  * multiplied on the way in, so clipping costs nothing. A parameter's rounded copy is written in the same pass.
  *
- * `step` takes its numbers from the host. `stepOnDevice` finds them in device memory, the clip factor included: all
- * parameters in one launch, and nothing that the host must wait for, so a graph can hold it.
+ * `step` takes its scalars from the host. `stepOnDevice` reads them from device memory, the clip factor included: all
+ * parameters in one launch, without waiting for the host, so a graph can record it.
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
@@ -30,7 +30,7 @@ export interface AdamWOptions {
 export interface Trainable {
   readonly name: string;
   readonly value: Tensor;
-  /** Null leaves it as it is. */
+  /** Null: the parameter is not updated. */
   readonly gradient: Tensor | null;
   /** A rounded copy of the value, written together with it. */
   readonly rounded: Tensor | null;
@@ -38,7 +38,7 @@ export interface Trainable {
   clearGradient?(): void;
 }
 
-/** A parameter and how fast it shrinks: every step takes learningRate * weightDecay of it away. */
+/** A parameter and its weight decay: every step multiplies it by 1 - learningRate * weightDecay. */
 export interface TrainedParameter {
   readonly parameter: Trainable;
   readonly weightDecay: number;
@@ -137,8 +137,8 @@ export class AdamW implements Disposable {
   }
 
   /**
-   * Counts a step and returns its numbers, to be written into the tensor that `stepOnDevice` reads. Where the norm turns
-   * out not to be finite the device changes nothing: whoever learns of it takes 1 off `steps`.
+   * Counts a step and returns its numbers, to be written into the tensor that `stepOnDevice` reads. Where the norm
+   * turns out not to be finite the device changes nothing: the caller then subtracts 1 from `steps`.
    */
   nextStep({ learningRate, gradientScale = 1, maxNorm = 0 }: DeviceStep): Float32Array {
     this.steps += 1;

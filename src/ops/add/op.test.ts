@@ -58,7 +58,7 @@ describe.each(devices())('add on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const [values, dy] = [random(8, 1), random(8, 2)];
     const tape = new Tape(device());
     const x = tape.watch(tape.from(values, [2, 4], dtype));

@@ -4,9 +4,9 @@
 // Scores live in the base-2 domain: queries are scaled by log2(e)/sqrt(dk), and exp2 is all the kernels need.
 //
 // Where tokens of a tile see different parts of a block, the unseen probabilities are set to zero: zero times a finite
-// number adds nothing, so the result is bit for bit that of the seen keys alone. But zero times infinity is NaN and would
-// let the future through: a block that holds numbers that are not finite is worked through token by token instead, over
-// exactly the keys the token sees.
+// number adds nothing, so the result is bit for bit that of the seen keys alone. But zero times infinity is NaN and
+// would let the future through: a block that holds numbers that are not finite is worked through token by token
+// instead, over exactly the keys the token sees.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -29,8 +29,26 @@ struct Shape {
 
 // Scratch slots. The first are taken by the calling thread and read by all; the others belong to one task.
 enum Slot {
-  kKeysT, kValuesT, kKeysN, kValuesN, kDelta, kTasks, kIndex, kFinite,
-  kQuery, kScores, kProducts, kAccumulator, kRows, kGradOut, kGradScores, kGradQuery, kGradKeys, kGradValues, kMembers, kRanges
+  kKeysT,
+  kValuesT,
+  kKeysN,
+  kValuesN,
+  kDelta,
+  kTasks,
+  kIndex,
+  kFinite,
+  kQuery,
+  kScores,
+  kProducts,
+  kAccumulator,
+  kRows,
+  kGradOut,
+  kGradScores,
+  kGradQuery,
+  kGradKeys,
+  kGradValues,
+  kMembers,
+  kRanges
 };
 
 // [block][d][pad(size)]: keys of a block as columns, zero past the end, so that scores come out of one product.
@@ -132,8 +150,8 @@ struct Softmax {
 };
 
 struct Buffers {
-  float* scores;    // [rows][pad(size)]
-  float* products;  // [rows][pad(dv)]
+  float* scores;          // [rows][pad(size)]
+  float* products;        // [rows][pad(dv)]
   float* kept = nullptr;  // where the scores of the block's first key go before they become probabilities, if anywhere
   int64_t kept_stride = 0;  // from row to row there
 };
@@ -149,8 +167,8 @@ inline void mask_row(float* scores, int64_t start, int64_t columns, Range range,
   for (int64_t i = range.high; i < start + columns; ++i) scores[i - start] = value;
 }
 
-// One block of keys, of which the rows see parts of [low, high): `ranges` says which, null for all of it. `map` names each
-// row's place in the state, null for the identity. With ranges the block must be finite.
+// One block of keys, of which the rows see parts of [low, high): `ranges` gives each row's part, null for all. `map`
+// names each row's place in the state, null for the identity. With ranges the block must be finite.
 inline void forward_block(const Shape& shape, int64_t rows, const float* query, const float* keys_t, int64_t key_width,
                           const float* values, int64_t low, int64_t high, const Range* ranges, const int32_t* map,
                           Softmax& state, const Buffers& buffers) {
@@ -191,7 +209,8 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       float* into = state.accumulator + (map ? map[r] : r) * dv_width;
       const float* add = buffers.products + (r - first) * dv_width;
       const vec shrink = splat(shrink_of[r - first]);
-      for (int64_t c = 0; c < dv_width; c += kLanes) store(into + c, multiply_add(load(into + c), shrink, load(add + c)));
+      for (int64_t c = 0; c < dv_width; c += kLanes)
+        store(into + c, multiply_add(load(into + c), shrink, load(add + c)));
     }
   }
 }
@@ -226,13 +245,13 @@ struct KeyBlock {
 };
 
 struct GradientRows {
-  const float* query;     // [rows][pad(dk)], scaled to base 2
-  const float* d_out;     // [rows][pad(dv)]
-  const float* lse;       // [rows], base 2
-  const float* delta;     // [rows], sum of d_out * out
-  float* d_query;         // [rows][pad(dk)], overwritten, still without the factor 1/sqrt(dk)
-  float* scores;          // [rows][width]
-  float* d_scores;        // [rows][width]
+  const float* query;  // [rows][pad(dk)], scaled to base 2
+  const float* d_out;  // [rows][pad(dv)]
+  const float* lse;    // [rows], base 2
+  const float* delta;  // [rows], sum of d_out * out
+  float* d_query;      // [rows][pad(dk)], overwritten, still without the factor 1/sqrt(dk)
+  float* scores;       // [rows][width]
+  float* d_scores;     // [rows][width]
 
   // The same from a later row on; results of the call go to the start of the buffers.
   GradientRows from(int64_t row, int64_t dk_width, int64_t dv_width) const {
@@ -245,8 +264,10 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
                            int64_t high, const Range* ranges) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   const int64_t start = low / kLanes * kLanes, columns = pad(high) - start, seen = high - low;
-  multiply<Into::kOverwrite>(rows, g.query, dk_width, 1, block.keys_t + start, block.width, g.scores, columns, shape.dk, columns);
-  multiply<Into::kOverwrite>(rows, g.d_out, dv_width, 1, block.values_t + start, block.width, g.d_scores, columns, shape.dv, columns);
+  multiply<Into::kOverwrite>(rows, g.query, dk_width, 1, block.keys_t + start, block.width, g.scores, columns, shape.dk,
+                             columns);
+  multiply<Into::kOverwrite>(rows, g.d_out, dv_width, 1, block.values_t + start, block.width, g.d_scores, columns,
+                             shape.dv, columns);
   for (int64_t r = 0; r < rows; ++r) {
     float* p = g.scores + r * columns;
     float* ds = g.d_scores + r * columns;
@@ -260,9 +281,12 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
   }
   const float* p = g.scores + (low - start);
   const float* ds = g.d_scores + (low - start);
-  multiply<Into::kAdd>(seen, p, 1, columns, g.d_out, dv_width, block.d_values + low * dv_width, dv_width, rows, dv_width);
-  multiply<Into::kAdd>(seen, ds, 1, columns, g.query, dk_width, block.d_keys + low * dk_width, dk_width, rows, dk_width);
-  multiply<Into::kOverwrite>(rows, ds, columns, 1, block.keys + low * dk_width, dk_width, g.d_query, dk_width, seen, dk_width);
+  multiply<Into::kAdd>(seen, p, 1, columns, g.d_out, dv_width, block.d_values + low * dv_width, dv_width, rows,
+                       dv_width);
+  multiply<Into::kAdd>(seen, ds, 1, columns, g.query, dk_width, block.d_keys + low * dk_width, dk_width, rows,
+                       dk_width);
+  multiply<Into::kOverwrite>(rows, ds, columns, 1, block.keys + low * dk_width, dk_width, g.d_query, dk_width, seen,
+                             dk_width);
 }
 
 // Adds d_query rows of one token to the output, with the factor the scaled keys left out.
@@ -274,8 +298,9 @@ inline void add_query_gradient(const Shape& shape, const float* from, int64_t co
 }
 
 // Adds a block's key and value gradients to the outputs [tokens, groups, d]. Queries carried scale*log2(e); the
-// gradient wants scale alone, so ln 2 is taken out here.
-inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t count, int64_t group, float* dk, float* dv) {
+// gradient needs the scale alone, so ln 2 is removed here.
+inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t count, int64_t group, float* dk,
+                              float* dv) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   for (int64_t i = 0; i < count; ++i) {
     float* k = dk + (i * shape.groups + group) * shape.dk;
@@ -292,7 +317,8 @@ inline float* row_deltas(const float* out, const float* d_out, int64_t rows, int
     for (int64_t r = begin; r < end; ++r) {
       vec total = {};
       int64_t c = 0;
-      for (; c + kLanes <= dv; c += kLanes) total = multiply_add(load(out + r * dv + c), load(d_out + r * dv + c), total);
+      for (; c + kLanes <= dv; c += kLanes)
+        total = multiply_add(load(out + r * dv + c), load(d_out + r * dv + c), total);
       float result = sum(total);
       for (; c < dv; ++c) result = multiply_add(out[r * dv + c], d_out[r * dv + c], result);
       delta[r] = result;

@@ -5,10 +5,12 @@
 
 namespace attention {
 
-constexpr int64_t kRowTarget = 96;  // rows (token, head) of one tile: queries, scores and results stay in L2
+constexpr int64_t kRowTarget = 96;   // rows (token, head) of one tile: queries, scores and results stay in L2
 constexpr int64_t kMostTokens = 48;  // more would compute more scores above the diagonal only to throw them away
 
-inline int64_t tile_tokens(const Shape& shape) { return std::min(kMostTokens, std::max<int64_t>(1, kRowTarget / shape.per_group())); }
+inline int64_t tile_tokens(const Shape& shape) {
+  return std::min(kMostTokens, std::max<int64_t>(1, kRowTarget / shape.per_group()));
+}
 
 // What every branch kernel is given, filled by attendBranch in branch.ts: 8 bytes a field, in this order.
 struct AttentionArguments {
@@ -34,8 +36,7 @@ struct Inputs {
 };
 
 // Calls body(sequence, group, tile) for every tile of `size` tokens, the longest work first.
-template <class Body>
-inline void for_each_tile(const Inputs& in, int64_t size, const Body& body) {
+template <class Body> inline void for_each_tile(const Inputs& in, int64_t size, const Body& body) {
   int64_t* first = scratch<int64_t>(kTasks, in.sequences + 1);
   const int64_t tiles = number_blocks(in.offsets, in.sequences, size, first);
   const int64_t groups = in.shape.groups;
@@ -69,15 +70,17 @@ struct TileRanges {
   }
 };
 
-template <class Visible>
-void banded_forward(const Inputs& in, const Visible& visible, float* out, float* lse) {
+template <class Visible> void banded_forward(const Inputs& in, const Visible& visible, float* out, float* lse) {
   const Shape& shape = in.shape;
   const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv), width = pad(kKeyBlock);
   int64_t* first = scratch<int64_t>(kIndex, in.sequences + 1);
   const int64_t blocks = number_blocks(in.key_offsets, in.sequences, kKeyBlock, first);
-  const float* keys_t = pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, kKeyBlock, first, blocks);
-  const float* values = pack_rows(kValuesN, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, kKeyBlock, first, blocks);
-  const uint8_t* finite = finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk, shape.dv, kKeyBlock, first, blocks);
+  const float* keys_t =
+      pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, kKeyBlock, first, blocks);
+  const float* values =
+      pack_rows(kValuesN, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, kKeyBlock, first, blocks);
+  const uint8_t* finite = finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk,
+                                        shape.dv, kKeyBlock, first, blocks);
   const int64_t size = tile_tokens(shape);
   for_each_tile(in, size, [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t length = in.offsets[s + 1] - in.offsets[s], key_count = in.key_offsets[s + 1] - in.key_offsets[s];
@@ -99,14 +102,16 @@ void banded_forward(const Inputs& in, const Visible& visible, float* out, float*
       const float* block_values = values + packed * kKeyBlock * dv_width;
       const TileRanges ranges(visible, t0, t1, h, k0, valid);
       if (!ranges.rows || finite[packed]) {
-        forward_block(shape, rows, query, block_keys, width, block_values, ranges.low, ranges.high, ranges.rows, nullptr, state, buffers);
+        forward_block(shape, rows, query, block_keys, width, block_values, ranges.low, ranges.high, ranges.rows,
+                      nullptr, state, buffers);
         continue;
       }
       for (int64_t row = 0; row < rows; row += h) {
         const Range range = ranges.rows[row];
         if (range.low >= range.high) continue;
         Softmax part = state.from(row, dv_width);
-        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, range.low, range.high, nullptr, nullptr, part, buffers);
+        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, range.low, range.high, nullptr,
+                      nullptr, part, buffers);
       }
     }
     for (int64_t t = t0; t < t1; ++t) {
@@ -134,7 +139,12 @@ inline GradientRows gather_gradient_rows(const Shape& shape, const float* query,
       numbers[rows + i * h + r] = delta[at + r];
     }
   }
-  return {q, g, numbers, numbers + rows, scratch<float>(kGradQuery, rows * dk_width), scratch<float>(kScores, rows * width),
+  return {q,
+          g,
+          numbers,
+          numbers + rows,
+          scratch<float>(kGradQuery, rows * dk_width),
+          scratch<float>(kScores, rows * width),
           scratch<float>(kGradScores, rows * width)};
 }
 
@@ -143,8 +153,7 @@ inline GradientRows gather_gradient_rows(const Shape& shape, const float* query,
 // the same for any number of threads. Phase p pairs key chunk a with query chunk a + p; causality makes p >= 0.
 constexpr int64_t kChunks = 16;
 
-template <class Cell>
-inline void for_each_cell(const Inputs& in, int64_t chunk, int64_t phases, const Cell& cell) {
+template <class Cell> inline void for_each_cell(const Inputs& in, int64_t chunk, int64_t phases, const Cell& cell) {
   const int64_t groups = in.shape.groups;
   int64_t* first = scratch<int64_t>(kTasks, in.sequences + 1);
   for (int64_t phase = 0; phase < phases; ++phase) {
@@ -184,7 +193,13 @@ struct Packed {
     float* d_values = scratch<float>(kGradValues, size * pad(shape.dv));
     std::memset(d_keys, 0, sizeof(float) * size * pad(shape.dk));
     std::memset(d_values, 0, sizeof(float) * size * pad(shape.dv));
-    return {keys_t + at * shape.dk * width, values_t + at * shape.dv * width, keys + at * size * pad(shape.dk), width, finite[at] != 0, d_keys, d_values};
+    return {keys_t + at * shape.dk * width,
+            values_t + at * shape.dv * width,
+            keys + at * size * pad(shape.dk),
+            width,
+            finite[at] != 0,
+            d_keys,
+            d_values};
   }
 };
 
@@ -192,10 +207,14 @@ inline Packed pack_for_backward(const Inputs& in, int64_t size) {
   const Shape& shape = in.shape;
   int64_t* first = scratch<int64_t>(kIndex, in.sequences + 1);
   const int64_t blocks = number_blocks(in.key_offsets, in.sequences, size, first);
-  return {pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
-          pack_transposed(kValuesT, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, size, first, blocks),
-          pack_rows(kKeysN, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
-          finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk, shape.dv, size, first, blocks), first, size};
+  return {
+      pack_transposed(kKeysT, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
+      pack_transposed(kValuesT, in.values, in.key_offsets, in.sequences, shape.groups, shape.dv, size, first, blocks),
+      pack_rows(kKeysN, in.keys, in.key_offsets, in.sequences, shape.groups, shape.dk, size, first, blocks),
+      finite_blocks(in.keys, in.values, in.key_offsets, in.sequences, shape.groups, shape.dk, shape.dv, size, first,
+                    blocks),
+      first,
+      size};
 }
 
 struct Gradients {
@@ -204,15 +223,22 @@ struct Gradients {
   bool accumulate_query, accumulate_keys, accumulate_values;
 
   static Gradients of(const AttentionArguments& a) {
-    return {a.out,    a.lse,      a.d_out,
-            a.d_query, a.d_keys,  a.d_values,
-            a.accumulate_query != 0, a.accumulate_keys != 0, a.accumulate_values != 0};
+    return {a.out,
+            a.lse,
+            a.d_out,
+            a.d_query,
+            a.d_keys,
+            a.d_values,
+            a.accumulate_query != 0,
+            a.accumulate_keys != 0,
+            a.accumulate_values != 0};
   }
 };
 
 inline void clear_unless(bool accumulate, float* x, int64_t count) {
   if (accumulate) return;
-  parallel_chunks(count, 1 << 16, [&](int64_t begin, int64_t end) { std::memset(x + begin, 0, sizeof(float) * (end - begin)); });
+  parallel_chunks(count, 1 << 16,
+                  [&](int64_t begin, int64_t end) { std::memset(x + begin, 0, sizeof(float) * (end - begin)); });
 }
 
 inline void clear_gradients(const Inputs& in, const Gradients& g) {
@@ -224,8 +250,8 @@ inline void clear_gradients(const Inputs& in, const Gradients& g) {
 }
 
 // `chunk` tokens and chunk/keys_per_token keys make a cell; Visible must not let phase p reach past `phases`.
-template <class Visible>
-void banded_backward(const Inputs& in, const Visible& visible, const Gradients& g, int64_t chunk, int64_t key_chunk, int64_t phases) {
+template <class Visible> void banded_backward(const Inputs& in, const Visible& visible, const Gradients& g,
+                                              int64_t chunk, int64_t key_chunk, int64_t phases) {
   const Shape& shape = in.shape;
   const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   clear_gradients(in, g);
@@ -244,9 +270,11 @@ void banded_backward(const Inputs& in, const Visible& visible, const Gradients& 
       for (int64_t t0 = t_begin; t0 < t_end; t0 += size) {
         const int64_t t1 = std::min(t0 + size, t_end);
         if (visible.high(t1 - 1) <= k0 || visible.low(t0) >= k0 + valid) continue;
-        const GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, nullptr, t0, t1 - t0, group, block.width);
+        const GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, nullptr, t0,
+                                                       t1 - t0, group, block.width);
         const auto add = [&](int64_t first_row, int64_t t) {
-          add_query_gradient(shape, rows.d_query + first_row * dk_width, h, g.d_query + ((token0 + t) * shape.heads + group * h) * shape.dk);
+          add_query_gradient(shape, rows.d_query + first_row * dk_width, h,
+                             g.d_query + ((token0 + t) * shape.heads + group * h) * shape.dk);
         };
         const TileRanges ranges(visible, t0, t1, h, k0, valid);
         if (!ranges.rows || block.finite) {

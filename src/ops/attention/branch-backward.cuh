@@ -1,4 +1,4 @@
-// The backward passes of the portable attention kernels: dq row by row, dk and dv key by key. Part of plain.cuh.
+// The backward passes of the branch kernels: dq row by row, dk and dv key by key. Included by branch.cuh.
 #pragma once
 
 struct Gradients {
@@ -17,9 +17,10 @@ __device__ __forceinline__ void store_deltas(float* delta, const float (&dots)[4
   }
 }
 
-// From scores and d_out * v to probabilities and the gradients of the scores, both 0 where the row does not see the key.
-__device__ __forceinline__ void score_gradients(float (&score)[4][4], float (&d_score)[4][4], const i64* place, const u64* seen,
-                                                const float* delta, const float* lse, float scale) {
+// From scores and d_out * v to probabilities and the gradients of the scores, both 0 where the row does not see the
+// key.
+__device__ __forceinline__ void score_gradients(float (&score)[4][4], float (&d_score)[4][4], const i64* place,
+                                                const u64* seen, const float* delta, const float* lse, float scale) {
   const int y = threadIdx.x / 16 * 4, x = threadIdx.x % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -44,8 +45,9 @@ __device__ __forceinline__ void store_tile(float* to, const float (&values)[4][4
 }
 
 // dq, rows by rows.
-template <class Visible>
-__device__ __forceinline__ void attend_backward_queries(const Inputs& in, const Visible& visible, const Gradients& g, Element* dq) {
+template <class Visible> __device__ __forceinline__ void attend_backward_queries(const Inputs& in,
+                                                                                 const Visible& visible,
+                                                                                 const Gradients& g, Element* dq) {
   __shared__ i64 place[TILE];
   __shared__ u64 seen[TILE];
   __shared__ float delta[TILE];
@@ -114,8 +116,9 @@ __device__ __forceinline__ void attend_backward_queries(const Inputs& in, const 
 
 // dk and dv, keys by keys. The tokens that see a tile of keys are found by asking all that may: the table of a token's
 // selected blocks is small, and nothing has to be held but the next few tokens.
-template <class Visible>
-__device__ __forceinline__ void attend_backward_keys(const Inputs& in, const Visible& visible, const Gradients& g, Element* d_k, Element* d_v) {
+template <class Visible> __device__ __forceinline__ void attend_backward_keys(const Inputs& in, const Visible& visible,
+                                                                              const Gradients& g, Element* d_k,
+                                                                              Element* d_v) {
   __shared__ i64 place[TILE];
   __shared__ u64 seen[TILE];
   __shared__ float delta[TILE];
@@ -219,7 +222,8 @@ __device__ __forceinline__ void attend_backward_keys(const Inputs& in, const Vis
 #pragma unroll
       for (int c = 0; c < KC; c++) put4(d_k + at * in.dk, in.dk, c * TILE + x * 4, d_keys[c][i], scale, g.accumulate_k);
 #pragma unroll
-      for (int c = 0; c < VC; c++) put4(d_v + at * in.dv, in.dv, c * TILE + x * 4, d_values[c][i], 1.0f, g.accumulate_v);
+      for (int c = 0; c < VC; c++)
+        put4(d_v + at * in.dv, in.dv, c * TILE + x * 4, d_values[c][i], 1.0f, g.accumulate_v);
     }
   }
 }

@@ -16,7 +16,10 @@ const BACKWARD_BUFFERS = 4;
  */
 const BLOCKS = 16;
 
-/** The code for the element type of `q` and these head sizes. Few variants serve all sizes: columns come in chunks. */
+/**
+ * The code for the element type of `q` and these head sizes. Few variants cover all sizes: columns are processed in
+ * chunks.
+ */
 export function branchCode(cuda: CudaRuntime, source: URL, q: Addressable | null, dk: number, dv: number): CudaCode {
   return cuda.compile(source, {
     ELEMENT: q?.dtype ?? 'f32',

@@ -1,17 +1,17 @@
-// The portable attention kernels: any head size, any number of heads in a group, f32 or bf16 in memory and float
-// arithmetic, on every GPU that Trefoil runs on. What they give is what the fused kernels are measured against.
+// The branch kernels, one per branch: any head size, any number of heads in a group, f32 or bf16 in memory and float
+// arithmetic, on every GPU. The fused kernels are tested against them.
 //
-// Attention is worked through in tiles of 64 rows by 64 keys. Rows are (token, head) pairs of one KV group: the heads of
-// a group share keys, so they are multiplied together. Which keys a token sees of a tile is one 64-bit mask, and the
+// Attention is worked through in tiles of 64 rows by 64 keys. Rows are (token, head) pairs of one KV group: the heads
+// of a group share keys, so they are multiplied together. Which keys a token sees of a tile is one 64-bit mask, and the
 // masks are all that dense, window, compressed and selected attention differ in (`Visible`).
 //
-// Grids are not made to measure: every block works through the tiles blockIdx.x, blockIdx.x + gridDim.x, ..., found from
-// the offsets on the device, so the host need not know how long sequences are. Nothing is added atomically: every sum
-// has one owner and one order, and results are the same bits in every run.
+// Grids are not made to measure: every block works through the tiles blockIdx.x, blockIdx.x + gridDim.x, ..., found
+// from the offsets on the device, so the host need not know how long sequences are. Nothing is added atomically: every
+// sum has one owner and one order, and results are the same bits in every run.
 //
 // Where rows of a tile see different keys, the unseen probabilities are zero, and zero times a finite number adds
-// nothing. But zero times infinity is NaN and would let the future through: a tile that holds numbers that are not
-// finite is multiplied with a look at the mask for every product.
+// nothing. But zero times infinity is NaN and would let the future through: a tile that holds
+// infinities or NaN is multiplied with the mask tested for every product.
 #pragma once
 
 #include "elements.cuh"
@@ -56,13 +56,13 @@ __device__ __forceinline__ float row_sum(float x) {
   return x;
 }
 
-// Copies a tile from column `first` of rows of `width` elements into shared memory; row(r) is the row's number, negative
-// for zeros. Returns a number that is 0 if and only if everything loaded is finite. With `other`, a tensor of the same
-// layout, the dot product of row 16 * i + threadIdx.x / 16 with its row there is added to dots[i], over the columns of
-// this thread.
-template <class Row>
-__device__ __forceinline__ float load_tile(float* to, const Element* from, int width, int first, Row row,
-                                           const Element* other = nullptr, float* dots = nullptr) {
+// Copies a tile from column `first` of rows of `width` elements into shared memory; row(r) is the row's number,
+// negative for zeros. Returns a number that is 0 if and only if everything loaded is finite. With `other`, a tensor of
+// the same layout, the dot product of row 16 * i + threadIdx.x / 16 with its row there is added to dots[i], over the
+// columns of this thread.
+template <class Row> __device__ __forceinline__ float load_tile(float* to, const Element* from, int width, int first,
+                                                                Row row, const Element* other = nullptr,
+                                                                float* dots = nullptr) {
   const int lane = threadIdx.x % 16;
   float zero = 0;
 #pragma unroll
@@ -97,8 +97,9 @@ __device__ __forceinline__ float load_tile(float* to, const Element* from, int w
   return zero;
 }
 
-// Four results of a row from column `column` on, times `factor`, added to what is there or in its place.
-__device__ __forceinline__ void put4(Element* row, int width, int column, const float (&x)[4], float factor, bool accumulate) {
+// Four results of a row from column `column` on, times `factor`, added to the existing numbers or overwriting them.
+__device__ __forceinline__ void put4(Element* row, int width, int column, const float (&x)[4], float factor,
+                                     bool accumulate) {
   const float y[4] = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
   if (FOURS) {
     if (column < width) store(row + column, y, accumulate);
@@ -161,7 +162,8 @@ __device__ __forceinline__ void multiply_keys_(float (&c)[4][4], const float* a,
   }
 }
 
-// c[i][j] += sum over rows of a[row][4y+i] * b[row][4x+j], a's columns being keys; guarded: over the rows that see the key.
+// c[i][j] += sum over rows of a[row][4y+i] * b[row][4x+j], a's columns being keys; guarded: over the rows that see the
+// key.
 template <bool GUARDED>
 __device__ __forceinline__ void multiply_columns_(float (&c)[4][4], const float* a, const float* b, const u64* seen) {
   const int key = threadIdx.x / 16 * 4;
@@ -184,10 +186,12 @@ __device__ __forceinline__ void multiply_columns_(float (&c)[4][4], const float*
 __device__ __noinline__ void multiply_keys_guarded(float (&c)[4][4], const float* a, const float* b, const u64* seen) {
   multiply_keys_<true>(c, a, b, seen);
 }
-__device__ __noinline__ void multiply_columns_guarded(float (&c)[4][4], const float* a, const float* b, const u64* seen) {
+__device__ __noinline__ void multiply_columns_guarded(float (&c)[4][4], const float* a, const float* b,
+                                                      const u64* seen) {
   multiply_columns_<true>(c, a, b, seen);
 }
-__device__ __forceinline__ void multiply_keys(float (&c)[4][4], const float* a, const float* b, const u64* seen, bool guarded) {
+__device__ __forceinline__ void multiply_keys(float (&c)[4][4], const float* a, const float* b, const u64* seen,
+                                              bool guarded) {
   if (!guarded) {
     multiply_keys_<false>(c, a, b, seen);
     return;
@@ -198,7 +202,8 @@ __device__ __forceinline__ void multiply_keys(float (&c)[4][4], const float* a, 
   multiply_keys_guarded(copy, a, b, seen);
   for (int i = 0; i < 16; i++) c[i / 4][i % 4] = copy[i / 4][i % 4];
 }
-__device__ __forceinline__ void multiply_columns(float (&c)[4][4], const float* a, const float* b, const u64* seen, bool guarded) {
+__device__ __forceinline__ void multiply_columns(float (&c)[4][4], const float* a, const float* b, const u64* seen,
+                                                 bool guarded) {
   if (!guarded) {
     multiply_columns_<false>(c, a, b, seen);
     return;
@@ -210,10 +215,12 @@ __device__ __forceinline__ void multiply_columns(float (&c)[4][4], const float* 
 }
 
 // The columns of a chunk that hold something, in fours.
-__device__ __forceinline__ int used_columns(int width, int chunk) { return min(TILE, (width - chunk * TILE + 3) / 4 * 4); }
+__device__ __forceinline__ int used_columns(int width, int chunk) {
+  return min(TILE, (width - chunk * TILE + 3) / 4 * 4);
+}
 
 struct Inputs {
-  const Element *q, *k, *v;           // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
+  const Element *q, *k, *v;          // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
   const int *offsets, *key_offsets;  // where each sequence begins, in tokens and in keys
   i64 sequences;
   int heads, groups, dk, dv;
@@ -256,7 +263,9 @@ struct Span {
     key0 = in.key_offsets[sequence];
     keys = (int)(in.key_offsets[sequence + 1] - key0);
   }
-  __device__ i64 row(const Inputs& in, int t, int i) const { return (token0 + t) * in.heads + group * in.per_group() + i; }
+  __device__ i64 row(const Inputs& in, int t, int i) const {
+    return (token0 + t) * in.heads + group * in.per_group() + i;
+  }
   __device__ i64 key(const Inputs& in, int s) const { return s < keys ? (key0 + s) * in.groups + group : -1; }
 };
 
@@ -267,10 +276,9 @@ __device__ __forceinline__ u64 bits_between(i64 low, i64 high) {
   return low >= high ? 0 : ~0ull >> (64 - (high - low)) << low;
 }
 
-// Visible for a token that sees the keys [low(t), high(t)), both never falling with t. Rule says which, and
+// Visible for a token that sees the keys [low(t), high(t)), both never falling with t. Rule defines them, and
 // [first_token(key), end_token(key)) are the tokens that may see a key, both never falling with the key.
-template <class Rule>
-struct Banded {
+template <class Rule> struct Banded {
   Rule rule;
 
   __device__ u64 mask(const Inputs&, const Span& span, int t, int k0) const {
@@ -294,8 +302,8 @@ __device__ __forceinline__ void place_rows(i64* place, const Inputs& in, const S
     place[threadIdx.x] = t < span.t1 ? span.row(in, t, threadIdx.x % h) : -1;
   }
 }
-template <class Visible>
-__device__ __forceinline__ void mark_rows(u64* seen, const Inputs& in, const Visible& visible, const Span& span, int k0) {
+template <class Visible> __device__ __forceinline__ void mark_rows(u64* seen, const Inputs& in, const Visible& visible,
+                                                                   const Span& span, int k0) {
   if (threadIdx.x < TILE) {
     const int t = span.t0 + threadIdx.x / in.per_group();
     seen[threadIdx.x] = t < span.t1 ? visible.mask(in, span, t, k0) : 0;
@@ -397,24 +405,25 @@ __device__ __forceinline__ void attend_forward(const Inputs& in, const Visible& 
 // The kernels of one operation: NAME_forward, NAME_backward_queries, NAME_backward_keys. ALSO(, i64 w) are parameters
 // after the common ones, and VISIBLE, in parentheses, is made of them.
 #define ALSO(...) __VA_ARGS__
-#define ATTENTION_KERNELS(NAME, EXTRA, VISIBLE)                                                                            \
-  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                          \
-  NAME##_forward(const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets,         \
-                 Element* out, float* lse, i64 sequences, int heads, int groups, int dk, int dv EXTRA) {                  \
-    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                                   \
-    attend_forward(in, VISIBLE, out, lse);                                                                                 \
-  }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                          \
-  NAME##_backward_queries(const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets, \
-                          const Element* out, const float* lse, const Element* d_out, Element* dq, i64 sequences,          \
-                          int heads, int groups, int dk, int dv, int accumulate EXTRA) {                                  \
-    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                                   \
-    attend_backward_queries(in, VISIBLE, Gradients{out, lse, d_out, accumulate != 0, false, false}, dq);                   \
-  }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                          \
-  NAME##_backward_keys(const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets,   \
-                       const Element* out, const float* lse, const Element* d_out, Element* d_k, Element* d_v,             \
-                       i64 sequences, int heads, int groups, int dk, int dv, int accumulate_k, int accumulate_v EXTRA) {  \
-    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                                   \
-    attend_backward_keys(in, VISIBLE, Gradients{out, lse, d_out, false, accumulate_k != 0, accumulate_v != 0}, d_k, d_v);  \
+#define ATTENTION_KERNELS(NAME, EXTRA, VISIBLE)                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) NAME##_forward(                                     \
+      const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets, Element* out, \
+      float* lse, i64 sequences, int heads, int groups, int dk, int dv EXTRA) {                                       \
+    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                              \
+    attend_forward(in, VISIBLE, out, lse);                                                                            \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) NAME##_backward_queries(                            \
+      const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets,               \
+      const Element* out, const float* lse, const Element* d_out, Element* dq, i64 sequences, int heads, int groups,  \
+      int dk, int dv, int accumulate EXTRA) {                                                                         \
+    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                              \
+    attend_backward_queries(in, VISIBLE, Gradients{out, lse, d_out, accumulate != 0, false, false}, dq);              \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) NAME##_backward_keys(                               \
+      const Element* q, const Element* k, const Element* v, const int* offsets, const int* key_offsets,               \
+      const Element* out, const float* lse, const Element* d_out, Element* d_k, Element* d_v, i64 sequences,          \
+      int heads, int groups, int dk, int dv, int accumulate_k, int accumulate_v EXTRA) {                              \
+    const Inputs in = {q, k, v, offsets, key_offsets, sequences, heads, groups, dk, dv};                              \
+    attend_backward_keys(in, VISIBLE, Gradients{out, lse, d_out, false, accumulate_k != 0, accumulate_v != 0}, d_k,   \
+                         d_v);                                                                                        \
   }

@@ -1,4 +1,4 @@
-/** What the attention operations share: checked inputs, and the backward rule that all their kernels have in common. */
+/** Common code of the branches: checked inputs, the kernel arguments and the backward rule. */
 import type { StructArgument } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
@@ -89,7 +89,7 @@ export function attendBranch(tape: Tape, inputs: AttentionInputs, call: BranchCa
   return { out, lse };
 }
 
-/** Gradients a kernel must fill, with its accumulate flags. Inputs nobody needs a gradient of get memory to throw away. */
+/** Gradients a kernel must fill, with its accumulate flags. Inputs that need no gradient get temporary memory. */
 export interface InputGradients {
   readonly dq: Tensor;
   readonly dk: Tensor;
@@ -109,7 +109,7 @@ export function recordAttention(
   tape.record([q, k, v], [out, lse], [q, k, v, out, lse, ...alsoSaved], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
-    const unused = new Tapeless();
+    const unused = new DiscardedGradients();
     const [dq, dk, dv] = [q, k, v].map((tensor) => tape.gradientTarget(tensor) ?? unused.target(tape, tensor));
     backward(dOut, {
       dq: dq.gradient,
@@ -121,8 +121,8 @@ export function recordAttention(
   });
 }
 
-/** Memory for gradients that are computed along but wanted by nobody. */
-class Tapeless {
+/** Temporary memory for gradients that are computed but not needed. */
+class DiscardedGradients {
   readonly #tensors: Tensor[] = [];
 
   target(tape: Tape, like: Tensor) {

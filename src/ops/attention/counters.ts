@@ -1,6 +1,6 @@
 /**
- * Who served the attention core. The kernels of the selected branch are chosen on the device, which also counts there;
- * reading waits for the device, so it belongs after a step, never inside.
+ * Counts which kernels computed the attention core. The device chooses and counts the kernels of the selected branch;
+ * reading the counts waits for the device, so it belongs after a step, never inside one.
  */
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -9,7 +9,7 @@ export interface AttentionCounts {
   /** Calls whose selected branch ran by tile-union, and by KV-outer; where stretches of a batch differ, both count. */
   readonly attention_union: number;
   readonly attention_outer: number;
-  /** Calls that the fused kernels refused, so that the kernels of each operation served. */
+  /** Calls that the branch kernels computed because the fused kernels do not support them. */
   readonly attention_portable: number;
 }
 
@@ -26,7 +26,7 @@ export class AttentionCounters {
     this.#refusals.set(reason, (this.#refusals.get(reason) ?? 0) + 1);
   }
 
-  /** Why the fused kernels did not serve, and how often. */
+  /** Why the fused kernels did not run, and how often. */
   get refusals(): ReadonlyMap<string, number> {
     return this.#refusals;
   }

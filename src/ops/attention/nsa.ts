@@ -16,7 +16,10 @@ import { type SelectedOptions, selectedAttention } from './selected/op.js';
 import { type SparseShape, validateShapes } from './shape.js';
 import { windowAttention } from './window/op.js';
 
-/** All keys already rotated; shapes as in docs/explain/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win [T,G,dk]. */
+/**
+ * All keys already rotated; shapes as in docs/explain/attention.md: q [T,H,dk], k_cmp [Tc,G,dk], k_sel and k_win
+ * [T,G,dk].
+ */
 export interface SparseInputs {
   readonly q: Tensor;
   readonly kCmp: Tensor;
@@ -29,7 +32,7 @@ export interface SparseInputs {
   readonly gates: Tensor;
 }
 
-/** Where sequences lie, in tokens and in compressed blocks. */
+/** Sequence offsets in tokens and in compressed blocks. */
 export interface SparseLayout {
   readonly tokens: Sequences;
   readonly blocks: Sequences;
@@ -57,13 +60,13 @@ export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' 
 }
 
 export interface SparseOptions extends SelectedOptions, FusedOptions {
-  /** The float64 reference in place of every kernel. */
+  /** The float64 reference instead of all kernels. */
   readonly parity?: boolean;
-  /** Told how far the output is from the reference's, after every call. */
+  /** Called after every call with the relative error of the output against the reference. */
   readonly onCompare?: (relativeError: number) => void;
-  /** On CUDA in bf16 the fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  /** Minimum length of the longest sequence for the fused kernels (CUDA, bf16). `Infinity` disables them. */
   readonly fusedFrom?: number;
-  /** Told on CUDA which kernels served. */
+  /** Counts which kernels ran (CUDA). */
   readonly counters?: AttentionCounters;
 }
 
@@ -87,7 +90,7 @@ export function nativeSparseAttention(
   return outputs;
 }
 
-/** Every branch by the kernels of its own operation: the CPU, fp32, and what the fused kernels cannot take. */
+/** The branch kernels: on the CPU, in fp32, and for shapes that the fused kernels do not support. */
 function branchByBranch(
   tape: Tape,
   inputs: SparseInputs,

@@ -1,6 +1,6 @@
 /**
- * The attention core by its float64 reference, in the place of all kernels (runtime.force_parity), and the comparison of
- * the kernels with it (runtime.debug_compare). Slow by design: for finding out who is wrong.
+ * The attention core by its float64 reference, instead of all kernels (runtime.force_parity), and the comparison of
+ * the kernels with it (runtime.debug_compare). Slow: for debugging only.
  */
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';

@@ -7,7 +7,10 @@ import { selectedBackward, selectedForward } from './selected/reference.js';
 import type { HeadShape, SparseShape } from './shape.js';
 import { windowBackward, windowForward } from './window/reference.js';
 
-/** `q` [T,H,dk] and all keys already rotated; `kCmp` [Tc,G,dk], `vCmp` [Tc,G,dv]; `kSel`, `kWin` [T,G,dk]; `gates` [T,H,3]. */
+/**
+ * `q` [T,H,dk] and all keys already rotated; `kCmp` [Tc,G,dk], `vCmp` [Tc,G,dv]; `kSel`, `kWin` [T,G,dk]; `gates`
+ * [T,H,3].
+ */
 export interface NsaInputs {
   readonly q: Float64Array;
   readonly kCmp: Float64Array;

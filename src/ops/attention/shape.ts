@@ -1,4 +1,4 @@
-/** The sizes every attention operation is told, and the rules they must keep (attention.md). */
+/** Shapes of the attention operations and their validity rules (docs/explain/attention.md). */
 import { UsageError } from '../../errors.js';
 
 /** `heads` query heads read `groups` key/value heads, group-major: head g * (heads / groups) + i reads group g. */
@@ -40,7 +40,7 @@ function validateSparse({ l, d, lSel, nSel, w }: SparseShape): void {
   expectWhole('l', l, 1);
   expectWhole('d', d, 1);
   expectWhole('l_sel', lSel, 1);
-  expectWhole('n_sel', nSel, 3); // block 0, the block before the current one and the current one are always there
+  expectWhole('n_sel', nSel, 3); // block 0, the previous and the current block are always selected
   expectWhole('w', w, 1);
   if (l % d !== 0) throw new UsageError(`d must divide l: ${d} does not divide ${l}`);
   if (lSel % d !== 0) throw new UsageError(`d must divide l_sel: ${d} does not divide ${lSel}`);

@@ -1,10 +1,10 @@
-/** Gradients of kernels that can only overwrite: what must be added to a gradient that is there already goes by a detour. */
+/** Gradients of kernels that can only overwrite: where a gradient exists already, a temporary is added to it. */
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 
 export class OverwrittenGradients {
-  /** Where to write the gradient of each input; memory to throw away for those nobody needs. */
+  /** Where to write the gradient of each input; temporary memory for those not needed. */
   readonly into: readonly Tensor[];
   readonly #tape: Tape;
   readonly #targets: readonly (GradientTarget | null)[];

@@ -1,6 +1,6 @@
 /**
  * Sequences of different lengths, packed one after the other: tokens are flat [total, ...] and `offsets` (cu_seqlens)
- * says where each sequence begins. A fixed batch is the case of equal lengths. Sequences never see each other.
+ * holds where each sequence begins. A fixed batch is the case of equal lengths. Sequences never see each other.
  */
 import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
@@ -64,7 +64,9 @@ export class Sequences implements Disposable {
     );
   }
 
-  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
+  /**
+   * The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one.
+   */
   inBlocks(size: number): Sequences {
     let blocks = this.#inBlocks.get(size);
     if (!blocks) {

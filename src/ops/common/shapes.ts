@@ -14,7 +14,7 @@ export function expectShape(what: string, tensor: Tensor, shape: Shape, dtype: D
   return tensor.shape;
 }
 
-/** A tensor to compute with: f32, or bf16 where the device has kernels for it. Returns the shape. */
+/** Like `expectShape` for floats: f32, or bf16 on CUDA. Returns the shape. */
 export function expectFloats(what: string, tensor: Tensor, shape: Shape): Shape {
   const bf16 = tensor.dtype === 'bf16' && tensor.device.kind === 'cuda';
   return expectShape(what, tensor, shape, bf16 ? 'bf16' : 'f32');

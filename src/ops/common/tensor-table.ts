@@ -1,14 +1,15 @@
 /**
  * Many tensors of different sizes for one launch: a record of each in device memory, and the list of their pieces, one
- * for each block of threads. Both are sent again only when something has changed, so a training step sends nothing.
+ * for each block of threads. Both are uploaded only when they change, so a training step in steady state uploads
+ * nothing.
  */
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
-/** Numbers of a piece; the kernels have the same. */
+/** Elements of a piece; the kernels use the same constant. */
 export const PIECE = 2 ** 14;
 
-/** What a kernel is told of one tensor or of several of one size: 64 bits each, an address or a float64. */
+/** What a kernel needs of one tensor, or of several of one size: 64-bit words, each an address or a float64. */
 export interface TableRow {
   readonly size: number;
   readonly words: readonly (bigint | number)[];

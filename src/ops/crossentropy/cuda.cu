@@ -164,7 +164,7 @@ crossentropy_in_place(T* logits, const i32* targets, const float* inverse_count,
   const bool known = id >= 0 && id < vocab;
   const float target_logit = known ? read_one(row + id) : not_a_number();
   const RowSum s = row_sum(row, vocab);
-  // row_sum ends with a barrier: nobody writes before all have read the target's logit.
+  // row_sum ends with a barrier: no thread writes before all have read the target's logit.
   if (threadIdx.x == 0) losses[t] = known ? loss_of(s, target_logit) : not_a_number();
   const float scale = known ? inverse_count[0] : not_a_number(), base = base_of(s.top), share = scale / s.sum;
   each_in_row(row, vocab, [=](i64 i, auto count) {
@@ -194,7 +194,7 @@ crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, f
     return;
   }
   const bool known = id >= 0 && id < vocab;
-  // A thread reads back only what it has staged itself, so nobody waits for anybody here. Several pieces are on their
+  // A thread reads back only what it has staged itself, so no barrier is needed here. Several pieces are on their
   // way at a time.
   PartSum part;
   int first = threadIdx.x;

@@ -76,7 +76,7 @@ describe.each(devices())('crossEntropy on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already, ignored rows included', () => {
+  it('adds to existing gradients, ignored rows included', () => {
     const logits = rounded(wide(21, 1), dtype);
     const [first, second] = [Int32Array.of(6, IGNORED, 0), Int32Array.of(IGNORED, 3, 5)];
     const tape = new Tape(device());
@@ -179,7 +179,7 @@ describe.each(devices())('linearCrossEntropy on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const [x, weight] = [randomValues(30, 1), randomValues(42, 2)].map((v) => rounded(v, dtype));
     const targets = randomTargets(5, 7, 3);
     const head = new Parameter(device(), 'head', [7, 6]);

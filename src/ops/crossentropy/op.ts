@@ -21,7 +21,7 @@ export const signatures = {
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** The target of a token that has none: it adds nothing to the loss and gets no gradient. */
+/** Target id of a token that does not count: no loss, no gradient. */
 export const IGNORED = -100;
 
 /** Bytes of a chunk's logits by default. Smaller chunks pass more often over the weight's gradient. */
@@ -150,7 +150,7 @@ function countTargets(what: string, device: Device, targets: Tensor, tokens: num
   const inverseCount = Tensor.empty(device, [1]);
   const firstBad = Tensor.empty(device, [1], 'i32');
   device.kernels(kernels).crossentropy_count(targets, inverseCount, firstBad, tokens, vocab);
-  // Only where reading the answer costs nothing: a GPU's host must not wait inside a step.
+  // On the CPU only: reading the result from a GPU would make the host wait inside a step.
   const bad = device.kind === 'cpu' ? firstBad.item() : -1;
   firstBad.free();
   if (bad < 0) return inverseCount;
@@ -169,7 +169,10 @@ function expectLinear(what: string, x: Tensor, weight: Tensor, options: ChunkOpt
   return { tokens, dim, vocab, chunk };
 }
 
-/** Tokens of a chunk by default. Equal chunks, so that no short one at the end costs a whole pass over the weight's gradient. */
+/**
+ * Tokens of a chunk by default. Equal chunks, so that no short one at the end costs a whole pass over the weight's
+ * gradient.
+ */
 export function chunkRows(
   tokens: number,
   vocab: number,

@@ -9,7 +9,7 @@ typedef DTYPE T;
 constexpr int CHUNK = 2048, DIGITS = 256, BLOCK = 256, WARPS = BLOCK / 32;  // of the sort: tokens of a block, and so on
 constexpr int TEAMS = 4, TEAM = 128, AHEAD = 4;  // of the sum: teams of threads, and the rows each has under way
 
-// y[t] = table[ids[t]]. An id outside the table gives NaN: the host is not asked, and the loss will show it.
+// y[t] = table[ids[t]]. An id outside the table gives NaN: the host does not check ids, and the loss shows it.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_forward(const float* table, const i32* ids, T* y, i64 tokens, i64 vocab, i64 dim) {
   const bool wide = dim % WIDE<T> == 0 && aligned(table) && aligned(y);
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_scan(u32* counts, i64 co
   }
 }
 
-// Puts every token of a chunk where its digit and its place among equal digits say. A null `tokens_in` stands for
+// Puts every token of a chunk at the position given by its digit and its rank among equal digits. A null `tokens_in` means
 // 0, 1, 2, ...; the keys of the first pass are the ids themselves.
 extern "C" __global__ void __launch_bounds__(BLOCK)
 sort_scatter(const i32* keys_in, const i32* tokens_in, i32* keys_out, i32* tokens_out, const u32* starts, i64 tokens,

@@ -22,7 +22,7 @@ export function embedding(tape: Tape, table: Tensor, ids: Tensor, dtype: Dtype =
   const firstBad = Tensor.empty(tape.device, [1], 'i32');
   try {
     kernel.embedding_forward(table, ids, y, firstBad, tokens, vocab, dim);
-    // Only where reading the answer costs nothing: a GPU's host must not wait inside a step.
+    // On the CPU only: reading the result from a GPU would make the host wait inside a step.
     if (tape.device.kind === 'cpu') checkIds(ids, firstBad.item(), vocab);
   } finally {
     firstBad.free();

@@ -1,6 +1,6 @@
 /**
- * The global L2 norm of a list of gradients, summed in float64 in a fixed order, and how many numbers are not finite. The
- * sums stay on the device until somebody asks: an optimizer can clip by them without the host.
+ * The global L2 norm of a list of gradients, summed in float64 in a fixed order, and how many numbers are not finite.
+ * The sums stay on the device until they are read: an optimizer can clip by them without the host.
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -25,7 +25,7 @@ export interface GradientNorm {
   readonly nonFinite: number;
 }
 
-/** Norms of gradients, step after step: what the kernels need to know of them is sent when it changes. */
+/** Gradient norms for every step; the table of gradients is uploaded only when it changes. */
 export class GradientNorms {
   readonly #device: Device;
   readonly #table: TensorTable;
@@ -56,7 +56,7 @@ export class GradientNorms {
     return this.#sums;
   }
 
-  /** What the last launch found; the host waits for the device here. */
+  /** Reads the result of the last launch; waits for the device. */
   read(): GradientNorm {
     if (!this.#sums) throw new Error('no gradients were summed yet');
     const sums = this.#sums.read();
@@ -87,7 +87,7 @@ export function gradientNorm(device: Device, gradients: readonly Tensor[]): Grad
   }
 }
 
-/** What to multiply gradients by so that their norm is at most `maxNorm`; NaN for a norm that is not finite. */
+/** The factor that limits the norm of gradients to `maxNorm`; NaN if the norm is not finite. */
 export function clipFactor(norm: number, maxNorm: number): number {
   if (!Number.isFinite(norm)) return Number.NaN;
   return norm > maxNorm ? maxNorm / norm : 1;

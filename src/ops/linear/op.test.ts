@@ -64,7 +64,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
   it.each([
     [5, 9, 8],
     [256, 20, 64],
-  ])('adds to gradients that are there already: %i rows, %i outputs, %i inputs', (rows, outputs, inputs) => {
+  ])('adds to existing gradients: %i rows, %i outputs, %i inputs', (rows, outputs, inputs) => {
     const tape = new Tape(device());
     const [vx, vw] = [random(rows * inputs, 1), random(outputs * inputs, 2)];
     const dy = random(rows * outputs, 3);
@@ -158,7 +158,7 @@ describe.each(devices())('linear on $name', ({ device, dtype }) => {
     const stacked = new Float64Array(outputs * inputs);
     stacked.set(weights.flatMap((weight) => [...weight]));
     const values = parameters.map(({ value }) => value);
-    // Twice: gradients that are there already are added to.
+    // Twice: existing gradients are added to.
     const both = [0, 1].map(() => stackedLinear(tape, tx, tape.from(stacked, [outputs, inputs], dtype), values));
     const filled = new Float64Array(rows * outputs);
     const wanted = new Float64Array(rows * outputs);

@@ -19,8 +19,8 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 /**
  * `x` [..., inputs] seen as rows, `weight` [outputs, inputs] of x's dtype, `bias` f32 [outputs] → [rows, outputs]. A
- * `residual` of that shape and of x's dtype is added: on a GPU inside the product, which saves a pass over both. Without
- * `isRead` the result is not computed: only gradients pass through it.
+ * `residual` of that shape and of x's dtype is added: on a GPU inside the product, which saves a pass over both.
+ * Without `isRead` the result is not computed: only gradients pass through it.
  */
 export function linear(
   tape: Tape,
@@ -54,8 +54,9 @@ export function linear(
 }
 
 /**
- * Several layers of one input as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32 (their
- * values) one after another, and zeros where it has more rows; x's gradient is that of all, weights' gradients are the parts'.
+ * Several layers of one input as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32
+ * (their values) one after another, and zeros where it has more rows; x's gradient is that of all, weights' gradients
+ * are the parts'.
  */
 export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: readonly Tensor[]): Tensor {
   const [outputs, inputs] = expectFloats('stackedLinear: weight', stacked, [-1, -1]);
@@ -92,7 +93,7 @@ export function linearInto(device: Device, x: Tensor, weight: Tensor, y: Tensor,
   device.kernels(kernels).linear_forward(x, weight, y, rowsOf(y), outputs, inputs, Number(accumulate), null);
 }
 
-/** dx = dy w, added where the target says so. */
+/** dx = dy w, added if the target accumulates. */
 export function linearInputGradient(device: Device, dy: Tensor, weight: Tensor, dx: GradientTarget): void {
   const [outputs, inputs] = weight.shape;
   device
@@ -100,7 +101,7 @@ export function linearInputGradient(device: Device, dy: Tensor, weight: Tensor, 
     .linear_backward_input(dy, weight, dx.gradient, rowsOf(dy), outputs, inputs, Number(dx.accumulate));
 }
 
-/** dw = dyᵀ x, added where the target says so. */
+/** dw = dyᵀ x, added if the target accumulates. */
 export function linearWeightGradient(device: Device, dy: Tensor, x: Tensor, dWeight: GradientTarget): void {
   const [outputs, inputs] = dWeight.gradient.shape;
   device

@@ -17,7 +17,7 @@ __device__ __forceinline__ float team_sum(float x) {
   if constexpr (WARPS > 1) {
     __shared__ float sums[BLOCK / 32];
     const int warp = threadIdx.x / 32;
-    __syncthreads();  // nobody still reads the sums of the last row
+    __syncthreads();  // the sums of the last row have been read
     if (threadIdx.x % 32 == 0) sums[warp] = x;
     __syncthreads();
     x = 0.0f;

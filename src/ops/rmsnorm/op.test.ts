@@ -49,7 +49,7 @@ describe.each(devices())('rmsnorm on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const tape = new Tape(device());
     const x = tape.watch(tape.from(random(32, 1), [4, 8], dtype));
     const weight = tape.watch(tape.from(randomValues(8, 2), [8]));

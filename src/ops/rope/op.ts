@@ -1,4 +1,4 @@
-/** Rotary positions: a fused projection becomes one contiguous tensor per part, rotated where the part asks for it. */
+/** Rotary positions: a fused projection becomes one contiguous tensor per part, rotated if the part requests it. */
 import { defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
@@ -38,8 +38,8 @@ export interface RotaryOptions {
 }
 
 /**
- * `fused` [T, sum of heads*size] -> one [T, heads, size] for each part, in the order of the columns. Columns behind the
- * heads belong to `behind`: one rule writes the gradient of all, each its own columns, and nothing is added up.
+ * `fused` [T, sum of heads*size] -> one [T, heads, size] for each part, in the order of the columns. Columns after the
+ * heads belong to `behind`: one backward rule writes the gradients of all columns, and nothing is summed.
  */
 export function splitHeads(
   tape: Tape,

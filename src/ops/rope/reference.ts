@@ -2,7 +2,7 @@
  * Splitting a fused projection into heads and rotating them (RoPE), in float64 but for the angle.
  *
  * The angle is a float32 product of float32 factors, as Llama computes it: at position 131072 its rounding alone is
- * worth 0.004, so whoever loads such weights must round the same way, and kernel and reference agree only if both do.
+ * worth 0.004, so code that loads such weights must round the same way, and kernel and reference agree only if both do.
  */
 
 export interface RotaryShape {

@@ -66,7 +66,9 @@ export function replaced(index: number, change: (value: number, values: Argument
     kernel(...values.map((value, i) => (i === index ? change(value as number, values) : value)));
 }
 
-/** Runs the kernel, then changes float32 `index` of an array: an argument, or a field of the struct that comes first. */
+/**
+ * Runs the kernel, then changes float32 `index` of an array: an argument, or a field of the struct that comes first.
+ */
 export function spoiled(argument: number | string, index: number, change: (value: number) => number): Fault {
   return (kernel, values, device) => {
     kernel(...values);

@@ -12,7 +12,7 @@ import { runPaths } from '../../run/run-paths.js';
 import { availableMemory, diskRow, gib } from './machine.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
-/** Beyond so many steps a run is worth protecting. */
+/** Minimum number of steps for which the checks of long runs apply. */
 const LONG_STEPS = 1000;
 const TIGHT = 0.85;
 const MIB = 2 ** 20;
@@ -54,7 +54,7 @@ function deviceRow({ runtime }: Config, { gpuMemoryMib }: ConfigFacts): DoctorRo
   if (runtime.device === 'cuda' && gpuMemoryMib === null)
     return fail(
       'device',
-      'the config wants cuda, and there is none to use',
+      'the config requires CUDA, and no GPU is usable',
       'use --device cpu, or a machine with a GPU',
     );
   return fine('device', runtime.device === 'auto' ? `auto: ${gpuMemoryMib === null ? 'cpu' : 'cuda'}` : runtime.device);

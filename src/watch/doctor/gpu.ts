@@ -67,7 +67,7 @@ function libraryRow(check: string, find: () => string, missing: typeof fail): Do
   }
 }
 
-/** Where no driver is, nobody needs to be told of its libraries. */
+/** Without a driver, its libraries are not reported. */
 function hasDriver(): boolean {
   try {
     openLibrary(DRIVER);

@@ -123,7 +123,7 @@ function mpiRow(isNeeded: boolean): DoctorRow {
   }
 }
 
-/** Variables that somebody set and nobody reads. */
+/** Environment variables that are set but not used. */
 export function environmentRows(env: Environment): DoctorRow[] {
   const rows = [
     ...foreignVariables(env).map(({ name, note }) => warn('environment', `${name} has no meaning here`, note)),

@@ -1,4 +1,4 @@
-/** What a report says about a run, gathered from its files. */
+/** Collects the figures and series of a run for a report, from its files. */
 import { readSavedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { TrefoilError } from '../../errors.js';
@@ -11,7 +11,7 @@ import { wallAges } from '../ages.js';
 import { mean, median, quantile } from '../numbers.js';
 import { runState } from '../state.js';
 
-/** Points of a plot. */
+/** Points (step, value) of the plots. */
 export interface RunSeries {
   readonly loss: readonly (readonly [number, number])[];
   readonly val_loss: readonly (readonly [number, number])[];
@@ -49,16 +49,16 @@ export interface RunReport {
   readonly metrics: Readonly<Record<string, unknown>> | null;
   readonly environment: Readonly<Record<string, unknown>> | null;
   readonly config: Config | null;
-  /** What makes this run another one than planned, in lines. */
+  /** Deviations from the plan: restarts, fallbacks, environment overrides. */
   readonly deviations: readonly string[];
   readonly series: RunSeries;
 }
 
-/** A file up to this size is read whole; of a larger one, so many heartbeats spread over it. */
+/** A larger heartbeat file is sampled. */
 const WHOLE_BYTES = 64 * 2 ** 20;
 const SAMPLES = 4000;
 const POINTS = 400;
-/** The first steps compile kernels and fill caches. */
+/** Steps that compile kernels and fill caches; not timed. */
 const WARMUP_STEPS = 3;
 
 export function collectRun(dir: string): RunReport {
@@ -106,7 +106,7 @@ export function collectRun(dir: string): RunReport {
     sel_k_mean: finite(mean(of('sel_k_mean').slice(-POINTS))),
     ...{ counters, metrics, environment, config },
     deviations: deviationsOf({ beats, config, metrics, environment, counters }),
-    series: seriesOf(thin(steps), thin(training), val),
+    series: { ...seriesOf(thin(steps), val), loss: lossOf(steps, training) },
   };
 }
 
@@ -120,7 +120,7 @@ function savedConfig(path: string): Config | null {
     return readSavedConfig(path);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
-    return null; // Of another version, or missing: the report then says so in its deviations.
+    return null; // missing, or from another version: listed in the deviations
   }
 }
 
@@ -134,40 +134,61 @@ interface Facts {
 
 function deviationsOf({ beats, config, metrics, environment, counters }: Facts): string[] {
   const git = environment?.['git'] as { dirty?: boolean } | null | undefined;
-  const variables = Object.entries((environment?.['environment'] ?? {}) as Record<string, string>);
+  const variables = Object.entries((environment?.['environment'] ?? {}) as Record<string, unknown>);
   const boots = beats.filter(({ msg }) => msg === 'boot').length;
   const synthetic = beats.filter(({ data }) => data === 'synthetic').length;
   const lost = metrics?.['dropped_log_lines'];
   return [
     ...(config === null ? ['config.yaml is missing or cannot be read'] : []),
-    ...(git?.dirty ? ['the code had changes that were not committed'] : []),
+    ...(git?.dirty ? ['the code had uncommitted changes'] : []),
     ...(git === null ? ['the code was not in a git repository'] : []),
     ...(boots > 1 ? [`started ${boots} times (resumed ${boots - 1})`] : []),
     ...(config && config.data.source !== 'synthetic' && synthetic > 0
       ? [`${synthetic} steps on synthetic tokens in place of ${config.data.source}`]
       : []),
     ...(metrics && metrics['status'] !== 'done'
-      ? [`did not finish: ${metrics['status']} at step ${metrics['step']}`]
+      ? [`did not finish: ${plain(metrics['status'])} at step ${plain(metrics['step'])}`]
       : []),
     ...(metrics === null ? ['has not ended, or ended without metrics.json'] : []),
     ...Object.entries(counters).flatMap(([name, count]) => (count > 0 ? [`${name}: ${count}`] : [])),
     ...(typeof lost === 'number' && lost > 0 ? [`${lost} log lines were lost`] : []),
-    ...variables.filter(([name]) => name.startsWith('NSA_')).map(([name, value]) => `${name}=${value}`),
+    ...variables.filter(([name]) => name.startsWith('NSA_')).map(([name, value]) => `${name}=${plain(value)}`),
   ];
+}
+
+/** The loss of every step from the heartbeats; training.csv, with a row every log_every steps, if there are none. */
+function lossOf(steps: readonly Heartbeat[], training: readonly { step: number; loss: number }[]): RunSeries['loss'] {
+  const points = (steps.length > 0 ? steps : training).flatMap(({ step, loss }) =>
+    loss === undefined ? [] : [[step, loss] as const],
+  );
+  return keepExtremes(points);
+}
+
+/** Reduces a long series to the first, smallest and largest point of each of POINTS stretches: spikes stay visible. */
+function keepExtremes(points: RunSeries['loss']): RunSeries['loss'] {
+  if (points.length <= 3 * POINTS) return points;
+  return Array.from({ length: POINTS }, (_, i) => {
+    const stretch = points.slice(
+      Math.floor((i * points.length) / POINTS),
+      Math.floor(((i + 1) * points.length) / POINTS),
+    );
+    const by = (better: (a: number, b: number) => boolean) =>
+      stretch.reduce((best, point) => (better(point[1], best[1]) ? point : best));
+    const kept = new Set([stretch[0], by((a, b) => a < b), by((a, b) => a > b)]);
+    return stretch.filter((point) => kept.has(point) || !Number.isFinite(point[1]));
+  }).flat();
 }
 
 function seriesOf(
   steps: readonly Heartbeat[],
-  training: readonly { step: number; loss: number }[],
   val: readonly { step: number; val_loss: number }[],
-): RunSeries {
+): Omit<RunSeries, 'loss'> {
   const points = (pick: (beat: Heartbeat) => number | undefined) =>
     steps.flatMap((beat) => {
       const value = pick(beat);
       return value === undefined ? [] : [[beat.step, value] as const];
     });
   return {
-    loss: training.length > 0 ? training.map(({ step, loss }) => [step, loss] as const) : points(({ loss }) => loss),
     val_loss: val.map(({ step, val_loss: loss }) => [step, loss] as const),
     toks_per_s: points(({ toks_per_s: rate }) => rate),
     gate_entropy: points(({ gate_entropy_mean: entropy }) => entropy),
@@ -177,10 +198,15 @@ function seriesOf(
   };
 }
 
-/** Evenly spread, the last one always among them. */
+/** At most POINTS items, evenly spread, including the last. */
 function thin<Item>(items: readonly Item[]): Item[] {
   if (items.length <= POINTS) return [...items];
   return Array.from({ length: POINTS }, (_, i) => items[Math.round((i * (items.length - 1)) / (POINTS - 1))]);
+}
+
+/** A value of a JSON file as text. Files of a run may hold anything, also objects that `String` cannot convert. */
+export function plain(value: unknown): string {
+  return typeof value === 'string' ? value : (JSON.stringify(value) ?? '');
 }
 
 function finite(value: number): number | null {

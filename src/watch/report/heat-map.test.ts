@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { heatMap, percent } from './heat-map.js';
+import { densityMap, heatMap, percent } from './heat-map.js';
 
 const MAP = {
   ...{ title: 'Found & lost', x: 'tokens', y: 'depth', columns: ['64', '128'], rows: ['0 %', '50 %', '100 %'] },
@@ -35,6 +35,13 @@ describe('heatMap', () => {
     expect(svg.match(/fill="#(?:000|fff)">[\d.]+ %</g)).toHaveLength(11);
   });
 
+  it('is wide enough for its titles', () => {
+    const title = 'a title that is much longer than the only column of the table is wide';
+    const narrow = heatMap({ ...MAP, title, columns: ['64'], tables: [{ title, values: [[1], [1], [1]] }] });
+    const width = Number(/^<svg [^>]*width="(\d+)" height="\d+"/.exec(narrow)![1]);
+    expect(width).toBeGreaterThan(60 + 7 * title.length);
+  });
+
   it('is lighter where the share is higher', () => {
     const colors = [...svg.matchAll(/fill="rgb\((\d+) (\d+) (\d+)\)"/g)].map(([, ...channels]) => channels.map(Number));
     const light = ([red, green, blue]: number[]) => 0.3 * red + 0.6 * green + 0.1 * blue;
@@ -50,3 +57,21 @@ it.each([
   [0.975, '97.5 %'],
   [0, '0 %'],
 ])('%f is %s: never rounded up to what was not reached', (share, text) => expect(percent(share)).toBe(text));
+
+it('densityMap has a darker cell for a larger share and nothing for 0', () => {
+  const values = [
+    [1, 0, 0],
+    [0.25, 1, 0],
+  ];
+  const svg = densityMap({
+    ...{ title: 'Blocks', x: 'block', y: 'token', ends: ['0', '15'] },
+    tables: [{ title: 'layer 0', values }],
+  });
+  const shades = [...svg.matchAll(/<path d="(M[^"]*)" fill="rgb\((\d+) /g)].map(([, path, shade]) => ({
+    cells: path.match(/M/g)!.length,
+    shade: Number(shade),
+  }));
+  expect(shades.map(({ cells }) => cells)).toEqual([1, 2]);
+  expect(shades[0].shade).toBeGreaterThan(shades[1].shade);
+  expect(svg).toMatch(/^<svg [^>]*width="\d+" height="\d+"[\s\S]*<\/svg>$/);
+});

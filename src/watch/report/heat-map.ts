@@ -1,9 +1,10 @@
-/** Shares from 0 to 1 as a table of coloured cells with their values in percent, several tables beside each other. As SVG. */
-import { coordinate, escapeXml, text } from './svg.js';
+/** Shares from 0 to 1 as SVG: a table of coloured cells with their values, or a dense map without them. */
+import { wrapText } from '../../text.js';
+import { CHARACTER, coordinate, svgHead, text } from './svg.js';
 
 export interface HeatTable {
   readonly title: string;
-  /** Row by row; NaN leaves a cell empty. */
+  /** By row; NaN leaves a cell empty. */
   readonly values: readonly (readonly number[])[];
 }
 
@@ -19,7 +20,7 @@ export interface HeatMap {
 const CELL = { width: 78, height: 24 };
 const MARGIN = { left: 60, right: 20, top: 62, bottom: 44 };
 const GAP = 50;
-/** From nothing to everything: lightness rises with the value, so it reads without colour too. */
+/** Colours of 0, 0.5 and 1. Lightness rises with the value, so the map is readable without colour. */
 const [LOW, HIGH] = [
   [68, 1, 84],
   [253, 231, 37],
@@ -28,11 +29,15 @@ const MIDDLE = [33, 145, 140] as const;
 
 export function heatMap({ title, x, y, columns, rows, tables }: HeatMap): string {
   const tableWidth = columns.length * CELL.width;
-  const width = MARGIN.left + tables.length * (tableWidth + GAP) - GAP + MARGIN.right;
+  const titles = tables.map((table) => CHARACTER * table.title.length);
+  const stride = Math.max(tableWidth, ...titles) + GAP;
+  const width = Math.ceil(
+    Math.max(MARGIN.left + tables.length * stride - GAP + MARGIN.right, 2 * MARGIN.left + CHARACTER * title.length),
+  );
   const bottom = MARGIN.top + rows.length * CELL.height;
   const height = bottom + MARGIN.bottom;
   const parts = tables.flatMap((table, i) => {
-    const left = MARGIN.left + i * (tableWidth + GAP);
+    const left = MARGIN.left + i * stride;
     return [
       text(left, MARGIN.top - 26, table.title, 'start', 'font-weight="bold"'),
       ...columns.map((name, c) => text(left + (c + 0.5) * CELL.width, bottom + 16, name, 'middle')),
@@ -41,9 +46,7 @@ export function heatMap({ title, x, y, columns, rows, tables }: HeatMap): string
     ];
   });
   return [
-    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" font-family="sans-serif" font-size="12" role="img">`,
-    `<title>${escapeXml(title)}</title>`,
-    `<rect width="${width}" height="${height}" fill="#fff"/>`,
+    ...svgHead(width, height, title),
     text(MARGIN.left, 16, title, 'start', 'font-weight="bold"'),
     text(MARGIN.left - 8, MARGIN.top - 8, y, 'end'),
     ...rows.map((name, r) => text(MARGIN.left - 8, MARGIN.top + (r + 0.5) * CELL.height + 4, name, 'end')),
@@ -61,7 +64,7 @@ function cell(value: number, left: number, row: number): string {
   return `<rect ${box} fill="${color(value)}"/>${label}`;
 }
 
-/** Never rounded up to what was not reached. */
+/** Rounded down, so that 100 % means all. */
 export function percent(share: number): string {
   return `${Number((Math.floor(share * 1000) / 10).toFixed(1))} %`;
 }
@@ -69,4 +72,63 @@ export function percent(share: number): string {
 function color(value: number): string {
   const [from, to, at] = value < 0.5 ? [LOW, MIDDLE, 2 * value] : [MIDDLE, HIGH, 2 * value - 1];
   return `rgb(${from.map((channel, i) => Math.round(channel + at * (to[i] - channel))).join(' ')})`;
+}
+
+/** A map of many small cells: rows down, columns to the right. */
+export interface DensityMap {
+  readonly title: string;
+  readonly x: string;
+  readonly y: string;
+  readonly tables: readonly HeatTable[];
+  /** Labels of the first and the last row. */
+  readonly ends: readonly [first: string, last: string];
+}
+
+const MAP = { width: 320, height: 320, perRow: 3, gap: 60, top: 44, left: 70 };
+const LEVELS = 8;
+
+/** Small maps side by side, at most three in a row. White is 0; the darker a cell, the larger its share. */
+export function densityMap({ title, x, y, tables, ends }: DensityMap): string {
+  const across = Math.min(MAP.perRow, tables.length);
+  const width = MAP.left + across * (MAP.width + MAP.gap);
+  const titleLines = wrapText(title, Math.floor((width - 2 * MAP.left) / CHARACTER));
+  const top = MAP.top + 16 * (titleLines.length - 1);
+  const height = top + Math.ceil(tables.length / across) * (MAP.height + MAP.gap);
+  const parts = tables.flatMap((table, i) => {
+    const left = MAP.left + (i % across) * (MAP.width + MAP.gap);
+    const above = top + Math.floor(i / across) * (MAP.height + MAP.gap);
+    const bottom = above + MAP.height;
+    return [
+      text(left, above - 6, table.title, 'start'),
+      ...levelPaths(table.values, left, above),
+      `<path d="M${left} ${above}V${bottom}H${left + MAP.width}" fill="none" stroke="#333"/>`,
+      text(left - 6, above + 12, ends[0], 'end'),
+      text(left - 6, bottom, ends[1], 'end'),
+      text(left - 6, above + MAP.height / 2, y, 'end'),
+      text(left, bottom + 16, '0', 'middle'),
+      text(left + MAP.width / 2, bottom + 16, x, 'middle'),
+      text(left + MAP.width, bottom + 16, String((table.values[0]?.length ?? 1) - 1), 'middle'),
+    ];
+  });
+  const heading = titleLines.map((line, i) => text(MAP.left, 16 + 16 * i, line, 'start', 'font-weight="bold"'));
+  return [...svgHead(width, height, title), ...heading, ...parts, '</svg>'].join('\n');
+}
+
+/** One path for each level of grey: far smaller than a rectangle for each cell. */
+function levelPaths(values: HeatTable['values'], left: number, top: number): string[] {
+  const cellHeight = MAP.height / values.length;
+  const paths = new Array<string>(LEVELS + 1).fill('');
+  values.forEach((row, r) => {
+    const cellWidth = MAP.width / row.length;
+    row.forEach((value, c) => {
+      const level = value > 0 ? Math.max(1, Math.round(value * LEVELS)) : 0;
+      const at = `${coordinate(left + c * cellWidth)} ${coordinate(top + r * cellHeight)}`;
+      if (level > 0)
+        paths[level] += `M${at}h${coordinate(cellWidth)}v${coordinate(cellHeight)}h-${coordinate(cellWidth)}z`;
+    });
+  });
+  return paths.flatMap((path, level) => {
+    const shade = Math.round(235 - (215 * level) / LEVELS);
+    return path ? [`<path d="${path}" fill="rgb(${shade} ${shade} ${Math.min(255, shade + 20)})"/>`] : [];
+  });
 }

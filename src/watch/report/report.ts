@@ -1,11 +1,12 @@
-/** A report of one or several runs: Markdown, the plots it shows, and the same data as JSON. */
-import { join, relative } from 'node:path';
+/** A report of one or several runs: one HTML file, Markdown with the plots as files, and the data as JSON. */
+import { dirname, join, relative } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
 import { fileError, writeFileAtomic } from '../../run/atomic.js';
 import { toJson } from '../../run/json.js';
 import { runPaths } from '../../run/run-paths.js';
-import { collectRun, type RunReport } from './collect.js';
+import { collectRun, plain, type RunReport } from './collect.js';
+import { type Block, type Cell, toHtml, toMarkdown } from './document.js';
 import { lineChart, type Series } from './svg.js';
 
 export interface MatrixRow {
@@ -23,14 +24,14 @@ export interface Report {
   readonly generated: string;
   readonly runs: readonly RunReport[];
   readonly matrix: readonly MatrixRow[];
-  /** What differs between the runs, beyond what the table compares. */
+  /** Differences between the runs that the table does not show. */
   readonly deviations: readonly string[];
 }
 
 export function buildReport(dirs: readonly string[], title: string): Report {
   const runs = dirs.map(collectRun);
   const empty = runs.find(({ step }) => step === null);
-  if (empty) throw new UsageError(`${empty.dir}: has no heartbeats; name the folder of a run that has begun`);
+  if (empty) throw new UsageError(`${empty.dir}: has no heartbeats; give the folder of a run that has started`);
   const matrix = runs.flatMap(({ S, mode, run, ms_step: ms, tokens_per_s: rate, peak_mem_mib: peak }) =>
     S === null || ms === null || rate === null
       ? []
@@ -52,22 +53,32 @@ export function buildReport(dirs: readonly string[], title: string): Report {
   };
 }
 
-/** Writes report.md, report.json and the plots into `folder`; returns their paths. */
-export function writeReport(report: Report, folder: string): string[] {
+/**
+ * Writes the report and returns the paths of the files. If `out` ends in .html, that one file; else report.html,
+ * report.md, report.json and the plots into the folder `out`.
+ */
+export function writeReport(report: Report, out: string): string[] {
+  const isFile = /\.html?$/i.test(out);
+  const folder = isFile ? dirname(out) : out;
   try {
     ensureFolder(folder);
   } catch (error) {
     throw fileError('create', folder, error);
   }
   const plots = plotsOf(report);
-  const files: [string, string][] = [
-    ['report.md', markdown(report, plots, folder)],
-    ['report.json', `${toJson(report, 2)}\n`],
-    ...plots.map(({ file, svg }): [string, string] => [file, `${svg}\n`]),
-  ];
-  return files.map(([name, content]) => {
-    writeFileAtomic(join(folder, name), content);
-    return join(folder, name);
+  const blocks = blocksOf(report, plots, folder);
+  const html = toHtml(blocks, report.title);
+  const files: [string, string][] = isFile
+    ? [[out, html]]
+    : [
+        [join(folder, 'report.html'), html],
+        [join(folder, 'report.md'), toMarkdown(blocks)],
+        [join(folder, 'report.json'), `${toJson(report, 2)}\n`],
+        ...plots.map(({ file, svg }): [string, string] => [join(folder, file), `${svg}\n`]),
+      ];
+  return files.map(([path, content]) => {
+    writeFileAtomic(path, content);
+    return path;
   });
 }
 
@@ -88,20 +99,12 @@ function plotsOf({ runs }: Report): Plot[] {
     ...{ file, title },
     svg: lineChart({ title, x: 'step', y, series, fromZero }),
   });
+  const simple = (file: string, title: string, y: string, pick: (run: RunReport) => Series['points']) =>
+    plot(file, title, y, of(pick));
   return [
     plot('loss.svg', 'Loss', 'nats per token', [...of((run) => run.series.loss), ...validation], false),
-    plot(
-      'throughput.svg',
-      'Throughput',
-      'tokens per second',
-      of((run) => run.series.toks_per_s),
-    ),
-    plot(
-      'gate_entropy.svg',
-      'Gate entropy',
-      'mean, nats',
-      of((run) => run.series.gate_entropy),
-    ),
+    simple('throughput.svg', 'Throughput', 'tokens per second', (run) => run.series.toks_per_s),
+    simple('gate_entropy.svg', 'Gate entropy', 'mean, nats', (run) => run.series.gate_entropy),
     ...runs.map((run, i) =>
       plot(
         runs.length === 1 ? 'gate_shares.svg' : `gate_shares_${i + 1}.svg`,
@@ -110,22 +113,12 @@ function plotsOf({ runs }: Report): Plot[] {
         ['compressed', 'selected', 'window'].map((name, branch) => ({ name, points: run.series.gate_shares[branch] })),
       ),
     ),
-    plot(
-      'fetch.svg',
-      'Fetch',
-      'milliseconds',
-      of((run) => run.series.fetch_ms),
-    ),
-    plot(
-      'memory.svg',
-      'Memory',
-      'MiB reserved',
-      of((run) => run.series.memory_mib),
-    ),
+    simple('fetch.svg', 'Fetch', 'milliseconds', (run) => run.series.fetch_ms),
+    simple('memory.svg', 'Memory', 'MiB reserved', (run) => run.series.memory_mib),
   ];
 }
 
-/** Folders of the same name in different places are told apart by a number. */
+/** Names of the runs; a number tells folders of the same name apart. */
 function uniqueNames(runs: readonly RunReport[]): string[] {
   return runs.map(({ run }, i) => {
     const before = runs.slice(0, i).filter((other) => other.run === run).length;
@@ -133,13 +126,17 @@ function uniqueNames(runs: readonly RunReport[]): string[] {
   });
 }
 
-function markdown(report: Report, plots: readonly Plot[], folder: string): string {
-  const { title, generated, runs, deviations } = report;
+function blocksOf(report: Report, plots: readonly Plot[], folder: string): Block[] {
+  const { title, generated, runs } = report;
   const names = uniqueNames(runs);
-  return `${[
-    `# ${title}`,
-    `Written ${generated} by \`trefoil report\`; the same data is in [report.json](report.json).`,
-    '## Runs',
+  const deviations = [
+    ...report.deviations,
+    ...runs.flatMap((run, i) => run.deviations.map((line) => `${names[i]}: ${line}`)),
+  ];
+  return [
+    { heading: title, level: 1 },
+    { paragraph: `Written ${generated} by trefoil report.` },
+    { heading: 'Runs', level: 2 },
     table(
       ['run', 'state', 'step', 'loss', 'val loss', 'ms/step', 'tok/s', 'mfu', 'peak MiB', 'fetch p50/p95 ms'],
       runs.map((run, i) => [
@@ -155,9 +152,9 @@ function markdown(report: Report, plots: readonly Plot[], folder: string): strin
         `${number(run.fetch_p50_ms, 1)} / ${number(run.fetch_p95_ms, 1)}`,
       ]),
     ),
-    '## Sequence length and mode',
+    { heading: 'Sequence length and mode', level: 2 },
     matrixTable(report.matrix),
-    '## Gates and selection',
+    { heading: 'Gates and selection', level: 2 },
     table(
       ['run', 'entropy (good > 0.5)', 'collapsed', 'shares cmp / sel / win', 'blocks selected', 'counters'],
       runs.map((run, i) => [
@@ -171,98 +168,86 @@ function markdown(report: Report, plots: readonly Plot[], folder: string): strin
           .join(', ') || '-',
       ]),
     ),
-    '## Plots',
-    plots.map(({ file, title: name }) => `![${name}](${file})`).join('\n\n'),
-    '## Deviations',
-    [...deviations, ...runs.flatMap((run, i) => run.deviations.map((line) => `${names[i]}: ${line}`))]
-      .map((line) => `- ${line}`)
-      .join('\n') || 'None.',
-    ...runs.map((run, i) => section(run, names[i], folder)),
-  ].join('\n\n')}\n`;
+    { heading: 'Plots', level: 2 },
+    ...plots.map((chart) => ({ chart })),
+    { heading: 'Deviations', level: 2 },
+    deviations.length > 0 ? { list: deviations } : { paragraph: 'None.' },
+    ...runs.flatMap((run, i) => runBlocks(run, names[i], folder)),
+  ];
 }
 
-function section(run: RunReport, name: string, folder: string): string {
+/** Environment and config of one run, and links to its files. */
+function runBlocks(run: RunReport, name: string, folder: string): Block[] {
   const { environment, config } = run;
-  const git = environment?.['git'] as { commit: string; branch: string } | null | undefined;
-  const machine = environment?.['machine'] as Record<string, unknown> | undefined;
-  const device = environment?.['device'] as Record<string, unknown> | undefined;
-  const ranks = environment?.['ranks'] as { world: number; launcher: string } | undefined;
-  const versions = environment?.['versions'] as Record<string, string> | undefined;
+  const part = <Value>(key: string) => environment?.[key] as Value | null | undefined;
+  const git = part<{ commit: string; branch: string }>('git');
+  const machine = part<Record<string, unknown>>('machine');
+  const device = part<Record<string, unknown>>('device');
+  const ranks = part<{ world: number; launcher: string }>('ranks');
+  const versions = Object.entries(part<Record<string, unknown>>('versions') ?? {});
   const paths = runPaths(run.dir);
   const files = [paths.training, paths.val, paths.heartbeat(0), paths.metrics, paths.env, paths.config];
-  const shape =
-    config &&
-    `dim ${config.model.dim}, ${config.model.n_layers} layers, ${config.model.n_heads} heads, ${config.model.n_kv_groups} groups`;
-  const sparse =
-    config &&
-    `l ${config.nsa.l}, d ${config.nsa.d}, l_sel ${config.nsa.l_sel}, n_sel ${config.nsa.n_sel}, w ${config.nsa.w}`;
+  const { model, nsa, train, runtime, data } = config ?? {};
+  const rows: [string, unknown][] = [
+    ['branch', git?.branch],
+    ['commit', git?.commit],
+    [
+      'machine',
+      machine &&
+        `${plain(machine['cpu'])}, ${plain(machine['cores'])} cores, ${plain(machine['memory_mib'])} MiB, ${plain(machine['platform'])}`,
+    ],
+    ['device', device && `${plain(device['kind'])}: ${plain(device['name'])}`],
+    ...(ranks ? [['ranks', `${plain(ranks.world)}, started by ${plain(ranks.launcher)}`] as [string, string]] : []),
+    ['versions', versions.map(([key, value]) => `${key} ${plain(value)}`).join(', ')],
+    [
+      'model',
+      model &&
+        `${model.attention}: dim ${model.dim}, ${model.n_layers} layers, ${model.n_heads} heads, ${model.n_kv_groups} groups`,
+    ],
+    ['sparse attention', nsa && `l ${nsa.l}, d ${nsa.d}, l_sel ${nsa.l_sel}, n_sel ${nsa.n_sel}, w ${nsa.w}`],
+    [
+      'training',
+      train &&
+        `S ${train.seq_len}, batch ${train.batch_size} x ${train.accumulate_grad_batches}, ${runtime?.precision}, lr ${train.lr}`,
+    ],
+    ['data', data && `${data.source}, tokenizer ${data.tokenizer}`],
+  ];
   return [
-    `## ${name}`,
+    { heading: name, level: 2 },
     table(
       ['what', 'value'],
-      [
-        ['branch', git?.branch ?? '-'],
-        ['commit', git?.commit ?? '-'],
-        [
-          'machine',
-          machine
-            ? `${machine['cpu']}, ${machine['cores']} cores, ${machine['memory_mib']} MiB, ${machine['platform']}`
-            : '-',
-        ],
-        ['device', device ? `${device['kind']}: ${device['name']}` : '-'],
-        ...(ranks ? [['ranks', `${ranks.world}, started by ${ranks.launcher}`]] : []),
-        [
-          'versions',
-          versions
-            ? Object.entries(versions)
-                .map(([key, value]) => `${key} ${value}`)
-                .join(', ')
-            : '-',
-        ],
-        ['model', shape ? `${config.model.attention}: ${shape}` : '-'],
-        ['sparse attention', sparse ?? '-'],
-        [
-          'training',
-          config
-            ? `S ${config.train.seq_len}, batch ${config.train.batch_size} x ${config.train.accumulate_grad_batches}, ${config.runtime.precision}, lr ${config.train.lr}`
-            : '-',
-        ],
-        ['data', config ? `${config.data.source}, tokenizer ${config.data.tokenizer}` : '-'],
-      ],
+      rows.map(([key, value]) => [key, value ? plain(value) : '-']),
     ),
-    `Files: ${files.map((file) => link(file, folder)).join(', ')}`,
-  ].join('\n\n');
+    {
+      paragraph: 'Files: ',
+      links: files.map((file) => ({ text: file.split('/').at(-1) ?? '', path: relative(folder, file) })),
+    },
+  ];
 }
 
-/** Lengths down, modes across; several runs of one kind stand one after the other. */
-function matrixTable(matrix: readonly MatrixRow[]): string {
+/** One row per length, one column per mode; a cell has a line for each run. */
+function matrixTable(matrix: readonly MatrixRow[]): Block {
   const modes = [...new Set(matrix.map(({ mode }) => mode))];
   const lengths = [...new Set(matrix.map(({ S }) => S))];
-  if (matrix.length === 0) return 'No run has a config and a heartbeat.';
+  if (matrix.length === 0) return { paragraph: 'No run has a config and a heartbeat.' };
+  const line = (row: MatrixRow) =>
+    `${row.ms_step.toFixed(1)}, ${row.tokens_per_s.toFixed(0)}, ${number(row.peak_mem_mib, 0)}`;
   return table(
     ['S', ...modes.map((mode) => `${mode}: ms/step, tok/s, peak MiB`)],
     lengths.map((length) => [
       String(length),
       ...modes.map((mode) => {
-        const cells = matrix.filter((row) => row.S === length && row.mode === mode);
-        const cell = (row: MatrixRow) =>
-          `${row.ms_step.toFixed(1)}, ${row.tokens_per_s.toFixed(0)}, ${number(row.peak_mem_mib, 0)}`;
-        return cells.map(cell).join('<br>') || '-';
+        const lines = matrix.filter((row) => row.S === length && row.mode === mode).map(line);
+        return lines.length > 0 ? lines : '-';
       }),
     ]),
   );
 }
 
-function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
-  const line = (cells: readonly string[]) => `| ${cells.map((cell) => cell.replace(/\|/g, '\\|')).join(' | ')} |`;
-  return [line(head), line(head.map(() => '---')), ...rows.map(line)].join('\n');
+function table(head: readonly string[], rows: readonly (readonly Cell[])[]): Block {
+  return { table: { head, rows } };
 }
 
 function number(value: number | null, digits: number): string {
   return value === null ? '-' : value.toFixed(digits);
-}
-
-function link(file: string, folder: string): string {
-  const path = relative(folder, file);
-  return `[${path.split('/').at(-1)}](${encodeURI(path)})`;
 }

@@ -50,9 +50,10 @@ describe('lineChart', () => {
       [4, 2],
       [5, Number.POSITIVE_INFINITY],
     ];
-    const [path] = pathsOf(chart([{ name: 'a', points }]));
+    const svg = chart([{ name: 'a', points }]);
+    const [path] = pathsOf(svg);
     expect(path.match(/M/g)).toHaveLength(2);
-    expect(path).toContain('h0.1');
+    expect(svg.match(/<circle [^>]*r="3"/g)).toHaveLength(1);
     expect(path).not.toMatch(/NaN|Infinity/);
   });
 
@@ -84,6 +85,21 @@ describe('lineChart', () => {
     expect(rows.size).toBeGreaterThan(1);
     const top = Number(/<path d="M70 (\d+)V/.exec(svg)![1]);
     expect(top).toBeGreaterThan(Math.max(...rows));
+  });
+
+  it('has a width and a height, and room for the whole title', () => {
+    const title = 'Gates of '.concat('run_with_a_long_name '.repeat(12)).trim();
+    const svg = lineChart({ title, x: 'step', y: 'share of a branch', series: [{ name: 'a', points: [[1, 1]] }] });
+    const [, width, height] = /^<svg [^>]*width="(\d+)" height="(\d+)" viewBox="0 0 \1 \2"/.exec(svg)!.map(Number);
+    expect(width).toBe(760);
+    const lines = [...svg.matchAll(/<text x="(\d+)" y="(\d+)"[^>]*bold[^>]*>([^<]*)</g)];
+    expect(lines.map((match) => match[3]).join(' ')).toBe(title);
+    for (const [, x, y, text] of lines) {
+      expect(Number(x) + 7.5 * text.length).toBeLessThan(width);
+      expect(Number(y)).toBeLessThan(height);
+    }
+    const top = Number(/<path d="M70 (\d+)V/.exec(svg)![1]);
+    expect(top).toBeGreaterThan(Number(lines.at(-1)![2]));
   });
 
   it('escapes what it is given', () => {

@@ -1,4 +1,5 @@
-/** Line charts as SVG: axes with round numbers, a legend, gaps where a value is not finite. No script, no font, no style sheet. */
+/** Line charts as SVG, with round axis numbers, a legend, and gaps where a value is not finite. No script, no style sheet. */
+import { wrapText } from '../../text.js';
 
 export interface Series {
   readonly name: string;
@@ -10,25 +11,31 @@ export interface Chart {
   readonly x: string;
   readonly y: string;
   readonly series: readonly Series[];
-  /** Whether the y axis must begin at 0. */
+  /** Start the y axis at 0. */
   readonly fromZero?: boolean;
 }
 
-const [WIDTH, HEIGHT] = [760, 320];
+const [WIDTH, PLOT_HEIGHT] = [760, 242];
 const MARGIN = { left: 70, right: 20, top: 34, bottom: 44 };
-/** Okabe and Ito's colours, which people with any colour vision can tell apart. */
+/** The palette of Okabe and Ito, distinguishable with any colour vision. */
 const COLORS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000', '#8a7500'];
 const TICKS = 5;
-const LEGEND_ROW = 16;
+const ROW = 16;
+/** Estimated width of a character of 12 px bold text. */
+export const CHARACTER = 7.5;
 
 export function lineChart({ title, x, y, series, fromZero = false }: Chart): string {
   const points = series.flatMap((one) => one.points).filter(isFinitePoint);
   const [xs, ys] = [points.map(([value]) => value), points.map(([, value]) => value)];
   const xAxis = axis(range(xs, false));
   const yAxis = axis(range(ys, fromZero));
-  const [right, bottom] = [WIDTH - MARGIN.right, HEIGHT - MARGIN.bottom];
-  const legend = series.length > 1 ? legendOf(series) : { parts: [], rows: 1 };
-  const top = MARGIN.top + (legend.rows - 1) * LEGEND_ROW;
+  const right = WIDTH - MARGIN.right;
+  const titleLines = wrapText(title, Math.floor((right - MARGIN.left - CHARACTER * (y.length + 2)) / CHARACTER));
+  const legendTop = MARGIN.top - 8 + (titleLines.length - 1) * ROW;
+  const legend = series.length > 1 ? legendOf(series, legendTop) : { parts: [], rows: 1 };
+  const top = legendTop + 8 + (legend.rows - 1) * ROW;
+  const bottom = top + PLOT_HEIGHT;
+  const height = bottom + MARGIN.bottom;
   const toX = (value: number) => MARGIN.left + ((value - xAxis.low) / (xAxis.high - xAxis.low)) * (right - MARGIN.left);
   const toY = (value: number) => bottom - ((value - yAxis.low) / (yAxis.high - yAxis.low)) * (bottom - top);
   const grid = [
@@ -38,22 +45,23 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
     }),
     ...xAxis.ticks.map((value) => text(toX(value), bottom + 18, label(value), 'middle')),
   ];
-  const lines = series.map(({ points: own }, index) => {
+  const lines = series.flatMap(({ points: own }, index) => {
     const path = pathOf(own, toX, toY);
-    return path ? `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>` : '';
+    const dots = lonePoints(own).map(
+      ([a, b]) => `<circle cx="${coordinate(toX(a))}" cy="${coordinate(toY(b))}" r="3" fill="${colorOf(index)}"/>`,
+    );
+    return [path && `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>`, ...dots];
   });
   const empty = points.length === 0 ? text((MARGIN.left + right) / 2, (top + bottom) / 2, 'no data', 'middle') : '';
   return [
-    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" font-family="sans-serif" font-size="12" role="img">`,
-    `<title>${escapeXml(title)}</title>`,
-    `<rect width="${WIDTH}" height="${HEIGHT}" fill="#fff"/>`,
-    text(MARGIN.left, 14, title, 'start', 'font-weight="bold"'),
+    ...svgHead(WIDTH, height, title),
+    ...titleLines.map((line, i) => text(MARGIN.left, 14 + i * ROW, line, 'start', 'font-weight="bold"')),
     ...legend.parts,
     ...(points.length > 0 ? grid : []),
     `<path d="M${MARGIN.left} ${top}V${bottom}H${right}" fill="none" stroke="#333"/>`,
     ...lines,
     empty,
-    text((MARGIN.left + right) / 2, HEIGHT - 8, x, 'middle'),
+    text((MARGIN.left + right) / 2, height - 8, x, 'middle'),
     text(right, 14, y, 'end'),
     '</svg>',
   ]
@@ -61,13 +69,23 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
     .join('\n');
 }
 
-/** Names beside their colours, in as many rows as they need. */
-function legendOf(series: readonly Series[]): { parts: string[]; rows: number } {
+/** The opening of an SVG element with its size, an accessible title and a white background. */
+export function svgHead(width: number, height: number, title: string): string[] {
+  const box = `width="${width}" height="${height}"`;
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" ${box} viewBox="0 0 ${width} ${height}" font-family="sans-serif" font-size="12" role="img">`,
+    `<title>${escapeXml(title)}</title>`,
+    `<rect ${box} fill="#fff"/>`,
+  ];
+}
+
+/** Names beside their colours, wrapped into rows from `top` on. */
+function legendOf(series: readonly Series[], top: number): { parts: string[]; rows: number } {
   let [x, row] = [MARGIN.left, 0];
   const parts = series.map(({ name }, index) => {
     const width = 26 + 7 * name.length;
     if (x > MARGIN.left && x + width > WIDTH - MARGIN.right) [x, row] = [MARGIN.left, row + 1];
-    const y = 26 + row * LEGEND_ROW;
+    const y = top + row * ROW;
     const part = `<path d="M${x} ${y}h14" stroke="${colorOf(index)}" stroke-width="3"/>${text(x + 18, y + 4, name, 'start')}`;
     x += width;
     return part;
@@ -83,24 +101,29 @@ function isFinitePoint([x, y]: readonly [number, number]): boolean {
   return Number.isFinite(x) && Number.isFinite(y);
 }
 
-/** A piece for every stretch of finite points; a lone point becomes a dot. */
+/** Points without a finite neighbour, which no line would show. */
+function lonePoints(points: Series['points']): Series['points'] {
+  const isDrawn = (point: Series['points'][number] | undefined) => point !== undefined && isFinitePoint(point);
+  return points.filter((point, i) => isDrawn(point) && !isDrawn(points[i - 1]) && !isDrawn(points[i + 1]));
+}
+
+/** One subpath for each run of finite points. */
 function pathOf(points: Series['points'], toX: (x: number) => number, toY: (y: number) => number): string {
   let path = '';
   let isOpen = false;
-  points.forEach((point, i) => {
+  for (const point of points) {
     if (!isFinitePoint(point)) {
       isOpen = false;
-      return;
+      continue;
     }
     const [x, y] = [coordinate(toX(point[0])), coordinate(toY(point[1]))];
-    const isLone = !isOpen && !(points[i + 1] && isFinitePoint(points[i + 1]));
-    path += isOpen ? `L${x} ${y}` : `M${x} ${y}${isLone ? 'h0.1' : ''}`;
+    path += `${isOpen ? 'L' : 'M'}${x} ${y}`;
     isOpen = true;
-  });
+  }
   return path;
 }
 
-/** Smallest and largest, never the same. */
+/** The smallest and the largest value; always an interval of positive length. */
 function range(values: readonly number[], fromZero: boolean): [number, number] {
   if (values.length === 0) return [0, 1];
   let [low, high] = [fromZero ? 0 : Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
@@ -113,7 +136,7 @@ function range(values: readonly number[], fromZero: boolean): [number, number] {
   return [fromZero ? 0 : low - room, high + room];
 }
 
-/** An axis that begins and ends at round numbers: 1, 2 or 5 times a power of ten apart. */
+/** Ticks at multiples of 1, 2 or 5 times a power of ten that enclose the range. */
 function axis([low, high]: readonly [number, number]): { low: number; high: number; ticks: number[] } {
   const rough = (high - low) / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -136,6 +159,9 @@ export function text(x: number, y: number, content: string, anchor: string, more
   return `<text ${attributes}>${escapeXml(content)}</text>`;
 }
 
+/** Text for XML and HTML, in elements and quoted attributes. Control characters, which XML forbids, become U+FFFD. */
 export function escapeXml(content: string): string {
-  return content.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
+  return content
+    .replace(/[^\P{Cc}\n\t]/gu, '\ufffd')
+    .replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 }

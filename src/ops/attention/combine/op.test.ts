@@ -54,7 +54,7 @@ describe.each(devices())('combine on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     const [gates, branches] = [randomValues(4 * 2 * 3, 1), branchesOf(4 * 2 * 7, 2, dtype)];
     const tape = new Tape(device());
     const tg = tape.watch(tape.from(gates, [4, 2, 3]));

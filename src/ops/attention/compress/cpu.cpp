@@ -17,8 +17,7 @@ struct Layout {
   int64_t sequences, tokens, blocks, l, d, width;
 
   // Calls body(block, first token of the block) for the blocks [begin, end).
-  template <class Body>
-  void each_block(int64_t begin, int64_t end, const Body& body) const {
+  template <class Body> void each_block(int64_t begin, int64_t end, const Body& body) const {
     int64_t s = std::upper_bound(block_offsets, block_offsets + sequences + 1, begin) - block_offsets - 1;
     for (int64_t i = begin; i < end; ++i) {
       while (block_offsets[s + 1] <= i) ++s;
@@ -27,8 +26,7 @@ struct Layout {
   }
 
   // Calls body(token, lowest block, block after the highest, place of the token in the lowest block).
-  template <class Body>
-  void each_token(int64_t begin, int64_t end, const Body& body) const {
+  template <class Body> void each_token(int64_t begin, int64_t end, const Body& body) const {
     int64_t s = std::upper_bound(offsets, offsets + sequences + 1, begin) - offsets - 1;
     for (int64_t t = begin; t < end; ++t) {
       while (offsets[s + 1] <= t) ++s;
@@ -40,8 +38,7 @@ struct Layout {
   }
 };
 
-template <class Body>
-inline void each_vector(int64_t width, const Body& body) {
+template <class Body> inline void each_vector(int64_t width, const Body& body) {
   int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) body(c, kLanes);
   if (c < width) body(c, static_cast<int>(width - c));
@@ -59,11 +56,10 @@ void add_partials(const float* partial, int64_t partials, float* total, int64_t 
 }
 }  // namespace
 
-#define LAYOUT_PARAMETERS                                                                                   \
-  const int32_t *offsets, const int32_t *block_offsets, int64_t sequences, int64_t tokens, int64_t blocks, \
-      int64_t l, int64_t d, int64_t width
-#define LAYOUT \
-  const Layout layout = {offsets, block_offsets, sequences, tokens, blocks, l, d, width}
+#define LAYOUT_PARAMETERS                                                                                             \
+  const int32_t *offsets, const int32_t *block_offsets, int64_t sequences, int64_t tokens, int64_t blocks, int64_t l, \
+      int64_t d, int64_t width
+#define LAYOUT const Layout layout = {offsets, block_offsets, sequences, tokens, blocks, l, d, width}
 
 extern "C" {
 

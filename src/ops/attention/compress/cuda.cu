@@ -10,11 +10,12 @@ typedef DTYPE T;
 constexpr int N = VECTOR;
 constexpr int BLOCKS_PER_PARTIAL = 16;  // blocks summed into one partial gradient (cuda.ts has the same)
 
-#define LAYOUT_PARAMETERS                                                                              \
+#define LAYOUT_PARAMETERS \
   const i32 *offsets, const i32 *block_offsets, i64 sequences, i64 tokens, i64 blocks, i64 l, i64 d, i64 width
 #define FIRST_TOKEN(block) first_token(offsets, block_offsets, sequences, d, block)
 
-__device__ __forceinline__ i64 first_token(const i32* offsets, const i32* block_offsets, i64 sequences, i64 d, i64 block) {
+__device__
+__forceinline__ i64 first_token(const i32* offsets, const i32* block_offsets, i64 sequences, i64 d, i64 block) {
   const int s = sequence_of(block_offsets, sequences, block);
   return offsets[s] + (block - block_offsets[s]) * d;
 }
@@ -44,8 +45,8 @@ template <class Body> __device__ __forceinline__ void each_piece(i64 rows, i64 w
 }
 
 // y[block] = sum over p of weight[p] * x[first + p]; without weights the mean.
-extern "C" __global__ void __launch_bounds__(128)
-compress_forward(const T* x, const float* weight, T* y, LAYOUT_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(128) compress_forward(const T* x, const float* weight, T* y,
+                                                                   LAYOUT_PARAMETERS) {
   each_piece(blocks, width, [=](i64 block, i64 column) {
     const T* rows = x + FIRST_TOKEN(block) * width + column;
     float sum[N] = {};
@@ -75,8 +76,8 @@ compress_forward(const T* x, const float* weight, T* y, LAYOUT_PARAMETERS) {
 }
 
 // dx[token] (+)= sum over its blocks of weight[place] * dy[block].
-extern "C" __global__ void __launch_bounds__(256)
-compress_backward_input(const T* dy, const float* weight, T* dx, LAYOUT_PARAMETERS, int accumulate) {
+extern "C" __global__ void __launch_bounds__(256) compress_backward_input(const T* dy, const float* weight, T* dx,
+                                                                          LAYOUT_PARAMETERS, int accumulate) {
   const float mean = 1.0f / (float)l;
   each_piece(tokens, width, [=](i64 token, i64 column) {
     const Blocks at = blocks_of(offsets, block_offsets, sequences, l, d, token);
@@ -94,8 +95,8 @@ compress_backward_input(const T* dy, const float* weight, T* dx, LAYOUT_PARAMETE
 }
 
 // partial[blockIdx.y][p] = sum over its blocks of dy[block] * x[first + p].
-extern "C" __global__ void __launch_bounds__(256)
-compress_partial(const T* dy, const T* x, float* partial, LAYOUT_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(256) compress_partial(const T* dy, const T* x, float* partial,
+                                                                   LAYOUT_PARAMETERS) {
   __shared__ i64 first[BLOCKS_PER_PARTIAL];
   const i64 begin = (i64)blockIdx.y * BLOCKS_PER_PARTIAL, left = blocks - begin;
   const int count = (int)(left < BLOCKS_PER_PARTIAL ? left : BLOCKS_PER_PARTIAL);
@@ -116,8 +117,8 @@ compress_partial(const T* dy, const T* x, float* partial, LAYOUT_PARAMETERS) {
 }
 
 // out[block][group][p][size] = x[first + p][group][size] + position[p][group][size], a block of threads for each block.
-extern "C" __global__ void __launch_bounds__(256)
-unfold_forward(const T* x, const float* position, T* out, LAYOUT_PARAMETERS, int groups) {
+extern "C" __global__ void __launch_bounds__(256) unfold_forward(const T* x, const float* position, T* out,
+                                                                 LAYOUT_PARAMETERS, int groups) {
   const u32 pieces = (u32)(width / groups / N), count = (u32)(groups * l) * pieces;
   for (i64 block = blockIdx.x; block < blocks; block += gridDim.x) {
     const T* rows = x + FIRST_TOKEN(block) * width;
@@ -141,8 +142,8 @@ __device__ __forceinline__ i64 unfolded(i64 column, i64 p, i64 l, i64 size) {
 }
 
 // dx[token] (+)= sum over its blocks of d_out at its place in the block.
-extern "C" __global__ void __launch_bounds__(256)
-unfold_backward_input(const T* d_out, T* dx, LAYOUT_PARAMETERS, int groups, int accumulate) {
+extern "C" __global__ void __launch_bounds__(256) unfold_backward_input(const T* d_out, T* dx, LAYOUT_PARAMETERS,
+                                                                        int groups, int accumulate) {
   const i64 size = width / groups;
   each_piece(tokens, width, [=](i64 token, i64 column) {
     const Blocks at = blocks_of(offsets, block_offsets, sequences, l, d, token);
@@ -159,8 +160,8 @@ unfold_backward_input(const T* d_out, T* dx, LAYOUT_PARAMETERS, int groups, int 
 }
 
 // partial[blockIdx.y][p] = sum over its blocks of d_out.
-extern "C" __global__ void __launch_bounds__(256)
-unfold_partial(const T* d_out, float* partial, i64 blocks, i64 l, i64 width, int groups) {
+extern "C" __global__ void __launch_bounds__(256) unfold_partial(const T* d_out, float* partial, i64 blocks, i64 l,
+                                                                 i64 width, int groups) {
   const i64 begin = (i64)blockIdx.y * BLOCKS_PER_PARTIAL, left = blocks - begin, size = width / groups;
   const int count = (int)(left < BLOCKS_PER_PARTIAL ? left : BLOCKS_PER_PARTIAL);
   each_piece(l, width, [=](i64 p, i64 column) {
@@ -177,7 +178,7 @@ unfold_partial(const T* d_out, float* partial, i64 blocks, i64 l, i64 width, int
   });
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-add_partials(const float* partial, i64 partials, float* total, i64 count, int accumulate) {
+extern "C" __global__ void __launch_bounds__(1024) add_partials(const float* partial, i64 partials, float* total,
+                                                                i64 count, int accumulate) {
   add_partial_sums(partial, partials, total, count, accumulate);
 }

@@ -12,7 +12,9 @@ import * as reference from './reference.js';
 
 const SHAPE: reference.CompressShape = { groups: 2, size: 3, l: 4, d: 2 };
 
-/** Lengths, groups, size, l, d: no block at all, one exactly, empty sequences, no overlap, stride 1, odd widths, many. */
+/**
+ * Lengths, groups, size, l, d: no block at all, one exactly, empty sequences, no overlap, stride 1, odd widths, many.
+ */
 const CASES: [number[], number, number, number, number][] = [
   [[1], 1, 1, 4, 2],
   [[4], 2, 3, 4, 2],
@@ -177,7 +179,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
     });
   });
 
-  it('adds to gradients that are there already', () => {
+  it('adds to existing gradients', () => {
     withLayout(device(), [11], SHAPE.l, SHAPE.d, (layout) => {
       const [x, weight] = [random(66, 1), randomValues(24, 2)];
       const tape = new Tape(device());

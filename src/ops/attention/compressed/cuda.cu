@@ -1,4 +1,4 @@
-// Attention over compressed blocks on any GPU: token t sees the blocks that end at or before it, i*d + l - 1 <= t.
+// Branch kernel: attention over compressed blocks: token t sees the blocks that end at or before it, i*d + l - 1 <= t.
 #include "../branch.cuh"
 
 struct Finished {

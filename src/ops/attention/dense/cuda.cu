@@ -1,4 +1,4 @@
-// Dense causal attention on any GPU: token t sees the keys 0 ... t.
+// Branch kernel: dense causal attention: token t sees the keys 0 ... t.
 #include "../branch.cuh"
 
 struct Causal {

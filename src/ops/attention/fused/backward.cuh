@@ -12,8 +12,9 @@
 
 // Stages of queries. With three the next step is made ready while the last products run; with dQ there is room for two.
 template <bool WITH_DQ> constexpr int BACKWARD_STAGES = WITH_DQ || PK + PV > 2 ? 2 : 3;
-constexpr int BACKWARD_SHARED = (1 + BACKWARD_STAGES<false>) * (PK + PV) * PANEL + BACKWARD_STAGES<false> * 1024 + 1024;
-constexpr int BACKWARD_SHARED_DQ = (1 + BACKWARD_STAGES<true>) * (PK + PV) * PANEL + BACKWARD_STAGES<true> * 1024 + 1024 + 2 * PANEL;
+constexpr int BACKWARD_SHARED = (1 + BACKWARD_STAGES<false>)*(PK + PV) * PANEL + BACKWARD_STAGES<false> * 1024 + 1024;
+constexpr int BACKWARD_SHARED_DQ =
+    (1 + BACKWARD_STAGES<true>)*(PK + PV) * PANEL + BACKWARD_STAGES<true> * 1024 + 1024 + 2 * PANEL;
 
 static __device__ const float ABSENT[2] = {3.0e38f, 0.0f};  // shift and delta of rows past the end
 
@@ -26,27 +27,29 @@ struct ContiguousRows {
   }
 };
 
-// A branch says which queries the block walks:
+// A branch defines which queries the block walks:
 //   tokens, token(i)      how many, and which position in the sequence the i-th is
 //   row(r)                index of (token, head) of packed row r in q, d_out, lse and delta
 //   whole(from, to)       true when the tokens of a step (first and last given) all see all 64 keys
 //   range(t, lo, hi)      token t sees keys lo <= r < hi
 //   share(r)              where packed row r's share of dQ goes (when WITH_DQ)
 // DIRECT: no other block has these keys, dk and dv are stored as bf16; otherwise they are added in fp32, or with
-// `apart` stored as this block's part of the sum, to be added in order later. stride: rows of dk and dv from key to key.
+// `apart` stored as this block's part of the sum, to be added in order later. stride: rows of dk and dv from key to
+// key.
 template <bool DIRECT, bool WITH_DQ, class Branch, class Out>
 __device__ __forceinline__ void backward(const Branch& branch, unsigned char* shared, const bf16* q, const bf16* d_out,
-                                         const float* lse, const float* delta, const bf16* k, const bf16* v,
-                                         int keys, Out* dk, Out* dv, int stride = GROUPS, bool apart = false) {
+                                         const float* lse, const float* delta, const bf16* k, const bf16* v, int keys,
+                                         Out* dk, Out* dv, int stride = GROUPS, bool apart = false) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 key_panel = base, value_panel = base + PK * PANEL, ring = value_panel + PV * PANEL;
   constexpr int COUNT = BACKWARD_STAGES<WITH_DQ>, STAGE = (PK + PV) * PANEL;
-  const u32 ds_panel = ring + COUNT * STAGE;                      // and a panel to write dQ through
-  const u32 side = ds_panel + (WITH_DQ ? 2 * PANEL : 0);          // per stage: lse[64], delta[64], low[64], high[64]
+  const u32 ds_panel = ring + COUNT * STAGE;              // and a panel to write dQ through
+  const u32 side = ds_panel + (WITH_DQ ? 2 * PANEL : 0);  // per stage: lse[64], delta[64], low[64], high[64]
   unsigned char* const generic = shared - origin;
   const int rows = branch.tokens * HPG, steps = (rows + 63) / 64;
 
+  // ---- The queries of a step: Q [64, DK], dO [64, DV], lse and delta [64] into one stage
   const u32 keys_at = handle(key_panel), values_at = handle(value_panel);
   const auto request = [&](int i, int slot) {
     if (i < steps) {
@@ -66,11 +69,14 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         load_rows<DV>(stage + PK * PANEL, d_out, row);
       }
       const int r = i * 64 + (thread & 63);
-      copy4(side + slot * 1024 + thread * 4, r < rows ? (thread < 64 ? lse : delta) + branch.row(r) : ABSENT + thread / 64, true);
+      copy4(side + slot * 1024 + thread * 4,
+            r < rows ? (thread < 64 ? lse : delta) + branch.row(r) : ABSENT + thread / 64, true);
     }
     copies_commit();
   };
-  const auto sees_all = [&](int i) { return branch.whole(branch.token(i * 64 / HPG), branch.token(min(rows - 1, i * 64 + 63) / HPG)); };
+  const auto sees_all = [&](int i) {
+    return branch.whole(branch.token(i * 64 / HPG), branch.token(min(rows - 1, i * 64 + 63) / HPG));
+  };
   // After this the rows of step i, and which keys they see, are in shared memory.
   const auto arrive = [&](int i, int slot) {
     if (thread < 64 && !sees_all(i)) {
@@ -99,9 +105,11 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
 
   // dQ of a step is written while the next one's products run; `panel` is its last 64 columns.
   const auto emit = [&](int i, int panel) {
-    if constexpr (WITH_DQ) emit_rows(generic + ds_panel + PANEL, [&](int, int r, int chunk, uint4 x) {
-      if (i * 64 + r < rows && panel * 64 + chunk * 8 < DK) store_streaming(branch.share(i * 64 + r) + panel * 64 + chunk * 8, x);
-    });
+    if constexpr (WITH_DQ)
+      emit_rows(generic + ds_panel + PANEL, [&](int, int r, int chunk, uint4 x) {
+        if (i * 64 + r < rows && panel * 64 + chunk * 8 < DK)
+          store_streaming(branch.share(i * 64 + r) + panel * 64 + chunk * 8, x);
+      });
   };
   constexpr bool AHEAD = COUNT > 2;
   int slot = 0;
@@ -116,6 +124,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       arrive(i, slot);
       request(i + 1, following);
     }
+    // ---- Scores, transposed: S [64 keys, 64 rows] = K * Q^T and dP = V * dO^T; P = exp2(S - shift)
     const u32 queries = handle(ring + slot * STAGE), gradients = advance(queries, PK * PANEL);
     const unsigned char* stage_side = generic + side + slot * 1024;
     const bool whole = sees_all(i);
@@ -150,6 +159,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         if (key + 8 < low.y || key + 8 >= high.y) score[n * 4 + 3] = 0.0f;
       }
     }
+    // ---- dV [64, DV] += P * dO; dS = P * (dP - delta)
     as_operand(operand, score);
     matrix_begin();
 #pragma unroll
@@ -168,6 +178,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
       d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
     }
+    // ---- dK [64, DK] += dS * Q; with WITH_DQ also the shares dQ [64, DK] = dS^T * K
     u32 d_operand[4][4];
     as_operand(d_operand, d_score);
     if constexpr (WITH_DQ) {
@@ -175,7 +186,8 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
       for (int s = 0; s < 4; s++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          *(u32*)(generic + ds_panel + swizzle(warp * 16 + lane / 4 + (e & 1) * 8, s * 2 + e / 2) + (lane & 3) * 4) = d_operand[s][e];
+          *(u32*)(generic + ds_panel + swizzle(warp * 16 + lane / 4 + (e & 1) * 8, s * 2 + e / 2) + (lane & 3) * 4) =
+              d_operand[s][e];
       matrix_publish();
     }
     matrix_begin();
@@ -191,15 +203,16 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
         float d_query[32];
         matrix_begin();
 #pragma unroll
-        for (int s = 0; s < 4; s++) product<ACROSS, ACROSS>(d_query, handle(ds_panel), advance(keys_at, p * PANEL), s, s > 0);
+        for (int s = 0; s < 4; s++)
+          product<ACROSS, ACROSS>(d_query, handle(ds_panel), advance(keys_at, p * PANEL), s, s > 0);
         matrix_commit();
         matrix_wait<0>();
         hold(d_query);
-        stage_rows(d_query, generic + ds_panel + PANEL, 1.0f, 1.0f);  // whoever sums the shares applies the scale
+        stage_rows(d_query, generic + ds_panel + PANEL, 1.0f, 1.0f);  // selected_query_gradient applies the scale
         if (p + 1 < PK) emit(i, p);
       }
     }
-    if (AHEAD && i + 1 < steps) {  // while the last products run; nobody reads the third stage any more
+    if (AHEAD && i + 1 < steps) {  // while the last products run; the third stage is no longer read
       arrive(i + 1, following);
       request(i + 2, following + 1 < COUNT ? following + 1 : 0);
     }
@@ -212,7 +225,8 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
   }
   if (WITH_DQ && steps > 0) emit(steps - 1, PK - 1);
 
-  const auto store = [&](Out* to, float(&d)[32], int column, int size, float f) {
+  // ---- The sums leave: dK [keys, DK] and dV [keys, DV]
+  const auto store = [&](Out* to, float (&d)[32], int column, int size, float f) {
 #pragma unroll
     for (int n = 0; n < 8; n++) {
       const int at = column + n * 8 + (lane & 3) * 2, r = warp * 16 + lane / 4;

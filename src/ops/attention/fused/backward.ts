@@ -1,7 +1,8 @@
 /**
  * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
- * gradients; the queries' gradient is computed once more by queries (compressed, window) or as shares per selected block,
- * so that nothing is added to it in memory. The gate enters through the log-sum-exp, so dOut is never scaled.
+ * gradients; the queries' gradient is computed by a second pass with queries outer (compressed, window) or as shares
+ * per selected block, so that no atomic additions are needed. The gate enters through the log-sum-exp, so dOut is
+ * never scaled.
  */
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
@@ -54,7 +55,7 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: b
   };
 }
 
-/** The branches' places in `delta` and `shift`. */
+/** Indices of the branches in `delta` and `shift`. */
 const [CMP, SEL, WIN] = [0, 1, 2];
 
 export class FusedBackward {
@@ -82,7 +83,7 @@ export class FusedBackward {
     this.into = into;
   }
 
-  /** Everything. `ordered` needs the forward pass to have sorted the lists. */
+  /** All launches. `ordered` requires that the forward pass has sorted the lists. */
   run(ordered: boolean): void {
     this.prepare();
     if (!ordered) this.clear();
@@ -95,13 +96,13 @@ export class FusedBackward {
     if (!ordered) this.round();
   }
 
-  /** The sums that kernels add to. */
+  /** Zeroes the sums that kernels add to. */
   clear(): void {
     this.scratch.keySums.zero();
     this.scratch.valueSums.zero();
   }
 
-  /** The gates' gradient, and what the other kernels read of every row. */
+  /** The gates' gradient, and delta and shift of every row for the other kernels. */
   prepare(): void {
     const { batch, inputs, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dv);

@@ -1,4 +1,7 @@
-/** Memory of the fused attention kernels for a batch, without a GPU: the sizes that forward.ts and backward.ts allocate. */
+/**
+ * Memory of the fused attention kernels for a batch, without a GPU: the sizes that forward.ts and backward.ts
+ * allocate.
+ */
 import type { SelectedPath } from './forward.js';
 import { type FusedShape, packedTileBytes, planBatch } from './plan.js';
 
@@ -6,11 +9,14 @@ const BF16 = 2;
 const FLOAT = 4;
 const INT = 4;
 const CHUNKS = { maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 };
-/** Blocks that every token has: they are never in a partial result. */
+/** Forced blocks: they are never part of a partial result. */
 const FORCED = 3;
 
 export interface FusedBytes {
-  /** From the forward to the backward pass, beside inputs, outputs, log-sum-exps and selections: who chose which block. */
+  /**
+   * From the forward to the backward pass, beside inputs, outputs, log-sum-exps and selections: the lists of tokens
+   * per block.
+   */
   readonly kept: number;
   /** What a checkpointed block keeps of long sequences: `Ranked` in forward.ts. */
   readonly ranked: number;

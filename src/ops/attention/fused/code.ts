@@ -25,12 +25,12 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   combine: new URL('./combine.cu', import.meta.url),
 };
 
-/** A CUDA device is also the runtime that kernels are launched by; a wrapper around one need not be. */
+/** The CUDA runtime of a device; null for other devices and for wrappers around a CUDA device. */
 export function cudaRuntime(device: Device): (Device & CudaRuntime) | null {
   return device.kind === 'cuda' && 'compile' in device ? (device as Device & CudaRuntime) : null;
 }
 
-/** One batch: compiled code, counts, and where its sequences lie on the device. */
+/** One batch: compiled code, counts, and the sequence offsets on the device. */
 export class FusedBatch {
   readonly shape: FusedShape;
   readonly build: FusedBuild;
@@ -93,7 +93,7 @@ export class FusedBatch {
     this.#code[source].launch(name, shape, ...values);
   }
 
-  /** A kernel that streams keys past tiles of rows: its EXPORTs say how many rows, threads and bytes. */
+  /** A kernel that streams keys past tiles of rows: its EXPORTs give rows, threads and shared memory. */
   launchTiles(source: Source, name: string, ...values: LaunchArgument[]): void {
     const constant = (what: string) => this.constant(source, `${name}_${what}`);
     const grid = [this.plan.rowTiles(constant('rows')), this.groups] as const;

@@ -11,8 +11,8 @@ __device__ __forceinline__ void unpack(float (&to)[8], const bf16* from) {
 }
 
 // out = sum of gate * branch
-extern "C" __global__ void __launch_bounds__(256)
-combine_forward(const bf16* cmp, const bf16* sel, const bf16* win, const float* gates, bf16* out, int tokens) {
+extern "C" __global__ void __launch_bounds__(256) combine_forward(const bf16* cmp, const bf16* sel, const bf16* win,
+                                                                  const float* gates, bf16* out, int tokens) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / LANES;
   const int column = threadIdx.x % LANES * 8;
   if (row >= (i64)tokens * HEADS || column >= DV) return;
@@ -24,7 +24,8 @@ combine_forward(const bf16* cmp, const bf16* sel, const bf16* win, const float* 
   u32 r[4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    r[i] = pack_bf16(ga * a[i * 2] + gb * b[i * 2] + gc * c[i * 2], ga * a[i * 2 + 1] + gb * b[i * 2 + 1] + gc * c[i * 2 + 1]);
+    r[i] = pack_bf16(ga * a[i * 2] + gb * b[i * 2] + gc * c[i * 2],
+                     ga * a[i * 2 + 1] + gb * b[i * 2 + 1] + gc * c[i * 2 + 1]);
   *(uint4*)(out + row * DV + column) = make_uint4(r[0], r[1], r[2], r[3]);
 }
 
@@ -32,10 +33,11 @@ combine_forward(const bf16* cmp, const bf16* sel, const bf16* win, const float* 
 // branch's backward pass through its log-sum-exp: gate * exp(s - lse) = exp2(s * log2e - shift), with
 // shift = lse * log2e - log2(gate), infinite when the row sees nothing or the gate is zero.
 // d_gates, like gates, is [T, H, 3]; delta and shift are [3, T, H].
-extern "C" __global__ void __launch_bounds__(256)
-combine_backward(const bf16* d_out, const bf16* cmp, const bf16* sel, const bf16* win, const float* gates,
-                 const float* lse_cmp, const float* lse_sel, const float* lse_win, float* d_gates, float* delta,
-                 float* shift, int tokens) {
+extern "C" __global__ void __launch_bounds__(256) combine_backward(const bf16* d_out, const bf16* cmp, const bf16* sel,
+                                                                   const bf16* win, const float* gates,
+                                                                   const float* lse_cmp, const float* lse_sel,
+                                                                   const float* lse_win, float* d_gates, float* delta,
+                                                                   float* shift, int tokens) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / LANES, rows = (i64)tokens * HEADS;
   const int lane = threadIdx.x % LANES, column = lane * 8;
   float sums[3] = {0.0f, 0.0f, 0.0f};
@@ -58,15 +60,17 @@ combine_backward(const bf16* d_out, const bf16* cmp, const bf16* sel, const bf16
   const float gate = gates[row * 3 + lane], lse = (lane == 0 ? lse_cmp : lane == 1 ? lse_sel : lse_win)[row];
   d_gates[row * 3 + lane] = sum;
   delta[lane * rows + row] = sum;
-  shift[lane * rows + row] = lse == -positive_infinity() || gate == 0.0f ? positive_infinity() : lse * LOG2_E - log2f(gate);
+  shift[lane * rows + row] =
+      lse == -positive_infinity() || gate == 0.0f ? positive_infinity() : lse * LOG2_E - log2f(gate);
 }
 
-// fp32 sums of the backward pass as bf16: keys and values of the compressed and of the selected branch in one launch. Eight
-// values a thread; sizes are multiples of eight. compressed, selected: rows (key, group) of the two branches.
+// fp32 sums of the backward pass as bf16: keys and values of the compressed and of the selected branch in one launch.
+// Eight values a thread; sizes are multiples of eight. compressed, selected: rows (key, group) of the two branches.
 // grid ((compressed + selected) * (Dk + Dv) / 2048 rounded up)
-extern "C" __global__ void __launch_bounds__(256)
-round_sums(const float* dk_cmp_sums, const float* dk_sel_sums, const float* dv_cmp_sums, const float* dv_sel_sums, bf16* dk_cmp, bf16* dk_sel,
-           bf16* dv_cmp, bf16* dv_sel, i64 compressed, i64 selected) {
+extern "C" __global__ void __launch_bounds__(256) round_sums(const float* dk_cmp_sums, const float* dk_sel_sums,
+                                                             const float* dv_cmp_sums, const float* dv_sel_sums,
+                                                             bf16* dk_cmp, bf16* dk_sel, bf16* dv_cmp, bf16* dv_sel,
+                                                             i64 compressed, i64 selected) {
   i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) * 8;
   const i64 keys = (compressed + selected) * DK;
   const bool is_key = i < keys;

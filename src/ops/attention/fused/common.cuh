@@ -1,4 +1,4 @@
-// What every attention kernel shares: the shape macros, small types, bf16 conversion, asynchronous
+// Common code of the fused kernels: the shape macros, small types, bf16 conversion, asynchronous
 // copies and the search for the sequence a tile belongs to. No host code, no standard headers: NVRTC
 // compiles this with nothing installed but the driver.
 #pragma once
@@ -6,9 +6,9 @@
 #include "elements.cuh"
 #include "../shape.cuh"
 
-constexpr int PK = (DK + 63) / 64;       // 64-column panels of a key row
-constexpr int PV = (DV + 63) / 64;       // and of a value row
-constexpr int PANEL = 64 * 128;          // bytes of a panel: 64 rows of 64 bf16
+constexpr int PK = (DK + 63) / 64;  // 64-column panels of a key row
+constexpr int PV = (DV + 63) / 64;  // and of a value row
+constexpr int PANEL = 64 * 128;     // bytes of a panel: 64 rows of 64 bf16
 constexpr float LN2 = 0.6931471805599453f;
 constexpr int NEVER = 0x7fffffff;
 
@@ -22,18 +22,17 @@ static_assert(SEL_N >= 3 && SEL_N <= 64, "n must be 3 to 64");
 __device__ __forceinline__ float scale_log2() { return LOG2_E / sqrtf((float)DK); }
 __device__ __forceinline__ float scale() { return 1.0f / sqrtf((float)DK); }
 
-// Stores that are read much later, or by nobody soon: they should not push other data out of the cache.
+// A store with evict-first priority, for data that is read much later: it should not displace other cache lines.
 __device__ __forceinline__ void store_streaming(void* to, uint4 x) {
-  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
 }
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // A panel row is 128 bytes, its eight 16-byte chunks permuted by the row: the 128-byte swizzle that
 // the tensor cores read, and free of bank conflicts for everything else.
-__device__ __forceinline__ u32 swizzle(int row, int chunk) {
-  return (u32)(row * 128 + ((chunk ^ (row & 7)) << 4));
-}
+__device__ __forceinline__ u32 swizzle(int row, int chunk) { return (u32)(row * 128 + ((chunk ^ (row & 7)) << 4)); }
 
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0) : "memory");
@@ -66,17 +65,18 @@ __device__ __forceinline__ void load_panel(u32 to, int thread, const bf16* from,
 }
 
 // The same for the 128 threads of a warpgroup when every row exists, row(r) without a sign.
-template <int D, class Row>
-__device__ __forceinline__ void load_rows(u32 to, const bf16* from, Row row) {
+template <int D, class Row> __device__ __forceinline__ void load_rows(u32 to, const bf16* from, Row row) {
   constexpr int CHUNKS = ((D + 63) / 64) * 8;
   if constexpr (D % 64 != 0 || 128 % CHUNKS != 0) {
     load_panel<D, 128>(to, threadIdx.x & 127, from, [&](int r) { return (i64)row(r); });
   } else {
-    const int first = (threadIdx.x & 127) / CHUNKS, chunk = threadIdx.x % CHUNKS;  // 128 / CHUNKS rows apart: the same permutation
+    const int first = (threadIdx.x & 127) / CHUNKS,
+              chunk = threadIdx.x % CHUNKS;  // 128 / CHUNKS rows apart: the same permutation
     static_assert(128 / CHUNKS % 8 == 0, "rows of a thread must lie alike");
 #pragma unroll
     for (int e = 0; e < CHUNKS / 2; e++)
-      copy16(to + (chunk / 8) * PANEL + swizzle(first, chunk & 7) + e * (128 / CHUNKS) * 128, from + chunk * 8 + (i64)row(first + e * (128 / CHUNKS)) * D);
+      copy16(to + (chunk / 8) * PANEL + swizzle(first, chunk & 7) + e * (128 / CHUNKS) * 128,
+             from + chunk * 8 + (i64)row(first + e * (128 / CHUNKS)) * D);
   }
 }
 
@@ -92,24 +92,31 @@ __device__ __forceinline__ void barrier_wait(u32 at, int parity) {
   while (!done) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(at), "r"(parity) : "memory");
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
 #else
     asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(at), "r"(parity) : "memory");
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
 #endif
   }
 }
 
-// One warp copies `bytes` contiguous bytes into shared memory; the barrier completes when they are there.
+// One warp copies `bytes` contiguous bytes into shared memory; the barrier completes when they have arrived.
 // sm_90 has an engine for this; before it every lane copies its share. FULL_ARRIVALS: what `full` counts.
 #if __CUDA_ARCH__ >= 900
 constexpr int FULL_ARRIVALS = 1;
 __device__ __forceinline__ void bulk_expect(u32 full, int bytes, int lane) {
-  if (lane == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+  if (lane == 0)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 full, int lane) {
   if (lane == 0)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(full) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(full)
+                 : "memory");
 }
 __device__ __forceinline__ void bulk_end(u32, int) {}
 #else
@@ -152,10 +159,11 @@ struct Place {
   int sequence, first, length, tile, base, units;  // base, units: tiles and units of all earlier sequences
 };
 
-// tiles(length) says how many tiles a sequence has, units(length) how many of something else (packed key
+// tiles(length): tiles of a sequence; units(length): its units of another kind (packed key
 // tiles); false when the index is past the last tile.
-template <class Tiles, class Units>
-__device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences, int index, Tiles tiles, Units units, Place& place) {
+template <class Tiles, class Units> __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
+                                                                               int index, Tiles tiles, Units units,
+                                                                               Place& place) {
   int base = 0, unit = 0, first = cu_seqlens[0];
   for (int s = 0; s < sequences; s++) {
     const int end = cu_seqlens[s + 1];
@@ -184,8 +192,8 @@ __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
 // Keys and values are packed once per pass into what the tensor cores read: per (tile, group) PK panels of
 // keys, then PV of values, so that a tile is one contiguous copy. `unit` rows a tile, zeros after them.
 constexpr int PACKED = (PK + PV) * PANEL;  // bytes of a packed tile
-template <int UNIT>
-__device__ __forceinline__ void pack_tile(const bf16* k, const bf16* v, unsigned char* packed, const int* cu, int sequences) {
+template <int UNIT> __device__ __forceinline__ void pack_tile(const bf16* k, const bf16* v, unsigned char* packed,
+                                                              const int* cu, int sequences) {
   Place place;
   if (!find_place(cu, sequences, blockIdx.x, [](int length) { return (length + UNIT - 1) / UNIT; }, place)) return;
   unsigned char* const to = packed + ((i64)blockIdx.x * GROUPS + blockIdx.y) * PACKED;

@@ -25,7 +25,9 @@ EXPORT(compressed_query_gradient_rows, CMP_DQ_WARPGROUPS * 64)
 EXPORT(compressed_backward_chunk, CMP_CHUNK)
 
 // grid (tiles of 64 compressed keys of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(256) compressed_pack(const bf16* k_cmp, const bf16* v_cmp, unsigned char* packed, const int* cu_cmp, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) compressed_pack(const bf16* k_cmp, const bf16* v_cmp,
+                                                                  unsigned char* packed, const int* cu_cmp,
+                                                                  int sequences) {
   pack_tile<64>(k_cmp, v_cmp, packed, cu_cmp, sequences);
 }
 
@@ -40,13 +42,15 @@ struct Compressed : PackedRows {
 };
 
 // The tile of ROWS packed rows that this block works on, longest rows first; false past the last one.
-template <int ROWS>
-__device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q, const unsigned char* packed,
-                                                const int* cu_seqlens, int sequences) {
+template <int ROWS> __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q,
+                                                                    const unsigned char* packed, const int* cu_seqlens,
+                                                                    int sequences) {
   Place place;
-  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
-                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
-                  [](int length) { return (count_compressed(length) + 63) / 64; }, place)) return false;
+  if (!find_place(
+          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+          [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+          [](int length) { return (count_compressed(length) + 63) / 64; }, place))
+    return false;
   branch.q = q;
   branch.packed = packed;
   branch.first = place.first;
@@ -62,7 +66,8 @@ __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* 
 
 // grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_WARPGROUPS>, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
-compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
+compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens,
+                   int sequences) {
   extern __shared__ unsigned char shared[];
   Compressed branch;
   if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
@@ -83,7 +88,9 @@ compressed_query_gradient(const bf16* q, const unsigned char* packed, const bf16
 
 struct CompressedBackward : ContiguousRows {
   int cmp_tile;
-  __device__ __forceinline__ bool whole(int from, int to) const { return from + 1 >= (cmp_tile * 64 + 63) * CMP_D + CMP_L; }
+  __device__ __forceinline__ bool whole(int from, int to) const {
+    return from + 1 >= (cmp_tile * 64 + 63) * CMP_D + CMP_L;
+  }
   __device__ __forceinline__ void range(int t, int& low, int& high) const {
     low = 0;
     high = count_compressed(t + 1) - cmp_tile * 64;
@@ -93,9 +100,9 @@ struct CompressedBackward : ContiguousRows {
 // grid (compressed tiles of all sequences, chunks of tokens, groups); adds to dk and dv in fp32. Chunks are
 // stretches of the sequence, the same for every tile: blocks that run together read the same queries.
 // With parts = 1 (deterministic) dk and dv are [chunks, keys, G, D] and compressed_sum adds them in order.
-extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
-compressed_backward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* lse,
-                    const float* delta, float* dk, float* dv, const int* cu_seqlens, const int* cu_cmp, int sequences, int parts) {
+extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS) compressed_backward(
+    const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* lse, const float* delta,
+    float* dk, float* dv, const int* cu_seqlens, const int* cu_cmp, int sequences, int parts) {
   extern __shared__ unsigned char shared[];
   Place place;  // in units of compressed tiles: place.length is the number of compressed keys
   if (!find_place(cu_cmp, sequences, blockIdx.x, [](int count) { return (count + 63) / 64; }, place)) return;
@@ -111,13 +118,15 @@ compressed_backward(const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const b
   const i64 key = (i64)(place.first + place.tile * 64) * GROUPS + branch.group;
   const i64 skip = parts ? (i64)part * cu_cmp[sequences] * GROUPS : 0;
   backward<false, false>(branch, shared, q, d_out, lse, delta, k_cmp + key * DK, v_cmp + key * DV,
-                  min(64, place.length - place.tile * 64), dk + (skip + key) * DK, dv + (skip + key) * DV, GROUPS, parts != 0);
+                         min(64, place.length - place.tile * 64), dk + (skip + key) * DK, dv + (skip + key) * DV,
+                         GROUPS, parts != 0);
 }
 
 // Adds the parts in order of the tokens; keys that no token sees get zero. Four columns a thread.
 // grid (keys * G * max(Dk, Dv) / 1024, 2: dk and dv)
-extern "C" __global__ void __launch_bounds__(256)
-compressed_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, const int* cu_seqlens, const int* cu_cmp, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) compressed_sum(const float* dk_parts, const float* dv_parts, bf16* dk,
+                                                                 bf16* dv, const int* cu_seqlens, const int* cu_cmp,
+                                                                 int sequences) {
   const int size = blockIdx.y == 0 ? DK : DV;
   const i64 all = (i64)cu_cmp[sequences] * GROUPS * size, i = ((i64)blockIdx.x * 256 + threadIdx.x) * 4;
   if (i >= all) return;

@@ -3,9 +3,10 @@
 
 constexpr int LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;
 
-// delta = rowsum(d_out * out), shift = the log-sum-exp in base 2. Eight columns a thread, LANES threads a row (token, head).
-extern "C" __global__ void __launch_bounds__(256)
-dense_prepare(const bf16* d_out, const bf16* out, const float* lse, float* delta, float* shift, int tokens) {
+// delta = rowsum(d_out * out), shift = the log-sum-exp in base 2. Eight columns a thread, LANES threads a row (token,
+// head).
+extern "C" __global__ void __launch_bounds__(256) dense_prepare(const bf16* d_out, const bf16* out, const float* lse,
+                                                                float* delta, float* shift, int tokens) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / LANES, rows = (i64)tokens * HEADS;
   const int lane = threadIdx.x % LANES, column = lane * 8;
   float sum = 0.0f;

@@ -82,7 +82,7 @@ describe('fused dense attention', () => {
     });
   });
 
-  it('gives the same bits every time, and adds to gradients that are there', () => {
+  it('repeats bit for bit, and adds to existing gradients', () => {
     const [once, again, twice] = [run(CASES[0]), run(CASES[0]), run(CASES[0], 2)];
     expect(relativeError(again.out, once.out)).toBe(0);
     once.gradients.forEach((gradient, i) => {

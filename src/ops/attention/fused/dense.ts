@@ -1,6 +1,6 @@
 /**
- * Dense causal attention on tensor cores (CUDA, bf16): the kernels of the window branch with a window that no sequence
- * outgrows, so that sparse attention is measured against a baseline of the same make.
+ * Dense causal attention on tensor cores (CUDA, bf16): the kernels of the window branch with a window longer than any
+ * sequence. A baseline for sparse attention built from the same kernels.
  */
 import type { CudaCode, LaunchArgument } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
@@ -28,11 +28,11 @@ const PREPARE_SOURCE = new URL('./dense.cu', import.meta.url);
 const LARGEST_INT = 2 ** 31 - 1;
 
 export interface DenseOptions {
-  /** The fused kernels serve batches whose longest sequence has so many tokens; Infinity = none. */
+  /** Minimum length of the longest sequence for the fused kernels. `Infinity` disables them. */
   readonly fusedFrom?: number;
 }
 
-/** Why the fused kernels cannot serve here, in words; null when they can. */
+/** Why the fused kernels cannot run here, as a sentence; null if they can. */
 export function denseRefusal(
   problem: {
     readonly heads: HeadShape;
@@ -56,7 +56,7 @@ export function denseRefusal(
   return null;
 }
 
-/** The caller has asked `denseRefusal`. */
+/** Requires that `denseRefusal` returns null. */
 export function fusedDenseAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences): Tensor {
   const { q, k, v } = inputs;
   const kernels = new DenseKernels(tape.device, headsOf(inputs, sequences), sequences);
@@ -118,7 +118,7 @@ class DenseKernels {
     for (const tensor of [packed, delta, shift]) tape.drop(tensor);
   }
 
-  /** Keys and values as the tensor cores read them. */
+  /** Packs keys and values into the layout of the tensor cores. */
   #pack(tape: Tape, k: Tensor, v: Tensor): Tensor {
     const tiles = this.#tiles(64, 1);
     const packed = tape.empty([tiles, packedTileBytes(this.heads) / 2], 'bf16');

@@ -2,8 +2,8 @@
 // heads of a group packed as rows, so that they share each key and value.
 //
 // A tile is 64 rows per warpgroup. Keys and values, packed beforehand (pack_tile), come in steps of
-// WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a warp of its
-// own would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
+// WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a producer warp
+// would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
 // two. P*V of one step runs on the tensor cores while the exponentials of the next run on the other units.
 #pragma once
 #include "matrix.cuh"
@@ -14,13 +14,14 @@ constexpr int STAGES = 4;  // of the ring, unless said otherwise
 #endif
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
-template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED = (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
+template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED =
+    (WARPGROUPS * OWN + STAGES * WIDE * (PK + PV)) * PANEL + 1024 + 128;  // and the barriers
 template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 
 // Blocks that fit on a multiprocessor by registers
 #define FORWARD_BLOCKS(warpgroups, wide) ((warpgroups) >= 3 || (wide) > 1 || PK + PV > 2 ? 1 : 2)
 
-// A branch says what the tile sees, in key tiles of 64:
+// A branch defines what the tile sees, in key tiles of 64:
 //   tiles            how many it streams
 //   packed, tile(i)  key tile i is packed tile tile(i); past the end any tile that exists
 //   whole(i)         true when every row of the tile sees all 64 keys of tile i
@@ -39,7 +40,8 @@ template <class First, class Second> struct Both {
   const First& first;
   const Second& second;
 };
-template <class First, class Second> __device__ __forceinline__ const unsigned char* packed_tile(const Both<First, Second>& both, int i) {
+template <class First, class Second>
+__device__ __forceinline__ const unsigned char* packed_tile(const Both<First, Second>& both, int i) {
   return i < both.first.tiles ? packed_tile(both.first, i) : packed_tile(both.second, i - both.first.tiles);
 }
 
@@ -85,17 +87,20 @@ template <int WARPGROUPS, int WIDE, int STAGES = ::STAGES> struct Ring {
   }
 };
 
-// The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`. OWN_STAGING: the
-// output goes out through a panel that nobody else uses, so that the queries stay for another branch.
+// The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`. OWN_STAGING:
+// the output goes out through a panel of its own, so that the queries stay for another branch.
 template <int WARPGROUPS, int WIDE, bool OWN_STAGING, class Branch, class Stages, class Source>
-__device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages& ring, const Source& source, int begin, u32 query_address, unsigned char* staging) {
+__device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages& ring, const Source& source, int begin,
+                                             u32 query_address, unsigned char* staging) {
+  // ---- State of this thread: of a warpgroup's 64 rows it has two, a quad of lanes shares them
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const int steps = (branch.tiles + WIDE - 1) / WIDE;
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;  // this thread's rows: row and row + 8
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
   const u32 queries = handle(query_address);
   const float c = scale_log2();
-  float out[PV][32], score[WIDE][32], top0 = -positive_infinity(), top1 = -positive_infinity(), sum0 = 0.0f, sum1 = 0.0f;
+  float out[PV][32], score[WIDE][32], top0 = -positive_infinity(), top1 = -positive_infinity(), sum0 = 0.0f,
+                                      sum1 = 0.0f;
   float shift0 = 0.0f, shift1 = 0.0f, limit0 = -positive_infinity(), limit1 = -positive_infinity();
   u32 weights[WIDE][4][4];
 #pragma unroll
@@ -103,19 +108,23 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
 #pragma unroll
     for (int i = 0; i < 32; i++) out[p][i] = 0.0f;
 
+  // ---- The parts of a step
+  // score [64, WIDE * 64] = Q [64, DK] * K^T of step k
   const auto multiply = [&](int k) {
 #pragma unroll
     for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
     matrix_commit();
   };
-  const auto accumulate = [&](int k, u32 (&weights)[WIDE][4][4]) {
+  // out [64, DV] += P [64, WIDE * 64] * V of step k
+  const auto accumulate = [&](int k, u32(&weights)[WIDE][4][4]) {
     const u32 values = handle(ring.stage(begin + k) + PK * PANEL);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
       for (int p = 0; p < PV; p++)
 #pragma unroll
-        for (int s = 0; s < 4; s++) product<ACROSS>(out[p], weights[j][s], advance(values, j * PACKED + p * PANEL), s, true);
+        for (int s = 0; s < 4; s++)
+          product<ACROSS>(out[p], weights[j][s], advance(values, j * PACKED + p * PANEL), s, true);
     matrix_commit();
   };
   const auto rescale = [&](float keep0, float keep1) {
@@ -174,7 +183,8 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
       max1 = max1 > limit1 ? max1 : top1;
       shift0 = max0 == -positive_infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
       shift1 = max1 == -positive_infinity() ? 0.0f : max1 * c;
-      // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's rounding.
+      // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's
+      // rounding.
       keep0 = max0 == top0 ? 1.0f : exp2_approximate(top0 * c - shift0);
       keep1 = max1 == top1 ? 1.0f : exp2_approximate(top1 * c - shift1);
       top0 = max0;
@@ -201,6 +211,7 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
     sum1 += add1;
   };
 
+  // ---- The pipeline: P*V of step k - 1 runs beside Q*K of step k and its exponentials
   if (steps > 0) {
     float keep0, keep1;
     bool raised;
@@ -235,17 +246,22 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(out[p]);
   }
-  if (!OWN_STAGING) barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
+  if (!OWN_STAGING)
+    barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
+  // ---- Output [rows, DV] and log-sum-exp [rows]
   sum0 = quad_sum(sum0);
   sum1 = quad_sum(sum1);
   const float scale0 = sum0 > 0.0f ? 1.0f / sum0 : 0.0f, scale1 = sum1 > 0.0f ? 1.0f / sum1 : 0.0f;
-  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -positive_infinity(), lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -positive_infinity();
+  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -positive_infinity(),
+              lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -positive_infinity();
 #pragma unroll
   for (int p = 0; p < PV; p++)
     store_rows(out[p], staging, scale0, scale1, [&](int i, int r, int chunk, uint4 x) {
-      const float lse = __shfl_sync(~0u, i < 2 ? lse0 : lse1, ((i * 4 + lane / 8) & 7) * 4);  // of the quad that owns row r
-      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DV) branch.finish(group * 64 + r, p * 64 + chunk * 8, x, lse);
+      const float lse =
+          __shfl_sync(~0u, i < 2 ? lse0 : lse1, ((i * 4 + lane / 8) & 7) * 4);  // of the quad that owns row r
+      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DV)
+        branch.finish(group * 64 + r, p * 64 + chunk * 8, x, lse);
     });
 }
 
@@ -272,12 +288,15 @@ __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shar
   attend_tiles<WARPGROUPS, WIDE, false>(branch, ring, branch, 0, own, shared + (own - origin));
 }
 
-// Two branches of the same rows; the second may have no tiles, then nothing of it is written. Shared memory: ATTEND_BOTH_SHARED.
+// Two branches of the same rows; the second may have no tiles, then nothing of it is written. Shared memory:
+// ATTEND_BOTH_SHARED.
 constexpr int BOTH_STAGES = PK + PV <= 2 ? 4 : 3;
-template <int WARPGROUPS> constexpr int ATTEND_BOTH_SHARED = (WARPGROUPS * (PK + 1) + BOTH_STAGES * (PK + PV)) * PANEL + 1024 + 128;
+template <int WARPGROUPS> constexpr int ATTEND_BOTH_SHARED =
+    (WARPGROUPS * (PK + 1) + BOTH_STAGES * (PK + PV)) * PANEL + 1024 + 128;
 template <int WARPGROUPS, class First, class Second>
 __device__ __forceinline__ void attend_both(const First& first, const Second& second, unsigned char* shared) {
-  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u, own = base + warpgroup() * (PK + 1) * PANEL;
+  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u,
+            own = base + warpgroup() * (PK + 1) * PANEL;
   const Both<First, Second> both = {first, second};
   Ring<WARPGROUPS, 1, BOTH_STAGES> ring;
   ring.base = base + WARPGROUPS * (PK + 1) * PANEL;

@@ -1,7 +1,8 @@
 /**
- * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch gives
- * output and log-sum-exp, blocks are ranked, the lists of who chose which block are built, and the selected branch ends
- * with the gated sum of all three. Nothing waits for the device: which way the selected branch takes is decided there.
+ * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch
+ * gives output and log-sum-exp, blocks are ranked, the lists of the tokens that chose each block are built, and the
+ * selected branch ends with the gated sum of all three. The host never waits: the device decides which path the
+ * selected branch takes.
  */
 import { f32 } from '../../../device/cuda/runtime.js';
 import type { Tape } from '../../../tensor/tape.js';
@@ -14,7 +15,7 @@ import { packedTileBytes } from './plan.js';
 export const SELECTED_PATHS = ['adaptive', 'union', 'outer'] as const;
 export type SelectedPath = (typeof SELECTED_PATHS)[number];
 
-/** The numbers plan.cuh knows the paths by. */
+/** The constants of plan.cuh. */
 const CHOICE: Record<SelectedPath, number> = { adaptive: 0, union: 1, outer: 2 };
 
 /** Outputs, and what the backward pass reads. */
@@ -38,7 +39,7 @@ export interface ForwardScratch {
   readonly packedCmp: Tensor;
   readonly packedSel: Tensor;
   readonly packedWin: Tensor;
-  /** How often each (list, stretch) was chosen, and at which place of it each choice stands. */
+  /** Choices per (list, stretch), and the rank of each choice in it. */
   readonly counts: Tensor;
   readonly ranks: Tensor;
   readonly begins: Tensor;
@@ -46,7 +47,7 @@ export interface ForwardScratch {
   readonly totals: Tensor;
   readonly schedule: Tensor;
   readonly forwardItems: Tensor;
-  /** Null when the union is certain to serve. */
+  /** Null if the path is `union`. */
   readonly partial: Tensor | null;
   readonly partialLse: Tensor | null;
 }
@@ -124,7 +125,7 @@ export class FusedForward {
     this.select();
   }
 
-  /** The rest, in the order that the kernels need. `served` counts on the device which path did the work. */
+  /** The rest, in the order that the kernels need. `served` counts on the device which path ran. */
   attend(path: SelectedPath, options: { readonly sorted: boolean; readonly served: Tensor | null }): void {
     this.packSelected();
     this.packWindow();
@@ -168,7 +169,7 @@ export class FusedForward {
     batch.launchTiles('window', 'window_forward', this.inputs.q, this.scratch.packedWin, oWin, lseWin, ...place);
   }
 
-  /** Ranks blocks, and counts who chose which. */
+  /** Ranks blocks, and counts the tokens that chose each. */
   select(): void {
     const { batch, inputs, scratch, results } = this;
     const { plan } = batch;
@@ -187,8 +188,8 @@ export class FusedForward {
   }
 
   /**
-   * From counts and ranks: the list of every block, the work items of both passes, and, unless the union is certain to
-   * serve, which kernel works on which stretch of tokens, by the mean union of its tiles.
+   * From counts and ranks: the list of every block, the work items of both passes, and, unless the path is `union`,
+   * which kernel works on which stretch of tokens, by the mean union of its tiles.
    */
   index(path: SelectedPath): void {
     const { batch, scratch, results } = this;
@@ -216,7 +217,7 @@ export class FusedForward {
     );
   }
 
-  /** Lists in the order of tokens. The order they are filled in is the order in which blocks of threads came by. */
+  /** Sorts lists by token: they are filled in the nondeterministic order in which thread blocks run. */
   sort(): void {
     const { batch, results } = this;
     const { plan } = batch;
@@ -228,7 +229,7 @@ export class FusedForward {
     );
   }
 
-  /** The selected branch and the sum of all three; unless the union is certain to serve, the window branch too. */
+  /** The selected branch and the gated sum; unless the path is `union`, the window branch too. */
   selected(path: SelectedPath, served: Tensor | null): void {
     if (path === 'union') {
       this.#union(null, served);
@@ -239,7 +240,9 @@ export class FusedForward {
     this.#outer(served);
   }
 
-  /** The tokens of a tile share one stream over the union of their blocks. Without a schedule it works in any case. */
+  /**
+   * The tokens of a tile share one stream over the union of their blocks. Without a schedule it works on all tokens.
+   */
   #union(schedule: Tensor | null, served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
     const { plan } = batch;
@@ -258,7 +261,7 @@ export class FusedForward {
     );
   }
 
-  /** What every token sees: the window; and where KV-outer serves, with the same queries, the blocks that every token has. */
+  /** The window branch; and, for the stretches of KV-outer, the forced blocks with the same queries. */
   #dense(): void {
     const { batch, inputs, results, scratch } = this;
     const { oSel, lseSel, oWin, lseWin } = results;
@@ -270,7 +273,7 @@ export class FusedForward {
     );
   }
 
-  /** Each chosen block over its list, as partial results merged as they come. */
+  /** Each chosen block over its list: partial results, merged in the same kernel. */
   #outer(served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
     const { plan, tokenStarts, blockStarts, sequences } = batch;

@@ -25,8 +25,10 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
-  const float shift0 = token0 >= 0 ? shift[branch.index(row)] : positive_infinity(), delta0 = token0 >= 0 ? delta[branch.index(row)] : 0.0f;
-  const float shift1 = token1 >= 0 ? shift[branch.index(row + 8)] : positive_infinity(), delta1 = token1 >= 0 ? delta[branch.index(row + 8)] : 0.0f;
+  const float shift0 = token0 >= 0 ? shift[branch.index(row)] : positive_infinity(),
+              delta0 = token0 >= 0 ? delta[branch.index(row)] : 0.0f;
+  const float shift1 = token1 >= 0 ? shift[branch.index(row + 8)] : positive_infinity(),
+              delta1 = token1 >= 0 ? delta[branch.index(row + 8)] : 0.0f;
   const float c = scale_log2();
   float d_query[PK][32], score[32], d_score[32];
   u32 operand[4][4];
@@ -46,7 +48,8 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int p = 0; p < PK; p++)
 #pragma unroll
-      for (int s = 0; s < 4; s++) product<ACROSS>(d_query[p], operand[s], advance(handle(ring.stage(k)), p * PANEL), s, true);
+      for (int s = 0; s < 4; s++)
+        product<ACROSS>(d_query[p], operand[s], advance(handle(ring.stage(k)), p * PANEL), s, true);
     matrix_commit();
   };
   const auto weigh = [&](int k) {
@@ -107,8 +110,9 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
   barrier(1 + group, 128);
 #pragma unroll
   for (int p = 0; p < PK; p++)
-    store_rows(d_query[p], shared + (own - shared_address(shared)), scale(), scale(), [&](int, int r, int chunk, uint4 x) {
-      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DK)
-        *(uint4*)(dq + branch.index(group * 64 + r) * DK + p * 64 + chunk * 8) = x;
-    });
+    store_rows(d_query[p], shared + (own - shared_address(shared)), scale(), scale(),
+               [&](int, int r, int chunk, uint4 x) {
+                 if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DK)
+                   *(uint4*)(dq + branch.index(group * 64 + r) * DK + p * 64 + chunk * 8) = x;
+               });
 }

@@ -15,7 +15,7 @@ const TOKENS = 3501;
 
 const SHARED: Readonly<Record<string, number>> = sharedBytes(
   { heads: HEADS, sparse: SPARSE },
-  { queryMajor: false, portable: false },
+  { queryMajor: false, mmaSync: false },
   21,
 );
 const constant = exportedBy({ heads: HEADS, sparse: SPARSE });
@@ -103,7 +103,7 @@ describe('launches of the fused kernels', () => {
     const { forward } = trace({ kernel: 'v1' });
     expect(names(forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
     expect(forward[0].macros).toMatchObject({ UNION_TOKENS: 1, UNION_WARPGROUPS: 1 });
-    expect(trace({ portable: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, PORTABLE: 1 });
+    expect(trace({ mmaSync: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, MMA_SYNC: 1 });
   });
 
   it('sort lists and add parts in order in deterministic mode', () => {
@@ -153,7 +153,7 @@ describe('launches of the fused kernels', () => {
     expect(find(backward, 'combine_backward').shape.grid).toBe(Math.ceil((TOKENS * 12 * 4) / 256));
   });
 
-  it('add to gradients that are there by a detour', () => {
+  it('add to existing gradients through a temporary', () => {
     const adds = names(trace({}, { uses: 2 }).backward).filter((name) => name === 'add_forward');
     expect(adds).toHaveLength(8);
   });

@@ -1,6 +1,6 @@
 // Matrix products of one warpgroup (128 threads): D[64, 64] += A[64, 16] * B[16, 64], bf16 in, fp32 out.
 // Two implementations with the same fragments: wgmma on sm_90a and mma.sync + ldmatrix elsewhere
-// (or with -DPORTABLE). Operands in shared memory are panels (see swizzle): a panel whose rows run
+// (or with -DMMA_SYNC). Operands in shared memory are panels (see swizzle): a panel whose rows run
 // along the product's inner dimension is "across", one whose columns do is "along".
 //   accumulator d[4*n + e]: row 16*warp + lane/4 + 8*(e/2), column 8*n + 2*(lane%4) + e%2.
 // On sm_90a a product is asynchronous: matrix_begin, products, matrix_commit, ..., matrix_wait<pending>,
@@ -8,7 +8,7 @@
 #pragma once
 #include "common.cuh"
 
-#if __CUDA_ARCH__ >= 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
+#if __CUDA_ARCH__ >= 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MMA_SYNC)
 #define WGMMA 1
 #else
 #define WGMMA 0
@@ -16,8 +16,9 @@
 
 constexpr bool ALONG = false, ACROSS = true;
 
-// This thread's warpgroup. The exchange tells the assembler that a warp agrees on it: handles that follow from it are computed
-// once, in uniform registers, where a product wants them, and not moved there for each (18 of 244 instructions of a step).
+// This thread's warpgroup. The shuffle lets the assembler know that the value is uniform in a warp: handles derived
+// from it are computed once, in uniform registers, where a product reads them, instead of being moved there each time
+// (18 of 244 instructions of a step).
 __device__ __forceinline__ int warpgroup() { return (int)__shfl_sync(~0u, threadIdx.x / 128, 0); }
 
 __device__ __forceinline__ void hold(float (&d)[32]) {
@@ -40,12 +41,12 @@ __device__ __forceinline__ u32 handle(u32 address) { return ((address & 0x3ffff)
 __device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes / 16; }
 constexpr u32 DESCRIPTOR_HIGH = 0x40000040u;
 
-#define ACC32(d)                                                                                                  \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),      \
-      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),       \
-      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),      \
+#define ACC32(d)                                                                                              \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
+      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
       "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define REG32                                                                                                      \
+#define REG32                                                                                                       \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
 
@@ -80,10 +81,14 @@ __device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes; }
 template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
   if (TRANSPOSE)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
 }
 template <bool B_ACROSS>
 __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b, int step, bool add) {
@@ -95,10 +100,8 @@ __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b
 #pragma unroll
   for (int n = 0; n < 4; n++) {
     u32 r[4];
-    if (B_ACROSS)
-      load_fragment<true>(r, b + swizzle(step * 16 + (lane & 15), n * 2 + (lane >> 4)));
-    else
-      load_fragment<false>(r, b + swizzle(n * 16 + (lane >> 4) * 8 + (lane & 7), step * 2 + ((lane >> 3) & 1)));
+    if (B_ACROSS) load_fragment<true>(r, b + swizzle(step * 16 + (lane & 15), n * 2 + (lane >> 4)));
+    else load_fragment<false>(r, b + swizzle(n * 16 + (lane >> 4) * 8 + (lane & 7), step * 2 + ((lane >> 3) & 1)));
     mma_bf16(d + n * 8, a[0], a[1], a[2], a[3], r[0], r[1]);
     mma_bf16(d + n * 8 + 4, a[0], a[1], a[2], a[3], r[2], r[3]);
   }
@@ -109,8 +112,7 @@ __device__ __forceinline__ void product(float (&d)[32], u32 a, u32 b, int step, 
   u32 r[4];
   if (A_ACROSS)
     load_fragment<true>(r, a + swizzle(step * 16 + (lane >> 4) * 8 + (lane & 7), warp * 2 + ((lane >> 3) & 1)));
-  else
-    load_fragment<false>(r, a + swizzle(warp * 16 + (lane & 15), step * 2 + (lane >> 4)));
+  else load_fragment<false>(r, a + swizzle(warp * 16 + (lane & 15), step * 2 + (lane >> 4)));
   product<B_ACROSS>(d, r, b, step, add);
 }
 #endif
@@ -137,13 +139,14 @@ __device__ __forceinline__ void stage_rows(const float (&d)[32], unsigned char* 
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int n = 0; n < 8; n++) {
-    *(u32*)(panel + swizzle(first + lane / 4, n) + (lane & 3) * 4) = pack_bf16(d[n * 4] * scale0, d[n * 4 + 1] * scale0);
-    *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) = pack_bf16(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
+    *(u32*)(panel + swizzle(first + lane / 4, n) + (lane & 3) * 4) =
+        pack_bf16(d[n * 4] * scale0, d[n * 4 + 1] * scale0);
+    *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) =
+        pack_bf16(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
   }
   __syncwarp();
 }
-template <class Sink>
-__device__ __forceinline__ void emit_rows(const unsigned char* panel, Sink sink) {
+template <class Sink> __device__ __forceinline__ void emit_rows(const unsigned char* panel, Sink sink) {
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -152,8 +155,8 @@ __device__ __forceinline__ void emit_rows(const unsigned char* panel, Sink sink)
   }
   __syncwarp();
 }
-template <class Sink>
-__device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1, Sink sink) {
+template <class Sink> __device__ __forceinline__ void store_rows(const float (&d)[32], unsigned char* panel,
+                                                                 float scale0, float scale1, Sink sink) {
   stage_rows(d, panel, scale0, scale1);
   emit_rows(panel, sink);
 }

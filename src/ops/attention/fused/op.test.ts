@@ -87,8 +87,8 @@ describe('refusals of the fused kernels', () => {
     expect(fusedRefusal(problem, cpu())).toBe('the fused kernels run on CUDA, not on cpu');
     expect(fusedRefusal({ ...problem, dtype: 'f32' }, gpu)).toBe('the fused kernels take bf16, not f32');
     expect(fusedRefusal({ ...problem, heads: heads(4, 2, 24) }, gpu)).toContain('d_k 24');
-    expect(fusedRefusal(problem, gpu, { kernel: 'reference' })).toBe('the reference was asked for');
-    expect(fusedRefusal(problem, gpu, { fusedFrom: 1101 })).toBe('the fused kernels serve from 1101 tokens on');
+    expect(fusedRefusal(problem, gpu, { kernel: 'reference' })).toBe('the reference kernel was requested');
+    expect(fusedRefusal(problem, gpu, { fusedFrom: 1101 })).toBe('the fused kernels run from 1101 tokens on');
     expect(fusedRefusal(problem, gpu, { fusedFrom: Number.POSITIVE_INFINITY })).toBe(
       'the fused kernels are switched off',
     );
@@ -219,14 +219,14 @@ describe('the fused kernels', () => {
     ['outer', { path: 'outer' }],
     ['deterministic', { deterministic: true }],
     ['deterministic outer', { deterministic: true, path: 'outer' }],
-    ['portable', { portable: true }],
-    ['portable outer', { portable: true, path: 'outer' }],
+    ['mma.sync', { mmaSync: true }],
+    ['mma.sync outer', { mmaSync: true, path: 'outer' }],
   ];
   it.each(VARIANTS)('equal the reference, ragged batch: %s', async (_, options) => {
     await expectReference(RAGGED, options, 2);
   });
 
-  it('say which path served', () => {
+  it('count which path ran', () => {
     const values = valuesOf(RAGGED, 2);
     const served = (options: SparseOptions) => run(RAGGED, values, options).counts;
     expect(served({ path: 'union' })).toMatchObject({ attention_union: 1, attention_outer: 0 });
@@ -238,7 +238,7 @@ describe('the fused kernels', () => {
     });
   });
 
-  it('add to gradients that are there', () => {
+  it('add to existing gradients', () => {
     const values = valuesOf(RAGGED, 3);
     const options = { deterministic: true };
     const [once, twice] = [run(RAGGED, values, options), run(RAGGED, values, options, 2)];
@@ -306,9 +306,9 @@ describe('the fused kernels', () => {
     expect('error' in finding && finding.error, JSON.stringify(finding)).toBeLessThan(tolerance('bf16'));
   });
 
-  it.each([...SHAPES, RAGGED])('need the shared memory that the plan says: $name', (example) => {
+  it.each([...SHAPES, RAGGED])('need the shared memory that the plan computes: $name', (example) => {
     for (const queryMajor of [false, true]) {
-      const build = { queryMajor, portable: false };
+      const build = { queryMajor, mmaSync: false };
       const layout = sparseLayout(new Sequences(cuda(), example.lengths), example.sparse);
       const batch = new FusedBatch(cuda(), example, build, layout);
       const union = unionTokens(example, build, sharedLimit(cuda().architecture));

@@ -1,17 +1,17 @@
 /**
- * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule in the place of
- * compressed, select, selected, window and combine. dev/log/kernel-notes.md has the design and the measurements.
+ * The attention core by fused tensor-core kernels (CUDA, bf16): one operation with one backward rule instead of
+ * compressed, select, selected, window and combine. dev/log/2026-11-kernels.md has the design and the measurements.
  *
- * Gates must not be negative, which no gate is: the backward pass takes their logarithm. Only `out` is differentiated.
+ * Gates must be non-negative: the backward pass takes their logarithm. Only `out` is differentiated.
  *
  * The selected branch has two builds. Query-major (`v1`) gives every token a tile of its own, of which its heads fill a
  * tenth: 6.74 ms against 1.37 at 65,536 tokens. `v2` shares: tile-union where neighbours agree or a sequence is short,
  * KV-outer otherwise, and the device chooses between them by the selections of the batch. A tile of the union costs as
- * much as a tile of one token and serves 128 / heads-per-group of them, so no length is short enough for v1 to win, and
+ * much as a tile of one token and holds 128 / heads-per-group of them, so no length is short enough for v1 to win, and
  * `adaptive` is v2 at every length; `sharedFrom` is a threshold of the other kernels.
  *
- * Masked values are multiplied by zero, as tensor cores do: an infinity or NaN in a value reaches every query of its tile,
- * also the earlier ones. Finite values of the future never do.
+ * Masked values are multiplied by zero, as tensor cores do: an infinity or NaN in a value reaches every query of its
+ * tile, also the earlier ones. Finite values of the future never do.
  */
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
@@ -35,44 +35,44 @@ import { batchRefusal, type FusedBuild, type FusedShape, shapeRefusal, sharedLim
 
 export { SELECTED_PATHS, type SelectedPath } from './forward.js';
 
-/** How the fused kernels run; all of it for tests and benches but `deterministic`. */
+/** How the fused kernels run. All options but `deterministic` are for tests and benchmarks. */
 export interface FusedOptions {
-  /** Sums in a fixed order: the same bits every time. Costs 5 to 8 % of the backward pass, and memory. */
+  /** Sums in a fixed order, so that results repeat bit for bit. Costs 5 to 8 % of the backward pass, and memory. */
   readonly deterministic?: boolean;
-  /** The way of the selected branch; by default the device chooses. */
+  /** Path of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
-  /** mma.sync in place of Hopper's wgmma. Other GPUs have nothing else. */
-  readonly portable?: boolean;
+  /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */
+  readonly mmaSync?: boolean;
 }
 
-/** What is asked of the kernels. */
+/** Shape, dtype and size of a call. */
 export interface FusedProblem extends FusedShape {
   /** Of queries, keys and values. */
   readonly dtype: Dtype;
   readonly tokens: Pick<Sequences, 'total' | 'longest'>;
 }
 
-/** Why the fused kernels cannot serve here, in words; null when they can. */
+/** Why the fused kernels cannot run here, as a sentence; null if they can. */
 export function fusedRefusal(problem: FusedProblem, device: Device, options: SparseOptions = {}): string | null {
   const cuda = cudaRuntime(device);
   const { tokens } = problem;
   if (!cuda) return `the fused kernels run on CUDA, not on ${device.kind}`;
   if (problem.dtype !== 'bf16') return `the fused kernels take bf16, not ${problem.dtype}`;
-  if (options.kernel === 'reference') return 'the reference was asked for';
+  if (options.kernel === 'reference') return 'the reference kernel was requested';
   const { fusedFrom = 0 } = options;
   if (tokens.longest < fusedFrom)
     return fusedFrom === Number.POSITIVE_INFINITY
       ? 'the fused kernels are switched off'
-      : `the fused kernels serve from ${fusedFrom} tokens on`;
+      : `the fused kernels run from ${fusedFrom} tokens on`;
   const refused = shapeRefusal(problem, fusedBuild(options), cuda.architecture);
   return refused ?? batchRefusal(problem, tokens, sharedLimit(cuda.architecture));
 }
 
-export function fusedBuild({ kernel, portable = false }: SparseOptions): FusedBuild {
-  return { queryMajor: kernel === 'v1', portable };
+export function fusedBuild({ kernel, mmaSync = false }: SparseOptions): FusedBuild {
+  return { queryMajor: kernel === 'v1', mmaSync };
 }
 
-/** The query-major build is a union of one token. */
+/** The query-major build is tile-union with one token per tile. */
 export function fusedPath({ kernel, path = 'adaptive' }: SparseOptions): SelectedPath {
   return kernel === 'v1' ? 'union' : path;
 }
@@ -80,14 +80,14 @@ export function fusedPath({ kernel, path = 'adaptive' }: SparseOptions): Selecte
 const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
 
 /**
- * Whether a checkpointed block keeps what `FusedForward.rank` computes, about 1.9 kB a token and layer at 12 heads of 64,
- * instead of computing it twice: at 32,768 tokens that is 5 % of a step, at a million a quarter.
+ * Whether a checkpointed block keeps what `FusedForward.rank` computes, about 1.9 kB a token and layer at 12 heads of
+ * 64, instead of computing it twice: at 32,768 tokens that is 5 % of a step, at a million a quarter.
  */
 export function isKept(longest: number): boolean {
   return longest >= 32_768;
 }
 
-/** The caller has asked `fusedRefusal`. */
+/** Requires that `fusedRefusal` returns null. */
 export function fusedSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
@@ -130,7 +130,7 @@ export function fusedSparseAttention(
     }
     gradients.finish();
   });
-  // Nobody but the rule reads these; it has them saved, if there is one.
+  // Only the backward rule reads these, and it has saved them.
   const { lseCmp, lseSel, lseWin, lists, offsets, backwardItems } = results;
   dropAll(tape, { lseCmp, lseSel, lseWin, lists, offsets, backwardItems });
   return { out, oCmp, oSel, oWin, selected };

@@ -1,6 +1,7 @@
 // What selection leaves for the selected branch: the choice of kernel and the schedule of the KV-outer one.
-// Tokens (flat, all sequences) are cut into stretches, and each is given to one of the two kernels. The KV-outer kernel works through them in order: the
-// partial results of a stretch, then, LAG stretches later, their merge. Partials live in a ring of RING stretches.
+// Tokens (flat, all sequences) are cut into stretches, and each is given to one of the two kernels. The KV-outer kernel
+// works through them in order: the partial results of a stretch, then, LAG stretches later, their merge. Partials live
+// in a ring of RING stretches.
 #pragma once
 #include "common.cuh"
 
@@ -8,7 +9,7 @@
 #define OUTER_CHUNK 128  // tokens one work item of the KV-outer forward takes from a list
 #endif
 #ifndef SEL_CHUNK
-#define SEL_CHUNK 512    // and of the backward, forced tokens included
+#define SEL_CHUNK 512  // and of the backward, forced tokens included
 #endif
 #ifndef UNION_WARPGROUPS
 #define UNION_WARPGROUPS 2
@@ -21,10 +22,10 @@
 #endif
 
 #ifndef SLACK
-#define SLACK 2   // stretches that may be begun before a merged one's place is free again
+#define SLACK 2  // stretches that may be begun before a merged one's place is free again
 #endif
 #ifndef MERGE_TOKENS
-#define MERGE_TOKENS 8   // tokens of a merge item; a stretch is a multiple of it
+#define MERGE_TOKENS 8  // tokens of a merge item; a stretch is a multiple of it
 #endif
 
 constexpr int RING = LAG + SLACK;

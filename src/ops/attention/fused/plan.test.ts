@@ -20,7 +20,7 @@ const PAPER: FusedShape = {
   heads: { heads: 12, groups: 2, dk: 64, dv: 64 },
   sparse: { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 },
 };
-const SHARED = { queryMajor: false, portable: false };
+const SHARED = { queryMajor: false, mmaSync: false };
 const shaped = (heads: Partial<FusedShape['heads']>, sparse: Partial<FusedShape['sparse']> = {}): FusedShape => ({
   heads: { ...PAPER.heads, ...heads },
   sparse: { ...PAPER.sparse, ...sparse },
@@ -128,7 +128,7 @@ describe('sizes', () => {
       selected_outer_shared: 48_128,
       selected_backward_shared: 74_752,
     });
-    const queryMajor = { queryMajor: true, portable: false };
+    const queryMajor = { queryMajor: true, mmaSync: false };
     expect(sharedBytes(PAPER, queryMajor, 1).selected_union_shared).toBe(74_956);
     expect(sharedBytes(shaped({}, { lSel: 48, nSel: 10 }), SHARED, 21).select_blocks_shared).toBe(88_576);
   });
@@ -173,8 +173,8 @@ describe('macros', () => {
       ...{ HEADS: 12, GROUPS: 2, DK: 64, DV: 64, CMP_L: 32, CMP_D: 16, SEL_L: 64, SEL_N: 16, WINDOW: 512 },
       UNION_TOKENS: 21,
     });
-    expect(fusedMacros(PAPER, { queryMajor: true, portable: true }, 1)).toMatchObject({
-      ...{ UNION_TOKENS: 1, UNION_WARPGROUPS: 1, PORTABLE: 1 },
+    expect(fusedMacros(PAPER, { queryMajor: true, mmaSync: true }, 1)).toMatchObject({
+      ...{ UNION_TOKENS: 1, UNION_WARPGROUPS: 1, MMA_SYNC: 1 },
     });
     expect(fusedMacros(shaped({}, { w: 2 ** 40 }), SHARED, 21)).toMatchObject({ WINDOW: 2 ** 30 });
   });
@@ -216,7 +216,7 @@ describe('refusals', () => {
     expect(shapeRefusal(shaped({ heads: 4, dk: 192, dv: 128 }), SHARED, 80)).toContain('bytes of shared memory');
   });
 
-  it('of heads alone serve dense attention', () => {
+  it('of heads alone are enough for dense attention', () => {
     expect(headsRefusal(PAPER.heads)).toBeNull();
     expect(headsRefusal({ ...PAPER.heads, groups: 5 })).toContain('12 heads in 5 groups');
   });

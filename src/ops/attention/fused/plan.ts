@@ -1,6 +1,6 @@
 /**
  * What the fused attention kernels can take and how much they need, as pure functions: macros, shared memory, the sizes
- * of buffers and grids. The kernels say the same in their EXPORTs; a test on the GPU compares the two.
+ * of buffers and grids. The kernels export the same numbers (EXPORT); a test on the GPU compares them.
  */
 import type { Macros } from '../../../device/cuda/runtime.js';
 import { compressedCount } from '../../common/sequences.js';
@@ -11,19 +11,19 @@ export interface FusedShape {
   readonly sparse: SparseShape;
 }
 
-/** `queryMajor`: one token a tile in the selected branch (v1). `portable`: mma.sync in place of wgmma. */
+/** `queryMajor`: one token a tile in the selected branch (v1). `mmaSync`: mma.sync instead of wgmma. */
 export interface FusedBuild {
   readonly queryMajor: boolean;
-  readonly portable: boolean;
+  readonly mmaSync: boolean;
 }
 
-/** Rows of a tile, and bytes of 64 rows of 64 bf16: what the tensor cores are fed with. */
+/** Rows of a tile, and bytes of a panel (64 rows of 64 bf16). */
 const TILE = 64;
 const PANEL = TILE * 128;
 const STAGES = 4;
 /** Rows (token, head) of a tile of two warpgroups. */
 const UNION_ROWS = 2 * TILE;
-/** A window that no sequence outgrows, with room for sums of two of them in 32 bits. */
+/** A window longer than any sequence; twice its size still fits 32 bits. */
 export const UNBOUNDED_WINDOW = 2 ** 30;
 const MOST_KEY_SIZE = 192;
 const MOST_VALUE_SIZE = 128;
@@ -34,7 +34,7 @@ const OUTER_CHUNK = 128;
 const SELECTED_CHUNK = 512;
 /** Bits for the blocks of the longest sequence: 65,536 blocks. */
 const UNION_BITMAP_BYTES = 8192;
-/** The queries of a group's heads and two tiles of keys must fit this, whatever the GPU has. */
+/** Limit for the queries of a group's heads and two tiles of keys, on every GPU. */
 const SCORING_BYTES = 220 * 1024;
 /** A row of probabilities and what the tile before carries over; the sums of all threads where heads share a tile. */
 const POOLING_BYTES = TILE * (72 + 8) * 4;
@@ -61,7 +61,7 @@ export function sharedLimit(architecture: number): number {
   return kib * 1024 - 1024;
 }
 
-/** Tokens of a tile of the union: as many as fill it, fewer where the lists of so many tokens would not fit. */
+/** Tokens of a tile of the union: as many as fill it, fewer where their lists do not fit the shared memory. */
 export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number): number {
   if (build.queryMajor) return 1;
   let tokens = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
@@ -71,7 +71,7 @@ export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number)
 
 /**
  * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: 43 with 16 blocks a token; both
- * ways cost in proportion to the blocks a token has, and a tile that is not full costs the union as much as a full one.
+ * costs are proportional to the blocks per token, and a partial tile costs tile-union as much as a full one.
  */
 export function unionLimit(shape: FusedShape, tokens: number): number {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
@@ -88,7 +88,7 @@ export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, un
     WINDOW: Math.min(sparse.w, UNBOUNDED_WINDOW),
     UNION_TOKENS: unionTokens,
     ...(build.queryMajor ? { UNION_WARPGROUPS: 1 } : {}),
-    ...(build.portable ? { PORTABLE: 1 } : {}),
+    ...(build.mmaSync ? { MMA_SYNC: 1 } : {}),
   };
 }
 
@@ -107,12 +107,15 @@ function unionShared({ heads, sparse }: FusedShape, tokens: number, warpgroups: 
   return streamShared(heads, warpgroups, panels(heads.dk)) + 4 * (most + tokens * words + 2);
 }
 
-/** Shared memory of a block that walks queries: keys and values, stages of queries, four numbers for each of their rows. */
+/**
+ * Shared memory of a block that walks queries: keys and values, stages of queries, four numbers for each of their
+ * rows.
+ */
 function backwardShared({ dk, dv }: HeadShape, stages: number): number {
   return (1 + stages) * (panels(dk) + panels(dv)) * PANEL + stages * 4 * TILE * 4 + 1024;
 }
 
-/** Of dense and window attention alone. */
+/** Shared memory of dense and window attention. */
 export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 'queryGradient', number> {
   const [pk, pv] = [panels(heads.dk), panels(heads.dv)];
   return {
@@ -122,7 +125,9 @@ export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 
   };
 }
 
-/** Heads of a group in one tile of the kernel that ranks blocks: 1, or 2 or 4 with fewer tokens where they do not fit. */
+/**
+ * Heads of a group in one tile of the kernel that ranks blocks: 1, or 2 or 4 with fewer tokens where they do not fit.
+ */
 export function scoringSplit(heads: HeadShape): 1 | 2 | 4 {
   const bytes = (split: number) => scoringBytes(heads, split) + POOLING_BYTES;
   return bytes(1) < SCORING_BYTES ? 1 : bytes(2) < SCORING_BYTES ? 2 : 4;
@@ -138,13 +143,19 @@ function scoringTiles(heads: HeadShape, split: number): number {
   return teams * Math.ceil(headsPerGroup(heads) / (split * teams));
 }
 
-/** Of window and forced blocks one after the other: queries and a panel for outputs for each of two warpgroups, and the ring. */
+/**
+ * Of window and forced blocks one after the other: queries and a panel for outputs for each of two warpgroups, and
+ * the ring.
+ */
 function denseShared({ dk, dv }: HeadShape): number {
   const [pk, pv] = [panels(dk), panels(dv)];
   return (2 * (pk + 1) + (pk + pv <= 2 ? STAGES : 3) * (pk + pv)) * PANEL + 1024 + 128;
 }
 
-/** Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per token. */
+/**
+ * Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per
+ * token.
+ */
 function outerShared(heads: HeadShape): number {
   const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
   const entries = OUTER_CHUNK * (pk + pv <= 2 && h <= 14 ? h : 1);
@@ -173,7 +184,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
   };
 }
 
-/** Why the kernels cannot take heads of this kind, or null. */
+/** Why the kernels do not support these heads, or null. */
 export function headsRefusal(heads: HeadShape): string | null {
   const { dk, dv } = heads;
   const perGroup = headsPerGroup(heads);
@@ -188,7 +199,7 @@ export function headsRefusal(heads: HeadShape): string | null {
   return null;
 }
 
-/** Why the kernels cannot take this shape on a GPU of this architecture, or null. */
+/** Why the kernels do not support this shape on a GPU of this architecture, or null. */
 export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture: number): string | null {
   const { l, d, lSel, nSel } = shape.sparse;
   const refused = headsRefusal(shape.heads);
@@ -206,7 +217,7 @@ export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture:
   return null;
 }
 
-/** Why the kernels cannot take a batch this large, or null: what they count in 32 bits. */
+/** Why the kernels do not support a batch of this size, or null: 32-bit indices. */
 export function batchRefusal(
   { heads, sparse }: FusedShape,
   tokens: { readonly total: number; readonly longest: number },
@@ -222,7 +233,7 @@ export function batchRefusal(
   return null;
 }
 
-/** What the compiled kernels say of themselves and the sizes of buffers follow from. */
+/** Constants of the compiled kernels that buffer sizes depend on. */
 export interface KernelConstants {
   readonly maxStretches: number;
   /** Tokens that one work item of the selected branch takes, forward and backward. */
@@ -246,7 +257,7 @@ export interface BatchPlan {
   readonly choices: number;
   /** Words of a bitmap of the blocks of the longest sequence. */
   readonly words: number;
-  /** Tokens are worked on in stretches, so that partial results of only a few of them exist at a time. */
+  /** Tokens of a stretch (README.md); partial results exist for only a few stretches at a time. */
   readonly stretch: number;
   readonly stretches: number;
   readonly forwardItems: number;
@@ -254,14 +265,14 @@ export interface BatchPlan {
   /** Rows (token in the ring, head, chosen slot) of partial results. */
   readonly partialRows: number;
   readonly compressedTiles: number;
-  /** Chunks of tokens that the compressed branch's backward pass walks apart. */
+  /** Chunks of tokens that the compressed branch's backward pass processes separately. */
   readonly compressedChunks: number;
-  /** Tiles of so many tokens, and of so many rows (token, head of a group), over all sequences. */
+  /** Tiles of `per` tokens, or of `per` rows (token, head of a group), over all sequences. */
   tokenTiles(per: number): number;
   rowTiles(per: number): number;
 }
 
-/** Short stretches only where a list still has enough tokens in one. */
+/** Shorter stretches for short sequences, whose lists still have enough tokens per stretch. */
 const stretchFor = (longest: number) => (longest <= 16_384 ? 2048 : 8192);
 
 export function planBatch(lengths: readonly number[], shape: FusedShape, constants: KernelConstants): BatchPlan {

@@ -3,24 +3,29 @@
 #include "matrix.cuh"
 #include "plan.cuh"
 
-constexpr int PER_BLOCK = SEL_L / CMP_D;                // compressed keys that start in a selection block
-constexpr int CARRY = CMP_L / CMP_D - 1;                // earlier ones that reach into it
-constexpr int KEYS = (64 / PER_BLOCK) * PER_BLOCK;      // compressed keys taken per step: whole blocks
+constexpr int PER_BLOCK = SEL_L / CMP_D;            // compressed keys that start in a selection block
+constexpr int CARRY = CMP_L / CMP_D - 1;            // earlier ones that reach into it
+constexpr int KEYS = (64 / PER_BLOCK) * PER_BLOCK;  // compressed keys taken per step: whole blocks
 constexpr int BLOCKS = KEYS / PER_BLOCK;
-constexpr int TOP = SEL_N - 3;                          // slots that are not forced
-constexpr int SCORING_BYTES = 220 * 1024;               // of shared memory, whatever the GPU has
-constexpr int STRIDE = 72;                              // floats of a row of probabilities; no bank conflicts
+constexpr int TOP = SEL_N - 3;             // slots that are not forced
+constexpr int SCORING_BYTES = 220 * 1024;  // of shared memory, whatever the GPU has
+constexpr int STRIDE = 72;                 // floats of a row of probabilities; no bank conflicts
 static_assert(PER_BLOCK <= 64 && CARRY <= 8, "compression too fine for the scoring tile");
 
-// The queries of all heads of a group stay in shared memory. Where those of 64 tokens do not fit, a tile of 64 rows holds
-// 32 tokens of two heads, or 16 of four. Only one such block fits a multiprocessor, so it has two teams (warpgroups), which
-// take turns with the tiles, and warps apart that add up what all of them found for a token and rank the blocks meanwhile.
+// The queries of all heads of a group stay in shared memory. Where those of 64 tokens do not fit, a tile of 64 rows
+// holds 32 tokens of two heads, or 16 of four. Only one such block fits a multiprocessor, so it has two teams
+// (warpgroups), which take turns with the tiles, and warps apart that add up what all of them found for a token and
+// rank the blocks meanwhile.
 constexpr int teams(int split) { return split > 1 ? 2 : 1; }
-constexpr int rounds(int split) { return (HPG + split * teams(split) - 1) / (split * teams(split)); }  // tiles of queries of a team
+constexpr int rounds(int split) {
+  return (HPG + split * teams(split) - 1) / (split * teams(split));
+}  // tiles of queries of a team
 constexpr int shares_bytes(int split) { return split > 1 ? teams(split) * 128 * 32 * 4 : 0; }
-constexpr int scoring_bytes(int split) { return (teams(split) * rounds(split) + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + shares_bytes(split); }
+constexpr int scoring_bytes(int split) {
+  return (teams(split) * rounds(split) + 2) * PK * PANEL + 64 * (STRIDE + 8) * 4 + shares_bytes(split);
+}
 constexpr int SPLIT = scoring_bytes(1) < SCORING_BYTES ? 1 : scoring_bytes(2) < SCORING_BYTES ? 2 : 4;
-constexpr int TOKENS = 64 / SPLIT;                      // of a tile
+constexpr int TOKENS = 64 / SPLIT;  // of a tile
 constexpr int TEAMS = teams(SPLIT), ROUNDS = rounds(SPLIT), SCORERS = TEAMS * 128;
 constexpr int RANKERS = 128 / SPLIT, THREADS = SPLIT > 1 ? SCORERS + RANKERS : SCORERS;
 static_assert(scoring_bytes(SPLIT) < SCORING_BYTES, "heads of a group do not fit");
@@ -30,7 +35,8 @@ constexpr bool IN_PACKED_TILES = KEYS == 64;
 // The usual case, four compressed keys a block and one carried over, is pooled in registers.
 constexpr bool POOL_IN_REGISTERS = PER_BLOCK == 4 && CARRY == 1;
 constexpr int PARTNER = POOL_IN_REGISTERS ? 2 : 1;  // lanes of a token, apart
-EXPORT(select_blocks_shared, (TEAMS * ROUNDS + 2) * PK * PANEL + TEAMS * ROUNDS * 64 * 4 + 1024 + (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4) + shares_bytes(SPLIT))
+EXPORT(select_blocks_shared, (TEAMS * ROUNDS + 2) * PK * PANEL + TEAMS * ROUNDS * 64 * 4 + 1024 +
+                                 (POOL_IN_REGISTERS ? 0 : 64 * (STRIDE + 8) * 4) + shares_bytes(SPLIT))
 EXPORT(select_blocks_threads, THREADS)
 EXPORT(select_blocks_tokens, TOKENS)
 EXPORT(select_forward_chunk, OUTER_CHUNK)
@@ -60,21 +66,100 @@ struct Top {
       score[i] = i > 0 ? fmaxf(score[i], fminf(s, score[i - 1])) : fmaxf(score[i], s);
     }
   }
+  // A score that an offer must exceed: the token's two lists together already hold TOP blocks, all lower, that score at
+  // least this much.
+  __device__ __forceinline__ float threshold() const {
+    float least = score[TOP > 0 ? TOP - 1 : 0];
+    if (TOP > 1) {
+      constexpr int HALF = TOP / 2, REST = TOP - HALF;  // HALF of one list and REST of the other
+      least = fmaxf(least, __shfl_xor_sync(~0u, least, PARTNER));
+      const float theirs = __shfl_xor_sync(~0u, score[HALF - 1], PARTNER);
+      const float rest = score[REST - 1];
+      const float mixed = fminf(rest, theirs);
+      least = fmaxf(least, fmaxf(mixed, __shfl_xor_sync(~0u, mixed, PARTNER)));
+    }
+    return least;
+  }
+  // The TOP best of both lists of the token. Both are sorted: the better of each entry and the other list's opposite
+  // entry are the best of both.
+  __device__ __forceinline__ void merge() {
+    int best[TOP > 0 ? TOP : 1];
+#pragma unroll
+    for (int e = 0; e < TOP; e++) {
+      const float s = __shfl_xor_sync(~0u, score[TOP - 1 - e], PARTNER);
+      const int b = __shfl_xor_sync(~0u, block[TOP - 1 - e], PARTNER);
+      best[e] = s > score[e] || (s == score[e] && b < block[e]) ? b : block[e];
+    }
+#pragma unroll
+    for (int e = 0; e < TOP; e++) block[e] = best[e];
+  }
+  // Every candidate, where there are no more than slots.
+  __device__ __forceinline__ void take_all(int current) {
+#pragma unroll
+    for (int e = 0; e < TOP; e++) block[e] = e + 1 < current - 1 ? e + 1 : NEVER;
+  }
+  // Block numbers in ascending order: odd-even transposition sort.
+  __device__ __forceinline__ void sort_blocks() {
+#pragma unroll
+    for (int pass = 0; pass < TOP; pass++)
+#pragma unroll
+      for (int e = pass & 1; e + 1 < TOP; e += 2) {
+        const int a = min(block[e], block[e + 1]), b = max(block[e], block[e + 1]);
+        block[e] = a;
+        block[e + 1] = b;
+      }
+  }
 };
+
+// Writes a token's row of `selected`: block 0, the chosen blocks, cur - 1, cur, then -1; and counts the chosen ones.
+// selected, ranks: the row [SEL_N]; counts: the entry of block 0, `stretches` apart from block to block, or null. Both
+// threads of a token have the same list: side 0 takes the even slots, side 1 the odd ones.
+__device__ __forceinline__ void write_selection(const Top& top, int side, int current, int* selected, int* ranks,
+                                                int* counts, int stretches) {
+  int chosen = 0;  // fewer than there are candidates when scores are NaN
+#pragma unroll
+  for (int e = 0; e < TOP; e++) chosen += top.block[e] != NEVER;
+  // All counts are asked for before the first answer is waited for.
+  constexpr int SLOTS = (SEL_N + 1) / 2;
+  int block[SLOTS], rank[SLOTS];
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int even = i > 0 && i * 2 - 1 < TOP ? top.block[i > 0 && i * 2 - 1 < TOP ? i * 2 - 1 : 0] : NEVER;
+    const int odd = i * 2 < TOP ? top.block[i * 2 < TOP ? i * 2 : 0] : NEVER;
+    block[i] = side ? odd : even;
+    rank[i] = 0;
+    if (counts != nullptr && block[i] != NEVER)
+      rank[i] = atomicAdd(counts + (i64)block[i] * stretches, 1);  // place in the block's list
+  }
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const int slot = i * 2 + side;
+    const int after = slot - 1 - chosen;  // after the chosen ones: cur - 1 if it is neither 0 nor cur, then cur
+    if (slot >= SEL_N) break;
+    const int last = after == 0 && current >= 2 ? current - 1 : after == (current >= 2) && current >= 1 ? current : -1;
+    selected[slot] = slot == 0 ? 0 : block[i] != NEVER ? block[i] : last;
+    if (counts != nullptr && block[i] != NEVER) ranks[slot] = rank[i];
+  }
+}
 
 // One block scores TOKENS tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
 // counts [G, blocks, stretches] may be null. grid (tiles of TOKENS tokens of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(THREADS, HPG * PK <= 6 ? 3 : 1)
-select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts, int* ranks,
-              const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch, int stretches) {
+extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) select_blocks(
+    const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts,
+    int* ranks, const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch,
+    int stretches) {
+  // ---- Shared memory, and which token and list this thread has
   extern __shared__ unsigned char shared[];
   __shared__ __align__(8) u64 barriers[6];
   Place place;
-  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
-                  [](int length) { return (count_compressed(length) + 63) / 64; }, place)) return;
-  const int team = SPLIT == 1 ? 0 : threadIdx.x / 128, thread = SPLIT == 1 ? threadIdx.x : threadIdx.x % 128, lane = thread & 31, warp = thread / 32, group = blockIdx.y;
+  if (!find_place(
+          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
+          [](int length) { return (count_compressed(length) + 63) / 64; }, place))
+    return;
+  const int team = SPLIT == 1 ? 0 : threadIdx.x / 128, thread = SPLIT == 1 ? threadIdx.x : threadIdx.x % 128,
+            lane = thread & 31, warp = thread / 32, group = blockIdx.y;
   const bool scores = SPLIT == 1 || threadIdx.x < SCORERS, ranks_blocks = SPLIT == 1 || !scores;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 keys = base + TEAMS * ROUNDS * PK * PANEL, floats = keys + 2 * PK * PANEL;
@@ -96,23 +181,27 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
   top.clear();
 
   if (steps > 0) {
+    // ---- Barriers, the first tiles of keys, queries [HPG][TOKENS, DK] and their lse
     const i64 cmp_first = cu_cmp[place.sequence];
     const u32 full = shared_address(barriers), empty = full + 16;  // two stages each
     const u32 added = full + 32, taken = full + 40;                // shares are complete; shares were read
-    const auto request = [&](int i) {  // tile i of keys, by the first warp; or, when packed tiles do not fit the blocks, by all
-      const u32 to = keys + (i & 1) * PK * PANEL;
-      if (IN_PACKED_TILES) {
-        bulk_expect(full + (i & 1) * 8, PK * PANEL, lane);
-        bulk_copy(to, packed + ((i64)(place.units + i) * GROUPS + group) * PACKED, PK * PANEL, full + (i & 1) * 8, lane);
-        bulk_end(full + (i & 1) * 8, lane);
-      } else {
-        if (scores) load_panel<DK, SCORERS>(to, threadIdx.x, k_cmp, [&](int r) {
-          const int key = i * KEYS + r;
-          return r < KEYS && key < needed ? (cmp_first + key) * GROUPS + group : -1;
-        });
-        copies_commit();
-      }
-    };
+    const auto request =
+        [&](int i) {  // tile i of keys, by the first warp; or, when packed tiles do not fit the blocks, by all
+          const u32 to = keys + (i & 1) * PK * PANEL;
+          if (IN_PACKED_TILES) {
+            bulk_expect(full + (i & 1) * 8, PK * PANEL, lane);
+            bulk_copy(to, packed + ((i64)(place.units + i) * GROUPS + group) * PACKED, PK * PANEL, full + (i & 1) * 8,
+                      lane);
+            bulk_end(full + (i & 1) * 8, lane);
+          } else {
+            if (scores)
+              load_panel<DK, SCORERS>(to, threadIdx.x, k_cmp, [&](int r) {
+                const int key = i * KEYS + r;
+                return r < KEYS && key < needed ? (cmp_first + key) * GROUPS + group : -1;
+              });
+            copies_commit();
+          }
+        };
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2; i++) {
         barrier_init(full + i * 8, FULL_ARRIVALS);
@@ -125,19 +214,22 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     __syncthreads();
     if (IN_PACKED_TILES && threadIdx.x < 32)
       for (int i = 0; i < 2 && i < steps; i++) request(i);
-    // Row r of a round's tile is a token of one head. Rows that do not exist repeat others: their lse is infinite, so nothing
-    // comes of them.
+    // Row r of a round's tile is a token of one head. Rows that do not exist repeat others: their lse is infinite, so
+    // nothing comes of them.
     const u32 query0 = (u32)(place.first + t0) * HEADS + group * HPG;
 #pragma unroll
     for (int round = 0; round < TEAMS * ROUNDS; round++) {
-      const auto query = [&](int r) { return query0 + min(r % TOKENS, tokens - 1) * HEADS + min(round * SPLIT + r / TOKENS, HPG - 1); };
+      const auto query = [&](int r) {
+        return query0 + min(r % TOKENS, tokens - 1) * HEADS + min(round * SPLIT + r / TOKENS, HPG - 1);
+      };
       if constexpr (SPLIT == 1) load_rows<DK>(base + round * PK * PANEL, q, query);
       else if (scores) load_panel<DK, SCORERS>(base + round * PK * PANEL, threadIdx.x, q, query);
     }
     constexpr int ALL_ROWS = TEAMS * ROUNDS * 64, ALL_HEADS = TEAMS * ROUNDS * SPLIT;
 #pragma unroll
     for (int i = 0; i < (ALL_ROWS + SCORERS - 1) / SCORERS; i++) {
-      const int at = i * SCORERS + threadIdx.x, token = at / ALL_HEADS, head = at % ALL_HEADS;  // neighbours read neighbours
+      const int at = i * SCORERS + threadIdx.x, token = at / ALL_HEADS,
+                head = at % ALL_HEADS;  // neighbours read neighbours
       if (scores && at < ALL_ROWS)
         shifts[head / SPLIT * 64 + head % SPLIT * TOKENS + token] =
             token < tokens && head < HPG ? LOG2_E * lse_cmp[query0 + (i64)token * HEADS + head] : positive_infinity();
@@ -154,6 +246,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
     const int row = warp * 16 + lane / 4;
 
     for (int i = 0; i < steps; i++) {
+      // ---- Wait for tile i: compressed keys [KEYS, DK]
       if (IN_PACKED_TILES) {
         if (scores) barrier_wait(full + (i & 1) * 8, (i >> 1) & 1);
       } else {
@@ -162,7 +255,9 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         __syncthreads();
         if (i + 1 < steps) request(i + 1);
       }
-      float sum[32];  // of the first head its probabilities as they are: 0 + p is an instruction each
+      // ---- Probabilities [64 rows, KEYS], summed over the heads. The first head overwrites: 0 + p would cost an
+      // instruction each.
+      float sum[32];
       if (SPLIT > 1) {
 #pragma unroll
         for (int e = 0; e < 32; e++) sum[e] = 0.0f;
@@ -175,7 +270,8 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         matrix_commit();
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-          if (IN_PACKED_TILES && round == 0 && threadIdx.x < 32 && i > 0 && i + 1 < steps) {  // the stage that the last step read
+          if (IN_PACKED_TILES && round == 0 && threadIdx.x < 32 && i > 0 &&
+              i + 1 < steps) {  // the stage that the last step read
             barrier_wait(empty + ((i - 1) & 1) * 8, ((i - 1) >> 1) & 1);
             request(i + 1);
           }
@@ -198,6 +294,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           }
         }
       }
+      // ---- Where heads share a tile: scoring warps hand their sums to the ranking warps
       if constexpr (SPLIT > 1) {
         if (scores) {
           if (i > 0) barrier_wait(taken, (i - 1) & 1);
@@ -217,19 +314,11 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
       }
       // The tile's offers that beat the list's end, as a mask; then every lane inserts its next one at the
       // same time: as many rounds as the busiest lane has candidates, and the insertion is in the code once.
+      // ---- Importance [tokens, BLOCKS]: probabilities pooled by the tokens that the blocks share
       constexpr int OFFERS = (BLOCKS + 1) / 2;
       float offers[OFFERS];
       u32 waiting = 0;
-      // The token's two lists together already hold TOP blocks, all lower, that score at least this much.
-      float least = top.score[TOP > 0 ? TOP - 1 : 0];
-      if (TOP > 1) {
-        constexpr int HALF = TOP / 2, REST = TOP - HALF;  // HALF of one list and REST of the other
-        least = fmaxf(least, __shfl_xor_sync(~0u, least, PARTNER));
-        const float theirs = __shfl_xor_sync(~0u, top.score[HALF - 1], PARTNER);
-        const float rest = top.score[REST - 1];
-        const float mixed = fminf(rest, theirs);
-        least = fmaxf(least, fmaxf(mixed, __shfl_xor_sync(~0u, mixed, PARTNER)));
-      }
+      const float least = top.threshold();
       const auto offer = [&](int n, float importance, int block, bool present) {
         offers[n] = importance;
         if (present && block > 0 && block < current - 1 && importance > least) waiting |= 1u << n;
@@ -243,7 +332,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           const float upper = odd ? 2.0f * sum[n * 4] + sum[n * 4 + 1] : 2.0f * (sum[n * 4] + sum[n * 4 + 1]);
           const float lower = odd ? 2.0f * sum[n * 4 + 2] + sum[n * 4 + 3] : 2.0f * (sum[n * 4 + 2] + sum[n * 4 + 3]);
           const float pooled = (odd ? lower : upper) + __shfl_xor_sync(~0u, odd ? upper : lower, 1);
-          const float theirs = __shfl_xor_sync(~0u, sum[n * 4 + 1], 1);          // even lanes: last key of the upper row
+          const float theirs = __shfl_xor_sync(~0u, sum[n * 4 + 1], 1);  // even lanes: last key of the upper row
           const float end = __shfl_xor_sync(~0u, odd ? sum[n * 4 + 3] : theirs, 2);  // last key of the other block
           offer(n, pooled + (lane & 2 ? end : tail), i * BLOCKS + n * 2 + side, true);
           tail = end;
@@ -253,7 +342,8 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
 #pragma unroll
         for (int n = 0; n < 8; n++) {
           *(float2*)(chance + row * STRIDE + n * 8 + (lane & 3) * 2) = make_float2(sum[n * 4], sum[n * 4 + 1]);
-          *(float2*)(chance + (row + 8) * STRIDE + n * 8 + (lane & 3) * 2) = make_float2(sum[n * 4 + 2], sum[n * 4 + 3]);
+          *(float2*)(chance + (row + 8) * STRIDE + n * 8 + (lane & 3) * 2) =
+              make_float2(sum[n * 4 + 2], sum[n * 4 + 3]);
         }
         __syncwarp();
 #pragma unroll
@@ -278,6 +368,7 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
           for (int o = 0; o < CARRY; o++) carry[mine * 8 + o] = chance[mine * STRIDE + KEYS - CARRY + o];
         __syncwarp();
       }
+      // ---- Insertion into the running list
 #pragma unroll 1
       while (__any_sync(~0u, waiting != 0)) {
         const int n = __ffs(waiting) - 1;
@@ -290,62 +381,26 @@ select_blocks(const bf16* q, const bf16* k_cmp, const unsigned char* packed, con
         waiting &= waiting - 1;
       }
     }
+    // ---- Both lists of a token become one
     if (!ranks_blocks) return;
-    // Both lists of a token are sorted: the better of each entry and the other list's opposite one are the best of both.
-    int best[TOP > 0 ? TOP : 1];
-#pragma unroll
-    for (int e = 0; e < TOP; e++) {
-      const float s = __shfl_xor_sync(~0u, top.score[TOP - 1 - e], PARTNER);
-      const int b = __shfl_xor_sync(~0u, top.block[TOP - 1 - e], PARTNER);
-      best[e] = s > top.score[e] || (s == top.score[e] && b < top.block[e]) ? b : top.block[e];
-    }
-#pragma unroll
-    for (int e = 0; e < TOP; e++) top.block[e] = best[e];
+    top.merge();
   } else {  // few blocks: all are selected
-#pragma unroll
-    for (int e = 0; e < TOP; e++) top.block[e] = e + 1 < current - 1 ? e + 1 : NEVER;
+    top.take_all(current);
   }
   if (!ranks_blocks || mine >= tokens) return;
-  // ascending: block 0, the chosen ones, cur - 1, cur
-#pragma unroll
-  for (int pass = 0; pass < TOP; pass++)
-#pragma unroll
-    for (int e = pass & 1; e + 1 < TOP; e += 2) {
-      const int a = min(top.block[e], top.block[e + 1]), b = max(top.block[e], top.block[e + 1]);
-      top.block[e] = a;
-      top.block[e + 1] = b;
-    }
-  const i64 to = ((i64)(place.first + t) * GROUPS + group) * SEL_N;
-  const i64 list = ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence]) * stretches + (place.first + t) / stretch;
-  int chosen = 0;  // fewer than there are candidates when scores are NaN
-#pragma unroll
-  for (int e = 0; e < TOP; e++) chosen += top.block[e] != NEVER;
-  // Both threads of a pair have the same list: one takes the even slots, the other the odd ones. All counts are asked for
-  // before the first answer is waited for.
-  constexpr int SLOTS = (SEL_N + 1) / 2;
-  int block[SLOTS], rank[SLOTS];
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
-    const int even = i > 0 && i * 2 - 1 < TOP ? top.block[i > 0 && i * 2 - 1 < TOP ? i * 2 - 1 : 0] : NEVER;
-    const int odd = i * 2 < TOP ? top.block[i * 2 < TOP ? i * 2 : 0] : NEVER;
-    block[i] = side ? odd : even;
-    rank[i] = 0;
-    if (counts != nullptr && block[i] != NEVER) rank[i] = atomicAdd(counts + list + (i64)block[i] * stretches, 1);  // place in the block's list
-  }
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
-    const int slot = i * 2 + side, after = slot - 1 - chosen;  // after the chosen ones: cur - 1 if it is neither 0 nor cur, then cur
-    if (slot >= SEL_N) break;
-    const int last = after == 0 && current >= 2 ? current - 1 : after == (current >= 2) && current >= 1 ? current : -1;
-    selected[to + slot] = slot == 0 ? 0 : block[i] != NEVER ? block[i] : last;
-    if (counts != nullptr && block[i] != NEVER) ranks[to + slot] = rank[i];
-  }
+  top.sort_blocks();
+  const i64 row = ((i64)(place.first + t) * GROUPS + group) * SEL_N;
+  const i64 list =
+      ((i64)group * cu_blocks[sequences] + cu_blocks[place.sequence]) * stretches + (place.first + t) / stretch;
+  write_selection(top, side, current, selected + row, ranks + row, counts == nullptr ? nullptr : counts + list,
+                  stretches);
 }
 
 // A warp per list: where each stretch begins inside the list (a list is ordered by stretch), its length, and
 // each (list, stretch) gets a place among the stretch's work items. grid (lists / 8)
-extern "C" __global__ void __launch_bounds__(256)
-select_totals(const int* counts, int* begins, int* totals, int* places, Plan* plan, const int* cu_blocks, int sequences, int stretches) {
+extern "C" __global__ void __launch_bounds__(256) select_totals(const int* counts, int* begins, int* totals,
+                                                                int* places, Plan* plan, const int* cu_blocks,
+                                                                int sequences, int stretches) {
   const int all = cu_blocks[sequences] * GROUPS, list = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
   int base = 0;
@@ -353,7 +408,8 @@ select_totals(const int* counts, int* begins, int* totals, int* places, Plan* pl
     const int s = from + lane, count = s < stretches ? counts[(i64)list * stretches + s] : 0;
     const int sum = warp_prefix_sum(count);
     if (s < stretches) begins[(i64)list * stretches + s] = base + sum - count;
-    if (count > 0) places[(i64)list * stretches + s] = atomicAdd(plan->stretch_items + s, (count + OUTER_CHUNK - 1) / OUTER_CHUNK);
+    if (count > 0)
+      places[(i64)list * stretches + s] = atomicAdd(plan->stretch_items + s, (count + OUTER_CHUNK - 1) / OUTER_CHUNK);
     base += __shfl_sync(~0u, sum, 31);
   }
   if (lane == 0) totals[list] = base;
@@ -361,8 +417,9 @@ select_totals(const int* counts, int* begins, int* totals, int* places, Plan* pl
 
 // One block of 1024 threads: offsets [2, G * blocks + 1] of every list and of its backward work items (forced
 // tokens included), and where each stretch's forward work items start.
-extern "C" __global__ void __launch_bounds__(1024)
-select_index(const int* totals, int* offsets, Plan* plan, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretches) {
+extern "C" __global__ void __launch_bounds__(1024) select_index(const int* totals, int* offsets, Plan* plan,
+                                                                const int* cu_seqlens, const int* cu_blocks,
+                                                                int sequences, int stretches) {
   __shared__ int sums[2][32];
   __shared__ int bases[2];
   __shared__ int items[MAX_STRETCHES];
@@ -411,8 +468,9 @@ select_index(const int* totals, int* offsets, Plan* plan, const int* cu_seqlens,
 }
 
 // Writes the work items, a warp per list: forward (list, place in it), backward (list, chunk). Blocks: lists / 8
-__device__ __forceinline__ void write_items(int number, const int* offsets, const int* begins, const int* places, const Plan* plan, int* forward_items,
-                                            int* backward_items, const int* cu_blocks, int sequences, int stretches) {
+__device__ __forceinline__ void write_items(int number, const int* offsets, const int* begins, const int* places,
+                                            const Plan* plan, int* forward_items, int* backward_items,
+                                            const int* cu_blocks, int sequences, int stretches) {
   const int all = cu_blocks[sequences] * GROUPS, list = number * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (list >= all) return;
   const int from = offsets[all + 1 + list], to = offsets[all + 2 + list], total = offsets[list + 1] - offsets[list];
@@ -426,18 +484,21 @@ __device__ __forceinline__ void write_items(int number, const int* offsets, cons
   }
 }
 
-// Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses, for every stretch, the kernel
-// of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union is at most
-// `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in both.
-// Blocks: tiles of all groups / 8; shared: 8 * words * 4 bytes, words as in selected_union
-__device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, Plan* plan, const int* cu_seqlens,
-                                               int sequences, int words, int stretch, int stretches, int choice, float limit) {
+// Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses, for every stretch, the
+// kernel of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union
+// is at most `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in
+// both. Blocks: tiles of all groups / 8; shared: 8 * words * 4 bytes, words as in selected_union
+__device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, Plan* plan,
+                                               const int* cu_seqlens, int sequences, int words, int stretch,
+                                               int stretches, int choice, float limit) {
   __shared__ int choices[MAX_STRETCHES], pieces;
   __shared__ bool last;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, at = number * 8 + warp, group = at % GROUPS;
   u32* const bits = bitmaps + warp * words;
   Place place;
-  if (find_place(cu_seqlens, sequences, at / GROUPS, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; }, place)) {
+  if (find_place(
+          cu_seqlens, sequences, at / GROUPS, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
+          place)) {
     const int t0 = place.tile * UNION_TOKENS, tokens = min(UNION_TOKENS, place.length - t0);
     for (int w = lane; w < words; w += 32) bits[w] = 0;
     __syncwarp();
@@ -465,8 +526,9 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
   __threadfence();
   if (thread < stretches) {
     const int s = thread, unions = atomicAdd(plan->union_sizes + s, 0), tiles = atomicAdd(plan->union_tiles + s, 0);
-    const int mine = choice == ADAPTIVE ? ((float)unions <= limit * (float)tiles ? TILE_UNION : KV_OUTER)
-                   : choice == ALTERNATE ? (s & 1 ? KV_OUTER : TILE_UNION) : choice;
+    const int mine = choice == ADAPTIVE    ? ((float)unions <= limit * (float)tiles ? TILE_UNION : KV_OUTER)
+                     : choice == ALTERNATE ? (s & 1 ? KV_OUTER : TILE_UNION)
+                                           : choice;
     choices[s] = plan->choice[s] = mine;
   }
   __syncthreads();
@@ -487,19 +549,22 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
   __syncthreads();
   if (thread < pieces + LAG + 1) {
     int ticket = 0;
-    for (int e = 0; e < thread; e++) ticket += (e < pieces ? plan->piece_items[e] : 0) + (e >= LAG ? plan->piece_merges[e - LAG] : 0);
+    for (int e = 0; e < thread; e++)
+      ticket += (e < pieces ? plan->piece_items[e] : 0) + (e >= LAG ? plan->piece_merges[e - LAG] : 0);
     plan->first_ticket[thread] = ticket;
   }
 }
 
 // Writes each chosen (token, slot) into its block's list: entry = position in the sequence * 64 + slot.
 // One thread per (token, group, slot)
-__device__ __forceinline__ void write_lists(int number, const int* selected, const int* ranks, const int* offsets, const int* begins, u32* lists,
-                                            const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
+__device__ __forceinline__ void write_lists(int number, const int* selected, const int* ranks, const int* offsets,
+                                            const int* begins, u32* lists, const int* cu_seqlens, const int* cu_blocks,
+                                            int sequences, int stretch, int stretches) {
   const int tokens = cu_seqlens[sequences];
   const i64 i = (i64)number * 256 + threadIdx.x;
   if (i >= (i64)tokens * GROUPS * SEL_N) return;
-  const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
+  const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS),
+            token = (int)(i / SEL_N / GROUPS);
   if (block <= 0) return;
   const int s = sequence_of(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
   if (block >= t / SEL_L - 1) return;
@@ -507,26 +572,30 @@ __device__ __forceinline__ void write_lists(int number, const int* selected, con
   lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
 }
 
-// What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers` write the
-// work items, the rest the lists. Each part can be left out. choice, limit: see above.
-extern "C" __global__ void __launch_bounds__(256)
-select_finish(const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, Plan* plan, int* forward_items,
-              int* backward_items, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences, int words, int stretch, int stretches,
-              int choice, float limit, int choosers, int itemizers) {
+// What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers`
+// write the work items, the rest the lists. Each part can be left out. choice, limit: see above.
+extern "C" __global__ void __launch_bounds__(256) select_finish(
+    const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, Plan* plan,
+    int* forward_items, int* backward_items, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences,
+    int words, int stretch, int stretches, int choice, float limit, int choosers, int itemizers) {
   extern __shared__ u32 bitmaps[];
   const int number = blockIdx.x;
   if (number < choosers)
-    choose_kernels(number, choosers, bitmaps, selected, plan, cu_seqlens, sequences, words, stretch, stretches, choice, limit);
+    choose_kernels(number, choosers, bitmaps, selected, plan, cu_seqlens, sequences, words, stretch, stretches, choice,
+                   limit);
   else if (number < choosers + itemizers)
-    write_items(number - choosers, offsets, begins, places, plan, forward_items, backward_items, cu_blocks, sequences, stretches);
+    write_items(number - choosers, offsets, begins, places, plan, forward_items, backward_items, cu_blocks, sequences,
+                stretches);
   else
-    write_lists(number - choosers - itemizers, selected, ranks, offsets, begins, lists, cu_seqlens, cu_blocks, sequences, stretch, stretches);
+    write_lists(number - choosers - itemizers, selected, ranks, offsets, begins, lists, cu_seqlens, cu_blocks,
+                sequences, stretch, stretches);
 }
 
 // Puts every list in ascending order through a bitmap of the sequence: the same selection then always
 // gives the same sums. grid (blocks, groups); shared: bitmap of the longest sequence, (max_length + 31) / 32 words.
-extern "C" __global__ void __launch_bounds__(256)
-select_sort(const int* selected, const int* offsets, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) select_sort(const int* selected, const int* offsets, u32* lists,
+                                                              const int* cu_seqlens, const int* cu_blocks,
+                                                              int sequences) {
   extern __shared__ u32 bits[];
   __shared__ int sums[8];
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;

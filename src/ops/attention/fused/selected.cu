@@ -6,9 +6,9 @@
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
 //                     The first of the two does the window branch as well, for all tokens, with the same queries.
 //   selected_backward KV-outer over forced and chosen tokens alike.
-// Both forward ways are launched; the plan (plan.cuh) says on the device which one works on which stretch of tokens. Of a
-// tile that reaches into a stretch of the other way only the tokens outside of it are written.
-// They end with the combination of the branches when asked for.
+// Both forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of
+// tokens. A tile that straddles two stretches writes only the tokens of its own path. Both end with the gated sum of
+// the branches unless `combined` is null.
 #include "forward.cuh"
 #include "backward.cuh"
 #include "plan.cuh"
@@ -43,7 +43,8 @@ EXPORT(selected_dense_rows, DENSE_WARPGROUPS * 64)
 EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 12)
 
 // grid (blocks of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, const bf16* v, unsigned char* packed, const int* cu_seqlens, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, const bf16* v, unsigned char* packed,
+                                                                const int* cu_seqlens, int sequences) {
   pack_tile<SEL_L>(k, v, packed, cu_seqlens, sequences);
 }
 
@@ -55,11 +56,14 @@ struct Columns {
     for (int i = 0; i < 8; i++) o[i] = 0.0f;
   }
   __device__ __forceinline__ void add(uint4 y, float weight) {
-    o[0] += low_bf16(y.x) * weight, o[1] += high_bf16(y.x) * weight, o[2] += low_bf16(y.y) * weight, o[3] += high_bf16(y.y) * weight;
-    o[4] += low_bf16(y.z) * weight, o[5] += high_bf16(y.z) * weight, o[6] += low_bf16(y.w) * weight, o[7] += high_bf16(y.w) * weight;
+    o[0] += low_bf16(y.x) * weight, o[1] += high_bf16(y.x) * weight, o[2] += low_bf16(y.y) * weight,
+        o[3] += high_bf16(y.y) * weight;
+    o[4] += low_bf16(y.z) * weight, o[5] += high_bf16(y.z) * weight, o[6] += low_bf16(y.w) * weight,
+        o[7] += high_bf16(y.w) * weight;
   }
   __device__ __forceinline__ uint4 packed(float f) const {
-    return make_uint4(pack_bf16(o[0] * f, o[1] * f), pack_bf16(o[2] * f, o[3] * f), pack_bf16(o[4] * f, o[5] * f), pack_bf16(o[6] * f, o[7] * f));
+    return make_uint4(pack_bf16(o[0] * f, o[1] * f), pack_bf16(o[2] * f, o[3] * f), pack_bf16(o[4] * f, o[5] * f),
+                      pack_bf16(o[6] * f, o[7] * f));
   }
 };
 
@@ -100,7 +104,9 @@ struct SelectedUnion : PackedRows {
   Combination combine;
   // blocks before every token come first: a token sees all of one or nothing
   __device__ __forceinline__ bool even(int i) const { return i < before; }
-  __device__ __forceinline__ bool sees(int i, int t) const { return t >= 0 && (u->member[t - token_first][i / 32] >> (i & 31) & 1); }
+  __device__ __forceinline__ bool sees(int i, int t) const {
+    return t >= 0 && (u->member[t - token_first][i / 32] >> (i & 31) & 1);
+  }
   __device__ __forceinline__ bool whole(int) const { return false; }
   int border;  // of two stretches: tokens on the other kernel's side are not written
   bool earlier, later;
@@ -118,19 +124,24 @@ struct SelectedUnion : PackedRows {
   }
 };
 
-// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or says so; served[0] counts the times it did
-extern "C" __global__ void __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
-selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win, const float* gates,
-               bf16* out, float* lse, bf16* combined, const Plan* plan, int* served, const int* cu_seqlens, int sequences, int words, int stretch) {
+// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or assigns the stretch to it; served[0]
+// counts the times it did
+extern "C" __global__ void
+    __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
+    selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
+                   const float* gates, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served,
+                   const int* cu_seqlens, int sequences, int words, int stretch) {
   extern __shared__ unsigned char shared[];
   if (plan != nullptr && plan->union_stretches == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
   Union* const u = (Union*)(shared + STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK>);
   u32* const bits = (u32*)(u + 1);
   Place place;
-  if (!find_place(cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
-                  [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
-                  [](int length) { return (length + SEL_L - 1) / SEL_L; }, place)) return;
+  if (!find_place(
+          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+          [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
+          [](int length) { return (length + SEL_L - 1) / SEL_L; }, place))
+    return;
   const int thread = threadIdx.x, group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
   const int tokens = min(UNION_TOKENS, place.length - t0);
   SelectedUnion branch;
@@ -141,7 +152,8 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
   if (!branch.earlier && !branch.later) return;
   const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
   for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) bits[w] = 0;
-  for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>) u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
+  for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>)
+    u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
   __syncthreads();
   for (int i = thread; i < tokens * SEL_N; i += STREAM_THREADS<UNION_WARPGROUPS>) {
     const int block = rows[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N];
@@ -156,7 +168,8 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     if (w == words - 1) u->count = position;
     const int before = (t0 + 1) / SEL_L;  // blocks that end before the tile
     if (w == min(before / 32, words - 1))
-      u->before = position - __popc(bits[w]) + __popc(before / 32 > w ? bits[w] : bits[w] & ((1u << (before & 31)) - 1));
+      u->before =
+          position - __popc(bits[w]) + __popc(before / 32 > w ? bits[w] : bits[w] & ((1u << (before & 31)) - 1));
   }
   __syncthreads();
   for (int i = thread; i < tokens * SEL_N; i += STREAM_THREADS<UNION_WARPGROUPS>) {
@@ -165,7 +178,8 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
     int low = 0, high = u->count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      if (u->blocks[middle] <= block) low = middle; else high = middle;
+      if (u->blocks[middle] <= block) low = middle;
+      else high = middle;
     }
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
   }
@@ -189,7 +203,7 @@ selected_union(const bf16* q, const unsigned char* packed, const int* selected, 
 
 // Blocks 0, cur - 1 and cur. A tile whose tokens lie in two blocks streams one more.
 struct SelectedForced : PackedRows {
-  int border;    // of two stretches: its tokens' side that is the other kernel's is not written
+  int border;  // of two stretches: its tokens' side that is the other kernel's is not written
   bool before, after;
   __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
     if (token(r) < border ? before : after) PackedRows::finish(r, column, x, lse);
@@ -197,8 +211,12 @@ struct SelectedForced : PackedRows {
   int tiles, packed0, token_first, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
-  __device__ __forceinline__ bool even(int tile) const { return SEL_L == 64 && tile < tiles && (block(tile) + 1) * SEL_L <= token_first + 1; }
-  __device__ __forceinline__ bool sees(int tile, int t) const { return t >= 0 && (block(tile) == 0 || block(tile) >= t / SEL_L - 1); }
+  __device__ __forceinline__ bool even(int tile) const {
+    return SEL_L == 64 && tile < tiles && (block(tile) + 1) * SEL_L <= token_first + 1;
+  }
+  __device__ __forceinline__ bool sees(int tile, int t) const {
+    return t >= 0 && (block(tile) == 0 || block(tile) >= t / SEL_L - 1);
+  }
   __device__ __forceinline__ bool whole(int) const { return false; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     const int b = block(tile);
@@ -207,11 +225,11 @@ struct SelectedForced : PackedRows {
   }
 };
 
-// What every token sees: the window branch; then, where KV-outer serves, blocks 0, cur-1, cur, output and lse as if nothing
-// else were selected. grid (tiles of all sequences, groups)
+// What every token sees: the window branch; then, where KV-outer works, blocks 0, cur-1, cur, output and lse as if
+// nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
-selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse, bf16* win, float* lse_win,
-               const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {
+selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse,
+               bf16* win, float* lse_win, const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   constexpr int ROWS = DENSE_WARPGROUPS * 64;
   Window window;
@@ -226,12 +244,15 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
   forced.packed0 = window.packed0;
   if (SEL_L != 64) {  // packed blocks are not the window's tiles
     Place place;
-    find_place(cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
-               [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, [](int length) { return (length + SEL_L - 1) / SEL_L; }, place);
+    find_place(
+        cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
+        [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+        [](int length) { return (length + SEL_L - 1) / SEL_L; }, place);
     forced.packed0 = place.units;
   }
   forced.token_first = window.start / HPG;
-  const int piece = (window.first + forced.token_first) / stretch, piece1 = (window.first + window.token_last) / stretch;
+  const int piece = (window.first + forced.token_first) / stretch,
+            piece1 = (window.first + window.token_last) / stretch;
   forced.before = plan->choice[piece] == KV_OUTER;
   forced.after = plan->choice[piece1] == KV_OUTER;
   forced.border = piece1 * stretch - window.first;
@@ -247,8 +268,8 @@ constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_ENTRIES * 8 
 constexpr int OUTER_BLOCKS = PK + PV <= 2 ? 4 : PK + PV <= 4 ? 3 : 2;
 constexpr int CHOSEN = SEL_N > 3 ? SEL_N - 3 : 1;  // slots 1 ... SEL_N - 3 have partials
 EXPORT(selected_outer_shared, OUTER_SHARED)
-EXPORT(selected_outer_blocks, OUTER_BLOCKS)        // on a multiprocessor: the grid is this times their number
-EXPORT(selected_outer_ring, RING)                  // partial [ring * stretch, G, chosen, h, Dv], lse without Dv
+EXPORT(selected_outer_blocks, OUTER_BLOCKS)  // on a multiprocessor: the grid is this times their number
+EXPORT(selected_outer_ring, RING)            // partial [ring * stretch, G, chosen, h, Dv], lse without Dv
 EXPORT(selected_outer_chosen, CHOSEN)
 
 __device__ __forceinline__ void await(const int* counter, int target) {
@@ -259,7 +280,10 @@ __device__ __forceinline__ void await(const int* counter, int target) {
 }
 __device__ __forceinline__ uint4 load_shared_cache(const void* from) {  // not through L1: others write this
   uint4 x;
-  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ float load_shared_cache(const float* from) {
@@ -271,8 +295,9 @@ __device__ __forceinline__ float load_shared_cache(const float* from) {
 // One work item: a block's keys and values, up to OUTER_CHUNK of the tokens of one stretch that chose it. Every
 // key lies before every such token: no mask. Each (token, slot, head) gets a normalised partial output in bf16 and
 // its own log-sum-exp (base 2) in fp32. ring0: what to add to a flat token to get its place in the ring.
-__device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q, const unsigned char* tile, const u32* entries, int tokens,
-                                           int first, int group, int ring0, bf16* partial, float* partial_lse) {
+__device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q, const unsigned char* tile,
+                                           const u32* entries, int tokens, int first, int group, int ring0,
+                                           bf16* partial, float* partial_lse) {
   const int rows = tokens * HPG, steps = (rows + 63) / 64;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
@@ -287,7 +312,8 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   // the last step's absent rows repeat the last token's
   for (int i = thread; i < min(OUTER_CHUNK, (steps * 64 + HPG - 1) / HPG); i += 128) {
     const u32 entry = entries[min(i, tokens - 1)], token = first + entry / 64;
-    const u32 row = token * HEADS + group * HPG, place = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
+    const u32 row = token * HEADS + group * HPG,
+              place = (((token + ring0) * GROUPS + group) * CHOSEN + entry % 64 - 1) * HPG;
 #pragma unroll
     for (int h = 0; h < HPG; h += PER_ENTRY) {
       rows_of[(i * HPG + h) / PER_ENTRY] = row + h;
@@ -302,7 +328,8 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   // A step's results are written while the next one's scores are computed; p: the panel of columns.
   const auto emit = [&](int i, int p) {
     emit_rows(generic + staging, [&](int, int r, int chunk, uint4 x) {
-      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV) *(uint4*)(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64) = x;
+      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV)
+        *(uint4*)(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64) = x;
     });
   };
   request(0);
@@ -371,13 +398,16 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
 constexpr int MERGE_LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;
 
 // MERGE_TOKENS tokens from `token0` on: the forced blocks' output and the partials become the branch's output.
-__device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, const bf16* partial, const float* partial_lse, bf16* out, float* lse,
-                                           const Combination& combine, const int* chosen) {
+__device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, const bf16* partial,
+                                           const float* partial_lse, bf16* out, float* lse, const Combination& combine,
+                                           const int* chosen) {
   for (int i = threadIdx.x; i < tokens * HEADS * MERGE_LANES; i += 128) {
-    const int column = i % MERGE_LANES * 8, row = i / MERGE_LANES, token = token0 + row / HEADS, head = row % HEADS, group = head / HPG;
+    const int column = i % MERGE_LANES * 8, row = i / MERGE_LANES, token = token0 + row / HEADS, head = row % HEADS,
+              group = head / HPG;
     if (column >= DV) continue;
     const int count = chosen[row / HEADS];
-    const i64 at = (i64)token0 * HEADS + row, place = ((i64)(token + ring0) * GROUPS + group) * CHOSEN * HPG + head % HPG;
+    const i64 at = (i64)token0 * HEADS + row,
+              place = ((i64)(token + ring0) * GROUPS + group) * CHOSEN * HPG + head % HPG;
     const float own = lse[at] * LOG2_E;
     uint4 x[CHOSEN];
     float logs[CHOSEN], top = own;
@@ -413,10 +443,11 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
 // drawn before it. A stretch's partials are merged while they are still in the L2 cache, and their place in the ring
 // is used again. items [.., 2]: list and place in it. served[1] counts the times this kernel worked.
 // grid (multiprocessors * selected_outer_blocks)
-extern "C" __global__ void __launch_bounds__(128, OUTER_BLOCKS)
-selected_outer(const bf16* q, const unsigned char* packed, const int* items, const int* offsets, const int* begins, const u32* lists,
-               bf16* partial, float* partial_lse, const bf16* cmp, const bf16* win, const float* gates, bf16* out, float* lse,
-               bf16* combined, Plan* plan, int* served, const int* cu_seqlens, const int* cu_blocks, int sequences, int stretch, int stretches) {
+extern "C" __global__ void __launch_bounds__(128, OUTER_BLOCKS) selected_outer(
+    const bf16* q, const unsigned char* packed, const int* items, const int* offsets, const int* begins,
+    const u32* lists, bf16* partial, float* partial_lse, const bf16* cmp, const bf16* win, const float* gates,
+    bf16* out, float* lse, bf16* combined, Plan* plan, int* served, const int* cu_seqlens, const int* cu_blocks,
+    int sequences, int stretch, int stretches) {
   extern __shared__ unsigned char shared[];
   __shared__ int drawn, chosen[MERGE_TOKENS];
   const int thread = threadIdx.x, blocks = cu_blocks[sequences], tokens = cu_seqlens[sequences], pieces = plan->pieces;
@@ -435,7 +466,8 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
     int piece = 0, upper = pieces + LAG;
     while (upper - piece > 1) {
       const int middle = (piece + upper) / 2;
-      if (plan->first_ticket[middle] <= ticket) piece = middle; else upper = middle;
+      if (plan->first_ticket[middle] <= ticket) piece = middle;
+      else upper = middle;
     }
     // Items and merge items take turns, so that products and memory are both busy all the time.
     const int within = ticket - plan->first_ticket[piece], merges = piece >= LAG ? plan->piece_merges[piece - LAG] : 0;
@@ -449,8 +481,8 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
       const int list = item.x, at = list % blocks, group = list / blocks, from = offsets[list];
       const int upto = s + 1 < stretches ? begins[(i64)list * stretches + s + 1] : offsets[list + 1] - from;
       const int first = cu_seqlens[sequence_of(cu_blocks, sequences, at)];
-      outer_item(shared, q, packed + ((i64)at * GROUPS + group) * PACKED, lists + from + item.y, min(OUTER_CHUNK, upto - item.y), first, group,
-                 (piece % RING - s) * stretch, partial, partial_lse);
+      outer_item(shared, q, packed + ((i64)at * GROUPS + group) * PACKED, lists + from + item.y,
+                 min(OUTER_CHUNK, upto - item.y), first, group, (piece % RING - s) * stretch, partial, partial_lse);
     } else {
       const int s = plan->piece_stretch[piece - LAG], token0 = s * stretch + merged * MERGE_TOKENS;
       const int count = min(MERGE_TOKENS, min((s + 1) * stretch, tokens) - token0);
@@ -460,7 +492,8 @@ selected_outer(const bf16* q, const unsigned char* packed, const int* items, con
       }
       if (thread == 0) await(plan->items_done + piece - LAG, plan->piece_items[piece - LAG]);
       __syncthreads();
-      merge_item(token0, count, ((piece - LAG) % RING - s) * stretch, partial, partial_lse, out, lse, {cmp, win, gates, combined}, chosen);
+      merge_item(token0, count, ((piece - LAG) % RING - s) * stretch, partial, partial_lse, out, lse,
+                 {cmp, win, gates, combined}, chosen);
     }
     __syncthreads();
     if (thread == 0) {
@@ -480,7 +513,9 @@ struct SelectedBackward {
   int tokens, key0;
   __device__ __forceinline__ int token(int i) const { return (int)positions[i]; }
   __device__ __forceinline__ u32 row(int r) const { return starts[(u32)r / HPG] + (u32)r % HPG; }
-  __device__ __forceinline__ bf16* share(int r) const { return shares + (i64)(places[(u32)r / HPG] + (u32)r % HPG) * DK; }
+  __device__ __forceinline__ bf16* share(int r) const {
+    return shares + (i64)(places[(u32)r / HPG] + (u32)r % HPG) * DK;
+  }
   // only tokens inside the block are masked, and they come first, in order
   __device__ __forceinline__ bool whole(int from, int) const { return SEL_L == 64 && from >= key0 + SEL_L - 1; }
   __device__ __forceinline__ void range(int t, int& low, int& high) const {
@@ -491,10 +526,10 @@ struct SelectedBackward {
 
 // grid (upper bound of items); adds to dk and dv in fp32, writes dq shares [T, G, n, h, Dk]. With parts = 1
 // (deterministic) dk and dv are [items, l', D] and selected_sum adds them in order; the lists must be sorted.
-extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
-selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta,
-                  bf16* shares, float* dk, float* dv, const int* items, const int* offsets,
-                  const u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences, int parts) {
+extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS) selected_backward(
+    const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta, bf16* shares,
+    float* dk, float* dv, const int* items, const int* offsets, const u32* lists, const int* cu_seqlens,
+    const int* cu_blocks, int sequences, int parts) {
   extern __shared__ unsigned char shared[];
   const int blocks = cu_blocks[sequences];
   if (blockIdx.x >= offsets[2 * (blocks * GROUPS + 1) - 1]) return;
@@ -530,16 +565,17 @@ selected_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out
   __syncthreads();
   const i64 key = (i64)(first + branch.key0) * GROUPS + group;
   const i64 to = parts ? (i64)blockIdx.x * SEL_L : key;
-  backward<false, true>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV, min(SEL_L, length - branch.key0),
-                        dk + to * DK, dv + to * DV, parts ? 1 : GROUPS, parts != 0);
+  backward<false, true>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV,
+                        min(SEL_L, length - branch.key0), dk + to * DK, dv + to * DV, parts ? 1 : GROUPS, parts != 0);
 }
 
 // Adds the parts of every list in order. Four columns a thread. grid (lists, l' * max(Dk, Dv) / 1024, 2: dk and dv)
-extern "C" __global__ void __launch_bounds__(256)
-selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, const int* offsets, const int* cu_seqlens,
-             const int* cu_blocks, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk,
+                                                               bf16* dv, const int* offsets, const int* cu_seqlens,
+                                                               const int* cu_blocks, int sequences) {
   const int size = blockIdx.z == 0 ? DK : DV, i = (blockIdx.y * 256 + threadIdx.x) * 4, row = i / size;
-  const int blocks = cu_blocks[sequences], list = blockIdx.x, at = list % blocks, s = sequence_of(cu_blocks, sequences, at);
+  const int blocks = cu_blocks[sequences], list = blockIdx.x, at = list % blocks,
+            s = sequence_of(cu_blocks, sequences, at);
   const int token = (at - cu_blocks[s]) * SEL_L + row;
   if (row >= SEL_L || token >= cu_seqlens[s + 1] - cu_seqlens[s]) return;
   const int from = offsets[blocks * GROUPS + 1 + list], to = offsets[blocks * GROUPS + 2 + list];
@@ -550,15 +586,17 @@ selected_sum(const float* dk_parts, const float* dv_parts, bf16* dk, bf16* dv, c
     const float4 x = *(const float4*)(parts + (i64)part * SEL_L * size);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
-  bf16* const cell = (blockIdx.z == 0 ? dk : dv) + ((i64)(cu_seqlens[s] + token) * GROUPS + list / blocks) * size + i % size;
+  bf16* const cell =
+      (blockIdx.z == 0 ? dk : dv) + ((i64)(cu_seqlens[s] + token) * GROUPS + list / blocks) * size + i % size;
   *(uint2*)cell = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
 
 // dq = the compressed and window branches' dq + the shares of the selected blocks. One row per DQ_LANES threads.
-extern "C" __global__ void __launch_bounds__(256)
-selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win, const bf16* shares, const int* selected, bf16* dq, int tokens) {
+extern "C" __global__ void __launch_bounds__(256) selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win,
+                                                                          const bf16* shares, const int* selected,
+                                                                          bf16* dq, int tokens) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / DQ_LANES;
   const int chunk = threadIdx.x % DQ_LANES;
   if (row >= (i64)tokens * HEADS || chunk * 8 >= DK) return;
@@ -577,5 +615,6 @@ selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win, const bf16* shar
   for (int i = 0; i < 8; i++) o[i] *= scale();
   add(*(const uint4*)(dq_cmp + row * DK + chunk * 8));
   add(*(const uint4*)(dq_win + row * DK + chunk * 8));
-  *(uint4*)(dq + row * DK + chunk * 8) = make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
+  *(uint4*)(dq + row * DK + chunk * 8) =
+      make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
 }

@@ -22,13 +22,15 @@ EXPORT(window_query_gradient_threads, STREAM_THREADS<WIN_DQ_WARPGROUPS>)
 EXPORT(window_query_gradient_rows, WIN_DQ_WARPGROUPS * 64)
 
 // grid (tiles of 64 tokens of all sequences, groups)
-extern "C" __global__ void __launch_bounds__(256) window_pack(const bf16* k, const bf16* v, unsigned char* packed, const int* cu_seqlens, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) window_pack(const bf16* k, const bf16* v, unsigned char* packed,
+                                                              const int* cu_seqlens, int sequences) {
   pack_tile<64>(k, v, packed, cu_seqlens, sequences);
 }
 
 // grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_WARPGROUPS>, FORWARD_BLOCKS(WIN_WARPGROUPS, WIN_WIDE))
-window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens, int sequences) {
+window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens,
+               int sequences) {
   extern __shared__ unsigned char shared[];
   Window branch;
   if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
@@ -39,8 +41,8 @@ window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse
 
 // grid (tiles of all sequences, groups); writes this branch's dq
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_DQ_WARPGROUPS>, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
-window_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift, const float* delta,
-                      bf16* dq, const int* cu_seqlens, int sequences) {
+window_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift,
+                      const float* delta, bf16* dq, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Window branch;
   if (!window_tile<WIN_DQ_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
@@ -57,9 +59,9 @@ struct WindowBackward : ContiguousRows {
 };
 
 // grid (key tiles of all sequences, groups); writes dk and dv
-extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)
-window_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta,
-                bf16* dk, bf16* dv, const int* cu_seqlens, int sequences) {
+extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS) window_backward(
+    const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, const float* lse, const float* delta, bf16* dk,
+    bf16* dv, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Place place;
   if (!find_place(cu_seqlens, sequences, blockIdx.x, [](int length) { return (length + 63) / 64; }, place)) return;
@@ -71,5 +73,5 @@ window_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* d_out, 
   branch.tokens = min(64 + WINDOW - 1, place.length - branch.key0);
   const i64 key = (i64)(place.first + branch.key0) * GROUPS + branch.group;
   backward<true, false>(branch, shared, q, d_out, lse, delta, k + key * DK, v + key * DV,
-                 min(64, place.length - branch.key0), dk + key * DK, dv + key * DV);
+                        min(64, place.length - branch.key0), dk + key * DK, dv + key * DV);
 }

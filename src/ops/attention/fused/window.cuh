@@ -20,12 +20,15 @@ struct Window : PackedRows {
 };
 
 // The tile of ROWS packed rows that this block works on; false past the last one.
-template <int ROWS>
-__device__ __forceinline__ bool window_tile(Window& branch, const bf16* q, const unsigned char* packed, const int* cu_seqlens, int sequences) {
+template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q,
+                                                                const unsigned char* packed, const int* cu_seqlens,
+                                                                int sequences) {
   Place place;
-  if (!find_place(cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
-                  [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
-                  [](int length) { return (length + 63) / 64; }, place)) return false;
+  if (!find_place(
+          cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
+          [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, [](int length) { return (length + 63) / 64; },
+          place))
+    return false;
   branch.q = q;
   branch.packed = packed;
   branch.packed0 = place.units;

@@ -22,8 +22,7 @@ inline Triple load_rows(const float* p, int64_t n) {
   return {{load(lanes[0]), load(lanes[1]), load(lanes[2])}};
 }
 
-template <bool add>
-inline void store_rows(float* p, const Triple& t, int64_t n) {
+template <bool add> inline void store_rows(float* p, const Triple& t, int64_t n) {
   float lanes[3][kLanes];
   for (int b = 0; b < 3; ++b) store(lanes[b], t.v[b]);
   const int count = n < kLanes ? static_cast<int>(n) : kLanes;
@@ -31,11 +30,11 @@ inline void store_rows(float* p, const Triple& t, int64_t n) {
     for (int b = 0; b < 3; ++b) p[3 * i + b] = add ? p[3 * i + b] + lanes[b][i] : lanes[b][i];
 }
 
-template <bool softmax>
-inline Triple gate_of(Triple x, vec inverse) {
+template <bool softmax> inline Triple gate_of(Triple x, vec inverse) {
   for (vec& v : x.v) v *= inverse;
   if (softmax) {
-    // Taking the largest away: exp cannot overflow, and the sum is at least 1. A NaN reaches the sum and with it the row.
+    // Taking the largest away: exp cannot overflow, and the sum is at least 1. A NaN reaches the sum and with it the
+    // row.
     const vec most = max(x.v[0], max(x.v[1], x.v[2]));
     for (vec& v : x.v) v = exp(v - most);
     const vec total = splat(1.0f) / (x.v[0] + x.v[1] + x.v[2]);
@@ -46,8 +45,7 @@ inline Triple gate_of(Triple x, vec inverse) {
   return x;
 }
 
-template <bool softmax>
-inline Triple gradient_of(const Triple& g, const Triple& dg, vec inverse) {
+template <bool softmax> inline Triple gradient_of(const Triple& g, const Triple& dg, vec inverse) {
   Triple out;
   const vec mean = multiply_add(g.v[2], dg.v[2], multiply_add(g.v[0], dg.v[0], g.v[1] * dg.v[1]));
   for (int b = 0; b < 3; ++b)
@@ -57,8 +55,8 @@ inline Triple gradient_of(const Triple& g, const Triple& dg, vec inverse) {
 
 // rows, sum and least of the entropy, sum and greatest of the largest share, collapsed rows, sums of the shares.
 struct Sums {
-  double value[kSums] = {0, 0, std::numeric_limits<double>::infinity(), 0,
-                         -std::numeric_limits<double>::infinity(), 0, 0, 0, 0};
+  double value[kSums] = {
+      0, 0, std::numeric_limits<double>::infinity(), 0, -std::numeric_limits<double>::infinity(), 0, 0, 0, 0};
   void least(double x) {
     if (x < value[2] || x != x) value[2] = x;  // once NaN, always NaN
   }
@@ -111,7 +109,8 @@ void gate_backward(const float* gates, const float* d_gates, float* d_logits, in
   });
 }
 
-// Logits as columns of a wider matrix: those of token t begin at fused + t * width + column; the bias [3 * heads] is added.
+// Logits as columns of a wider matrix: those of token t begin at fused + t * width + column; the bias [3 * heads] is
+// added.
 void gate_columns_forward(const float* fused, const float* bias, float* gates, int64_t tokens, int64_t heads,
                           int64_t width, int64_t column, int64_t softmax, float temperature) {
   const vec inverse = splat(1.0f / temperature);

@@ -18,7 +18,8 @@ __device__ __forceinline__ void gate_of(float (&x)[3], bool softmax, float inver
 #pragma unroll
   for (int b = 0; b < 3; b++) x[b] *= inverse;
   if (softmax) {
-    // Taking the largest away: exp cannot overflow, and the sum is at least 1. A NaN reaches the sum and with it the row.
+    // Taking the largest away: exp cannot overflow, and the sum is at least 1. A NaN reaches the sum and with it the
+    // row.
     const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
 #pragma unroll
     for (int b = 0; b < 3; b++) x[b] = expf(x[b] - most);
@@ -35,12 +36,11 @@ __device__ __forceinline__ void gate_of(float (&x)[3], bool softmax, float inver
 __device__ __forceinline__ void gradient_of(float (&d)[3], const float (&g)[3], bool softmax, float inverse) {
   const float mean = g[0] * d[0] + g[1] * d[1] + g[2] * d[2];
 #pragma unroll
-  for (int b = 0; b < 3; b++)
-    d[b] = softmax ? g[b] * (d[b] - mean) * inverse : g[b] * (1.0f - g[b]) * d[b] * inverse;
+  for (int b = 0; b < 3; b++) d[b] = softmax ? g[b] * (d[b] - mean) * inverse : g[b] * (1.0f - g[b]) * d[b] * inverse;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-gate_forward(const T* logits, float* gates, i64 rows, int softmax, float temperature) {
+extern "C" __global__ void __launch_bounds__(256) gate_forward(const T* logits, float* gates, i64 rows, int softmax,
+                                                               float temperature) {
   const float inverse = 1.0f / temperature;
   each_row(rows, [=](i64 r) {
     float x[3];
@@ -52,9 +52,9 @@ gate_forward(const T* logits, float* gates, i64 rows, int softmax, float tempera
   });
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-gate_backward(const float* gates, const float* d_gates, T* d_logits, i64 rows, int softmax, float temperature,
-              int accumulate) {
+extern "C" __global__ void __launch_bounds__(256) gate_backward(const float* gates, const float* d_gates, T* d_logits,
+                                                                i64 rows, int softmax, float temperature,
+                                                                int accumulate) {
   const float inverse = 1.0f / temperature;
   each_row(rows, [=](i64 r) {
     float g[3], d[3];
@@ -69,10 +69,11 @@ gate_backward(const float* gates, const float* d_gates, T* d_logits, i64 rows, i
   });
 }
 
-// Logits as columns of a wider matrix: those of token t begin at fused + t * width + column; the bias [3 * heads] is added.
-extern "C" __global__ void __launch_bounds__(256)
-gate_columns_forward(const T* fused, const float* bias, float* gates, i64 tokens, int heads, i64 width, i64 column,
-                     int softmax, float temperature) {
+// Logits as columns of a wider matrix: those of token t begin at fused + t * width + column; the bias [3 * heads] is
+// added.
+extern "C" __global__ void __launch_bounds__(256) gate_columns_forward(const T* fused, const float* bias, float* gates,
+                                                                       i64 tokens, int heads, i64 width, i64 column,
+                                                                       int softmax, float temperature) {
   const float inverse = 1.0f / temperature;
   each_row(tokens * heads, [=](i64 r) {
     const i64 token = r / heads;
@@ -87,12 +88,14 @@ gate_columns_forward(const T* fused, const float* bias, float* gates, i64 tokens
   });
 }
 
-// The same columns of d_fused, zeros in the columns behind them, and partial[blockIdx.x] [3 * heads] = the sums over the
-// block's tokens for the bias, unless that is null. A thread keeps to one head, so that its sums stay in registers.
+// The same columns of d_fused, zeros in the columns behind them, and partial[blockIdx.x] [3 * heads] = the sums over
+// the block's tokens for the bias, unless that is null. A thread keeps to one head, so that its sums stay in registers.
 constexpr int COLUMNS_BLOCK = 256;
-extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK)
-gate_columns_backward(const float* gates, const float* d_gates, T* d_fused, float* partial, i64 tokens, int heads,
-                      i64 width, i64 column, int softmax, float temperature, int accumulate) {
+extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backward(const float* gates,
+                                                                                  const float* d_gates, T* d_fused,
+                                                                                  float* partial, i64 tokens, int heads,
+                                                                                  i64 width, i64 column, int softmax,
+                                                                                  float temperature, int accumulate) {
   __shared__ float sums[COLUMNS_BLOCK][3];
   const float inverse = 1.0f / temperature;
   const i64 first = (i64)blockIdx.x * TOKENS_PER_PARTIAL;
@@ -118,7 +121,7 @@ gate_columns_backward(const float* gates, const float* d_gates, T* d_fused, floa
         }
       }
     if (partial == nullptr) continue;
-    __syncthreads();  // nobody still reads the sums of the last heads
+    __syncthreads();  // the sums of the last heads have been read
 #pragma unroll
     for (int b = 0; b < 3; b++) sums[threadIdx.x][b] = sum[b];
     __syncthreads();
@@ -136,13 +139,13 @@ gate_columns_backward(const float* gates, const float* d_gates, T* d_fused, floa
   }
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-gate_bias(const float* partial, i64 partials, float* d_bias, i64 count, int accumulate) {
+extern "C" __global__ void __launch_bounds__(1024) gate_bias(const float* partial, i64 partials, float* d_bias,
+                                                             i64 count, int accumulate) {
   add_partial_sums(partial, partials, d_bias, count, accumulate);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-gate_constant(float* gates, i64 rows, float cmp, float sel, float win) {
+extern "C" __global__ void __launch_bounds__(256) gate_constant(float* gates, i64 rows, float cmp, float sel,
+                                                                float win) {
   each_row(rows, [=](i64 r) { gates[3 * r] = cmp, gates[3 * r + 1] = sel, gates[3 * r + 2] = win; });
 }
 

@@ -3,9 +3,9 @@ import { type CudaRuntime, f32 } from '../../../device/cuda/runtime.js';
 import type { Kernels } from '../../../device/device.js';
 import type { signatures } from './op.js';
 
-/** Rows of a partial result (op.ts and cuda.cu have the same). */
+/** Rows of a partial result (the same in op.ts and cuda.cu). */
 const ROWS_PER_PARTIAL = 4096;
-/** Tokens of a partial sum of the bias's gradient (cuda.cu has the same). */
+/** Tokens of a partial sum of the bias's gradient (the same in cuda.cu). */
 const TOKENS_PER_PARTIAL = 128;
 
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {

@@ -152,7 +152,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       tape.end();
     });
 
-    it('adds to a gradient that is there already', () => {
+    it('adds to an existing gradient', () => {
       const tape = new Tape(device());
       const logits = random(60, 1);
       const x = tape.watch(tape.from(logits, [4, 15], dtype));
@@ -188,7 +188,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
     tape.end();
   });
 
-  it('stops the gradient, and leaves one that is there already', () => {
+  it('stops the gradient, and leaves an existing one', () => {
     const tape = new Tape(device());
     const logits = random(18, 1);
     const x = tape.watch(tape.from(logits, [2, 9], dtype));

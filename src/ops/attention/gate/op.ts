@@ -27,7 +27,7 @@ export const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
 export interface GateOptions {
   readonly kind: 'softmax' | 'sigmoid';
   readonly temperature: number;
-  /** Debug: this branch alone, whatever the logits say. */
+  /** Debug: this branch alone, regardless of the logits. */
   readonly force?: Branch;
   /** Debug: a third for each branch. */
   readonly uniform?: boolean;
@@ -59,14 +59,14 @@ export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
     if (!dLogits) return;
     const { gradient, accumulate } = dLogits;
     if (!frozen) kernel.gate_backward(gates, dGates, gradient, rows, isSoftmax, temperature, Number(accumulate));
-    // A gradient of zero, not none: an optimizer then treats the gate's weights as it treats all others.
+    // A zero gradient instead of no gradient: the optimizer then treats the gate's weights like all others.
     else if (!accumulate) gradient.zero();
   });
   return gates;
 }
 
 /**
- * The gate over logits that are columns of a fused projection, from `column` on; columns behind them are there to fill up.
+ * The gate over logits that are columns of a fused projection, from `column` on; columns after them are padding.
  * It records nothing: the gradient of the projection is one matrix that several operations write, see `splitHeads`.
  */
 export function gateColumns(
@@ -101,7 +101,7 @@ export function gateColumns(
 
 const ROWS_PER_PARTIAL = 4096;
 
-/** What `gateSums` leaves on the device. */
+/** Elements of the tensor that `gateSums` returns. */
 const SUMS = 9;
 
 /** Sums over the rows of gates [..., 3], an f64 tensor [9] that the caller frees; `summarizeGates` reads them. */

@@ -1,4 +1,4 @@
-/** The branch gate in float64, and the statistics that tell whether it has collapsed. */
+/** The branch gate in float64, and the statistics that detect a collapse. */
 
 export interface GateShape {
   readonly kind: 'softmax' | 'sigmoid';

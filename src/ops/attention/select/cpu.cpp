@@ -10,9 +10,9 @@ using namespace attention;
 
 extern "C" {
 
-void select_forward(const float* q, const float* k, const float* lse, const int32_t* offsets, const int32_t* key_offsets,
-                    int32_t* selected, int64_t sequences, int64_t heads, int64_t groups, int64_t dk, int64_t l, int64_t d,
-                    int64_t block, int64_t count) {
+void select_forward(const float* q, const float* k, const float* lse, const int32_t* offsets,
+                    const int32_t* key_offsets, int32_t* selected, int64_t sequences, int64_t heads, int64_t groups,
+                    int64_t dk, int64_t l, int64_t d, int64_t block, int64_t count) {
   const Inputs in = {{heads, groups, dk, dk}, q, k, nullptr, offsets, key_offsets, sequences};
   const Shape& shape = in.shape;
   const Sparse sparse = {l, d, block, count};
@@ -25,7 +25,8 @@ void select_forward(const float* q, const float* k, const float* lse, const int3
   for_each_tile(in, size, [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t length = offsets[s + 1] - offsets[s], token0 = offsets[s];
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, length);
-    const int64_t key_count = key_offsets[s + 1] - key_offsets[s], key_width = (key_count + kKeyBlock) / kKeyBlock * kKeyBlock;
+    const int64_t key_count = key_offsets[s + 1] - key_offsets[s],
+                  key_width = (key_count + kKeyBlock) / kKeyBlock * kKeyBlock;
     float* probability = scratch<float>(kAccumulator, (t1 - t0) * key_width);
     // A tile whose tokens all select every block needs no scores.
     const bool needed = (t1 - 1) / block + 1 > count;
@@ -33,7 +34,8 @@ void select_forward(const float* q, const float* k, const float* lse, const int3
       float* query = scratch<float>(kQuery, (t1 - t0) * h * dk_width);
       float* scores = scratch<float>(kScores, (t1 - t0) * h * width);
       for (int64_t t = t0; t < t1; ++t)
-        gather_rows(q + ((token0 + t) * heads + g * h) * dk, h, dk, shape.scale() * kLog2E, query + (t - t0) * h * dk_width);
+        gather_rows(q + ((token0 + t) * heads + g * h) * dk, h, dk, shape.scale() * kLog2E,
+                    query + (t - t0) * h * dk_width);
       // Only blocks before the local ones can be chosen, and their compressed blocks are visible to the whole tile.
       const int64_t last = ((t1 - 1) / block - 1) * (block / d);
       for (int64_t k0 = 0; k0 < std::min(last, key_count); k0 += kKeyBlock) {

@@ -1,4 +1,4 @@
-// Which blocks each token attends to, on any GPU: importance of the selection blocks from the compressed attention's
+// Branch kernel: which blocks each token attends to, importance of the selection blocks from the compressed attention's
 // probabilities, and the top n with the forced blocks.
 //
 // Probabilities are recomputed from q, k_cmp and the LSE, 64 compressed blocks at a time, and summed over the heads of
@@ -41,12 +41,12 @@ struct Best {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-select_forward(const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
-               u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
+    const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
+    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count) {
   __shared__ i64 place[TILE];
-  __shared__ float open[2][TILE];    // unfinished sums, by the parity of the block
-  __shared__ u64 worst[TILE];        // of the token's list
+  __shared__ float open[2][TILE];  // unfinished sums, by the parity of the block
+  __shared__ u64 worst[TILE];      // of the token's list
   __shared__ int worst_place[TILE];
   const Inputs in = {q, k, nullptr, offsets, key_offsets, sequences, heads, groups, dk, 1};
   float *const queries = tile_buffer(0), *const keys = tile_buffer(1), *const weights = tile_buffer(2);
@@ -62,7 +62,8 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
     Span span(in, walk.sequence, (int)(item % groups));
     set_tokens(span, walk);
     const i64 last = (span.t1 - 1) / block;
-    // Tokens with no more blocks than slots take all of them and need no scores; those with more may have no slot to give.
+    // Tokens with no more blocks than slots take all of them and need no scores; those with more may have no slot to
+    // give.
     if (room > 0 && last >= count) {
       __syncthreads();
       place_rows(place, in, span);
@@ -75,6 +76,7 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
       // Only blocks before the local ones can be chosen, and every token sees all their compressed blocks.
       const i64 end = min((last - 1) * step, (i64)span.keys);
       for (int k0 = 0; k0 < end; k0 += TILE) {
+        // ---- Probabilities [64 rows, 64 compressed blocks]
         const auto key = [&](int r) { return span.key(in, k0 + r); };
         float score[4][4] = {};
 #pragma unroll
@@ -94,7 +96,8 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
         }
         store_tile(weights, score);
         __syncthreads();
-        float* const sums = keys;  // the scores are made: the keys' place is free
+        // ---- Summed over the heads: [tokens, 64]
+        float* const sums = keys;  // the keys are no longer needed: their buffer is free
         for (int i = threadIdx.x; i < size * TILE; i += THREADS) {
           const int u = i / TILE, column = i % TILE;
           float sum = 0;
@@ -102,6 +105,7 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
           sums[u * STRIDE + column] = sum;
         }
         __syncthreads();
+        // ---- Pooled into selection blocks and offered to each token's list, one warp per token
         for (int u = warp; u < span.t1 - span.t0; u += WARPS) {
           const i64 current = (span.t0 + u) / block;
           if (current < count) continue;
@@ -133,6 +137,7 @@ select_forward(const Element* q, const Element* k, const float* lse, const int* 
         }
       }
     }
+    // ---- The rows of `selected`: ascending, -1 where fewer blocks exist
     __syncthreads();
     for (int u = warp; u < span.t1 - span.t0; u += WARPS) {
       const int t = span.t0 + u;

@@ -1,6 +1,6 @@
 /**
- * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the blocks
- * of highest importance under the compressed attention's probabilities. No gradient flows through it.
+ * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the
+ * blocks of highest importance under the compressed attention's probabilities. No gradient flows through it.
  */
 import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
@@ -20,7 +20,10 @@ export const signatures = {
 
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** Compressed blocks that reach into one selection block, l/d - 1 + l_sel/d: the kernel's table of weights. */
+/**
+ * Maximum size of the CPU kernel's table of weights: compressed blocks that overlap one selection block, l/d - 1 +
+ * l_sel/d.
+ */
 const MOST_WEIGHTS = 1024;
 
 export interface SelectInputs {

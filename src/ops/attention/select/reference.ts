@@ -68,8 +68,8 @@ export function topBlocks(score: ArrayLike<number>, count: number): number[] {
 }
 
 /**
- * Whether `selected` (one padded row) is a right answer for these scores: scores that differ by less than `tolerance`
- * relative may be ranked either way, because float32 cannot tell them apart.
+ * Whether `selected` (one padded row) is a valid selection for these scores: scores that differ by less than
+ * `tolerance` relative may be ranked either way, because they are equal within float32 rounding.
  */
 export function isSelection(score: ArrayLike<number>, selected: ArrayLike<number>, tolerance = 1e-6): boolean {
   const row = Array.from(selected);

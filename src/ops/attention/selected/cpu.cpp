@@ -1,10 +1,10 @@
 // Attention over selected blocks: token t sees the tokens s <= t of the blocks its group selected.
 //
-// Forward: a tile of neighbouring tokens walks the union of their blocks once; for each block the rows of the tokens that
-// selected it are brought together, so keys and values are loaded once per tile and no product is wasted on others.
-// A tile of one token is the plain query-by-query kernel (v1), a tile of many shares loads (v2): the same arithmetic in
-// the same order, bit for bit.
-// Backward: block by block over the tokens that selected it, found through an inverted index.
+// Forward: a tile of neighbouring tokens walks the union of their blocks once; for each block the rows of the tokens
+// that selected it are brought together, so keys and values are loaded once per tile and no product is wasted on
+// others. A tile of one token is the plain query-by-query kernel (v1), a tile of many shares loads (v2): the same
+// arithmetic in the same order, bit for bit. Backward: block by block over the tokens that selected it, found through
+// an inverted index.
 #include "../banded.h"
 
 namespace {
@@ -14,7 +14,9 @@ using namespace attention;
 struct Selection {
   const int32_t* blocks;  // [tokens][groups][count], ascending, -1 = none
   int64_t count, size;    // slots per token, tokens of a block
-  const int32_t* of(int64_t token, int64_t groups, int64_t group) const { return blocks + (token * groups + group) * count; }
+  const int32_t* of(int64_t token, int64_t groups, int64_t group) const {
+    return blocks + (token * groups + group) * count;
+  }
 };
 
 // The members of a tile sorted by block: block b is selected by members[start[b]] ... members[start[b+1]-1].
@@ -22,7 +24,8 @@ struct Members {
   int32_t *blocks, *start, *members;
   int64_t block_count = 0;
 
-  void collect(const Selection& selection, int64_t groups, int64_t group, int64_t token0, int64_t count, int64_t all_blocks) {
+  void collect(const Selection& selection, int64_t groups, int64_t group, int64_t token0, int64_t count,
+               int64_t all_blocks) {
     const int64_t slots = count * selection.count;
     int32_t* memory = scratch<int32_t>(kMembers, all_blocks + 3 * slots + 2);
     int32_t* counter = memory;
@@ -64,9 +67,12 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
   const int64_t block_size = selection.size, width = pad(block_size);
   int64_t* first = scratch<int64_t>(kIndex, in.sequences + 1);
   const int64_t blocks = number_blocks(in.offsets, in.sequences, block_size, first);
-  const float* keys_t = pack_transposed(kKeysT, in.keys, in.offsets, in.sequences, shape.groups, shape.dk, block_size, first, blocks);
-  const float* values = pack_rows(kValuesN, in.values, in.offsets, in.sequences, shape.groups, shape.dv, block_size, first, blocks);
-  const uint8_t* finite = finite_blocks(in.keys, in.values, in.offsets, in.sequences, shape.groups, shape.dk, shape.dv, block_size, first, blocks);
+  const float* keys_t =
+      pack_transposed(kKeysT, in.keys, in.offsets, in.sequences, shape.groups, shape.dk, block_size, first, blocks);
+  const float* values =
+      pack_rows(kValuesN, in.values, in.offsets, in.sequences, shape.groups, shape.dv, block_size, first, blocks);
+  const uint8_t* finite = finite_blocks(in.keys, in.values, in.offsets, in.sequences, shape.groups, shape.dk, shape.dv,
+                                        block_size, first, blocks);
   for_each_tile(in, size, [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t length = in.offsets[s + 1] - in.offsets[s], token0 = in.offsets[s];
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, length), rows = (t1 - t0) * h;
@@ -95,7 +101,8 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
         const bool gather = count < t1 - t0;
         Range* ranges = whole ? nullptr : scratch<Range>(kRanges, rows);
         for (int64_t i = 0; i < count && (gather || ranges); ++i) {
-          if (gather) std::memcpy(gathered + i * h * dk_width, query + member[i] * h * dk_width, sizeof(float) * h * dk_width);
+          if (gather)
+            std::memcpy(gathered + i * h * dk_width, query + member[i] * h * dk_width, sizeof(float) * h * dk_width);
           for (int64_t r = 0; r < h; ++r) {
             map[i * h + r] = static_cast<int32_t>(member[i] * h + r);
             if (ranges) ranges[i * h + r] = seen(t0 + member[i], k0, valid);
@@ -103,14 +110,16 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
         }
         const int64_t high = seen(t0 + member[count - 1], k0, valid).high;
         if (high == 0) continue;
-        forward_block(shape, count * h, gather ? gathered : query, block_keys, width, block_values, 0, high, ranges, gather ? map : nullptr, state, buffers);
+        forward_block(shape, count * h, gather ? gathered : query, block_keys, width, block_values, 0, high, ranges,
+                      gather ? map : nullptr, state, buffers);
         continue;
       }
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = member[i] * h, high = seen(t0 + member[i], k0, valid).high;
         if (high == 0) continue;
         Softmax part = state.from(row, dv_width);
-        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, nullptr, part, buffers);
+        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, nullptr,
+                      part, buffers);
       }
     }
     for (int64_t t = t0; t < t1; ++t) {
@@ -137,13 +146,15 @@ Inverted invert(const Inputs& in, const Selection& selection, const int64_t* fir
       for (int64_t g = 0; g < groups; ++g) {
         const int32_t* chosen = selection.of(t, groups, g);
         for (int64_t n = 0; n < selection.count; ++n)
-          if (chosen[n] >= 0 && chosen[n] < first[s + 1] - first[s]) body((first[s] + chosen[n]) * groups + g, static_cast<int32_t>(t - in.offsets[s]));
+          if (chosen[n] >= 0 && chosen[n] < first[s + 1] - first[s])
+            body((first[s] + chosen[n]) * groups + g, static_cast<int32_t>(t - in.offsets[s]));
       }
   };
   parallel(in.sequences, [&](int64_t s) { each(s, [&](int64_t cell, int32_t) { ++start[cell + 1]; }); });
   for (int64_t c = 0; c < cells; ++c) start[c + 1] += start[c];
   // Fill by moving starts forward, then shift them back.
-  parallel(in.sequences, [&](int64_t s) { each(s, [&](int64_t cell, int32_t token) { tokens[start[cell]++] = token; }); });
+  parallel(in.sequences,
+           [&](int64_t s) { each(s, [&](int64_t cell, int32_t token) { tokens[start[cell]++] = token; }); });
   for (int64_t c = cells; c > 0; --c) start[c] = start[c - 1];
   start[0] = 0;
   return {start, tokens};
@@ -183,10 +194,12 @@ void selected_backward(const AttentionArguments* given, const int32_t* selected,
       const KeyBlock block = packed.block(shape, s, group, j);
       while (from < to) {
         const int64_t n = std::min<int64_t>(size, to - from);
-        const GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, from, 0, n, group, block.width);
+        const GradientRows rows =
+            gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, from, 0, n, group, block.width);
         const bool whole = from[0] + 1 >= k0 + valid;  // ascending: the first token sees least
         const auto add = [&](int64_t row, int64_t i) {
-          add_query_gradient(shape, rows.d_query + row * dk_width, h, g.d_query + ((token0 + from[i]) * shape.heads + group * h) * shape.dk);
+          add_query_gradient(shape, rows.d_query + row * dk_width, h,
+                             g.d_query + ((token0 + from[i]) * shape.heads + group * h) * shape.dk);
         };
         if (whole || block.finite) {
           Range* ranges = whole ? nullptr : scratch<Range>(kRanges, n * h);

@@ -1,7 +1,7 @@
-// Attention over selected blocks on any GPU: token t sees the tokens s <= t of the blocks its group selected.
+// Branch kernel: attention over selected blocks: token t sees the tokens s <= t of the blocks its group selected.
 //
 // Forward and dq: a tile of neighbouring tokens walks the tiles of keys that hold anything one of them selected. dk and
-// dv: a tile of keys asks every later token whether it selected something there.
+// dv: a tile of keys checks for every later token whether it selected something there.
 #include "../branch.cuh"
 
 struct Selected {
@@ -13,7 +13,7 @@ struct Selected {
     return blocks + ((span.token0 + t) * in.groups + span.group) * count;
   }
 
-  // Block numbers come from a tensor: one that is negative or too great is a block nobody sees, never an address.
+  // Block numbers come from a tensor: an invalid one is masked and never becomes an address.
   __device__ u64 mask(const Inputs& in, const Span& span, int t, int k0) const {
     const int* const chosen = of(in, span, t);
     u64 bits = 0;

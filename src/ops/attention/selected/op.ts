@@ -2,7 +2,7 @@
  * Attention over the selected blocks: token t sees the tokens s <= t of the blocks its group selected.
  *
  * Kernels: `v1` goes query by query; `v2` lets neighbouring queries share the loads of the union of their blocks;
- * `adaptive` takes v2 from a length on; `reference` is the float64 loop, for finding out who is wrong.
+ * `adaptive` takes v2 from a length on; `reference` is the float64 loop, for debugging.
  */
 import { defineKernels } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';

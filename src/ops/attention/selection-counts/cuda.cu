@@ -1,5 +1,6 @@
 // counts[c] += rows of `selected` with c blocks. Whole numbers: the order of the sums does not matter.
-extern "C" __global__ void selection_counts(const int* selected, int* counts, long long rows, int slots, int rows_per_block) {
+extern "C" __global__ void selection_counts(const int* selected, int* counts, long long rows, int slots,
+                                            int rows_per_block) {
   extern __shared__ int own[];
   for (int i = threadIdx.x; i <= slots; i += blockDim.x) own[i] = 0;
   __syncthreads();

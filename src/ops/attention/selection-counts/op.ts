@@ -1,4 +1,4 @@
-/** How many (token, group) rows selected 0, 1, … n blocks: what telemetry says about a selection, n + 1 numbers. */
+/** How many (token, group) rows selected 0, 1, … n blocks: a histogram of n + 1 counts for telemetry. */
 import { type Device, defineKernels } from '../../../device/device.js';
 import { Tensor } from '../../../tensor/tensor.js';
 import { expectShape } from '../../common/shapes.js';

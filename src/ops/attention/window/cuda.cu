@@ -1,4 +1,4 @@
-// Sliding-window attention on any GPU: token t sees the keys t-w+1 ... t, exactly w of them.
+// Branch kernel: sliding-window attention: token t sees the keys t-w+1 ... t, exactly w of them.
 #include "../branch.cuh"
 
 struct Window {

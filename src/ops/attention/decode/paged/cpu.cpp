@@ -1,8 +1,9 @@
 // Attention of new tokens over cached keys and values in pages.
 //
-// A page holds one block of keys of every layer: per group the keys as columns [dk][pad(size)], as scores need them, then
-// per group the values as rows [size][pad(dv)]. Blocks are those of the kernels that take whole sequences, and they are
-// worked through in the same order by the same code: a token's output is bit for bit what a prefill would have given it.
+// A page holds one block of keys of every layer: per group the keys as columns [dk][pad(size)], as scores need them,
+// then per group the values as rows [size][pad(dv)]. Blocks are those of the kernels that take whole sequences, and
+// they are worked through in the same order by the same code: a token's output is bit for bit what a prefill would have
+// given it.
 #include "../../banded.h"
 #include "../../selection.h"
 
@@ -68,8 +69,7 @@ struct Rows {
   }
 };
 
-template <class Body>
-void for_each_row(const Tokens& tokens, int64_t groups, const Body& body) {
+template <class Body> void for_each_row(const Tokens& tokens, int64_t groups, const Body& body) {
   const int64_t count = tokens.count();
   // The last tokens see most: they come first, so that threads end together.
   parallel(count * groups, [&](int64_t index) {
@@ -78,9 +78,8 @@ void for_each_row(const Tokens& tokens, int64_t groups, const Body& body) {
   });
 }
 
-template <class Visible>
-void banded(const float* q, const Pages& pages, const Tokens& tokens, const Shape& shape, const Visible& visible,
-            float* out, float* lse, int32_t* reads) {
+template <class Visible> void banded(const float* q, const Pages& pages, const Tokens& tokens, const Shape& shape,
+                                     const Visible& visible, float* out, float* lse, int32_t* reads) {
   for_each_row(tokens, shape.groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {
     Rows rows(shape, q, t, g, pages.size);
     const int64_t low = visible.low(position), high = visible.high(position);
@@ -112,7 +111,8 @@ struct Finished {
 
 extern "C" {
 
-// What the layout of a page depends on, and differs from machine to machine: the keys of a block, the lanes of a vector.
+// What the layout of a page depends on, and differs from machine to machine: the keys of a block, the lanes of a
+// vector.
 void paged_sizes(int32_t* sizes) {
   sizes[0] = static_cast<int32_t>(kKeyBlock);
   sizes[1] = kLanes;
@@ -165,7 +165,8 @@ void paged_window(const float* q, float* out, float* lse, int32_t* reads, PAGES,
   banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Window{w}, out, lse, reads);
 }
 
-// Attention over the compressed keys, and the blocks that it selects: the scores that attention computed are kept for it.
+// Attention over the compressed keys, and the blocks that it selects: the scores that attention computed are kept for
+// it.
 void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, int32_t* selected, PAGES, TOKENS, HEADS,
                       int64_t l, int64_t d, int64_t block, int64_t count) {
   const Shape shape = {heads, groups, dk, dv};
@@ -198,8 +199,8 @@ void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, in
   });
 }
 
-void paged_selected(const float* q, const int32_t* selected, float* out, float* lse, int32_t* reads, PAGES, TOKENS, HEADS,
-                    int64_t count) {
+void paged_selected(const float* q, const int32_t* selected, float* out, float* lse, int32_t* reads, PAGES, TOKENS,
+                    HEADS, int64_t count) {
   const Shape shape = {heads, groups, dk, dv};
   const Pages pages = {tables, place, size};
   for_each_row({offsets, starts, sequences}, groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {

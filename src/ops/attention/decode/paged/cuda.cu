@@ -1,14 +1,14 @@
 // Attention of new tokens over cached keys and values in pages: any shape, f32 or bf16 in memory and float arithmetic.
 //
 // A page holds one block of keys of every layer: per group the keys as rows [size][dk], then per group the values as
-// columns [dv][size], as tensor cores want both (src/ops/step reads the same pages). A block of threads takes one
-// (token, group) after another; where they stand is read on the device, so a launch does not depend on lengths.
+// columns [dv][size], the layout that tensor cores read (decode/step reads the same pages). A block of threads takes
+// one (token, group) after another; where they stand is read on the device, so a launch does not depend on lengths.
 #include "elements.cuh"
 
 typedef DTYPE T;
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int CHUNK = 64;          // keys seen at a time
+constexpr int CHUNK = 64;            // keys seen at a time
 constexpr int PROBABILITIES = 4096;  // of compressed keys held at a time by paged_select (cuda.ts gives the memory)
 
 // Keys and values of one layer. tables[s] is the address of sequence s's table of pages; 0 in it is no page.
@@ -139,9 +139,9 @@ struct Rows {
 };
 
 // A token sees the keys [low, high) of its sequence.
-template <class Visible>
-__device__ __forceinline__ void banded(const T* q, const Pages& pages, const Tokens& tokens, const Heads& shape,
-                                       const Visible& visible, T* out, float* lse, i32* reads) {
+template <class Visible> __device__ __forceinline__ void banded(const T* q, const Pages& pages, const Tokens& tokens,
+                                                                const Heads& shape, const Visible& visible, T* out,
+                                                                float* lse, i32* reads) {
   each_row(tokens, shape.groups, [&](const Place& at) {
     Rows rows(shape, q, at);
     const i64 low = visible.low(at.position), high = visible.high(at.position);
@@ -166,18 +166,20 @@ struct Finished {
   __device__ i64 high(i64 t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_window(const T* q, T* out, float* lse, i32* reads, PAGES, TOKENS, HEADS, i64 w) {
+extern "C" __global__ void __launch_bounds__(THREADS) paged_window(const T* q, T* out, float* lse, i32* reads, PAGES,
+                                                                   TOKENS, HEADS, i64 w) {
   banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Window{w}, out, lse, reads);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_compressed(const T* q, T* out, float* lse, i32* reads, PAGES, TOKENS, HEADS, i64 l, i64 d) {
-  banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Finished{l, d}, out, lse, reads);
+extern "C" __global__ void __launch_bounds__(THREADS) paged_compressed(const T* q, T* out, float* lse, i32* reads,
+                                                                       PAGES, TOKENS, HEADS, i64 l, i64 d) {
+  banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Finished{l, d}, out, lse,
+         reads);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_selected(const T* q, const i32* selected, T* out, float* lse, i32* reads, PAGES, TOKENS, HEADS, i64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS) paged_selected(const T* q, const i32* selected, T* out,
+                                                                     float* lse, i32* reads, PAGES, TOKENS, HEADS,
+                                                                     i64 count) {
   const Pages pages = {tables, place, size};
   const Heads shape = {heads, groups, dk, dv};
   each_row({offsets, starts, sequences}, groups, [&](const Place& at) {
@@ -193,8 +195,8 @@ paged_selected(const T* q, const i32* selected, T* out, float* lse, i32* reads, 
 
 // Importance of the selection blocks before the local ones, a stretch of them at a time, and the best so far in falling
 // order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again.
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_select(const T* q, const float* lse, i32* selected, PAGES, TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, const float* lse, i32* selected, PAGES,
+                                                                   TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count) {
   const Pages pages = {tables, place, size};
   const Heads shape = {heads, groups, dk, dv};
   each_row({offsets, starts, sequences}, groups, [&](const Place& at) {
@@ -213,7 +215,7 @@ paged_select(const T* q, const float* lse, i32* selected, PAGES, TOKENS, HEADS, 
     const float* row_lse = lse + at.t * heads + at.g * h;
     const int stride = (int)(block / d), lead = (int)(l / d) - 1, weights = lead + stride, room = (int)count - 3;
     const int most = (PROBABILITIES - lead) / stride;  // selection blocks of a stretch
-    int held = 0;  // thread 0's
+    int held = 0;                                      // thread 0's
     for (i64 first = 1; room > 0 && first < current - 1; first += most) {
       const int blocks = (int)(current - 1 - first < most ? current - 1 - first : most);
       const i64 begin = first * stride - lead;
@@ -280,8 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_store(const T* k, co
 }
 
 // joined = the raw rows kept of a sequence, then its new rows x [T][width].
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_join(const T* x, T* joined, const i32* joined_offsets, PAGES, TOKENS, i64 width) {
+extern "C" __global__ void __launch_bounds__(THREADS) paged_join(const T* x, T* joined, const i32* joined_offsets,
+                                                                 PAGES, TOKENS, i64 width) {
   const Pages tails = {tables, place, size};
   for (i64 r = blockIdx.x; r < joined_offsets[sequences]; r += gridDim.x) {
     const int s = sequence_of(joined_offsets, sequences, r);
@@ -293,8 +295,8 @@ paged_join(const T* x, T* joined, const i32* joined_offsets, PAGES, TOKENS, i64 
 }
 
 // Keeps the rows of `joined` from done[s] on: those that blocks to come still need.
-extern "C" __global__ void __launch_bounds__(THREADS)
-paged_keep(const T* joined, const i32* joined_offsets, const i32* done, PAGES, TOKENS, i64 width) {
+extern "C" __global__ void __launch_bounds__(THREADS) paged_keep(const T* joined, const i32* joined_offsets,
+                                                                 const i32* done, PAGES, TOKENS, i64 width) {
   const Pages tails = {tables, place, size};
   for (i64 r = blockIdx.x; r < joined_offsets[sequences]; r += gridDim.x) {
     const int s = sequence_of(joined_offsets, sequences, r);

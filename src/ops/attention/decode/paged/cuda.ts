@@ -10,7 +10,7 @@ const PROBABILITIES = 4096;
 /** Blocks that a multiprocessor runs at once. */
 const RESIDENT = 8;
 
-/** Keys of a page whose size is free: what a warp of tensor cores likes, and what decodes of long contexts share. */
+/** Keys of a page of the window and compressed branches: a multiple of the 32 keys that a warp processes at a time. */
 export const CUDA_PAGE = 64;
 
 interface Heads {
@@ -22,7 +22,7 @@ interface Heads {
 
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   const variant = byDtype(cuda, new URL('./cuda.cu', import.meta.url), ['DTYPE']);
-  /** The host does not know how many tokens there are: blocks take what they find. */
+  /** The host does not know the number of tokens: blocks read it on the device. */
   const everywhere = (shared = 0): LaunchShape => ({ grid: cuda.multiprocessors * RESIDENT, block: THREADS, shared });
   /** Queries, results, and three numbers a row; `more` floats for the scores. */
   const rowBytes = ({ heads, groups, dk, dv }: Heads, more: number) => 4 * ((heads / groups) * (dk + dv + 3) + more);

@@ -27,7 +27,7 @@ import {
   storePages,
 } from './op.js';
 
-/** Scores that float32 sums in another order cannot tell apart. */
+/** Scores within float32 rounding of each other. */
 const NEAR_TIE = 1e-5;
 
 /** Sequences' tables with pages of their own, in falling order of address, the layer behind another one. */

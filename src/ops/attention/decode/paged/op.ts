@@ -2,8 +2,8 @@
  * Attention of new tokens over cached keys and values that lie in pages (decode, and prefill in tiles).
  *
  * A page holds one block of keys and values of every layer; a sequence's table names its pages in order. On the CPU the
- * blocks are those of the kernels over whole sequences, so a token's output is bit for bit what a prefill would have given
- * it; on CUDA it is the same within rounding.
+ * blocks are those of the kernels over whole sequences, so a token's output is bit for bit what a prefill would have
+ * given it; on CUDA it is the same within rounding.
  */
 import { type Device, defineKernels } from '../../../../device/device.js';
 import type { Tape } from '../../../../tensor/tape.js';
@@ -26,7 +26,7 @@ export const signatures = {
   paged_selected: ['ptr', ...attention, 'i64'],
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
-/** What the layout depends on differs from processor to processor; all GPUs share one. */
+/** The page layout depends on the processor's vector width; all GPUs share one layout. */
 const cpuSizes = defineKernels(import.meta.url, { paged_sizes: ['ptr'] });
 
 /** One layer's part of the pages of one kind. */
@@ -61,8 +61,8 @@ export function pageSizes(device: Device): PageSizes {
 }
 
 /**
- * Numbers of one layer in a page of `size` keys. CPU: keys as columns, values as rows, both padded to whole vectors. CUDA:
- * keys as rows, values as columns.
+ * Numbers of one layer in a page of `size` keys. CPU: keys as columns, values as rows, both padded to whole vectors.
+ * CUDA: keys as rows, values as columns.
  */
 export function pageNumbers({ groups, dk, dv }: HeadShape, size: number, lanes: number): number {
   const padded = (count: number) => Math.ceil(count / lanes) * lanes;

@@ -37,9 +37,9 @@ __device__ __forceinline__ float push_raw(bf16* tail, int row, int width, int co
 }
 
 // New keys of one branch, rotated, and values go to their page, by `threads` threads.
-template <int SIZE>
-__device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys, const bf16* values, const float2* rotation,
-                                       int thread, int threads) {
+template <int SIZE> __device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys,
+                                                           const bf16* values, const float2* rotation, int thread,
+                                                           int threads) {
   bf16* const to = keys_of<SIZE>(page, g) + slot * DK;
   for (int j = thread; j < DK / 2; j += threads) {
     const float a = read_one(keys + j), b = read_one(keys + j + DK / 2);
@@ -64,20 +64,22 @@ __device__ __forceinline__ void see_one(const bf16* q, const float* key, const f
 }
 
 // By a whole block of threads, for one (sequence, group). row: of the projection; rotation: [2][DK / 2], of the token's
-// position and of the compressed block's that it may complete. q [16 * DK], key [DK] and block [DK + DV] are shared memory.
+// position and of the compressed block's that it may complete. q [16 * DK], key [DK] and block [DK + DV] are shared
+// memory.
 __device__ __forceinline__ void append_token(const Caches& caches, int b, int g, int position, const bf16* row,
-                                             const float2* rotation, const float* weight_keys, const float* weight_values,
-                                             const Partial& to, bf16* q, float* key, float* block) {
+                                             const float2* rotation, const float* weight_keys,
+                                             const float* weight_values, const Partial& to, bf16* q, float* key,
+                                             float* block) {
   const int known = count_compressed(position), slot = position - known * CMP_D;  // of the new row among the raw ones
   const bool complete = slot == CMP_L - 1;
   // Side by side: a quarter of the threads for each branch's pages, the others for the raw rows.
   const int quarter = blockDim.x / 4, thread = threadIdx.x % quarter, task = threadIdx.x / quarter;
   if (task == 0)
-    append<SEL_L>(caches.sel.page(b, position / SEL_L), g, position % SEL_L, row + AT_SEL + g * DK, row + AT_SEL + KEYS + g * DV,
-                  rotation, thread, quarter);
+    append<SEL_L>(caches.sel.page(b, position / SEL_L), g, position % SEL_L, row + AT_SEL + g * DK,
+                  row + AT_SEL + KEYS + g * DV, rotation, thread, quarter);
   if (task == 1)
-    append<PAGE>(caches.win.page(b, position / PAGE), g, position % PAGE, row + AT_WIN + g * DK, row + AT_WIN + KEYS + g * DV,
-                 rotation, thread, quarter);
+    append<PAGE>(caches.win.page(b, position / PAGE), g, position % PAGE, row + AT_WIN + g * DK,
+                 row + AT_WIN + KEYS + g * DV, rotation, thread, quarter);
   // keys [CMP_L][KEYS], then values [CMP_L][VALUES]
   bf16* const tail = caches.tail.page(b, 0);
   for (int c = (int)threadIdx.x - 2 * quarter; c < DK + DV; c += 2 * quarter) {

@@ -1,28 +1,30 @@
-// Sparse attention of a decode step, one launch: a cluster of CLUSTER blocks for each (sequence, group) puts the new token
-// into the cache, sees the compressed keys, selects blocks by their scores, sees those and the window, and sums the
-// three branches by their gates.
+// Sparse attention of a decode step, one launch: a cluster of CLUSTER blocks for each (sequence, group) puts the new
+// token into the cache, sees the compressed keys, selects blocks by their scores, sees those and the window, and sums
+// the three branches by their gates.
 //
-// The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to rank,
-// units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before they
-// wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED).
+// The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to
+// rank, units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before
+// they wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED). For
+// few sequences of long contexts a cluster per group leaves most of the GPU idle: there spread.cu runs first (SPREAD).
 #include "append.cuh"
 #include "cluster.cuh"
+#include "importance.cuh"
 #include "ranking.cuh"
 
 #ifndef SCORES_SHARED
 #define SCORES_SHARED 1
 #endif
+// 1: spread.cu has seen the compressed keys, put the token into the cache and left the best blocks of every share.
+#ifndef SPREAD
+#define SPREAD 0
+#endif
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
-constexpr int STRIDE = SEL_L / CMP_D, LEAD = CMP_L / CMP_D - 1, WEIGHTS = LEAD + STRIDE;  // of the importance
-constexpr int ROOM = SEL_N - 3;                                                           // blocks that are not forced
-constexpr int STRETCH = STRIDE <= 16 ? 256 : 4096 / STRIDE;  // selection blocks whose importance is computed at a time
 constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-
-static_assert(STRIDE * CMP_D == SEL_L && STRETCH >= 1, "d divides l'");
+constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 
 struct Shared {
   alignas(16) bf16 q[16 * DK];
@@ -40,17 +42,8 @@ struct Shared {
   int selected[SEL_N], count, seen[3];
 };
 
-// One sequence's pages of a kind.
-struct Table {
-  bf16* const* pages;
-  i64 place;
-
-  __device__ __forceinline__ Table(const Cached& cached, int b) : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
-  __device__ __forceinline__ bf16* page(int index) const { return pages[index] + place; }
-};
-
-// Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all of
-// them in memory.
+// Scores of the compressed keys of a pair: those of a rank in its shared memory, rows 2 apart modulo the banks; or all
+// of them in memory.
 struct Scores {
   float* own;
   i64 row;
@@ -105,9 +98,10 @@ __device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
   if (branch == CMP) s.lse[r] = base + log2f(sum);
 }
 
-// Importance of the candidates first ... end - 1, which are those of this rank, to all blocks of the cluster; never negative,
-// a number that is none ranks last. s.most: the largest one's bits.
-__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first, int end) {
+// Importance of the candidates first ... end - 1, those of this rank, written to all blocks of the cluster.
+// Never negative; NaN becomes 0 and ranks last. s.most: the bits of the largest one.
+__device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first,
+                                                   int end) {
   for (int begin = first; begin < end; begin += STRETCH) {
     const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
     const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
@@ -120,14 +114,7 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
     __syncthreads();
     u32 most = 0;
     for (int j = threadIdx.x; j < blocks; j += THREADS) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < WEIGHTS; i++) {
-        const int at = (i - LEAD) * CMP_D, stop = at + CMP_L;
-        const int shared = (stop < SEL_L ? stop : SEL_L) - (at > 0 ? at : 0);
-        sum += (float)shared / (float)CMP_D * s.probability[j * STRIDE + i];
-      }
-      sum = sum >= 0.0f ? sum : 0.0f;
+      const float sum = importance_of(s.probability + j * STRIDE);
       most = max(most, __float_as_uint(sum));
 #pragma unroll
       for (int c = 0; c < CLUSTER; c++) write_to(c, importance + begin + j, sum);
@@ -138,8 +125,44 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
   }
 }
 
+// A share of the compressed keys that spread.cu has seen, as if this warp had. record: null without one.
+__device__ __forceinline__ void take_record(Shared& s, const float* record) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int i = lane; i < HPG; i += 32) {
+    s.tops[warp][i] = record ? record[i] : -positive_infinity();
+    s.sums[warp][i] = record ? record[HPG + i] : 0.0f;
+  }
+  float* const results = &s.results[warp][0][0];
+#pragma unroll 8
+  for (int i = lane; i < HPG * DV; i += 32) results[i] = record ? record[2 * HPG + i] : 0.0f;
+  if (lane == 0 && record) atomicAdd(&s.seen[CMP], (int)record[RECORD - 1]);
+}
+
+// Ranks the best blocks of all shares of spread.cu, `all` candidates having been shared out. important, candidates:
+// [SPLITS][ROOM] of the pair. importance: room for three numbers of each.
+__device__ __forceinline__ void rank_best_of_shares(Shared& s, float* importance, const float* important,
+                                                    const int* candidates, int all) {
+  const int share = (all + SPLITS - 1) / SPLITS, kept = share < ROOM ? share : ROOM, whole = all / share;
+  const int rest = all - whole * share, count = whole * kept + (rest < kept ? rest : kept);
+  int* const ties = (int*)(importance + count + 1);
+  int* const index = ties + count + 1;
+  u32 most = 0;
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    const int at = i / kept * ROOM + i % kept;
+    importance[1 + i] = important[at], index[1 + i] = candidates[at];
+    most = max(most, __float_as_uint(important[at]));
+  }
+  most = __reduce_max_sync(~0u, most);
+  if (threadIdx.x % 32 == 0) atomicMax(&s.most, most);
+  __syncthreads();
+  keep_most_important(s.ranking, importance, s.most, ties, count);
+  for (int i = threadIdx.x; i < ROOM; i += THREADS) s.ranking.best[i] = index[s.ranking.best[i]];
+  __syncthreads();
+}
+
 // selected[0 ... count): block 0, the chosen ones ascending, current - 1, current.
-__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const Scores& scores, int position) {
+__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const Scores& scores,
+                                              const float* important, const int* candidates, int position) {
   const int current = position / SEL_L;
   if (current + 1 <= SEL_N) {
     for (int i = threadIdx.x; i <= current; i += THREADS) s.selected[i] = i;
@@ -147,7 +170,9 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
     __syncthreads();
     return;
   }
-  if (ROOM > 0) {
+  if (SPREAD) {
+    rank_best_of_shares(s, importance, important, candidates, current - 2);
+  } else if (ROOM > 0) {
     const int all = current - 2;
     // The candidate's first key decides whose it is.
     const auto first_of = [&](int rank) {
@@ -170,42 +195,47 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
     for (int k = 0; k < ROOM; k++) place += s.ranking.best[k] < s.ranking.best[i];
     s.selected[place] = s.ranking.best[i];
   }
-  if (threadIdx.x == 0) s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
+  if (threadIdx.x == 0)
+    s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
   __syncthreads();
 }
 
 // rotations: [batch][2][DK / 2] cosines and sines of the token's position, then of the block's that it may complete.
-// memory: [batch][HEADS][capacity] where scores do not fit into shared memory. chosen: [batch][GROUPS][SEL_N]; reads:
+// memory: [batch][HEADS][capacity] where scores do not fit into shared memory; records, important and candidates: what
+// spread.cu leaves. chosen: [batch][GROUPS][SEL_N]; reads:
 // [batch][GROUPS][3], keys seen by each branch. out: [batch][HEADS][DV].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
-    __cluster_dims__(CLUSTER, 1, 1)
+__cluster_dims__(CLUSTER, 1, 1)
 #endif
-step_attention(const bf16* projection, const float* logits, const float* bias, const int* positions, const float2* rotations,
-               const i64* cmp_tables, i64 cmp_place, const i64* sel_tables, i64 sel_place, const i64* win_tables, i64 win_place,
-               const i64* tail_tables, i64 tail_place, const float* weight_keys, const float* weight_values, float* memory,
-               i64 capacity, int gate, float temperature, float gate_cmp, float gate_sel, float gate_win, int* chosen,
-               int* reads, bf16* out, int parts) {
+step_attention(const bf16* projection, const float* logits, const float* bias, const int* positions,
+               const float2* rotations, const i64* cmp_tables, i64 cmp_place, const i64* sel_tables, i64 sel_place,
+               const i64* win_tables, i64 win_place, const i64* tail_tables, i64 tail_place, const float* weight_keys,
+               const float* weight_values, float* memory, i64 capacity, const float* records, const float* important,
+               const int* candidates, int gate, float temperature, float gate_cmp, float gate_sel, float gate_win,
+               int* chosen, int* reads, bf16* out, int parts) {
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
   let_next_start();
   cluster_arrive();  // others may write here from now on
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)b * GROUPS + g;
-  const Caches caches = {{cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
+  const Caches caches = {
+      {cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
   const Table cmp(caches.cmp, b), sel(caches.sel, b), win(caches.win, b);
   const int position = positions[b], known = count_compressed(position), t = lane % 4;
   const int units = (known + UNIT - 1) / UNIT, share = (units + CLUSTER - 1) / CLUSTER;
-  const int begin = rank * share, end = !(parts & COMPRESSED) ? begin : begin + share < units ? begin + share : units;
+  const int begin = rank * share, stop = begin + share < units ? begin + share : units;
+  const int end = SPREAD || !(parts & COMPRESSED) ? begin : stop;
   // Behind the fixed memory: this rank's scores, then two numbers for every selection block.
   const i64 room = SCORES_SHARED ? ((capacity / UNIT + CLUSTER - 1) / CLUSTER) * UNIT + 2 : 0;
   float* const behind = (float*)(&s + 1);
   float* const importance = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
+  // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
   Unit unit[AHEAD];
   const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
-  // What earlier steps wrote is on its way before the wait for this one's queries.
 #pragma unroll
   for (int n = 0; n < AHEAD; n++) {
     const int u = begin + warp + n * WARPS;
@@ -218,7 +248,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   wait_for_previous();
   const bf16* const row = projection + (i64)b * WIDTH;
   const float2* const rotation = rotations + b * DK;
-  const bool appends = rank == CLUSTER - 1 && (parts & COMPRESSED);
+  const bool appends = !SPREAD && rank == CLUSTER - 1 && (parts & COMPRESSED);
   if (appends)
     append_token(caches, b, g, position, row, rotation, weight_keys, weight_values,
                  Partial{s.tops[WARPS], s.sums[WARPS], &s.results[WARPS][0][0], &s.completed}, s.q, s.key, s.block);
@@ -242,10 +272,12 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
       seen += high;
       if (next < end) load_compressed(unit[n], next);
     }
-  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  if (SPREAD) take_record(s, parts & COMPRESSED ? records + (pair * SPLITS + rank * WARPS + warp) * RECORD : nullptr);
+  else running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
-  // The window is on its way while the blocks wait for each other: all of it but the newest tokens was there before.
-  // Warps take its units from the other end than those of the selected blocks: who has none of the one has of the other.
+  // ---- 2. Window: on its way while the blocks of the cluster wait for each other: all of it but the newest tokens was
+  // there before. Warps take its units from the other end than those of the selected blocks: who has none of the one
+  // has of the other.
   const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
   int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
   bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
@@ -254,7 +286,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
   cluster_arrive();
   if (threadIdx.x < HPG)
-    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g, {gate, temperature, {gate_cmp, gate_sel, gate_win}});
+    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g,
+                  {gate, temperature, {gate_cmp, gate_sel, gate_win}});
   cluster_wait();
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
   const auto ignore = [](int, int, const float*, float, float, float) {};
@@ -272,9 +305,11 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
   merge_warps(s, WIN, WARPS, rank);
+  // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
-    select_blocks(s, importance, scores, position);
+    const i64 best = pair * SPLITS * (ROOM > 0 ? ROOM : 1);
+    select_blocks(s, importance, scores, important + best, candidates + best, position);
     if (rank == 0)
       for (int i = threadIdx.x; i < SEL_N; i += THREADS) list[i] = i < s.count ? s.selected[i] : -1;
   } else {
@@ -282,6 +317,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
     __syncthreads();
   }
+  // ---- 4. Selected blocks
   constexpr int PER_BLOCK = SEL_L / UNIT;
   running.reset();
   seen = 0;
@@ -308,6 +344,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
   merge_warps(s, SEL, WARPS, rank);
+  // ---- 5. Keys read, and the gated sum: each rank writes NUMBERS of the [HPG * DV] results
   if (threadIdx.x < 3) {
     const int completed = threadIdx.x == CMP && appends ? (int)s.completed : 0;
     write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + completed);

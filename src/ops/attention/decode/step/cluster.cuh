@@ -1,4 +1,4 @@
-// Blocks of a cluster wait for each other and write into each other's shared memory. CLUSTER 1: a block alone, on any GPU.
+// Synchronization and shared-memory writes between the blocks of a cluster. CLUSTER 1: single blocks, on any GPU.
 #pragma once
 #include "elements.cuh"
 
@@ -7,8 +7,10 @@
 #endif
 
 #if CLUSTER > 1
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-// All that the cluster's blocks wrote before they arrived, to shared memory and elsewhere, is there for all of them.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// All that the cluster's blocks wrote before they arrived, to shared memory and elsewhere, is visible to all of them.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_rank() {
   u32 rank;

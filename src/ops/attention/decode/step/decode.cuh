@@ -1,18 +1,18 @@
 // What the kernels of a decode step share: shapes as macros, the overlap of one kernel's start with the end of the one
 // before, and attention of one token's heads over 32 keys of a page, by one warp.
 //
-// Pages: per group keys as rows [size][DK], then values as columns [DV][size] (src/ops/paged). Tensor cores multiply
+// Pages: per group keys as rows [size][DK], then values as columns [DV][size] (decode/paged). Tensor cores multiply
 // m16n8k16 with the heads of a group as rows; both operands come from memory straight into registers, 16 bytes a lane,
 // because the order of terms in a sum is free: lane 4g + t takes eight neighbours for two products.
 #pragma once
 #include "elements.cuh"
 #include "../../shape.cuh"
 
-constexpr int PAGE = 64;             // keys of a page of the window and the compressed branch (src/ops/paged/cuda.ts)
-constexpr int UNIT = 32;             // keys that a warp sees at a time
-constexpr int KP = DK / 32;          // 16-byte pieces a lane has of a key
-constexpr int VT = DV / 8;           // tiles of eight value columns
-constexpr int HALVES = HPG > 8 ? 2 : 1;  // rows g, and g + 8 where there are so many heads
+constexpr int PAGE = 64;                 // keys of a page of the window and the compressed branch (paged/cuda.ts)
+constexpr int UNIT = 32;                 // keys that a warp sees at a time
+constexpr int KP = DK / 32;              // 16-byte pieces a lane has of a key
+constexpr int VT = DV / 8;               // tiles of eight value columns
+constexpr int HALVES = HPG > 8 ? 2 : 1;  // rows g, and g + 8 for more than eight heads
 
 static_assert(DK % 32 == 0 && DV % 8 == 0 && SEL_L % UNIT == 0, "what the pieces of 16 bytes need");
 
@@ -37,8 +37,9 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Loads of what nobody writes while kernels overlap (weights, old keys): volatile, so that they stay before the wait. Four
-// lanes read half of a line of 128 bytes, another warp the other half soon after: memory is asked for the line at once.
+// Loads of data that overlapping kernels do not write (weights, old keys): volatile, so that they stay before the wait.
+// Four lanes read half of a line of 128 bytes, another warp the other half soon after: the whole line is requested at
+// once.
 #ifndef LOAD_HINT
 #define LOAD_HINT 128
 #endif
@@ -61,6 +62,17 @@ struct Cached {
 
   __device__ bf16* page(int b, int index) const { return ((bf16* const*)tables[b])[index] + place; }
 };
+
+// One sequence's pages of a kind.
+struct Table {
+  bf16* const* pages;
+  i64 place;
+
+  __device__ __forceinline__ Table(const Cached& cached, int b)
+      : pages((bf16* const*)cached.tables[b]), place(cached.place) {}
+  __device__ __forceinline__ bf16* page(int index) const { return pages[index] + place; }
+};
+
 template <int SIZE> __device__ __forceinline__ bf16* keys_of(bf16* page, int g) { return page + g * SIZE * DK; }
 template <int SIZE> __device__ __forceinline__ bf16* values_of(bf16* page, int g) {
   return page + GROUPS * SIZE * DK + g * SIZE * DV;
@@ -133,15 +145,16 @@ struct Running {
       s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
 #pragma unroll
       for (int j = 0; j < KP; j++) {
-        const uint4 a = q.rows[0][j], b = HALVES > 1 ? q.rows[HALVES - 1][j] : make_uint4(0, 0, 0, 0), k = unit.keys[i][j];
+        const uint4 a = q.rows[0][j], b = HALVES > 1 ? q.rows[HALVES - 1][j] : make_uint4(0, 0, 0, 0),
+                    k = unit.keys[i][j];
         mma_bf16(s[i], a.x, b.x, a.y, b.y, k.x, k.y);
         mma_bf16(s[i], a.z, b.z, a.w, b.w, k.z, k.w);
       }
     }
   }
 
-  // Keys [low, high) of the unit are seen, whose products are in s. score(half, i, x, a, b, base): scores x[0] and x[1] of
-  // keys 8t + 2i and the next, in powers of two, which are a and b relative to the base.
+  // Keys [low, high) of the unit are seen, whose products are in s. score(half, i, x, a, b, base): scores x[0] and x[1]
+  // of keys 8t + 2i and the next, in powers of two, which are a and b relative to the base.
   template <class Score>
   __device__ __forceinline__ void add(const Unit& unit, float (&s)[4][4], int low, int high, const Score& score) {
     const int t = threadIdx.x % 4;
@@ -162,7 +175,7 @@ struct Running {
         }
       }
       top = quad_max(top);
-      // Nothing seen so far: any finite number does in place of -inf, whose difference from itself is no number.
+      // Nothing seen so far: any finite number does in place of -inf, whose difference from itself is NaN.
       const float base = top == -positive_infinity() ? 0.0f : top;
       shrink[half] = exp2_approximate(most[half] - base);
       most[half] = top;

@@ -1,9 +1,9 @@
-// Dense attention of a decode step: every sequence's new token is put into the cache, its heads see all earlier tokens, and
-// a second launch merges what the blocks left.
+// Dense attention of a decode step: every sequence's new token is put into the cache, its heads see all earlier tokens,
+// and a second launch merges what the blocks left.
 //
-// Block (split, group, sequence): units of 32 keys are shared out among SPLITS blocks of four warps; each leaves a record, a
-// maximum, a sum and a result for every head and the keys it saw. The last block (split == SPLITS) writes the token's key
-// and value and sees it alone: so the others need only what was there before, and load it before they wait.
+// Block (split, group, sequence): units of 32 keys are shared out among SPLITS blocks of four warps; each leaves a
+// record, a maximum, a sum and a result for every head and the keys it saw. The last block (split == SPLITS) writes the
+// token's key and value and sees it alone: so the others need only what was there before, and load it before they wait.
 #include "append.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
@@ -22,9 +22,9 @@ __device__ __forceinline__ Partial record_of(float* partial, int splits, i64 pai
 }
 
 // projection: queries [HEADS][DK], keys [GROUPS][DK], values [GROUPS][DV] of every sequence.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-step_dense(const bf16* projection, const int* positions, const float2* rotations, const i64* tables, i64 place, float* partial,
-           int splits) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* projection, const int* positions,
+                                                                    const float2* rotations, const i64* tables,
+                                                                    i64 place, float* partial, int splits) {
   __shared__ __align__(16) bf16 q[16 * DK];
   __shared__ Merge merge;
   let_next_start();
@@ -38,11 +38,12 @@ step_dense(const bf16* projection, const int* positions, const float2* rotations
     __shared__ float key[DK], value[DV];
     wait_for_previous();
     bf16* const page = cached.page(b, position / PAGE);
-    append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation,
-                 threadIdx.x, THREADS);
+    append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation, threadIdx.x,
+                 THREADS);
     rotate_queries(q, row, rotation, g);
     __syncthreads();
-    for (int c = threadIdx.x; c < DK; c += THREADS) key[c] = read_one(keys_of<PAGE>(page, g) + position % PAGE * DK + c);
+    for (int c = threadIdx.x; c < DK; c += THREADS)
+      key[c] = read_one(keys_of<PAGE>(page, g) + position % PAGE * DK + c);
     for (int c = threadIdx.x; c < DV; c += THREADS) value[c] = read_one(row + AT_CMP + KEYS + g * DV + c);
     __syncthreads();
     see_one(q, key, value, to);
@@ -90,9 +91,10 @@ step_dense(const bf16* projection, const int* positions, const float2* rotations
   if (threadIdx.x == 0) *to.seen = (float)merge.seen;
 }
 
-// Block (head of the group, group, sequence). out: [batch][HEADS][DV]; reads: [batch][GROUPS][3], of which the first counts.
-extern "C" __global__ void __launch_bounds__(THREADS)
-step_merge(const float* partial, int splits, int* reads, bf16* out) {
+// Block (head of the group, group, sequence). out: [batch][HEADS][DV]; reads: [batch][GROUPS][3], of which the first
+// counts.
+extern "C" __global__ void __launch_bounds__(THREADS) step_merge(const float* partial, int splits, int* reads,
+                                                                 bf16* out) {
   __shared__ float factor[SPLITS_AT_MOST + 1];
   let_next_start();
   wait_for_previous();
@@ -101,9 +103,11 @@ step_merge(const float* partial, int splits, int* reads, bf16* out) {
   const float* const from = partial + pair * (splits + 1) * RECORD;
   if (threadIdx.x < 32) {
     float top = -positive_infinity(), sum = 0.0f, seen = 0.0f;
-    for (int n = lane; n <= splits; n += 32) top = fmaxf(top, from[n * RECORD + r]), seen += from[n * RECORD + RECORD - 1];
+    for (int n = lane; n <= splits; n += 32)
+      top = fmaxf(top, from[n * RECORD + r]), seen += from[n * RECORD + RECORD - 1];
     top = warp_max(top);
-    for (int n = lane; n <= splits; n += 32) sum += exp2_approximate(from[n * RECORD + r] - top) * from[n * RECORD + HPG + r];
+    for (int n = lane; n <= splits; n += 32)
+      sum += exp2_approximate(from[n * RECORD + r] - top) * from[n * RECORD + HPG + r];
     sum = warp_sum(sum);
     for (int n = lane; n <= splits; n += 32) factor[n] = exp2_approximate(from[n * RECORD + r] - top) / sum;
     seen = warp_sum(seen);

@@ -1,9 +1,9 @@
 // Linear layers of a decode step: few rows of x, so all the time goes into one pass over the weights.
 //
-// y = x wᵀ for up to 16 * BATCH_TILES rows of x, with what stands around it: x may be normed (NORM: RMSNorm), the result
-// activated (ACTIVATION 1: SiLU, 2: SwiGLU over two halves of w) or added to a residual. A block has TILES tiles of eight
-// rows of w, whose columns its warps share out; a warp has all its weights on the way before it waits for x. The tensor
-// cores multiply x (rows of the batch) by w, both straight from memory, 16 bytes a lane.
+// y = x wᵀ for up to 16 * BATCH_TILES rows of x, with what stands around it: x may be normed (NORM: RMSNorm), the
+// result activated (ACTIVATION 1: SiLU, 2: SwiGLU over two halves of w) or added to a residual. A block has TILES tiles
+// of eight rows of w, whose columns its warps share out; a warp has all its weights on the way before it waits for x.
+// The tensor cores multiply x (rows of the batch) by w, both straight from memory, 16 bytes a lane.
 #include "decode.cuh"
 
 #ifndef INPUTS
@@ -16,8 +16,8 @@
 #endif
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int STEPS = INPUTS / 32;                    // of 32 columns
-constexpr int OWN = (STEPS + WARPS - 1) / WARPS;      // steps of a warp: every eighth
+constexpr int STEPS = INPUTS / 32;                // of 32 columns
+constexpr int OWN = (STEPS + WARPS - 1) / WARPS;  // steps of a warp: every eighth
 constexpr int ROWS = 16 * BATCH_TILES, COLUMNS = 8 * TILES;
 
 static_assert(INPUTS % 32 == 0 && (ACTIVATION != 2 || TILES % 2 == 0), "what the pieces need");
@@ -39,9 +39,9 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
 
 // w [rows][INPUTS] gives y [batch][rows]; then also [also_rows][INPUTS] gives also_y, f32 (the gate's logits). With
 // ACTIVATION 2 `rows` counts the results, and w has twice as many rows. norm: f32 [INPUTS].
-extern "C" __global__ void __launch_bounds__(THREADS, TILES > 2 || OWN * TILES > 6 ? 2 : 4)
-step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
-            int also_rows, float* also_y, const bf16* residual, int batch) {
+extern "C" __global__ void __launch_bounds__(THREADS, TILES > 2 || OWN * TILES > 6 ? 2 : 4) step_linear(
+    const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
+    int also_rows, float* also_y, const bf16* residual, int batch) {
   __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];
   let_next_start();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -62,7 +62,8 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       const int step = i * WARPS + warp;
-      weights[n][i] = present && (STEPS % WARPS == 0 || step < STEPS) ? load_early(from + step * 32) : make_uint4(0, 0, 0, 0);
+      weights[n][i] =
+          present && (STEPS % WARPS == 0 || step < STEPS) ? load_early(from + step * 32) : make_uint4(0, 0, 0, 0);
     }
   }
   wait_for_previous();
@@ -129,7 +130,9 @@ step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int 
     if (to >= batch) continue;
     if (ACTIVATION == 2) {
       const int pair = column / 8, r = (first_tile / 2 + pair) * 8 + column % 8;
-      if (r < rows) write_one(y + (i64)to * rows + r, silu(total(row, pair * 16 + column % 8)) * total(row, pair * 16 + 8 + column % 8));
+      if (r < rows)
+        write_one(y + (i64)to * rows + r,
+                  silu(total(row, pair * 16 + column % 8)) * total(row, pair * 16 + 8 + column % 8));
       continue;
     }
     const int tile = first_tile + column / 8;

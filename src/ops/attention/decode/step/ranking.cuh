@@ -32,15 +32,15 @@ template <int THREADS, int ROOM> struct Ranking {
 };
 
 // Places ranking.best: the ROOM most important of the candidates 1 ... all, the lower index among equals, in any order.
-// importance [all + 1] is not negative, and `most` holds the bits of the largest one: such numbers compare as their bits
-// do. ties: room for `all` numbers. At least ROOM candidates must exist.
+// importance [all + 1] is not negative, and `most` holds the bits of the largest one: such numbers compare as their
+// bits do. ties: room for `all` numbers. At least ROOM candidates must exist.
 //
 // A histogram of the upper bits of `most - importance` finds the bin of the last candidate that is taken; only the
 // candidates of that bin need a closer look. Few are compared each with each. Many, as when almost all importances are
 // equal, are ranked by a radix selection over the 64-bit key (most - importance, index), which no two share.
-template <int THREADS, int ROOM>
-__device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, const float* importance, u32 most, int* ties,
-                                                    int all) {
+template <int THREADS, int ROOM> __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s,
+                                                                                     const float* importance, u32 most,
+                                                                                     int* ties, int all) {
   constexpr int BINS = Ranking<THREADS, ROOM>::BINS, BIN_BITS = Ranking<THREADS, ROOM>::BIN_BITS, BIN_SHIFT = 16;
   const auto bin_of = [&](float x) { return min((int)((most - __float_as_uint(x)) >> BIN_SHIFT), BINS - 1); };
   for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, c
   }
   const auto key_of = [&](int j) { return (u64)(most - __float_as_uint(importance[j])) << 32 | (u32)j; };
   constexpr int FIRST_SHIFT = 63 / BIN_BITS * BIN_BITS;  // digits of BIN_BITS bits, the first one shorter
-  u64 prefix = 0;  // the digits found so far of the last key that is taken
+  u64 prefix = 0;                                        // the digits found so far of the last key that is taken
   int shift = FIRST_SHIFT, room = ROOM - above;
   // Not unrolled: this path is rare, and its code should stay small.
 #pragma unroll 1
@@ -87,7 +87,8 @@ __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s, c
     s.find_limit(room);
     room -= s.above;
     prefix = prefix << BIN_BITS | (u32)s.limit;
-    const bool complete = s.histogram[s.limit] == room;  // the rest of the bin is taken; so at shift 0, where keys differ
+    const bool complete =
+        s.histogram[s.limit] == room;  // the rest of the bin is taken; so at shift 0, where keys differ
     __syncthreads();
     if (complete) break;
   }

@@ -1,6 +1,6 @@
 /**
- * Attention of a decode step in float64: one new token of one sequence, from its row of the fused projection to the sum of
- * the branches, over keys and values of the tokens before it.
+ * Attention of a decode step in float64: one new token of one sequence, from its row of the fused projection to the
+ * sum of the branches, over keys and values of the tokens before it.
  */
 
 import { compressedCount } from '../../../common/sequences.js';
@@ -29,7 +29,7 @@ export interface StepProblem {
   readonly cmpRope: 'before' | 'after' | 'none';
   /** Weights of phi conv [l, groups, size]; null for the mean. */
   readonly phi: { readonly keys: Float64Array; readonly values: Float64Array } | null;
-  /** What storing a number does to it. */
+  /** Rounds a number as storing it does. */
   readonly round: (values: Float64Array) => Float64Array;
 }
 
@@ -86,7 +86,10 @@ export function stepForward(
   };
 }
 
-/** The new token's row joins the raw ones. Where it completes a block, that one is made, and rows no later one needs go. */
+/**
+ * Appends the new token's raw row. If it completes a compressed block, computes it and drops rows that no later block
+ * needs.
+ */
 function compressedHistory(problem: StepProblem, history: StepHistory, projection: Float64Array, position: number) {
   const { heads, sparse, cmpRope, round, phi } = problem;
   const { k, v } = part(problem, projection, 0);
@@ -105,7 +108,7 @@ function compressedHistory(problem: StepProblem, history: StepHistory, projectio
   };
 }
 
-/** Keys and values that the projection has for the compressed (0), the selected (1) or the window branch (2). */
+/** Columns of the projection with keys and values of the compressed (0), selected (1) or window branch (2). */
 function part({ heads }: StepProblem, projection: Float64Array, branch: number) {
   const [keys, values] = [heads.groups * heads.dk, heads.groups * heads.dv];
   const at = heads.heads * heads.dk + branch * (keys + values);
@@ -131,7 +134,7 @@ function rotated(x: Float64Array, size: number, position: number, rope: RotarySh
   });
 }
 
-/** The `l` rows as one. */
+/** Compresses `l` rows into one. */
 function compressed(rows: Float64Array, l: number, weight: Float64Array | null): Float64Array {
   const width = rows.length / l;
   const out = new Float64Array(width);

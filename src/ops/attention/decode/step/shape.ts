@@ -1,4 +1,4 @@
-/** Which models the kernels of a decode step take, and the macros they are compiled with. */
+/** Shapes that the kernels of a decode step support, and their compile-time macros. */
 import type { CudaRuntime, Macros } from '../../../../device/cuda/runtime.js';
 import type { HeadShape, SparseShape } from '../../shape.js';
 
@@ -16,7 +16,7 @@ const LARGEST_HEAD = 128;
 const MOST_HEADS = 16;
 const MOST_SELECTED = 64;
 
-/** Why these kernels cannot take the model, in words; null when they can. */
+/** Why these kernels do not support the shape, as a sentence; null if they do. */
 export function stepRefusal({ heads, sparse }: StepShape, widths: readonly number[]): string | null {
   const { dk, dv } = heads;
   if (heads.heads / heads.groups > MOST_HEADS) return `more than ${MOST_HEADS} heads a group`;
@@ -43,7 +43,7 @@ export function stepMacros({ heads, sparse, cmpRope }: StepShape): Macros {
 const DENSE_RESIDENT = 4;
 const MOST_SPLITS = 64;
 
-/** Among how many blocks the keys of one (sequence, group) are shared out where attention is dense. */
+/** Number of blocks that split the keys of one (sequence, group) in dense attention. */
 export function denseSplits({ heads }: StepShape, batch: number, multiprocessors: number): number {
   const wanted = Math.floor((multiprocessors * DENSE_RESIDENT) / (batch * heads.groups));
   return Math.max(1, Math.min(wanted, MOST_SPLITS));
@@ -58,7 +58,7 @@ export function partialNumbers({ heads }: StepShape, batch: number, splits: numb
 const MOST_CLUSTER = 8;
 const CLUSTER_ARCHITECTURE = 90;
 
-/** Blocks that work on one (sequence, group) together (attention.cu): one for each multiprocessor, as far as clusters go. */
+/** Blocks per (sequence, group) in attention.cu: all multiprocessors are used, up to the cluster size limit. */
 export function stepCluster({ heads }: StepShape, batch: number, cuda: CudaRuntime): number {
   const room = cuda.architecture < CLUSTER_ARCHITECTURE ? 1 : cuda.multiprocessors / (batch * heads.groups);
   return 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));

@@ -151,6 +151,8 @@ interface Case {
   readonly gate?: 'softmax' | 'sigmoid' | 'fixed';
   /** Tokens that there is room for. */
   readonly context?: number;
+  /** The compressed branch has launches of its own; by default where the context is long. */
+  readonly spread?: boolean;
 }
 
 const SMALL: SparseShape = { l: 8, d: 4, lSel: 32, nSel: 5, w: 50 };
@@ -166,7 +168,19 @@ const CASES: readonly Case[] = [
   { name: 'one long sequence', heads: heads(12, 2, 64), sparse: PAPER, positions: [20_001] },
   {
     name: 'scores that do not fit into shared memory',
-    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [2500], context: 2 ** 20 },
+    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [2500], context: 2 ** 20, spread: false },
+  },
+  {
+    name: 'compressed keys spread over the GPU',
+    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [20_001], spread: true },
+  },
+  {
+    name: 'compressed keys spread, one that completes a block, in room for a million tokens',
+    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [4111], context: 2 ** 20 },
+  },
+  {
+    name: 'compressed keys spread, nothing to rank',
+    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [40], spread: true },
   },
   { name: 'one that completes a block', heads: heads(12, 2, 64), sparse: PAPER, positions: [4111] },
   {
@@ -216,6 +230,8 @@ const ALWAYS_EMULATED = [
   'one long sequence',
   'one that completes a block',
   'scores that do not fit into shared memory',
+  'compressed keys spread over the GPU',
+  'compressed keys spread, one that completes a block, in room for a million tokens',
   'no overlap, one head a group',
 ];
 function emulationOf({ name, positions }: Case): Emulation {
@@ -234,32 +250,34 @@ describe('attention of a step', () => {
     expect(plan(1, 80)).toBe(1);
   });
 
-  it('says what context it has no room for', () => {
+  it('rejects a context that does not fit', () => {
     const device = new RecordingCuda(() => 40_000);
-    expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 20 })).not.toThrow();
-    expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).toThrow(
+    expect(() => new StepKernels(device, SHAPE, 96, 8, { context: 2 ** 20 })).not.toThrow();
+    expect(() => new StepKernels(device, SHAPE, 96, 1, { context: 2 ** 21 })).not.toThrow(); // each share ranks its own
+    expect(() => new StepKernels(device, SHAPE, 96, 8, { context: 2 ** 21 })).toThrow(
       /2097152 tokens of context needs 302160 bytes of shared memory .* this GPU has [0-9]+$/,
     );
   });
 
-  it('knows the longest context before it is asked for one', () => {
-    const make = (device: RecordingCuda, context: number) => new StepKernels(device, SHAPE, 96, 1, { context });
+  it('computes the longest context that fits', () => {
+    const make = (device: RecordingCuda, context: number) => new StepKernels(device, SHAPE, 96, 8, { context });
     for (const [architecture, fixed] of [
       [90, 40_000],
       [90, 41_007],
       [86, 35_000],
     ]) {
       const device = new RecordingCuda(() => fixed, architecture);
-      const most = stepContextLimit(device, SHAPE, 1);
+      const most = stepContextLimit(device, SHAPE, 8);
       expect(most).toBeGreaterThan(400_000);
       expect(() => make(device, most)).not.toThrow();
       expect(() => make(device, most + 1)).toThrow('to rank blocks');
     }
     expect(stepContextLimit(new RecordingCuda(() => 120_000, 86), SHAPE, 1)).toBe(0);
+    expect(stepContextLimit(new RecordingCuda(() => 120_000), SHAPE, 1)).toBe(Number.POSITIVE_INFINITY);
     expect(stepContextLimit(new RecordingCuda(() => 0), { ...SHAPE, sparse: null }, 1)).toBe(Number.POSITIVE_INFINITY);
   });
 
-  it('says which shapes it takes', () => {
+  it('rejects unsupported shapes with a reason', () => {
     expect(stepRefusal(SHAPE, [768, 3072])).toBeNull();
     expect(stepRefusal({ ...SHAPE, heads: heads(4, 2, 16) }, [])).toBe('d_k 16 is not a multiple of 32 up to 128');
     expect(stepRefusal({ ...SHAPE, heads: heads(4, 2, 32, 12) }, [])).toBe('d_v 12 is not a multiple of 8 up to 128');
@@ -271,7 +289,7 @@ describe('attention of a step', () => {
 });
 
 function check(device: StepDevice, example: Case): void {
-  const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax' } = example;
+  const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax', spread } = example;
   const context = example.context ?? Math.max(...positions) + 1;
   const tape = new Tape(device, { record: false });
   const batch = positions.length;
@@ -361,7 +379,7 @@ function check(device: StepDevice, example: Case): void {
     tail,
   };
   const shape: StepShape = { heads, sparse, cmpRope };
-  const kernels = new StepKernels(device, shape, 96, batch, { context });
+  const kernels = new StepKernels(device, shape, 96, batch, { context, ...(spread === undefined ? {} : { spread }) });
   const buffers = {
     projection: tape.from(projection, [batch, width], 'bf16'),
     positions: tape.from(positions, [batch], 'i32'),

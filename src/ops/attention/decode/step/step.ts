@@ -1,6 +1,6 @@
 /**
- * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches, all
- * lengths on the device, nothing that a graph could not replay. docs/explain/decoding.md has the plan.
+ * The kernels of a decode step on CUDA in bf16: one token for each sequence, fused so that a layer is five launches.
+ * All lengths are on the device, so a graph can replay the launches. See docs/explain/decoding.md.
  */
 import { type CudaCode, type CudaRuntime, f32, type LaunchShape } from '../../../../device/cuda/runtime.js';
 import type { Device } from '../../../../device/device.js';
@@ -10,6 +10,7 @@ import { compressedCount } from '../../../common/sequences.js';
 import { sharedLimit } from '../../fused/plan.js';
 import type { Pages } from '../paged/op.js';
 import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
+import { isSpread, SpreadBranch } from './spread.js';
 
 const SOURCES = {
   token: new URL('./token.cu', import.meta.url),
@@ -30,13 +31,13 @@ export interface StepLinear {
   readonly weight: Tensor;
   /** bf16, or f32 for logits. */
   readonly y: Tensor;
-  /** x is normed first. */
+  /** RMSNorm of x, applied first. */
   readonly norm?: { readonly weight: Tensor; readonly epsilon: number };
   readonly activation?: 'none' | 'silu' | 'swiglu';
   readonly residual?: Tensor;
   /** A second layer over the same x; its result is f32. */
   readonly also?: { readonly weight: Tensor; readonly y: Tensor };
-  /** Tiles of a block: more for a weight of very many rows. */
+  /** Tiles per block: more for weights with many rows. */
   readonly tiles: number;
 }
 
@@ -55,7 +56,7 @@ export interface StepGate {
   readonly weights: readonly [number, number, number];
 }
 
-/** What the launches of a step share, made once for a batch. */
+/** Buffers that the launches of a step share, allocated once for a batch. */
 export interface StepBuffers {
   /** bf16 [batch, columns of the fused projection] */
   readonly projection: Tensor;
@@ -74,25 +75,33 @@ export interface StepOutputs {
   readonly reads: Tensor;
 }
 
-/** Parts of sparse attention, to be timed one by one. */
+/** Parts of sparse attention that can be timed separately. */
 export const STEP_PARTS = { selection: 1, selected: 2, window: 4, compressed: 8, all: 15 } as const;
 
 /** Compressed keys of a unit of the kernels: scores are written in whole units. */
 const UNIT = 32;
 
 export interface StepOptions {
-  /** Tokens that a sequence may have at most. */
+  /** Maximum tokens per sequence. */
   readonly context: number;
-  /** Kernels start while the one before still runs. */
+  /** Each kernel starts while the previous one still runs (programmatic dependent launch). */
   readonly overlap?: boolean;
   /** Blocks of a cluster of attention, for measurements. */
   readonly cluster?: number;
+  /** Whether the compressed branch has launches of its own over the whole GPU, for tests and measurements. */
+  readonly spread?: boolean;
 }
 
 const FIXED_SHARED = 'step_attention_shared';
 
-function compileAttention(cuda: CudaRuntime, shape: StepShape, cluster: number, inShared: boolean): CudaCode {
-  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0 };
+function compileAttention(
+  cuda: CudaRuntime,
+  shape: StepShape,
+  cluster: number,
+  inShared: boolean,
+  spread = false,
+): CudaCode {
+  const own = { CLUSTER: cluster, SCORES_SHARED: inShared ? 1 : 0, ...(spread ? { SPREAD: 1 } : {}) };
   return cuda.compile(SOURCES.attention, { ...stepMacros(shape), ...own });
 }
 
@@ -104,14 +113,15 @@ function rankingBytes(context: number, lSel: number): number {
   return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
 }
 
-/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 where there is none to spare. */
+/** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 if none is left. */
 export function stepContextLimit(
   cuda: CudaRuntime,
   shape: StepShape,
   batch: number,
   cluster: number = stepCluster(shape, batch, cuda),
 ): number {
-  if (!shape.sparse) return Number.POSITIVE_INFINITY;
+  const most = Number.POSITIVE_INFINITY;
+  if (!shape.sparse || isSpread(shape, batch, cluster, most, undefined)) return most;
   const { lSel } = shape.sparse;
   const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
   return lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
@@ -125,19 +135,20 @@ export class StepKernels {
   readonly #token: CudaCode;
   readonly #attention: CudaCode;
   readonly #cluster: number;
-  /** Compressed keys that there is room for. */
+  /** Capacity in compressed keys. */
   readonly #capacity: number;
   readonly #shared: number;
-  /** Dense attention: shares of the keys, and what each leaves. Sparse: scores, where they do not fit into shared memory. */
+  /** Dense attention: partial results of the key splits. Sparse: scores that do not fit into shared memory. */
   readonly #splits: number;
   readonly #partial: Tensor | null;
+  readonly #spread: SpreadBranch | null;
 
   constructor(
     cuda: Device & CudaRuntime,
     shape: StepShape,
     dim: number,
     batch: number,
-    { context, overlap = true, cluster }: StepOptions,
+    { context, overlap = true, cluster, spread }: StepOptions,
   ) {
     this.#cuda = cuda;
     this.#shape = shape;
@@ -153,10 +164,19 @@ export class StepKernels {
       this.#partial = Tensor.empty(cuda, [partialNumbers(shape, batch, this.#splits)], 'f32');
       this.#capacity = 0;
       this.#shared = 0;
+      this.#spread = null;
       return;
     }
     const units = Math.max(1, Math.ceil(compressedCount(context, sparse.l, sparse.d) / UNIT));
     this.#capacity = UNIT * units;
+    if (isSpread(shape, batch, this.#cluster, context, spread)) {
+      this.#spread = new SpreadBranch(cuda, shape, batch, context, this.#capacity);
+      this.#attention = compileAttention(cuda, shape, this.#cluster, false, true);
+      this.#shared = this.#attention.constant(FIXED_SHARED) + SpreadBranch.rankingBytes(shape);
+      this.#partial = null;
+      return;
+    }
+    this.#spread = null;
     const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
     const always = rankingBytes(context, sparse.lSel);
     // Scores of a block of threads, two more in a row for the banks.
@@ -176,6 +196,7 @@ export class StepKernels {
 
   free(): void {
     this.#partial?.free();
+    this.#spread?.free();
   }
 
   /** x [batch, dim] = rows `ids` of the table; the rotations of the tokens' positions. */
@@ -187,7 +208,7 @@ export class StepKernels {
     x: Tensor,
     { positions, rotations }: StepBuffers,
   ): void {
-    const shape = { grid: this.#batch, block: 256 }; // waits for all that was launched before the step
+    const shape = { grid: this.#batch, block: 256 }; // waits for everything launched before the step
     this.#token.launch(
       'step_begin',
       shape,
@@ -214,8 +235,8 @@ export class StepKernels {
   }
 
   /**
-   * The new tokens go into the cache, and their heads see what is there. `phi`: the weights of phi conv; `logits` f32 [batch,
-   * 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
+   * The new tokens go into the cache, and their heads attend to it. `phi`: the weights of phi conv; `logits` f32
+   * [batch, 3 heads] and `bias` of the gate. `parts` (STEP_PARTS): for a measurement.
    */
   attention(
     buffers: StepBuffers,
@@ -228,17 +249,21 @@ export class StepKernels {
     const { groups } = this.#shape.heads;
     const { projection, positions, rotations } = buffers;
     const kind = { sigmoid: 0, softmax: 1, fixed: 2 }[gate.kind];
+    const spread = this.#spread;
+    if (parts & STEP_PARTS.compressed) spread?.see(buffers, pages, phi, this.#overlap);
+    if (parts & STEP_PARTS.selection) spread?.rank(buffers, this.#overlap);
     this.#attention.launch(
       'step_attention',
       this.#launched([this.#cluster, groups, this.#batch], 256, this.#shared),
       ...[projection, gate.logits, gate.bias, positions, rotations],
       ...[pages.cmp, pages.sel, pages.win, pages.tail].flatMap((of) => [of?.tables ?? null, of?.place ?? 0]),
-      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity, kind, f32(gate.temperature)],
+      ...[phi?.keys ?? null, phi?.values ?? null, this.#partial, this.#capacity],
+      ...[spread?.records ?? null, spread?.important ?? null, spread?.candidates ?? null, kind, f32(gate.temperature)],
       ...[...gate.weights.map(f32), outputs.selected, outputs.reads, outputs.out, parts],
     );
   }
 
-  /** Attention of a model that is dense. */
+  /** Attention of a dense model. */
   dense({ projection, positions, rotations }: StepBuffers, { win }: StepPages, { out, reads }: StepOutputs): void {
     const { heads, groups } = this.#shape.heads;
     this.#attention.launch(
@@ -251,8 +276,8 @@ export class StepKernels {
   }
 
   /**
-   * The most probable token of each row of `logits` [batch, width], among the first `vocabulary`, into `next` and `ids`;
-   * positions advance.
+   * The most probable token of each row of `logits` [batch, width], among the first `vocabulary`, into `next` and
+   * `ids`; positions advance.
    */
   end(logits: Tensor, vocabulary: number, ids: Tensor, positions: Tensor, next: Tensor): void {
     const shape = this.#launched([this.#batch, 1, 1], 1024);

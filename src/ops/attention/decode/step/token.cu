@@ -8,9 +8,9 @@
 
 // x [batch][DIM] = table[ids]; rotations [batch][2][DK / 2] of the token's position, and of the first position of the
 // compressed block that it may complete. frequencies: [DK / 2].
-extern "C" __global__ void __launch_bounds__(256)
-step_begin(const float* table, const int* ids, const int* positions, const float* frequencies, float rope_scale, bf16* x,
-           float2* rotations, int vocabulary) {
+extern "C" __global__ void __launch_bounds__(256) step_begin(const float* table, const int* ids, const int* positions,
+                                                             const float* frequencies, float rope_scale, bf16* x,
+                                                             float2* rotations, int vocabulary) {
   let_next_start();
   wait_for_previous();
   const int b = blockIdx.x, id = ids[b];
@@ -23,10 +23,11 @@ step_begin(const float* table, const int* ids, const int* positions, const float
   }
 }
 
-// The most probable of the first `vocabulary` tokens, the lower of equals, -1 if logits are not sound, becomes the next input
-// of its sequence, which is one token longer now. A host that draws tokens by itself writes over `ids` before the next step.
-extern "C" __global__ void __launch_bounds__(1024)
-step_end(const float* logits, int width, int vocabulary, int* ids, int* positions, int* next) {
+// The most probable of the first `vocabulary` tokens, the lower of equals, -1 if logits are not sound, becomes the next
+// input of its sequence, which is one token longer now. A host that draws tokens by itself writes over `ids` before the
+// next step.
+extern "C" __global__ void __launch_bounds__(1024) step_end(const float* logits, int width, int vocabulary, int* ids,
+                                                            int* positions, int* next) {
   __shared__ float values[32];
   __shared__ int indices[32];
   let_next_start();
@@ -43,8 +44,7 @@ step_end(const float* logits, int width, int vocabulary, int* ids, int* position
   for (int first = threadIdx.x; first < vocabulary; first += AHEAD * 1024) {
     float x[AHEAD];
 #pragma unroll
-    for (int n = 0; n < AHEAD; n++)
-      x[n] = first + n * 1024 < vocabulary ? row[first + n * 1024] : -positive_infinity();
+    for (int n = 0; n < AHEAD; n++) x[n] = first + n * 1024 < vocabulary ? row[first + n * 1024] : -positive_infinity();
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) {
       if (first + n * 1024 >= vocabulary) break;
@@ -55,8 +55,7 @@ step_end(const float* logits, int width, int vocabulary, int* ids, int* position
   }
   const auto reduce = [&] {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      offer(__shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, index, step));
+    for (int step = 16; step > 0; step /= 2) offer(__shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, index, step));
   };
   reduce();
   if (lane == 0) values[warp] = best, indices[warp] = index;

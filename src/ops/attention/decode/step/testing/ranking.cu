@@ -3,7 +3,8 @@
 
 constexpr int THREADS = 256, ROOM = TAKEN;  // TAKEN: a macro
 
-extern "C" __global__ void __launch_bounds__(THREADS) rank_candidates(const float* importance, int* ties, int* best, int all) {
+extern "C" __global__ void __launch_bounds__(THREADS) rank_candidates(const float* importance, int* ties, int* best,
+                                                                      int all) {
   __shared__ Ranking<THREADS, ROOM> ranking;
   __shared__ u32 most;
   for (int i = threadIdx.x; i < ranking.BINS; i += THREADS) ranking.histogram[i] = 0;

@@ -3,7 +3,7 @@ import { parseConfig } from '../config/parse.js';
 import { modelShape } from '../model/shape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu } from '../testing/devices.js';
-import { strictObserver } from './strict.js';
+import { strictObserver } from './observers.js';
 
 const shape = modelShape(parseConfig({}), 256);
 const tensors: Tensor[] = [];
@@ -19,7 +19,7 @@ function keep(tensor: Tensor): Tensor {
 }
 
 describe('strict asserts', () => {
-  it('let sound gates and selections through to the next observer', () => {
+  it('passes valid gates and selections on to the next observer', () => {
     const heard: string[] = [];
     const observer = strictObserver(shape, {
       gates: (layer) => heard.push(`gates ${layer}`),
@@ -31,18 +31,18 @@ describe('strict asserts', () => {
   });
 
   it.each([
-    [[0.2, 0.3, 0.6], 'are no weights'],
-    [[1.5, -0.5, 0], 'are no weights'],
-    [[Number.NaN, 0.5, 0.5], 'are no weights'],
-  ])('stop at gates %j', (values, message) =>
+    [[0.2, 0.3, 0.6], 'are not valid weights'],
+    [[1.5, -0.5, 0], 'are not valid weights'],
+    [[Number.NaN, 0.5, 0.5], 'are not valid weights'],
+  ])('throws at gates %j', (values, message) =>
     expect(() => strictObserver(shape).gates!(0, gates(values))).toThrow(message),
   );
 
   it.each([
-    [[0, 4, 4, -1], 'does not ascend'],
-    [[0, 5, 3, 8], 'does not ascend'],
-    [[1, 2, 3, 4], 'without block 0'],
-  ])('stop at the selection %j', (values, message) =>
+    [[0, 4, 4, -1], 'is not ascending'],
+    [[0, 5, 3, 8], 'is not ascending'],
+    [[1, 2, 3, 4], 'does not contain block 0'],
+  ])('throws at the selection %j', (values, message) =>
     expect(() => strictObserver(shape).selected!(0, blocks(values))).toThrow(message),
   );
 });

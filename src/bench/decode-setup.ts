@@ -1,12 +1,56 @@
-/** A cache that looks as if sequences of some length had been read. */
+/** Options and rows of `bench decode` and `bench prefill`, and the caches and prompts they measure with. */
 import type { CachedSequence, DecodeCache } from '../model/cache.js';
-import { headShapeOf } from '../model/shape.js';
+import { headShapeOf, type ModelShape } from '../model/shape.js';
 import { type NewTokens, storePages } from '../ops/attention/decode/paged/op.js';
 import { castInto } from '../ops/cast/op.js';
 import { fillNormal } from '../tensor/random/op.js';
 import { Tensor } from '../tensor/tensor.js';
 
-/** Random keys and values in place of a prefill, which would take much longer than what is measured. */
+export type Branch = 'cmp' | 'sel' | 'win';
+
+export interface PrefillRow {
+  readonly S: number;
+  readonly batch: number;
+  readonly ms_total: number;
+  readonly ms_cmp: number;
+  readonly ms_sel: number;
+  readonly ms_win: number;
+  /** The whole model with dense attention; NaN where it was not measured. */
+  readonly ms_dense: number;
+  readonly tokens_per_s: number;
+}
+
+export interface DecodeRow extends PrefillRow {
+  /** Keys read by one token in one layer and group. */
+  readonly reads_measured: number;
+  readonly reads_predicted: number;
+}
+
+export interface DecodeBench {
+  readonly shape: ModelShape;
+  readonly batch: number;
+  readonly runs: number;
+  readonly dense: boolean;
+}
+
+/** Medians, in milliseconds. */
+export interface PrefillTimes {
+  readonly ms: number;
+  readonly branches: Record<`ms_${Branch}`, number>;
+}
+
+export interface StepTimes extends PrefillTimes {
+  readonly reads: number;
+}
+
+/** `batch` prompts of S tokens, all different. */
+export function benchPrompts(shape: ModelShape, batch: number, S: number): number[][] {
+  return Array.from({ length: batch }, (_, row) =>
+    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocabSize),
+  );
+}
+
+/** Fills a cache with random keys and values: a prefill would take much longer than what is measured. */
 export function fillCache(cache: DecodeCache, sequences: readonly CachedSequence[], length: number): void {
   const { device, shape, dtype } = cache;
   const { groups, dk, dv } = headShapeOf(shape);

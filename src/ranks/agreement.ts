@@ -1,11 +1,46 @@
-/** What ranks tell each other beside gradients: a few numbers or lines of text, and every rank goes on knowing the same. */
+/** What ranks exchange besides gradients: a few numbers or lines of text, after which every rank knows the same. */
 import type { Collectives, Reduction } from '../device/collectives.js';
 import type { Device } from '../device/device.js';
 import { Tensor } from '../tensor/tensor.js';
 
+/** Every rank must call the same methods in the same order. */
+export interface Agreement {
+  /** Sums over all ranks, in float64 and in rank order. */
+  sum(values: readonly number[]): number[];
+  max(values: readonly number[]): number[];
+  /** Returns when every rank has called it. */
+  wait(): void;
+  /** The texts of all ranks, in rank order. */
+  gather(text: string): string[];
+  /** The text of rank `from`; the texts of the others are ignored. */
+  share(text: string, from?: number): string;
+  /** One rank runs `action` first and the others after it, so that they find what it left in caches and folders. */
+  firstThenOthers<Result>(action: () => Result | Promise<Result>, isFirst?: boolean): Promise<Result>;
+}
+
+/** The agreement of a run of one process. */
+export class SingleAgreement implements Agreement {
+  sum(values: readonly number[]): number[] {
+    return [...values];
+  }
+  max(values: readonly number[]): number[] {
+    return [...values];
+  }
+  wait(): void {}
+  gather(text: string): string[] {
+    return [text];
+  }
+  share(text: string): string {
+    return text;
+  }
+  async firstThenOthers<Result>(action: () => Result | Promise<Result>): Promise<Result> {
+    return await action();
+  }
+}
+
 const WORD = 4;
 
-export class Together {
+export class RankAgreement implements Agreement {
   readonly #device: Device;
   readonly #collectives: Collectives;
 
@@ -14,17 +49,13 @@ export class Together {
     this.#collectives = collectives;
   }
 
-  get rank(): number {
+  get #rank(): number {
     return this.#collectives.rank;
   }
-  get world(): number {
+  get #size(): number {
     return this.#collectives.world;
   }
-  get isFirst(): boolean {
-    return this.rank === 0;
-  }
 
-  /** Sums over all ranks, in float64 and in the order of the ranks. */
   sum(values: readonly number[]): number[] {
     return this.#reduce(values, 'sum');
   }
@@ -33,12 +64,10 @@ export class Together {
     return this.#reduce(values, 'max');
   }
 
-  /** Returns when every rank has come here. */
   wait(): void {
     this.max([0]);
   }
 
-  /** The text of every rank, by rank. */
   gather(text: string): string[] {
     const own = Buffer.from(text);
     const lengths = this.#gatherNumbers(own.length);
@@ -46,7 +75,7 @@ export class Together {
     if (words === 0) return lengths.map(() => '');
     const sent = Buffer.alloc(words * WORD);
     sent.set(own);
-    return this.#using([words, words * this.world], 'i32', ([from, into]) => {
+    return this.#using([words, words * this.#size], 'i32', ([from, into]) => {
       from.writeBytes(sent);
       this.#collectives.allGather(span(from), span(into));
       this.#collectives.join();
@@ -55,9 +84,8 @@ export class Together {
     });
   }
 
-  /** The text of one rank; the others' is of no matter. */
   share(text: string, from = 0): string {
-    const own = Buffer.from(this.rank === from ? text : '');
+    const own = Buffer.from(this.#rank === from ? text : '');
     const [length] = this.max([own.length]);
     if (length === 0) return '';
     const words = Math.ceil(length / WORD);
@@ -71,8 +99,7 @@ export class Together {
     });
   }
 
-  /** One rank does it first, the others when it is done: what it leaves in caches and folders they find. */
-  async firstThenOthers<Result>(action: () => Result | Promise<Result>, isFirst = this.isFirst): Promise<Result> {
+  async firstThenOthers<Result>(action: () => Result | Promise<Result>, isFirst = this.#rank === 0): Promise<Result> {
     if (!isFirst) this.wait();
     const result = await action();
     if (isFirst) this.wait();
@@ -89,14 +116,14 @@ export class Together {
   }
 
   #gatherNumbers(value: number): number[] {
-    const own = Array.from({ length: this.world }, (_, rank) => (rank === this.rank ? value : 0));
+    const own = Array.from({ length: this.#size }, (_, rank) => (rank === this.#rank ? value : 0));
     return this.sum(own);
   }
 
   #using<Result>(sizes: readonly number[], dtype: 'i32' | 'f64', use: (memory: Tensor[]) => Result): Result {
     const memory = sizes.map((size) => Tensor.empty(this.#device, [size], dtype));
     const result = use(memory);
-    // Not freed when `use` throws: a broken exchange may still write there.
+    // Not freed if `use` throws: a broken exchange may still write there.
     for (const tensor of memory) tensor.free();
     return result;
   }

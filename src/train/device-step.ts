@@ -1,12 +1,11 @@
 /**
- * The optimizer step of a GPU: everything is launched without waiting, the update included; the GPU itself clips, and
- * leaves the update out when the gradient is not finite. The host reads loss, norm and statistics once, at the end, and
- * before that sends the batches of the next step on their way. From the second step of the same shapes on, the whole step
- * is one graph that is replayed.
+ * The optimizer step of a GPU: everything, the update included, is launched without waiting. The GPU clips, and skips the
+ * update if the gradient is not finite. The host reads loss, norm and statistics once, at the end. From the second step of
+ * the same shapes on, the whole step is one graph that is replayed.
  */
 import type { Batch } from '../data/batch.js';
 import { CopyQueue } from '../device/cuda/copy-queue.js';
-import type { CudaDevice } from '../device/cuda/cuda.js';
+import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/graph.js';
 import type { MemoryPool } from '../device/pool.js';
 import { STEP_SCALARS } from '../ops/adamw/op.js';
@@ -14,9 +13,28 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
-import { launchGradients, ownGradients, targetWeights, weightedLoss } from './optimizer-step.js';
-import type { Stepper, StepperContext, StepRequest, StepResult } from './stepper.js';
-import { StepTelemetry } from './telemetry.js';
+import { StepTelemetry } from './observers.js';
+import {
+  HostStepper,
+  launchGradients,
+  type StepContext,
+  type StepInputs,
+  type Stepper,
+  type StepResult,
+  targetWeights,
+  weightedLoss,
+} from './step.js';
+
+/** The fastest stepper that supports what the config asks for. */
+export function createStepper(context: StepContext): Stepper {
+  const { device } = context.model;
+  const { runtime, train } = context.config;
+  const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
+  // These need the host to look at the results of a step before it continues.
+  const needsHost =
+    train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
+  return device instanceof CudaDevice && !needsHost ? new DeviceStepper(device, context) : new HostStepper(context);
+}
 
 /** What a step leaves on the device for the host to read. */
 interface Outputs {
@@ -26,40 +44,42 @@ interface Outputs {
 
 export class DeviceStepper implements Stepper {
   readonly #device: CudaDevice;
-  readonly #context: StepperContext;
-  /** Memory of the step alone: a graph must find it as it was recorded. */
+  readonly #context: StepContext;
+  /** A pool for the step alone: a graph must find its memory as recorded. */
   readonly #pool: MemoryPool;
   readonly #norms: GradientNorms;
   readonly #counters: AttentionCounters;
-  /** Its own: an evaluation's batches have other shapes, and a graph must find its layout where it was. */
+  /** Separate from the evaluation's, whose batches have other shapes: a graph must find its layout in place. */
   readonly #uploader: BatchUploader;
-  /** Calls of one step that the fused attention kernels refused: a replay repeats them. */
+  /** Calls per step that the fused attention kernels refused; a replay repeats them. */
   #refusedPerStep = 0;
   #refused = 0;
-  /** The numbers of this step's update. */
+  /** Inputs of this step's update (`AdamW.nextStep`). */
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';
-  /** How the batches of the next step come while this one runs, and which they are. */
+  /** Copies the batches of the next step while this one runs; `#sent` are those batches. */
   #queue: CopyQueue | null = null;
   #sent: readonly Batch[] = [];
   #graph: CudaGraph | null = null;
   #outputs: Outputs | null = null;
+  #inputsOfStep: StepInputs | null = null;
 
-  constructor(device: CudaDevice, context: StepperContext) {
+  constructor(device: CudaDevice, context: StepContext) {
     this.#device = device;
     this.#context = context;
     this.#pool = device.newPool();
     this.#norms = new GradientNorms(device);
     this.#counters = new AttentionCounters(device);
-    this.#uploader = new BatchUploader(device, context.config.nsa);
+    this.#uploader = new BatchUploader(device, context.model.shape.nsa);
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 
-  step({ batches, targets, learningRate, accept, ahead }: StepRequest): StepResult {
-    const started = performance.now();
+  launch(inputs: StepInputs): void {
     const { optimizer, config } = this.#context;
+    const { batches, targets, learningRate } = inputs;
     const weights = targetWeights(batches, targets);
+    this.#inputsOfStep = inputs;
     const isRepeated = this.#upload(batches, weights);
     this.#scalars.write(optimizer.nextStep({ learningRate, maxNorm: config.train.grad_clip }));
     if (isRepeated && this.#mayRecord) {
@@ -69,13 +89,38 @@ export class DeviceStepper implements Stepper {
       this.#launchInPool(weights);
     }
     this.#refused += this.#refusedPerStep;
-    this.#send(ahead?.() ?? [], targets);
-    const result = this.#read(weights);
-    if (result.finite) accept(result);
-    else optimizer.steps -= 1; // the device changed nothing
-    const ms = performance.now() - started;
-    return { ...result, comparisons: [], gradientsMs: ms, totalMs: ms };
   }
+
+  /** Batches of other shapes need other tensors: they are uploaded by their own step. */
+  prefetch(batches: readonly Batch[]): void {
+    this.#sent = [];
+    const { targets } = this.#inputsOfStep!;
+    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
+    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
+    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    if (this.#queue === null || this.#queue.capacity < total) {
+      this.#freeQueue();
+      this.#queue = new CopyQueue(this.#device, total);
+    }
+    this.#queue.send(pieces);
+    this.#sent = batches;
+  }
+
+  read(): StepResult {
+    const { means, telemetry } = this.#outputs!;
+    const { agreement, optimizer } = this.#context;
+    const { batches, targets } = this.#inputsOfStep!;
+    const { norm, each, nonFinite } = this.#norms.read();
+    const [loss] = agreement.sum([weightedLoss(means, targetWeights(batches, targets))]);
+    const observed = telemetry?.read() ?? { gates: null, selection: null };
+    const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
+    if (!finite) optimizer.steps -= 1; // the device has skipped the update
+    const counters = { ...this.#counters.read(), attention_portable: this.#refused };
+    return { loss, norm, norms: each, finite, observed, comparisons: [], counters };
+  }
+
+  /** The device has applied the update already. */
+  update(): void {}
 
   free(): void {
     this.#device.synchronize();
@@ -89,13 +134,13 @@ export class DeviceStepper implements Stepper {
     this.#device.dropPool(this.#pool);
   }
 
-  /** Whether this step may be a graph. Ranks must do alike, and with document masks their shapes differ. */
+  /** Whether this step may be recorded. With document masks, shapes differ between ranks. */
   get #mayRecord(): boolean {
-    const { config, parallel } = this.#context;
-    return config.runtime.cuda_graph && !(parallel && config.data.document_mask);
+    const { config, exchange } = this.#context;
+    return config.runtime.cuda_graph && (exchange.allowsUnequalShapes || !config.data.document_mask);
   }
 
-  /** Puts the batches where the step reads them; false when their shapes are new. */
+  /** Copies the batches to where the step reads them; false if their shapes are new. */
   #upload(batches: readonly Batch[], weights: readonly number[]): boolean {
     const shapes = shapesOf(batches, weights);
     if (shapes !== this.#shapes) {
@@ -117,20 +162,6 @@ export class DeviceStepper implements Stepper {
     return true;
   }
 
-  /** Begins to copy the next step's batches. Those of other shapes need other tensors: they are uploaded in their turn. */
-  #send(batches: readonly Batch[], targets: number | undefined): void {
-    this.#sent = [];
-    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
-    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
-    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
-    if (this.#queue === null || this.#queue.capacity < total) {
-      this.#freeQueue();
-      this.#queue = new CopyQueue(this.#device, total);
-    }
-    this.#queue.send(pieces);
-    this.#sent = batches;
-  }
-
   #record(weights: readonly number[]): CudaGraph {
     return this.#device.withPool(this.#pool, () => {
       this.#freeOutputs();
@@ -148,30 +179,18 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { model, optimizer, config, parallel } = this.#context;
+    const { optimizer, config, exchange } = this.#context;
     const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device) : null;
-    const observer = telemetry ?? undefined;
     const counters = this.#counters;
     const before = counters.portable;
-    const means = launchGradients({ model, config, observer, counters, parallel }, this.#inputs, weights);
+    const extras = { observer: telemetry ?? undefined, counters };
+    const means = launchGradients(this.#context, this.#inputs, weights, extras);
     this.#refusedPerStep = counters.portable - before;
-    const sums = this.#norms.launch(parallel?.gradients ?? ownGradients(model));
-    parallel?.reduceSums(sums);
+    const sums = this.#norms.launch(exchange.gradients);
+    exchange.reduceSums(sums);
     optimizer.stepOnDevice(this.#scalars, sums);
-    parallel?.shareValues();
+    exchange.shareValues();
     return { means, telemetry };
-  }
-
-  #read(weights: readonly number[]) {
-    const { means, telemetry } = this.#outputs!;
-    const { together } = this.#context;
-    const { norm, each, nonFinite } = this.#norms.read();
-    const own = weightedLoss(means, weights);
-    const loss = together ? together.sum([own])[0] : own;
-    const observed = telemetry?.read() ?? { gates: null, selection: null };
-    const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
-    const counters = { ...this.#counters.read(), attention_portable: this.#refused };
-    return { loss, norm, norms: each, finite, observed, counters };
   }
 
   #forget(): void {
@@ -199,7 +218,7 @@ export class DeviceStepper implements Stepper {
   }
 }
 
-/** What a graph is made for: lengths, and the share of each micro-batch. */
+/** What a recorded graph depends on: sequence lengths, and the weight of each micro-batch. */
 function shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
   return batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
 }

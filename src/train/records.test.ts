@@ -1,10 +1,11 @@
 import { Writable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
-import { duration, LiveLine, stepLine } from './progress.js';
+import { duration, LiveLine, stepLine } from './records.js';
 
 const line = {
   ...{ step: 20, loss: 5.43214, learningRate: 3e-4, tokensPerSecond: 51234.4, mfu: 0.412 },
-  ...{ gradientNorm: 0.871, fetchMs: 3.2, fetchP50Ms: 2, fetchP95Ms: 9 },
+  ...{ gradientNorm: 0.871, fetchSeconds: 0.0032, fetchP50Ms: 2, fetchP95Ms: 9, gates: null, selection: null },
+  ...{ memoryMib: { allocated: 1, reserved: 2 }, counters: {}, data: 'text' },
 };
 
 describe('progress', () => {
@@ -13,9 +14,10 @@ describe('progress', () => {
       'step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | mfu 41.2% | grad_norm 0.87 | fetch 3ms | fetch_p50 2ms | fetch_p95 9ms',
     );
     expect(stepLine({ ...line, mfu: null, learningRate: 1e-10 })).toContain('lr 1.00e-10 | toks/s 51234 | grad_norm');
+    expect(stepLine(line, 7)).toMatch(/ \| log_dropped 7$/);
   });
 
-  it('prints times as people read them', () => {
+  it('prints durations', () => {
     expect(duration(9)).toBe('0:09');
     expect(duration(3725)).toBe('1:02:05');
     expect(duration(Number.POSITIVE_INFINITY)).toBe('?');

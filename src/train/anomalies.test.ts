@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
-import { SpikeDetector } from './spikes.js';
+import { SpikeDetector } from './anomalies.js';
 
 const values = Array.from({ length: 60 }, (_, i) => 3 + Math.sin(i) * 0.1);
 
 describe('spike detector', () => {
-  it('says nothing before it has seen enough', () => {
+  it('returns 0 until it has seen enough values', () => {
     const detector = new SpikeDetector();
     for (const value of values.slice(0, 10)) detector.add(value);
     expect(detector.score(1000)).toBe(0);
@@ -18,7 +18,7 @@ describe('spike detector', () => {
     expect(detector.score(1)).toBeLessThan(-6);
   });
 
-  it('judges alike after a restore', () => {
+  it('gives the same scores after a restore', () => {
     const [whole, first] = [new SpikeDetector(), new SpikeDetector()];
     for (const value of values) whole.add(value);
     for (const value of values.slice(0, 30)) first.add(value);

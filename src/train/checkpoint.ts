@@ -1,0 +1,319 @@
+/**
+ * The state of a training in a checkpoint: weights, Adam moments, and the position of everything else. Files and their
+ * durability are the business of run/checkpoint/.
+ *
+ * With several ranks a checkpoint is one folder with one manifest, all or nothing. Rank 0 writes what all have in common;
+ * with ZeRO each rank writes its part of the optimizer's state into the same folder. A run can be resumed with another
+ * number of ranks, with ZeRO or without, because a reader takes what it needs from either form.
+ */
+import { join } from 'node:path';
+import { z } from 'zod';
+import { changeLine, checkResume } from '../config/diff.js';
+import { parseSavedConfig } from '../config/parse.js';
+import type { Config } from '../config/schema.js';
+import type { Loader } from '../data/loader.js';
+import { mergeStreamStates, type StreamState } from '../data/pipeline/loader.js';
+import { type TrefoilError, UsageError } from '../errors.js';
+import { loadTensors, namedTensors } from '../model/weights.js';
+import type { AdamW, Trainable } from '../ops/adamw/op.js';
+import type { World } from '../ranks/world.js';
+import { explainFileError, isFileSystemError } from '../run/atomic.js';
+import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
+import type { FileDigest } from '../run/checkpoint-manifest.js';
+import {
+  CHECKPOINT_FILES,
+  optimizerFiles,
+  type SavedCheckpoint,
+  SaveFailed,
+  type SaveOptions,
+  saveCheckpoint,
+  shardName,
+  writeTensorFile,
+} from '../run/checkpoint-save.js';
+import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';
+import type { Parameter } from '../tensor/parameter.js';
+import type { Tensor } from '../tensor/tensor.js';
+import type { Spikes } from './anomalies.js';
+import { ParameterPart } from './data-parallel.js';
+import type { GradientExchange, TrainableModel } from './step.js';
+
+/** Everything that changes during a training, and what is needed to save it. `Trainer` is one. */
+export interface TrainingState {
+  readonly config: Config;
+  readonly world: World;
+  readonly model: TrainableModel;
+  readonly optimizer: AdamW;
+  readonly exchange: GradientExchange;
+  readonly loader: Loader;
+  readonly spikes: Spikes;
+  readonly progress: Progress;
+}
+
+/** Counters that survive a resume. */
+export interface Progress {
+  /** Optimizer steps done. */
+  step: number;
+  firstLoss: number | null;
+  lastLoss: number | null;
+  lastValLoss: number | null;
+  tokensSeen: number;
+  spikes: number;
+  skippedUpdates: number;
+}
+
+const spikeState = z.strictObject({ count: z.number(), mean: z.number(), variance: z.number() });
+const savedState = z.strictObject({
+  step: z.int().min(0),
+  optimizer_steps: z.int().min(0),
+  loader: z.unknown(),
+  spikes: z.strictObject({ loss: spikeState, gradient: spikeState }),
+  first_loss: z.number().nullable(),
+  last_loss: z.number().nullable(),
+  last_val_loss: z.number().nullable(),
+  tokens_seen: z.number(),
+  spike_count: z.int(),
+  skipped_updates: z.int(),
+  config: z.unknown(),
+  /** Number of ranks; absent for one. */
+  ranks: z.int().min(2).optional(),
+});
+
+/** Every rank calls it; all save, or all throw the same SaveFailed. */
+export function saveTrainingState(outDir: string, state: TrainingState, options: SaveOptions): SavedCheckpoint {
+  const { config, world, model, optimizer, exchange, loader, spikes, progress } = state;
+  const saved: z.infer<typeof savedState> = {
+    step: progress.step,
+    optimizer_steps: optimizer.steps,
+    loader: joinedPosition(loader, world),
+    spikes: { loss: spikes.loss.state, gradient: spikes.gradient.state },
+    first_loss: progress.firstLoss,
+    last_loss: progress.lastLoss,
+    last_val_loss: progress.lastValLoss,
+    tokens_seen: progress.tokensSeen,
+    spike_count: progress.spikes,
+    skipped_updates: progress.skippedUpdates,
+    config,
+    ...(world.size > 1 && { ranks: world.size }),
+  };
+  const { agreement } = world;
+  if (!world.isFirst) {
+    const folder = exchange.isSharded ? agreement.share('') : '';
+    if (folder !== '') agreement.gather(JSON.stringify(writeShard(folder, world.rank, state)));
+    return settle(JSON.parse(agreement.share('')));
+  }
+  let haveShards = false;
+  const writeShards = (folder: string) => {
+    haveShards = true;
+    agreement.share(folder);
+    const texts = agreement.gather(JSON.stringify(writeShard(folder, world.rank, state)));
+    return collect(texts.map((text) => JSON.parse(text)));
+  };
+  const parts = {
+    model: namedTensors(namedValues(model)),
+    optimizer: exchange.isSharded ? writeShards : namedTensors(optimizer.state),
+  };
+  const outcome = attempt(() => saveCheckpoint(outDir, progress.step, parts, saved, options));
+  // The disk refused before the other ranks' turn: an empty folder name tells them not to write.
+  if (exchange.isSharded && !haveShards) agreement.share('');
+  return settle(JSON.parse(agreement.share(JSON.stringify(outcome))));
+}
+
+/** The data position of all ranks, from which any number of ranks can continue. */
+function joinedPosition(loader: Loader, { agreement }: World): object {
+  const states = agreement.gather(JSON.stringify(loader.state())).map((text) => JSON.parse(text));
+  return states[0].kind === 'stream' ? mergeStreamStates(states as StreamState[]) : states[0];
+}
+
+/** A checkpoint that was found, verified and checked against the config. */
+export interface ResumePoint {
+  readonly found: FoundCheckpoint;
+  readonly saved: z.infer<typeof savedState>;
+  /** What has changed in the config since, as lines to print. */
+  readonly changes: readonly string[];
+}
+
+/**
+ * Finds the checkpoint to resume from and refuses one that does not fit the config; null if there is none yet. Cheap: no
+ * data is opened and no model is built. Rank 0 verifies the files; the others open the same checkpoint.
+ */
+export function findResumePoint(outDir: string, which: string, config: Config, world: World): ResumePoint | null {
+  const own = world.isFirst ? findCheckpoint(outDir, which) : undefined;
+  const path = world.agreement.share(own?.path ?? '');
+  if (path === '') return null;
+  const found = own ?? openCheckpoint(path, true);
+  const parsed = savedState.safeParse(found.state);
+  if (!parsed.success)
+    throw new UsageError(
+      `${join(found.path, CHECKPOINT_FILES.state)}: is not the state of a training run: ${parsed.error.issues[0].message}`,
+    );
+  const saved = parsed.data;
+  const before = parseSavedConfig(saved.config);
+  const changes = checkResume(before, config).map(changeLine);
+  return { found, saved, changes: [...changes, ...rankChanges(before, saved.ranks ?? 1, config, world.size)] };
+}
+
+/** Restores everything from a checkpoint. */
+export function restoreTrainingState({ found, saved }: ResumePoint, state: TrainingState): void {
+  const { model, optimizer, exchange } = state;
+  loadTensors(join(found.path, CHECKPOINT_FILES.model), namedValues(model));
+  for (const parameter of model.parameters) parameter.changed();
+  loadOptimizer(found.path, optimizerFiles(found.manifest), optimizer, exchange.trained, model.parameters);
+  optimizer.steps = saved.optimizer_steps;
+  state.loader.restore(saved.loader);
+  state.spikes.loss.restore(saved.spikes.loss);
+  state.spikes.gradient.restore(saved.spikes.gradient);
+  Object.assign(state.progress, {
+    step: saved.step,
+    firstLoss: saved.first_loss,
+    lastLoss: saved.last_loss,
+    lastValLoss: saved.last_val_loss,
+    tokensSeen: saved.tokens_seen,
+    spikes: saved.spike_count,
+    skippedUpdates: saved.skipped_updates,
+  });
+}
+
+function namedValues({ parameters }: TrainableModel): Map<string, Tensor> {
+  return new Map(parameters.map(({ name, value }) => [name, value]));
+}
+
+/** The effect of another number of ranks: the batch of a step is what all ranks take together. */
+function rankChanges(before: Config, ranksBefore: number, config: Config, ranks: number): string[] {
+  const batch = ({ train }: Config, count: number) => train.batch_size * train.accumulate_grad_batches * count;
+  const [old, now] = [batch(before, ranksBefore), batch(config, ranks)];
+  if (ranks === ranksBefore) return [];
+  const same = old === now ? `${now} sequences a step as before` : `${old} -> ${now} sequences a step`;
+  return [`ranks: ${ranksBefore} -> ${ranks} (${same}; the order of samples stays)`];
+}
+
+/** What a rank reports about its file, or rank 0 about the whole checkpoint. */
+type Outcome<Value> = { readonly value: Value } | { readonly problem: string };
+
+function writeShard(
+  folder: string,
+  rank: number,
+  { progress, optimizer, exchange }: TrainingState,
+): Outcome<FileDigest> {
+  return attempt(() => {
+    try {
+      return writeTensorFile(folder, shardName(rank), progress.step, shardTensors(optimizer, exchange.trained));
+    } catch (error) {
+      if (!isFileSystemError(error)) throw error;
+      const hint = 'all ranks write into one folder: train.out_dir must lie on a disk that they share';
+      throw new SaveFailed(`rank ${rank}: ${explainFileError(error)}; ${hint}`, undefined, { cause: error });
+    }
+  });
+}
+
+function collect(outcomes: readonly Outcome<FileDigest>[]): Record<string, FileDigest> {
+  return Object.fromEntries(outcomes.map((outcome, rank) => [shardName(rank), settle(outcome)]));
+}
+
+function attempt<Value>(action: () => Value): Outcome<Value> {
+  try {
+    return { value: action() };
+  } catch (error) {
+    if (!(error instanceof SaveFailed)) throw error;
+    return { problem: (error as TrefoilError).message };
+  }
+}
+
+function settle<Value>(outcome: Outcome<Value>): Value {
+  if ('problem' in outcome) throw new SaveFailed(outcome.problem);
+  return outcome.value;
+}
+
+const F32_BYTES = 4;
+/** `<parameter>.m.at<first element>`: a part, as a flat tensor. */
+const PART_NAME = /^(.+\.[mv])\.at(\d+)$/;
+
+/** The parts of this rank; their names contain the index of their first element. */
+function* shardTensors(optimizer: AdamW, held: readonly Trainable[]): Generator<TensorToWrite> {
+  for (const { name, tensor, from } of heldTensors(optimizer, held))
+    yield { name: `${name}.at${from}`, dtype: 'F32', shape: [tensor.size], data: () => tensor.readBytes() };
+}
+
+/** Fills the optimizer from the files of a checkpoint; refuses files that do not fit `parameters`, the whole model. */
+function loadOptimizer(
+  folder: string,
+  names: readonly string[],
+  optimizer: AdamW,
+  held: readonly Trainable[],
+  parameters: readonly Parameter[],
+): void {
+  const files = names.map((name) => ({ path: join(folder, name), file: openSafetensors(join(folder, name)) }));
+  try {
+    const pieces = collectPieces(files, sizesOf(parameters));
+    for (const { name, tensor, from } of heldTensors(optimizer, held)) {
+      const bytes = new Uint8Array(tensor.bytes);
+      const missing = fill(bytes, from, from + tensor.size, pieces.get(name) ?? []);
+      if (missing > 0)
+        throw new UsageError(
+          `${folder}: lacks ${missing} elements of ${name}, which this model needs; check the config`,
+        );
+      tensor.writeBytes(bytes);
+    }
+  } finally {
+    for (const { file } of files) file.close();
+  }
+}
+
+/** Elements `from` to `to` of a tensor, in a file. */
+interface Piece {
+  readonly from: number;
+  readonly to: number;
+  read(): Uint8Array;
+}
+
+function* heldTensors(
+  optimizer: AdamW,
+  held: readonly Trainable[],
+): Generator<{ name: string; tensor: Tensor; from: number }> {
+  const { state } = optimizer;
+  for (const one of held)
+    for (const moment of ['m', 'v']) {
+      const name = `${one.name}.${moment}`;
+      yield { name, tensor: state.get(name)!, from: one instanceof ParameterPart ? one.from : 0 };
+    }
+}
+
+function sizesOf(parameters: readonly Parameter[]): Map<string, Parameter> {
+  return new Map(parameters.flatMap((one) => [[`${one.name}.m`, one] as const, [`${one.name}.v`, one] as const]));
+}
+
+function collectPieces(
+  files: readonly { path: string; file: SafetensorsFile }[],
+  expected: ReadonlyMap<string, Parameter>,
+): Map<string, Piece[]> {
+  const pieces = new Map<string, Piece[]>();
+  for (const { path, file } of files)
+    for (const [entryName, { dtype, shape }] of file.entries) {
+      const part = PART_NAME.exec(entryName);
+      const [name, from] = part ? [part[1], Number(part[2])] : [entryName, 0];
+      const value = expected.get(name)?.value;
+      if (!value) throw new UsageError(`${path}: holds ${entryName}, which this model does not have; check the config`);
+      const size = shape.reduce((product, length) => product * length, 1);
+      const fits = part ? shape.length === 1 && from + size <= value.size : shape.join() === value.shape.join();
+      if (dtype !== 'F32' || !fits)
+        throw new UsageError(
+          `${path}: ${entryName} is ${dtype} [${shape.join(', ')}], this model needs F32 [${value.shape.join(', ')}]`,
+        );
+      const list = pieces.get(name) ?? [];
+      pieces.set(name, list);
+      list.push({ from, to: from + size, read: () => file.read(entryName).data });
+    }
+  return pieces;
+}
+
+/** Copies the elements `from` to `to` out of the pieces; returns how many are missing. */
+function fill(into: Uint8Array, from: number, to: number, pieces: readonly Piece[]): number {
+  let missing = to - from;
+  for (const piece of pieces) {
+    const [first, last] = [Math.max(from, piece.from), Math.min(to, piece.to)];
+    if (last <= first) continue;
+    const bytes = piece.read().subarray((first - piece.from) * F32_BYTES, (last - piece.from) * F32_BYTES);
+    into.set(bytes, (first - from) * F32_BYTES);
+    missing -= last - first;
+  }
+  return missing;
+}

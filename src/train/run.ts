@@ -1,0 +1,378 @@
+/**
+ * `Run`: a training with its files. It iterates over the trainer's steps and records them, saves and evaluates when due,
+ * and acts on signals and .HALT between steps. What a resumed run needs is in the trainer; this class only adds cadence.
+ */
+import { setImmediate } from 'node:timers/promises';
+import type { Config } from '../config/schema.js';
+import type { Batch } from '../data/batch.js';
+import { createTokenizer } from '../data/tokenizer.js';
+import { generate } from '../infer/generate.js';
+import { writeFinalModel } from '../infer/load-model.js';
+import { trainingFlops } from '../model/flops.js';
+import type { LanguageModel } from '../model/language-model.js';
+import { RankLost } from '../ranks/monitor.js';
+import type { World } from '../ranks/world.js';
+import { SaveFailed, type SaveOptions } from '../run/checkpoint-save.js';
+import type { RunFolder } from '../run/run-folder.js';
+import { readHalt, writeAnomaly, writeHalt } from '../run/run-paths.js';
+import { differingWeights, reportNonFinite } from './anomalies.js';
+import {
+  type CheckpointRecord,
+  type EvaluationRecord,
+  FetchTimes,
+  type LiveLine,
+  type RunRecords,
+  type StepRecord,
+  stepLine,
+} from './records.js';
+import { agreeOnRequests, type SignalRequests, type StopRequests } from './signals.js';
+import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
+
+/** How a run ended. */
+export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
+
+export interface TrainResult {
+  readonly status: TrainStatus;
+  /** The last step done. */
+  readonly step: number;
+  readonly outDir: string;
+  readonly firstLoss: number | null;
+  readonly lastLoss: number | null;
+  readonly valLoss: number | null;
+}
+
+/** Lines for a person. Rank 0 prints what concerns the whole run; other ranks only warn about themselves. */
+export interface RankLogger {
+  say(line: string): void;
+  warn(line: string): void;
+  /** A warning about this rank, with its number unless it is rank 0. */
+  warnOwn(line: string): void;
+}
+
+/** Functions that a program can pass to `train`. */
+export interface RunCallbacks {
+  /** Called after each optimizer step was recorded. */
+  readonly onStep?: (record: StepRecord) => void;
+  /** Called after each evaluation was recorded. */
+  readonly onEvaluation?: (record: EvaluationRecord) => void;
+  /** Called after each checkpoint was saved, or could not be saved. */
+  readonly onCheckpoint?: (record: CheckpointRecord) => void;
+}
+
+/** Everything a run works with. */
+export interface RunParts {
+  readonly config: Config;
+  readonly world: World;
+  readonly folder: RunFolder;
+  readonly model: LanguageModel;
+  readonly trainer: Trainer;
+  readonly records: RunRecords;
+  readonly log: RankLogger;
+  readonly live: LiveLine;
+  readonly requests: SignalRequests;
+  readonly callbacks: RunCallbacks;
+  /** The source of the batches now, for heartbeats. */
+  readonly data: () => string;
+  /** The step of the checkpoint that the run was resumed from. */
+  readonly resumedFrom: number | null;
+  /** Whether the calling program wants the run to stop. */
+  readonly isAborted: () => boolean;
+  /** Peak of the device in FLOP/s, for MFU; null if it was not measured. */
+  readonly peakFlops: number | null;
+  /** Also write the final model to this file. */
+  readonly save: string | null;
+  readonly saveOptions: SaveOptions;
+}
+
+const MIB = 2 ** 20;
+/** Weight of the newest step in the estimate of the time left. */
+const SMOOTHING = 0.1;
+const SAMPLE_TOKENS = 64;
+
+export class Run {
+  readonly #parts: RunParts;
+  readonly #fetchTimes = new FetchTimes();
+  #failedSaves = 0;
+  #savedAt: number | null;
+  #secondsPerStep: number | null = null;
+
+  constructor(parts: RunParts) {
+    this.#parts = parts;
+    this.#savedAt = parts.resumedFrom;
+  }
+
+  /** Trains to the end, or until it is stopped, and writes the final files. */
+  async execute(isEvaluationMissing: boolean): Promise<TrainResult> {
+    const { world, trainer, records, folder } = this.#parts;
+    const { progress } = trainer;
+    const started = performance.now();
+    try {
+      if (isEvaluationMissing) await this.#evaluate();
+      const status = this.#weightsAgree() ? await this.#train() : 'ranks-differ';
+      if (status === 'done') records.event({ step: progress.step, msg: 'stop', detail: 'done' });
+      if (world.isFirst) this.#writeFinalFiles(status, (performance.now() - started) / 1000);
+      // A launcher may end all ranks as soon as one has ended: wait until the files are written.
+      world.agreement.wait();
+      const { step, firstLoss, lastLoss, lastValLoss: valLoss } = progress;
+      return { status, step, outDir: folder.path, firstLoss, lastLoss, valLoss };
+    } catch (error) {
+      if (error instanceof RankLost) {
+        records.event({ step: progress.step, msg: 'halt', detail: error.message });
+        writeAnomaly(folder.path, error.anomaly);
+      }
+      throw error;
+    }
+  }
+
+  async #train(): Promise<TrainStatus> {
+    const { trainer, records, config } = this.#parts;
+    const { hash_every: hashEvery, sample_every: sampleEvery } = config.train;
+    try {
+      for await (const trained of trainer) {
+        const { step } = trained;
+        this.#record(trained);
+        if (isDue(step, hashEvery, config) && !this.#weightsAgree()) return 'ranks-differ';
+        await this.#saveIfDue(step);
+        if (isEvaluationDue(step, config)) await this.#evaluate();
+        if (sampleEvery > 0 && step % sampleEvery === 0) await this.#sample();
+        records.enter('between', step);
+        await setImmediate(); // signals arrive here
+        const requests = this.#requests();
+        if (requests.save && this.#savedAt !== step) await this.#save();
+        const ending = await this.#ending(requests);
+        if (ending) return ending;
+      }
+      return 'done';
+    } catch (error) {
+      if (error instanceof NonFiniteStep) return this.#stopNonFinite(error);
+      if (error instanceof SourceFailed) return await this.#stopWithoutData(error);
+      throw error;
+    }
+  }
+
+  #record(trained: TrainingStep): void {
+    const { config, model, trainer, records, live, log, callbacks, peakFlops } = this.#parts;
+    const { step, loss, tokens, tokensPerSecond, result, batches } = trained;
+    const { steps, log_every: every } = config.train;
+    const { peakBytes, reservedBytes } = model.device.memory;
+    const seconds = tokens / tokensPerSecond;
+    const dropped = records.drops;
+    this.#fetchTimes.add(trained.fetchSeconds);
+    if (result.comparisons.length > 0)
+      log.say(
+        `compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`,
+      );
+    if (config.runtime.debug_timing) log.say(timingLine(trained));
+    if (trained.spike) this.#warn(spikeLine(trained));
+    const record: StepRecord = {
+      ...{ step, loss, learningRate: trained.learningRate, tokensPerSecond, gradientNorm: trained.gradientNorm },
+      fetchSeconds: trained.fetchSeconds,
+      fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
+      fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
+      mfu: peakFlops === null ? null : usedFlops(model, batches) / seconds / peakFlops,
+      ...result.observed,
+      memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
+      counters: {
+        ...{ save_failed: this.#failedSaves, spike: trainer.progress.spikes },
+        ...{ update_skipped: trainer.progress.skippedUpdates, ...result.counters },
+        ...(dropped > 0 && { log_dropped: dropped }),
+      },
+      data: this.#parts.data(),
+      loader: trainer.loader.telemetry?.(),
+    };
+    records.progress(record);
+    callbacks.onStep?.(record);
+    this.#secondsPerStep ??= seconds;
+    this.#secondsPerStep += SMOOTHING * (seconds - this.#secondsPerStep);
+    if (step === 1 || step % every === 0 || step === steps) {
+      records.logged(record);
+      live.clear();
+      log.say(stepLine(record, dropped));
+    }
+    live.show(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step));
+  }
+
+  /** A checkpoint comes before an evaluation: if that runs out of memory, nothing is lost. */
+  async #saveIfDue(step: number): Promise<void> {
+    const { config } = this.#parts;
+    const { save_every: every } = config.train;
+    if (isDue(step, every, config) || (every > 0 && isEvaluationDue(step, config))) await this.#save();
+  }
+
+  /** Saves a checkpoint. If the disk refuses it, training continues and the next interval tries again. */
+  async #save(): Promise<void> {
+    const { folder, config, trainer, records, callbacks, saveOptions, log } = this.#parts;
+    const { step } = trainer.progress;
+    records.enter('save', step);
+    // The rows of a checkpoint must be on the disk before it is.
+    const isLogged = records.flush();
+    try {
+      const { path, warnings } = await trainer.save(folder.path, { keepLast: config.train.keep_last, ...saveOptions });
+      this.#savedAt = step;
+      // The disk took the checkpoint but not its rows a moment ago: try again before they can be lost.
+      if (!isLogged) records.flush();
+      records.event({ step, msg: 'checkpoint', detail: path });
+      callbacks.onCheckpoint?.({ step, path });
+      for (const warning of warnings) log.warn(warning);
+    } catch (error) {
+      if (!(error instanceof SaveFailed)) throw error;
+      this.#failedSaves += 1;
+      this.#warn(`${error.message}; training goes on and the next checkpoint will be tried`);
+      records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
+      callbacks.onCheckpoint?.({ step, path: null });
+    }
+  }
+
+  async #evaluate(): Promise<void> {
+    const { trainer, records, live, log, callbacks } = this.#parts;
+    if (trainer.loader.validationSamples === 0) return;
+    const { step } = trainer.progress;
+    const evaluation = await trainer.evaluate();
+    records.evaluated(step, evaluation);
+    callbacks.onEvaluation?.({ step, ...evaluation });
+    live.clear();
+    log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
+  }
+
+  async #sample(): Promise<void> {
+    const { config, world, model, trainer, records, live, log } = this.#parts;
+    const { step } = trainer.progress;
+    if (config.train.save_every > 0 && this.#savedAt !== step) await this.#save();
+    if (!world.isFirst) return;
+    records.enter('sample', step);
+    let text = '';
+    const loaded = { model, config, tokenizer: createTokenizer(config.data.tokenizer) };
+    const sampling = { temperature: 0.8, seed: config.train.seed };
+    for await (const piece of generate(loaded, '', { maxNewTokens: SAMPLE_TOKENS, sampling })) text += piece;
+    live.clear();
+    log.say(`sample ${step} | ${JSON.stringify(text)}`);
+  }
+
+  /** What signals, the calling program and .HALT request; the same on all ranks. */
+  #requests(): StopRequests {
+    const { folder, requests, isAborted, world } = this.#parts;
+    const own: StopRequests = {
+      halt: world.isFirst ? readHalt(folder.path) : undefined,
+      stop: requests.stop ?? (isAborted() ? 'abort' : null),
+      save: requests.save,
+    };
+    requests.save = false;
+    return agreeOnRequests(own, world.agreement);
+  }
+
+  /** How the run ends before its last step, after a checkpoint; null if it continues. */
+  async #ending({ halt, stop }: StopRequests): Promise<TrainStatus | null> {
+    const { requests, trainer, records, live, log } = this.#parts;
+    const { step } = trainer.progress;
+    if (halt === undefined && stop === null) return null;
+    const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
+    live.clear();
+    await requests.echoed;
+    if (this.#savedAt !== step) await this.#save();
+    records.event({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
+    log.say(`stopped after step ${step} by ${reason}`);
+    return halt === undefined ? 'signalled' : 'halted';
+  }
+
+  #stopNonFinite({ step, result, batches }: NonFiniteStep): TrainStatus {
+    const { folder, model, records, world } = this.#parts;
+    const line = reportNonFinite(folder.path, step, result, batches, model.parameters, world.rank);
+    records.event({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
+    this.#warn(line);
+    return 'non-finite';
+  }
+
+  /** The source failed: saves, so that the run can continue when the source is back. */
+  async #stopWithoutData(error: SourceFailed): Promise<TrainStatus> {
+    const { trainer, records, live, log } = this.#parts;
+    const { step } = trainer.progress;
+    live.clear();
+    if (step > 0 && this.#savedAt !== step) await this.#save();
+    records.event({ step, msg: 'loader_error', detail: error.message });
+    log.warnOwn(error.message);
+    return 'no-data';
+  }
+
+  /** Whether all ranks hold the same weights; if not, writes why the run ends. */
+  #weightsAgree(): boolean {
+    const { folder, world, model, trainer, records } = this.#parts;
+    const { step } = trainer.progress;
+    const problem = differingWeights(world, model.parameters);
+    if (problem === null) return true;
+    const line = `${problem}, after step ${step}; the last checkpoint is from before`;
+    records.event({ step, msg: 'halt', detail: line });
+    if (world.isFirst) {
+      writeAnomaly(folder.path, 'ranks_differ');
+      writeHalt(folder.path, line);
+    }
+    this.#warn(line);
+    return false;
+  }
+
+  /** metrics.json always; the final model if the run is done. */
+  #writeFinalFiles(status: TrainStatus, seconds: number): void {
+    const { config, folder, model, trainer, records, world, save, log } = this.#parts;
+    const { progress } = trainer;
+    const { seq_len, batch_size, accumulate_grad_batches, steps } = config.train;
+    records.flush();
+    const lost = records.lost;
+    if (lost > 0) log.warn(`${lost} log records were dropped: the file system of ${folder.path} did not take them`);
+    folder.writeMetrics({
+      ...{ status, step: progress.step, steps },
+      first_loss: progress.firstLoss,
+      last_loss: progress.lastLoss,
+      val_loss: progress.lastValLoss,
+      tokens_seen: progress.tokensSeen,
+      spikes: progress.spikes,
+      skipped_updates: progress.skippedUpdates,
+      dropped_log_lines: lost,
+      seconds,
+      device: model.device.kind,
+      device_name: model.device.name,
+      dtype: model.dtype === 'bf16' ? 'bf16' : 'fp32',
+      parameters: model.parameterCount,
+      seq_len,
+      batch_size: batch_size * accumulate_grad_batches * world.size,
+      ranks: world.size,
+    });
+    if (status !== 'done') return;
+    writeFinalModel(folder.path, model, config, { step: progress.step });
+    if (save !== null) writeFinalModel(save, model, config, { step: progress.step });
+  }
+
+  #warn(line: string): void {
+    this.#parts.live.clear();
+    this.#parts.log.warn(line);
+  }
+}
+
+/** Whether something with the period `every` is due at a step; the last step always is. 0 disables it. */
+function isDue(step: number, every: number, { train }: Config): boolean {
+  return every > 0 && (step % every === 0 || step === train.steps);
+}
+
+/** Also for a resumed run, whose checkpoint may lack the evaluation that should have followed it. */
+export function isEvaluationDue(step: number, config: Config): boolean {
+  return step > 0 && isDue(step, config.train.eval_every, config);
+}
+
+function usedFlops({ shape }: LanguageModel, batches: readonly Batch[]): number {
+  return batches.reduce((total, { cuSeqlens }) => {
+    const lengths = Array.from({ length: cuSeqlens.length - 1 }, (_, i) => cuSeqlens[i + 1] - cuSeqlens[i]);
+    return total + trainingFlops(shape, lengths).used;
+  }, 0);
+}
+
+function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
+  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
+  return (
+    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
+    (isSkipped ? '; update skipped' : '')
+  );
+}
+
+/** runtime.debug_timing: how a step's time was spent. */
+function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
+  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
+  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
+}

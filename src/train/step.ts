@@ -1,0 +1,251 @@
+/**
+ * One optimizer step: forward and backward over the micro-batches, the gradient norm, clipping, the update.
+ *
+ * Micro-batches are weighted by their number of targets, so accumulated gradients equal those of one large batch. A step
+ * whose loss or gradient is not finite changes nothing.
+ *
+ * This file holds the step that the host controls. `DeviceStepper` (device-step.ts) launches everything, the update
+ * included, without waiting for the GPU.
+ */
+import type { Config } from '../config/schema.js';
+import type { Batch } from '../data/batch.js';
+import type { Device } from '../device/device.js';
+import { kernelOptions } from '../model/kernels.js';
+import type { ForwardOptions } from '../model/language-model.js';
+import type { ModelShape } from '../model/shape.js';
+import { AdamW, type Trainable } from '../ops/adamw/op.js';
+import type { AttentionCounters } from '../ops/attention/counters.js';
+import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
+import { type Agreement, SingleAgreement } from '../ranks/agreement.js';
+import type { Parameter } from '../tensor/parameter.js';
+import { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import type { BatchUploader, DeviceBatch } from './batches.js';
+import { type Observed, StepTelemetry, strictObserver } from './observers.js';
+
+/** What training needs of a model; `LanguageModel` is one. */
+export interface TrainableModel {
+  readonly device: Device;
+  readonly parameters: readonly Parameter[];
+  /** The mean loss over the targets of a batch, a scalar. */
+  loss(tape: Tape, ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
+  /** The loss of every target [T], without gradients, for evaluation. */
+  losses(ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
+  /** The layout of compressed blocks, and the checks of runtime.strict_asserts, depend on it. */
+  readonly shape: ModelShape;
+}
+
+/** Computes the mean loss of a batch on the device, a scalar that the tape can differentiate. */
+export type LossFunction = (tape: Tape, batch: DeviceBatch, options: ForwardOptions) => Tensor;
+
+/** Sums gradients over ranks, or does nothing in a run of one process. `DataParallel` documents the order of calls. */
+export interface GradientExchange {
+  /** What this rank's optimizer updates: parameters, or this rank's parts of them. */
+  readonly trained: readonly Trainable[];
+  /** The gradients whose norms this rank computes. */
+  readonly gradients: readonly Tensor[];
+  /** Whether each rank keeps only a part of the optimizer's state (ZeRO-1). */
+  readonly isSharded: boolean;
+  /** Whether a step may be recorded as a graph although batches of the ranks may differ in shape. */
+  readonly allowsUnequalShapes: boolean;
+  begin(isLast: boolean): void;
+  finish(): void;
+  reduceSums(sums: Tensor): void;
+  shareValues(): void;
+  free(): void;
+}
+
+/** The gradients of a run of one process: nothing to exchange. */
+export class LocalGradients implements GradientExchange {
+  readonly trained: readonly Parameter[];
+  readonly isSharded = false;
+  readonly allowsUnequalShapes = true;
+
+  constructor(parameters: readonly Parameter[]) {
+    this.trained = parameters;
+  }
+
+  get gradients(): readonly Tensor[] {
+    return this.trained.flatMap(({ gradient }) => (gradient ? [gradient] : []));
+  }
+
+  begin(): void {}
+  finish(): void {}
+  reduceSums(): void {}
+  shareValues(): void {}
+  free(): void {}
+}
+
+/** AdamW over what this rank trains, with the config's settings. Only tensors with two or more dimensions decay. */
+export function createOptimizer(model: TrainableModel, exchange: GradientExchange, { train }: Config): AdamW {
+  const matrices = new Set(model.parameters.filter(({ value }) => value.shape.length >= 2).map(({ name }) => name));
+  const trained = exchange.trained.map((parameter) => ({
+    parameter,
+    weightDecay: matrices.has(parameter.name) ? train.weight_decay : 0,
+  }));
+  return new AdamW(model.device, trained, { betas: train.betas, epsilon: train.eps });
+}
+
+/** Everything a step works with. */
+export interface StepContext {
+  readonly model: TrainableModel;
+  readonly config: Config;
+  readonly optimizer: AdamW;
+  readonly uploader: BatchUploader;
+  readonly exchange: GradientExchange;
+  readonly agreement: Agreement;
+  /** Replaces the model's own loss. */
+  readonly loss?: LossFunction | undefined;
+}
+
+/** The context of a step in one process. */
+export function localContext(
+  parts: Pick<StepContext, 'model' | 'config' | 'optimizer' | 'uploader' | 'loss'>,
+): StepContext {
+  return { ...parts, exchange: new LocalGradients(parts.model.parameters), agreement: new SingleAgreement() };
+}
+
+export interface StepInputs {
+  /** The micro-batches of this rank. */
+  readonly batches: readonly Batch[];
+  /** Targets of the step over all ranks; by default those of the batches. */
+  readonly targets?: number;
+  readonly learningRate: number;
+}
+
+export interface StepGradients {
+  /** Mean loss per target over all micro-batches of all ranks. */
+  readonly loss: number;
+  readonly norm: number;
+  /** Norm of the gradient of each parameter, in the model's order. */
+  readonly norms: readonly number[];
+  /** Whether loss and gradients are finite. */
+  readonly finite: boolean;
+}
+
+export interface StepResult extends StepGradients {
+  readonly observed: Observed;
+  /** Relative errors against the reference (runtime.debug_compare). */
+  readonly comparisons: readonly number[];
+  /** How often each attention kernel ran since the start; empty where there is no choice. */
+  readonly counters: Readonly<Record<string, number>>;
+}
+
+/** An optimizer step in parts: `launch`, optionally `prefetch`, `read`, then `update` unless the step is rejected. */
+export interface Stepper {
+  /** Starts the forward and backward passes. */
+  launch(inputs: StepInputs): void;
+  /** Starts copying the batches of the next step while the device computes. */
+  prefetch?(batches: readonly Batch[]): void;
+  /** Waits for the results of `launch`. */
+  read(): StepResult;
+  /** Applies the gradients. A stepper whose device has already applied them has nothing left to do. */
+  update(): void;
+  free(): void;
+}
+
+export class HostStepper implements Stepper {
+  readonly #context: StepContext;
+  #inputs: StepInputs | null = null;
+  #norm = 0;
+  #telemetry: StepTelemetry | null = null;
+  #comparisons: number[] = [];
+  #held: readonly DeviceBatch[] = [];
+  #means: readonly Tensor[] = [];
+
+  constructor(context: StepContext) {
+    this.#context = context;
+  }
+
+  launch(inputs: StepInputs): void {
+    const { model, config, uploader } = this.#context;
+    const { runtime } = config;
+    this.#inputs = inputs;
+    this.#comparisons = [];
+    this.#telemetry = runtime.aux_stats ? new StepTelemetry(model.device) : null;
+    const telemetry = this.#telemetry ?? undefined;
+    this.#held = inputs.batches.map((batch) => uploader.upload(batch));
+    const options: ForwardExtras = {
+      observer: runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry,
+      ...(runtime.debug_compare && { onCompare: (error: number) => void this.#comparisons.push(error) }),
+    };
+    this.#means = launchGradients(this.#context, this.#held, targetWeights(inputs.batches, inputs.targets), options);
+  }
+
+  read(): StepResult {
+    const { exchange, uploader, agreement, model } = this.#context;
+    const { batches, targets } = this.#inputs!;
+    const norms = new GradientNorms(model.device);
+    const sums = norms.launch(exchange.gradients);
+    exchange.reduceSums(sums);
+    const { norm, each, nonFinite } = norms.read();
+    norms.free();
+    const [loss] = agreement.sum([weightedLoss(this.#means, targetWeights(batches, targets))]);
+    for (const mean of this.#means) mean.free();
+    for (const batch of this.#held) uploader.release(batch);
+    const observed = this.#telemetry?.read() ?? { gates: null, selection: null };
+    this.#telemetry?.free();
+    this.#norm = norm;
+    const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
+    return { loss, norm, norms: each, finite, observed, comparisons: this.#comparisons, counters: {} };
+  }
+
+  update(): void {
+    const { optimizer, config, exchange } = this.#context;
+    const { grad_clip: limit } = config.train;
+    const { learningRate } = this.#inputs!;
+    optimizer.step({ learningRate, gradientScale: limit > 0 ? clipFactor(this.#norm, limit) : 1 });
+    exchange.shareValues();
+  }
+
+  free(): void {}
+}
+
+/** Targets that count in some batches. */
+export function countTargets(batches: readonly Batch[]): number {
+  return batches.reduce((total, { targetCount }) => total + targetCount, 0);
+}
+
+/** The weight of each micro-batch in the step: its share of all targets. */
+export function targetWeights(batches: readonly Batch[], targets = countTargets(batches)): number[] {
+  return batches.map(({ targetCount }) => (targets === 0 ? 0 : targetCount / targets));
+}
+
+export function weightedLoss(means: readonly Tensor[], weights: readonly number[]): number {
+  return means.reduce((loss, mean, i) => loss + mean.item() * weights[i], 0);
+}
+
+/** What one step adds to the options of its forward passes. */
+export interface ForwardExtras {
+  readonly observer: ForwardOptions['observer'];
+  /** Receives the relative error of every comparison with the reference (runtime.debug_compare). */
+  readonly onCompare?: (relativeError: number) => void;
+  /** Counts which attention kernels ran. */
+  readonly counters?: AttentionCounters;
+}
+
+/** Forward and backward over the micro-batches, without waiting; returns their mean losses, which the caller frees. */
+export function launchGradients(
+  { model, config, exchange, loss }: Pick<StepContext, 'model' | 'config' | 'exchange' | 'loss'>,
+  batches: readonly DeviceBatch[],
+  weights: readonly number[],
+  { observer, ...kernels }: ForwardExtras = { observer: undefined },
+): Tensor[] {
+  for (const parameter of model.parameters) parameter.clearGradient();
+  const means = batches.map((batch, i) => {
+    exchange.begin(i === batches.length - 1);
+    const tape = new Tape(model.device);
+    const options: ForwardOptions = {
+      layout: batch.layout,
+      kernels: { ...kernelOptions(config), ...kernels },
+      checkpointing: config.runtime.gradient_checkpointing,
+      observer,
+    };
+    const mean = tape.keep(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
+    tape.backward(mean, weights[i]);
+    tape.end();
+    return mean;
+  });
+  exchange.finish();
+  return means;
+}

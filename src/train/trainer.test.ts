@@ -1,0 +1,182 @@
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { parseConfig } from '../config/parse.js';
+import { TrefoilError } from '../errors.js';
+import { LanguageModel } from '../model/language-model.js';
+import { modelShape } from '../model/shape.js';
+import { cpu } from '../testing/devices.js';
+import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { HostStepper, type Stepper } from './step.js';
+import { NonFiniteStep, SourceFailed, type TokenBatch, Trainer, type TrainerOptions } from './trainer.js';
+
+let folder: { path: string; remove: () => void };
+const cleanups: (() => void)[] = [];
+beforeEach(() => {
+  folder = temporaryFolder();
+});
+afterEach(() => {
+  for (const cleanup of cleanups.splice(0).reverse()) cleanup();
+  folder.remove();
+});
+
+const LENGTH = 32;
+const config = parseConfig({
+  model: { dim: 32, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8, mlp_ratio: 2 },
+  nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16 },
+  train: { steps: 40, seq_len: LENGTH, lr: 3e-3, warmup_steps: 2 },
+});
+
+/** Batch `k` of an endless text that counts upwards: easy to learn. */
+function batchAt(k: number): TokenBatch {
+  const tokens = Int32Array.from({ length: LENGTH + 1 }, (_, i) => (7 * k + i) % 16);
+  return { inputs: tokens.slice(0, LENGTH), targets: tokens.slice(1), cuSeqlens: Int32Array.of(0, LENGTH) };
+}
+
+async function* batches(count = Number.POSITIVE_INFINITY): AsyncGenerator<TokenBatch> {
+  for (let k = 0; k < count; k++) yield batchAt(k);
+}
+
+function newModel(seed = 1): LanguageModel {
+  const model = new LanguageModel(cpu(), modelShape(config, 16), seed);
+  cleanups.push(() => model.free());
+  return model;
+}
+
+function newTrainer(options: Partial<TrainerOptions> = {}): Trainer {
+  const trainer = new Trainer({ model: newModel(), data: batches(), config, ...options });
+  cleanups.push(() => trainer.free());
+  return trainer;
+}
+
+async function losses(trainer: Trainer, count = Number.POSITIVE_INFINITY): Promise<number[]> {
+  const all: number[] = [];
+  for await (const { loss } of trainer) if (all.push(loss) >= count) break;
+  return all;
+}
+
+describe('Trainer', () => {
+  it('trains on any iterable of batches, and the loss falls', async () => {
+    const trained = await losses(newTrainer());
+    expect(trained).toHaveLength(40);
+    expect(trained[0]).toBeGreaterThan(2.5);
+    expect(trained.at(-1)!).toBeLessThan(trained[0] - 1);
+    const plain = Array.from({ length: 40 }, (_, k) => batchAt(k));
+    expect(await losses(newTrainer({ data: plain }))).toEqual(trained);
+  });
+
+  it('ends with the data, and without a config trains until then', async () => {
+    expect(await losses(newTrainer({ data: batches(3) }))).toHaveLength(3);
+    const trainer = new Trainer({ model: newModel(), data: batches(5) });
+    cleanups.push(() => trainer.free());
+    expect(trainer.steps).toBe(Number.POSITIVE_INFINITY);
+    const steps = [];
+    for await (const step of trainer) steps.push(step);
+    expect(steps.map(({ step }) => step)).toEqual([1, 2, 3, 4, 5]);
+    expect(steps.map(({ learningRate }) => learningRate)).toEqual(Array(5).fill(parseConfig({}).train.lr));
+  });
+
+  it('gives the losses of train for the same config', async () => {
+    const run = tinyConfig(folder.path, { train: { steps: 6, eval_every: 0, save_every: 0 } });
+    const recorded: number[] = [];
+    await runTraining(run, { onStep: ({ loss }) => recorded.push(loss) });
+    const model = new LanguageModel(cpu(), modelShape(run, 256), run.train.seed);
+    cleanups.push(() => model.free());
+    const trainer = new Trainer({ model, data: run });
+    cleanups.push(() => trainer.free());
+    expect(await losses(trainer)).toEqual(recorded);
+    expect((await trainer.evaluate()).loss).toBeGreaterThan(0);
+  });
+
+  it('continues after a break, and resumes from a checkpoint bit for bit', async () => {
+    const whole = await losses(newTrainer(), 10);
+    const first = newTrainer();
+    const before = await losses(first, 4);
+    const { path } = await first.save(folder.path);
+    expect([...before, ...(await losses(first, 6))]).toEqual(whole);
+    for (const which of ['auto', path]) {
+      const second = newTrainer({ model: newModel(2) });
+      expect(await second.resume(folder.path, which)).toBe(4);
+      expect(second.progress).toMatchObject({ step: 4, firstLoss: whole[0], lastLoss: whole[3] });
+      expect(await losses(second, 6)).toEqual(whole.slice(4));
+    }
+    expect(await newTrainer().resume(join(folder.path, 'empty'))).toBeNull();
+  });
+
+  it('takes back the batches of a step that could not be completed', async () => {
+    const accumulating = parseConfig({ ...config, train: { ...config.train, accumulate_grad_batches: 2 } });
+    const trainer = newTrainer({ data: batches(5), config: accumulating });
+    expect(await losses(trainer)).toHaveLength(2);
+    expect(trainer.loader.state()).toEqual({ kind: 'iterable', batches: 4 });
+  });
+
+  it('evaluates on batches, and refuses without any', async () => {
+    const trainer = newTrainer();
+    const held = [batchAt(1000), batchAt(1001)];
+    const before = await trainer.evaluate(held);
+    expect(before).toMatchObject({ targets: 2 * LENGTH, perplexity: Math.exp(before.loss) });
+    await losses(trainer);
+    expect((await trainer.evaluate(held)).loss).toBeLessThan(before.loss - 1);
+    await expect(trainer.evaluate()).rejects.toThrow('no validation data');
+  });
+
+  it('takes a schedule, a loss and a step of the caller', async () => {
+    const rates: number[] = [];
+    const schedule = (step: number) => step / 1000;
+    for await (const { step, learningRate } of newTrainer({ schedule })) {
+      rates.push(learningRate);
+      if (step === 3) break;
+    }
+    expect(rates).toEqual([0.001, 0.002, 0.003]);
+
+    const model = newModel();
+    let calls = 0;
+    const own = newTrainer({
+      model,
+      loss: (tape, { ids, targets }, options) => {
+        calls += 1;
+        return model.loss(tape, ids, targets, options);
+      },
+    });
+    expect(await losses(own, 2)).toEqual(await losses(newTrainer(), 2));
+    expect(calls).toBe(2);
+    expect((await own.evaluate([batchAt(9)])).targets).toBe(LENGTH);
+    expect(calls).toBe(3);
+
+    let updates = 0;
+    const counting = newTrainer({
+      stepper: (context): Stepper => {
+        const inner = new HostStepper(context);
+        return {
+          launch: (inputs) => inner.launch({ ...inputs, learningRate: 0 }),
+          read: () => inner.read(),
+          update: () => {
+            updates += 1;
+            inner.update();
+          },
+          free: () => inner.free(),
+        };
+      },
+    });
+    const stuck = await losses(counting, 5);
+    expect(updates).toBe(5);
+    expect((await counting.evaluate([batchAt(0)])).loss).toBeCloseTo(stuck[0], 5); // a rate of 0 learns nothing
+  });
+
+  it('throws at a non-finite loss without changing anything, and at a source that fails', async () => {
+    const model = newModel();
+    const loss: TrainerOptions['loss'] = (tape, { ids, targets }, options) => {
+      const mean = model.loss(tape, ids, targets, options);
+      mean.write([Number.NaN]);
+      return mean;
+    };
+    const trainer = newTrainer({ model, loss });
+    const weights = model.parameters.map(({ value }) => value.read());
+    await expect(trainer.step()).rejects.toThrow(NonFiniteStep);
+    expect(trainer.progress.step).toBe(0);
+    expect(model.parameters.map(({ value }) => value.read())).toEqual(weights);
+
+    const dead = newTrainer().loader;
+    Object.assign(dead, { ready: () => Promise.reject(new TrefoilError('the source gave up')) });
+    await expect(newTrainer({ data: dead }).step()).rejects.toThrow(SourceFailed);
+  });
+});

@@ -1,0 +1,367 @@
+/** `Trainer`: one optimizer step after another over any model and data. `train` (train.ts) adds files, signals and logs. */
+import { z } from 'zod';
+import { parseConfig } from '../config/parse.js';
+import type { Config } from '../config/schema.js';
+import { type Batch, IGNORED_TARGET } from '../data/batch.js';
+import type { Loader } from '../data/loader.js';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import type { AdamW } from '../ops/adamw/op.js';
+import { singleWorld, type World } from '../ranks/world.js';
+import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint-save.js';
+import type { SectionName } from '../run/section.js';
+import { type Spike, Spikes } from './anomalies.js';
+import { BatchUploader } from './batches.js';
+import {
+  findResumePoint,
+  type Progress,
+  restoreTrainingState,
+  saveTrainingState,
+  type TrainingState,
+} from './checkpoint.js';
+import { createExchange } from './data-parallel.js';
+import { createStepper } from './device-step.js';
+import { type Evaluation, evaluate } from './evaluate.js';
+import { learningRate } from './schedule.js';
+import {
+  countTargets,
+  createOptimizer,
+  type GradientExchange,
+  type LossFunction,
+  type StepContext,
+  type Stepper,
+  type StepResult,
+  type TrainableModel,
+} from './step.js';
+import { openTrainingData } from './training-data.js';
+
+/** Token windows and their targets; what is optional is derived. */
+export type TokenBatch = Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'> & Partial<Batch>;
+
+/** Batches from anywhere: an iterable, a loader, or the data source of a config. */
+export type BatchSource = AsyncIterable<TokenBatch> | Iterable<TokenBatch> | Loader | Config;
+
+export interface TrainerOptions {
+  readonly model: TrainableModel;
+  /** A loader or an iterable stays the caller's; the source of a config is opened with the first step. */
+  readonly data: BatchSource;
+  /** Accumulation, clipping, spike detection and kernels. Default: the config of `data`, or all defaults. */
+  readonly config?: Config;
+  /** Steps to train in all. Default: `train.steps` of a given config; without one, until the data ends. */
+  readonly steps?: number;
+  /** Default: AdamW with the config's settings. The trainer frees only its own. */
+  readonly optimizer?: AdamW;
+  /** The learning rate of a step, counted from 1. Default: the config's schedule, or `train.lr` if `steps` is unbounded. */
+  readonly schedule?: (step: number) => number;
+  /** Replaces the model's loss. */
+  readonly loss?: LossFunction;
+  /** Replaces the whole optimizer step. Default: the fastest that supports the config. */
+  readonly stepper?: (context: StepContext) => Stepper;
+  /** The ranks of the run (`openWorld`). Default: this process alone. */
+  readonly world?: World;
+  /** Called when the trainer starts to fetch, step, evaluate or save. */
+  readonly onSection?: (section: SectionName, step: number) => void;
+}
+
+/** One optimizer step. */
+export interface TrainingStep {
+  /** Counted from 1. */
+  readonly step: number;
+  /** Mean loss per target in nats, over all micro-batches of all ranks. */
+  readonly loss: number;
+  readonly learningRate: number;
+  /** Before clipping. */
+  readonly gradientNorm: number;
+  /** Tokens of all ranks. */
+  readonly tokens: number;
+  readonly tokensPerSecond: number;
+  readonly fetchSeconds: number;
+  /** Milliseconds spent on gradients and on the update. */
+  readonly gradientsMs: number;
+  readonly updateMs: number;
+  /** z-scores, if the loss or the gradient norm was unusual (train.spike_z). */
+  readonly spike: Spike | null;
+  /** Whether the update was skipped because of a spike (train.spike_skip). */
+  readonly isSkipped: boolean;
+  /** Statistics of gates and selection, comparisons, kernel counters. */
+  readonly result: StepResult;
+  readonly batches: readonly Batch[];
+}
+
+/** A step with a loss or gradient that is not finite. Nothing was changed. */
+export class NonFiniteStep extends TrefoilError {
+  readonly step: number;
+  readonly result: StepResult;
+  readonly batches: readonly Batch[];
+
+  constructor(step: number, result: StepResult, batches: readonly Batch[]) {
+    super(
+      `step ${step}: loss ${result.loss}, gradient norm ${result.norm}; the update was not applied`,
+      ExitCode.nonFinite,
+    );
+    this.step = step;
+    this.result = result;
+    this.batches = batches;
+  }
+}
+
+/** The data source failed. The position is that before the step, so a checkpoint can still be saved. */
+export class SourceFailed extends TrefoilError {}
+
+interface Fetched {
+  readonly batches: readonly Batch[];
+  /** Over all ranks. */
+  readonly targets: number;
+  readonly tokens: number;
+  /** When fetching began, and how long it took. */
+  readonly started: number;
+  readonly fetchSeconds: number;
+}
+
+/**
+ * Trains a model step by step:
+ *
+ *     const trainer = new Trainer({ model, data, steps: 300 });
+ *     for await (const { step, loss } of trainer) console.log(step, loss);
+ *
+ * It writes no files except with `save`, installs no signal handlers and prints nothing.
+ */
+export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
+  readonly model: TrainableModel;
+  readonly config: Config;
+  readonly world: World;
+  readonly optimizer: AdamW;
+  readonly exchange: GradientExchange;
+  readonly spikes = new Spikes();
+  readonly steps: number;
+  readonly progress: Progress = {
+    ...{ step: 0, firstLoss: null, lastLoss: null, lastValLoss: null },
+    ...{ tokensSeen: 0, spikes: 0, skippedUpdates: 0 },
+  };
+  readonly #options: TrainerOptions;
+  readonly #schedule: (step: number) => number;
+  readonly #uploader: BatchUploader;
+  readonly #stepper: Stepper;
+  #loader: Loader | null = null;
+
+  constructor(options: TrainerOptions) {
+    const { model, data, world = singleWorld() } = options;
+    const given = options.config ?? (isConfig(data) ? data : null);
+    const config = given ?? parseConfig({});
+    this.#options = options;
+    this.model = model;
+    this.config = config;
+    this.world = world;
+    this.steps = options.steps ?? given?.train.steps ?? Number.POSITIVE_INFINITY;
+    const { steps } = this;
+    const rate = (step: number) => learningRate(step, { ...config.train, steps });
+    this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
+    this.exchange = createExchange(world, model.device, model.parameters, config);
+    this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
+    this.#uploader = new BatchUploader(model.device, model.shape.nsa);
+    const { optimizer, exchange } = this;
+    const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
+    this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
+    if (!isConfig(data)) this.#loader = 'evalBatches' in data ? data : new IterableLoader(data);
+  }
+
+  /** The loader of the batches; opened by the first step if `data` is a config. */
+  get loader(): Loader {
+    if (!this.#loader) throw new UsageError('Trainer: the data of the config is not open yet; take a step first');
+    return this.#loader;
+  }
+
+  /** All remaining steps. Leaving the loop keeps the position: another loop continues. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<TrainingStep> {
+    for (let step = await this.step(); step !== null; step = await this.step()) yield step;
+  }
+
+  /** Trains one step; null if `steps` are done or the data has ended. Throws NonFiniteStep and SourceFailed. */
+  async step(): Promise<TrainingStep | null> {
+    if (this.progress.step >= this.steps) return null;
+    const fetched = await this.#fetch(await this.#open());
+    return fetched && this.#train(fetched);
+  }
+
+  /** The mean loss on `batches`; by default on the validation part of the data (`train.eval_batches`). */
+  async evaluate(batches?: Iterable<TokenBatch>): Promise<Evaluation> {
+    const { config, model, world, progress } = this;
+    const loader = await this.#open();
+    this.#options.onSection?.('eval', progress.step);
+    const count = config.train.eval_batches;
+    if (!batches) await loader.readyToEvaluate?.(count);
+    const given = batches ? Array.from(batches, completeBatch) : loader.evalBatches(count);
+    const evaluation = evaluate(model, this.#uploader, given, config, world.agreement, this.#options.loss);
+    if (evaluation.targets === 0)
+      throw new UsageError('Trainer.evaluate: no validation data; set data.val_fraction or pass batches');
+    progress.lastValLoss = evaluation.loss;
+    return evaluation;
+  }
+
+  /** Saves a checkpoint under `folder`/checkpoints: weights, optimizer, data position, statistics. All ranks call it. */
+  async save(folder: string, options: SaveOptions = {}): Promise<SavedCheckpoint> {
+    await this.#open();
+    this.#options.onSection?.('save', this.progress.step);
+    return saveTrainingState(folder, this, options);
+  }
+
+  /**
+   * Continues from a checkpoint: the newest sound one of `folder` ('auto'), or the one at a path. Returns its step; null
+   * if 'auto' finds none. Training then gives the same losses, bit for bit, as without the interruption.
+   */
+  async resume(folder: string, which = 'auto'): Promise<number | null> {
+    const point = findResumePoint(folder, which, this.config, this.world);
+    if (!point) return null;
+    await this.#open();
+    restoreTrainingState(point, this);
+    return point.found.step;
+  }
+
+  /** Frees device memory of the trainer; the model, and an optimizer or loader that was passed in, stay. */
+  free(): void {
+    this.#stepper.free();
+    this.#uploader.free();
+    if (!this.#options.optimizer) this.optimizer.free();
+    this.exchange.free();
+    if (isConfig(this.#options.data)) this.#loader?.close();
+  }
+
+  async #open(): Promise<Loader> {
+    const { data } = this.#options;
+    if (!this.#loader && isConfig(data)) {
+      const rank = { rank: this.world.rank, world: this.world.size };
+      const ignore = () => {};
+      ({ loader: this.#loader } = await openTrainingData(data, ignore, ignore, { rank }));
+    }
+    return this.loader;
+  }
+
+  /** The micro-batches of a step. Waiting for them leaves the thread free, so that signals are handled meanwhile. */
+  async #fetch(loader: Loader): Promise<Fetched | null> {
+    const { config, world, progress } = this;
+    const started = performance.now();
+    this.#options.onSection?.('fetch', progress.step + 1);
+    const before = loader.state();
+    const batches: Batch[] = [];
+    let failure: TrefoilError | null = null;
+    try {
+      while (batches.length < config.train.accumulate_grad_batches) {
+        await loader.ready?.(1);
+        batches.push(loader.next());
+      }
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      failure = error;
+    }
+    const fetchSeconds = (performance.now() - started) / 1000;
+    const own = [countTargets(batches), batches.reduce((total, { inputs }) => total + inputs.length, 0)];
+    const [targets, tokens, failures] = world.agreement.sum([...own, Number(failure !== null)]);
+    if (failures === 0) return { batches, targets, tokens, started, fetchSeconds };
+    // Some micro-batches may have been taken, but the step did not happen.
+    loader.restore(before);
+    if (failure instanceof DataEnded) return null;
+    const message = failure?.message ?? 'the data source of another rank gave up';
+    throw new SourceFailed(message, ExitCode.dataSource, { cause: failure });
+  }
+
+  #train({ batches, targets, tokens, started, fetchSeconds }: Fetched): TrainingStep {
+    const { config, progress } = this;
+    const stepper = this.#stepper;
+    const step = progress.step + 1;
+    this.#options.onSection?.('step', step);
+    const rate = this.#schedule(step);
+    const computing = performance.now();
+    stepper.launch({ batches, targets, learningRate: rate });
+    if (stepper.prefetch && step < this.steps) stepper.prefetch(this.loader.lookAhead?.(batches.length) ?? []);
+    const result = stepper.read();
+    const updating = performance.now();
+    if (!result.finite) throw new NonFiniteStep(step, result, batches);
+    const spike = this.spikes.add(result, config.train.spike_z);
+    const isSkipped = spike !== null && config.train.spike_skip;
+    if (!isSkipped) stepper.update();
+    const ended = performance.now();
+    progress.step = step;
+    progress.firstLoss ??= result.loss;
+    progress.lastLoss = result.loss;
+    progress.tokensSeen += tokens;
+    progress.spikes += Number(spike !== null);
+    progress.skippedUpdates += Number(isSkipped);
+    return {
+      ...{ step, loss: result.loss, learningRate: rate, gradientNorm: result.norm, tokens, fetchSeconds },
+      ...{ tokensPerSecond: (1000 * tokens) / (ended - started), spike, isSkipped, result, batches },
+      ...{ gradientsMs: updating - computing, updateMs: ended - updating },
+    };
+  }
+}
+
+function isConfig(data: BatchSource): data is Config {
+  return 'train' in data && 'data' in data;
+}
+
+/** An iterable of batches has no more of them. */
+class DataEnded extends TrefoilError {}
+
+/** Fills in the fields that a batch may leave out. */
+function completeBatch(batch: TokenBatch): Batch {
+  const targetCount =
+    batch.targetCount ?? batch.targets.reduce((count, id) => count + Number(id !== IGNORED_TARGET), 0);
+  return { epoch: 0, sampleIds: [], ...batch, targetCount };
+}
+
+const iterableState = z.strictObject({ kind: z.literal('iterable'), batches: z.int().min(0) });
+
+/** A loader over an iterable. Its position is a count: a resumed run skips as many batches of an equal iterable. */
+class IterableLoader implements Loader {
+  readonly vocabSize = 0;
+  readonly tokensPerEpoch = Number.POSITIVE_INFINITY;
+  readonly samplesPerEpoch = Number.POSITIVE_INFINITY;
+  readonly validationSamples = 0;
+  readonly #iterator: AsyncIterator<TokenBatch> | Iterator<TokenBatch>;
+  #ready: Batch[] = [];
+  /** Handed out since the last call of `state`, for `restore`. */
+  #recent: Batch[] = [];
+  #taken = 0;
+  #skip = 0;
+
+  constructor(source: AsyncIterable<TokenBatch> | Iterable<TokenBatch>) {
+    this.#iterator = Symbol.asyncIterator in source ? source[Symbol.asyncIterator]() : source[Symbol.iterator]();
+  }
+
+  async ready(batches: number): Promise<void> {
+    while (this.#skip > 0 || this.#ready.length < batches) {
+      const { done, value } = await this.#iterator.next();
+      if (done) throw new DataEnded('the iterable of batches has ended');
+      if (this.#skip > 0) this.#skip -= 1;
+      else this.#ready.push(completeBatch(value));
+    }
+  }
+
+  next(): Batch {
+    const batch = this.#ready.shift();
+    if (!batch) throw new DataEnded('no batch is ready');
+    this.#taken += 1;
+    this.#recent.push(batch);
+    return batch;
+  }
+
+  state(): z.infer<typeof iterableState> {
+    this.#recent = [];
+    return { kind: 'iterable', batches: this.#taken };
+  }
+
+  restore(state: unknown): void {
+    const parsed = iterableState.safeParse(state);
+    if (!parsed.success) throw new UsageError('checkpoint: the data position is not that of an iterable of batches');
+    const back = this.#taken - parsed.data.batches;
+    if (back > this.#recent.length) throw new UsageError('an iterable of batches cannot go back; pass a new one');
+    if (back > 0) this.#ready.unshift(...this.#recent.slice(-back));
+    else this.#skip = -back;
+    this.#taken = parsed.data.batches;
+    this.#recent = [];
+  }
+
+  evalBatches(): Iterable<Batch> {
+    return [];
+  }
+
+  close(): void {}
+}

@@ -1,0 +1,163 @@
+/**
+ * The rules of the house: imports between the rooms (folders of src/) point downward, operations live in folders,
+ * the device room knows no operation, and texts use plain technical English.
+ */
+import { execFileSync } from 'node:child_process';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { dirname, join, normalize, relative } from 'node:path';
+import { describe, expect, it } from 'vitest';
+
+const root = join(import.meta.dirname, '..');
+const tracked = execFileSync('git', ['ls-files'], { cwd: root, encoding: 'utf8' }).trim().split('\n');
+const files = tracked.filter((path) => existsSync(join(root, path)));
+const read = (path: string) => readFileSync(join(root, path), 'utf8');
+
+/** Rooms from the bottom up. A room may import rooms of lower levels. */
+const LEVELS: readonly (readonly string[])[] = [
+  ['root'], // modules beside the rooms: errors, folders and the like
+  ['device'],
+  ['tensor'],
+  ['ops'],
+  ['config', 'data', 'run'],
+  ['model', 'ranks'],
+  ['exchange', 'infer'],
+  ['train', 'verify'],
+  ['bench', 'dashboard', 'plan', 'serve', 'watch'],
+  ['cli', 'index'],
+];
+
+/** Imports between rooms of one level (or upward) that are allowed: `from -> to`, with the reason. */
+const ALLOWED: Readonly<Record<string, string>> = {};
+
+const roomOf = (path: string) => {
+  const [, name] = path.split('/');
+  return name === 'index.ts' ? 'index' : name.endsWith('.ts') ? 'root' : name;
+};
+const level = (room: string) => LEVELS.findIndex((rooms) => rooms.includes(room));
+const isProduction = (path: string) =>
+  /^src\/.*\.ts$/.test(path) && !/\.test\.ts$/.test(path) && !/(^|\/)testing\//.test(path);
+
+/** `from -> to` of every import between rooms, with an example. */
+function importsBetweenRooms(): Map<string, string> {
+  const found = new Map<string, string>();
+  for (const path of files.filter(isProduction))
+    for (const [, specifier] of read(path).matchAll(/\b(?:from|import)\s*\(?\s*'(\.[^']*)'/g)) {
+      const target = relative(root, normalize(join(root, dirname(path), specifier)));
+      if (!target.startsWith('src/')) continue;
+      const [from, to] = [roomOf(path), roomOf(target.replace(/\.js$/, '.ts'))];
+      if (from !== to) found.set(`${from} -> ${to}`, `${path} imports ${specifier}`);
+    }
+  return found;
+}
+
+describe('rooms', () => {
+  it('all have a level', () => {
+    const rooms = new Set(files.filter(isProduction).map(roomOf));
+    expect([...rooms].filter((room) => level(room) < 0)).toEqual([]);
+  });
+
+  it('import only rooms below them, besides the listed exceptions', () => {
+    const wrong = [...importsBetweenRooms()].filter(([pair]) => {
+      const [from, to] = pair.split(' -> ');
+      return level(to) >= level(from) && !(pair in ALLOWED);
+    });
+    expect(wrong).toEqual([]);
+  });
+
+  it('have no exception that nothing needs', () => {
+    const pairs = importsBetweenRooms();
+    expect(Object.keys(ALLOWED).filter((pair) => !pairs.has(pair))).toEqual([]);
+  });
+});
+
+describe('src/ops', () => {
+  it('holds folders only', () => {
+    const loose = readdirSync(join(root, 'src/ops'), { withFileTypes: true }).filter((entry) => entry.isFile());
+    expect(loose.map(({ name }) => name)).toEqual([]);
+  });
+
+  it('has at most six modules that operations share', () => {
+    const shared = files.filter((path) => /^src\/ops\/common\/[^/]*\.ts$/.test(path) && isProduction(path));
+    expect(shared.length).toBeLessThanOrEqual(6);
+  });
+
+  it('launches the cuda.cu beside every cuda.ts', () => {
+    const launchers = files.filter((path) => /^src\/ops\/.*\/cuda\.ts$/.test(path));
+    expect(launchers.length).toBeGreaterThan(15);
+    expect(launchers.filter((path) => !read(path).includes("new URL('./cuda.cu'"))).toEqual([]);
+  });
+});
+
+describe('src/device', () => {
+  it('knows nothing about attention', () => {
+    const about = /attention|softmax|\bnsa\b|compressed (block|key)|selected block|window branch/i;
+    const lines = files
+      .filter((path) => path.startsWith('src/device/') && !path.endsWith('.test.ts'))
+      .flatMap((path) =>
+        read(path)
+          .split('\n')
+          .map((line, i) => `${path}:${i + 1}: ${line.trim()}`),
+      )
+      .filter((line) => about.test(line.replace(/^src\/device\/[^:]*/, '')));
+    expect(lines).toEqual([]);
+  });
+});
+
+describe('kernel sources', () => {
+  it('keep to the 120 columns of .clang-format', () => {
+    const long = files
+      .filter((path) => /^(src\/ops\/attention|dev)\/.*\.(cu|cuh|h|cpp)$/.test(path))
+      .flatMap((path) =>
+        read(path)
+          .split('\n')
+          .map((line, i) => [`${path}:${i + 1}`, line.length] as const),
+      )
+      .filter(([, length]) => length > 120);
+    expect(long).toEqual([]);
+  });
+});
+
+/** Phrases of a private dialect, and what to write instead (shared rules: plain technical English). */
+const BANNED: readonly (readonly [RegExp, string])[] = [
+  [/\bso many\b/i, 'at least N, at most N, or the name of the number'],
+  [/\bnumbers? that (is|are) none\b|\bis none\b|\bis no number\b/, 'NaN, null, missing'],
+  [/\bwhoever\b/i, 'the caller, the reader, the process that …'],
+  [/\bnobody\b/i, 'nothing reads it, unused, ignored'],
+  [/\bwithout a word\b/i, 'silently, without a message'],
+  [/\bof it are\b/i, 'say what the thing is'],
+  [/\bin the place of\b/i, 'instead of'],
+];
+
+/** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
+const LEFT: Readonly<Record<string, number>> = {
+  configs: 2,
+  'src/cli': 14,
+  'src/config': 12,
+  'src/data': 30,
+  'src/device': 26,
+  'src/train': 12,
+  'src/ranks': 4,
+  docs: 4,
+  test: 4,
+};
+
+describe('plain English', () => {
+  const isText = (path: string) =>
+    /\.(ts|mjs|md|cpp|cu|cuh|h|py|sh|ya?ml)$/.test(path) &&
+    path !== 'test/house.test.ts' &&
+    !path.startsWith('dev/log/');
+  const room = (path: string) => (path.startsWith('src/') ? `src/${roomOf(path)}` : path.split('/')[0]);
+
+  it('has none of the banned phrases', () => {
+    const found: Record<string, string[]> = {};
+    for (const path of files.filter(isText))
+      for (const [i, line] of read(path).split('\n').entries())
+        for (const [phrase, instead] of BANNED)
+          if (phrase.test(line)) {
+            found[room(path)] ??= [];
+            found[room(path)].push(`${path}:${i + 1}: ${phrase.exec(line)![0]} (write: ${instead})`);
+          }
+    const tooMany = Object.entries(found).filter(([name, lines]) => lines.length > (LEFT[name] ?? 0));
+    expect(Object.fromEntries(tooMany)).toEqual({});
+  });
+});
