@@ -20,13 +20,36 @@ export type {
   RuntimeConfig,
   TrainConfig,
 } from './config/types.js';
-export type { Tokenizer } from './data/tokenizer.js';
+export type { LoaderTelemetry } from './data/loader.js';
+export type { TokenBuffer } from './data/token-buffer.js';
+export type { StreamDecoder, Tokenizer } from './data/tokenizer.js';
+export type { Compiler, CompilerOptions, KernelCompiler } from './device/cpu/compile.js';
 export { CpuDevice, type CpuOptions } from './device/cpu/cpu.js';
-export { CudaDevice, type CudaOptions, cudaAbsence } from './device/cuda/cuda.js';
-export type { Device, DeviceKind, MemoryUse } from './device/device.js';
+export { cudaAbsence } from './device/cuda/cuda.js';
+export type {
+  CudaCode,
+  CudaRuntime,
+  Floating,
+  LaunchArgument,
+  LaunchShape,
+  Macros as KernelMacros,
+  MatrixProduct,
+} from './device/cuda/runtime.js';
+export type {
+  Addressable,
+  Argument as KernelArgument,
+  Arguments,
+  Block as MemoryBlock,
+  Device,
+  DeviceKind,
+  KernelModule,
+  Kernels,
+  MemoryUse,
+  StructArgument,
+} from './device/device.js';
 export type { CompileProgress } from './device/kernel-cache.js';
 export { type OpenDeviceOptions, openDevice } from './device/open.js';
-export type { Allocation, MemoryPool } from './device/pool.js';
+export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
 export {
@@ -42,21 +65,43 @@ export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model
 export type { SamplingOptions } from './infer/sampler.js';
 export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
+export type { Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
 export type { BranchReads } from './model/cached-attention.js';
 export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
+export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
 export { type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
+export type { DeviceStep } from './ops/adamw/op.js';
 export { AdamW, type AdamWOptions, type AdamWStep, type Trainable, type TrainedParameter } from './ops/adamw/op.js';
+export type { AttentionCounters, AttentionCounts } from './ops/attention/counters.js';
+export type { NewTokens, Pages as CachePages } from './ops/attention/decode/paged/op.js';
+export type { SelectedPath } from './ops/attention/fused/forward.js';
+export type { FusedOptions } from './ops/attention/fused/op.js';
+export type { GateStatistics } from './ops/attention/gate/reference.js';
 export { type OwnedSparseLayout, type SparseLayout, type SparseOptions, sparseLayout } from './ops/attention/nsa.js';
+export type { SelectedOptions } from './ops/attention/selected/op.js';
+export type { SelectionStatistics } from './ops/attention/selection-counts/op.js';
 export { Sequences } from './ops/common/sequences.js';
+export type { Agreement } from './ranks/agreement.js';
+export type { SavedCheckpoint, SaveOptions } from './run/checkpoint-save.js';
+export type { SectionName } from './run/section.js';
 export { Parameter } from './tensor/parameter.js';
+export type { ParameterStack } from './tensor/parameter-stack.js';
+export type { GradientTarget } from './tensor/tape.js';
 export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/tape.js';
+export type { GradientSlot, Storage } from './tensor/tensor.js';
 export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
-export type { DeviceBatch } from './train/batches.js';
+export type { Spike as LossSpike, Spikes } from './train/anomalies.js';
+export type { BatchUploader, DeviceBatch } from './train/batches.js';
+export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
-export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
+export type { Observed as StepObservations } from './train/observers.js';
+export type { CheckpointRecord, EvaluationRecord, StepRecord, Terminal as ProgressTerminal } from './train/records.js';
+export type { RunCallbacks } from './train/run.js';
+export type { SignalSource } from './train/signals.js';
+export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,

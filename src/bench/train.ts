@@ -18,6 +18,7 @@ import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
 
+/** The median step, its operations and its memory. */
 export interface StepTime {
   readonly attention: 'nsa' | 'dense';
   /** Kernel of the selected branch; `tiled` for dense attention. */
@@ -52,6 +53,7 @@ export interface StepHooks {
   onDone?(steps: number): void;
 }
 
+/** Times whole training steps. */
 export function measureTraining(
   device: Device,
   benchCase: TrainCase,

@@ -12,6 +12,7 @@ import { type Batch, packBatch } from './batch.js';
 import { type OpenSource, type OpenSourceOptions, openSource, type SourceOptions } from './source.js';
 import type { Samples } from './stream.js';
 
+/** Options of `createLoader`. */
 export interface LoaderOptions extends SourceOptions, OpenSourceOptions {
   /** Default 0 of 1. */
   rank?: number | undefined;
@@ -41,6 +42,7 @@ export interface LoaderTelemetry {
   readonly queueFill: number;
 }
 
+/** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
   /** Training tokens; Infinity for synthetic data, as is samplesPerEpoch. */
@@ -76,6 +78,7 @@ export interface NumberedLoader extends Loader {
   state(): LoaderState;
 }
 
+/** Opens a source of batches whose order depends on the seed alone. */
 export async function createLoader(options: LoaderOptions): Promise<NumberedLoader> {
   checkOptions(options);
   return new SourceLoader(options, await openSource(options, options));

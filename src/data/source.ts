@@ -45,6 +45,7 @@ export interface NeedleOptions {
   readonly curriculum: string | null;
 }
 
+/** How a source is opened. */
 export interface OpenSourceOptions {
   cacheFolder?: string | undefined;
   /** Compare hashes of all shards while opening. Default true. */

@@ -8,6 +8,7 @@ import { createByteTokenizer } from './tokenizers/byte.js';
 import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
 
+/** Text to token ids and back. */
 export interface Tokenizer {
   readonly name: string;
   /** One more than the largest id: the rows an embedding table needs. */
@@ -27,6 +28,7 @@ export interface Tokenizer {
   createStreamDecoder(): StreamDecoder;
 }
 
+/** Decodes tokens one by one into text. */
 export interface StreamDecoder {
   /** The text that became certain with this token; often empty inside a multi-byte character. */
   push(id: number): string;

@@ -7,6 +7,7 @@
  * operation begun so far.
  */
 export type WireType = 'f32' | 'f64' | 'bf16' | 'i32' | 'u8';
+/** How values of ranks are combined. */
 export type Reduction = 'sum' | 'max' | 'min';
 
 /** Some numbers in memory of the device: of the host with MPI, of the GPU with NCCL. */
@@ -16,6 +17,7 @@ export interface Span {
   readonly dtype: WireType;
 }
 
+/** Exchanges between ranks. */
 export interface Collectives {
   readonly kind: 'mpi' | 'nccl';
   readonly rank: number;

@@ -4,8 +4,11 @@
  * @packageDocumentation
  */
 
+export type { NsaInputs } from '../ops/attention/reference.js';
 export { attend, attendReference } from '../verify/attend.js';
 export { type CaseFile, type CaseResult, readCase } from '../verify/case-file.js';
+export type { InputName, Shapes as CaseShapes } from '../verify/cases.js';
+export type { Check as VerifyCheck, Finding, Invariant } from '../verify/check.js';
 export {
   checksFor,
   type Row as VerifyRow,

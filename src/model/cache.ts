@@ -21,7 +21,8 @@ import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
 
-interface KindLayout {
+/** How pages of one kind are laid out. */
+export interface KindLayout {
   /** Keys of a page. */
   readonly size: number;
   /** Numbers of one layer in a page. */
@@ -134,6 +135,7 @@ export class CachedSequence implements Disposable {
   }
 }
 
+/** Keys and values of the tokens that sequences have read, in pages. */
 export class DecodeCache {
   readonly device: Device;
   readonly shape: ModelShape;

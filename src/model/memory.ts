@@ -21,6 +21,7 @@ const COPIES = 4;
 /** The fused kernels' buffers do not depend on the GPU; whether a shape fits them hardly does. */
 const ARCHITECTURE = 90;
 
+/** Bytes of a training step by purpose. */
 export interface MemoryEstimate {
   /** Bytes of the weights alone, as a checkpoint holds them. */
   readonly weights: number;
@@ -80,6 +81,7 @@ function phiMatrices(shape: ModelShape): number {
   return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
 }
 
+/** Bytes that a training step will need, computed before anything is allocated. */
 export function estimateMemory(
   shape: ModelShape,
   config: Pick<Config, 'train' | 'runtime'>,

@@ -14,6 +14,7 @@ import {
 import { CHECKPOINT_FILES, type CheckpointState, optimizerFiles } from './checkpoint-save.js';
 import { isPlainObject } from './json.js';
 
+/** A checkpoint whose files verify. */
 export interface FoundCheckpoint {
   path: string;
   step: number;

@@ -5,6 +5,7 @@ import { errorCode, fileError, openRegularFile, readFully } from './atomic.js';
 import { asNumber, isPlainObject, toJson } from './json.js';
 import { openSink, type RecordSink, type WriterOptions } from './sink.js';
 
+/** Kinds of heartbeat records. */
 export type HeartbeatMessage =
   | 'boot'
   | 'loader_ready'

@@ -7,6 +7,7 @@ import { Tape } from '../tensor/tape.js';
 import type { BatchUploader } from './batches.js';
 import type { LossFunction, TrainableModel } from './step.js';
 
+/** The result of an evaluation. */
 export interface Evaluation {
   /** Mean loss per target in nats; NaN without targets. */
   readonly loss: number;

@@ -24,6 +24,7 @@ import { type SignalSource, watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
+/** Options of `train`. */
 export interface TrainOptions extends RunCallbacks {
   readonly config: Config;
   readonly device: Device;

@@ -30,10 +30,11 @@ export function tinyShape(
   vocabulary = 64,
 ): ModelShape {
   const config = configSchema.parse({
-    model: { dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 6, mlp_ratio: 2, ...model },
-    nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 24, gate_temp: 0.7, ...nsa },
+    model: { dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 6, mlp_ratio: 2 },
+    nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 24, gate_temp: 0.7 },
   });
-  return modelShape(config, vocabulary);
+  const shape = modelShape(config, vocabulary);
+  return { ...shape, ...model, nsa: { ...shape.nsa, ...nsa } };
 }
 
 export interface ModuleOutput {

@@ -21,6 +21,7 @@ export interface TextSource {
   readonly textField: string;
 }
 
+/** Progress of the preparation of a source. */
 export interface PrepareProgress {
   readonly documents: number;
   readonly tokens: number;
@@ -28,6 +29,7 @@ export interface PrepareProgress {
   readonly totalBytes: number;
 }
 
+/** Called while a source is prepared. */
 export type OnProgress = (progress: PrepareProgress) => void;
 
 const PROGRESS_INTERVAL_MS = 200;

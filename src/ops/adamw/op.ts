@@ -21,6 +21,7 @@ export const signatures = {
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
+/** Options of `AdamW`. */
 export interface AdamWOptions {
   readonly betas?: readonly [number, number];
   readonly epsilon?: number;
@@ -44,6 +45,7 @@ export interface TrainedParameter {
   readonly weightDecay: number;
 }
 
+/** The numbers of one optimizer step. */
 export interface AdamWStep {
   readonly learningRate: number;
   /** Factor on all gradients, applied first: the clip factor. Default 1. */
@@ -52,6 +54,7 @@ export interface AdamWStep {
   readonly keepGradients?: boolean;
 }
 
+/** The numbers of an optimizer step on the device. */
 export interface DeviceStep extends Omit<AdamWStep, 'keepGradients'> {
   /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
   readonly maxNorm?: number;

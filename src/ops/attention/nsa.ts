@@ -38,6 +38,7 @@ export interface SparseLayout {
   readonly blocks: Sequences;
 }
 
+/** Results of `nativeSparseAttention`. */
 export interface SparseOutputs {
   /** [T, H, dv] */
   readonly out: Tensor;
@@ -59,6 +60,7 @@ export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' 
   return { tokens, blocks, free: () => blocks.free(), [dispose]: () => blocks[dispose]() };
 }
 
+/** Which kernels compute sparse attention. */
 export interface SparseOptions extends SelectedOptions, FusedOptions {
   /** The float64 reference instead of all kernels. */
   readonly parity?: boolean;
@@ -70,6 +72,7 @@ export interface SparseOptions extends SelectedOptions, FusedOptions {
   readonly counters?: AttentionCounters;
 }
 
+/** Native Sparse Attention on given queries, keys, values and gates: three branches and their gated sum. */
 export function nativeSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
