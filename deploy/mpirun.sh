@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# One training over several ranks, started by Open MPI's launcher. On CPUs the ranks also talk through MPI; on GPUs
-# through NCCL, and MPI only tells them who they are.
+# A run on several ranks, started by Open MPI. Ranks on CPUs also communicate over MPI; ranks on GPUs use NCCL, and MPI only
+# assigns their numbers.
 #
 #   RANKS=2 deploy/mpirun.sh --config quickstart --out-dir artifacts/two            # this machine
 #   RANKS=16 HOSTFILE=deploy/hostfile.example deploy/mpirun.sh --out-dir /shared/runs/mine   # several
 #
-# All words go to `trefoil train`. mpirun gives every process OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which the
-# trainer reads. When one rank fails mpirun ends all of them: start the same command again, --resume auto goes on.
+# All arguments are passed to `trefoil train`. mpirun gives every process OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which the
+# trainer reads. When a rank fails mpirun ends all of them: start the same command again, --resume auto continues.
 set -euo pipefail
 
 # The secret with which ranks on GPUs authenticate each other; `-x NAME` passes it on without showing it.
@@ -18,7 +18,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 arguments=(-n "${RANKS:?set RANKS to the number of processes}")
 if [[ -n "${HOSTFILE:-}" ]]; then
   arguments+=(--hostfile "$HOSTFILE")
-  # The other machines start with an empty environment: these travel. (MASTER_ADDR is for NCCL; it is rank 0's machine.)
+  # Processes on other machines get only these variables. (MASTER_ADDR, the machine of rank 0, is for NCCL.)
   for name in CONFIG HF_ENDPOINT HF_TOKEN MASTER_ADDR MASTER_PORT NCCL_SOCKET_IFNAME TREFOIL_CACHE TREFOIL_RUN_SECRET \
     TREFOIL_RUN_SECRET_FILE; do
     [[ -z "${!name:-}" ]] || arguments+=(-x "$name")
@@ -27,12 +27,12 @@ if [[ -n "${HOSTFILE:-}" ]]; then
     [[ "$name" != NSA_* ]] || arguments+=(-x "$name")
   done < <(env)
 else
-  arguments+=(--oversubscribe) # more ranks than cores is slow, not wrong
+  arguments+=(--oversubscribe) # more ranks than cores is slow but correct
 fi
-# Every rank runs threads of its own, so it must not be tied to one core. Open MPI refuses root unless told otherwise;
-# in a container root is usual.
+# Every rank has several threads, so it must not be bound to one core. Open MPI refuses root without a flag; containers
+# usually run as root.
 arguments+=(--bind-to none)
 [[ "$(id -u)" -ne 0 ]] || arguments+=(--allow-run-as-root)
 
-# Ranks on one machine share its cores: give each its part with --set runtime.threads=N.
+# Ranks of one machine share its cores: --set runtime.threads=N sets the number of each.
 exec mpirun "${arguments[@]}" node "$root/dist/cli/main.js" train --resume auto "$@"

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# One training over several GPUs or machines, started by PyTorch's launcher. Run it on every machine:
+# A run on several GPUs or machines, started by PyTorch's launcher. Run it on every machine:
 #
 #   deploy/torchrun.sh --config m7c_125m_2xa100_production --out-dir /shared/runs/mine
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=host-a deploy/torchrun.sh …      on the first machine
 #   NNODES=2 NODE_RANK=1 MASTER_ADDR=host-a deploy/torchrun.sh …      on the second
 #
-# All words go to `trefoil train`. torchrun gives every process RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
-# which the trainer reads. When a rank dies torchrun ends the others and starts all again, up to MAX_RESTARTS
-# times; --resume auto then goes on from the newest checkpoint. The folder of the run must be the same for all machines.
+# All arguments are passed to `trefoil train`. torchrun gives every process RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
+# which the trainer reads. When a rank dies torchrun ends the others and restarts all, up to MAX_RESTARTS times;
+# --resume auto continues from the newest checkpoint. All machines must share the folder of the run.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 nnodes="${NNODES:-1}"
 node_rank="${NODE_RANK:-0}"
-# One process for every GPU; on machines without one, as many as you like.
+# One process per GPU. Without a GPU the number must be given.
 if [[ -z "${NPROC_PER_NODE:-}" ]]; then
   NPROC_PER_NODE="$(nvidia-smi --list-gpus 2>/dev/null | wc -l)"
   [[ "$NPROC_PER_NODE" -gt 0 ]] || {
-    echo "torchrun.sh: no GPU found; say how many ranks you want with NPROC_PER_NODE" >&2
+    echo "torchrun.sh: no GPU found; set NPROC_PER_NODE to the number of ranks" >&2
     exit 2
   }
 fi
@@ -36,5 +36,5 @@ else
   arguments+=(--master-addr 127.0.0.1 --master-port "${MASTER_PORT:-29500}")
 fi
 
-# --no-python: what is started is node, not a Python script.
+# --no-python: the program is node, not a Python script.
 exec torchrun "${arguments[@]}" --no-python node "$root/dist/cli/main.js" train --resume auto "$@"

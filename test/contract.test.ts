@@ -10,8 +10,8 @@ import { deviceOptions } from '../src/cli/train.js';
 import { configKeys } from '../src/config/keys.js';
 import { readConfig } from '../src/config/load.js';
 import { CpuDevice } from '../src/device/cpu/cpu.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { type RunPaths, runPaths } from '../src/run/run-folder.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { type RunPaths, runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 

@@ -1,6 +1,6 @@
 /**
- * The recipes of deploy/: scripts parse and call the launcher as they say, units verify, manifests have only fields that
- * Kubernetes has. What a launcher itself does with them is not tested here; deploy/README.md says what was tried.
+ * The recipes of deploy/: scripts parse and call the launcher correctly, units verify, manifests have only fields that
+ * Kubernetes has. Launchers themselves are not tested here; deploy/README.md lists what was tried.
  */
 import { spawnSync } from 'node:child_process';
 import { chmodSync, copyFileSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -24,20 +24,20 @@ const has = (program: string) => spawnSync('sh', ['-c', `command -v ${program}`]
 const SCRIPTS = ['torchrun.sh', 'mpirun.sh', 'slurm.sbatch'];
 
 describe.each(SCRIPTS)('%s', (name) => {
-  it('is a script that bash can read', () => {
+  it('is a valid bash script', () => {
     const { status, stderr } = spawnSync('bash', ['-n', join(deploy, name)], { encoding: 'utf8' });
     expect(stderr).toBe('');
     expect(status).toBe(0);
   });
 
-  it('has nothing for shellcheck to say', (context) => {
+  it('passes shellcheck', (context) => {
     if (!has('shellcheck')) return context.skip('shellcheck is not installed (Debian: apt-get install shellcheck)');
     const { stdout } = spawnSync('shellcheck', ['--shell=bash', join(deploy, name)], { encoding: 'utf8' });
     expect(stdout).toBe('');
   });
 });
 
-/** Programs that write their words down in place of working: what a script asks of its launcher. */
+/** Runs a script with launchers that record their arguments and the secret instead of working. */
 function launched(script: string, words: readonly string[], env: Record<string, string>, exit = 0) {
   const bin = join(folder.path, 'bin');
   mkdirSync(bin, { recursive: true });
@@ -65,7 +65,7 @@ function launched(script: string, words: readonly string[], env: Record<string, 
 const trefoil = String.raw`node \S+/dist/cli/main\.js train`;
 
 describe('what is launched', () => {
-  it('torchrun on one machine: a process for every GPU', () => {
+  it('torchrun on one machine: a process per GPU', () => {
     const { code, calls } = launched('torchrun.sh', ['--config', 'base'], {});
     expect(code).toBe(0);
     expect(calls).toEqual([
@@ -77,7 +77,7 @@ describe('what is launched', () => {
     ]);
   });
 
-  it('torchrun on several: nothing without the address of the first', () => {
+  it('torchrun on several machines: fails without the address of the first', () => {
     const env = { NNODES: '2', NODE_RANK: '1', NPROC_PER_NODE: '8' };
     expect(launched('torchrun.sh', [], env)).toMatchObject({ code: 1, calls: [''] });
     const { calls } = launched('torchrun.sh', [], { ...env, MASTER_ADDR: 'host-a', MASTER_PORT: '3000' });
@@ -85,7 +85,7 @@ describe('what is launched', () => {
     expect(calls[0]).toContain('--master-addr host-a --master-port 3000');
   });
 
-  it('mpirun: a number of ranks, and the environment to other machines', () => {
+  it('mpirun: the number of ranks, and variables for other machines', () => {
     expect(launched('mpirun.sh', [], {})).toMatchObject({ code: 1, calls: [''] });
     const here = launched('mpirun.sh', ['--steps', '3'], { RANKS: '2' });
     expect(here.calls[0]).toMatch(
@@ -121,7 +121,7 @@ describe('what is launched', () => {
     expect(launched('torchrun.sh', [], several)).toMatchObject({ code: 0, secret: '' });
   });
 
-  it('Slurm: srun once; code 4 goes back into the queue, other codes are those of the run', () => {
+  it('Slurm: srun once; code 4 requeues, other codes are passed on', () => {
     const env = {
       OUT_DIR: '/runs/mine',
       SLURM_SUBMIT_DIR: '/opt/trefoil',
@@ -139,7 +139,7 @@ describe('what is launched', () => {
   });
 });
 
-it('hostfile.example has a machine and its slots in each line', () => {
+it('hostfile.example has a machine and its slots on each line', () => {
   const lines = text('hostfile.example')
     .split('\n')
     .filter((line) => line !== '' && !line.startsWith('#'));
@@ -163,7 +163,7 @@ describe('slurm.sbatch', () => {
     output: /^[\w.%-]+$/,
   };
 
-  it('has options that sbatch knows, before the first command', () => {
+  it('has only known options of sbatch, before the first command', () => {
     const lines = text('slurm.sbatch').split('\n');
     const options = lines.flatMap((line, at) => {
       const match = /^#SBATCH --([a-z-]+)(?:=(\S+))?$/.exec(line);
@@ -176,7 +176,7 @@ describe('slurm.sbatch', () => {
       if (form === null) expect(value, name).toBeUndefined();
       else expect(value, name).toMatch(form);
     }
-    // sbatch reads no options behind the first command.
+    // sbatch ignores options after the first command.
     const command = lines.findIndex((line) => line !== '' && !line.startsWith('#'));
     expect(Math.max(...options.map(({ at }) => at))).toBeLessThan(command);
   });
@@ -298,7 +298,7 @@ const SCHEMAS: Readonly<Record<string, z.ZodType>> = {
   }),
 };
 
-// biome-ignore lint/suspicious/noExplicitAny: the schemas above say what is in it
+// biome-ignore lint/suspicious/noExplicitAny: validated by the schemas above
 const manifest = (file: string): any => parse(text(join('kubernetes', file)));
 
 describe('manifests', () => {
@@ -306,7 +306,7 @@ describe('manifests', () => {
     expect(readdirSync(join(deploy, 'kubernetes')).sort()).toEqual(Object.keys(SCHEMAS).sort());
   });
 
-  it.each(Object.keys(SCHEMAS))('%s has only fields there are, of the right types', (file) => {
+  it.each(Object.keys(SCHEMAS))('%s has only known fields of the right types', (file) => {
     expect(SCHEMAS[file].safeParse(manifest(file)).error?.issues).toBeUndefined();
     const wrong = { ...manifest(file), spec: { ...manifest(file).spec, sped: 1 } };
     expect(SCHEMAS[file].safeParse(wrong).success).toBe(false);
@@ -325,7 +325,7 @@ describe('manifests', () => {
     ['kubeflow-runtime.yaml', (file: string) => jobOf(manifest(file).spec.template.spec)],
   ] as const;
 
-  it.each(jobs)('%s: mounts have volumes, and the exit codes are those of this container', (file, read) => {
+  it.each(jobs)('%s: mounts have volumes, and exit codes refer to this container', (file, read) => {
     const { job, container, pod } = read(file);
     const volumes = pod.volumes.map((volume) => volume.name);
     expect(container.volumeMounts.map((mount) => mount.name).sort()).toEqual(volumes.sort());
@@ -344,7 +344,7 @@ describe('manifests', () => {
     expect(values.get('PET_MASTER_ADDR')).toBe(`${named.name}-${replicated}-0-0.${named.name}`);
   });
 
-  it('Kubeflow: the job refers to the runtime, whose names are those Kubeflow looks for', () => {
+  it('Kubeflow: the job refers to the runtime, whose names are those Kubeflow requires', () => {
     const [runtime, job] = [manifest('kubeflow-runtime.yaml'), manifest('kubeflow-trainjob.yaml')];
     expect(job.spec.runtimeRef).toMatchObject({ kind: runtime.kind, name: runtime.metadata.name });
     expect(job.spec.trainer.numProcPerNode).toBe(job.spec.trainer.resourcesPerNode.limits['nvidia.com/gpu']);
@@ -358,7 +358,7 @@ describe('manifests', () => {
   it.each([
     ['jobset.yaml', (file: string) => jobOf(manifest(file).spec).container.args!],
     ['kubeflow-trainjob.yaml', (file: string) => manifest(file).spec.trainer.args as string[]],
-  ] as const)('%s: its words are flags of train', (file, read) => {
+  ] as const)('%s: its arguments are flags of train', (file, read) => {
     const words = read(file);
     const { config, resume } = parseTrainFlags(words);
     expect(shippedConfigs()).toContain(config);

@@ -5,10 +5,10 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it, type TestContext } from 'vitest';
 import { stringify } from 'yaml';
-import { findCheckpoint } from '../src/run/checkpoint-find.js';
-import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
-import { readHeartbeats } from '../src/run/heartbeat.js';
-import { runPaths } from '../src/run/run-folder.js';
+import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
+import { readHeartbeats } from '../src/run/logs/heartbeat.js';
+import { runPaths } from '../src/run/paths.js';
 import { ended, startTrefoil } from '../src/testing/cli.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 

@@ -5,7 +5,7 @@
 import { closeSync, mkdirSync, openSync, statSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { runPaths } from '../src/run/run-paths.js';
+import { runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { countUsage, cpuMs } from '../src/testing/cpu-time.js';
 import { temporaryFolder } from '../src/testing/run.js';

@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { COMMANDS } from '../src/cli/commands.js';
-import { tailHeartbeats } from '../src/run/heartbeat.js';
-import { runPaths } from '../src/run/run-paths.js';
+import { tailHeartbeats } from '../src/run/logs/heartbeat.js';
+import { runPaths } from '../src/run/paths.js';
 import { type CliResult, ended, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
@@ -217,7 +217,7 @@ describe('a run that is over', () => {
       .of('environment')
       .map(({ found }) => found)
       .join('\n');
-    expect(environment).toContain('PYTORCH_CUDA_ALLOC_CONF has no meaning here');
+    expect(environment).toContain('PYTORCH_CUDA_ALLOC_CONF has no effect');
     expect(environment).toContain('did you mean NSA_USE_FA2');
     const short = prepare({ train: { steps: 60, save_every: 0 } });
     expect((await rows(['--config', short.file])).of('checkpoints')[0]).toMatchObject({ level: 'yellow' });
@@ -366,7 +366,7 @@ describe('a run that is going on', () => {
       )!;
     expect(await process([])).toMatchObject({ level: 'yellow', value: expect.stringMatching(/^gone for \d+ s$/) });
     expect(await process(['--gone-after', '0'])).toMatchObject({ level: 'red' });
-    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no run is going on here');
+    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no active run');
   });
 
   it('is backed up while it goes, and the archive resumes', async () => {
@@ -459,11 +459,11 @@ describe('usage', () => {
     [['health', '--dir', '/no/such/run'], 'there is no such folder'],
     [['watch', '--dir', '/no/such/run', '--once'], 'there is no such folder'],
     [['halt', '--dir', '/no/such/run'], 'there is no such folder'],
-    [['backup', '--dir', '/no/such/run'], 'there is no such folder'],
+    [['backup', '--dir', '/no/such/run'], 'no such folder'],
     [['report', '--dir', '/no/such/run'], 'there is no such folder'],
     [['status', '--dir', '/no/such/run'], 'there is no such folder; name a run'],
     [['check'], 'give a run with --dir'],
-    [['check', '--dir', '/no/such/run'], 'no steps in it'],
+    [['check', '--dir', '/no/such/run'], 'contains no steps'],
     [['check', '--dir', 'x', '--compare-baseline', '/no/such/file'], 'write one with --save-baseline'],
     [['watch'], "required option '--dir <folder>' not specified"],
     [['watch', '--dir', 'x', '--halt', '2'], 'Allowed choices are 0, 1'],

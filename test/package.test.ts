@@ -48,7 +48,8 @@ afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 describe('the package', () => {
   it('holds what a user needs and nothing else', () => {
-    const allowed = /^(dist\/|configs\/|docs\/|examples\/|package\.json$|README\.md$|LICENSE$|CHANGELOG\.md$)/;
+    const allowed =
+      /^(dist\/|configs\/|docs\/|examples\/|package\.json$|README\.md$|LICENSE$|CHANGELOG\.md$|SECURITY\.md$)/;
     const development = /\.test\.|\/testing\/|golden|\.map$|tsbuildinfo|node_modules|\.log$/;
     expect(files.filter((path) => !allowed.test(path) || development.test(path))).toEqual([]);
     for (const needed of ['dist/index.js', 'dist/index.d.ts', 'dist/cli/main.js', 'dist/device/cpu/runtime.cpp'])

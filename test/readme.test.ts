@@ -4,9 +4,9 @@ import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, symlinkSync } fr
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { findCheckpoint } from '../src/run/checkpoint-find.js';
-import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
-import { runPaths } from '../src/run/run-folder.js';
+import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
+import { runPaths } from '../src/run/paths.js';
 
 const root = join(import.meta.dirname, '..');
 
@@ -111,10 +111,19 @@ describe('npm start', () => {
     const { code, output } = await start('npm start -- --steps 20 --out-dir artifacts/twenty');
     expect(code, output).toBe(0);
     expect(output).toMatch(/^step 0020 \| loss \d\.\d{4} /m);
-    expect(output).toContain('training loss (nats per byte) by step');
-    expect(output).toMatch(/^validation loss \d\.\d{3} nats per byte/m);
-    expect(output).toContain('A sample after "The "');
-    // The whole quickstart is 380 steps; this one did no more than it was asked for.
+    expect(output).toContain('training loss (nats per token) by step');
+    expect(output).toMatch(/^validation loss \d\.\d{3} nats per token/m);
+    expect(output).toContain('A story it wrote');
+    expect(output).toMatch(/^ +256 to 511 +\d+ /m);
+    expect(output).toContain('Which blocks did it read?');
+    for (const line of output.split('\n').slice(output.split('\n').indexOf('Does it remember?')))
+      expect(line.length).toBeLessThanOrEqual(80);
+    const folder = join(project, 'artifacts/twenty');
+    expect(readFileSync(join(folder, 'sample.txt'), 'utf8')).toMatch(/^Once upon a time/);
+    const { rows: recalled, example } = JSON.parse(readFileSync(join(folder, 'recall.json'), 'utf8'));
+    expect(recalled).toHaveLength(4);
+    expect(example.text).toContain(`The ${example.thing}${example.answer}.`);
+    // The whole quickstart has more steps; this run did no more than it was asked for.
     const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty')).training, TRAINING_CSV);
     expect(rows.at(-1)!.step).toBe(20);
   });
@@ -127,7 +136,7 @@ describe('npm start', () => {
     const { step } = findCheckpoint(outDir, 'auto')!;
     expect(step).toBeGreaterThanOrEqual(3);
     expect(step).toBeLessThan(300);
-    const [, command] = /^go on with: (npx trefoil train .* --resume auto)$/m.exec(stopped.output)!;
+    const [, command] = /^continue with: (npx trefoil train .* --resume auto)$/m.exec(stopped.output)!;
     const resumed = await start(`${command} --steps ${step + 1}`);
     expect(resumed.code, resumed.output).toBe(0);
     expect(resumed.output).toContain(`at step ${step}\n`);

@@ -5,9 +5,9 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { findCheckpoint } from '../src/run/checkpoint-find.js';
-import { readCsv, TRAINING_CSV } from '../src/run/csv.js';
-import { runPaths } from '../src/run/run-folder.js';
+import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
+import { runPaths } from '../src/run/paths.js';
 import { ended, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
@@ -73,7 +73,7 @@ describe('trefoil train', () => {
     child.kill('SIGTERM');
     expect(await ended(child)).toEqual({ code: 4, signal: null });
     expect(findCheckpoint(outDir, 'auto')!.step).toBeGreaterThanOrEqual(3);
-    expect(output).toContain(`go on with: npx trefoil train --config ${outDir}/config.yaml --resume auto`);
+    expect(output).toContain(`continue with: npx trefoil train --config ${outDir}/config.yaml --resume auto`);
   });
 
   it('takes Ctrl-C and its echo through npm for one request, and saves', async () => {

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { runPaths } from '../src/run/run-folder.js';
+import { runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { buildIdleGpu, type IdleGpu, idleGpuAbsence } from '../src/testing/idle-gpu.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';

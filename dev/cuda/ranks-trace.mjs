@@ -16,7 +16,13 @@ const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
   ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
 );
 const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
-  ['ranks/identity', 'ranks/world', 'train/data-parallel', 'device/cuda/cuda', 'device/cuda/gpu-choice'].map(dist),
+  [
+    'train/ranks/identity',
+    'train/ranks/world',
+    'train/data-parallel',
+    'device/cuda/cuda',
+    'device/cuda/gpu-choice',
+  ].map(dist),
 );
 const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
 

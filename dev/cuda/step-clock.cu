@@ -1,4 +1,4 @@
-// The cycle counter of a multiprocessor, the GPU timer in nanoseconds and the number of the multiprocessor: three words.
+// The cycle counter and number of a multiprocessor and the timer of the GPU in nanoseconds: three words a stamp.
 extern "C" __global__ void stamp(unsigned long long* out, int at) {
   unsigned long long cycles, ns;
   unsigned int sm;

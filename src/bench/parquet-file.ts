@@ -1,4 +1,4 @@
-/** A Parquet file with one column of text, uncompressed: a minimal input for measuring the reader. */
+/** Writes a Parquet file with one uncompressed text column, as input of `bench data`. */
 import { closeSync, openSync, writeSync } from 'node:fs';
 
 /** Types of the Thrift compact protocol, in which Parquet writes its metadata. */

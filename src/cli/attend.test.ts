@@ -237,7 +237,7 @@ describe('attend refuses', () => {
       'the metadata has no n_sel; it must state S H G d_k d_v l d l_sel n_sel w',
     ],
     [
-      'metadata that is no number',
+      'metadata that is not a number',
       (f) => {
         f.metadata['w'] = '64.5';
       },
@@ -273,7 +273,7 @@ describe('attend refuses', () => {
     expect(readdirSync(folder)).toEqual(['in.safetensors']);
   });
 
-  it('a file that is none, or is not there, or is a folder', async () => {
+  it('a damaged file, a missing file, or a folder', async () => {
     const path = join(folder, 'in.safetensors');
     writeFileSync(path, 'not a tensor file');
     expect(await attend(path)).toMatchObject({ code: 2, written: null });

@@ -1,4 +1,4 @@
-/** `trefoil backup`: a run as one archive. */
+/** `trefoil backup`: archives a run as .tar.gz. */
 import { basename, join, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { backupRun, type CheckpointChoice } from '../watch/backup.js';
@@ -16,9 +16,9 @@ interface Options {
 export function configure(command: Command, io: Io): void {
   command
     .addOption(dirOption())
-    .addOption(new Option('--out <file>', 'the .tar.gz to write (default: <run>_<time>.tar.gz here)'))
+    .addOption(new Option('--out <file>', 'archive to write (default: <run>_<time>.tar.gz)'))
     .addOption(
-      new Option('--checkpoints <which>', 'the newest that verifies, all, or none')
+      new Option('--checkpoints <which>', 'newest checkpoint that verifies, all, or none')
         .choices(['latest', 'all', 'none'])
         .default('latest'),
     )
@@ -33,5 +33,5 @@ async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise
   if (json) return printJson(io, result);
   const steps = result.checkpoints.length > 0 ? `checkpoint of step ${result.checkpoints.join(', ')}` : 'no checkpoint';
   io.out(`${result.file}: ${result.files} files, ${(result.bytes / 2 ** 20).toFixed(1)} MiB, ${steps}`);
-  for (const name of result.missed) io.warn(`${name} vanished while it was read`);
+  for (const name of result.missed) io.warn(`${name} was deleted while it was read`);
 }

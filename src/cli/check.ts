@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { parseConfig } from '../config/parse.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { runPaths } from '../run/run-paths.js';
+import { runPaths } from '../run/paths.js';
 import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline } from '../watch/check.js';
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';

@@ -1,4 +1,4 @@
-/** `trefoil generate` on a terminal without a prompt: line by line, the model goes on after each. */
+/** Interactive mode of `trefoil generate`: the model continues each line that is typed. */
 import { createInterface } from 'node:readline/promises';
 import type { Conversation } from '../infer/conversation.js';
 import { visible } from '../text.js';
@@ -6,7 +6,7 @@ import type { Io } from './shared/io.js';
 
 export const INTERACTIVE_HELP = '/new starts over,\nCtrl-C stops a text, Ctrl-D exits';
 
-/** Ends when the input does, or by Ctrl-C at the prompt. */
+/** Returns at the end of the input, or on Ctrl-C at the prompt. */
 export async function converse(talk: Conversation, io: Io, input: NodeJS.ReadableStream): Promise<void> {
   const lines = createInterface({ input, output: io.stdout, prompt: '> ' });
   let isWriting = false;
@@ -19,7 +19,7 @@ export async function converse(talk: Conversation, io: Io, input: NodeJS.Readabl
   for await (const line of lines) {
     if (line.trim() === '/new') {
       talk.reset();
-      io.err('the text so far is forgotten');
+      io.err('started over');
     } else {
       isWriting = true;
       await answer(talk, line, io, () => isStopped);
@@ -42,11 +42,11 @@ async function answer(talk: Conversation, line: string, io: Io, isStopped: () =>
     }
     tokens = talk.length - before;
   } catch (error) {
-    // What cannot be said (too long, tokens that the model does not have) is no reason to end the conversation.
+    // An error of one line (too long, unknown tokens) does not end the conversation.
     io.err(error instanceof Error ? error.message : String(error));
     return;
   }
   const seconds = (performance.now() - started) / 1000;
   io.stdout.write('\n');
-  io.err(`[${talk.length} tokens of context, ${(tokens / seconds).toFixed(1)} tok/s read and written]`);
+  io.err(`[${talk.length} tokens of context, ${(tokens / seconds).toFixed(1)} tok/s including the prompt]`);
 }

@@ -176,7 +176,7 @@ describe('trefoil generate', () => {
     expect([...screen.out]).toHaveLength([...file.out].length);
   });
 
-  it('ends when nobody reads any more', async () => {
+  it('stops when stdout is closed', async () => {
     const stdout = new Sink(false, 2);
     const words = ['--model', run, '--prompt', 'a', '--temperature', '5', '--seed', '1', '--max-new-tokens', '100000'];
     const { code, err } = await generate(words, { stdout });

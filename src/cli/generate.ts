@@ -1,4 +1,4 @@
-/** `trefoil generate`: text from a trained model, as it is drawn. Parses, calls, prints. */
+/** `trefoil generate`: generates text with a trained model and prints it token by token. */
 import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
@@ -22,7 +22,7 @@ import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js'
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';
 
-/** Where a prompt is piped in. */
+/** The standard input. */
 export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: boolean };
 
 interface Options {
@@ -51,22 +51,22 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
   command
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
     .addOption(
-      new Option('--prompt <text>', 'text to continue; may be repeated: all are continued at once')
+      new Option('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch')
         .argParser((text: string, all: readonly string[] = []) => [...all, text])
         .conflicts('promptFile'),
     )
-    .option('--prompt-file <file>', 'take the prompt from a file; one newline at its end does not count')
-    .addOption(whole('--max-new-tokens <n>', 'stop after so many tokens', 1).default(DEFAULT_NEW_TOKENS))
-    .addOption(whole('--max-context <n>', 'most tokens of prompt and text together', 2).default(DEFAULT_MAX_CONTEXT))
+    .option('--prompt-file <file>', 'read the prompt from a file, without its last newline')
+    .addOption(whole('--max-new-tokens <n>', 'maximum number of generated tokens', 1).default(DEFAULT_NEW_TOKENS))
+    .addOption(whole('--max-context <n>', 'maximum number of tokens, prompt included', 2).default(DEFAULT_MAX_CONTEXT))
+    .addOption(new Option('--temperature <t>', 'divides the logits; 0 = greedy').argParser(temperature).default(0.8))
+    .addOption(whole('--top-k <k>', 'sample from the k most probable tokens; 0 = all', 0).default(0))
     .addOption(
-      new Option('--temperature <t>', 'above 1 wilder, below 1 tamer, 0 = greedy').argParser(temperature).default(0.8),
+      new Option('--top-p <p>', 'sample from the most probable tokens with total probability p')
+        .argParser(share)
+        .default(1),
     )
-    .addOption(whole('--top-k <k>', 'draw among the k most probable tokens; 0 = all', 0).default(0))
     .addOption(
-      new Option('--top-p <p>', 'draw among the tokens that make up p of the mass').argParser(share).default(1),
-    )
-    .addOption(
-      new Option('--min-p <p>', 'draw among the tokens at least p times as probable as the best')
+      new Option('--min-p <p>', 'sample from tokens at least p times as probable as the best')
         .argParser(fraction)
         .default(0),
     )
@@ -75,12 +75,12 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
         .argParser(positive)
         .default(1),
     )
-    .addOption(whole('--seed <n>', 'the same seed gives the same text (default: a random one, printed)', 0))
-    .addOption(new Option('--greedy', 'always the most probable token').conflicts('temperature'))
-    .option('--stop <text>', 'end before this text; may be repeated', (text, all: string[] = []) => [...all, text])
+    .addOption(whole('--seed <n>', 'random seed (default: a random one, printed)', 0))
+    .addOption(new Option('--greedy', 'always choose the most probable token').conflicts('temperature'))
+    .option('--stop <text>', 'end before this text; repeatable', (text, all: string[] = []) => [...all, text])
     .addOption(deviceOption('where to compute'))
     .addOption(
-      new Option('--precision <name>', 'what to compute in (default: bf16 on CUDA, else fp32)').choices([
+      new Option('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
         'fp32',
         'bf16',
       ]),
@@ -125,7 +125,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     }
     const started = performance.now();
     const elapsed = () => (performance.now() - started) / 1000;
-    // Reading the prompt and, the first time on a machine, compiling kernels.
+    // Time to the first text: reads the prompt and, the first time on a machine, compiles kernels.
     let first = 0;
     const stream = generateAll(source, prompts, { maxNewTokens, maxContext, stop, sampling });
     const results = await print(stream, prompts.length, io, json, () => {
@@ -171,8 +171,8 @@ const REASONS: Record<FinishReason, string> = {
 };
 
 /**
- * Streams one text as it comes, several when all are done, unless they go into JSON. Null when the reader of stdout has gone:
- * nobody wants the rest.
+ * Streams one text as it is generated; prints several when all are done, unless they go into JSON. Returns null if stdout
+ * was closed.
  */
 async function print(
   stream: AsyncGenerator<TextPiece, Generation[]>,
@@ -227,37 +227,37 @@ function readFile(path: string): Uint8Array {
   }
 }
 
-/** Editors and `echo` end a text with a newline that nobody typed as part of the prompt. */
+/** Removes the last newline, which editors and `echo` add to a text. */
 function promptText(name: string, bytes: Uint8Array): string {
   try {
     return new TextDecoder('utf-8', { fatal: true }).decode(bytes).replace(/\r?\n$/, '');
   } catch (error) {
-    throw new UsageError(`${name}: is not UTF-8 text; give the prompt in UTF-8`, { cause: error });
+    throw new UsageError(`${name}: is not UTF-8 text; encode the prompt as UTF-8`, { cause: error });
   }
 }
 
 function temperature(text: string): number {
   const value = Number(text);
   if (text.trim() === '' || !(Number.isFinite(value) && value >= 0))
-    throw new InvalidArgumentError('It must be a number from 0.');
+    throw new InvalidArgumentError('It must be a number >= 0.');
   return value;
 }
 
 function share(text: string): number {
   const value = Number(text);
-  if (!(value > 0 && value <= 1)) throw new InvalidArgumentError('It must be a number above 0, up to 1.');
+  if (!(value > 0 && value <= 1)) throw new InvalidArgumentError('It must be a number > 0 and <= 1.');
   return value;
 }
 
 function fraction(text: string): number {
   const value = Number(text);
   if (text.trim() === '' || !(value >= 0 && value <= 1))
-    throw new InvalidArgumentError('It must be a number from 0 to 1.');
+    throw new InvalidArgumentError('It must be a number >= 0 and <= 1.');
   return value;
 }
 
 function positive(text: string): number {
   const value = Number(text);
-  if (!(Number.isFinite(value) && value > 0)) throw new InvalidArgumentError('It must be a number above 0.');
+  if (!(Number.isFinite(value) && value > 0)) throw new InvalidArgumentError('It must be a number > 0.');
   return value;
 }

@@ -1,4 +1,4 @@
-/** `trefoil halt`: end a run gracefully, after its step and a checkpoint. */
+/** `trefoil halt`: stops a run after its step and a checkpoint. */
 import { type Command, Option } from 'commander';
 import { ExitCode } from '../errors.js';
 import { haltRun } from '../watch/halt.js';
@@ -16,14 +16,14 @@ interface Options {
 export function configure(command: Command, io: Io): void {
   command
     .addOption(dirOption())
-    .addOption(new Option('--reason <text>', 'what .HALT says').default('manual_stop'))
+    .addOption(new Option('--reason <text>', 'reason, written to .HALT').default('manual_stop'))
     .addOption(
-      new Option('--timeout <seconds>', 'how long to wait for the end; 0 = do not wait')
+      new Option('--timeout <seconds>', 'maximum wait for the end; 0 = do not wait')
         .argParser(numberFrom(0))
         .default(600),
     )
     .addOption(jsonOption('{status, detail, step, checkpoint, seconds}'))
-    .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it has not in that time.\n')
+    .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it is still active.\n')
     .action((options: Options) => halt(options, io));
 }
 
@@ -35,7 +35,9 @@ async function halt(options: Options, io: Io): Promise<void> {
     io.out(`${result.status} at step ${result.step ?? '-'} (${result.detail}); ${checkpoint}`);
   }
   if (result.status === 'waiting' && options.timeout > 0) {
-    io.err('it has not ended yet: wait longer, or send SIGTERM to its process (trefoil status --json shows the pid)');
+    io.err(
+      'the run is still active: wait longer, or send SIGTERM to its process (the pid is in trefoil status --json)',
+    );
     io.exitCode = ExitCode.failed;
   }
 }

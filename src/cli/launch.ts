@@ -7,7 +7,9 @@ import { pickConfigByGpuMemory } from '../config/pick.js';
 import { hint } from '../config/suggest.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';
-import { petNode } from '../ranks/identity.js';
+import { pidExists } from '../process-identity.js';
+import { readRun } from '../run/reader.js';
+import { petNode } from '../train/ranks/identity.js';
 import {
   freePort,
   type Launched,
@@ -15,10 +17,8 @@ import {
   launchWithMpirun,
   NoMpirun,
   type Rendezvous,
-} from '../ranks/launch.js';
-import { createSecret } from '../ranks/secret.js';
-import { pidExists } from '../run/process-identity.js';
-import { readRun } from '../run/run-reader.js';
+} from '../train/ranks/launch.js';
+import { createSecret } from '../train/ranks/secret.js';
 import type { Io } from './shared/io.js';
 
 const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train [options]

@@ -86,7 +86,7 @@ describe('the command line', () => {
     [['verify', 'now'], "trefoil: too many arguments for 'verify'. Expected 0 arguments but got 1."],
     [['verify', '--threads', 'two'], "argument 'two' is invalid. It must be an integer >= 1."],
     [['verify', '--threads', '0'], "argument '0' is invalid. It must be an integer >= 1."],
-    [['verify', '--threads', '99999'], 'trefoil: threads must be a whole number from 1 to 1024, not 99999'],
+    [['verify', '--threads', '99999'], 'trefoil: threads must be an integer from 1 to 1024, not 99999'],
     [['verify', '--device', 'gpu'], "argument 'gpu' is invalid. Allowed choices are auto, cpu, cuda."],
     [['verify', '--device', 'cuda'], 'trefoil: --device cuda: no CUDA device: '],
     [['attend'], "trefoil: required option '--in <file>' not specified"],

@@ -1,27 +1,51 @@
-/** `trefoil start`: the first model. Trains the quickstart config on text that is already here and shows the result. */
+/** `trefoil start`: the first model. Trains the quickstart config and shows what the model learned. */
 import { existsSync } from 'node:fs';
+import { join } from 'node:path';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
+import { PLACES } from '../data/stories/words.js';
 import { generate } from '../infer/generate.js';
-import { loadModel } from '../infer/load-model.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { readCsv, TRAINING_CSV } from '../run/csv.js';
-import { runPaths } from '../run/run-folder.js';
+import { type LoadedModel, loadModel } from '../infer/load-model.js';
+import {
+  answerRecalls,
+  inspectRecall,
+  modelPredictor,
+  type RecallAnswer,
+  type RecallRow,
+  recallRows,
+  recallStory,
+} from '../infer/recall.js';
+import { withoutBranch } from '../infer/without-branch.js';
+import { writeFileAtomic } from '../run/atomic.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { toJson } from '../run/json.js';
+import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
+import { runPaths } from '../run/paths.js';
+import { wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
+import { blockPicture } from './shared/block-picture.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
+import { DEFAULT_WIDTH, formatTable } from './shared/table.js';
 import { deviceOptions, runTraining, trainFlagHelp } from './train.js';
 
-const PROMPT = 'The ';
-const SAMPLE_TOKENS = 240;
+const PROMPT = 'Once upon a time';
+const SAMPLE_TOKENS = 480;
+const SAMPLING = { temperature: 0.7, topK: 40, topP: 1, seed: 7 };
+
+/** Stories of the recall table, their scenes (one more each, then again from none), and the borders of its rows in tokens. */
+const RECALL_STORIES = 120;
+const MOST_SCENES = 12;
+const RECALL_SEED = 7;
+const DISTANCES = [32, 64, 128, 256, 512];
 
 export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(argv);
   if (line.help) {
     io.out(
-      `Usage: trefoil start [options]\n\nTrains a small model on the CPU and shows what it learned. Takes the\nflags of train.\n\n${trainFlagHelp()}`,
+      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train.\n\n${trainFlagHelp()}`,
     );
     return 0;
   }
@@ -33,32 +57,12 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   for (const warning of warnings) io.warn(warning);
   const config = inFreeFolder(loaded);
   const { out_dir: outDir, steps } = config.train;
-  io.out(`Trefoil: ${steps} steps of a small byte-level model with Native Sparse Attention, on this machine's CPU.`);
-  io.out(`Stop any time with Ctrl-C; npm start goes on from there.\n`);
+  io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
+  io.out('The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\nnpm start goes on from there.\n');
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const result = await runTraining(config, { resume: line.resume ?? resume, save: line.save, say: io.out }, io);
   if (result.status !== 'done') return EXIT_CODES[result.status];
-  const { rows } = readCsv(runPaths(result.outDir).training, TRAINING_CSV);
-  io.out(
-    `\n${plot(
-      rows.map(({ step, loss }) => ({ x: step, y: loss })),
-      { title: 'training loss (nats per byte) by step' },
-    )}\n`,
-  );
-  if (result.valLoss !== null)
-    io.out(
-      `validation loss ${result.valLoss.toFixed(3)} nats per byte (${(result.valLoss / Math.LN2).toFixed(2)} bits), on documents it never saw`,
-    );
-  await showSample(config, io);
-  io.out(
-    `\nFiles: ${result.outDir} (training.csv, val.csv, heartbeat, TensorBoard events, checkpoints, model.safetensors)`,
-  );
-  io.out('Next:');
-  io.out(`  npx trefoil generate --model ${outDir} --prompt "export function "`);
-  io.out(
-    '  npx trefoil train --config quickstart --dataset text --local-path YOUR_FOLDER --steps 1000 --out-dir artifacts/mine',
-  );
-  io.out('  npx trefoil train --help');
+  await showResult(config, result.valLoss, io);
   return 0;
 }
 
@@ -71,17 +75,114 @@ function inFreeFolder(config: Config): Config {
   }
 }
 
-async function showSample(config: Config, io: Io): Promise<void> {
-  const device = openDevice(deviceOptions(config));
-  const loaded = loadModel(device, config.train.out_dir);
+async function showResult(config: Config, validationLoss: number | null, io: Io): Promise<void> {
+  const { out_dir: outDir } = config.train;
+  const { rows } = readCsv(runPaths(outDir).training, TRAINING_CSV);
+  const points = rows.map(({ step, loss }) => ({ x: step, y: loss }));
+  io.out(`\n${plot(points, { title: 'training loss (nats per token) by step' })}\n`);
+  if (validationLoss !== null)
+    io.out(`validation loss ${validationLoss.toFixed(3)} nats per token, on text it never saw`);
+  const loaded = loadModel(openDevice(deviceOptions(config)), outDir);
   try {
-    io.out(`\nA sample after ${JSON.stringify(PROMPT)}:\n`);
-    const sampling = { temperature: 0.7, topK: 40, topP: 1, seed: 7 };
-    io.stdout.write(PROMPT);
-    for await (const piece of generate(loaded, PROMPT, { maxNewTokens: SAMPLE_TOKENS, sampling }))
-      io.stdout.write(piece);
-    io.out('');
+    await writeSample(loaded, outDir, io);
+    // Recall is a question about stories: a model of other text has not learned it.
+    if (config.data.source === 'stories' && config.model.attention === 'nsa') showRecall(loaded, outDir, io);
   } finally {
     loaded.model.free();
   }
+  io.out(`\nFiles: ${outDir} (sample.txt, recall.json, training.csv, val.csv, model.safetensors)`);
+  io.out('Next:');
+  io.out(`  npx trefoil generate --model ${outDir} --prompt "One windy morning"`);
+  io.out(`  npx trefoil eval selection --model ${outDir} --text-file ${join(outDir, 'sample.txt')}`);
+  io.out('  npx trefoil train --config quickstart --local-path YOUR_FOLDER --tokenizer byte');
+}
+
+async function writeSample(loaded: LoadedModel, outDir: string, io: Io): Promise<void> {
+  let text = PROMPT;
+  for await (const piece of generate(loaded, PROMPT, { maxNewTokens: SAMPLE_TOKENS, sampling: SAMPLING }))
+    text += piece;
+  writeFileAtomic(join(outDir, 'sample.txt'), `${text}\n`);
+  io.out(`\n${io.style.bold('A story it wrote')} (it was given the first four words)\n`);
+  for (const line of text.split('\n').flatMap((paragraph) => wrapText(paragraph, widthOf(io) - 2))) io.out(`  ${line}`);
+}
+
+function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): void {
+  const stories = Array.from({ length: RECALL_STORIES }, (_, number) =>
+    recallStory(tokenizer, RECALL_SEED, number, number % (MOST_SCENES + 1)),
+  );
+  const predict = modelPredictor(model);
+  const answers = answerRecalls(stories, predict);
+  const all = recallRows(answers, DISTANCES);
+  const without = recallRows(
+    withoutBranch(model, 'sel', () => answerRecalls(stories, predict)),
+    DISTANCES,
+  );
+  io.out(
+    `\n${io.style.bold('Does it remember?')} Questions in ${RECALL_STORIES} stories it never saw, by the distance between`,
+  );
+  io.out(
+    `fact and question. The window has ${model.shape.nsa.w} tokens; a guess is right in ${(100 / PLACES.length).toFixed(0)} % of the cases.\n`,
+  );
+  io.out(recallTable(all, without));
+  const example = farthest(answers);
+  const { asked, story } = example;
+  const { lSel: size, w, nSel } = model.shape.nsa;
+  const position = asked.at - 1;
+  const { read, predicted } = inspectRecall(model, story.tokens.subarray(0, asked.at), position);
+  const blockOf = (token: number) => Math.floor(token / size);
+  const picture = {
+    read,
+    current: blockOf(position),
+    wanted: blockOf(asked.factAt),
+    window: blockOf(Math.max(0, position - w + 1)),
+  };
+  const said = tokenizer.decode([predicted]);
+  io.out(
+    `${io.style.bold('Which blocks did it read?')} One question, blocks of ${size} tokens, ${nSel} for each group\n`,
+  );
+  io.out(`  fact      … the ${asked.recall.thing} ${asked.recall.place} …  (token ${asked.factAt})`);
+  io.out(`  question  … The ${asked.recall.thing}  (token ${position}, ${example.distance} tokens later)`);
+  io.out(`  it says   …${said}  (${example.isCorrect ? 'right' : 'wrong'})\n`);
+  io.out(blockPicture(picture, io.style, widthOf(io)));
+  io.out(`\n  █ chosen by score   ▒ always read: first, previous and own block   · not read`);
+  writeFileAtomic(
+    join(outDir, 'recall.json'),
+    `${toJson({
+      stories: RECALL_STORIES,
+      window: w,
+      rows: all.map((row, i) => ({ ...row, accuracy_without_selected: without[i].accuracy })),
+      example: {
+        text: story.story.text,
+        thing: asked.recall.thing,
+        answer: asked.recall.answer,
+        predicted: said,
+        ...{ fact_token: asked.factAt, question_token: position, block_size: size },
+        blocks_read: read,
+      },
+    })}\n`,
+  );
+}
+
+/** Prose and pictures are no wider on a wide terminal. */
+function widthOf({ width }: Io): number {
+  return Math.min(width, DEFAULT_WIDTH);
+}
+
+function recallTable(all: readonly RecallRow[], without: readonly RecallRow[]): string {
+  const percent = ({ accuracy, cases }: RecallRow) => (cases === 0 ? '-' : `${(100 * accuracy).toFixed(1)} %`);
+  return formatTable(
+    ['distance in tokens', 'questions', 'all branches', 'without the selected branch'].map((title) => ({
+      title,
+      align: 'right' as const,
+    })),
+    all.map((row, i) => [`${row.from} to ${row.to - 1}`, String(row.cases), percent(row), percent(without[i])]),
+  );
+}
+
+/** The answer farthest from its fact, a right one if there is one. */
+function farthest(answers: readonly RecallAnswer[]): RecallAnswer {
+  const right = answers.filter(({ isCorrect, distance }) => isCorrect && distance < DISTANCES[DISTANCES.length - 1]);
+  return (right.length > 0 ? right : answers).reduce((best, answer) =>
+    answer.distance > best.distance ? answer : best,
+  );
 }

@@ -1,6 +1,6 @@
 /** `trefoil status`: the progress of runs. */
 import { type Command, Option } from 'commander';
-import { findRuns } from '../run/run-reader.js';
+import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
 import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';

@@ -1,4 +1,4 @@
-/** `trefoil train`: train a model from a config. */
+/** `trefoil train`: trains a model from a config. */
 import { join } from 'node:path';
 import { measureDevicePeak } from '../bench/peak/device.js';
 import { parseTrainFlags, trainFlagGroups, trainFlagRow } from '../config/flags.js';
@@ -11,9 +11,9 @@ import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
-import { type RankIdentity, resolveRank } from '../ranks/identity.js';
-import { openWorld, threadsOfRank, type World } from '../ranks/world.js';
 import { shellQuote } from '../text.js';
+import { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
+import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
@@ -96,7 +96,7 @@ function gpuMemoryGib(device: unknown): number | null {
   return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 
-/** Null for a process that is alone. */
+/** Null if there is only one rank. */
 function several(identity: RankIdentity): RankIdentity | null {
   return identity.launcher === 'single' || identity.world === 1 ? null : identity;
 }
@@ -105,13 +105,13 @@ export interface RunRequest {
   readonly resume: string | null;
   readonly save: string | null;
   readonly say: (line: string) => void;
-  /** Which of several ranks this is; null, the default, when it is alone. */
+  /** Identity among several ranks; null (default) for one process. */
   readonly identity?: RankIdentity | null;
 }
 
 /**
- * Opens the device, joins the other ranks, measures the peak and trains; shared with `start`. `report` hears the result
- * before the ranks part, after which a launcher may end this one.
+ * Opens the device, joins the other ranks, measures the peak and trains; shared with `start`. Calls `report` before the ranks
+ * separate, because a launcher may kill this process afterwards.
  */
 export async function runTraining(
   config: Config,
@@ -138,7 +138,7 @@ export async function runTraining(
     else {
       const launch = world ? `launch -n ${world.size} -- ` : '';
       say(
-        `go on with: npx trefoil ${launch}train --config ${shellQuote(join(result.outDir, 'config.yaml'))} --resume auto`,
+        `continue with: npx trefoil ${launch}train --config ${shellQuote(join(result.outDir, 'config.yaml'))} --resume auto`,
       );
     }
     report(result);
@@ -147,7 +147,7 @@ export async function runTraining(
   return world ? await asRank(world, io, work) : await work();
 }
 
-/** What goes wrong on one rank ends all of them: the others would wait for ever. */
+/** Ends all ranks on an error of one: the others would wait forever. */
 async function asRank<Result>(world: World, io: Io, work: () => Promise<Result>): Promise<Result> {
   try {
     const result = await work();
@@ -163,7 +163,7 @@ async function asRank<Result>(world: World, io: Io, work: () => Promise<Result>)
   }
 }
 
-/** Ranks of one machine share its cores and GPUs; a config that names a number of threads has the last word. */
+/** The share of cores and GPUs of this rank; runtime.threads of the config overrides it. */
 function ownShare(identity: RankIdentity | null, { env }: Io): Pick<DeviceOptions, 'threads' | 'gpu'> {
   if (!identity) return {};
   return { threads: threadsOfRank(identity), gpu: (count) => chooseGpu(identity.localRank, count, env) };

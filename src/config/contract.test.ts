@@ -3,7 +3,7 @@
  * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
  */
 import { describe, expect, it } from 'vitest';
-import { resolveRank } from '../ranks/identity.js';
+import { resolveRank } from '../train/ranks/identity.js';
 import { parseTrainFlags, trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { readTimeoutMinutes, readVariable } from './legacy/environment.js';
@@ -54,6 +54,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.seed', '5', 5],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
+  ['data.stories_drills', '4', 4],
   ['data.needle_records', '4', 4],
   ['data.needle_facts', '2', 2],
   ['data.needle_questions', '9', 9],
@@ -157,7 +158,7 @@ const CHOICES: [string, string][] = [
   ['runtime.device', 'auto cpu cuda'],
   ['runtime.precision', 'fp32 bf16'],
   ['train.lr_schedule', 'cosine wsd linear constant'],
-  ['data.source', 'synthetic needle text jsonl fineweb_edu fineweb_edu_local tokens'],
+  ['data.source', 'synthetic needle stories text jsonl fineweb_edu fineweb_edu_local tokens'],
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {

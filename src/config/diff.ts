@@ -1,4 +1,4 @@
-/** What changed between the config of a checkpoint and the one of the run that resumes it. */
+/** Differences between the config of a checkpoint and that of the run which resumes it. */
 import { UsageError } from '../errors.js';
 import { configKeys } from './keys.js';
 import { show } from './parse.js';
@@ -9,13 +9,13 @@ export interface ConfigChange {
   key: string;
   before: unknown;
   after: unknown;
-  /** The weights of the checkpoint do not fit, or would mean something else. */
+  /** The key determines the shape or meaning of the weights, so it must not change. */
   shape: boolean;
 }
 
 /**
- * Keys that decide which weights there are and what they were trained to look at. Not among them: rope_theta, rope_scale
- * and norm_eps, which people change on purpose to extend the context, and the gate's debug switches.
+ * Keys that determine the shape and meaning of the weights. rope_theta, rope_scale and norm_eps are not among them:
+ * people change these to extend the context. Neither are the debug switches of the gate.
  */
 const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.dim',
@@ -53,7 +53,7 @@ export function changeLine(change: ConfigChange): string {
   return `${change.key}: ${show(change.before)} -> ${show(change.after)}`;
 }
 
-/** The changes a resume may make, to be printed; throws when one of them changes the shape of the model. */
+/** The changes, for printing. Throws if one of them changes the shape of the model. */
 export function checkResume(before: Config, after: Config): ConfigChange[] {
   const changes = diffConfigs(before, after);
   const refused = changes.filter((change) => change.shape);

@@ -96,7 +96,7 @@ describe('readLayer', () => {
   it('refuses a file without permission', () => {
     const locked = file('');
     chmodSync(locked.path, 0);
-    // Root may read everything: for the length of the call the process is nobody.
+    // Root may read everything, so the call runs as an unprivileged user.
     const isRoot = process.geteuid?.() === 0;
     if (isRoot) process.seteuid!(65534);
     try {

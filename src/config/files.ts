@@ -1,4 +1,4 @@
-/** Config files: shipped ones by name, any by path; YAML with the place of every key. */
+/** Config files: found by shipped name or path, parsed as YAML with the position of every key. */
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { basename, isAbsolute, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -7,15 +7,15 @@ import { UsageError } from '../errors.js';
 import { type Layer, layerOfTree } from './layer.js';
 import { hint } from './suggest.js';
 
-/** Two folders up from src/config and from dist/config alike. */
+/** Root of the package: two folders above src/config and dist/config. */
 export const packageRoot: string = fileURLToPath(new URL('../../', import.meta.url));
 
-/** A config has a few dozen lines; something this large is another kind of file. */
+/** Larger files are not configs. */
 const MAX_BYTES = 1 << 20;
 
 export interface ConfigFile {
   path: string;
-  /** How messages and the printed config call it. */
+  /** Name in messages and in the printed config. */
   label: string;
 }
 
@@ -29,8 +29,8 @@ export function shippedConfigs(shelf: Shelf = 'configs', root: string = packageR
 }
 
 /**
- * Finds a config by the name of a shipped one or by path. `configs/x.yaml` also means the shipped file when there is
- * no such file here: runbook commands then work from any folder.
+ * Finds a config by shipped name or by path. `configs/x.yaml` falls back to the shipped file, so that commands of the
+ * runbooks work in any folder.
  */
 export function findConfig(name: string, shelf: Shelf = 'configs', root: string = packageRoot): ConfigFile {
   const names = shippedConfigs(shelf, root);
@@ -59,7 +59,7 @@ function readText(file: ConfigFile): string {
   }
 }
 
-/** The layer of a YAML file; `origin` is what the printed config shows for its keys. */
+/** The layer of a YAML file; `origin` is shown for its keys in the printed config. */
 export function readLayer(file: ConfigFile, origin: string = file.label): Layer {
   const lines = new LineCounter();
   const document = parseDocument(readText(file), { lineCounter: lines, prettyErrors: false });
@@ -81,7 +81,7 @@ function treeOf(document: ReturnType<typeof parseDocument>, file: ConfigFile): u
   try {
     return document.toJS();
   } catch (error) {
-    // Aliases that multiply ("billion laughs") or point nowhere.
+    // YAML aliases that are undefined or expand without limit ("billion laughs").
     throw new UsageError(`${file.label}: ${(error as Error).message}`, { cause: error });
   }
 }

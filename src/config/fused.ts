@@ -1,7 +1,7 @@
 /** Which attention kernels compute a branch: the fused ones or the branch kernels (one kernel per branch). */
 import type { Config } from './schema.js';
 
-/** The branch switch over the global one; a threshold of -1 disables whatever the switches say, and so does parity. */
+/** The branch switch overrides the global one; a threshold of -1 and force_parity override both. */
 export function useFusedAttention(runtime: Config['runtime'], branch: 'win' | 'cmp', length: number): boolean {
   if (runtime.force_parity) return false;
   const [switched, least] =

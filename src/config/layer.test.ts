@@ -25,11 +25,11 @@ describe('layerOfTree', () => {
     ],
     [
       { runtime: { use_triton_sel: true } },
-      'runtime.use_triton_sel: no Triton here; choose with runtime.selection_kernel [x.yaml at runtime.use_triton_sel]',
+      'runtime.use_triton_sel: Triton is not used; set runtime.selection_kernel [x.yaml at runtime.use_triton_sel]',
     ],
     [
       { runtime: { use_flash: true, use_fa2: false } },
-      'runtime.use_fa2: contradicts runtime.use_flash, which means the same [x.yaml at runtime.use_fa2]',
+      'runtime.use_fa2: contradicts runtime.use_flash, which sets the same key [x.yaml at runtime.use_fa2]',
     ],
   ])('%j is refused', (tree, message) => expect(() => layer(tree)).toThrow(message));
 

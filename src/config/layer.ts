@@ -1,4 +1,4 @@
-/** A layer: the keys one source sets (flags, environment, a file, a profile), each with where it came from. */
+/** A layer: the keys that one source (flags, environment, a file, a profile) sets, with their origin. */
 import { UsageError } from '../errors.js';
 import { configSections, findKey } from './keys.js';
 import { applyAlias, retiredKey } from './legacy/aliases.js';
@@ -6,15 +6,15 @@ import { type ConfigProblem, problemLine, sectionProblem, unknownKeyProblem } fr
 
 export interface Setting {
   value: unknown;
-  /** As the printed config shows it: `flag --steps`, `env NSA_LR`, `configs/x.yaml`, `profile h200`, `default`. */
+  /** Shown in the printed config: `flag --steps`, `env NSA_LR`, `configs/x.yaml`, `profile h200`, `default`. */
   origin: string;
-  /** As an error shows it: the origin, with line and column where there are any. */
+  /** Shown in errors: the origin, with line and column if known. */
   where: string;
 }
 
 export type Layer = ReadonlyMap<string, Setting>;
 
-/** Collects settings; throws one error with a line per unknown name, so that a user fixes a file in one go. */
+/** Collects settings; reports all unknown names in one error, so that a user can fix a file in one go. */
 export class LayerBuilder {
   private readonly settings = new Map<string, Setting>();
   private readonly lines: string[] = [];
@@ -45,7 +45,7 @@ function isMapping(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-/** The layer of a parsed YAML tree. Values are checked later, against the whole config; names are checked here. */
+/** The layer of a parsed YAML tree. Checks names; values are checked later, with the whole config. */
 export function layerOfTree(tree: unknown, origin: string, whereOf: (path: readonly string[]) => string): Layer {
   const layer = new LayerBuilder();
   const seen = new Map<string, { path: string; value: unknown }>();
@@ -62,9 +62,9 @@ export function layerOfTree(tree: unknown, origin: string, whereOf: (path: reado
         const target = alias?.path ?? path;
         const meant = alias === undefined ? value : alias.value;
         const other = seen.get(target);
-        // Two names of one key in one file: no order between them that a reader could know.
+        // A key and its alias in one file, with different values: neither overrides the other.
         if (other !== undefined && meant !== undefined && other.value !== meant) {
-          layer.fail({ path, message: `contradicts ${other.path}, which means the same` }, whereOf([section, name]));
+          layer.fail({ path, message: `contradicts ${other.path}, which sets the same key` }, whereOf([section, name]));
         }
         if (meant !== undefined) seen.set(target, { path, value: meant });
         layer.set(path, value, origin, whereOf([section, name]));

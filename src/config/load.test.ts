@@ -83,7 +83,7 @@ describe('problems', () => {
     [
       ['--dataset', 'fineweb'],
       {},
-      'data.source: "fineweb" is not allowed; one of synthetic, needle, text, jsonl, fineweb_edu',
+      'data.source: "fineweb" is not allowed; one of synthetic, needle, stories, text, jsonl, fineweb_edu',
     ],
     [[], { NSA_LR: '-1' }, 'train.lr: -1 is not allowed; a number > 0 [env NSA_LR]'],
     [[], { NSA_FORCE_BRANCH: 'wn' }, 'one of none, cmp, sel, win (did you mean win?) [env NSA_FORCE_BRANCH]'],
@@ -160,7 +160,7 @@ describe('data.path', () => {
   });
 
   it('is refused with a source that would ignore it', () => {
-    for (const source of ['synthetic', 'needle', 'fineweb_edu'])
+    for (const source of ['synthetic', 'needle', 'stories', 'fineweb_edu'])
       expect(() => load(['--dataset', source, '--local-path', at('prose')])).toThrow(
         `data.path: not read by data.source ${source}; leave data.source (--dataset) out, or set it to one of text, ` +
           'jsonl, fineweb_edu_local, tokens [flag --local-path]',
@@ -183,7 +183,7 @@ describe('readConfig', () => {
     process.env['NSA_LR'] = '0.5';
     const config = readConfig('quickstart', { train: { steps: 7 }, data: { path: 'package:docs/*.md' } });
     delete process.env['NSA_LR'];
-    expect(config).toMatchObject({ model: { dim: 192 }, train: { steps: 7, lr: 2e-3 } });
+    expect(config).toMatchObject({ model: { dim: 96 }, data: { source: 'text' }, train: { steps: 7, lr: 3e-3 } });
     expect(config.data.path).toMatch(/^\/.*\/docs\/\*\.md$/);
   });
 

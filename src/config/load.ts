@@ -1,4 +1,4 @@
-/** Resolves a config: flag > environment > file > profile > default, every value with where it came from. */
+/** Resolves a config: flag > environment > file > profile > default, with the origin of every value. */
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
 import { canRead, ignoredPath, impliedSource, readsPath } from './data-path.js';
@@ -11,13 +11,13 @@ import type { Config, ConfigInput } from './schema.js';
 
 export interface LoadOptions {
   env: Environment;
-  /** What flags set: `parseTrainFlags(argv).layer`. */
+  /** Keys set by flags: `parseTrainFlags(argv).layer`. */
   flags?: Layer;
-  /** The value of --config; env CONFIG stands in for it. */
+  /** The value of --config; defaults to env CONFIG. */
   config?: string | null;
-  /** Config to take when neither is given: the caller's choice, such as `pickConfigByGpuMemory`. */
+  /** The config if neither is given, such as `pickConfigByGpuMemory(…)`. */
   otherwise?: string | null;
-  /** Folder that holds configs/; tests have their own. */
+  /** Folder that contains configs/; a parameter for tests. */
   root?: string;
 }
 
@@ -25,15 +25,15 @@ export interface ResolvedConfig {
   config: Config;
   /** Origin of every key: `flag --steps`, `env NSA_LR`, `configs/x.yaml`, `profile h200` or `default`. */
   origins: ReadonlyMap<string, string>;
-  /** How the config file is called, or null when there was none. */
+  /** Label of the config file; null without one. */
   file: string | null;
-  /** Lines to show before a run: variables that do nothing. */
+  /** Warnings about variables without effect. */
   warnings: string[];
 }
 
 const EMPTY: Layer = new Map();
 
-/** `package:…` in data.path means a file that ships with Trefoil, wherever it is installed. */
+/** Prefix of a data.path inside the installed package. */
 const PACKAGE_PREFIX = 'package:';
 
 function fileLayer(options: LoadOptions, root: string): { layer: Layer; label: string | null } {
@@ -44,11 +44,11 @@ function fileLayer(options: LoadOptions, root: string): { layer: Layer; label: s
   return { layer: readLayer(file), label: file.label };
 }
 
-/** The profile named by the highest layer that names one. */
+/** The layer of the profile that the highest layer names. */
 function profileLayer(layers: readonly Layer[], root: string): Layer {
   const named = layers.map((layer) => layer.get('runtime.profile')).find((setting) => setting !== undefined);
   if (named === undefined || named.value === null) return EMPTY;
-  // Of the wrong type: left to the schema, which names the key.
+  // A wrong type is reported by the schema.
   if (typeof named.value !== 'string' || named.value === '') return EMPTY;
   const layer = readLayer(findProfile(named.value, named.where, root), `profile ${named.value}`);
   if (layer.has('runtime.profile')) {
@@ -71,8 +71,8 @@ function merge(lowestFirst: readonly Layer[], root: string): Map<string, Setting
   const merged = new Map<string, Setting>();
   for (const layer of lowestFirst) {
     dropContradicted(merged, layer, root);
-    // NSA_USE_FA2=0 must win over runtime.use_fa2_win: true of a file: within a layer the branch decides, between
-    // layers the higher one does, so a global switch clears the branch switches below it.
+    // NSA_USE_FA2=0 must override runtime.use_fa2_win: true of a file. Within a layer the branch switch overrides the
+    // global one; between layers the higher layer wins, so a global switch clears the branch switches below it.
     if (layer.has('runtime.use_fa2')) {
       merged.delete('runtime.use_fa2_win');
       merged.delete('runtime.use_fa2_cmp');
@@ -145,15 +145,14 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
 }
 
 /**
- * A config for a program: a shipped one by name or a YAML file, with the keys of `overrides` laid over it. Neither the
- * command line nor the environment has a say.
+ * Reads a shipped config by name or a YAML file and applies `overrides`. Ignores the command line and the environment.
  */
 export function readConfig(nameOrFile: string, overrides: ConfigInput = {}): Config {
   const flags = layerOfTree(overrides, 'overrides', () => 'overrides');
   return loadConfig({ env: {}, config: nameOrFile, flags }).config;
 }
 
-/** The config.yaml of a run as it was written: no environment and no profile, which may have changed since. */
+/** Reads the config.yaml of a run, without environment and profile, which may have changed since. */
 export function readSavedConfig(path: string): Config {
   return check(readLayer({ path, label: path }), packageRoot);
 }

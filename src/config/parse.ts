@@ -1,4 +1,4 @@
-/** From a plain object to a config, or to one line per problem: `path: value is not allowed; what is`. */
+/** Parses a plain object to a config, or to one line per problem: `path: value is not allowed; allowed values`. */
 import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { impliedSource } from './data-path.js';
@@ -7,20 +7,20 @@ import { type Config, type ConfigInput, configSchema } from './schema.js';
 import { hint } from './suggest.js';
 
 export interface ConfigProblem {
-  /** The key the problem belongs to, `section.name`; empty for the config as a whole. */
+  /** The key, as `section.name`; empty for the config as a whole. */
   path: string;
   message: string;
 }
 
-/** A value in a message: short, and unmistakable about its type. */
+/** Formats a value for a message: shortened, with its type recognizable. */
 export function show(value: unknown): string {
   if (value === undefined) return 'nothing';
-  // JSON would call infinity and "not a number" null.
+  // JSON.stringify would turn NaN and Infinity into null.
   const text = typeof value === 'number' ? String(value) : (JSON.stringify(value) ?? String(value));
   return text.length > 60 ? `${text.slice(0, 57)}…` : text;
 }
 
-/** What is wrong with a name that the schema does not know. */
+/** The problem of a name that is not in the schema. */
 export function unknownKeyProblem(path: string): ConfigProblem {
   const dot = path.indexOf('.');
   const section = dot < 0 ? path : path.slice(0, dot);
@@ -33,7 +33,7 @@ export function unknownKeyProblem(path: string): ConfigProblem {
   return { path, message: `unknown key${near || `; ${section} has ${names.join(', ')}`}` };
 }
 
-/** A value that its key refuses. */
+/** The problem of a value that its key does not allow. */
 export function valueProblem(path: string, value: unknown): ConfigProblem {
   const key = findKey(path);
   if (key === undefined) return unknownKeyProblem(path);
@@ -41,7 +41,7 @@ export function valueProblem(path: string, value: unknown): ConfigProblem {
   return { path, message: `${show(value)} is not allowed; ${key.allowed}${near}` };
 }
 
-/** A section that is not a mapping. */
+/** The problem of a section that is not a mapping. */
 export function sectionProblem(section: string, value: unknown): ConfigProblem {
   return {
     path: section,
@@ -56,7 +56,7 @@ function valueAt(input: unknown, path: readonly PropertyKey[]): unknown {
 }
 
 function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[] {
-  // Deeper than a key (an item of train.betas): the key as a whole is what a reader can look up.
+  // Deeper issues (an item of train.betas) are reported for the key.
   const parts = issue.path.slice(0, 2);
   const path = parts.join('.');
   if (issue.code === 'custom') return [{ path, message: issue.message }];
@@ -76,7 +76,7 @@ function withImpliedSource(input: unknown): unknown {
   return { ...(input as object), data: { ...data, source: impliedSource(data.path) } };
 }
 
-/** The config, or every problem of it; a key is named once even when several of its items are wrong. */
+/** The config, or all its problems; a key with several wrong items is reported once. */
 export function checkConfig(given: unknown): { config: Config } | { problems: ConfigProblem[] } {
   const input = withImpliedSource(given);
   const result = configSchema.safeParse(input);

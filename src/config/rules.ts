@@ -1,4 +1,4 @@
-/** Relations between keys that no single key can check (attention.md): each problem names one key and what would be allowed. */
+/** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
 import { readsPath } from './data-path.js';
 import type { Config } from './schema.js';
 
@@ -7,10 +7,10 @@ export interface RelationProblem {
   message: string;
 }
 
-/** More heads than this per group do not fit the tiles of any kernel. */
+/** Maximum heads per group that the tiles of all kernels support. */
 const MAX_HEADS_PER_GROUP = 16;
 
-/** Small enough to be tried one by one even when the config holds a nonsensical size. */
+/** Limits the search for divisors when a config contains a nonsensical size. */
 const MAX_LISTED_DIVISOR = 1024;
 
 function divisors(value: number): number[] {
@@ -21,7 +21,7 @@ function divisors(value: number): number[] {
   return found;
 }
 
-/** Group counts that leave 1 to 16 heads in each. */
+/** Numbers of groups with 1 to 16 heads per group. */
 function groupCounts(heads: number): number[] {
   return divisors(heads)
     .filter((perGroup) => perGroup <= MAX_HEADS_PER_GROUP)
@@ -56,7 +56,7 @@ function blockProblems({ l, d, l_sel }: Config['nsa']): RelationProblem[] {
   const problems: RelationProblem[] = [];
   const missed = [
     ...(l % d === 0 ? [] : [`nsa.l ${l}`]),
-    // The stride must tile both blocks: otherwise a compressed block straddles a selection block by a fraction of a stride.
+    // The stride must divide both block sizes; else a compression block would cross selection blocks within a stride.
     ...(l_sel % d === 0 ? [] : [`nsa.l_sel ${l_sel}`]),
   ];
   if (missed.length > 0) {

@@ -46,7 +46,7 @@ describe('the schema', () => {
     expect(parse({ data: { path: null, seed: null }, runtime: { threads: null, use_fa2_win: null } })).toBe(true);
   });
 
-  it('holds the relations between keys, for whoever uses it directly', () => {
+  it('checks the rules between keys too', () => {
     expect(parse({ nsa: { d: 12 } })).toBe(false);
   });
 });

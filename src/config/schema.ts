@@ -1,5 +1,5 @@
 /**
- * The schema of a config: every key with its default. The comments of the keys are copied to meanings.ts, configs/base.yaml
+ * The schema of a config: every key with its default. The comments of the keys are copied to configs/base.yaml
  * and docs/reference/config.md by `npm run docs:reference`. A resolved config has every key; one without a value is null.
  */
 import { z } from 'zod';
@@ -78,11 +78,11 @@ const nsa = z.strictObject({
 const data = z.strictObject({
   /** Where documents come from. */
   source: z
-    .enum(['synthetic', 'needle', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
+    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
     .default('synthetic'),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
-  /** Tokenizer: byte, gpt2 or the path of a tokenizer.json. */
+  /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
   tokenizer: text().default('byte'),
   /** Share of documents reserved for validation. */
   val_fraction: z.number().min(0).lt(1).default(0.01),
@@ -106,6 +106,8 @@ const data = z.strictObject({
   needle_absent: countOrZero().default(0),
   /** Source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start. */
   needle_curriculum: text().nullable().default(null),
+  /** Source stories: samples at the start that only practise recall, as every second one does after them. */
+  stories_drills: countOrZero().default(0),
   /** Source fineweb_edu: dataset on the Hugging Face hub, as owner/name. */
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu'),
   /** Source fineweb_edu: configuration, such as sample-10BT; null = the default one. */

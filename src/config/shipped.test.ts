@@ -110,10 +110,10 @@ it('train_showcase is the toy of the runbooks', () => {
   expect(train).toMatchObject({ seq_len: 128, save_every: 0, out_dir: 'artifacts/train_showcase' });
 });
 
-it('quickstart needs neither GPU nor network', () => {
+it('quickstart needs neither GPU nor network nor any file', () => {
   const { runtime, data } = load('quickstart');
   expect(runtime.device).toBe('cpu');
-  expect(data).toMatchObject({ source: 'text', tokenizer: 'byte' });
+  expect(data).toMatchObject({ source: 'stories', tokenizer: 'stories', path: null });
 });
 
 it('profile a100 leaves the choice of attention kernels at its defaults: nothing was measured on that card', () => {

@@ -1,6 +1,6 @@
-/** "Did you mean": the known name nearest to what was typed, or nothing when none is near. */
+/** Suggestions for misspelled names. */
 
-/** Edits that turn a into b, a swap of neighbours counting as one: the usual typing errors all cost 1. */
+/** Damerau-Levenshtein distance: insertions, deletions, replacements and swaps of neighbours. */
 function editDistance(a: string, b: string): number {
   let beforeLast: number[] = [];
   let last = Array.from({ length: b.length + 1 }, (_, column) => column);
@@ -22,7 +22,7 @@ function editDistance(a: string, b: string): number {
 
 export function nearest(typed: string, known: Iterable<string>): string | undefined {
   const wanted = typed.toLowerCase();
-  // A third of the letters wrong is still a typing error; more is another word.
+  // At most a third of the letters may differ.
   let best = Math.max(1, Math.floor(wanted.length / 3)) + 1;
   let found: string | undefined;
   for (const name of known) {
@@ -35,7 +35,7 @@ export function nearest(typed: string, known: Iterable<string>): string | undefi
   return found;
 }
 
-/** ` (did you mean x?)`, or an empty text. */
+/** ` (did you mean x?)`, or an empty string if no name is near. */
 export function hint(typed: string, known: Iterable<string>): string {
   const found = nearest(typed, known);
   return found === undefined ? '' : ` (did you mean ${found}?)`;

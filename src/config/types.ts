@@ -65,7 +65,7 @@ export interface NsaConfig {
 /** Section `data` of a config. Where tokens come from. */
 export interface DataConfig {
   /** . Default: `'synthetic'`. */
-  source: 'synthetic' | 'needle' | 'text' | 'jsonl' | 'fineweb_edu' | 'fineweb_edu_local' | 'tokens';
+  source: 'synthetic' | 'needle' | 'stories' | 'text' | 'jsonl' | 'fineweb_edu' | 'fineweb_edu_local' | 'tokens';
   /** . Default: `null`. */
   path: string | null;
   /** . Default: `'byte'`. */
@@ -92,6 +92,8 @@ export interface DataConfig {
   needle_absent: number;
   /** . Default: `null`. */
   needle_curriculum: string | null;
+  /** . Default: `0`. */
+  stories_drills: number;
   /** . Default: `'HuggingFaceFW/fineweb-edu'`. */
   hub_dataset: string;
   /** . Default: `null`. */

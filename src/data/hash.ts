@@ -30,4 +30,7 @@ export const Purpose = {
   needleTrain: 8,
   needleValidation: 9,
   needleEvaluation: 10,
+  storiesTrain: 11,
+  storiesValidation: 12,
+  storiesEvaluation: 13,
 } as const;

@@ -8,13 +8,14 @@ import { openCached } from './shards/cache.js';
 import { listTextSource, type OnProgress } from './shards/prepare.js';
 import { ShardReader } from './shards/reader.js';
 import { splitCorpus } from './split.js';
+import { StorySamples } from './stories/samples.js';
 import { type Samples, StreamSamples, WholeStream } from './stream.js';
 import { SyntheticSamples } from './synthetic.js';
 import { createTokenizer, type Tokenizer } from './tokenizer.js';
 
 /** As in the config: `data` with the seed and shapes of `train`. */
 export interface SourceOptions {
-  source: 'synthetic' | 'needle' | 'text' | 'jsonl' | 'tokens';
+  source: 'synthetic' | 'needle' | 'stories' | 'text' | 'jsonl' | 'tokens';
   /** Files, folders or patterns for text and jsonl; the folder of shards for tokens. */
   path?: string | readonly string[] | undefined;
   tokenizer: string;
@@ -32,6 +33,8 @@ export interface SourceOptions {
   text_field?: string | undefined;
   /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
   evaluate?: 'validation' | 'all' | undefined;
+  /** Of source stories: samples at the start that are drills. Default 0. */
+  stories_drills?: number | undefined;
   /** Of source needle. */
   needle?: NeedleOptions | undefined;
 }
@@ -78,6 +81,7 @@ export async function openSource(options: SourceOptions, open: OpenSourceOptions
         `${options.vocab_size}; raise it to at least ${tokenizer.vocabSize} or choose another tokenizer`,
     );
   }
+  if (options.source === 'stories') return openStories(options, tokenizer);
   const reader = await openShards(options, tokenizer, open);
   try {
     return openCorpus(options, reader, tokenizer, open);
@@ -130,6 +134,22 @@ function openNeedle(options: SourceOptions): OpenSource {
       new NeedleSamples(task, stages, length, seed, Purpose.needleTrain),
       // Validation has the final length only: that is what the run is for.
       new NeedleSamples(task, stages.slice(-1), length, seed, Purpose.needleValidation),
+    ),
+    documentMask: true,
+    close: () => {},
+  };
+}
+
+function openStories(options: SourceOptions, tokenizer: Tokenizer): OpenSource {
+  const { seq_len: sequenceLength, seed, stories_drills: drills = 0 } = options;
+  return {
+    vocabSize: tokenizer.vocabSize,
+    identity: `stories:${drills}:${tokenizer.identity}`,
+    tokensPerEpoch: Number.POSITIVE_INFINITY,
+    ...withEvaluation(
+      options,
+      new StorySamples(tokenizer, { sequenceLength, drills }, seed, Purpose.storiesTrain),
+      new StorySamples(tokenizer, { sequenceLength, drills: 0 }, seed, Purpose.storiesValidation),
     ),
     documentMask: true,
     close: () => {},

@@ -23,6 +23,8 @@ describe('createTokenizer', () => {
 
   it('refuses what is neither, by name', () => {
     expect(() => createTokenizer('llama')).toThrow(UsageError);
-    expect(() => createTokenizer('llama')).toThrow('data.tokenizer: "llama" is not byte, not gpt2 and not an existing');
+    expect(() => createTokenizer('llama')).toThrow(
+      'data.tokenizer: "llama" is not one of byte, gpt2, stories and not an existing',
+    );
   });
 });

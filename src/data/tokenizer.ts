@@ -7,6 +7,7 @@ import type { TokenBuffer } from './token-buffer.js';
 import { createByteTokenizer } from './tokenizers/byte.js';
 import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
+import { createStoryTokenizer } from './tokenizers/stories.js';
 
 /** Text to token ids and back. */
 export interface Tokenizer {
@@ -36,12 +37,20 @@ export interface StreamDecoder {
   end(): string;
 }
 
-/** `byte`, `gpt2`, or the path of a tokenizer.json (or of the folder that holds one). */
+const BUILT_IN = { byte: createByteTokenizer, gpt2: createGpt2Tokenizer, stories: createStoryTokenizer } as const;
+
+/** Whether `spec` names a tokenizer of Trefoil; otherwise it is a path. */
+export function isBuiltInTokenizer(spec: string): spec is keyof typeof BUILT_IN {
+  return Object.hasOwn(BUILT_IN, spec);
+}
+
+/** `byte`, `gpt2`, `stories`, or the path of a tokenizer.json (or of the folder that holds one). */
 export function createTokenizer(spec: string): Tokenizer {
-  if (spec === 'byte') return createByteTokenizer();
-  if (spec === 'gpt2') return createGpt2Tokenizer();
+  if (isBuiltInTokenizer(spec)) return BUILT_IN[spec]();
   if (!existsSync(spec)) {
-    throw new UsageError(`data.tokenizer: "${spec}" is not byte, not gpt2 and not an existing tokenizer.json file`);
+    throw new UsageError(
+      `data.tokenizer: "${spec}" is not one of ${Object.keys(BUILT_IN).join(', ')} and not an existing tokenizer.json file`,
+    );
   }
   return createHuggingFaceTokenizer(statSync(spec).isDirectory() ? join(spec, 'tokenizer.json') : spec);
 }

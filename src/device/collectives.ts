@@ -1,16 +1,17 @@
 /**
- * What the ranks of a training do together, behind one small interface: MPI between CPUs (mpi/), NCCL between GPUs
- * (cuda/nccl.ts). Every rank calls the same operations with the same counts in the same order.
+ * Collective operations between the ranks of a run: MPI between CPUs (mpi/), NCCL between GPUs (cuda/nccl.ts). Every rank calls
+ * the same operations with the same counts in the same order.
  *
- * A call begins its operation when the work launched on the device before it is done, and may return while the operation
- * still runs, beside work that is launched later. `join` puts an end to that: what is launched after it comes after every
- * operation begun so far.
+ * An operation starts when the work launched on the device before it has finished. It may run concurrently with work
+ * launched later, until `join`: work launched after `join` comes after every operation started so far.
  */
+import { UsageError } from '../errors.js';
+
 export type WireType = 'f32' | 'f64' | 'bf16' | 'i32' | 'u8';
 /** How values of ranks are combined. */
 export type Reduction = 'sum' | 'max' | 'min';
 
-/** Some numbers in memory of the device: of the host with MPI, of the GPU with NCCL. */
+/** An array in device memory: host memory with MPI, GPU memory with NCCL. */
 export interface Span {
   readonly address: bigint;
   readonly count: number;
@@ -22,20 +23,28 @@ export interface Collectives {
   readonly kind: 'mpi' | 'nccl';
   readonly rank: number;
   readonly world: number;
-  /** Every rank ends with the reduction of all, bit for bit the same. */
+  /** In place. Every rank gets the reduction over all ranks, with the same bits. */
   allReduce(span: Span, reduction?: Reduction): void;
-  /** `from` holds world parts of `into.count` numbers; each rank ends with the sum of its part. */
+  /** `from` has `world` parts of `into.count` numbers; each rank gets the sum of its part. */
   reduceScatter(from: Span, into: Span): void;
-  /** `into` holds world parts of `from.count` numbers; `from` may be the rank's own part of it. */
+  /** `into` has `world` parts of `from.count` numbers; `from` may be the rank's own part of it. */
   allGather(from: Span, into: Span): void;
   broadcast(span: Span, root: number): void;
   join(): void;
-  /** Throws, naming what is known of the rank, when an operation failed behind the caller's back. */
+  /** Throws if an operation has failed asynchronously; the message names the rank. */
   check(): void;
-  /** Gives up at once, without the other ranks: operations in flight end with an error. */
+  /** Aborts at once, without the other ranks: running operations fail. */
   abort(): void;
-  /** This rank is on its way out, without the others: from now on nothing here waits for what they have not done. */
+  /** This rank is about to exit alone: from now on nothing waits for other ranks. */
   leave(): void;
-  /** The orderly end; every rank calls it. */
+  /** Collective: the regular end. */
   close(): void;
+}
+
+/** Throws unless `whole` has `world` parts of the size and type of `part`. */
+export function expectParts(what: string, whole: Span, part: Span, world: number): void {
+  if (whole.count === part.count * world && whole.dtype === part.dtype) return;
+  throw new UsageError(
+    `${what}: ${whole.count} ${whole.dtype} numbers are not ${world} parts of ${part.count} ${part.dtype}`,
+  );
 }

@@ -1,6 +1,6 @@
 /**
- * Where memory lives and kernels run, behind one small interface. An operation names its kernels once (`defineKernels`)
- * and calls them with tensors and numbers; a device turns the source beside the operation into callable code.
+ * The interface of a device, which owns memory and runs kernels. An operation declares its kernels once (`defineKernels`) and
+ * calls them with tensors and numbers; the device compiles the source in the operation's folder.
  */
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../errors.js';
@@ -10,15 +10,15 @@ import type { MemoryPool } from './pool.js';
 /** The kinds of devices. */
 export type DeviceKind = 'cpu' | 'cuda';
 
-/** A piece of device memory. `address` is meaningful on its device only. */
+/** A block of device memory. `address` is valid on its device only. */
 export interface Block {
   readonly address: bigint;
   readonly bytes: number;
 }
 
 /**
- * What a kernel argument may be: a tensor's memory (or null), a number passed as 64-bit integer or float, or a struct
- * that the kernel gets the address of.
+ * Kinds of kernel arguments: a tensor's memory (or null), a number passed as 64-bit integer or float, or a struct passed by
+ * address.
  */
 export type ArgumentKind = 'ptr' | 'i64' | 'f32' | 'f64' | 'struct';
 
@@ -28,13 +28,13 @@ export type StructArgument = Readonly<Record<string, Addressable | number | null
 /** Anything with an address on the device; tensors are the usual case. */
 export interface Addressable {
   readonly pointer: bigint;
-  /** What lies there. CUDA kernels are compiled for it; the CPU's compute in f32. */
+  /** Element type. CUDA kernels are compiled for it; CPU kernels compute in f32. */
   readonly dtype?: string;
   /** The device that the address belongs to. */
   readonly device?: Device;
 }
 
-/** Throws unless `value` lies on `device`: an address of another device would crash the process. */
+/** Throws unless `value` is on `device`: an address of another device would crash the process. */
 export function expectDevice(device: Device, value: Addressable | StructArgument, what: string): void {
   if (!('pointer' in value)) {
     for (const field of Object.values(value as StructArgument))
@@ -62,19 +62,19 @@ export type Kernels<S extends Signatures> = {
 };
 
 export interface KernelOptions<S extends Signatures> {
-  /** How the same functions are launched on a GPU (the operation's cuda.ts). */
+  /** Creates the CUDA launchers of the same functions (the operation's cuda.ts). */
   readonly cuda?: (cuda: CudaRuntime) => Kernels<S>;
 }
 
-/** The kernels of one operation: the folder that holds its sources, and its functions with their arguments. */
+/** The kernels of one operation: the folder of its sources, and its functions with their arguments. */
 export interface KernelModule<S extends Signatures = Signatures> {
   readonly folder: string;
   readonly functions: S;
-  /** Makes a `Kernels<S>`; null for an operation without CUDA kernels. */
+  /** Creates a `Kernels<S>`; null for an operation without CUDA kernels. */
   readonly cuda: ((cuda: CudaRuntime) => unknown) | null;
 }
 
-/** `defineKernels(import.meta.url, {...})` in an operation's folder describes the functions of its `cpu.cpp`. */
+/** `defineKernels(import.meta.url, {...})` in an operation's folder declares the functions of its `cpu.cpp`. */
 export function defineKernels<const S extends Signatures>(
   moduleUrl: string,
   functions: S,
@@ -93,17 +93,17 @@ export interface MemoryUse {
 /** Where memory lives and kernels run. */
 export interface Device {
   readonly kind: DeviceKind;
-  /** What a person calls it: the processor's model name. */
+  /** Model name of the processor or GPU. */
   readonly name: string;
   readonly pool: MemoryPool;
-  /** Tensors of all pools: bytes at the highest so far, and what is held. */
+  /** Over all pools: peak bytes in use, and bytes reserved from the system. */
   readonly memory: MemoryUse;
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S>;
-  /** Copies host bytes to device memory and back; both return when the bytes have arrived. */
+  /** Copies between host and device memory; both return when the source may be reused and the result read. */
   upload(address: bigint, bytes: Uint8Array): void;
   download(address: bigint, into: Uint8Array): void;
   fillZero(address: bigint, bytes: number): void;
-  /** `count` floats of one value, without waiting. */
+  /** Sets `count` floats to `value`, asynchronously. */
   fill(address: bigint, value: number, count: number): void;
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */

@@ -71,9 +71,9 @@ export interface CompileProgress {
 /** The error of a compilation that a signal ended; null if none did. Exit codes above 128 are those of a shell. */
 export function interruption(
   kernel: string,
-  { signal, status }: { signal: NodeJS.Signals | null; status: number | null },
+  { signal, status }: { signal: string | null; status: number | null },
 ): TrefoilError | null {
-  const byCode: Readonly<Record<number, NodeJS.Signals>> = { 130: 'SIGINT', 143: 'SIGTERM' };
+  const byCode: Readonly<Record<number, string>> = { 130: 'SIGINT', 143: 'SIGTERM' };
   const name = signal ?? byCode[status ?? 0];
   if (name !== 'SIGINT' && name !== 'SIGTERM') return null;
   return new TrefoilError(

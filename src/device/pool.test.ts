@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import type { Block } from './device.js';
 import { MemoryPool } from './pool.js';
 
-/** An allocator that only counts, and refuses to free what it did not give. */
+/** An allocator that counts, and throws when it frees what it did not allocate. */
 function fakeSystem() {
   const live = new Map<bigint, number>();
   let next = 4096n;
@@ -22,7 +22,7 @@ function fakeSystem() {
 }
 
 describe('MemoryPool', () => {
-  it('gives at least what is asked and wastes at most an eighth beyond the smallest block', () => {
+  it('returns at least the requested size and wastes at most an eighth beyond the smallest block', () => {
     const pool = new MemoryPool(fakeSystem());
     const sizes = fc.oneof(fc.integer({ min: 0, max: 4096 }), fc.integer({ min: 0, max: 2 ** 40 }));
     fc.assert(
@@ -39,11 +39,11 @@ describe('MemoryPool', () => {
     expect(block.bytes).toBeGreaterThanOrEqual(Math.max(bytes, 1));
   });
 
-  it('hands a freed block out again instead of asking the system', () => {
+  it('reuses a freed block instead of allocating', () => {
     const pool = new MemoryPool(fakeSystem());
     const first = pool.take(1000);
     pool.give(first);
-    expect(pool.take(1001)).toBe(first); // a near size shares the block
+    expect(pool.take(1001)).toBe(first); // similar sizes share blocks
     expect(pool.take(1000)).not.toBe(first);
     expect(pool.systemAllocations).toBe(2);
   });
@@ -72,7 +72,7 @@ describe('MemoryPool', () => {
     expect(pool.systemAllocations).toBe(3);
   });
 
-  it('counts nothing for memory the system refused', () => {
+  it('does not count memory that the system refused', () => {
     let full = true;
     const pool = new MemoryPool({
       allocate: () => {
@@ -88,7 +88,7 @@ describe('MemoryPool', () => {
     expect(pool.bytesInUse).toBe(1024);
   });
 
-  it('never gives one block to two holders, whatever the order of calls', () => {
+  it('never returns a block that is in use, in any order of calls', () => {
     const call = fc.oneof(
       fc.record({ take: fc.integer({ min: 0, max: 100_000 }) }),
       fc.record({ give: fc.nat() }),

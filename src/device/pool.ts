@@ -1,6 +1,6 @@
 /**
- * Device memory for tensors. Freed blocks are kept and handed out again, so a training step in steady state asks the
- * system for nothing: `systemAllocations` stops growing.
+ * Memory pool of a device. Freed blocks are kept and reused, so a training step in steady state allocates nothing from the
+ * system: `systemAllocations` stops growing.
  */
 import type { Block } from './device.js';
 
@@ -31,7 +31,7 @@ export function callSite(): string {
     .join('\n');
 }
 
-/** Rounds up to one of eight steps per power of two: at most 12.5 % is wasted, and near sizes share their blocks. */
+/** Rounds up to one of eight sizes per power of two: at most 12.5 % is wasted, and similar sizes share blocks. */
 function bucketSize(bytes: number): number {
   if (bytes <= SMALLEST) return SMALLEST;
   const step = 2 ** (Math.floor(Math.log2(bytes - 1)) - 3);
@@ -112,7 +112,7 @@ export class MemoryPool {
   get peakBytesInUse(): number {
     return this.#peakBytesInUse;
   }
-  /** How often the system was asked for memory. */
+  /** Number of allocations from the system. */
   get systemAllocations(): number {
     return this.#systemAllocations;
   }

@@ -3,7 +3,7 @@
  * (a page every 64 tokens), writes the tokens if it draws them itself, and waits once, when it reads the result.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
-import type { CudaGraph } from '../device/cuda/graph.js';
+import type { CudaGraph } from '../device/cuda/stream.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
 import { DeviceStep, type DeviceStepOptions, deviceStepContext, deviceStepRefusal } from '../model/device-step.js';
 import type { LanguageModel } from '../model/language-model.js';

@@ -75,7 +75,7 @@ export async function* generateAll(
   const { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [], signal } = options;
   expectPositiveInteger('max-new-tokens', maxNewTokens);
   expectPositiveInteger('max-context', maxContext);
-  if (stop.includes('')) throw new UsageError('stop: an empty string would stop at once; give at least one character');
+  if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
   const vocabulary = usedVocabulary({ model, tokenizer });
   const sequences = prompts.map((prompt, index) => {
     const context = encodePrompt(prompt, tokenizer, vocabulary);

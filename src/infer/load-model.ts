@@ -7,7 +7,7 @@ import { readFileSync, renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
-import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
@@ -16,15 +16,15 @@ import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors } from '../model/weights.js';
 import { fileError, statOrUndefined, writeFileAtomic } from '../run/atomic.js';
-import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
-import { LATEST_NAME } from '../run/checkpoint-folder.js';
-import { MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint-manifest.js';
-import { CHECKPOINT_FILES } from '../run/checkpoint-save.js';
-import { runPaths } from '../run/run-folder.js';
+import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
+import { LATEST_NAME } from '../run/checkpoint/folder.js';
+import { MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint/manifest.js';
+import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';
+import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { dispose } from '../tensor/dispose.js';
-import { inFile, isBuiltIn, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
+import { inFile, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
 
 /** A model from a file, with what is needed to read and write its text. */
 export interface LoadedModel extends Disposable {
@@ -206,7 +206,7 @@ function keepForeign(path: string): void {
 
 /** How config.json names the tokenizer. */
 function placeTokenizer(folder: string, spec: string): string {
-  if (isBuiltIn(spec)) return spec;
+  if (isBuiltInTokenizer(spec)) return spec;
   const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
   // Gone since the run began: the weights must not be lost over that.
   if (!exists(source)) return resolve(source);

@@ -4,6 +4,7 @@ import { dirname, resolve } from 'node:path';
 import { z } from 'zod';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
+import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { fileError, openRegularFile, readFully, writeFileAtomic } from '../run/atomic.js';
 
@@ -21,7 +22,7 @@ const savedModel = z.strictObject({
   trefoil_version: z.string(),
   /** Optimizer steps behind the weights. */
   step: z.int().min(0),
-  /** byte, gpt2, or a path seen from this file's folder. */
+  /** A built-in name, or a path relative to this file's folder. */
   tokenizer: z.string().min(1),
   /** Rows of the embedding. */
   vocab_size: z.int().min(1),
@@ -75,11 +76,7 @@ export function isModelConfig(path: string): boolean {
 }
 
 function tokenizerSpec(path: string, tokenizer: string): string {
-  return isBuiltIn(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
-}
-
-export function isBuiltIn(tokenizer: string): boolean {
-  return tokenizer === 'byte' || tokenizer === 'gpt2';
+  return isBuiltInTokenizer(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
 }
 
 /** Puts the file's name in front of what is wrong inside it, all in one line. */

@@ -1,6 +1,6 @@
 /**
- * Where data parallel training stops paying, and what would come next, each with its figures from the same equations.
- * Tensor, sequence and pipeline parallelism are not built: their rows say what they would bring.
+ * Where data-parallel training stops paying, and what would help next, with figures from the same equations. Tensor,
+ * sequence and pipeline parallelism are not implemented; their rows predict the gain.
  */
 import { headShapeOf } from '../model/shape.js';
 import type { Speed } from './measured.js';
@@ -18,7 +18,7 @@ export interface Advice {
     | 'sequence'
     | 'tensor'
     | 'pipeline';
-  /** Whether Trefoil has it. */
+  /** Whether it is implemented. */
   readonly built: boolean;
   /** GPUs that share the work of one rank. */
   readonly degree: number;
@@ -40,16 +40,16 @@ const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 const BF16 = 2;
 const BUCKET_FACTORS = [2, 4, 8, 16, 32, 64];
-/** Gains of less than this share of the step are below what the equations can tell. */
+/** Smaller gains are within the error of the equations. */
 const WORTH_SAYING = 0.02;
 
-/** The first number of GPUs at which each limit is passed; null where none is. */
+/** The first number of GPUs that exceeds each limit; null if none does. */
 export function stopsOf(rows: readonly PlanRow[]) {
   const first = (reason: PlanRow['stops'][number]) => rows.find(({ stops }) => stops.includes(reason))?.gpus ?? null;
   return { efficiency: first('efficiency'), batch: first('batch'), memory: first('memory') };
 }
 
-/** What would come next on as many GPUs as the last row has. */
+/** What would help on the number of GPUs of the last row. */
 export function adviceFor(context: PlanContext, rows: readonly PlanRow[]): Advice[] {
   const last = rows[rows.length - 1];
   const stops = stopsOf(rows);
@@ -92,7 +92,7 @@ function wireAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficien
   return [adviceOf('bf16 wire', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
 }
 
-/** Where every bucket costs a long way through many nodes, fewer of them do. */
+/** Larger buckets pay the latency of many nodes less often. */
 function bucketAdvice({ planCase, speed, parallel }: PlanContext, { gpus, efficiency, memory_mib }: PlanRow): Advice[] {
   const compute = computeOf(planCase, speed);
   const tried = BUCKET_FACTORS.map((factor) => {
@@ -107,7 +107,7 @@ function bucketAdvice({ planCase, speed, parallel }: PlanContext, { gpus, effici
   return [adviceOf('larger buckets', { degree: 1, gpus, step, tokens: tokensOf(planCase), bytes }, true, text)];
 }
 
-/** One sequence a GPU: as many GPUs as the critical batch has room for. */
+/** One sequence per GPU: as many GPUs as the critical batch allows. */
 function smallerBatchAdvice({ planCase, speed, parallel, limits }: PlanContext, last: PlanRow): Advice[] {
   const { train } = planCase.config;
   if (train.batch_size * train.accumulate_grad_batches === 1) return [];
@@ -123,7 +123,7 @@ function smallerBatchAdvice({ planCase, speed, parallel, limits }: PlanContext, 
   return [adviceOf('smaller batch', { degree: 1, gpus, step, tokens: train.seq_len, bytes }, true, text)];
 }
 
-/** Several GPUs do the work of one rank: the batch grows by that much less. */
+/** Several GPUs share the work of one rank, so that the global batch grows less. */
 function splitAdvice(context: PlanContext, last: PlanRow): Advice[] {
   const { planCase, speed, parallel, limits } = context;
   const tokens = tokensOf(planCase);
@@ -140,7 +140,7 @@ function splitAdvice(context: PlanContext, last: PlanRow): Advice[] {
   ];
 }
 
-/** Each GPU has a stretch of every sequence, and sees the keys and values of all: any block may be selected. */
+/** Each GPU has a part of every sequence and gathers all keys and values, since any block may be selected. */
 function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, degree: number, bytes: number): Advice {
   const { planCase, parallel } = context;
   const { shape, config } = planCase;
@@ -160,7 +160,7 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   return splitOf('sequence', context, { gpus, degree, step, bytes: state + (bytes - state) / degree, text });
 }
 
-/** Heads and feed-forward are cut; what they add to the stream is summed, twice in each direction. */
+/** Heads and feed-forward are split; their outputs are summed by two all-reduces per layer and direction. */
 function tensorSplit(
   context: PlanContext,
   compute: Compute,
@@ -185,7 +185,7 @@ function tensorSplit(
   return [splitOf('tensor', context, { gpus, degree, step, bytes: bytes / degree, text })];
 }
 
-/** Layers are dealt out; sequences follow one another through the stages, and stages wait at both ends. */
+/** Layers are split into stages; stages idle while the pipeline fills and drains. */
 function pipelineSplit(
   context: PlanContext,
   compute: Compute,
@@ -201,7 +201,7 @@ function pipelineSplit(
   const stretch = 1 + (degree - 1) / sequences;
   if (degree < 2) return [];
   const split = scaled(compute, {
-    // Every sequence goes alone, with launches of its own.
+    // Every sequence is launched by itself.
     ...{ time: stretch / degree, launching: (stretch * batch_size) / degree },
     ...{ parameters: 1 / degree, forward: 0, block: 0 },
   });
@@ -211,7 +211,7 @@ function pipelineSplit(
   return [splitOf('pipeline', context, { gpus, degree, step, bytes: bytes / degree, text })];
 }
 
-/** The network as ranks of several GPUs of a node see it: each of a rank's GPUs exchanges its own part. */
+/** The network between ranks of several GPUs each, where every GPU exchanges its own part. */
 function between(parallel: Parallel, degree: number): Parallel {
   const { network } = parallel;
   return { ...parallel, network: { ...network, perNode: Math.max(1, Math.floor(network.perNode / degree)) } };
@@ -224,10 +224,10 @@ function stateBytes({ planCase, speed, parallel }: PlanContext, gpus: number): n
 
 interface Scale {
   readonly time: number;
-  /** The same of what its launches take. */
+  /** Same, for the launch time. */
   readonly launching: number;
   readonly parameters: number;
-  /** Seconds that come on top: of the forward pass, and of every block's backward. */
+  /** Additional seconds of the forward pass, and of the backward pass of every block. */
   readonly forward: number;
   readonly block: number;
 }

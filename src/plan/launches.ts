@@ -1,17 +1,17 @@
 /**
- * How many kernels a pass over a micro-batch launches on a GPU in bf16, whatever the size of the batch. A launch has its
- * price even inside a graph: a small batch cannot be faster than its launches. Counted on the real model by a test.
+ * Number of kernels that a pass over a micro-batch launches on a GPU in bf16; independent of the batch size. A launch has a
+ * cost even inside a graph, which bounds the speed of small batches. A test counts the launches of the real model.
  */
 import type { ModelShape } from '../model/shape.js';
 
 export interface Launches {
-  /** Forward: of the whole but the blocks, and of one block. */
+  /** Forward: everything except the blocks, and one block. */
   readonly ends: number;
   readonly block: number;
-  /** Backward, the same. */
+  /** Same, for the backward pass. */
   readonly endsBackward: number;
   readonly blockBackward: number;
-  /** A block's forward once more, when its activations were dropped: without its last product, whose result is not read. */
+  /** Recomputed forward of a checkpointed block, without its last matrix product, whose result is not needed. */
   readonly blockAgain: number;
 }
 
@@ -24,7 +24,7 @@ export function launchesOf(attention: ModelShape['attention']): Launches {
   return COUNTED[attention];
 }
 
-/** Of a forward and a backward pass without checkpointing. */
+/** Launches of a forward and a backward pass without checkpointing. */
 export function launchesOfPass(attention: ModelShape['attention'], layers: number): number {
   const { ends, block, endsBackward, blockBackward } = COUNTED[attention];
   return ends + endsBackward + layers * (block + blockBackward);

@@ -99,7 +99,7 @@ describe('files', () => {
       const path = join(folder.path, 'measured.json');
       expect(() => readMeasured(path)).toThrow(`${path}: cannot be read (ENOENT)`);
       writeFileSync(path, 'step 3');
-      expect(() => readMeasured(path)).toThrow('is not JSON; the output of trefoil bench train --json is wanted');
+      expect(() => readMeasured(path)).toThrow('is not JSON; expected the output of trefoil bench train --json');
       writeFileSync(path, JSON.stringify({ ...file([row]), rows: [{ ...row, ms_step: 'fast' }] }));
       expect(() => readMeasured(path)).toThrow('rows.0.ms_step');
       writeFileSync(path, JSON.stringify(file([])));

@@ -1,8 +1,7 @@
 /**
- * What one device reaches, from the rows of `bench train --json`: operations per second of a forward and a backward pass
- * by length and by tokens of a micro-batch, what its launches cost set aside. Between measured points the rate is
- * interpolated over the logarithm, beyond them it is that of the nearest; so a small batch takes what its operations take
- * at that rate and its launches, which are as many as those of a large one.
+ * The speed of one device, from the rows of `bench train --json`: operations per second of a forward and backward pass by
+ * sequence length and tokens per micro-batch, without the launch cost. Interpolates between measured points over the
+ * logarithm; beyond them, uses the nearest. The launch cost is the same for small and large batches.
  */
 import { readFileSync } from 'node:fs';
 import { z } from 'zod';
@@ -19,7 +18,7 @@ const rowSchema = z.object({
   ms_step: z.number().positive(),
   mfu: z.number().positive(),
   params: z.number().int().positive(),
-  /** Of the 125m shape, unless it says otherwise. */
+  /** Defaults to that of the 125m shape. */
   layers: z.number().int().positive().default(12),
 });
 
@@ -37,15 +36,15 @@ type MeasuredRow = MeasuredFile['rows'][number];
 export interface Speed {
   readonly machine: string;
   readonly device: DeviceKind;
-  /** Operations per second without launches and update, for micro-batches of `tokens` tokens in sequences of `length`. */
+  /** Operations per second, without launches and update, for micro-batches of `tokens` in sequences of `length`. */
   rate(attention: Config['model']['attention'], length: number, tokens: number): number;
-  /** Seconds of gradient norm and AdamW for one parameter. */
+  /** Seconds of gradient norm and AdamW per parameter. */
   readonly updatePerParameter: number;
-  /** Seconds that a launch costs, whatever it computes. */
+  /** Seconds per launch. */
   readonly perLaunch: number;
 }
 
-/** The shipped figures: bench/results/train-h200.json, taken with `bench train --device cuda`. */
+/** The shipped figures: bench/results/train-h200.json, measured with `bench train --device cuda`. */
 export const SHIPPED = new URL('./h200.json', import.meta.url);
 
 /**
@@ -60,7 +59,7 @@ const UPDATE_PER_PARAMETER: Readonly<Record<DeviceKind, number>> = { cuda: 1.3e-
  * tests. On a CPU a launch is a call.
  */
 const PER_LAUNCH: Readonly<Record<DeviceKind, number>> = { cuda: 6.39e-6, cpu: 0 };
-/** A GPU whose launches cost less may have steps that are shorter than that: no more than this share is taken for them. */
+/** Maximum share of a step that is attributed to launches, for GPUs whose launches cost less. */
 const MOST_LAUNCHING = 0.9;
 
 export function readMeasured(path: string | URL = SHIPPED): MeasuredFile {
@@ -72,7 +71,7 @@ export function readMeasured(path: string | URL = SHIPPED): MeasuredFile {
       cause: error,
     });
   }
-  const wanted = 'the output of trefoil bench train --json is wanted';
+  const wanted = 'expected the output of trefoil bench train --json';
   let value: unknown;
   try {
     value = JSON.parse(text);
@@ -111,14 +110,14 @@ export function speedOf(measured: MeasuredFile): Speed {
   };
 }
 
-/** Of several kernels for the same tokens, the fastest: it is what a run would take. */
+/** The fastest of several kernels for the same shape, which a run would use. */
 function best(points: readonly (readonly [number, number])[]): [number, number][] {
   const fastest = new Map<number, number>();
   for (const [x, y] of points) fastest.set(x, Math.max(y, fastest.get(x) ?? 0));
   return [...fastest];
 }
 
-/** Straight lines over log x; constant beyond the ends. */
+/** Linear interpolation over log x; constant beyond the ends. */
 export function interpolate(points: readonly (readonly [number, number])[], x: number): number {
   const sorted = [...points].sort(([a], [b]) => a - b);
   const above = sorted.findIndex(([at]) => at >= x);

@@ -1,29 +1,28 @@
 /**
- * How long the collectives of data parallel training take on paper: a fixed cost to start one, a latency for every hop,
- * and the bytes that pass the slowest link. The shape of the equations is that of NCCL's own choice between ring and
- * tree; docs/explain/scaling.md derives them.
+ * Predicted time of the collectives of data-parallel training: a start-up cost, a latency per hop, and the bytes over the
+ * slowest link, as in NCCL's choice between ring and tree. Derived in docs/explain/scaling.md.
  */
 
 export interface Network {
-  /** GPUs of a node. */
+  /** GPUs per node. */
   readonly perNode: number;
-  /** Bytes per second that one GPU sends inside a node. */
+  /** Bytes per second of one GPU inside a node. */
   readonly nodeBandwidth: number;
-  /** Bytes per second that one GPU sends to other nodes. */
+  /** Bytes per second of one GPU to other nodes. */
   readonly linkBandwidth: number;
-  /** Seconds of a hop inside a node, and of one between nodes. */
+  /** Seconds per hop inside a node, and between nodes. */
   readonly nodeLatency: number;
   readonly linkLatency: number;
-  /** Seconds to begin a collective at all. */
+  /** Seconds to start a collective. */
   readonly startLatency: number;
 }
 
-/** What NCCL's cost model takes for a ring over NVLink and over a network, rounded. */
+/** Latencies of NCCL's cost model for a ring over NVLink and over a network, rounded. */
 export const START_LATENCY = 8e-6;
 export const NODE_LATENCY = 3.4e-6;
 export const LINK_LATENCY = 10e-6;
 
-/** A tree keeps fewer links busy at once than a ring does. */
+/** A tree uses fewer links at once than a ring. */
 const TREE_BANDWIDTH = 0.9;
 
 export function nodesOf({ perNode }: Network, ranks: number): number {
@@ -31,8 +30,8 @@ export function nodesOf({ perNode }: Network, ranks: number): number {
 }
 
 /**
- * Bytes per second of a ring through all ranks. It enters and leaves every node, on as many links as the node with the
- * fewest ranks has GPUs.
+ * Bytes per second of a ring through all ranks. Between nodes it uses as many links as the node with the fewest ranks has
+ * GPUs.
  */
 export function ringBandwidth(network: Network, ranks: number): number {
   const nodes = nodesOf(network, ranks);
@@ -42,7 +41,7 @@ export function ringBandwidth(network: Network, ranks: number): number {
   return fewest === 1 ? between : Math.min(network.nodeBandwidth, between);
 }
 
-/** Seconds until every rank has the sum of `bytes` of all: a ring, or a tree where its latency is worth more. */
+/** Seconds of an all-reduce of `bytes`: the faster of ring and tree. */
 export function allReduceSeconds(network: Network, ranks: number, bytes: number): number {
   if (ranks === 1) return 0;
   const nodes = nodesOf(network, ranks);
@@ -54,12 +53,12 @@ export function allReduceSeconds(network: Network, ranks: number, bytes: number)
   return startLatency + Math.min(ring, tree);
 }
 
-/** Seconds until every rank has its part of the sum, or all parts of the others: half of a ring. */
+/** Seconds of a reduce-scatter or an all-gather: half of a ring all-reduce. */
 export function shardSeconds(network: Network, ranks: number, bytes: number): number {
   return ranks === 1 ? 0 : network.startLatency + passSeconds(network, ranks, bytes);
 }
 
-/** Once around the ring: ranks - 1 hops, each with a part of the bytes. */
+/** One pass around the ring: ranks - 1 hops, each with 1/ranks of the bytes. */
 function passSeconds(network: Network, ranks: number, bytes: number): number {
   const between = nodesOf(network, ranks) - 1;
   const inside = ranks - 1 - between;

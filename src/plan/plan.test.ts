@@ -142,7 +142,7 @@ describe('where it stops paying', () => {
   it('memory too small: checkpointing, then ZeRO-1, and whether they fit', () => {
     const limits = { ...LIMITS, gpuBytes: 10 * 2 ** 30 };
     const next = nextOf(caseOf(), PARALLEL, limits, 8);
-    expect(next[0]).toMatchObject({ what: 'checkpointing', text: expect.stringMatching(/GiB a GPU, fits$/) });
+    expect(next[0]).toMatchObject({ what: 'checkpointing', text: expect.stringMatching(/GiB per GPU, fits$/) });
     expect(next[1].what).toBe('zero1');
     expect(next[1].memory_mib).toBeLessThan(next[0].memory_mib);
     const none = nextOf(caseOf(), PARALLEL, { ...LIMITS, gpuBytes: 2 ** 30 }, 8);

@@ -1,15 +1,15 @@
-/** Rows of `trefoil plan`: one training step on 1, 2, 4 … GPUs, what it moves, holds and gets done in a day. */
+/** Rows of `trefoil plan`: time, memory and tokens per day of a training step on 1, 2, 4 … GPUs. */
 import { estimateMemory } from '../model/memory.js';
 import type { Speed } from './measured.js';
 import { nodesOf } from './network.js';
 import { computeOf, type Parallel, type PlanCase, type Step, stepOn } from './step.js';
 
 export interface PlanLimits {
-  /** Share of the one GPU's tokens per second below which another GPU does not pay. */
+  /** Minimum efficiency, relative to the tokens per second of one GPU. */
   readonly minEfficiency: number;
-  /** Tokens of a global batch beyond which more of them teach little more. */
+  /** Critical batch size: tokens of a global batch beyond which returns diminish. */
   readonly criticalBatch: number;
-  /** Bytes of one GPU. */
+  /** Memory of one GPU, in bytes. */
   readonly gpuBytes: number;
 }
 
@@ -27,18 +27,18 @@ export interface PlanRow {
   readonly global_batch: number;
   readonly tokens_per_s: number;
   readonly tokens_per_day: number;
-  /** Tokens of small batches that would teach as much. */
+  /** Tokens of small batches with the same effect. */
   readonly useful_tokens_per_day: number;
-  /** Why more GPUs of this kind do not pay here. */
+  /** The limits that are exceeded. */
   readonly stops: readonly ('efficiency' | 'batch' | 'memory')[];
 }
 
 const MIB = 2 ** 20;
 const DAY = 86_400;
-/** Bytes of both moments of a parameter: what ZeRO-1 shards. */
+/** Bytes of the two Adam moments of a parameter, which ZeRO-1 shards. */
 const MOMENT_BYTES = 8;
 
-/** 1, 2, 4 … and the number itself. */
+/** Powers of two below `most`, and `most`. */
 export function gpuCounts(most: number): number[] {
   const counts: number[] = [];
   for (let count = 1; count < most; count *= 2) counts.push(count);
@@ -61,12 +61,12 @@ export function planRows(
   });
 }
 
-/** Tokens of one rank in a step. */
+/** Tokens per rank and step. */
 export function tokensOf({ config: { train } }: PlanCase): number {
   return train.seq_len * train.batch_size * train.accumulate_grad_batches;
 }
 
-/** Bytes of one rank. */
+/** Memory of one rank, in bytes. */
 export function memoryOn(
   { shape, config }: PlanCase,
   speed: Pick<Speed, 'device'>,

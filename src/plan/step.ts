@@ -1,6 +1,6 @@
 /**
- * One training step of a data-parallel rank, on paper: what it computes from measured rates, what it sends from the
- * network's equations, and what of that the backward pass hides. docs/explain/scaling.md has the equations.
+ * Predicted training step of a data-parallel rank: computation from measured rates, communication from the equations of the
+ * network, and the part of it that the backward pass hides. The equations are in docs/explain/scaling.md.
  */
 import type { Config } from '../config/schema.js';
 import { trainingFlops } from '../model/flops.js';
@@ -20,39 +20,39 @@ export interface PlanCase {
 export interface Parallel {
   readonly network: Network;
   readonly wire: 'f32' | 'bf16';
-  /** Optimizer state is sharded: reduce-scatter, update of a part, all-gather. */
+  /** Shards the optimizer state: reduce-scatter, update of a part, all-gather. */
   readonly zero1: boolean;
   readonly bucketBytes: number;
-  /** False is the safe mode: nothing is sent before the backward pass has ended. */
+  /** False sends gradients only after the backward pass. */
   readonly overlap: boolean;
 }
 
-/** A part of the model in the order of its backward pass. */
+/** A part of the model, in backward order. */
 export interface ComputePart {
   readonly name: string;
   readonly seconds: number;
-  /** What of them its launches take, whatever they compute. */
+  /** Part of the seconds that is launch time. */
   readonly launching: number;
-  /** Numbers of each of its parameters, in the order of the pass. */
+  /** Elements of each parameter, in backward order. */
   readonly tensors: readonly number[];
 }
 
-/** What one rank computes in a step. */
+/** Computation of one rank in a step. */
 export interface Compute {
-  /** Forward of one micro-batch. */
+  /** Seconds of the forward pass of one micro-batch. */
   readonly forward: number;
-  /** What of that its launches take. */
+  /** Part of it that is launch time. */
   readonly forwardLaunching: number;
-  /** Backward of one micro-batch. */
+  /** Backward pass of one micro-batch. */
   readonly backward: readonly ComputePart[];
   readonly microBatches: number;
-  /** Norm and AdamW over all parameters. */
+  /** Seconds of gradient norm and AdamW over all parameters. */
   readonly update: number;
   readonly parameters: number;
 }
 
 export interface Step {
-  /** All of it, in seconds like the rest. */
+  /** Seconds of the whole step. */
   readonly total: number;
   readonly compute: number;
   readonly communication: number;
@@ -61,12 +61,12 @@ export interface Step {
 }
 
 const WIRE_BYTES = { f32: 4, bf16: 2 } as const;
-/** Loss, norm and the flags on which all ranks decide together. */
+/** Loss, norm and flags that ranks exchange to agree. */
 const CONTROL_BYTES = 32;
 
 /**
- * Two thirds of the operations are the backward pass; checkpointing runs every block's forward once more in it. Launches
- * come on top of operations: a kernel that is too small to fill the GPU takes its time all the same.
+ * Two thirds of the operations are the backward pass; checkpointing adds the forward pass of every block to it. Launch time
+ * is added to the time of the operations: small kernels do not fill the GPU.
  */
 export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const { train, runtime } = config;
@@ -98,7 +98,7 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
     forward: used / perSecond / 3 + forwardLaunching,
     forwardLaunching,
     backward: [
-      // A tied table gets its last gradient from the embedding.
+      // The gradient of a tied table is complete only after the embedding.
       part('head', (2 * head) / 3, launches.endsBackward, [...(shape.tieEmbeddings ? [] : [table]), shape.dim]),
       ...blocks,
       part('embedding', 0, 0, [table]),

@@ -1,23 +1,22 @@
 /**
- * One backward pass and the exchange of its gradients. The parts of a model finish one after the other, and the bytes of
- * their gradients with them; as soon as a bucket has all of its gradients it is sent, one bucket at a time, while the pass
- * goes on. What is still to send when the pass has ended is exposed: everybody waits for it.
+ * The timeline of a backward pass and its gradient exchange. A bucket is sent as soon as all its gradients are ready, one
+ * bucket at a time, during the pass. Communication after the end of the pass is exposed: all ranks wait for it.
  */
 
-/** A part of the model, in the order of the backward pass. */
+/** A part of the model, in backward order. */
 export interface Part {
   readonly name: string;
-  /** Of its backward pass. */
+  /** Seconds of its backward pass. */
   readonly seconds: number;
-  /** Bytes of each of its gradients on the wire, in the order of the pass; they are ready evenly over its time. */
+  /** Bytes of each gradient on the wire, in backward order; they become ready evenly over its time. */
   readonly gradients: readonly number[];
 }
 
 export interface Exchange {
   readonly buckets: number;
-  /** All buckets, one after the other. */
+  /** Seconds of all buckets in sequence. */
   readonly communication: number;
-  /** What is left of it after the backward pass. */
+  /** Part of it after the end of the backward pass. */
   readonly exposed: number;
 }
 
@@ -31,12 +30,12 @@ export function exchange(parts: readonly Part[], bucketBytes: number, send: (byt
     free = Math.max(free, at) + seconds;
   }
   const backward = parts.reduce((sum, { seconds }) => sum + seconds, 0);
-  // The wire and the pass are summed in different orders: less than a picosecond is rounding.
+  // Differences below a picosecond are rounding: the sums have different orders.
   const exposed = free - backward;
   return { buckets: buckets.length, communication, exposed: exposed > 1e-12 ? exposed : 0 };
 }
 
-/** When the last gradient of each bucket is there. As in the trainer (makeBuckets) no gradient is cut: a large one is alone. */
+/** The time at which each bucket is complete. Gradients are not split: a large one is a bucket of its own (makeBuckets). */
 function readyTimes(parts: readonly Part[], bucketBytes: number): { at: number; bytes: number }[] {
   const buckets: { at: number; bytes: number }[] = [];
   let began = 0;

@@ -4,12 +4,12 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, wr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
-import { AppendFile } from './append-file.js';
 import { writeFileAtomic } from './atomic.js';
-import { findCheckpoint } from './checkpoint-find.js';
-import { SaveFailed, saveCheckpoint } from './checkpoint-save.js';
-import { CsvWriter, readCsv, TRAINING_CSV } from './csv.js';
-import { HeartbeatWriter } from './heartbeat.js';
+import { findCheckpoint } from './checkpoint/find.js';
+import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
+import { AppendFile } from './logs/append-file.js';
+import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';
+import { HeartbeatWriter } from './logs/heartbeat.js';
 
 let folder: string;
 let disk: string;

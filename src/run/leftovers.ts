@@ -1,8 +1,8 @@
 /** What killed processes left behind: files and folders that have the pid of their process in their names. */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
+import { pidExists } from '../process-identity.js';
 import { errorCode, fileError } from './atomic.js';
-import { pidExists } from './process-identity.js';
 
 /** The names in a folder; none when it is not there. */
 export function namesIn(folder: string): string[] {

@@ -6,8 +6,8 @@ import { join } from 'node:path';
 import { build } from 'esbuild';
 import { afterAll, beforeAll, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../errors.js';
+import { ownIdentity } from '../process-identity.js';
 import { acquireLock, readLockOwner } from './lock.js';
-import { ownIdentity } from './process-identity.js';
 
 let folder: string;
 let path: string;

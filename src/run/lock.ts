@@ -2,9 +2,9 @@
 import { randomUUID } from 'node:crypto';
 import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
+import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
 import { errorCode, fileError } from './atomic.js';
 import { isPlainObject } from './json.js';
-import { isAlive, ownIdentity, type ProcessIdentity } from './process-identity.js';
 
 export interface LockOwner extends ProcessIdentity {
   /** When the run took the lock, ISO 8601. */

@@ -64,7 +64,7 @@ export interface TestRun {
 export type RunOptions = Partial<
   Pick<
     TrainOptions,
-    'resume' | 'save' | 'saveOptions' | 'device' | 'signal' | 'onStep' | 'onEvaluation' | 'onCheckpoint'
+    'resume' | 'save' | 'saveOptions' | 'peakFlops' | 'device' | 'signal' | 'onStep' | 'onEvaluation' | 'onCheckpoint'
   >
 > & {
   /** Called with every line said, and with the emitter that stands for the process's signals. */

@@ -1,5 +1,5 @@
 import { createServer } from 'node:net';
-import { STORE_PORTS } from '../ranks/store.js';
+import { STORE_PORTS } from '../train/ranks/store.js';
 
 /**
  * A port with the store's ports behind it, of which none is in use. Below those that systems hand out on their own, so that

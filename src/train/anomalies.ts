@@ -2,11 +2,11 @@
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Batch } from '../data/batch.js';
-import type { World } from '../ranks/world.js';
 import { writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
-import { writeAnomaly, writeHalt } from '../run/run-paths.js';
+import { writeAnomaly, writeHalt } from '../run/paths.js';
 import type { Parameter } from '../tensor/parameter.js';
+import type { World } from './ranks/world.js';
 import type { StepGradients } from './step.js';
 
 export interface SpikeState {

@@ -16,10 +16,9 @@ import { mergeStreamStates, type StreamState } from '../data/pipeline/loader.js'
 import { type TrefoilError, UsageError } from '../errors.js';
 import { loadTensors, namedTensors } from '../model/weights.js';
 import type { AdamW, Trainable } from '../ops/adamw/op.js';
-import type { World } from '../ranks/world.js';
 import { explainFileError, isFileSystemError } from '../run/atomic.js';
-import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint-find.js';
-import type { FileDigest } from '../run/checkpoint-manifest.js';
+import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
+import type { FileDigest } from '../run/checkpoint/manifest.js';
 import {
   CHECKPOINT_FILES,
   optimizerFiles,
@@ -29,12 +28,13 @@ import {
   saveCheckpoint,
   shardName,
   writeTensorFile,
-} from '../run/checkpoint-save.js';
+} from '../run/checkpoint/save.js';
 import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { Spikes } from './anomalies.js';
 import { ParameterPart } from './data-parallel.js';
+import type { World } from './ranks/world.js';
 import type { GradientExchange, TrainableModel } from './step.js';
 
 /** Everything that changes during a training, and what is needed to save it. `Trainer` is one. */
@@ -133,7 +133,7 @@ export interface ResumePoint {
 }
 
 /**
- * Finds the checkpoint to resume from and refuses one that does not fit the config; null if there is none yet. Cheap: no
+ * Finds the checkpoint to resume from and refuses one that does not fit the config; null if none exists yet. Cheap: no
  * data is opened and no model is built. Rank 0 verifies the files; the others open the same checkpoint.
  */
 export function findResumePoint(outDir: string, which: string, config: Config, world: World): ResumePoint | null {

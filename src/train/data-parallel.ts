@@ -17,10 +17,10 @@ import type { Collectives, Span } from '../device/collectives.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import type { Trainable } from '../ops/adamw/op.js';
 import { castInto } from '../ops/cast/op.js';
-import type { World } from '../ranks/world.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Bucket, makeBuckets, type Place } from './gradient-buckets.js';
+import type { World } from './ranks/world.js';
 import { type GradientExchange, LocalGradients } from './step.js';
 
 const MIB = 2 ** 20;

@@ -6,7 +6,7 @@
 import type { Batch } from '../data/batch.js';
 import { CopyQueue } from '../device/cuda/copy-queue.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
-import type { CudaGraph } from '../device/cuda/graph.js';
+import type { CudaGraph } from '../device/cuda/stream.js';
 import type { MemoryPool } from '../device/pool.js';
 import { STEP_SCALARS } from '../ops/adamw/op.js';
 import { AttentionCounters } from '../ops/attention/counters.js';

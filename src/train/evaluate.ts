@@ -2,9 +2,9 @@
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { kernelOptions } from '../model/kernels.js';
-import { type Agreement, SingleAgreement } from '../ranks/agreement.js';
 import { Tape } from '../tensor/tape.js';
 import type { BatchUploader } from './batches.js';
+import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 import type { LossFunction, TrainableModel } from './step.js';
 
 /** The result of an evaluation. */

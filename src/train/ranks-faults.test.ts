@@ -9,9 +9,8 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { processState } from '../run/process-identity.js';
-import { runPaths } from '../run/run-folder.js';
-import { readAnomaly } from '../run/run-paths.js';
+import { processState } from '../process-identity.js';
+import { readAnomaly, runPaths } from '../run/paths.js';
 import { ended, startProgram, trefoilMain } from '../testing/cli.js';
 import { buildIdleGpu, type IdleGpu, idleGpuAbsence } from '../testing/idle-gpu.js';
 import { type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
@@ -104,7 +103,7 @@ const stalls = (where: string) =>
 const NOWHERE = 'no section known';
 const STEP = 'section step at step \\d+';
 
-/** Every step launched one by one, and so many launches that they fill a small queue. */
+/** Every step launched one by one, and enough launches to fill a small queue. */
 const eager: TinyOverrides = { runtime: { cuda_graph: false }, train: { zero: 1 } };
 const shortQueue = { IDLE_GPU_QUEUE: '20' };
 
@@ -195,7 +194,7 @@ describe('a rank on a GPU that is lost', () => {
 
   onTwoMachines('on another machine, and NCCL tells that somebody is gone', async () => {
     const faults = ['cuGraphLaunch:5:KILL', ''] as const;
-    const behaviour = { IDLE_GPU_TELLS: '1' };
+    const behaviour = { IDLE_GPU_REPORTS: '1' };
     const { code, output } = await loseRank('elsewhere', { faults, behaviour, isElsewhere: true, minutes: '15' });
     // The store's word or the lifeline's, whichever comes first.
     expect(output).toMatch(/^trefoil: rank 0: rank 1 on elsewhere \(pid \d+(, section .*)?\)(: its process)? is gone/m);

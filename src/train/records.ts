@@ -3,12 +3,12 @@ import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
-import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
-import { type HeartbeatFields, HeartbeatWriter } from '../run/heartbeat.js';
+import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import { type HeartbeatFields, HeartbeatWriter } from '../run/logs/heartbeat.js';
 import type { LogThread } from '../run/logs/log-thread.js';
-import type { RunPaths } from '../run/run-paths.js';
-import { type SectionName, SectionWriter } from '../run/section.js';
-import { TensorboardWriter } from '../run/tensorboard.js';
+import { type SectionName, SectionWriter } from '../run/logs/section.js';
+import { TensorboardWriter } from '../run/logs/tensorboard.js';
+import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 
 /** The facts of one optimizer step, as a run records them. */

@@ -10,12 +10,12 @@ import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { RankLost } from '../ranks/monitor.js';
-import type { World } from '../ranks/world.js';
-import { SaveFailed, type SaveOptions } from '../run/checkpoint-save.js';
-import type { RunFolder } from '../run/run-folder.js';
-import { readHalt, writeAnomaly, writeHalt } from '../run/run-paths.js';
+import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
+import type { RunFolder } from '../run/folder.js';
+import { readHalt, writeAnomaly, writeHalt } from '../run/paths.js';
 import { differingWeights, reportNonFinite } from './anomalies.js';
+import { RankLost } from './ranks/monitor.js';
+import type { World } from './ranks/world.js';
 import {
   type CheckpointRecord,
   type EvaluationRecord,
@@ -96,10 +96,12 @@ export class Run {
   #failedSaves = 0;
   #savedAt: number | null;
   #secondsPerStep: number | null = null;
+  #peakFlops: number | null;
 
   constructor(parts: RunParts) {
     this.#parts = parts;
     this.#savedAt = parts.resumedFrom;
+    this.#peakFlops = parts.peakFlops;
   }
 
   /** Trains to the end, or until it is stopped, and writes the final files. */
@@ -152,7 +154,7 @@ export class Run {
   }
 
   #record(trained: TrainingStep): void {
-    const { config, model, trainer, records, live, log, callbacks, peakFlops } = this.#parts;
+    const { config, model, trainer, records, live, log, callbacks } = this.#parts;
     const { step, loss, tokens, tokensPerSecond, result, batches } = trained;
     const { steps, log_every: every } = config.train;
     const { peakBytes, reservedBytes } = model.device.memory;
@@ -170,7 +172,7 @@ export class Run {
       fetchSeconds: trained.fetchSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
-      mfu: peakFlops === null ? null : usedFlops(model, batches) / seconds / peakFlops,
+      mfu: this.#mfu(usedFlops(model, batches) / seconds),
       ...result.observed,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
       counters: {
@@ -191,6 +193,13 @@ export class Run {
       log.say(stepLine(record, dropped));
     }
     live.show(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step));
+  }
+
+  /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
+  #mfu(flopsPerSecond: number): number | null {
+    if (this.#peakFlops === null) return null;
+    this.#peakFlops = Math.max(this.#peakFlops, flopsPerSecond);
+    return flopsPerSecond / this.#peakFlops;
   }
 
   /** A checkpoint comes before an evaluation: if that runs out of memory, nothing is lost. */

@@ -3,7 +3,7 @@
  * Shortly after the first stop request the handlers are removed, so a second signal ends the process at once.
  */
 import { setTimeout } from 'node:timers/promises';
-import type { Agreement } from '../ranks/agreement.js';
+import type { Agreement } from './ranks/agreement.js';
 
 export type StopSignal = 'SIGTERM' | 'SIGINT';
 

@@ -16,12 +16,12 @@ import type { ModelShape } from '../model/shape.js';
 import { AdamW, type Trainable } from '../ops/adamw/op.js';
 import type { AttentionCounters } from '../ops/attention/counters.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
-import { type Agreement, SingleAgreement } from '../ranks/agreement.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { BatchUploader, DeviceBatch } from './batches.js';
 import { type Observed, StepTelemetry, strictObserver } from './observers.js';
+import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 
 /** What training needs of a model; `LanguageModel` is one. */
 export interface TrainableModel {

@@ -4,10 +4,10 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } 
 import { DATASET, numberedDocuments } from '../data/testing/corpora.js';
 import { type HubServer, startHub } from '../data/testing/hub-server.js';
 import { parquetFile } from '../data/testing/parquet.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { readCsv, TRAINING_CSV } from '../run/csv.js';
-import { tailHeartbeats } from '../run/heartbeat.js';
-import { runPaths } from '../run/run-folder.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
+import { tailHeartbeats } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { EXIT_CODES } from './train.js';
 

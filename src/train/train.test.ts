@@ -2,10 +2,10 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Config } from '../config/schema.js';
-import { findCheckpoint } from '../run/checkpoint-find.js';
-import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/csv.js';
-import { tailHeartbeats } from '../run/heartbeat.js';
-import { runPaths } from '../run/run-folder.js';
+import { findCheckpoint } from '../run/checkpoint/find.js';
+import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import { tailHeartbeats } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
 import { readSafetensors } from '../run/safetensors.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
@@ -54,6 +54,15 @@ describe('train', () => {
     expect(readSafetensors(join(folder.path, 'extra.safetensors')).tensors).toEqual(weights(config));
     const metrics = JSON.parse(readFileSync(paths.metrics, 'utf8'));
     expect(metrics).toMatchObject({ status: 'done', step: 60, device: 'cpu', dtype: 'fp32', tokens_seen: 60 * 128 });
+  });
+
+  it('never reports an MFU above 1: a step that exceeds the measured peak raises it', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 5 } });
+    await runTraining(config, { peakFlops: 1 });
+    const shares = tailHeartbeats(runPaths(config.train.out_dir).heartbeat(0), 100).flatMap(({ mfu }) => mfu ?? []);
+    expect(shares).toHaveLength(5);
+    expect(Math.max(...shares)).toBe(1);
+    expect(Math.min(...shares)).toBeGreaterThan(0);
   });
 
   it('gives the same bits twice with one seed, and others with another', async () => {
@@ -338,7 +347,7 @@ describe('train', () => {
       expect(beats.map(({ data: said }) => said)).toEqual(['synthetic', 'synthetic']);
     });
 
-    it('prints samples every so many steps', async () => {
+    it('prints samples at an interval of steps', async () => {
       const { said } = await runTraining(tinyConfig(folder.path, { train: { ...short, sample_every: 2 } }));
       expect(said.filter((line) => line.startsWith('sample '))).toHaveLength(1);
     });

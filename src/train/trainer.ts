@@ -6,9 +6,8 @@ import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import type { Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import type { AdamW } from '../ops/adamw/op.js';
-import { singleWorld, type World } from '../ranks/world.js';
-import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint-save.js';
-import type { SectionName } from '../run/section.js';
+import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
+import type { SectionName } from '../run/logs/section.js';
 import { type Spike, Spikes } from './anomalies.js';
 import { BatchUploader } from './batches.js';
 import {
@@ -21,6 +20,7 @@ import {
 import { createExchange } from './data-parallel.js';
 import { createStepper } from './device-step.js';
 import { type Evaluation, evaluate } from './evaluate.js';
+import { singleWorld, type World } from './ranks/world.js';
 import { learningRate } from './schedule.js';
 import {
   countTargets,

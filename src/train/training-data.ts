@@ -143,7 +143,7 @@ export async function openStream(
 /** The corpus of a config; commands that read documents take it from here too. */
 export function corpusOptions({ data, train }: Config, environment: Environment): CorpusOptions {
   const { source } = data;
-  if (source === 'synthetic' || source === 'needle' || source === 'tokens')
+  if (source === 'synthetic' || source === 'needle' || source === 'stories' || source === 'tokens')
     throw new UsageError(`data.source: ${source} has no documents; use text, jsonl, fineweb_edu or fineweb_edu_local`);
   return {
     source,
@@ -169,6 +169,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
     },
     seed: data.seed ?? train.seed,
     vocab_size: data.vocab_size ?? createTokenizer(data.tokenizer).vocabSize,
+    stories_drills: data.stories_drills,
     needle: {
       ...{ records: data.needle_records, facts: data.needle_facts },
       ...{ questions: data.needle_questions, absent: data.needle_absent, curriculum: data.needle_curriculum },
@@ -176,7 +177,7 @@ function loaderOptions({ data, train }: Config): Omit<LoaderOptions, 'source'> {
   };
 }
 
-/** Fails when nothing has moved for so many seconds: preparing a large corpus may take long, a stall may not. */
+/** Rejects after `seconds` seconds without progress: preparing a large corpus may take long, a stall may not. */
 class StallLimit {
   readonly exceeded: Promise<never>;
   #last = performance.now();
@@ -187,7 +188,7 @@ class StallLimit {
     this.exceeded = new Promise((_, reject) => {
       fail = reject;
     });
-    this.exceeded.catch(() => {}); // whoever races with it sees the error; without a race nobody must
+    this.exceeded.catch(() => {}); // a no-op handler: an unawaited rejection must not crash the process
     this.#timer = setInterval(
       () => {
         if (performance.now() - this.#last < seconds * 1000) return;

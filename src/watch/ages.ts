@@ -1,16 +1,16 @@
-/** How old a time stamp of the trainer is. Clocks jump, so long-running watchers use their own monotonic clock. */
+/** The age of the trainer's time stamps, robust against jumps of the wall clock. */
 
-/** Seconds since `ts`; `key` tells whose time stamp it is. Negative when it lies in the future. */
+/** Seconds since `ts`; negative for the future. `key` identifies the time stamp between checks. */
 export type AgeOf = (key: string, ts: number) => number;
 
-/** For a single look there is only the wall clock. */
+/** Ages by the wall clock, for a single check. */
 export function wallAges(now: number = Date.now() / 1000): AgeOf {
   return (_key, ts) => now - ts;
 }
 
 /**
- * For a watcher that looks again and again: a time stamp it has seen before is as old as on the first sight plus the steady
- * time since then, and one that is new cannot be older than the last look. So a jump of the wall clock makes nothing stale.
+ * Ages for repeated checks. A time stamp that was seen before has its age at the first check plus the monotonic time since
+ * then; a new one cannot be older than the previous check. A jump of the wall clock therefore makes nothing stale.
  */
 export class SteadyAges {
   readonly #wall: () => number;
@@ -24,7 +24,7 @@ export class SteadyAges {
     this.#steady = steady;
   }
 
-  /** The ages of one look. */
+  /** The ages of one check. */
   look(): AgeOf {
     const [now, previous] = [this.#steady(), this.#lastLook];
     this.#lastLook = now;

@@ -1,4 +1,4 @@
-/** An archive of a run, taken while it may be going on: newest verified checkpoint, logs up to their last whole line. */
+/** Archives a run, also while it is active: the newest verified checkpoint, and logs up to their last complete line. */
 import { once } from 'node:events';
 import { closeSync, createWriteStream, fstatSync, openSync, renameSync, rmSync, statSync } from 'node:fs';
 import { basename, join, relative, resolve, sep } from 'node:path';
@@ -6,10 +6,10 @@ import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, readFully, statOrUndefined } from '../run/atomic.js';
-import { findCheckpoint } from '../run/checkpoint-find.js';
-import { LATEST_NAME, listCheckpoints } from '../run/checkpoint-folder.js';
+import { findCheckpoint } from '../run/checkpoint/find.js';
+import { LATEST_NAME, listCheckpoints } from '../run/checkpoint/folder.js';
 import { namesIn } from '../run/leftovers.js';
-import { runPaths } from '../run/run-paths.js';
+import { runPaths } from '../run/paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 
 export type CheckpointChoice = 'latest' | 'all' | 'none';
@@ -19,29 +19,29 @@ export interface BackupResult {
   readonly file: string;
   readonly bytes: number;
   readonly files: number;
-  /** Steps of the checkpoints inside. */
+  /** Steps of the archived checkpoints. */
   readonly checkpoints: readonly number[];
   /** Files that vanished while they were read. */
   readonly missed: readonly string[];
 }
 
 const CHUNK_BYTES = 1024 * 1024;
-/** Weights hardly compress: speed matters more. */
+/** Fast compression: weights hardly compress. */
 const GZIP_LEVEL = 1;
-/** Logs grow by whole lines, but a crash may have left half of one at the end. */
+/** Logs whose last line may be incomplete after a crash. */
 const LINES = /\.(csv|jsonl)$/;
-/** Of this machine and moment only. */
+/** Files that have no meaning on another machine. */
 const LEFT_OUT = /^(\.lock(\.takeover)?|\.section_rank\d+|.*\.tmp-\d+)$/;
 
-/** How often a checkpoint is looked for anew that was deleted before it could be opened. */
+/** Retries when a checkpoint is deleted before it can be opened. */
 const ATTEMPTS = 20;
 
 export async function backupRun(dir: string, file: string, choice: CheckpointChoice): Promise<BackupResult> {
   const root = resolve(dir);
   if (!statOrUndefined(root)?.isDirectory())
-    throw new UsageError(`${dir}: there is no such folder; name a run's out_dir`);
+    throw new UsageError(`${dir}: no such folder; give the train.out_dir of a run`);
   const target = resolve(file);
-  if (statOrUndefined(target)) throw new UsageError(`${file}: exists already; name another file with --out`);
+  if (statOrUndefined(target)) throw new UsageError(`${file}: already exists; give another file with --out`);
   const { checkpoints } = runPaths(root);
   const nameOf = (path: string) => [basename(root), ...relative(root, path).split(sep)].join('/');
   const kept = openCheckpoints(root, choice);
@@ -61,7 +61,7 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
       stored += 1;
     }
     if (kept.length > 0) {
-      // Not the file of the run, which may name a checkpoint that came later.
+      // Not the file of the run, which may name a newer checkpoint.
       await storeText(gzip, nameOf(join(checkpoints, LATEST_NAME)), `${basename(kept[0].path)}\n`);
       stored += 1;
     }
@@ -101,8 +101,8 @@ interface OpenCheckpoint {
 }
 
 /**
- * The checkpoints to take, newest first, with all their files open: what is open can be read to its end, also when the run
- * deletes it meanwhile because newer ones have come.
+ * Opens all files of the checkpoints to archive, newest first. An open file can be read to its end even if the run deletes
+ * it in the meantime.
  */
 function openCheckpoints(root: string, choice: CheckpointChoice): OpenCheckpoint[] {
   for (let attempt = 1; ; attempt++) {
@@ -125,7 +125,7 @@ function openCheckpoints(root: string, choice: CheckpointChoice): OpenCheckpoint
   }
 }
 
-/** The newest one that verifies, or all there are. */
+/** The newest checkpoint that verifies, or all. */
 function chosenCheckpoints(root: string, choice: CheckpointChoice): { path: string; step: number }[] {
   if (choice === 'none') return [];
   if (choice === 'all') return listCheckpoints(runPaths(root).checkpoints);
@@ -137,7 +137,7 @@ function closeAll(checkpoints: readonly OpenCheckpoint[]): void {
   for (const { descriptor } of checkpoints.flatMap(({ files }) => files)) closeSync(descriptor);
 }
 
-/** Without the folder `except`; folders that vanish meanwhile are passed over. */
+/** All files except the folder `except`. Folders that are deleted in the meantime are skipped. */
 function filesBelow(folder: string, except?: string): string[] {
   const files: string[] = [];
   for (const name of namesIn(folder).sort()) {
@@ -165,13 +165,13 @@ async function storeText(gzip: Gzip, name: string, text: string): Promise<void> 
   await write(gzip, tarPadding(bytes.length));
 }
 
-/** Stores exactly the bytes there are now. */
+/** Stores exactly the current size of the file. */
 async function store(gzip: Gzip, descriptor: number, name: string): Promise<void> {
   const facts = fstatSync(descriptor);
   const size = LINES.test(name) ? endOfLastLine(descriptor, facts.size) : facts.size;
   await write(gzip, tarHeader({ name, size, mtime: facts.mtimeMs / 1000 }));
   for (let position = 0; position < size; position += CHUNK_BYTES) {
-    // A file cut short meanwhile is filled up with zeros: the archive stays readable, and the hashes of a checkpoint tell.
+    // A file that was truncated is padded with zeros: the archive stays readable, and checkpoint hashes reveal it.
     const chunk = new Uint8Array(Math.min(CHUNK_BYTES, size - position));
     readFully(descriptor, chunk, position);
     await write(gzip, chunk);

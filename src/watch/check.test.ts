@@ -1,8 +1,8 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import type { HeartbeatFields } from '../run/heartbeat.js';
-import { runPaths } from '../run/run-paths.js';
+import type { HeartbeatFields } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
 import { temporaryFolder } from '../testing/run.js';
 import { type CheckOptions, checkRun, compareBaseline, loadBaseline, saveBaseline } from './check.js';
 import { RecordedRun } from './testing/recorded-run.js';
@@ -69,7 +69,7 @@ describe('checkRun', () => {
     expect(bad(checkRun(input, OPTIONS).rows)).toEqual(['yellow csv']);
     const none = { ...input, heartbeat: join(folder.path, 'none.jsonl') };
     expect(bad(checkRun(none, { ...OPTIONS, minSteps: 1 }).rows)).toEqual(['yellow csv', 'red heartbeats']);
-    expect(() => checkRun({ csv: 'no.csv', heartbeat: 'no.jsonl' }, OPTIONS)).toThrow('no steps in it');
+    expect(() => checkRun({ csv: 'no.csv', heartbeat: 'no.jsonl' }, OPTIONS)).toThrow('contains no steps');
   });
 
   it('does not ask random tokens to be learned', () => {

@@ -1,11 +1,11 @@
-/** Smoke checks on what a run has written so far: did it learn, was it fast, did anything break? And comparison with a baseline. */
+/** Smoke checks on the files of a run (learning, speed, health), and comparison with a baseline. */
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { explainFileError, writeFileAtomic } from '../run/atomic.js';
-import { readCsv, TRAINING_CSV } from '../run/csv.js';
-import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/heartbeat.js';
-import { sampleHeartbeats } from '../run/heartbeat-history.js';
 import { isPlainObject } from '../run/json.js';
+import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
+import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
+import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
 import { mean, median, quantile, round } from './numbers.js';
 import { judge, type Row } from './row.js';
 import type { Thresholds } from './thresholds.js';
@@ -22,11 +22,11 @@ export interface CheckOptions {
   /** Tokens per second. */
   readonly minTps: number;
   readonly thresholds: Thresholds;
-  /** Random tokens cannot be learned: the loss then need only not rise. */
+  /** False for random tokens, where the loss only must not rise. */
   readonly mustLearn: boolean;
 }
 
-/** What a run is compared by; the file that --save-baseline writes. */
+/** Figures of a run for comparison: the content of a baseline file. */
 export interface Baseline {
   readonly steps: number;
   readonly last_loss: number;
@@ -40,19 +40,19 @@ export interface CheckResult {
   readonly measured: Baseline;
 }
 
-/** Heartbeats that stand for the whole run, and the newest ones one by one. */
+/** Heartbeats sampled from the whole run, and newest ones that are all read. */
 const SAMPLES = 512;
 const NEWEST = 64;
-/** Loss is noisy: beginnings and ends are means over this share of the rows. */
+/** The first and last loss are means over this share of the rows, because the loss is noisy. */
 const EDGE_SHARE = 0.1;
-/** How much a loss that cannot fall may rise. */
+/** Allowed rise of a loss that cannot fall. */
 const NOISE = 1.02;
 
 export function checkRun({ csv, heartbeat }: CheckInput, options: CheckOptions): CheckResult {
   const { rows: logged, badLines } = readCsv(csv, TRAINING_CSV);
   const beats = wholeRun(heartbeat);
   if (logged.length === 0 && beats.length === 0)
-    throw new UsageError(`${csv}: no steps in it, nor in ${heartbeat}; name the folder of a run that has begun`);
+    throw new UsageError(`${csv}: contains no steps, nor does ${heartbeat}; give the folder of a run that has started`);
   const losses = logged.length > 0 ? logged.map(({ loss }) => loss) : beats.map(({ loss }) => loss ?? Number.NaN);
   const steps = Math.max(logged.at(-1)?.step ?? 0, beats.at(-1)?.step ?? 0);
   const rates = beats.length > 0 ? numbers(beats, 'toks_per_s') : logged.map(({ toks_per_s: rate }) => rate);
@@ -124,7 +124,7 @@ function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thres
   return [...rows, judge('fallbacks', fallbacks.length > 0, 'yellow', value, 'near 0')];
 }
 
-/** Compares with a baseline: slower, hungrier or worse by more than the tolerance (a share) is red. */
+/** Compares with a baseline: worse by more than `tolerance` (a share) is red. */
 export function compareBaseline(measured: Baseline, baseline: Baseline, tolerance: number): Row[] {
   const least = (rule: string, value: number, from: number) =>
     judge(
@@ -167,7 +167,7 @@ export function loadBaseline(path: string): Baseline {
   return parsed as unknown as Baseline;
 }
 
-/** Progress heartbeats of the whole run: some hundred spread over it, and the newest. */
+/** Progress heartbeats: a sample of the whole run, and the newest. */
 function wholeRun(path: string): Heartbeat[] {
   const byPlace = new Map<string, Heartbeat>();
   const beats = [...sampleHeartbeats(path, 0, Number.POSITIVE_INFINITY, SAMPLES), ...tailHeartbeats(path, NEWEST)];

@@ -1,8 +1,8 @@
-/** What can be learned from outside about a process that hangs: the kernel's view of its threads. */
+/** Diagnosis of a hanging process from outside: the kernel's view of its threads (/proc). */
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { errorCode, writeFileAtomic } from '../run/atomic.js';
-import type { RunPaths } from '../run/run-paths.js';
+import type { RunPaths } from '../run/paths.js';
 
 const FILES = ['comm', 'status', 'wchan', 'syscall', 'stack'];
 
@@ -30,7 +30,7 @@ function namesIn(folder: string): string[] {
   }
 }
 
-/** A file of /proc that may be forbidden or gone by now: then that is what the dump says. */
+/** Reads a file of /proc; returns the reason if it is forbidden or gone. */
 function read(path: string): string {
   try {
     return readFileSync(path, 'utf8').trim();

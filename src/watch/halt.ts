@@ -1,9 +1,9 @@
-/** Ending a run gracefully: writes .HALT and waits until its process is gone. */
+/** Stops a run gracefully: writes .HALT and waits until its process has exited. */
 import { setTimeout } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import { writeHalt } from '../run/run-paths.js';
-import { readRun } from '../run/run-reader.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { writeHalt } from '../run/paths.js';
+import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
 import { runState } from './state.js';
 
@@ -15,7 +15,7 @@ export interface HaltOptions {
 
 /** The JSON of `halt`. */
 export interface HaltResult {
-  /** ended: it is over. waiting: still going on when the time was up. */
+  /** ended: the run is over. waiting: it was still active at the timeout. */
   readonly status: 'ended' | 'waiting';
   readonly detail: string;
   readonly step: number | null;
@@ -40,9 +40,9 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   });
   let seen = look();
   if (seen.state.kind === 'ended') return answer(seen, 'ended');
-  // A halt file without a running trainer would stay until the next start removes it.
+  // Without an active run the file would remain until the next start removes it.
   if (seen.view.owner === undefined || seen.state.kind === 'gone')
-    throw new UsageError(`${dir}: no run is going on here; see trefoil status`);
+    throw new UsageError(`${dir}: no active run; see trefoil status`);
   writeHalt(seen.view.dir, reason);
   while ((performance.now() - started) / 1000 < timeout) {
     seen = look();

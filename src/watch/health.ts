@@ -1,5 +1,5 @@
-/** One look at a run, for cron: is it alive, is it well? */
-import { readRun } from '../run/run-reader.js';
+/** Checks a run once by all health rules. */
+import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
 import { type Verdict, verdict } from './row.js';
 import { healthFindings } from './rules.js';

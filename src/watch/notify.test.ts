@@ -27,8 +27,8 @@ it('hands the alert to a command as JSON and as variables, unharmed by the shell
 });
 
 it('tells of a command that fails, and of one that does not read', async () => {
-  expect(await problemsOf({ command: 'exit 3' })).toEqual(['the alert command ended with code 3']);
-  expect(await problemsOf({ command: 'kill -9 $$' })).toEqual(['the alert command ended with SIGKILL']);
+  expect(await problemsOf({ command: 'exit 3' })).toEqual(['the alert command exited with code 3']);
+  expect(await problemsOf({ command: 'kill -9 $$' })).toEqual(['the alert command exited with SIGKILL']);
 });
 
 it('tells of a webhook that refuses, redirects or is not there', async () => {
@@ -38,7 +38,7 @@ it('tells of a webhook that refuses, redirects or is not there', async () => {
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const base = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   expect(await problemsOf({ webhook: base })).toEqual(['the webhook answered 500']);
-  expect((await problemsOf({ webhook: `${base}/moved` }))[0]).toContain('was not reached');
+  expect((await problemsOf({ webhook: `${base}/moved` }))[0]).toContain('could not be reached');
   await new Promise((resolve) => server.close(resolve));
-  expect((await problemsOf({ webhook: base }))[0]).toContain('was not reached');
+  expect((await problemsOf({ webhook: base }))[0]).toContain('could not be reached');
 });

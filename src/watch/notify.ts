@@ -1,4 +1,4 @@
-/** Telling others about an alert: a command or a webhook. Neither may ever stop or delay the watchdog for long. */
+/** Delivers alerts to a command or a webhook, with time limits, so that neither can block the watchdog. */
 import { spawn } from 'node:child_process';
 import type { Row } from './row.js';
 
@@ -6,7 +6,7 @@ export interface Alert extends Row {
   readonly run: string;
   readonly rank: number;
   readonly line: string;
-  /** When it was raised. */
+  /** Time of the alert, ISO 8601. */
   readonly iso: string;
 }
 
@@ -18,7 +18,7 @@ export interface Channels {
 const COMMAND_LIMIT_MS = 30_000;
 const WEBHOOK_LIMIT_MS = 10_000;
 
-/** Resolves when all channels have been tried; problems become lines. */
+/** Resolves when all channels have been tried; reports failures to `onProblem`. */
 export async function notify(
   alert: Alert,
   { command, webhook }: Channels,
@@ -30,7 +30,7 @@ export async function notify(
   ]);
 }
 
-/** The shell gets the alert as variables and as JSON on its input. */
+/** Runs the command with the alert in environment variables and as JSON on stdin. */
 function runCommand(command: string, alert: Alert, onProblem: (line: string) => void): Promise<void> {
   return new Promise((resolve) => {
     const child = spawn('/bin/sh', ['-c', command], {
@@ -45,14 +45,14 @@ function runCommand(command: string, alert: Alert, onProblem: (line: string) => 
       timeout: COMMAND_LIMIT_MS,
       killSignal: 'SIGKILL',
     });
-    child.stdin.on('error', () => {}); // A command that does not read its input is fine.
+    child.stdin.on('error', () => {}); // the command need not read its stdin
     child.stdin.end(`${JSON.stringify(alert)}\n`);
     child.once('error', (error) => {
       onProblem(`the alert command could not be started: ${error.message}`);
       resolve();
     });
     child.once('close', (code, signal) => {
-      if (code !== 0) onProblem(`the alert command ended with ${signal ?? `code ${code}`}`);
+      if (code !== 0) onProblem(`the alert command exited with ${signal ?? `code ${code}`}`);
       resolve();
     });
   });
@@ -71,6 +71,6 @@ async function post(url: string, alert: Alert, onProblem: (line: string) => void
     if (!response.ok) onProblem(`the webhook answered ${response.status}`);
   } catch (error) {
     const { message, cause } = error as Error;
-    onProblem(`the webhook was not reached: ${cause instanceof Error ? cause.message : message}`);
+    onProblem(`the webhook could not be reached: ${cause instanceof Error ? cause.message : message}`);
   }
 }

@@ -1,6 +1,6 @@
-/** Statistics of a few hundred numbers. */
+/** Mean, median and quantiles. */
 
-/** NaN for none. */
+/** NaN for an empty list. */
 export function quantile(values: readonly number[], share: number): number {
   const sorted = values.filter((value) => Number.isFinite(value)).sort((a, b) => a - b);
   if (sorted.length === 0) return Number.NaN;
@@ -15,7 +15,7 @@ export function mean(values: readonly number[]): number {
   return values.length === 0 ? Number.NaN : values.reduce((total, value) => total + value, 0) / values.length;
 }
 
-/** Rounded for reports: four digits say enough about a health value. */
+/** Rounds to four significant digits by default. */
 export function round(value: number, digits = 4): number {
   return Number.isFinite(value) ? Number(value.toPrecision(digits)) : value;
 }

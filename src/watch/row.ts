@@ -1,4 +1,4 @@
-/** What a health rule says: the shape that check, health and watch print. */
+/** The result of a health rule, as check, health and watch print it. */
 
 export type Level = 'green' | 'yellow' | 'red';
 
@@ -24,7 +24,7 @@ export function green(rule: string, value: Row['value'], limit: Row['limit']): R
   return { rule, level: 'green', value, limit };
 }
 
-/** Red or yellow when `isBad`, else green. */
+/** A row of `level` if `isBad`, else green. */
 export function judge(
   rule: string,
   isBad: boolean,

@@ -1,8 +1,8 @@
 /** For each alert rule a recorded run that triggers it, and one just below that does not; an hour of health raises none. */
 import { existsSync, readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import type { HeartbeatFields } from '../run/heartbeat.js';
-import { readAnomaly, readHalt, runPaths, writeAnomaly, writeHalt } from '../run/run-paths.js';
+import type { HeartbeatFields } from '../run/logs/heartbeat.js';
+import { readAnomaly, readHalt, runPaths, writeAnomaly, writeHalt } from '../run/paths.js';
 import { temporaryFolder } from '../testing/run.js';
 import { SteadyAges } from './ages.js';
 import { checkHealth } from './health.js';

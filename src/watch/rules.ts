@@ -1,37 +1,37 @@
 /**
- * The health rules (docs/runbooks/operations.md has them as a table). Each is a function of one view of a run: no rule
- * remembers, so a single look by `health` sees what `watch` sees. "For n checks" means: in the newest n heartbeats.
+ * The health rules; docs/runbooks/operations.md lists them. Each is a pure function of one view of a run, so that a single
+ * check by `health` has the same result as `watch`. "For n heartbeats" refers to the newest n.
  */
-import { fallbackCounters, type Heartbeat } from '../run/heartbeat.js';
-import { sampleHeartbeats } from '../run/heartbeat-history.js';
-import type { RankView, RunView } from '../run/run-reader.js';
+import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
+import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
+import type { RankView, RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 import { median, round } from './numbers.js';
 import { green, judge, type Row } from './row.js';
 import { type RunState, runState } from './state.js';
 import type { Thresholds } from './thresholds.js';
 
-/** A rule's row with what the watchdog needs beyond it. */
+/** The row of a rule, with the rank and the name of the anomaly. */
 export interface Finding extends Row {
   readonly rank: number;
-  /** What .anomaly_type says when this is red. */
+  /** Content of .anomaly_type if the row is red. */
   readonly anomaly: string;
 }
 
-/** Sections in which no heartbeat comes, however healthy the run is. */
+/** Sections in which a healthy run writes no heartbeats. */
 const SILENT_SECTIONS = new Set(['save', 'eval', 'sample', 'boot']);
-/** Numbers a median needs before anything can stand out from it. */
+/** Minimum number of values for a meaningful median. */
 const ENOUGH = 20;
 const RECENT_FETCHES = 5;
 const RECENT_STEPS = 5;
-/** A fetch of this many seconds is nothing, whatever the usual time is. */
+/** Fetches shorter than this are never a stall. */
 const FETCH_FLOOR_S = 1;
 const SAMPLES = 64;
-/** Share of the window's heartbeats that must be slow: one good step in ten minutes does not make a run healthy. */
+/** Share of the heartbeats in the window that must be slow; below 1, so that one fast step does not hide a slow run. */
 const SLOW_SHARE = 0.9;
 const MEMORY_GROWTH = 1.1;
 const MEMORY_FLOOR_MIB = 64;
-/** A rank may have written its heartbeat while another is about to. */
+/** Allowed difference in steps: ranks do not write their heartbeats at the same moment. */
 const RANK_STEPS = 2;
 
 export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf): Finding[] {
@@ -88,7 +88,7 @@ function markRows({ halt, anomaly, problems }: RunView): Row[] {
   ];
 }
 
-/** Ranks go in step: one that is missing, or steps behind, is not part of the run any more. */
+/** Ranks advance together: a rank that is missing or behind has dropped out of the run. */
 function rankRows({ ranks }: RunView): Row[] {
   const world = ranks[0].beats.at(-1)?.world ?? 1;
   if (world < 2) return [];
@@ -108,7 +108,7 @@ function livenessRows({ rank, beats, section }: RankView, state: RunState, limit
   const last = beats.at(-1);
   if (state.kind === 'ended') return last ? [green('heartbeat', `step ${last.step}, not running`, null)] : [];
   const deadline = section && deadlineOf(section.section, limits);
-  // The file of a section belongs to the process that wrote the newest heartbeat, or it is a dead one's.
+  // A section file of another process than the newest heartbeat's was left behind by a killed process.
   const isOwn =
     state.kind === 'running' &&
     section !== undefined &&
@@ -132,7 +132,7 @@ function livenessRows({ rank, beats, section }: RankView, state: RunState, limit
   return rows;
 }
 
-/** Undefined where a rank cannot hang. */
+/** Maximum time in a section; undefined where a rank cannot hang. */
 function deadlineOf(section: string, limits: Thresholds): number | undefined {
   switch (section) {
     case 'fetch':
@@ -166,7 +166,7 @@ function numberRows(view: RunView, { rank, beats }: RankView, limits: Thresholds
   ];
 }
 
-/** What an earlier process did wrong is not this one's fault. */
+/** Heartbeats of the current process. */
 function sinceBoot(beats: readonly Heartbeat[]): readonly Heartbeat[] {
   return beats.slice(beats.findLastIndex(({ msg }) => msg === 'boot') + 1);
 }
@@ -262,7 +262,7 @@ function lossFlatline(steps: readonly Heartbeat[], { lossFlatlineN: n }: Thresho
   return [judge('loss_flatline', isFlat, 'yellow', newest.at(-1)!.loss ?? null, `the same for ${n} heartbeats`)];
 }
 
-/** Against what was usual before the window, over the whole run: a slow decline does not hide in its own past. */
+/** Compares the window with the whole run before it, so that a slow decline is detected too. */
 function throughputRow(path: string, last: Heartbeat, { throughputDrop, throughputWindow }: Thresholds): Row {
   const begin = last.ts - throughputWindow;
   const sample = (from: number, to: number) =>
@@ -272,7 +272,7 @@ function throughputRow(path: string, last: Heartbeat, { throughputDrop, throughp
   const usual = sample(0, begin).map(({ toks_per_s: rate }) => rate!);
   const recent = sample(begin, Number.POSITIVE_INFINITY);
   const limit = `${round(100 * (1 - throughputDrop))} % of the usual for ${throughputWindow} s`;
-  // After a pause the window holds less than its time: too early to say.
+  // After a pause the window is not fully covered yet.
   const isCovered = recent.length >= 2 && recent[0].ts - begin < throughputWindow * (1 - SLOW_SHARE);
   if (usual.length < ENOUGH || !isCovered) return green('throughput', round(last.toks_per_s ?? Number.NaN), limit);
   const rates = recent.map(({ toks_per_s: rate }) => rate!);
@@ -282,7 +282,7 @@ function throughputRow(path: string, last: Heartbeat, { throughputDrop, throughp
   return judge('throughput', slow >= SLOW_SHARE, 'yellow', `${share} % of the usual`, limit);
 }
 
-/** Counters of what stood in for something else, or failed, must not grow. */
+/** Counters of fallbacks and failures must not grow. */
 function counterRow(steps: readonly Heartbeat[]): Row {
   const [first, last] = [steps[0], steps.at(-1)!];
   const grown = fallbackCounters(last)
@@ -292,7 +292,7 @@ function counterRow(steps: readonly Heartbeat[]): Row {
   return judge('fallbacks', grown.length > 0, 'yellow', value, `no growth in ${steps.length} steps`);
 }
 
-/** Over the whole life of the process: a leak of a little a step is not seen in a few hundred of them. */
+/** Compares with the whole life of the process: a small leak per step is not visible in a few hundred steps. */
 function memoryRow(path: string, last: Heartbeat): Row {
   const sizes = sampleHeartbeats(path, 0, last.ts, SAMPLES).flatMap(({ pid, gpu_mem_reserved: mib }) =>
     pid === last.pid && mib !== undefined ? [mib] : [],

@@ -1,18 +1,18 @@
-/** Whether a run is active, finished, or has died. */
-import type { RunView } from '../run/run-reader.js';
+/** The state of a run: running, ended, gone or empty. */
+import type { RunView } from '../run/reader.js';
 import type { AgeOf } from './ages.js';
 
 export type RunState =
-  /** Its process lives, or (on another host, or without a lock) its heartbeats are all there is to judge by. */
+  /** Its process is alive; on another host or without a lock, judged by its heartbeats. */
   | { readonly kind: 'running'; readonly where: string }
-  /** It said so itself: done, halted, stopped by a signal. */
+  /** It reported its end: done, halted or stopped by a signal. */
   | { readonly kind: 'ended'; readonly how: string }
-  /** The process that owned the folder is not there any more and never said that it ends. */
+  /** The owner of the folder is gone and did not report an end. */
   | { readonly kind: 'gone'; readonly seconds: number }
   /** Nothing has been written yet. */
   | { readonly kind: 'empty' };
 
-/** A run without a lock is a copy of one that goes on elsewhere, or it died of an error: after this long, the latter. */
+/** A run without a lock is a copy of an active run, or it failed; after this time without heartbeats, it failed. */
 const LOCKLESS_S = 300;
 
 export function runState({ owner, ranks }: RunView, ageOf: AgeOf): RunState {

@@ -1,10 +1,9 @@
-/** How far a run is, in a few numbers. */
-
+/** Progress and state of a run. */
 import { readFileSync } from 'node:fs';
 import { errorCode } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint-folder.js';
-import type { Heartbeat } from '../run/heartbeat.js';
-import { type RankView, readRun } from '../run/run-reader.js';
+import { listCheckpoints } from '../run/checkpoint/folder.js';
+import type { Heartbeat } from '../run/logs/heartbeat.js';
+import { type RankView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
 import { median } from './numbers.js';
 import { runState } from './state.js';
@@ -26,7 +25,7 @@ export interface RunStatus {
   /** Step of the newest checkpoint. */
   readonly checkpoint: number | null;
   readonly section: string | null;
-  /** Every rank, where there are several. */
+  /** All ranks if there are several, else empty. */
   readonly ranks: readonly RankStatus[];
   readonly halt: string | null;
   readonly anomaly: string | null;
@@ -37,7 +36,7 @@ export interface RankStatus {
   readonly rank: number;
   readonly step: number | null;
   readonly section: string | null;
-  /** How long it is in it. */
+  /** Seconds in this section. */
   readonly section_age_s: number | null;
   readonly heartbeat_age_s: number | null;
 }
@@ -87,21 +86,21 @@ function rankStatus({ rank, beats, section }: RankView, isRunning: boolean, ageO
   };
 }
 
-/** By the wall clock between heartbeats, so that saves and evaluations count. */
+/** Estimated from the time between heartbeats, which includes saves and evaluations. */
 function secondsLeft(progress: readonly Heartbeat[], steps: number): number | null {
   const [first, last] = [progress[0], progress.at(-1)];
   if (!first || !last || last.step <= first.step || last.ts < first.ts) return null;
   return ((last.ts - first.ts) / (last.step - first.step)) * steps;
 }
 
-/** Out of the file that the trainer wrote, without a YAML library: looking at a run must be quick. */
+/** Reads train.steps from config.yaml with a regular expression: loading the YAML library would slow `status` down. */
 function plannedSteps(path: string): number | null {
   let text: string;
   try {
     text = readFileSync(path, 'utf8');
   } catch (error) {
     if (errorCode(error) === undefined) throw error;
-    return null; // A status needs no config.
+    return null; // the config is optional
   }
   const train = /^train:\n((?:[ \t].*\n?)*)/m.exec(text)?.[1] ?? '';
   const steps = /^\s+steps: (\d+)\s*$/m.exec(train)?.[1];

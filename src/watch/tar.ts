@@ -1,6 +1,6 @@
 /**
- * Writing tar archives (POSIX ustar, with GNU's binary form for sizes from 8 GiB). By hand, because an archive of a run that
- * is still going on needs care that no tar program takes: a log that grows is stored with the size it had, whole lines only.
+ * Writes tar archives (POSIX ustar, with GNU's binary sizes from 8 GiB on). Own code, because the log of an active run must
+ * be stored with the size it had, complete lines only, which tar programs do not support.
  */
 const BLOCK = 512;
 const NAME_BYTES = 100;
@@ -37,7 +37,7 @@ export function tarHeader({ name, size, mtime }: TarEntry): Uint8Array {
   return header;
 }
 
-/** What follows a file's bytes, so that the next header begins at a block. */
+/** Padding after a file, up to the next block. */
 export function tarPadding(size: number): Uint8Array {
   return new Uint8Array((BLOCK - (size % BLOCK)) % BLOCK);
 }

@@ -1,13 +1,13 @@
 /**
- * The watchdog: looks at a run again and again and acts on what is new. It is another process than the trainer's and talks to
- * it by files and signals only, so it works when the trainer hangs, and the trainer never waits for it.
+ * The watchdog: checks a run repeatedly and acts on changes. It runs in a process of its own and communicates by files and
+ * signals only, so it works when the trainer hangs, and the trainer never waits for it.
  */
 import { TrefoilError } from '../errors.js';
+import { isAlive } from '../process-identity.js';
 import { errorCode, writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
-import { isAlive } from '../run/process-identity.js';
-import { writeAnomaly, writeHalt } from '../run/run-paths.js';
-import { type RunView, readRun } from '../run/run-reader.js';
+import { writeAnomaly, writeHalt } from '../run/paths.js';
+import { type RunView, readRun } from '../run/reader.js';
 import { SteadyAges } from './ages.js';
 import { dumpProcess } from './dump.js';
 import { explainRule } from './explain.js';
@@ -23,7 +23,7 @@ export interface WatchdogOptions {
   /** Write .HALT on a critical alert. */
   readonly halt: boolean;
   readonly ages?: SteadyAges;
-  /** Sends a signal; tests hand in their own. */
+  /** Sends a signal; a parameter for tests. */
   readonly signal?: (pid: number, signal: NodeJS.Signals) => void;
 }
 
@@ -32,16 +32,16 @@ export interface Tick {
   /** Newest step of rank 0; undefined before the first heartbeat. */
   readonly step: number | undefined;
   readonly rows: readonly Row[];
-  /** Rules that are worse than at the last look. */
+  /** Rules that got worse since the previous check. */
   readonly alerts: readonly Alert[];
-  /** Rules that are green again. */
+  /** Rules that became green again. */
   readonly recovered: readonly string[];
-  /** What was done about the alerts, in lines. */
+  /** Actions taken on the alerts, one line each. */
   readonly actions: readonly string[];
 }
 
 const SEVERITY: Record<Level, number> = { green: 0, yellow: 1, red: 2 };
-/** Rules for which a halt is useless: no trainer is alive to read the file. */
+/** Rules on which halting is pointless, because no process would read the file. */
 const BEYOND_HALT = new Set(['process', 'halt', 'anomaly', 'files']);
 const GATE_BEATS = 20;
 
@@ -49,7 +49,7 @@ export class Watchdog {
   readonly #options: WatchdogOptions;
   readonly #ages: SteadyAges;
   #levels = new Map<string, Level>();
-  /** The mark this watchdog wrote itself: no news when it is read back. */
+  /** The anomaly this watchdog wrote itself, which must not raise another alert. */
   #ownAnomaly: string | undefined;
   #pid: number | undefined;
 
@@ -58,7 +58,7 @@ export class Watchdog {
     this.#ages = options.ages ?? new SteadyAges();
   }
 
-  /** One look. Throws a TrefoilError when there is no run to look at. */
+  /** Checks the run once. Throws a TrefoilError if the folder contains no run. */
   tick(): Tick {
     const view = readRun(this.#options.dir);
     this.#forgetFormerProcess(view);
@@ -91,7 +91,7 @@ export class Watchdog {
     };
   }
 
-  /** A restarted run begins with a clean sheet, as it begins without marks. */
+  /** Resets the state when the run was restarted. */
   #forgetFormerProcess({ owner }: RunView): void {
     if (owner?.pid === this.#pid || owner === undefined) return;
     this.#pid = owner.pid;
@@ -99,7 +99,7 @@ export class Watchdog {
     this.#ownAnomaly = undefined;
   }
 
-  /** A disk that takes no mark must not keep the alert from being told. */
+  /** Writes the marks for a critical finding. Failures are reported and do not suppress the alert. */
   #act(view: RunView, state: RunState, finding: Finding): string[] {
     if (state.kind !== 'running' || BEYOND_HALT.has(finding.rule)) return [];
     const lines: string[] = [];
@@ -128,20 +128,20 @@ export class Watchdog {
     return lines;
   }
 
-  /** The kernel's view at once; the trainer's own dump follows if it can still hear a signal. */
+  /** Dumps the kernel's view of the process, and asks the trainer for its own dump by SIGUSR1. */
   #dump({ owner, paths, ranks }: RunView, { rank }: Finding, reason: string): string | undefined {
     const seen = ranks.find((one) => one.rank === rank);
     const pid = seen?.section?.pid ?? seen?.beats.at(-1)?.pid;
     if (pid === undefined || owner === undefined || isAlive(owner) !== true) return undefined;
     const path = dumpProcess(paths, rank, pid, reason);
     const send = this.#options.signal ?? sendSignal;
-    // Only the owner of the lock is known to be a trainer that handles the signal.
+    // Only the owner of the lock certainly handles the signal.
     if (pid === owner.pid) send(pid, 'SIGUSR1');
     return `wrote ${path}`;
   }
 }
 
-/** To a process that may have ended by now, or belong to somebody else. */
+/** Ignores a process that has exited or belongs to another user. */
 function sendSignal(pid: number, signal: NodeJS.Signals): void {
   try {
     process.kill(pid, signal);

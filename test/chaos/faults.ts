@@ -20,9 +20,9 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { expect } from 'vitest';
 import { DATASET } from '../../src/data/testing/corpora.js';
-import { openCheckpoint } from '../../src/run/checkpoint-find.js';
-import { listCheckpoints } from '../../src/run/checkpoint-folder.js';
-import { runPaths, writeHalt } from '../../src/run/run-paths.js';
+import { openCheckpoint } from '../../src/run/checkpoint/find.js';
+import { listCheckpoints } from '../../src/run/checkpoint/folder.js';
+import { runPaths, writeHalt } from '../../src/run/paths.js';
 import { KINDS, type Network } from './network.js';
 import { type Ending, Life, pause } from './supervisor.js';
 

@@ -2,8 +2,8 @@
 // results against each other. The first rank prints how many cases there were and which failed.
 import { CpuDevice } from '../../dist/device/cpu/cpu.js';
 import { MpiCollectives } from '../../dist/device/mpi/collectives.js';
-import { RankAgreement } from '../../dist/ranks/agreement.js';
 import { Tensor } from '../../dist/tensor/tensor.js';
+import { RankAgreement } from '../../dist/train/ranks/agreement.js';
 
 const device = new CpuDevice({ threads: 1 });
 const collectives = new MpiCollectives(device);

@@ -4,9 +4,9 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { parseConfig } from '../../dist/config/parse.js';
 import { CpuDevice } from '../../dist/device/cpu/cpu.js';
-import { resolveRank } from '../../dist/ranks/identity.js';
-import { openWorld } from '../../dist/ranks/world.js';
 import { openSafetensors } from '../../dist/run/safetensors.js';
+import { resolveRank } from '../../dist/train/ranks/identity.js';
+import { openWorld } from '../../dist/train/ranks/world.js';
 import { train } from '../../dist/train/train.js';
 
 const jobs = JSON.parse(readFileSync(process.argv[2], 'utf8'));

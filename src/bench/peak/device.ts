@@ -8,6 +8,6 @@ import { measurePeak } from './op.js';
 /** A quick measurement at the start of a run. */
 export function measureDevicePeak(device: Device): number {
   if (device instanceof CudaDevice) return measureMatrixPeak(device);
-  if (device instanceof CpuDevice) return measurePeak(device, 3);
+  if (device instanceof CpuDevice) return measurePeak(device);
   throw new Error(`no peak can be measured on ${device.name}`);
 }

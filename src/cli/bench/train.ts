@@ -72,7 +72,7 @@ export function configure(command: Command, io: Io): void {
 function kernels(text: string): SelectionKernel[] {
   return text.split(',').map((name) => {
     const known = SELECTION_KERNELS.find((kernel) => kernel === name.trim());
-    if (!known) throw new InvalidArgumentError(`${name} is none of ${SELECTION_KERNELS.join(', ')}.`);
+    if (!known) throw new InvalidArgumentError(`${name} is not one of ${SELECTION_KERNELS.join(', ')}.`);
     return known;
   });
 }

@@ -57,7 +57,7 @@ describe('data bootstrap', () => {
       .flatMap((name) => readFileSync(join(out, name), 'utf8').trim().split('\n'))
       .map((line) => JSON.parse(line).text as string);
 
-  it('stages so many bytes, then more without repeating, then all there is', async () => {
+  it('downloads --bytes, then more without repetition, then everything', async () => {
     const first = await json(['data', 'bootstrap', ...onHub, '--bytes', '5KB', '--out', out]);
     expect(first).toMatchObject({ files: 1, exhausted: false });
     expect(first.bytes).toBeGreaterThanOrEqual(5000);

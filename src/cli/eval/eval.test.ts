@@ -83,7 +83,7 @@ describe('eval loss', () => {
     }
   });
 
-  it('takes at most so many batches, and prints a line', async () => {
+  it('takes at most --batches batches, and prints a line', async () => {
     const { code, stdout } = await evaluate(['--dataset', 'text', '--local-path', file, '--batches', '2']);
     expect(code).toBe(0);
     const loss = wanted(48);

@@ -1,4 +1,4 @@
-/** `trefoil eval loss`: how well a model predicts a source. Parses, calls, prints. */
+/** `trefoil eval loss`: measures the loss of a model on a data source. */
 import { type Command, Option } from 'commander';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
@@ -31,7 +31,7 @@ export function configure(command: Command, io: Io): void {
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
     .option(
       '--dataset <source>',
-      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle (default: implied by the path)',
+      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle, stories (default: implied by the path)',
     )
     .option('--local-path <path>', 'data.path: file, folder or pattern of a local source')
     .addOption(whole('--seq-len <n>', 'tokens of a sample').default(1024))

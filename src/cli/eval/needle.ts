@@ -1,4 +1,4 @@
-/** `trefoil eval needle`: whether a model finds what is hidden in its context, by depth and length. Parses, calls, prints. */
+/** `trefoil eval needle`: measures retrieval from the context by depth and length. */
 import { join } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { UsageError } from '../../errors.js';
@@ -26,7 +26,7 @@ interface Options extends NeedleGrid {
   readonly json?: boolean;
 }
 
-/** A cell, and which branch of the attention was off. */
+/** A cell of the grid, with the branch that was disabled. */
 interface Row extends NeedleCell {
   readonly without: Branch | null;
 }
@@ -38,28 +38,30 @@ export function configure(command: Command, io: Io): void {
   command
     .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
     .addOption(
-      new Option('--lengths <list>', 'tokens of a case').argParser(wholeNumbers(1)).default([4096, 16_384, 65_536]),
+      new Option('--lengths <list>', 'context lengths in tokens')
+        .argParser(wholeNumbers(1))
+        .default([4096, 16_384, 65_536]),
     )
     .addOption(
-      new Option('--depths <list>', 'where the needle lies, in percent of the haystack')
+      new Option('--depths <list>', 'positions of the needle, in percent of the context')
         .argParser(percentages)
         .default(DEPTHS),
     )
-    .addOption(whole('--trials <n>', 'cases for each length and depth').default(20))
-    .addOption(whole('--records <n>', 'records in a haystack, the needle among them').default(16))
-    .addOption(whole('--facts <n>', 'facts of a record').default(4))
-    .addOption(new Option('--seed <n>', 'of the cases').argParser(wholeNumber(0)).default(1))
+    .addOption(whole('--trials <n>', 'cases per length and depth').default(20))
+    .addOption(whole('--records <n>', 'records per case, including the needle').default(16))
+    .addOption(whole('--facts <n>', 'facts per record').default(4))
+    .addOption(new Option('--seed <n>', 'seed of the cases').argParser(wholeNumber(0)).default(1))
     .addOption(
-      new Option('--without <branch>', 'a second grid with the gate of this branch at zero').choices([
+      new Option('--without <branch>', 'also measure with the gate of this branch set to zero').choices([
         'cmp',
         'sel',
         'win',
       ]),
     )
-    .option('--out-dir <folder>', 'write needle.json and needle.svg there')
+    .option('--out-dir <folder>', 'write needle.json and needle.svg')
     .addOption(deviceOption('where to compute'))
     .addOption(
-      new Option('--precision <type>', 'of activations; the default is bf16 on CUDA, fp32 on the CPU').choices([
+      new Option('--precision <type>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
         'fp32',
         'bf16',
       ]),
@@ -92,7 +94,7 @@ function run(options: Options, io: Io): void {
   const device = openDevice(options);
   const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
   if (precision === 'bf16' && device.kind === 'cpu')
-    throw new UsageError('--precision bf16: the CPU computes in fp32; leave it out or use --device cuda');
+    throw new UsageError('--precision bf16: the CPU computes in fp32; omit the flag or use --device cuda');
   const { model, config, path, step, warnings } = loadModel(
     device,
     options.model,
@@ -126,7 +128,7 @@ function labelOf(without: Branch | null): string {
   return without === null ? 'all branches' : `without ${without}`;
 }
 
-/** Accuracies of one grid, a row for each depth. */
+/** Accuracies of one grid: [depth, length]. */
 function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: readonly Row[]): number[][] {
   return depths.map((depth) =>
     lengths.map(
@@ -137,7 +139,7 @@ function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: r
 
 const SHADES = ['·', '░', '▒', '▓', '█'];
 
-/** The share twice: as a number and as a shade that is full only at 100 %. */
+/** The share as a number and as a shade, which is full only at 100 %. */
 function shaded(share: number): string {
   return `${percent(share)} ${SHADES[Math.floor(share * (SHADES.length - 1))].repeat(2)}`;
 }
@@ -154,7 +156,7 @@ function table(off: Branch | null, options: Options, rows: readonly Row[]): stri
   )}`;
 }
 
-/** Of all cases of a length, the share in which the block that holds the answer was selected; null of dense attention. */
+/** Share of the cases of a length in which the block with the answer was selected; null for dense attention. */
 function selectedShare(off: Branch | null, length: number, rows: readonly Row[]): number | null {
   const shares = rows.filter((row) => row.without === off && row.length === length).map(({ recall }) => recall?.any);
   if (shares.includes(undefined)) return null;

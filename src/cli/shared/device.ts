@@ -1,4 +1,4 @@
-/** The devices of this machine, as commands ask for them. */
+/** Opens the devices that a command requests. */
 import { Option } from 'commander';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
@@ -13,9 +13,9 @@ export type DeviceChoice = DeviceKind | 'auto';
 export interface DeviceOptions {
   readonly device: DeviceChoice;
   readonly threads?: number;
-  /** Which GPU of so many; the first by default. */
+  /** Chooses a GPU by the number of GPUs; defaults to the first. */
   readonly gpu?: (count: number) => number;
-  /** CUDA: bitwise equal runs. */
+  /** CUDA: bitwise reproducible runs. */
   readonly deterministic?: boolean;
 }
 
@@ -23,7 +23,7 @@ export function deviceOption(description: string): Option {
   return new Option('--device <name>', description).choices(['auto', 'cpu', 'cuda']).default('auto');
 }
 
-/** One device: the one named, or the fastest there is. */
+/** Opens the given device; `auto` opens CUDA if available, else the CPU. */
 export function openDevice({ device, threads, gpu, deterministic = false }: DeviceOptions): Device {
   const absence = device === 'cpu' ? null : cudaAbsence();
   if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
@@ -35,7 +35,7 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   });
 }
 
-/** In words what `auto` took and why. */
+/** Explains the choice of `auto`. */
 export function explainAuto(device: Device): string {
   return `device: ${device.kind} (auto: ${device.kind === 'cuda' ? device.name : cudaAbsence()})`;
 }
@@ -45,7 +45,7 @@ export interface DeviceList {
   readonly absent: readonly { readonly kind: DeviceKind; readonly reason: string }[];
 }
 
-/** The device named, or with `auto` all there are, and those there are not with the reason. */
+/** Opens the given device; `auto` opens all, and lists the absent ones with the reason. */
 export function listDevices(options: DeviceOptions): DeviceList {
   if (options.device !== 'auto') return { present: [openDevice(options)], absent: [] };
   const absence = cudaAbsence();

@@ -1,4 +1,4 @@
-/** Running the command line inside a test. */
+/** Runs the command line inside a test. */
 import { Writable } from 'node:stream';
 import type { CommandEntry } from '../commands.js';
 import { main } from '../program.js';

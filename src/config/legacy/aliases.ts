@@ -1,11 +1,11 @@
 /**
- * Names from the runbooks of the system Trefoil follows. Some are second names of a key: two keys for one switch could
- * disagree, so the config knows one. Others belonged to machinery that is not here and are refused with the way to go.
+ * Config keys of the PyTorch system whose runbooks Trefoil follows. Aliases set a key of the schema under another name.
+ * Retired keys have no counterpart and are errors with a hint.
  */
 
 interface Alias {
   key: string;
-  /** undefined: the old name at this value leaves the key alone. */
+  /** Returns the value for `key`; undefined leaves the key unset. */
   convert: (value: unknown) => unknown;
 }
 
@@ -16,15 +16,15 @@ const ALIASES: Readonly<Record<string, Alias>> = {
   'runtime.fa2_enabled': { key: 'runtime.use_fa2', convert: same },
   'runtime.no_gc': {
     key: 'runtime.gradient_checkpointing',
-    // "not off" is no wish to have it on: no_gc: false leaves the choice where it was. Anything else is the schema's to refuse.
+    // `no_gc: false` does not request checkpointing. Values of another type are passed on, for the schema to reject.
     convert: (value) => (value === true ? false : value === false ? undefined : value),
   },
 };
 
 const RETIRED: Readonly<Record<string, string>> = {
-  'runtime.use_triton_sel': 'no Triton here; choose with runtime.selection_kernel',
-  'runtime.sel_triton_min_L': 'no Triton here; runtime.sel_v2_min_s is the threshold of the selection kernels',
-  'runtime.compile_cmp_win': 'nothing is compiled by hand here; remove the key',
+  'runtime.use_triton_sel': 'Triton is not used; set runtime.selection_kernel',
+  'runtime.sel_triton_min_L': 'Triton is not used; runtime.sel_v2_min_s is the threshold of the selection kernels',
+  'runtime.compile_cmp_win': 'there is no counterpart; remove the key',
 };
 
 export const aliasNames: readonly string[] = Object.keys(ALIASES);
@@ -34,7 +34,7 @@ export function applyAlias(path: string, value: unknown): { path: string; value:
   return alias === undefined ? undefined : { path: alias.key, value: alias.convert(value) };
 }
 
-/** Why a key of the old system is gone, if it was one. */
+/** The hint for a retired key; undefined for any other. */
 export function retiredKey(path: string): string | undefined {
   return Object.hasOwn(RETIRED, path) ? RETIRED[path] : undefined;
 }

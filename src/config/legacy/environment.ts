@@ -1,4 +1,4 @@
-/** Reads the environment: NSA_* variables as a config layer, typed values for other commands, and notes about the rest. */
+/** The environment as a config layer, and warnings about NSA_* variables without effect. */
 import { findKey } from '../keys.js';
 import { type Layer, LayerBuilder } from '../layer.js';
 import { hint } from '../suggest.js';
@@ -7,7 +7,7 @@ import { environmentVariables } from './variables.js';
 
 export { type Environment, readVariable } from './typed-variable.js';
 
-/** What the environment sets in the config. */
+/** The config keys that environment variables set. */
 export function environmentLayer(env: Environment): Layer {
   const layer = new LayerBuilder();
   for (const variable of environmentVariables) {
@@ -17,7 +17,7 @@ export function environmentLayer(env: Environment): Layer {
   return layer.build();
 }
 
-/** One line for every NSA_* variable that is set and does nothing: misspelt, unknown, or without meaning here. */
+/** One line for every NSA_* variable that is set and has no effect: misspelled, unknown or retired. */
 export function environmentWarnings(env: Environment): string[] {
   const known = environmentVariables.map(({ name }) => name).filter((name) => name.startsWith('NSA_'));
   return Object.keys(env)
@@ -32,7 +32,7 @@ export function environmentWarnings(env: Environment): string[] {
 
 const DEFAULT_TIMEOUT_MINUTES = 15;
 
-/** How long a rank waits for the others: NSA_PG_TIMEOUT_MIN, fractions allowed. */
+/** Minutes that a rank waits for the others: NSA_PG_TIMEOUT_MIN, may be fractional. */
 export function readTimeoutMinutes(env: Environment): number {
   const minutes = (readVariable(env, 'NSA_PG_TIMEOUT_MIN') as number | undefined) ?? DEFAULT_TIMEOUT_MINUTES;
   if (minutes <= 0) refuse(variableOf('NSA_PG_TIMEOUT_MIN')!, String(minutes), 'a number > 0');

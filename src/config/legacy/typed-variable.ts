@@ -1,8 +1,8 @@
-/** The value of an environment variable by its type. Knows no schema, so that commands without a config start quickly. */
+/** Typed values of environment variables. Does not import the schema, so that commands without a config start fast. */
 import { UsageError } from '../../errors.js';
 import { type EnvironmentVariable, environmentVariables } from './variables.js';
 
-/** What process.env is; handed in, so that a test or another process can hand in its own. */
+/** The type of process.env. A parameter, so that tests can pass their own. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 const byName: ReadonlyMap<string, EnvironmentVariable> = new Map(environmentVariables.map((row) => [row.name, row]));
@@ -32,7 +32,7 @@ function readNumber(variable: EnvironmentVariable, text: string, pattern: RegExp
   return refuse(variable, text, allowed ?? (variable.type === 'integer' ? 'an integer' : 'a number'));
 }
 
-/** The typed value; undefined when the variable says nothing (unset, empty, or a `disable` of 0). `allowed`: for messages. */
+/** The typed value; undefined if the variable is unset, empty, or a `disable` of 0. `allowed` is for the error message. */
 export function readTyped(
   variable: EnvironmentVariable,
   env: Environment,
@@ -58,10 +58,10 @@ export function readTyped(
   }
 }
 
-/** The typed value of a variable of the table, for the command that reads it; undefined when unset or empty. */
+/** The typed value of a variable that a command reads directly; undefined if unset or empty. */
 export function readVariable(env: Environment, name: string): boolean | number | string | undefined {
   const variable = byName.get(name);
-  // Not a user's mistake: a command asks for a variable that nobody documented.
+  // A programming error: every variable that is read must be in the table.
   if (variable === undefined) throw new Error(`${name} is not in the table of variables`);
   return readTyped(variable, env);
 }

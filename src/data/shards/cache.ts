@@ -9,6 +9,7 @@ import { existsSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
 import { homedir, hostname } from 'node:os';
 import { dirname, join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
+import { pidExists } from '../../process-identity.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { DamagedShards } from './format.js';
 import { buildAside, type OnProgress, partialName, renameDurably, type TextSource } from './prepare.js';
@@ -91,7 +92,7 @@ function removeAbandoned(root: string): void {
   if (!existsSync(root)) return;
   for (const name of readdirSync(root)) {
     const owner = /\.partial-(.+)-(\d+)-[0-9a-f]{8}$/.exec(name);
-    if (owner === null || owner[1] !== hostname() || isAlive(Number(owner[2]))) continue;
+    if (owner === null || owner[1] !== hostname() || pidExists(Number(owner[2]))) continue;
     const folder = join(root, name);
     if (Date.now() - lastWrite(folder) > ABANDONED_AFTER_MS) discard(folder);
   }
@@ -123,14 +124,5 @@ function list(folder: string): string[] {
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'ENOENT') return [];
     throw error;
-  }
-}
-
-function isAlive(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
   }
 }

@@ -22,6 +22,7 @@ import { join } from 'node:path';
 import { Worker } from 'node:worker_threads';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
+import { pidExists } from '../../process-identity.js';
 import { CorpusOrder, corpusIdentity } from '../corpus/order.js';
 import type { CorpusSpec } from '../corpus/spec.js';
 import type { FromWorker, PrepareTask } from '../pipeline/messages.js';
@@ -77,19 +78,10 @@ export async function prepareCorpus(options: PrepareCorpusOptions): Promise<Shar
 function takeOver(working: string): () => void {
   const path = join(working, 'owner');
   const owner = existsSync(path) ? Number(readFileSync(path, 'utf8')) : 0;
-  if (owner > 0 && owner !== process.pid && isAlive(owner))
+  if (owner > 0 && owner !== process.pid && pidExists(owner))
     throw new UsageError(`${working} is in use by process ${owner}; wait for it or choose another --out`);
   writeFileSync(path, `${process.pid}\n`);
   return () => rmSync(path, { force: true });
-}
-
-function isAlive(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
-  }
 }
 
 /** Parts of another corpus, or by another tokenizer, must not be mixed in. */

@@ -110,7 +110,7 @@ describe('the kernel cache', () => {
     expect([before, after].map(({ output }) => answer(output.trim()))).toEqual([7, 8]);
   });
 
-  it('keeps another entry when a header that a header includes is another', () => {
+  it('keeps another entry when an indirectly included header changes', () => {
     mkdirSync(join(folder, 'deep'), { recursive: true });
     writeFileSync(join(folder, 'deep', 'outer.h'), '#include "inner.h"\n');
     writeFileSync(source, '#include "deep/outer.h"\nextern "C" int answer() { return INNER; }\n');
@@ -134,7 +134,7 @@ describe('the kernel cache', () => {
     ],
     ['replaced by something else', (library) => writeFileSync(library, 'not a library')],
   ];
-  it.each(damages)('rebuilds an entry that was %s, and never hands it out', (_, damage) => {
+  it.each(damages)('rebuilds an entry that was %s, and never returns it', (_, damage) => {
     const library = compiler().library(source);
     const whole = readFileSync(library);
     damage(library);
@@ -144,7 +144,7 @@ describe('the kernel cache', () => {
     expect(answer(rebuilt)).toBe(42);
   });
 
-  it('serves two processes that compile the same kernel at once', async () => {
+  it('supports two processes that compile the same kernel at once', async () => {
     writeFileSync(source, '#include <map>\n#include <regex>\nextern "C" int answer() { return 42; }\n'); // slow enough
     const child = await buildChild(join(folder, 'child.mjs'), import.meta.dirname, COMPILE);
     for (const damaged of [false, true]) {
@@ -161,7 +161,7 @@ describe('the kernel cache', () => {
     }
   });
 
-  it('is where the environment says, and empty variables say nothing', () => {
+  it('is in the folder of the environment; empty variables count as unset', () => {
     const cacheOf = (environment: Record<string, string>) => defaultCompilerOptions(environment).cache;
     expect(cacheOf({ TREFOIL_CACHE: '/a', XDG_CACHE_HOME: '/b' })).toBe('/a/kernels');
     expect(cacheOf({ XDG_CACHE_HOME: '/b' })).toBe('/b/trefoil/kernels');
@@ -292,7 +292,7 @@ describe('a cache that cannot be used', () => {
 });
 
 describe('a compiler', () => {
-  it('that is missing is named, with what to install', () => {
+  it('that is missing is named with the remedy', () => {
     const missing = new KernelCompiler({ cache, candidates: ['no-such-compiler', 'no-such-either'] });
     expect(refusal(() => missing.library(source))).toBe(
       'no C++ compiler found (tried no-such-compiler, no-such-either): install one (Debian: apt-get install g++; ' +
@@ -310,7 +310,7 @@ describe('a compiler', () => {
     expect(readdirSync(cache)).toEqual([]);
   });
 
-  it('that dies is named too', () => {
+  it('that is killed is named', () => {
     const dying = join(folder, 'dying');
     writeFileSync(dying, '#!/bin/sh\n[ "$1" = --version ] && echo dying 1.0 && exit 0\nkill -9 $$\n', { mode: 0o755 });
     const message = refusal(() => new KernelCompiler({ cache, candidates: [dying] }).library(source));
@@ -334,12 +334,12 @@ describe('a compiler', () => {
     expect(events).toEqual([[source, 0, total], 'end', [other, 1, total], 'end']);
   });
 
-  it('that is interrupted by Ctrl-C is not blamed', async () => {
+  it('that is interrupted by Ctrl-C is reported as such', async () => {
     const slow = join(folder, 'slow');
     writeFileSync(slow, '#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit 0\nexec sleep 60\n', { mode: 0o755 });
     const child = await buildChild(join(folder, 'child.mjs'), import.meta.dirname, INTERRUPTED);
     const started = spawn(process.execPath, [child, cache, source, slow], {
-      detached: true, // a process group, as a terminal gives a command
+      detached: true, // its own process group, like a command in a terminal
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     let output = '';
@@ -374,7 +374,7 @@ describe('a compiler', () => {
     const flags = [...compilerFlags().filter((flag) => flag !== '-O3'), '-Wall', '-Wextra', '-fsyntax-only'];
     const { command } = findCompiler(candidates);
     const all = kernels.map((name) => join(sources, name));
-    // Not waited for in place: the test runner gives up on a worker that it has not heard from for a minute.
+    // Asynchronous: the test runner ends a worker that is blocked for a minute.
     const check = promisify(execFile)(command, [`-I${import.meta.dirname}`, ...flags, ...all], { maxBuffer: 2 ** 26 });
     const { stderr } = await check.catch((error: { stderr: string }) => error); // its errors are what is looked at
     expect(stderr.split('\n').filter((line) => /warning|error/.test(line) && !/unused/.test(line))).toEqual([]);

@@ -29,7 +29,7 @@ const FFI_TYPES: Record<ArgumentKind, string> = {
 
 /** Options of `CpuDevice`. */
 export interface CpuOptions {
-  /** Threads that run kernels; all of the machine's cores by default. Results do not depend on it. */
+  /** Threads that run kernels; defaults to all cores. Results do not depend on it. */
   readonly threads?: number;
   readonly compiler?: CompilerOptions;
 }
@@ -52,11 +52,11 @@ export class CpuDevice implements Device {
   constructor(options: CpuOptions = {}) {
     const threads = options.threads ?? availableParallelism();
     if (!Number.isInteger(threads) || threads < 1 || threads > 1024)
-      throw new UsageError(`threads must be a whole number from 1 to 1024, not ${threads}`);
+      throw new UsageError(`threads must be an integer from 1 to 1024, not ${threads}`);
     this.name = cpus()[0]?.model.trim() ?? process.arch;
     this.compiler = new KernelCompiler(options.compiler ?? defaultCompilerOptions(process.env));
     const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
-    // Global: kernel libraries find the pool and the scratch memory of this one library.
+    // Global symbols: all kernel libraries use the thread pool and scratch memory of this library.
     const library = load(this.compiler.library(source), { global: true });
     this.#runtime = {
       allocate: library.func('trefoil_allocate', 'void *', ['size_t']),
@@ -85,7 +85,7 @@ export class CpuDevice implements Device {
     return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
   }
 
-  /** Memory kernels hold for themselves, all threads together. */
+  /** Scratch memory of the kernels, over all threads. */
   get scratchBytes(): number {
     return Number(this.#runtime.scratchBytes());
   }
@@ -107,7 +107,7 @@ export class CpuDevice implements Device {
   }
 
   download(address: bigint, into: Uint8Array): void {
-    // A view on the native memory for the length of one copy: koffi would copy an output argument twice.
+    // A temporary view of the native memory: as an output argument koffi would copy it twice.
     if (into.byteLength > 0) into.set(new Uint8Array(koffi.view(address, into.byteLength)));
   }
 
@@ -123,14 +123,14 @@ export class CpuDevice implements Device {
     this.#runtime.copy(to, from, bytes);
   }
 
-  synchronize(): void {} // a kernel call returns when its work is done
+  synchronize(): void {} // kernel calls are synchronous
 
   #allocate(bytes: number): bigint {
     const address = this.#runtime.allocate(bytes) as bigint | null;
     if (!address)
       throw new TrefoilError(
-        `out of memory: ${(bytes / 2 ** 20).toFixed(0)} MiB could not be had for a tensor beside ` +
-          `${(this.pool.bytesReserved / 2 ** 20).toFixed(0)} MiB already held; lower train.batch_size or train.seq_len, ` +
+        `out of memory: ${(bytes / 2 ** 20).toFixed(0)} MiB could not be allocated for a tensor, with ` +
+          `${(this.pool.bytesReserved / 2 ** 20).toFixed(0)} MiB already allocated; lower train.batch_size or train.seq_len, ` +
           'or set runtime.gradient_checkpointing',
       );
     return address;
@@ -141,7 +141,7 @@ function load(path: string, options: { global: boolean } = { global: false }): L
   try {
     return koffi.load(path, options);
   } catch (cause) {
-    // The file was verified, so the system refuses it: most often a folder mounted noexec.
+    // The file was verified, so the system refuses it: usually the folder is mounted noexec.
     const reason = (cause as Error).message.split('\n')[0];
     throw new UsageError(
       `a compiled kernel cannot be loaded (${reason}): set TREFOIL_CACHE to a folder from which programs may run`,

@@ -1,7 +1,7 @@
 // Blocked matrix products on packed panels: the inner loop of every operation that multiplies matrices.
 //
-// A tile of C, kTileRows x kPanel, stays in registers while k runs. B comes in panels [k][kPanel] so that a row of the
-// tile is loaded once and multiplied with kTileRows broadcast values of A; A is read where it lies, by strides.
+// A tile of C [kTileRows, kPanel] stays in registers while k advances. B is packed in panels [k][kPanel], so that a row of the
+// panel is loaded once and multiplied with kTileRows broadcast values of A. A is not packed but read with strides.
 #pragma once
 #include <type_traits>
 
@@ -20,11 +20,11 @@ constexpr int64_t panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
 enum class Into { kOverwrite, kAdd };
 
-// While a tile is computed, a line of `ahead` (the next panel of B, or null) is asked for every kAheadStep steps of k: it
-// lies in L3 and would otherwise be waited for, which costs linear layers a quarter of their time.
+// While a tile is computed, a cache line of `ahead` (the next panel of B, or null) is prefetched every kAheadStep steps of k.
+// It is in L3; without the prefetch linear layers take a quarter longer.
 constexpr int64_t kAheadStep = 8, kLineFloats = 16;
 
-// How much of `ahead` one tile asks for, in floats.
+// Floats of `ahead` that one tile prefetches.
 constexpr int64_t ahead_of_tile(int64_t depth) { return (depth + kAheadStep - 1) / kAheadStep * kLineFloats; }
 
 // C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows.
@@ -38,7 +38,7 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       acc[r][v] = vec{};
-      // A large C lies in L3 too: its lines come while k runs. Small products have theirs at hand and only pay for asking.
+      // A large C is in L3 too and is prefetched. A small one is in L1 or L2, where prefetching only costs.
       if (ahead != nullptr) __builtin_prefetch(c + r * ldc + v * kLanes, 1);
     }
   const int64_t step = ahead == nullptr ? depth : kAheadStep;
@@ -68,8 +68,8 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
     }
 }
 
-// The same for any number of rows, in falling tile heights. A row's sum runs over k in order whatever tile it is in, so
-// a result never depends on how many rows were computed together.
+// The same for any number of rows, in decreasing tile heights. The sum of a row runs over k in order in every tile height, so
+// results do not depend on how many rows are computed together.
 template <int V, Into into>
 inline void tile(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
                  int64_t ldc, int64_t depth, const float* ahead) {
@@ -102,7 +102,7 @@ inline void multiply(int64_t rows, const float* a, int64_t row, int64_t col, con
 
 // Packs one panel of a row-major matrix read transposed: out[k][j] = source[j*ld + k], columns past n become zero.
 inline void pack_panel_transposed(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
-  constexpr int64_t kBlock = 16;  // one line of every row at a time
+  constexpr int64_t kBlock = 16;  // one cache line of every row at a time
   for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
     const int64_t k1 = k0 + kBlock < depth ? k0 + kBlock : depth;
     int64_t j = 0;
@@ -113,7 +113,7 @@ inline void pack_panel_transposed(const float* source, int64_t ld, int64_t n, in
   }
 }
 
-// Packs one panel of a row-major matrix as it lies: out[k][j] = source[k*ld + j], columns past n become zero.
+// Packs one panel of a row-major matrix: out[k][j] = source[k*ld + j], columns past n become zero.
 inline void pack_panel(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
   for (int64_t k = 0; k < depth; ++k, source += ld, out += kPanel) {
     if (n >= kPanel) {

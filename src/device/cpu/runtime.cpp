@@ -1,7 +1,7 @@
 // The CPU runtime: one thread pool and per-thread scratch memory, shared by all kernel libraries of the process.
 //
-// Our own pool instead of OpenMP: macOS's compiler has none, and an OpenMP pool that is alive when Node unloads
-// the library at exit crashes the process. These threads are never joined and the library is never unloaded.
+// Not OpenMP: Apple's compiler does not support it, and an OpenMP pool that is alive when Node unloads the library at exit
+// crashes the process. These threads are never joined, and the library is never unloaded.
 #include "runtime.h"
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace {
 using Body = void (*)(void*, int64_t);
 
 struct Pool {
-  std::atomic_flag taken = ATOMIC_FLAG_INIT;  // one launch at a time: Node's worker threads share this pool
+  std::atomic_flag taken = ATOMIC_FLAG_INIT;  // one launch at a time: worker threads of Node share this pool
   std::mutex mutex;
   std::condition_variable wake;
   std::atomic<uint64_t> generation{0};
@@ -30,12 +30,12 @@ struct Pool {
   int64_t count = 0;
   Body body = nullptr;
   void* context = nullptr;
-  int started = 0;   // helper threads that exist
-  std::atomic<int> threads{1};  // that take part, the caller included
+  int started = 0;   // number of helper threads
+  std::atomic<int> threads{1};  // threads that take part, including the caller
 };
 
 Pool& pool() {
-  static Pool* instance = new Pool();  // leaked on purpose: helper threads outlive static destruction
+  static Pool* instance = new Pool();  // leaked intentionally: helper threads outlive static destruction
   return *instance;
 }
 
@@ -120,7 +120,7 @@ void trefoil_set_threads(int threads) {
   while (p.started < threads - 1) {
     try {
       std::thread(helper, p.started + 1, p.generation.load()).detach();
-    } catch (const std::system_error&) {  // the system gives no more threads: fewer compute the same
+    } catch (const std::system_error&) {  // no more threads available: fewer compute the same result
       threads = p.started + 1;
       break;
     }
@@ -141,7 +141,7 @@ void* trefoil_scratch(int slot, size_t bytes) {
     s.memory[slot] = std::aligned_alloc(4096, rounded);
     if (s.memory[slot] == nullptr) {
       std::fprintf(stderr, "out of memory: a kernel needs %zu bytes for itself; lower train.batch_size or train.seq_len\n", rounded);
-      std::abort();  // inside a kernel there is no way back to the caller
+      std::abort();  // a kernel cannot report an error to its caller
     }
     s.bytes[slot] = rounded;
   }

@@ -1,14 +1,14 @@
-// What every CPU kernel may use of the runtime: a thread pool, scratch memory.
+// The runtime of CPU kernels: a thread pool and scratch memory.
 //
-// Work is cut into tasks whose number depends on the shapes alone, never on the number of threads, and a task's
-// result never depends on which thread ran it: so results are bitwise the same with one thread and with sixty-four.
+// The number of tasks depends on the shapes only, never on the number of threads, and the result of a task does not depend
+// on the thread that runs it. So results are bitwise the same for any number of threads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 extern "C" {
-// Runs body(context, i) for i in [0, count); returns when all are done. While another thread's call is running, or
-// inside one, the caller does all of it alone.
+// Runs body(context, i) for i in [0, count); returns when all have finished. If another call is running, in another thread or
+// as the caller of this one, the calling thread runs all of them.
 void trefoil_parallel(int64_t count, void (*body)(void* context, int64_t index), void* context);
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes`; slots keep their memory between calls.
 void* trefoil_scratch(int slot, size_t bytes);
@@ -22,7 +22,7 @@ inline void parallel(int64_t count, const Body& body) {
                    const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Cuts [0, total) into chunks of a fixed size and runs body(begin, end) for each.
+// Splits [0, total) into chunks of a fixed size and runs body(begin, end) for each.
 template <class Body>
 inline void parallel_chunks(int64_t total, int64_t chunk, const Body& body) {
   parallel((total + chunk - 1) / chunk, [&](int64_t i) {

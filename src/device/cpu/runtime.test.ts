@@ -1,4 +1,4 @@
-/** The runtime that all kernels share: its threads, what they cost at exit, and the memory kernels keep for themselves. */
+/** The runtime of all kernels: its threads, their behaviour at exit, and the scratch memory of kernels. */
 import { cpSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -59,16 +59,16 @@ describe('results', () => {
 });
 
 describe('scratch memory', () => {
-  /** The runtime's own functions: the library is loaded already, so this is the same one with the same memory. */
+  /** Functions of the runtime. The library is already loaded, so this is the same instance. */
   const runtime = () => koffi.load(cpu().compiler.library(join(import.meta.dirname, 'runtime.cpp')));
 
-  it('is counted, grows by a quarter more than asked, and is kept', () => {
+  it('is counted, grows by a quarter more than requested, and is kept', () => {
     const device = cpu();
     const take = runtime().func('trefoil_scratch', 'void *', ['int', 'size_t']) as (
       slot: number,
       bytes: number,
     ) => bigint;
-    const unused = 23; // the last slot: no kernel has it
+    const unused = 23; // the last slot, which no kernel uses
     const before = device.scratchBytes;
     const held = () => device.scratchBytes - before;
     const first = take(unused, 1000);
@@ -76,7 +76,7 @@ describe('scratch memory', () => {
     expect(take(unused, 4096)).toBe(first);
     expect(held()).toBe(4096);
     const second = take(unused, 100_000);
-    expect(held()).toBe(Math.ceil(125_000 / 4096) * 4096); // the smaller piece is counted no more
+    expect(held()).toBe(Math.ceil(125_000 / 4096) * 4096); // the smaller block is no longer counted
     expect(second % 4096n).toBe(0n);
     expect(take(unused, 10)).toBe(second);
   });
@@ -84,7 +84,7 @@ describe('scratch memory', () => {
   it('stops growing once the largest shape was seen', () => {
     const device = cpu();
     const { threads } = device;
-    device.threads = 1; // with more, which thread takes which task is a matter of luck
+    device.threads = 1; // with more threads the assignment of tasks is not deterministic
     const run = (rows: number) => {
       const tape = new Tape(device, { record: false });
       linear(tape, tape.zeros([rows, 700]), tape.zeros([900, 700]));
@@ -105,7 +105,7 @@ describe('scratch memory', () => {
 describe('threads', () => {
   it.each([0, -1, 1.5, Number.NaN, 4096])('cannot be %d', (threads) => {
     expect(() => new CpuDevice({ threads })).toThrow(UsageError);
-    expect(() => new CpuDevice({ threads })).toThrow('threads must be a whole number from 1 to 1024, not');
+    expect(() => new CpuDevice({ threads })).toThrow('threads must be an integer from 1 to 1024, not');
   });
 });
 
@@ -113,7 +113,7 @@ describe('a process', () => {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-runtime-'));
   const program = join(folder, 'child.mjs');
   beforeAll(async () => {
-    // A bundle looks for its kernels beside itself: the runtime, its headers and the one operation it uses.
+    // A bundle needs its kernels in its own folder: the runtime, its headers and the operation it uses.
     for (const name of readdirSync(import.meta.dirname))
       if (/\.(h|cpp)$/.test(name)) cpSync(join(import.meta.dirname, name), join(folder, name));
     cpSync(join(import.meta.dirname, '../../ops/linear/cpu.cpp'), join(folder, 'cpu.cpp'));
@@ -135,7 +135,7 @@ describe('a process', () => {
     }
   });
 
-  it('may compute in several of its JavaScript threads at once', async () => {
+  it('may compute in several JavaScript threads at the same time', async () => {
     const { code, output, errors } = await run('workers');
     expect({ code, output, errors }).toEqual({ code: 0, output: 'same\nsame\nsame\n', errors: '' });
   });
@@ -171,7 +171,7 @@ const PROGRAM = `
   } else {
     product();
     console.log(\`computed on \${device.threads} threads\`);
-    if (way === 'exit') setTimeout(() => process.exit(0), 50); // the threads sleep by now
+    if (way === 'exit') setTimeout(() => process.exit(0), 50); // the threads sleep by then
     if (way === 'exit at once') process.exit(0);
     if (way === 'exit 3') process.exit(3);
     if (way === 'throw') throw new Error('on purpose');

@@ -1,4 +1,4 @@
-// One vector type for AVX-512, AVX2 and NEON by the compiler's vector extensions, and the maths kernels need on it.
+// A vector type for AVX-512, AVX2 and NEON (compiler vector extensions), and the functions that kernels need on it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -30,10 +30,9 @@ inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof(v)); }
 inline vec splat(float x) { return x - vec{}; }
 inline vec max(vec a, vec b) { return a > b ? a : b; }
 
-// a * b + c. Left to itself a compiler fuses a product and a sum into one instruction here and not there, by its version,
-// the processor it tunes for and the loop around: one row would have other last bits alone than in a batch. So compilers
-// are told to fuse nothing (compile.ts), and it is asked for where it pays: one rounding on every processor that can, two
-// on every other, the same in every loop.
+// a * b + c. A compiler decides whether to fuse a product and a sum by its version, the target processor and the surrounding
+// loop; a row could then have different last bits alone and in a batch. So contraction is disabled (compile.ts), and fused
+// explicitly where it pays: one rounding on every processor with FMA, two on others, the same in every loop.
 #if defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
 inline float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -51,7 +50,7 @@ inline vec multiply_add(vec a, vec b, vec c) { return a * b + c; }
 #endif
 
 inline float sum(vec v) {
-  // A fixed tree, so that the result does not depend on how the compiler would reduce.
+  // A fixed tree, so that the result does not depend on the compiler.
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
@@ -59,7 +58,7 @@ inline float sum(vec v) {
   return lanes[0];
 }
 
-// The largest lane, by halving: this runs once per row and block of a reduction.
+// Maximum over the lanes, by halving. Runs once per row and block of a reduction.
 #if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)  // older g++ has no __builtin_shufflevector
 typedef float half_vec __attribute__((vector_size(32)));
 typedef float quarter_vec __attribute__((vector_size(16)));
@@ -92,9 +91,9 @@ inline vec exp2_polynomial(vec f) {  // for f in [-0.5, 0.5]
   return multiply_add(p, f, splat(1.0f));
 }
 #if defined(__AVX512F__)
-// Two instructions do what takes ten elsewhere.
+// Two instructions instead of ten.
 inline vec exp2(vec x) {
-  const __m512 y = _mm512_min_ps(_mm512_set1_ps(128.0f), x);  // of a NaN and a number, the second
+  const __m512 y = _mm512_min_ps(_mm512_set1_ps(128.0f), x);  // if one is NaN, the second operand
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(keep, exp2_polynomial(y - n), n);
@@ -125,8 +124,8 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 inline vec exp(vec x) { return exp2(x * splat(kLog2E)); }
 
-// One lane from each of kLanes rows: how a matrix is read transposed. The lines stay in L1 while the caller goes through
-// the columns, and its writes are whole vectors instead of single numbers far apart.
+// One lane from each of kLanes rows: reads a matrix transposed. The cache lines stay in L1 while the caller advances over the
+// columns, and its stores are whole vectors.
 inline vec load_column(const float* p, int64_t ld) {
   vec v;
 #pragma GCC unroll 16
@@ -134,7 +133,7 @@ inline vec load_column(const float* p, int64_t ld) {
   return v;
 }
 
-// Loads or stores the first n lanes; the rest reads as zero and is not written.
+// Loads or stores the first n lanes. The other lanes load as zero and are not stored.
 inline vec load_part(const float* p, int n) {
   vec v = {};
   std::memcpy(&v, p, static_cast<size_t>(n) * sizeof(float));

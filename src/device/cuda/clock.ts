@@ -1,13 +1,13 @@
 /**
- * Time by the GPU's own clock, from events on its streams. What a graph replays was launched when it was recorded: only
- * `time` sees it.
+ * Timing with CUDA events. Launches inside a graph happened when it was recorded: `profile` and `timeline` do not see them,
+ * `time` does.
  */
 import type { DeviceStream } from './stream.js';
 
-/** One launch on the GPU's own clock, in milliseconds. */
+/** One launch, in milliseconds from the start of the timeline. */
 export interface TimelineEntry {
   readonly name: string;
-  /** On a stream beside the device's own: a collective. */
+  /** Whether it ran on another stream than the device's: a collective. */
   readonly isBeside: boolean;
   readonly from: number;
   readonly to: number;
@@ -22,14 +22,14 @@ interface Mark {
 
 export class CudaClock {
   readonly #stream: DeviceStream;
-  /** Of the timeline being taken. */
+  /** Null unless a timeline is taken. */
   #marks: Mark[] | null = null;
 
   constructor(stream: DeviceStream) {
     this.#stream = stream;
   }
 
-  /** Milliseconds of each of `repeats` runs. */
+  /** GPU time of each of `repeats` runs of `work`, in milliseconds. */
   time(work: () => void, repeats: number): number[] {
     const marks = Array.from({ length: repeats }, () => [this.#event(), this.#event()] as const);
     for (const [before, after] of marks) {
@@ -45,7 +45,7 @@ export class CudaClock {
     });
   }
 
-  /** The time of everything `work` launches, by name. */
+  /** GPU time of the launches of `work`, by name. */
   profile(work: () => void): Map<string, { calls: number; ms: number }> {
     const total = new Map<string, { calls: number; ms: number }>();
     for (const { name, from, to } of this.timeline(work)) {
@@ -57,7 +57,7 @@ export class CudaClock {
     return total;
   }
 
-  /** When everything that `work` launches begins and ends, on each stream. */
+  /** Start and end of each launch of `work`, on all streams. */
   timeline(work: () => void): TimelineEntry[] {
     const start = this.#event();
     this.#record(start);
@@ -78,7 +78,7 @@ export class CudaClock {
     }
   }
 
-  /** Runs `launch`, which launches something on `stream`, between two events while a timeline is taken. */
+  /** Runs `launch`, which launches work on `stream`; records events around it while a timeline is taken. */
   marked(name: string | (() => string), stream: bigint, launch: () => void): void {
     const marks = this.#marks;
     if (!marks) {

@@ -1,6 +1,5 @@
 /**
- * CUDA kernels are compiled for the GPU they run on by NVRTC, which the user needs no compiler for, and kept in the
- * kernel cache. Where there is no NVRTC but a toolkit's nvcc, that does the same.
+ * Compiles CUDA kernels for the GPU at hand, with NVRTC or else with the nvcc of a CUDA toolkit, into the kernel cache.
  */
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -15,16 +14,16 @@ import type { Macros } from './runtime.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 
-/** Turns a source into a cubin. */
+/** A compiler from source to cubin. */
 export interface CudaBackend {
-  /** Name and version: another compiler makes another kernel. */
+  /** Name and version; part of the name of a cache entry. */
   readonly identity: string;
   compile(source: string, flags: readonly string[]): Uint8Array;
 }
 
 type Native = (...values: unknown[]) => unknown;
 
-/** The run-time compiler as a library. */
+/** The run-time compilation library. */
 export class Nvrtc implements CudaBackend {
   readonly identity: string;
   readonly #create: Native;
@@ -60,7 +59,7 @@ export class Nvrtc implements CudaBackend {
     const word = () => new DataView(koffi.view(out, 8)).getBigUint64(0, true);
     const texts = [...flags, '-default-device'].map((flag) => Buffer.from(`${flag}\0`));
     const options = koffi.alloc('uint64_t', Math.max(1, texts.length));
-    // The texts must stay where they are until the compilation ends: native memory, freed below.
+    // Options must stay in place until the compilation ends, so they are in native memory, freed below.
     const natives = texts.map((text) => {
       const memory = koffi.alloc('uint8_t', text.length);
       new Uint8Array(koffi.view(memory, text.length)).set(text);
@@ -105,7 +104,7 @@ export class Nvrtc implements CudaBackend {
   }
 }
 
-/** A toolkit's compiler as a program. */
+/** The compiler of a CUDA toolkit. */
 export class Nvcc implements CudaBackend {
   readonly identity: string;
   readonly #command: string;
@@ -115,7 +114,7 @@ export class Nvcc implements CudaBackend {
     this.identity = version;
   }
 
-  /** The nvcc of CUDA_HOME or of the path; null when there is none. */
+  /** The nvcc of CUDA_HOME or PATH; null if there is none. */
   static find(environment: Environment = process.env): Nvcc | null {
     const home = environment['CUDA_HOME'] || environment['CUDA_PATH'];
     for (const command of [...(home ? [join(home, 'bin', 'nvcc')] : []), 'nvcc', '/usr/local/cuda/bin/nvcc']) {

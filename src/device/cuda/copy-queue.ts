@@ -1,7 +1,6 @@
 /**
- * Host memory on its way to the GPU, on a stream beside the device's: bytes are copied while kernels run. They land in a
- * buffer of the queue's own, from where the device takes them when it has come so far; the host never waits for either,
- * except for the copy before, which is long over.
+ * Copies from host to GPU on a second stream, while kernels run. The bytes go to a buffer of the queue, from which the
+ * device's stream copies them in its own order. The host waits only for the previous copy, which has normally finished.
  */
 import koffi from 'koffi';
 import type { CudaDevice } from './cuda.js';
@@ -12,11 +11,12 @@ const EVENT_WITHOUT_TIME = 2;
 export class CopyQueue {
   readonly #device: CudaDevice;
   readonly #stream: bigint;
-  /** Bytes have landed; the landing place may be written again. */
+  /** Event: the bytes have arrived in the buffer. */
   readonly #landed: bigint;
+  /** Event: the device has copied them; the buffer may be overwritten. */
   readonly #taken: bigint;
   readonly #capacity: number;
-  /** Pinned: the GPU fetches from there by itself. */
+  /** Pinned, so that the copy is asynchronous. */
   readonly #host: bigint;
   readonly #bytes: Uint8Array;
   readonly #landing: bigint;
@@ -34,7 +34,7 @@ export class CopyQueue {
     const block = pool.take(capacity);
     this.#landing = block.address;
     this.#giveBack = () => pool.give(block);
-    // Whoever had this memory before may still be at work in it.
+    // Earlier launches may still use this memory.
     driver.call('cuEventRecord', this.#taken, device.stream);
   }
 
@@ -42,12 +42,12 @@ export class CopyQueue {
     return this.#capacity;
   }
 
-  /** Begins to copy these pieces, one behind the other. */
+  /** Starts to copy these pieces, concatenated. */
   send(pieces: readonly Uint8Array[]): void {
     const { driver } = this.#device;
     const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
     if (total > this.#capacity) throw new Error(`${total} bytes do not fit into a queue of ${this.#capacity}`);
-    driver.call('cuEventSynchronize', this.#landed); // the memory they come from is free again
+    driver.call('cuEventSynchronize', this.#landed); // the pinned memory may be overwritten
     let at = 0;
     for (const piece of pieces) {
       this.#bytes.set(piece, at);
@@ -58,7 +58,7 @@ export class CopyQueue {
     driver.call('cuEventRecord', this.#landed, this.#stream);
   }
 
-  /** Copies what was sent to these places, in the order of the device's stream. */
+  /** Copies the pieces that were sent to these addresses, in the order of the device's stream. */
   take(places: readonly { readonly address: bigint; readonly bytes: number }[]): void {
     const { driver, stream } = this.#device;
     driver.call('cuStreamWaitEvent', stream, this.#landed, 0);
@@ -70,7 +70,7 @@ export class CopyQueue {
     driver.call('cuEventRecord', this.#taken, stream);
   }
 
-  /** After the device's stream has come to rest. */
+  /** The device's stream must have been synchronized. */
   free(): void {
     const { driver } = this.#device;
     driver.call('cuStreamSynchronize', this.#stream);

@@ -1,7 +1,7 @@
 /**
- * Matrix products by cuBLASLt. The algorithm of a shape is chosen once and kept: the library's first answer, or the
- * fastest of its answers where there is time to be gained. cuBLASLt is column-major, and a row-major matrix is its
- * transpose there: D = A B is computed as Dᵀ = Bᵀ Aᵀ, which costs nothing.
+ * Matrix products through cuBLASLt. The algorithm of a shape is chosen once: the heuristic's first result, or the fastest of
+ * its results for large products. cuBLASLt is column-major, where a row-major matrix is its transpose: D = A B is computed
+ * as Dᵀ = Bᵀ Aᵀ without copies.
  */
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
@@ -10,25 +10,25 @@ import type { MatrixProduct } from './runtime.js';
 
 type Native = (...values: unknown[]) => number;
 
-/** Numbers of the library's enumerations. */
+/** Values of the library's enumerations. */
 const COMPUTE_32F = 68;
 const TYPE: Record<string, number> = { f32: 0, bf16: 14 };
 const DESC_TRANSPOSE_A = 3;
 const DESC_TRANSPOSE_B = 4;
 const PREFERENCE_MAX_WORKSPACE = 1;
-/** Bytes of one answer of the heuristic; the algorithm is its first 64. */
+/** Size of one heuristic result; the algorithm is its first 64 bytes. */
 const HEURISTIC_BYTES = 96;
 const ALGORITHM_BYTES = 64;
-/** Where an answer says whether it can be used. */
+/** Offset of the status in a heuristic result. */
 const STATE_OFFSET = 72;
 
 const WORKSPACE_BYTES = 64 * 2 ** 20;
 
-/** Answers of the heuristic that are tried (it has no more), the runs of each, and how much faster one must be than the first. */
+/** Number of heuristic results that are timed, runs of each, and the minimum advantage over the first. */
 const CANDIDATES = 8;
 const RUNS = 3;
 const WORTH = 0.99;
-/** Operations from which on trying pays. */
+/** Minimum size of a product, in operations, for which algorithms are timed. */
 const LARGE = 1e9;
 
 interface Layouts {
@@ -39,29 +39,29 @@ interface Layouts {
 }
 
 interface Plan extends Layouts {
-  /** Native memory that holds the chosen algorithm. */
+  /** Native memory with the chosen algorithm. */
   readonly algorithm: bigint;
 }
 
-/** What the products need of the device. */
+/** The part of a device that products use. */
 export interface CublasHost {
   readonly stream: bigint;
-  /** Memory for good: the workspace that all products share. */
+  /** Allocates the workspace, which all products share and which is never freed. */
   allocate(bytes: number): bigint;
-  /** How algorithms are compared; null when the library's first answer is to be taken. */
+  /** For timing algorithms; null to use the heuristic's first result. */
   readonly trial: Trial | null;
 }
 
 export interface Trial {
-  /** Whether the device may run something and be waited for now. */
+  /** Whether the device can run and be waited for; false during a capture. */
   possible(): boolean;
-  /** Memory beside everything else while `use` runs; what it returns, or null when there is not enough. */
+  /** Runs `use` with temporary memory; returns its result, or null if there is not enough memory. */
   withMemory<T>(bytes: number, use: (address: bigint) => T): T | null;
-  /** Milliseconds of each of `repeats` runs. */
+  /** GPU time of each of `repeats` runs, in milliseconds. */
   time(work: () => void, repeats: number): number[];
 }
 
-/** Name and version of the installed library; throws `LibraryMissing` where there is none. */
+/** Name and version of the installed library. Throws `LibraryMissing` if there is none. */
 export function cublasLtIdentity(environment: Environment = process.env): string {
   const version = Number(openLibrary(CUBLASLT, environment).func('cublasLtGetVersion', 'size_t', [])());
   return `cuBLASLt ${Math.floor(version / 10_000)}.${Math.floor(version / 100) % 100}.${version % 100}`;
@@ -126,7 +126,7 @@ export class CublasLt {
     if (status !== 0) throw new TrefoilError(`cuBLASLt: a product of ${sizeOf(product)} failed with status ${status}`);
   }
 
-  /** Chooses the algorithm, which may take a while the first time. `product` does it as well where this was not called. */
+  /** Chooses the algorithm, which is slow the first time. `product` does so if this was not called. */
   prepare(product: MatrixProduct): void {
     if (product.m > 0 && product.n > 0) this.#plan(product);
   }
@@ -149,10 +149,12 @@ export class CublasLt {
     if (k === 0) throw new UsageError('a matrix product needs at least one term');
     if (a.dtype !== b.dtype) throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
     if (c && (accumulate || c.dtype !== d.dtype))
-      throw new UsageError(`a matrix product in ${d.dtype} adds either what is there or another ${d.dtype} matrix`);
+      throw new UsageError(
+        `a matrix product in ${d.dtype} adds either to D or to another ${d.dtype} matrix, not to both`,
+      );
     const [from, into] = [typeOf(a.dtype), typeOf(d.dtype)];
     const descriptor = this.#get('cublasLtMatmulDescCreate', this.#calls.descriptor, COMPUTE_32F, TYPE['f32']);
-    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; what lies transposed here lies straight there.
+    // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; a matrix transposed here is not transposed there.
     this.#setTransposed(descriptor, DESC_TRANSPOSE_A, transposeB);
     this.#setTransposed(descriptor, DESC_TRANSPOSE_B, transposeA);
     const first = transposeB ? this.#layout(from, k, n) : this.#layout(from, n, k);
@@ -164,8 +166,8 @@ export class CublasLt {
   }
 
   /**
-   * The heuristic's first answer is the same for the same library and GPU, so a run repeats bit for bit; the fastest of
-   * several is not, and adds in another order when it changes.
+   * The heuristic's first result is always the same for a library and a GPU, so runs are bitwise equal. The fastest of several
+   * may change between runs, and with it the order of additions.
    */
   #choose(product: MatrixProduct, layouts: Layouts): bigint {
     const { m, n, k } = product;
@@ -179,7 +181,7 @@ export class CublasLt {
     return algorithms[best];
   }
 
-  /** Up to `count` algorithms, each in native memory of its own, the most promising first. */
+  /** Up to `count` algorithms, each in its own native memory, best estimate first. */
   #ask(product: MatrixProduct, { descriptor, a, b, d }: Layouts, count: number): bigint[] {
     const answers = koffi.alloc('uint8_t', count * HEURISTIC_BYTES) as bigint;
     const status = this.#calls.heuristic(
@@ -203,17 +205,17 @@ export class CublasLt {
   }
 
   /**
-   * Which of the algorithms is the fastest on these very operands (their numbers count too: zeros cost less power). The
-   * results go to other memory, so that a product that is added to D is added once.
+   * The fastest algorithm on these operands (their values matter too: zeros take less power). Results go to temporary memory,
+   * so that a product that accumulates into D does so once.
    */
   #fastest(product: MatrixProduct, layouts: Layouts, algorithms: readonly bigint[], trial: Trial): number {
     const bytes = product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
     const times = trial.withMemory(bytes, (into) => {
       const run = (i: number) => this.#run(product, layouts, algorithms[i], into);
-      // The first run of each loads its code, and some may refuse.
+      // The first run of each loads its code; some algorithms fail.
       const able = algorithms.flatMap((_, i) => (run(i) === 0 ? [i] : []));
       const least = algorithms.map(() => Number.POSITIVE_INFINITY);
-      // By turns and without a pause: the clocks of a GPU change while it works.
+      // Interleaved and without pauses, because the GPU's clock changes under load.
       let next = 0;
       const all = trial.time(() => void run(able[next++ % able.length]), RUNS * able.length);
       all.forEach((ms, at) => {

@@ -16,7 +16,7 @@ const absence = cudaAbsence();
 const ARGUMENTS = new URL('./testing/arguments.cu', import.meta.url);
 
 describe('CUDA libraries', () => {
-  it('says what is missing and what to do', () => {
+  it('names what is missing and the remedy', () => {
     const name = {
       title: 'the library of nothing (libnothing.so)',
       files: ['libnothing-trefoil.so'],
@@ -26,7 +26,7 @@ describe('CUDA libraries', () => {
     expect(() => openLibrary(name, {})).toThrow('the library of nothing (libnothing.so) was not found: install it');
   });
 
-  it('names the reason when the file is there and does not load', () => {
+  it('reports why an existing file does not load', () => {
     const home = mkdtempSync(join(tmpdir(), 'trefoil-cuda-'));
     writeFileSync(join(home, 'libbroken-trefoil.so'), 'no library');
     const name = { title: 'a broken library', files: ['libbroken-trefoil.so'], remedy: 'install it again' };
@@ -36,7 +36,7 @@ describe('CUDA libraries', () => {
     rmSync(home, { recursive: true });
   });
 
-  it('says in one line whether there is a GPU', () => {
+  it('reports in one line whether there is a GPU', () => {
     if (absence === null) expect(new CudaDevice().name).not.toBe('');
     else {
       expect(absence).toMatch(/^no CUDA device: .+/);
@@ -51,7 +51,7 @@ describe('the CUDA compiler', () => {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-cubin-'));
   afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-  it('compiles once and takes the second answer from the cache', (context) => {
+  it('compiles once, then reads the cache', (context) => {
     if (missing) return context.skip(missing);
     let compiled = 0;
     const progress = { begin: () => void compiled++, end: () => {} };
@@ -65,7 +65,7 @@ describe('the CUDA compiler', () => {
     expect(compiled).toBe(2);
   });
 
-  it('uses what any compiler has left in the cache when there is none, and names what is missing', () => {
+  it('uses entries of any compiler when there is none, and names a missing kernel', () => {
     const source = fileURLToPath(ARGUMENTS);
     const code = Buffer.from('code of another machine');
     const cache = join(folder, 'elsewhere');
@@ -81,7 +81,7 @@ describe('the CUDA compiler', () => {
     expect(Buffer.from(newer.cubin(source, { OFFSET: 1 })).toString()).toBe('newer code');
   });
 
-  it('shows the first error of a source that is wrong', (context) => {
+  it('reports the first error of an invalid source', (context) => {
     if (missing) return context.skip(missing);
     const compiler = new CudaCompiler(90, findBackend(), { cache: folder });
     expect(() => compiler.cubin(fileURLToPath(ARGUMENTS), { OFFSET: 'nothing_by_that_name' })).toThrow(
@@ -97,7 +97,7 @@ describe('a CUDA device', () => {
       body(cuda());
     });
 
-  onGpu('moves bytes there and back', (device) => {
+  onGpu('uploads and downloads bytes', (device) => {
     const values = Float32Array.from(randomValues(3_000_001, 1));
     const tensor = Tensor.from(device, values, [values.length]);
     expect(Buffer.compare(Buffer.from(tensor.readBytes()), Buffer.from(values.buffer))).toBe(0);
@@ -121,8 +121,8 @@ describe('a CUDA device', () => {
     expect(code.constant('answer')).toBe(42);
     code.launch('shared_sum', { grid: 1, block: 64, shared: 200_000 }, to, 50_000);
     expect(to.item()).toBe(Math.fround((50_000 * 49_999) / 2));
-    code.launch('every_argument', { grid: 0, block: 32 }, to, from, 3, 0, f32(0), f64(0)); // nothing to do: no error
-    expect(() => code.launch('nobody', { grid: 1, block: 1 })).toThrow('has no kernel nobody');
+    code.launch('every_argument', { grid: 0, block: 32 }, to, from, 3, 0, f32(0), f64(0)); // an empty grid is a no-op
+    expect(() => code.launch('missing', { grid: 1, block: 1 })).toThrow('has no kernel missing');
     expect(() => code.launch('shared_sum', { grid: 1, block: 64, shared: 10 ** 6 }, to, 1)).toThrow(/CUDA: /);
     from.free();
     to.free();
@@ -157,7 +157,7 @@ describe('a CUDA device', () => {
           }
   });
 
-  onGpu('adds a large product once, however many algorithms it tries', (shared) => {
+  onGpu('accumulates a large product once, with any number of trials', (shared) => {
     const [m, n, k] = [1024, 1024, 520];
     for (const device of [shared, new CudaDevice({ deterministic: true })]) {
       const filled = (value: number, shape: readonly [number, number]) => {
@@ -176,7 +176,7 @@ describe('a CUDA device', () => {
     }
   });
 
-  onGpu('replays what it captured', (device) => {
+  onGpu('replays a captured graph', (device) => {
     const x = Tensor.from(device, [1, 2, 3], [3]);
     const y = Tensor.zeros(device, [3]);
     const code = device.compile(ARGUMENTS, { OFFSET: 0 });
@@ -189,9 +189,9 @@ describe('a CUDA device', () => {
     };
     device.withPool(pool, work);
     const graph = device.withPool(pool, () => device.record(work));
-    expect([...y.read()]).toEqual([3, 5, 7]); // from the first run: recording runs nothing
+    expect([...y.read()]).toEqual([3, 5, 7]); // from the first run: recording does not run
     expect(pool.systemAllocations).toBe(1);
-    const elsewhere = Tensor.from(device, [7, 7, 7], [3]); // must not land in the graph's memory
+    const elsewhere = Tensor.from(device, [7, 7, 7], [3]); // must not use the graph's memory
     x.write([10, 20, 30]);
     graph.replay();
     expect([...y.read()]).toEqual([21, 41, 61]);
@@ -201,7 +201,7 @@ describe('a CUDA device', () => {
     for (const tensor of [x, y, elsewhere]) tensor.free();
   });
 
-  onGpu('takes bytes that came beside its work, in its own order', (device) => {
+  onGpu('uses bytes of the copy queue in stream order', (device) => {
     const count = 2 ** 20;
     const queue = new CopyQueue(device, 8 * count);
     const [a, b, busy, copy] = [count, count, 16 * count, 16 * count].map((size) =>
@@ -214,7 +214,7 @@ describe('a CUDA device', () => {
     queue.send(batch(0).map(bytes));
     for (let step = 0; step < 5; step++) {
       queue.take(places);
-      for (let i = 0; i < 30; i++) copy.copyFrom(busy); // the next batch comes meanwhile, and must not be seen yet
+      for (let i = 0; i < 30; i++) copy.copyFrom(busy); // the next batch arrives meanwhile and must not be visible yet
       queue.send(batch(step + 1).map(bytes));
       expect([ends(a), ends(b)]).toEqual([
         [10 * step + 1, 10 * step + 1],
@@ -227,7 +227,7 @@ describe('a CUDA device', () => {
     for (const tensor of [a, b, busy, copy]) tensor.free();
   });
 
-  onGpu('tells when everything ran, and lets somebody look about while it waits', (device) => {
+  onGpu('has a timeline, and calls the wait monitor while it waits', (device) => {
     const [x, y] = [0, 1].map(() => Tensor.zeros(device, [2 ** 26]));
     const work = () => {
       for (let i = 0; i < 40; i++) y.copyFrom(x);
@@ -241,11 +241,11 @@ describe('a CUDA device', () => {
     expect(timeline[39].from).toBeGreaterThanOrEqual(timeline[38].to - 0.001);
     expect(device.profile(work).get('(copy)')?.calls).toBe(40);
     const seen: string[] = [];
-    device.lookout = { look: () => seen.push('look'), resume: () => seen.push('resume') };
+    device.waitMonitor = { look: () => seen.push('look'), resume: () => seen.push('resume') };
     work();
     device.synchronize();
     expect([seen[0], seen.at(-1)]).toEqual(['look', 'resume']);
-    device.lookout = {
+    device.waitMonitor = {
       look: () => {
         throw new Error('enough');
       },
@@ -253,21 +253,21 @@ describe('a CUDA device', () => {
     };
     work();
     expect(() => device.synchronize()).toThrow('enough');
-    device.lookout = null;
+    device.waitMonitor = null;
     device.synchronize();
     for (const tensor of [x, y]) tensor.free();
   });
 
-  onGpu('says what was asked for and what is there when memory runs out', (device) => {
+  onGpu('reports requested and free memory when it runs out', (device) => {
     expect(() => Tensor.empty(device, [2 ** 40])).toThrow(
-      /out of GPU memory: \d+ MiB were asked for, \d+ MiB of \d+ MiB are free and this run holds \d+ MiB; lower/,
+      /out of GPU memory: \d+ MiB were requested, \d+ MiB of \d+ MiB are free and this run holds \d+ MiB; lower/,
     );
     const after = Tensor.from(device, [1], [1]);
     expect(after.item()).toBe(1);
     after.free();
   });
 
-  onGpu('measures time by its own clock', (device) => {
+  onGpu('measures GPU time', (device) => {
     const x = Tensor.zeros(device, [2 ** 24]);
     const times = device.time(() => x.fill(1), 5);
     expect(times).toHaveLength(5);

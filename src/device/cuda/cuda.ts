@@ -1,6 +1,6 @@
 /**
- * One NVIDIA GPU as a device. All work goes to one stream (stream.ts), in the order of the calls; the host waits only in
- * `download` and `synchronize`. Two streams may run beside it: copies of batches (copy-queue.ts) and collectives (nccl.ts).
+ * One NVIDIA GPU as a device. All work goes to one stream (stream.ts), in call order; the host waits only in `download` and
+ * `synchronize`. Two more streams may run concurrently: copies of batches (copy-queue.ts) and collectives (nccl.ts).
  */
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
@@ -18,28 +18,26 @@ import { CudaClock, type TimelineEntry } from './clock.js';
 import { CudaCompiler, type CudaCompilerOptions, tryBackend } from './compile.js';
 import { CublasLt } from './cublaslt.js';
 import { ATTRIBUTE, CudaError, Driver } from './driver.js';
-import { CudaGraph } from './graph.js';
 import { Launcher } from './launcher.js';
 import { LibraryMissing } from './libraries.js';
 import { LoadedCode } from './loaded-code.js';
 import { CudaMemory } from './memory.js';
 import type { CudaCode, CudaRuntime, Macros, MatrixProduct } from './runtime.js';
-import { Staging } from './staging.js';
-import { DeviceStream, type Lookout } from './stream.js';
+import { CudaGraph, DeviceStream, Staging, type WaitMonitor } from './stream.js';
 
 const SMALLEST_ARCHITECTURE = 80;
 
 export interface CudaOptions {
-  /** Which GPU, counted from 0 among the visible ones. */
+  /** Index among the visible GPUs; defaults to 0. */
   readonly index?: number;
   readonly compiler?: Partial<CudaCompilerOptions>;
-  /** Matrix products by the library's first choice instead of the fastest in a trial: bitwise equal runs. */
+  /** Uses cuBLASLt's first algorithm instead of the fastest in a trial, so that runs are bitwise equal. */
   readonly deterministic?: boolean;
 }
 
 let absence: string | null | undefined;
 
-/** Why there is no CUDA here, in one sentence; null when there is. Asked once per process. */
+/** Why CUDA cannot be used, in one sentence; null if it can. Determined once per process. */
 export function cudaAbsence(): string | null {
   if (absence === undefined) absence = findAbsence();
   return absence;
@@ -61,7 +59,7 @@ function findAbsence(): string | null {
   }
 }
 
-/** How many GPUs this process sees. */
+/** Number of visible GPUs. */
 export function gpuCount(): number {
   return new Driver().getInt('cuDeviceGetCount');
 }
@@ -99,7 +97,7 @@ export class CudaDevice implements Device, CudaRuntime {
     const count = driver.getInt('cuDeviceGetCount');
     const index = options.index ?? 0;
     if (!Number.isInteger(index) || index < 0 || index >= count)
-      throw new UsageError(`there is no GPU ${index}: this machine shows ${count}, counted from 0`);
+      throw new UsageError(`there is no GPU ${index}: ${count} are visible, numbered from 0`);
     const device = driver.getInt('cuDeviceGet', index);
     this.driver = driver;
     this.#index = device;
@@ -124,7 +122,7 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#clock = new CudaClock(this.#stream);
   }
 
-  /** What tells this GPU from all others, on every machine. */
+  /** Identifies this GPU among all GPUs of all machines. */
   get uuid(): string {
     return this.driver.deviceUuid(this.#index);
   }
@@ -133,12 +131,12 @@ export class CudaDevice implements Device, CudaRuntime {
     return this.#stream.handle;
   }
 
-  /** Looks about while the host waits for the GPU. */
-  get lookout(): Lookout | null {
-    return this.#stream.lookout;
+  /** Called while the host waits for the GPU. */
+  get waitMonitor(): WaitMonitor | null {
+    return this.#stream.waitMonitor;
   }
-  set lookout(lookout: Lookout | null) {
-    this.#stream.lookout = lookout;
+  set waitMonitor(monitor: WaitMonitor | null) {
+    this.#stream.waitMonitor = monitor;
   }
 
   get pool(): MemoryPool {
@@ -149,7 +147,7 @@ export class CudaDevice implements Device, CudaRuntime {
     return this.#memory.use;
   }
 
-  /** Kernels launched so far, replays of graphs not counted. */
+  /** Number of kernels launched, without those that graphs replay. */
   get launches(): number {
     return this.#launcher.launches + this.#products;
   }
@@ -170,7 +168,7 @@ export class CudaDevice implements Device, CudaRuntime {
     let code = this.#code.get(key);
     if (!code) {
       const cubin = this.compiler.cubin(path, macros);
-      this.lookout?.busy?.();
+      this.waitMonitor?.busy?.();
       code = new LoadedCode(this.driver, cubin, path, (name, kernel, shape, values) =>
         this.marked(name, this.stream, () => this.#launcher.launch(kernel, shape, values)),
       );
@@ -183,7 +181,7 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#cublas ??= this.#openCublas();
     this.#products += 1;
     const cublas = this.#cublas;
-    cublas.prepare(product); // outside the marks: a trial is not the product's time
+    cublas.prepare(product); // not timed: a trial is not part of the product
     this.marked(
       () => productName(product),
       this.stream,
@@ -196,7 +194,7 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 
   upload(address: bigint, bytes: Uint8Array): void {
-    // From memory that is not pinned the driver takes a copy before it returns, and keeps the stream's order.
+    // The driver copies from pageable memory before the call returns, and keeps the stream's order.
     if (bytes.byteLength > 0) this.driver.call('cuMemcpyHtoDAsync_v2', address, bytes, bytes.byteLength, this.stream);
   }
 
@@ -223,45 +221,45 @@ export class CudaDevice implements Device, CudaRuntime {
     this.#stream.synchronize();
   }
 
-  /** A pool beside the device's own: a graph works in one, so that nothing else is put there between replays. */
+  /** Creates a second pool. A graph uses its own, so that nothing else is allocated there between replays. */
   newPool(): MemoryPool {
     return this.#memory.newPool();
   }
 
-  /** Gives a pool up: now, or when the last of its blocks has come back. */
+  /** Frees a pool, at the latest when its last block is returned. */
   dropPool(pool: MemoryPool): void {
     this.#memory.dropPool(pool);
   }
 
-  /** Runs `work` with memory from `pool`. */
+  /** Runs `work` with `pool` as the current pool. */
   withPool<T>(pool: MemoryPool, work: () => T): T {
     return this.#memory.withPool(pool, work);
   }
 
   /**
-   * Records what `work` launches, without running it, to be replayed as often as one likes. Run it once for real
-   * before, with the same pool: then everything is compiled and every block is there. It must not wait for the device.
+   * Records the launches of `work`, without running them, as a graph. Run `work` once before, with the same pool, so that
+   * all kernels are compiled and all blocks allocated. `work` must not wait for the device.
    */
   record(work: () => void): CudaGraph {
     return new CudaGraph(this.#stream, work);
   }
 
-  /** The device's time of everything `work` launches, by name; a graph's replay shows nothing. */
+  /** GPU time of the launches of `work`, by name. Launches inside a graph are not seen. */
   profile(work: () => void): Map<string, { calls: number; ms: number }> {
     return this.#clock.profile(work);
   }
 
-  /** When everything that `work` launches begins and ends, on each stream; a graph's replay shows nothing. */
+  /** Start and end of each launch of `work`, on all streams. Launches inside a graph are not seen. */
   timeline(work: () => void): TimelineEntry[] {
     return this.#clock.timeline(work);
   }
 
-  /** Runs `launch`, which launches something on `stream`, between two events while a timeline is taken. */
+  /** Runs `launch`, which launches work on `stream`; records events around it while a timeline is taken. */
   marked(name: string | (() => string), stream: bigint, launch: () => void): void {
     this.#clock.marked(name, stream, launch);
   }
 
-  /** Milliseconds of each of `repeats` runs on the device, measured by its own clock. */
+  /** GPU time of each of `repeats` runs of `work`, in milliseconds. */
   time(work: () => void, repeats: number): number[] {
     return this.#clock.time(work, repeats);
   }
@@ -285,7 +283,7 @@ function productName({ m, n, k, a, c, d, accumulate }: MatrixProduct): string {
   return `product ${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
 }
 
-/** The same kernels, which refuse tensors of another device. */
+/** Wraps kernels so that they refuse tensors of another device. */
 function checked(device: Device, kernels: Kernels<Signatures>): Kernels<Signatures> {
   return Object.fromEntries(
     Object.entries(kernels).map(([name, kernel]) => [

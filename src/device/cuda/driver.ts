@@ -1,4 +1,4 @@
-/** The CUDA driver's functions, typed, every call checked. */
+/** Typed functions of the CUDA driver. Every call is checked. */
 import koffi from 'koffi';
 import { TrefoilError } from '../../errors.js';
 import { DRIVER, type Library, openLibrary } from './libraries.js';
@@ -6,9 +6,9 @@ import { DRIVER, type Library, openLibrary } from './libraries.js';
 const handle = 'void *';
 const address = 'uint64_t';
 const size = 'size_t';
-const out = 'void *'; // memory of ours that the driver writes to
+const out = 'void *'; // memory that the driver writes to
 
-/** Name in the library, and the types of its arguments. All of them return a status. */
+/** Function names and argument types. All return a status. */
 const FUNCTIONS = {
   cuInit: ['uint'],
   cuDriverGetVersion: [out],
@@ -56,7 +56,7 @@ const FUNCTIONS = {
   cuLaunchKernel: [handle, 'uint', 'uint', 'uint', 'uint', 'uint', 'uint', 'uint', handle, handle, handle],
 } as const;
 
-/** Functions that newer drivers export under another name; the arguments used here are the same. */
+/** Functions that newer drivers export under another name with the same arguments. */
 const OTHER_NAMES: Partial<Record<keyof typeof FUNCTIONS, string>> = { cuEventElapsedTime: 'cuEventElapsedTime_v2' };
 
 type Name = keyof typeof FUNCTIONS;
@@ -78,7 +78,7 @@ export class CudaError extends TrefoilError {
   }
 }
 
-/** Attributes of a device, by their number in the driver's enumeration. */
+/** Values of CUdevice_attribute. */
 export const ATTRIBUTE = { multiprocessors: 16, major: 75, minor: 76, sharedPerBlock: 97 } as const;
 const FUNCTION_MAX_DYNAMIC_SHARED = 8;
 
@@ -86,7 +86,7 @@ export class Driver {
   readonly #calls: Record<Name, Native>;
   readonly #errorName: Native;
   readonly #errorString: Native;
-  /** Two words the driver writes results to. */
+  /** Two 64-bit words for results. */
   readonly #result = koffi.alloc('uint64_t', 2);
   readonly #view: DataView;
   #isAbandoned = false;
@@ -113,8 +113,8 @@ export class Driver {
   }
 
   /**
-   * The GPU is given up, because something on it will never end: from now on nothing is asked of it, and nothing waits for
-   * it. Freeing memory would wait too, so a program on its way out can free what it likes.
+   * Turns every later call into a no-op, because work on the GPU will never end. Otherwise freeing memory, as a program does
+   * on exit, would wait for it.
    */
   abandon(): void {
     this.#isAbandoned = true;
@@ -126,7 +126,7 @@ export class Driver {
     if (status !== 0) throw new CudaError(`CUDA: ${name} failed: ${this.describe(status)}`, status);
   }
 
-  /** Whether everything launched on a stream is done. */
+  /** Whether all work on a stream has finished. */
   isDone(stream: bigint): boolean {
     if (this.#isAbandoned) return true;
     const status = this.#calls.cuStreamQuery(stream);
@@ -135,7 +135,7 @@ export class Driver {
     throw new CudaError(`CUDA: ${this.describe(status)}`, status);
   }
 
-  /** Calls a function whose first argument is where it writes a pointer or a 64-bit number. */
+  /** Calls a function that writes a 64-bit result to its first argument; returns the result. */
   get(name: Name, ...values: unknown[]): bigint {
     this.#view.setBigUint64(0, 0n, true);
     this.call(name, this.#result, ...values);
@@ -153,7 +153,7 @@ export class Driver {
     return this.#view.getFloat32(0, true);
   }
 
-  /** Ends a capture, also one that failed, and returns the graph. */
+  /** Ends a capture, even a failed one, and returns the graph. */
   endCapture(stream: bigint): bigint {
     this.#view.setBigUint64(0, 0n, true);
     this.call('cuStreamEndCapture', stream, this.#result);
@@ -169,7 +169,7 @@ export class Driver {
     return Buffer.from(bytes.subarray(0, bytes.indexOf(0))).toString('utf8');
   }
 
-  /** What tells a GPU from all others, on every machine. */
+  /** Identifies a GPU among all GPUs of all machines. */
   deviceUuid(device: number): string {
     const bytes = koffi.alloc('uint8_t', 16);
     this.call('cuDeviceGetUuid_v2', bytes, device);
@@ -191,7 +191,7 @@ export class Driver {
     return memory;
   }
 
-  /** Where a module's global variable lies. */
+  /** Address of a global variable of a module. */
   global(module: bigint, name: string): bigint {
     const words = koffi.alloc('uint64_t', 2);
     this.call('cuModuleGetGlobal_v2', words, koffi.address(words) + 8n, module, name);
@@ -204,12 +204,12 @@ export class Driver {
     this.call('cuFuncSetAttribute', kernel, FUNCTION_MAX_DYNAMIC_SHARED, bytes);
   }
 
-  /** The hottest call of all, without the search by name. */
+  /** The most frequent call, without the lookup by name. */
   get launchKernel(): Native {
     return this.#calls.cuLaunchKernel;
   }
 
-  /** The same with attributes: `config` is a CUlaunchConfig in native memory. */
+  /** The same with attributes. `config`: a CUlaunchConfig in native memory. */
   get launchKernelEx(): Native {
     return this.#calls.cuLaunchKernelEx;
   }

@@ -1,6 +1,6 @@
-// What kernels over rows and numbers share: f32 and bf16 in memory as float in registers, 16 bytes at a time, sums in a
-// fixed order, and the search for a token's sequence. No host code, no standard headers: NVRTC compiles this with
-// nothing installed but the driver.
+// Shared by elementwise and row-wise kernels: access to f32 and bf16 memory in units of 16 bytes with float in registers, sums in a
+// fixed order, and the search for the sequence of a token. No host code and no standard headers, so that NVRTC compiles it
+// without a toolkit.
 #pragma once
 
 typedef unsigned int u32;
@@ -11,10 +11,10 @@ typedef float f32;
 typedef double f64;
 typedef unsigned short bf16;  // the upper half of a float
 
-// How many numbers of a type fill 16 bytes, the widest access there is.
+// Elements of a type in 16 bytes, the widest memory access.
 template <class T> constexpr int WIDE = 16 / (int)sizeof(T);
 
-// A number known to the compiler, for bodies that are instantiated for vectors and for single numbers.
+// A compile-time count, for bodies that are instantiated for vectors and for scalars.
 template <int N> struct Count {
   static constexpr int value = N;
 };
@@ -34,7 +34,7 @@ __device__ __forceinline__ float log2_approximate(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Two bf16 in one word, rounded to nearest, ties to even; `low` lies first in memory.
+// Two bf16 in one word, rounded to nearest, ties to even; `low` is first in memory.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -48,7 +48,7 @@ __device__ __forceinline__ float read_one(const bf16* from) { return __uint_as_f
 __device__ __forceinline__ void write_one(f32* to, float x) { *to = x; }
 __device__ __forceinline__ void write_one(bf16* to, float x) { *to = (bf16)pack_bf16(x, 0.0f); }
 
-// N numbers: one, or a multiple of 4, whose address is then a multiple of 16 bytes (8 for four bf16).
+// N elements: one, or a multiple of 4 that is aligned to 16 bytes (8 for four bf16).
 template <int N> __device__ __forceinline__ void load(float (&to)[N], const f32* from) {
   if constexpr (N == 1) {
     to[0] = *from;
@@ -98,7 +98,7 @@ template <int N> __device__ __forceinline__ void store(bf16* to, const float (&f
                      pack_bf16(from[i + 4], from[i + 5]), pack_bf16(from[i + 6], from[i + 7]));
   }
 }
-// The same, added to what is there if `accumulate`.
+// The same, added to the present values if `accumulate`.
 template <int N, class T> __device__ __forceinline__ void store(T* to, const float (&from)[N], bool accumulate) {
   if (!accumulate) return store(to, from);
   float sum[N];
@@ -110,8 +110,7 @@ template <int N, class T> __device__ __forceinline__ void store(T* to, const flo
 
 __device__ __forceinline__ bool aligned(const void* p) { return ((u64)p & 15) == 0; }
 
-// Walks `count` numbers with all threads of the grid: body(index, Count<N>) for vectors of N where `wide` allows them,
-// body(index, Count<1>) for the rest.
+// Grid-stride loop over `count` elements: body(index, Count<N>) for vectors of N if `wide`, body(index, Count<1>) for the rest.
 template <int N, class Body> __device__ __forceinline__ void each(i64 count, bool wide, const Body& body) {
   const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
   const i64 vectors = wide ? count / N : 0;
@@ -119,7 +118,7 @@ template <int N, class Body> __device__ __forceinline__ void each(i64 count, boo
   for (i64 i = vectors * N + thread; i < count; i += threads) body(i, Count<1>{});
 }
 
-// Sums and maxima over a warp; every lane gets the same bits, whatever its place.
+// Sums and maxima over a warp; every lane gets the same bits.
 template <class T> __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) x += __shfl_xor_sync(~0u, x, s);
@@ -131,7 +130,7 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// The same over a quad: four neighbouring lanes, which share rows of a tensor-core product.
+// The same over a quad: four adjacent lanes, which share rows of a tensor-core product.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
@@ -152,7 +151,7 @@ template <class T> __device__ __forceinline__ T warp_prefix_sum(T x) {
   return x;
 }
 
-// The same over a block of whole warps. `room` holds one T for each warp and is free again when all have returned.
+// The same over a block of whole warps. `room` has one T per warp and may be reused when all threads have returned.
 template <class T> __device__ __forceinline__ T block_sum(T x, T* room) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   x = warp_sum(x);
@@ -172,8 +171,8 @@ __device__ __forceinline__ float block_max(float x, float* room) {
   return x;
 }
 
-// total[i] (+)= partial[0][i] + partial[1][i] + ... for `count` numbers. A block of 32 x 32 threads (as 1024) takes 32
-// neighbouring columns: a warp adds every 32nd partial sum, then one warp adds what the warps have, in order.
+// total[i] (+)= partial[0][i] + partial[1][i] + ... for `count` columns. A block of 32 x 32 threads (as 1024) takes 32 adjacent
+// columns: each warp adds every 32nd partial sum, then one warp adds the results of the warps in order.
 __device__ __forceinline__ void add_partial_sums(const float* partial, i64 partials, float* total, i64 count,
                                                  bool accumulate) {
   __shared__ float sums[32][33];
@@ -193,7 +192,7 @@ __device__ __forceinline__ void add_partial_sums(const float* partial, i64 parti
   total[column] = sum;
 }
 
-// The sequence that holds the row: offsets[s] <= row < offsets[s + 1].
+// The sequence that contains the row: offsets[s] <= row < offsets[s + 1].
 template <class Row> __device__ __forceinline__ int sequence_of(const i32* offsets, i64 sequences, Row row) {
   int low = 0, high = (int)sequences;  // offsets[low] <= row < offsets[high]
   while (high - low > 1) {

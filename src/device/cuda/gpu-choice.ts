@@ -1,8 +1,8 @@
-/** Which GPU a rank takes, and what NCCL must be told when ranks share one. */
+/** The GPU of a rank, and NCCL's settings when ranks share one. */
 import { UsageError } from '../../errors.js';
 import type { Environment } from './libraries.js';
 
-/** Lets several ranks train on one GPU: slower than one rank, and good for trying things out. */
+/** Lets several ranks train on one GPU. Slower than one rank; for trying out. */
 export const SHARE_GPU = 'TREFOIL_SHARE_GPU';
 
 export function isGpuShared(environment: Environment): boolean {
@@ -10,20 +10,20 @@ export function isGpuShared(environment: Environment): boolean {
 }
 
 /**
- * The GPU of a rank, counted among the visible ones: its number on this machine. A rank that sees only one takes that:
- * Slurm and Kubernetes hand out GPUs so (ranks that turn out to have the same one are refused when they meet).
+ * The index of a rank's GPU among the visible ones: its local rank. A rank that sees only one GPU uses that, as Slurm and
+ * Kubernetes assign GPUs. Ranks with the same GPU are refused later, in the rendezvous.
  */
 export function chooseGpu(localRank: number, count: number, environment: Environment): number {
   if (localRank < count) return localRank;
   if (count === 1) return 0;
   if (isGpuShared(environment)) return localRank % count;
   throw new UsageError(
-    `LOCAL_RANK ${localRank}: this machine shows ${count} GPUs, counted from 0; start ${count} ranks on it, ` +
+    `LOCAL_RANK ${localRank}: ${count} GPUs are visible, numbered from 0; start ${count} ranks on it, ` +
       `or let them share GPUs with ${SHARE_GPU}=1`,
   );
 }
 
-/** Refuses ranks that have the same GPU, unless they were told to share. `gpus`: uuid and host of every rank. */
+/** Refuses ranks that have the same GPU unless sharing is enabled. `gpus`: uuid and host of every rank. */
 export function refuseSharedGpus(gpus: readonly { uuid: string; host: string }[], environment: Environment): void {
   if (isGpuShared(environment)) return;
   gpus.forEach(({ uuid, host }, rank) => {
@@ -37,8 +37,8 @@ export function refuseSharedGpus(gpus: readonly { uuid: string; host: string }[]
 }
 
 /**
- * NCCL refuses two ranks on one GPU of one machine. Told that each has a machine of its own, and kept from the ways that
- * only exist inside one, it goes over the network's loopback. Before NCCL is loaded: it reads these once.
+ * NCCL refuses two ranks on one GPU of one machine. With these variables each rank appears to be on its own machine, and
+ * data goes over the loopback network. Must be set before NCCL is loaded, which reads them once.
  */
 export function sharedGpuSettings(rank: number, environment: Environment): Record<string, string> {
   const settings: Record<string, string> = {

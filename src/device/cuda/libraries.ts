@@ -1,6 +1,6 @@
 /**
- * Where CUDA's libraries are: the driver's own folder, a toolkit, a distribution's packages, or the wheels of a Python
- * that is installed for other reasons. A library that is missing is named with what to install.
+ * Finds the CUDA libraries: in the system's library path, a toolkit, packages of a distribution, or wheels of a Python
+ * installation. The error for a missing library names the remedy.
  */
 import { existsSync, readdirSync } from 'node:fs';
 import { homedir } from 'node:os';
@@ -10,12 +10,12 @@ import koffi from 'koffi';
 export type Library = ReturnType<typeof koffi.load>;
 
 export interface LibraryName {
-  /** What a person calls it. */
+  /** Name for messages. */
   readonly title: string;
-  /** File names in the order of preference. */
+  /** File names in order of preference. */
   readonly files: readonly string[];
   readonly remedy: string;
-  /** Files beside it that it opens by name alone, and would not find: Python's wheels know no search path. */
+  /** Files in the same folder that it opens by name; Python wheels set no search path, so they are loaded first. */
   readonly companions?: RegExp;
 }
 
@@ -50,9 +50,9 @@ export const NCCL: LibraryName = {
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Thrown when a library is in none of the places; the message is a sentence for a person. */
+/** A library was not found or cannot be loaded. */
 export class LibraryMissing extends Error {
-  /** Its two halves: what is wrong, and what to do. */
+  /** What is wrong, and the remedy; the message has both. */
   readonly found: string;
   readonly remedy: string;
 
@@ -63,7 +63,7 @@ export class LibraryMissing extends Error {
   }
 }
 
-/** Opens a library: by its bare name first (the system's own search), then in every usual folder. */
+/** Opens a library: first by name (the system's search path), then in each known folder. */
 export function openLibrary(name: LibraryName, environment: Environment = process.env): Library {
   const problems: string[] = [];
   const folders = ['', ...libraryFolders(environment)];
@@ -76,7 +76,7 @@ export function openLibrary(name: LibraryName, environment: Environment = proces
           for (const companion of children(folder, name.companions)) koffi.load(companion, { global: true });
         return koffi.load(path);
       } catch (error) {
-        // A file that is there and does not load says more than all that are not there.
+        // Why an existing file does not load is more informative than a missing one.
         if (folder !== '') problems.push((error as Error).message.split('\n')[0]);
       }
     }
@@ -84,7 +84,7 @@ export function openLibrary(name: LibraryName, environment: Environment = proces
   throw new LibraryMissing(`${name.title} ${tried}`, name.remedy);
 }
 
-/** The folders of toolkits, distributions and Python wheels that exist on this machine. */
+/** Existing folders of toolkits, distributions and Python wheels. */
 export function libraryFolders(environment: Environment): string[] {
   const toolkits = [
     environment['CUDA_HOME'],
@@ -105,7 +105,7 @@ export function libraryFolders(environment: Environment): string[] {
   return [...new Set(folders)].filter((folder) => existsSync(folder));
 }
 
-/** `nvidia/<part>/lib` of every site-packages that can be guessed without running Python. */
+/** `nvidia/<part>/lib` in each site-packages folder that can be found without running Python. */
 function wheelFolders(environment: Environment): string[] {
   const prefixes = [
     environment['VIRTUAL_ENV'],
@@ -123,7 +123,7 @@ function wheelFolders(environment: Environment): string[] {
     .map((part) => join(part, 'lib'));
 }
 
-/** Paths of the entries of a folder whose names match, newest version first; none when it cannot be read. */
+/** Matching entries of a folder, newest version first; empty if it cannot be read. */
 function children(folder: string, pattern: RegExp): string[] {
   if (!existsSync(folder)) return [];
   return readdirSync(folder)

@@ -2,12 +2,12 @@ import koffi from 'koffi';
 import { CudaError, type Driver } from './driver.js';
 import type { CudaCode, LaunchArgument, LaunchShape } from './runtime.js';
 
-/** Up to this much shared memory a kernel needs no permission. */
+/** More dynamic shared memory than this must be enabled per kernel. */
 const FREE_SHARED = 48 * 1024;
 
 type Launch = (name: string, kernel: bigint, shape: LaunchShape, values: readonly LaunchArgument[]) => void;
 
-/** A module on the GPU and its functions, found by name once. */
+/** A module loaded on the GPU, with its functions looked up once by name. */
 export class LoadedCode implements CudaCode {
   readonly #driver: Driver;
   readonly #module: bigint;

@@ -1,4 +1,4 @@
-/** The GPU's memory: pools that share it, and what is done when there is not enough for all of them. */
+/** The GPU's memory: several pools that share it, and what happens when it runs out. */
 import { TrefoilError } from '../../errors.js';
 import type { MemoryUse } from '../device.js';
 import { MemoryPool } from '../pool.js';
@@ -18,7 +18,7 @@ export class CudaMemory {
     this.#pool = this.newPool();
   }
 
-  /** Where memory is taken from now. */
+  /** The current pool. */
   get pool(): MemoryPool {
     return this.#pool;
   }
@@ -58,11 +58,11 @@ export class CudaMemory {
     try {
       return use(block.address);
     } finally {
-      this.#pool.give(block); // the stream keeps the order: whoever gets it next comes after these launches
+      this.#pool.give(block); // later users come after these launches in stream order
     }
   }
 
-  /** Memory of no pool, so that what the pools hold stays as it is; null when there is not enough. */
+  /** Runs `use` with memory outside the pools, so that they do not grow; returns null if there is not enough. */
   withSpare<T>(bytes: number, use: (address: bigint) => T): T | null {
     const { driver } = this.#stream;
     let address: bigint;
@@ -80,7 +80,7 @@ export class CudaMemory {
     }
   }
 
-  /** Memory that is the caller's. */
+  /** Allocates memory outside the pools. */
   allocate(bytes: number): bigint {
     const { driver } = this.#stream;
     try {
@@ -88,7 +88,7 @@ export class CudaMemory {
     } catch (error) {
       if (!(error instanceof CudaError && error.isOutOfMemory)) throw error;
     }
-    // What the pools keep for later may be just what is missing now; the device must be done with it first.
+    // Unused blocks of the pools can be freed, after the device has finished with them.
     this.#stream.synchronize();
     for (const pool of this.#pools) pool.trim();
     try {
@@ -112,7 +112,7 @@ export class CudaMemory {
     const mib = (count: number) => `${(count / MIB).toFixed(0)} MiB`;
     const { free, total } = this.#stream.driver.memory();
     return new TrefoilError(
-      `out of GPU memory: ${mib(bytes)} were asked for, ${mib(free)} of ${mib(total)} are free and this run holds ` +
+      `out of GPU memory: ${mib(bytes)} were requested, ${mib(free)} of ${mib(total)} are free and this run holds ` +
         `${mib(this.use.reservedBytes)}; lower train.batch_size or train.seq_len, set runtime.gradient_checkpointing, ` +
         'or use runtime.precision bf16',
     );

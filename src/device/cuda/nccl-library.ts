@@ -1,4 +1,4 @@
-/** NCCL's functions, typed, every call checked. Loading it needs no GPU; a communicator does. */
+/** Typed functions of NCCL. Every call is checked. Loading needs no GPU; a communicator does. */
 import koffi from 'koffi';
 import { TrefoilError } from '../../errors.js';
 import type { Reduction, WireType } from '../collectives.js';
@@ -6,12 +6,12 @@ import { type Environment, NCCL, openLibrary } from './libraries.js';
 
 type Native = (...values: unknown[]) => number;
 
-/** Numbers of the library's enumerations. */
+/** Values of the library's enumerations. */
 export const NCCL_TYPE: Readonly<Record<WireType, number>> = { u8: 1, i32: 2, f32: 7, f64: 8, bf16: 9 };
 export const NCCL_REDUCTION: Readonly<Record<Reduction, number>> = { sum: 0, max: 2, min: 3 };
 const IN_PROGRESS = 7;
 
-/** What rank 0 makes and every rank needs to find the others: opaque, and passed by value. */
+/** Created by rank 0 and needed by every rank to find the others. Opaque, passed by value. */
 export const NCCL_ID_BYTES = 128;
 const Id = koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) });
 
@@ -20,7 +20,7 @@ const address = 'uint64_t';
 const out = 'void *';
 const size = 'size_t';
 
-/** Name in the library, and the types of its arguments. All of them return a status. */
+/** Function names and argument types. All return a status. */
 const FUNCTIONS = {
   ncclGetVersion: [out],
   ncclGetUniqueId: [out],
@@ -33,8 +33,6 @@ const FUNCTIONS = {
   ncclReduceScatter: [address, address, size, 'int', 'int', handle, handle],
   ncclAllGather: [address, address, size, 'int', handle, handle],
   ncclBroadcast: [address, address, size, 'int', 'int', handle, handle],
-  ncclGroupStart: [],
-  ncclGroupEnd: [],
 } as const;
 
 type Name = keyof typeof FUNCTIONS;
@@ -55,7 +53,7 @@ export class NcclLibrary {
   readonly #word = koffi.alloc('uint64_t', 1) as bigint;
   readonly #view: DataView;
 
-  /** Throws `LibraryMissing` where there is none. */
+  /** Throws `LibraryMissing` if NCCL is not installed. */
   constructor(environment: Environment = process.env) {
     const library = openLibrary(NCCL, environment);
     this.#calls = Object.fromEntries(
@@ -66,7 +64,7 @@ export class NcclLibrary {
     this.#view = new DataView(koffi.view(this.#word, 8));
   }
 
-  /** Such as 2.28.9. */
+  /** For example 2.28.9. */
   get version(): string {
     const code = Number(this.#get('ncclGetVersion') & 0xffff_ffffn);
     return `${Math.floor(code / 10_000)}.${Math.floor(code / 100) % 100}.${code % 100}`;
@@ -82,13 +80,13 @@ export class NcclLibrary {
     }
   }
 
-  /** Joins the ranks that hold the same id, on the GPU that is current; returns when all are there. */
+  /** Joins the ranks with the same id, on the current GPU. Returns when all have joined. */
   join(id: Uint8Array, rank: number, world: number): bigint {
     if (id.byteLength !== NCCL_ID_BYTES) throw new Error(`an NCCL id has ${NCCL_ID_BYTES} bytes, not ${id.byteLength}`);
     return this.#get('ncclCommInitRank', world, { bytes: id }, rank);
   }
 
-  /** Throws what went wrong since the last look, on threads of the library's own. */
+  /** Throws an asynchronous error of the library's threads, if there is one. */
   check(communicator: bigint): void {
     this.#view.setBigUint64(0, 0n, true);
     this.call('ncclCommGetAsyncError', communicator, this.#word);

@@ -1,4 +1,4 @@
-/** NCCL: what can be seen without a GPU, and two ranks that share one. */
+/** NCCL: what can be tested without a GPU, and two ranks that share one. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
@@ -16,12 +16,12 @@ const missing = ncclAbsence();
 const absence = cudaAbsence() ?? missing;
 
 describe('the NCCL library', () => {
-  it('is named with its remedy when it is missing', (context) => {
+  it('is named with the remedy if it is missing', (context) => {
     if (missing === null) return context.skip('NCCL is installed here');
     expect(() => new NcclLibrary()).toThrow(/^NCCL \(libnccl\.so\.2\) was not found: .*pip install nvidia-nccl/);
   });
 
-  it('gives its version, ids that differ, and errors in words', (context) => {
+  it('has a version, unique ids and error messages', (context) => {
     if (missing) return context.skip(missing);
     const library = new NcclLibrary();
     expect(library.version).toMatch(/^2\.\d+\.\d+$/);
@@ -29,20 +29,20 @@ describe('the NCCL library', () => {
     expect([first.length, second.length]).toEqual([NCCL_ID_BYTES, NCCL_ID_BYTES]);
     expect(Buffer.compare(first, second)).not.toBe(0);
     expect(() => library.join(new Uint8Array(5), 0, 1)).toThrow('an NCCL id has 128 bytes, not 5');
-    // Rank 7 of 2 exists nowhere, whether there is a GPU or not.
+    // Rank 7 of 2 is invalid with and without a GPU.
     expect(() => library.join(first, 7, 2)).toThrow(/^NCCL: ncclCommInitRank failed: .*; NCCL_DEBUG=INFO prints/);
   });
 });
 
 describe('the GPU of a rank', () => {
-  it('is that of its number on the machine, or the only one it sees', () => {
+  it('is the one of its local rank, or the only visible one', () => {
     expect([0, 1, 7].map((local) => chooseGpu(local, 8, {}))).toEqual([0, 1, 7]);
     expect(chooseGpu(3, 1, {})).toBe(0);
-    expect(() => chooseGpu(2, 2, {})).toThrow('LOCAL_RANK 2: this machine shows 2 GPUs, counted from 0; start 2 ranks');
+    expect(() => chooseGpu(2, 2, {})).toThrow('LOCAL_RANK 2: 2 GPUs are visible, numbered from 0; start 2 ranks');
     expect(chooseGpu(3, 2, { TREFOIL_SHARE_GPU: '1' })).toBe(1);
   });
 
-  it('belongs to it alone, unless it was told to share', () => {
+  it('belongs to one rank unless sharing is enabled', () => {
     const gpus = [
       { uuid: 'a', host: 'node0' },
       { uuid: 'b', host: 'node0' },
@@ -68,7 +68,7 @@ describe('two ranks that share a GPU', () => {
       if (absence) return context.skip(absence);
       await body();
     });
-  // Inside the repository, where its packages are found.
+  // Inside the repository, so that its packages resolve.
   const program = join(root, 'artifacts', 'testing', 'nccl-rank.mjs');
   const children: ChildProcess[] = [];
 
@@ -78,7 +78,7 @@ describe('two ranks that share a GPU', () => {
     const settings = { bundle: true, platform: 'node', format: 'esm', packages: 'external' } as const;
     for (const [source, outfile] of [
       ['./testing/nccl-rank.ts', program],
-      ['../../ranks/guard-thread.ts', join(dirname(program), 'guard-thread.js')],
+      ['../../train/ranks/guard-thread.ts', join(dirname(program), 'guard-thread.js')],
     ])
       await build({ entryPoints: [fileURLToPath(new URL(source, import.meta.url))], outfile, ...settings });
   });
@@ -87,7 +87,7 @@ describe('two ranks that share a GPU', () => {
   });
 
   function start(scenario: string, rank: number, env: Record<string, string> = { TREFOIL_SHARE_GPU: '1' }) {
-    const port = 23_000 + (process.pid % 1000) * 20; // the store looks further when it is taken
+    const port = 23_000 + (process.pid % 1000) * 20; // the store tries further ports if it is in use
     const options = { rank, world: 2, key: `${scenario} ${process.pid}`, port, scenario };
     const child = spawn(process.execPath, [program, JSON.stringify(options)], {
       env: { ...process.env, ...env },
@@ -117,7 +117,7 @@ describe('two ranks that share a GPU', () => {
   async function run(scenario: string): Promise<Line[][]> {
     const all = await Promise.all([0, 1].map((rank) => start(scenario, rank).ended));
     for (const lines of all) expect(lines.flatMap(({ error }) => error ?? [])).toEqual([]);
-    return all.map((lines) => lines.slice(1, -1)); // without the times of joining and closing
+    return all.map((lines) => lines.slice(1, -1)); // without the lines of joining and closing
   }
 
   onGpu('reduce, scatter, gather and broadcast every type, the same bits on both', async () => {
@@ -142,7 +142,7 @@ describe('two ranks that share a GPU', () => {
       });
   });
 
-  onGpu('reduce beside other work', async () => {
+  onGpu('reduce concurrently with other work', async () => {
     const all = await run('overlap');
     for (const [line] of all) {
       expect(line['launches']).toBe(40);
@@ -150,24 +150,24 @@ describe('two ranks that share a GPU', () => {
     }
   });
 
-  onGpu('give up what another rank never joins', async () => {
+  onGpu('abort an operation that another rank never starts', async () => {
     const all = await run('givenUp');
     all.forEach(([line], rank) => {
-      expect(line).toMatchObject({ isWaiting: rank === 0, told: 'collectives were used after they were closed' });
+      expect(line).toMatchObject({ isWaiting: rank === 0, failure: 'collectives were used after they were closed' });
       expect(line['seconds']).toBeLessThan(5);
     });
   });
 
-  onGpu('notice a rank that was killed', async () => {
+  onGpu('notice a killed rank', async () => {
     const [first, second] = [0, 1].map((rank) => start('lost', rank));
     await second.said('ready');
     second.child.kill('SIGKILL');
     const line = (await first.ended).at(-1)!;
-    expect(line['told']).toMatch(/^rank 0 of 2 on .*: NCCL: /);
+    expect(line['failure']).toMatch(/^rank 0 of 2 on .*: NCCL: /);
     expect(line['seconds']).toBeLessThan(10);
   });
 
-  onGpu('are refused when nobody told them to share', async () => {
+  onGpu('are refused unless sharing is enabled', async () => {
     const all = await Promise.all([0, 1].map((rank) => start('operations', rank, { TREFOIL_SHARE_GPU: '' }).ended));
     for (const lines of all)
       expect(lines.at(-1)?.error).toMatch(/^ranks 0 and 1 have the same GPU of .*: start one rank/);

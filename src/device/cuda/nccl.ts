@@ -1,29 +1,28 @@
 /**
- * Collectives between GPUs by NCCL, on a stream of its own beside the device's. An operation begins when the work launched
- * before it is done; `join` lets the device's stream wait for all operations begun so far. Both are ordered by events on
- * the GPU, never by the host, so a graph can hold them.
+ * Collectives between GPUs through NCCL, on a second stream. An operation starts when the work launched before it has
+ * finished; `join` makes the device's stream wait for all operations started so far. Both are ordered by events on the GPU,
+ * never by the host, so a graph can contain them.
  */
 import { UsageError } from '../../errors.js';
-import type { Collectives, Reduction, Span } from '../collectives.js';
+import { type Collectives, expectParts, type Reduction, type Span } from '../collectives.js';
 import type { CudaDevice } from './cuda.js';
 import { NCCL_REDUCTION, NCCL_TYPE, NcclError, NcclLibrary } from './nccl-library.js';
 
 const STREAM_NON_BLOCKING = 1;
 const EVENT_WITHOUT_TIME = 2;
-/** How often a long wait looks about. */
+/** Interval of checks during a long wait. */
 const LOOK_MS = 200;
 
 /**
- * Somebody on another thread. Calls of CUDA and NCCL may block this one while the GPU waits for a rank that is gone: a
- * launch when many are ahead of it, taking memory, loading code, a connection that is made when it is first used. Nothing
- * can be asked here then.
+ * Another thread that watches this one. CUDA and NCCL calls may block while the GPU waits for a rank that is gone: a launch
+ * into a full queue, an allocation, loading code, the first use of a connection. This thread can check nothing then.
  */
 export interface Guard {
-  /** From now on other ranks may keep this thread waiting. */
+  /** From now on this thread may wait for other ranks. */
   begin(phase: 'join' | 'exchange' | 'leave'): void;
-  /** It goes on. */
+  /** This thread makes progress. */
   moved(): void;
-  /** There is nothing to wait for. */
+  /** This thread no longer waits for other ranks. */
   end(): void;
 }
 
@@ -32,13 +31,12 @@ const NO_GUARD: Guard = { begin: () => {}, moved: () => {}, end: () => {} };
 export interface NcclOptions {
   readonly rank: number;
   readonly world: number;
-  /** Of `NcclLibrary.uniqueId` on rank 0, the same on every rank. */
+  /** `NcclLibrary.uniqueId` of rank 0. */
   readonly id: Uint8Array;
-  /** Knows when this thread may be blocked. */
   readonly guard?: Guard;
-  /** Called every now and then while the host waits for the GPU, which may wait for other ranks; what it throws ends the wait. */
+  /** Called every LOOK_MS while the host waits for the GPU. An error that it throws ends the wait. */
   readonly onWait?: (waitedMs: number) => void;
-  /** A wait in which `onWait` was called is over. */
+  /** Called at the end of a wait during which `onWait` was called. */
   readonly onResume?: () => void;
 }
 
@@ -49,19 +47,19 @@ export class NcclCollectives implements Collectives {
   readonly stream: bigint;
   readonly #device: CudaDevice;
   readonly #library: NcclLibrary;
-  /** Where the device's stream stood when an operation was asked for, and where this one stood at a join. */
+  /** Events: the device's stream at the start of an operation, and this stream at a join. */
   readonly #before: bigint;
   readonly #after: bigint;
   readonly #hooks: Required<Pick<NcclOptions, 'onWait' | 'onResume'>>;
   readonly #guard: Guard;
   #communicator: bigint | null;
-  /** Operations of which it is not known that they are over, and whether the device's stream waits for all of them. */
+  /** Whether operations may still run, and whether the device's stream waits for all of them. */
   #isUnderWay = false;
   #isJoined = true;
-  /** When the present wait was last looked at, in its own milliseconds. */
+  /** Time of the last check within the current wait, in milliseconds from its start. */
   #looked = 0;
 
-  /** Returns when every rank has come here with the same id. */
+  /** Collective: returns when every rank has called it with the same id. */
   constructor(device: CudaDevice, options: NcclOptions, library: NcclLibrary = new NcclLibrary()) {
     const { rank, world, id, guard = NO_GUARD, onWait = () => {}, onResume = () => {} } = options;
     this.rank = rank;
@@ -75,7 +73,7 @@ export class NcclCollectives implements Collectives {
     this.stream = driver.get('cuStreamCreate', STREAM_NON_BLOCKING);
     this.#before = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
     this.#after = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
-    device.lookout = {
+    device.waitMonitor = {
       look: (waitedMs) => this.#look(waitedMs),
       resume: () => this.#resume(),
       busy: () => guard.moved(),
@@ -93,7 +91,7 @@ export class NcclCollectives implements Collectives {
   }
 
   reduceScatter(from: Span, into: Span): void {
-    this.#expectParts('reduceScatter', from, into);
+    expectParts('reduceScatter', from, into, this.world);
     this.#begin(`reduce-scatter ${from.count} ${from.dtype}`, (communicator) =>
       this.#library.call(
         'ncclReduceScatter',
@@ -104,7 +102,7 @@ export class NcclCollectives implements Collectives {
   }
 
   allGather(from: Span, into: Span): void {
-    this.#expectParts('allGather', into, from);
+    expectParts('allGather', into, from, this.world);
     this.#begin(`all-gather ${into.count} ${into.dtype}`, (communicator) =>
       this.#library.call(
         'ncclAllGather',
@@ -115,20 +113,13 @@ export class NcclCollectives implements Collectives {
 
   broadcast({ address, count, dtype }: Span, root: number): void {
     if (!(Number.isInteger(root) && root >= 0 && root < this.world))
-      throw new UsageError(`broadcast: there is no rank ${root} among ${this.world}`);
+      throw new UsageError(`broadcast: rank ${root} is not below the world size ${this.world}`);
     this.#begin(`broadcast ${count} ${dtype}`, (communicator) =>
       this.#library.call(
         'ncclBroadcast',
         ...[address, address, count, NCCL_TYPE[dtype], root, communicator, this.stream],
       ),
     );
-  }
-
-  /** Operations that `work` begins go to the GPU as one launch. When it throws, nothing is left but `abort`. */
-  group(work: () => void): void {
-    this.#told(() => this.#library.call('ncclGroupStart'));
-    work();
-    this.#told(() => this.#library.call('ncclGroupEnd'));
   }
 
   join(): void {
@@ -140,15 +131,15 @@ export class NcclCollectives implements Collectives {
 
   check(): void {
     const communicator = this.#open();
-    this.#told(() => this.#library.check(communicator));
+    this.#named(() => this.#library.check(communicator));
   }
 
-  /** Not while a graph with operations runs: the rest of it would find the communicator gone. */
+  /** Must not be called while a graph with operations runs: the rest of the graph would use a destroyed communicator. */
   abort(): void {
     if (this.#communicator === null) return;
     const communicator = this.#communicator;
     this.#communicator = null;
-    this.#device.lookout = null;
+    this.#device.waitMonitor = null;
     this.#guarded('leave', () => this.#library.call('ncclCommAbort', communicator));
   }
 
@@ -156,7 +147,7 @@ export class NcclCollectives implements Collectives {
     if (this.#isUnderWay) this.#abandon();
   }
 
-  /** Free every graph that holds an operation before: NCCL waits for them here. */
+  /** All graphs that contain operations must be freed before: NCCL waits for them here. */
   close(): void {
     if (this.#communicator === null) return;
     const { driver } = this.#device;
@@ -164,8 +155,8 @@ export class NcclCollectives implements Collectives {
     this.#device.synchronize();
     const communicator = this.#communicator;
     this.#communicator = null;
-    this.#device.lookout = null;
-    // All ranks of a machine come here together, and wait for each other.
+    this.#device.waitMonitor = null;
+    // Collective among the ranks of a machine.
     this.#guarded('leave', () => {
       this.#library.call('ncclCommFinalize', communicator);
       this.#library.call('ncclCommDestroy', communicator);
@@ -175,13 +166,13 @@ export class NcclCollectives implements Collectives {
     driver.call('cuStreamDestroy_v2', this.stream);
   }
 
-  /** While the host waits for the GPU, the GPU may wait for a rank that is gone. */
+  /** Called while the host waits for the GPU, which may wait for a rank that is gone. */
   #look(waitedMs: number): void {
     if (waitedMs - this.#looked < LOOK_MS) return;
     this.#looked = waitedMs;
     this.#guard.moved();
     try {
-      this.#hooks.onWait(waitedMs); // first: it may know by name who is gone
+      this.#hooks.onWait(waitedMs); // first: it can name the lost rank
       this.check();
     } catch (error) {
       this.#abandon();
@@ -190,12 +181,12 @@ export class NcclCollectives implements Collectives {
   }
 
   /**
-   * What waits on the GPU for a lost rank waits for ever, and a graph may hold more of it behind: aborting the
-   * communicator under their feet is worse. The process is on its way out.
+   * Work on the GPU that waits for a lost rank never ends, and a graph may contain more of it. Aborting the communicator
+   * while it runs would crash. The process is about to exit.
    */
   #abandon(): void {
     this.#communicator = null;
-    this.#device.lookout = null;
+    this.#device.waitMonitor = null;
     this.#device.driver.abandon();
     this.#guard.end();
   }
@@ -215,7 +206,7 @@ export class NcclCollectives implements Collectives {
     this.#isJoined = false;
     driver.call('cuEventRecord', this.#before, stream);
     driver.call('cuStreamWaitEvent', this.stream, this.#before, 0);
-    this.#device.marked(name, this.stream, () => this.#told(() => launch(communicator)));
+    this.#device.marked(name, this.stream, () => this.#named(() => launch(communicator)));
   }
 
   #begun(): void {
@@ -223,11 +214,11 @@ export class NcclCollectives implements Collectives {
     this.#guard.begin('exchange');
   }
 
-  /** A call that waits for other ranks on this thread. */
+  /** Runs a call that waits for other ranks on this thread. */
   #guarded<T>(phase: 'join' | 'leave', work: () => T): T {
     this.#guard.begin(phase);
     try {
-      return this.#told(work);
+      return this.#named(work);
     } finally {
       this.#guard.end();
     }
@@ -238,15 +229,8 @@ export class NcclCollectives implements Collectives {
     return this.#communicator;
   }
 
-  #expectParts(what: string, whole: Span, part: Span): void {
-    if (whole.count !== part.count * this.world || whole.dtype !== part.dtype)
-      throw new UsageError(
-        `${what}: ${whole.count} ${whole.dtype} numbers are not ${this.world} parts of ${part.count} ${part.dtype}`,
-      );
-  }
-
-  /** An error names the rank it happened on. */
-  #told<T>(work: () => T): T {
+  /** Adds this rank to the message of an error. */
+  #named<T>(work: () => T): T {
     try {
       return work();
     } catch (error) {

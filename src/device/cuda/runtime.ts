@@ -1,12 +1,12 @@
 /**
- * What an operation's cuda.ts is given to launch its kernels with. Everything goes to one stream in the order of the
- * calls, nothing waits, and memory given back to the pool may be handed out again at once: the stream keeps the order.
+ * The interface with which an operation's cuda.ts launches its kernels. All launches go to one stream in call order and
+ * return at once. Memory returned to the pool may be reused at once, because the stream keeps the order.
  */
 import type { Addressable } from '../device.js';
 
 /**
- * A kernel argument: memory (or null), or a number. Numbers are whole (for parameters of type int and i64 alike) unless
- * wrapped in `f32` or `f64`.
+ * A kernel argument: memory (or null), or a number. Numbers are integers (for parameters of type int and i64) unless wrapped
+ * in `f32` or `f64`.
  */
 export type LaunchArgument = Addressable | bigint | null | number | Floating;
 
@@ -26,15 +26,15 @@ export const f64 = (value: number) => new Floating(value, true);
 
 /** Grid, block and shared memory of a launch. */
 export interface LaunchShape {
-  /** Blocks; a launch with none of them does nothing. */
+  /** Blocks; an empty grid is a no-op. */
   readonly grid: number | readonly [number, number] | readonly [number, number, number];
-  /** Threads of a block. */
+  /** Threads per block. */
   readonly block: number;
   /** Bytes of dynamic shared memory. */
   readonly shared?: number;
   /**
-   * The kernel may start while the one launched before it still runs; it waits by itself (griddepcontrol.wait) before it
-   * touches what that one writes. Hopper and newer; others ignore it.
+   * The kernel may start while the previous one still runs, and must itself wait (griddepcontrol.wait) before it reads that
+   * one's results. Ignored before Hopper.
    */
   readonly overlap?: boolean;
 }
@@ -46,10 +46,10 @@ export interface CudaCode {
   constant(name: string): number;
 }
 
-/** Macros by name; a change of one is another compilation. */
+/** Macros by name. Each combination is compiled separately. */
 export type Macros = Readonly<Record<string, number | string>>;
 
-/** D[m,n] = A[m,k] B[k,n] (+ D or C), all row-major; a transposed operand lies in memory as [k,m] or [n,k]. */
+/** D[m,n] = A[m,k] B[k,n] (+ D or C), all row-major; a transposed operand is stored as [k,m] or [n,k]. */
 export interface MatrixProduct {
   readonly a: Addressable;
   readonly b: Addressable;
@@ -59,9 +59,9 @@ export interface MatrixProduct {
   readonly k: number;
   readonly transposeA?: boolean;
   readonly transposeB?: boolean;
-  /** Adds the product to what is in D. */
+  /** Adds the product to D. */
   readonly accumulate?: boolean;
-  /** Added to the product, of D's shape and dtype: its sum with the product is rounded once. Not with `accumulate`. */
+  /** Added to the product before rounding; has D's shape and dtype. Not with `accumulate`. */
   readonly c?: Addressable | null;
 }
 
@@ -72,9 +72,9 @@ export interface CudaRuntime {
   readonly architecture: number;
   /** The code of a source file (`new URL('./cuda.cu', import.meta.url)`), compiled for this GPU once and cached. */
   compile(source: URL, macros?: Macros): CudaCode;
-  /** bf16 operands give bf16 or f32, f32 operands give f32; sums are f32. */
+  /** bf16 operands produce bf16 or f32, f32 operands f32. Accumulates in f32. */
   matrixProduct(product: MatrixProduct): void;
-  /** Memory for the launches made inside `use`. */
+  /** Temporary memory for the launches inside `use`. */
   withScratch<T>(bytes: number, use: (address: bigint) => T): T;
   fillZero(address: bigint, bytes: number): void;
   copy(to: bigint, from: bigint, bytes: number): void;

@@ -1,6 +1,6 @@
 /**
- * How an MPI library is spoken to: where it is, and what its handles are. MPI fixes the names of functions, not what a
- * communicator or a datatype is in memory; a library of another kind is another row of this table.
+ * Finds an MPI library and its handles. MPI standardises function names, not the representation of communicators and datatypes:
+ * another implementation is another entry of MPI_ABIS.
  */
 import { existsSync } from 'node:fs';
 import koffi from 'koffi';
@@ -10,9 +10,9 @@ export type Library = ReturnType<typeof koffi.load>;
 
 export interface MpiAbi {
   readonly name: string;
-  /** File names in the order of preference; a bare name is looked for where the system looks. */
+  /** File names in order of preference; a bare name is searched in the system's library path. */
   readonly files: readonly string[];
-  /** A function that only libraries of this kind have. */
+  /** A symbol that only this implementation has. */
   readonly mark: string;
   handles(library: Library): MpiHandles;
 }
@@ -20,7 +20,7 @@ export interface MpiAbi {
 export interface MpiHandles {
   readonly world: bigint;
   readonly byte: bigint;
-  /** The error handler that makes functions return a code instead of ending the program. */
+  /** The error handler with which functions return an error code instead of aborting. */
   readonly errorsReturn: bigint;
   readonly inPlace: bigint;
   readonly ignoreStatus: bigint;
@@ -36,7 +36,7 @@ const OPEN_MPI: MpiAbi = {
     '/usr/local/lib/libmpi.dylib',
   ],
   mark: 'ompi_mpi_comm_world',
-  // Handles are addresses of variables that the library exports.
+  // Handles are addresses of exported variables.
   handles: (library) => {
     const at = (name: string): bigint => koffi.address(library.symbol(name));
     return {
@@ -54,27 +54,27 @@ export const MPI_ABIS: readonly MpiAbi[] = [OPEN_MPI];
 const REMEDY =
   'install Open MPI (Debian and Ubuntu: apt-get install openmpi-bin libopenmpi3; macOS: brew install open-mpi)';
 
-/** Opens the first library that is there and of a kind the table knows. */
+/** Opens the first library that exists and is of a known implementation. */
 export function openMpiLibrary(abis: readonly MpiAbi[] = MPI_ABIS): { abi: MpiAbi; library: Library } {
-  const strangers: string[] = [];
+  const unknown: string[] = [];
   for (const abi of abis)
     for (const file of abi.files) {
       const library = tryLoad(file);
       if (!library) continue;
       if (hasSymbol(library, abi.mark)) return { abi, library };
-      strangers.push(file);
+      unknown.push(file);
     }
   const known = abis.map(({ name }) => name).join(', ');
   const found =
-    strangers.length > 0 ? `${strangers[0]} is not of a kind known here (${known})` : 'no MPI library was found';
-  throw new UsageError(`ranks on CPUs talk through MPI, and ${found}: ${REMEDY}`);
+    unknown.length > 0 ? `${unknown[0]} is not a supported implementation (${known})` : 'no MPI library was found';
+  throw new UsageError(`ranks on CPUs need MPI, and ${found}: ${REMEDY}`);
 }
 
-/** Null when the system has no such file; the loader's reason is of no use to anybody then. */
+/** Null if there is no such file: the loader's message would not help. */
 function tryLoad(file: string): Library | null {
   if (file.startsWith('/') && !existsSync(file)) return null;
   try {
-    // Global: Open MPI loads its own components later, and they look for its symbols in the whole process.
+    // Global symbols: components that Open MPI loads later need them.
     return koffi.load(file, { global: true });
   } catch {
     return null;

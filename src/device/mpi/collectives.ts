@@ -1,13 +1,12 @@
 /**
- * Collectives between CPUs over MPI. MPI carries bytes and nothing else: a reduction is an exchange after which each rank
- * reduces one part in the order of the ranks (cpu.cpp), and a second exchange that hands the parts round. So results do
- * not depend on which algorithm an MPI library likes today, and bf16, which MPI does not know, is a type like others.
+ * Collectives between CPUs over MPI, which transports bytes only. A reduction is an all-to-all, after which each rank reduces
+ * one part in order of rank (cpu.cpp), and an all-gather of the parts. So results do not depend on the algorithms of the MPI
+ * library, and bf16, which MPI lacks, needs no special case.
  *
- * Operations are begun at once and go on whenever this file is entered: MPI works only while it is called. Every wait is a
- * loop of this file, in which whoever opened the collectives can look at the other ranks and give up.
+ * Operations start at once and progress whenever this file calls MPI, which works only while it is called. Every wait is a
+ * loop here, in which the caller's hook can check the other ranks and throw.
  */
-import { TrefoilError } from '../../errors.js';
-import type { Collectives, Reduction, Span, WireType } from '../collectives.js';
+import { type Collectives, expectParts, type Reduction, type Span, type WireType } from '../collectives.js';
 import type { CpuDevice } from '../cpu/cpu.js';
 import { type Addressable, type Block, defineKernels } from '../device.js';
 import { Mpi, Request } from './library.js';
@@ -23,27 +22,27 @@ const kernels = defineKernels(import.meta.url, {
 
 const BYTES: Record<WireType, number> = { f32: 4, f64: 8, bf16: 2, i32: 4, u8: 1 };
 const REDUCTIONS: Record<Reduction, number> = { sum: 0, max: 1, min: 2 };
-/** Fewer bytes than this are sent whole to everybody: one exchange costs less than two. */
+/** Below this size every rank gets all data and reduces it whole: one exchange is cheaper than two. */
 const SMALL_BYTES = 4096;
-/** A wait asks without a pause this long; then it sleeps between two questions, for ranks may share a core. */
+/** A wait polls without a pause for SPIN_MS, then every NAP_MS, because ranks may share a core. */
 const SPIN_MS = 0.3;
 const NAP_MS = 0.05;
-/** How often a long wait looks about. */
+/** Interval of checks during a long wait. */
 const LOOK_MS = 200;
 
 export interface MpiOptions {
-  /** Called every now and then while an operation waits for other ranks; what it throws ends the wait. */
+  /** Called every LOOK_MS while an operation waits for other ranks. An error that it throws ends the wait. */
   readonly onWait?: (waitedMs: number, operation: string) => void;
-  /** Called after a wait in which `onWait` was. */
+  /** Called at the end of a wait during which `onWait` was called. */
   readonly onResume?: () => void;
 }
 
-/** An operation under way. */
+/** A running operation. */
 interface Operation {
   readonly name: string;
-  /** Moves on as far as it can without waiting; true when it is over. `mayFollow`: all before it began their last exchange. */
+  /** Progresses without waiting; returns true when finished. `mayFollow`: all earlier operations are in their last exchange. */
   advance(mayFollow: boolean): boolean;
-  /** It has begun its last exchange. */
+  /** Whether its last exchange has started. */
   readonly isLast: boolean;
 }
 
@@ -56,8 +55,8 @@ export class MpiCollectives implements Collectives {
   readonly #onWait: NonNullable<MpiOptions['onWait']>;
   readonly #onResume: () => void;
   /**
-   * Ranks must begin the exchanges of a communicator in one order. First exchanges begin when they are asked for; second
-   * ones when the first is over, which is earlier on one rank than on another: they have a communicator of their own.
+   * All ranks must start the exchanges of a communicator in the same order. First exchanges start in call order. Second ones
+   * start when the first has finished, at different times on different ranks, so they use another communicator.
    */
   readonly #first: bigint;
   readonly #second: bigint;
@@ -86,7 +85,7 @@ export class MpiCollectives implements Collectives {
   }
 
   reduceScatter(from: Span, into: Span): void {
-    expectParts('reduceScatter', into, from, this.world);
+    expectParts('reduceScatter', from, into, this.world);
     const received = this.#take(from.count, from.dtype);
     const request = this.#exchange(from, received.address, into.count);
     this.#begin('reduceScatter', request, () => {
@@ -97,7 +96,7 @@ export class MpiCollectives implements Collectives {
   }
 
   allGather(from: Span, into: Span): void {
-    expectParts('allGather', from, into, this.world);
+    expectParts('allGather', into, from, this.world);
     const bytes = from.count * BYTES[from.dtype];
     const own = part(into, this.rank * from.count, from.count);
     const isInPlace = own.address === from.address;
@@ -126,7 +125,7 @@ export class MpiCollectives implements Collectives {
     if (looked > started) this.#onResume();
   }
 
-  /** MPI tells at once what went wrong; there is nothing behind the caller's back. It only lets work go on. */
+  /** MPI reports errors synchronously, so there is nothing to check; operations progress. */
   check(): void {
     this.#advance();
   }
@@ -135,10 +134,10 @@ export class MpiCollectives implements Collectives {
     this.#mpi.call('MPI_Abort', this.#mpi.handles.world, 1);
   }
 
-  /** What is under way moves on only while somebody waits for it, and nobody will. */
+  /** A no-op: operations progress only while something waits for them. */
   leave(): void {}
 
-  /** As `abort`, with the exit code that mpirun shall end with. */
+  /** Like `abort`, with the exit code for mpirun. */
   abortWith(code: number): void {
     this.#mpi.call('MPI_Abort', this.#mpi.handles.world, code);
   }
@@ -148,7 +147,7 @@ export class MpiCollectives implements Collectives {
     if (!this.#mpi.isFinalized) this.#mpi.call('MPI_Finalize');
   }
 
-  /** Everybody sends all of it to everybody, and reduces all of it. */
+  /** Every rank gets all data and reduces it whole. */
   #reduceWhole(span: Span, reduction: Reduction): void {
     const received = this.#take(span.count * this.world, span.dtype);
     const request = this.#gather(span.address, received.address, span.count * BYTES[span.dtype], this.#first);
@@ -158,7 +157,7 @@ export class MpiCollectives implements Collectives {
     });
   }
 
-  /** Rank r gets part r of everybody, reduces it, and everybody gets the result. */
+  /** Rank r gets part r of every rank and reduces it; then all ranks gather the results. */
   #reduceInParts(span: Span, reduction: Reduction): void {
     const count = span.count / this.world;
     const received = this.#take(span.count, span.dtype);
@@ -198,7 +197,7 @@ export class MpiCollectives implements Collectives {
     });
   }
 
-  /** Lets everything move on; whether something is still under way. */
+  /** Progresses all operations; returns whether any still runs. */
   #advance(): boolean {
     let mayFollow = true;
     this.#pending = this.#pending.filter((operation) => {
@@ -215,7 +214,7 @@ export class MpiCollectives implements Collectives {
     return new Request(this.#mpi, 'MPI_Ialltoall', [from.address, bytes, byte, into, bytes, byte, this.#first]);
   }
 
-  /** `from` null: the rank's own part lies in place. */
+  /** `from` null: the rank's own part is already in place. */
   #gather(from: bigint | null, into: bigint, bytes: number, communicator: bigint): Request {
     const { byte, inPlace } = this.#mpi.handles;
     return new Request(this.#mpi, 'MPI_Iallgather', [from ?? inPlace, bytes, byte, into, bytes, byte, communicator]);
@@ -241,11 +240,4 @@ function at(pointer: bigint): Addressable {
 
 function part(span: Span, from: number, count: number): Span {
   return { address: span.address + BigInt(from * BYTES[span.dtype]), count, dtype: span.dtype };
-}
-
-function expectParts(what: string, small: Span, large: Span, world: number): void {
-  if (large.count !== small.count * world || large.dtype !== small.dtype)
-    throw new TrefoilError(
-      `${what}: ${large.count} ${large.dtype} are not ${world} parts of ${small.count} ${small.dtype}`,
-    );
 }

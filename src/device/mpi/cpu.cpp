@@ -1,18 +1,19 @@
-// Reductions of what several ranks sent, number by number in the order of the ranks: the same bits on every rank and in
-// every run. Sums are made in float64 and rounded once, so the number of ranks hardly shows in them.
+// Reductions over ranks, elementwise and in order of rank: the same bits on every rank and in every run. Sums are computed in
+// float64 and rounded once, so the number of ranks hardly affects them.
+#include "bfloat16.h"
 #include "runtime.h"
 
 #include <cstring>
 
 namespace {
 
-constexpr int64_t kNumbers = 1 << 13;  // of one task
+constexpr int64_t kNumbers = 1 << 13;  // per task
 constexpr int64_t kTile = 512;
 
 struct Bfloat16 {
   uint16_t bits;
   explicit operator double() const {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    const uint32_t wide = widen_bf16(bits);
     float value;
     std::memcpy(&value, &wide, sizeof(value));
     return value;
@@ -23,13 +24,11 @@ inline void store(double value, float* into) { *into = static_cast<float>(value)
 inline void store(double value, double* into) { *into = value; }
 inline void store(double value, int32_t* into) { *into = static_cast<int32_t>(value); }
 inline void store(double value, uint8_t* into) { *into = static_cast<uint8_t>(value); }
-// To nearest, ties to even; NaN stays NaN.
 inline void store(double value, Bfloat16* into) {
   const float narrow = static_cast<float>(value);
   uint32_t bits;
   std::memcpy(&bits, &narrow, sizeof(bits));
-  if (narrow != narrow) into->bits = static_cast<uint16_t>((bits >> 16) | 0x40);
-  else into->bits = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  into->bits = round_to_bf16(bits);
 }
 
 enum Reduction { kSum = 0, kMax = 1, kMin = 2 };
@@ -37,7 +36,7 @@ enum Reduction { kSum = 0, kMax = 1, kMin = 2 };
 template <int reduction>
 inline double join(double a, double b) {
   if (reduction == kSum) return a + b;
-  // A number that is none wins: nobody must miss it.
+  // NaN propagates, so that every rank sees it.
   if (a != a || b != b) return a + b;
   if (reduction == kMax) return a > b ? a : b;
   return a < b ? a : b;
@@ -46,7 +45,7 @@ inline double join(double a, double b) {
 template <class T, int reduction>
 void reduce(const T* parts, T* into, int64_t count, int64_t ranks) {
   parallel_chunks(count, kNumbers, [&](int64_t begin, int64_t end) {
-    // Rank after rank over a few numbers: loops the compiler turns into vectors, and sums that stay in the cache.
+    // Rank by rank over a tile: the loops vectorise, and the sums stay in the cache.
     double values[kTile];
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int64_t size = end - tile < kTile ? end - tile : kTile;

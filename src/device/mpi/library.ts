@@ -1,12 +1,12 @@
-/** MPI's functions, typed, every call checked. Only what collectives.ts needs: bytes go over the wire, sums are ours. */
+/** The typed MPI functions that collectives.ts needs. Every call is checked. */
 import { TrefoilError } from '../../errors.js';
 import { type MpiAbi, type MpiHandles, openMpiLibrary } from './abi.js';
 
 const handle = 'void *';
 const data = 'void *';
-const out = 'void *'; // memory of ours that MPI writes to
+const out = 'void *'; // memory that MPI writes to
 
-/** Name in the library, and the types of its arguments. All of them return an error code. */
+/** Function names and argument types. All return an error code. */
 const FUNCTIONS = {
   MPI_Initialized: [out],
   MPI_Init_thread: [out, out, 'int', out],
@@ -27,7 +27,7 @@ const FUNCTIONS = {
 
 type Name = keyof typeof FUNCTIONS;
 
-/** MPI_THREAD_FUNNELED: Node has threads of its own, and only this one calls MPI. */
+/** MPI_THREAD_FUNNELED: the process has several threads, and only this one calls MPI. */
 const FUNNELED = 1;
 const ERROR_STRING_BYTES = 1024;
 
@@ -36,7 +36,7 @@ export class Mpi {
   readonly handles: MpiHandles;
   readonly #functions: Readonly<Record<Name, (...values: unknown[]) => number>>;
 
-  /** Starts MPI in this process. Under mpirun that joins the other ranks; alone it is a world of one. */
+  /** Initialises MPI. Under mpirun that joins the other ranks; otherwise the world size is 1. */
   constructor(abis?: readonly MpiAbi[]) {
     const { abi, library } = openMpiLibrary(abis);
     this.abi = abi;
@@ -61,7 +61,7 @@ export class Mpi {
     return value[0];
   }
 
-  /** A communicator of the same ranks whose operations do not mix with those of another. */
+  /** A communicator of the same ranks with independent operations. */
   duplicate(communicator: bigint): bigint {
     const copy = new BigUint64Array(1);
     this.call('MPI_Comm_dup', communicator, copy);
@@ -82,7 +82,7 @@ export class Mpi {
   }
 }
 
-/** A request as MPI writes and reads it: a handle in memory of ours. */
+/** An MPI request: a handle in native memory. */
 export class Request {
   readonly #mpi: Mpi;
   readonly #what: string;
@@ -99,7 +99,7 @@ export class Request {
     return this.#what;
   }
 
-  /** Whether the operation is over. MPI works on all that is under way while it is asked. */
+  /** Whether the operation has finished. All running operations progress during the call. */
   test(): boolean {
     this.#mpi.call('MPI_Test', this.#handle, this.#flag, this.#mpi.handles.ignoreStatus);
     return this.#flag[0] !== 0;

@@ -6,7 +6,7 @@ import type { Device } from '../../device/device.js';
 import { type ComputeDtype, LanguageModel } from '../../model/language-model.js';
 import { modelShape } from '../../model/shape.js';
 import { modelTensors } from '../../model/weights.js';
-import { saveCheckpoint } from '../../run/checkpoint-save.js';
+import { saveCheckpoint } from '../../run/checkpoint/save.js';
 import { cpu } from '../../testing/devices.js';
 import { randomValues } from '../../testing/numbers.js';
 

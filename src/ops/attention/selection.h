@@ -25,21 +25,30 @@ struct Pooling {
   }
 };
 
-// Keeps the best `room` of the candidates, in falling order; among equals the earlier (lower) index stays ahead.
+// A candidate block. A higher score is better; among equal scores the lower index.
+struct Candidate {
+  float score;
+  int32_t index;
+  bool operator<(const Candidate& other) const {  // better: std heaps then have the worst entry on top
+    return score > other.score || (score == other.score && index < other.index);
+  }
+};
+
+// Keeps the best `room` of the candidates in a heap, so that an offer takes at most log(room) steps.
 struct Best {
   int64_t room, count = 0;
-  float* score;
-  int32_t* index;
+  Candidate* entries;  // [room]
 
-  void offer(int32_t j, float value) {
-    if (count == room && !(value > score[count - 1])) return;
-    int64_t at = count < room ? count++ : count - 1;
-    for (; at > 0 && value > score[at - 1]; --at) {
-      score[at] = score[at - 1];
-      index[at] = index[at - 1];
+  // Indices must rise from offer to offer: among equals the earlier one stays.
+  void offer(int32_t index, float score) {
+    if (count < room) {
+      entries[count++] = {score, index};
+      std::push_heap(entries, entries + count);
+    } else if (score > entries[0].score) {
+      std::pop_heap(entries, entries + count);
+      entries[count - 1] = {score, index};
+      std::push_heap(entries, entries + count);
     }
-    score[at] = value;
-    index[at] = j;
   }
 };
 
@@ -52,8 +61,7 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
     // Here current >= count >= 3, so block 0, current-1 and current are three different blocks.
     Best best;
     best.room = sparse.count - 3;
-    best.score = scratch<float>(kMembers, 2 * sparse.count);
-    best.index = reinterpret_cast<int32_t*>(best.score + sparse.count);
+    best.entries = scratch<Candidate>(kMembers, sparse.count);
     if (best.room > 0)
       for (int64_t j = 1; j < current - 1; ++j) {
         const float* p = probability + j * (sparse.block / sparse.d) - pooling.lead;
@@ -62,8 +70,8 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
         best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
       }
     out[n++] = 0;
-    std::sort(best.index, best.index + best.count);
-    for (int64_t i = 0; i < best.count; ++i) out[n++] = best.index[i];
+    for (int64_t i = 0; i < best.count; ++i) out[n++] = best.entries[i].index;
+    std::sort(out + 1, out + n);
     out[n++] = static_cast<int32_t>(current - 1);
     out[n++] = static_cast<int32_t>(current);
   }

@@ -4,9 +4,9 @@ import { constants, mkdtempSync, openSync, readSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { CsvWriter, readCsv, TRAINING_CSV } from '../csv.js';
-import { readSection, SectionWriter } from '../section.js';
+import { CsvWriter, readCsv, TRAINING_CSV } from './csv.js';
 import { LogThread } from './log-thread.js';
+import { readSection, SectionWriter } from './section.js';
 
 let folder: string;
 beforeEach(() => {

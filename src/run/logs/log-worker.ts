@@ -1,18 +1,23 @@
 /** The worker of log-thread.ts: writes records into files whose descriptors the training thread has opened. */
+import { openSync } from 'node:fs';
 import { parentPort, workerData } from 'node:worker_threads';
-import { AppendFile } from '../append-file.js';
-import { InPlaceFile } from '../section.js';
-import { Sink } from '../sink.js';
+import { AppendFile } from './append-file.js';
 import { type LogTask, type LogWorkerData, WORDS } from './log-tasks.js';
+import { InPlaceFile } from './section.js';
+import { Sink } from './sink.js';
 
 const { shared, problems } = workerData as LogWorkerData;
 const words = new Int32Array(shared);
 const onProblem = (message: string): void => problems.postMessage(message);
 const files = new Map<number, Sink | InPlaceFile>();
 
+/** In Deno a descriptor is valid only on the thread that opened it. */
+const isPerThread = 'Deno' in globalThis;
+
 function perform(task: LogTask): void {
   if (task.kind === 'open') {
-    const { path, descriptor } = task;
+    const { path } = task;
+    const descriptor = isPerThread ? openSync(path, task.mode === 'append' ? 'a+' : 'r+') : task.descriptor;
     const target = task.mode === 'append' ? new Sink(new AppendFile(path, descriptor), { onProblem }) : null;
     files.set(task.file, target ?? new InPlaceFile(path, descriptor, onProblem));
     return;

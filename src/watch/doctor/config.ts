@@ -1,4 +1,4 @@
-/** A config before a long run: is it the intended one, will it fit, can it be recovered? */
+/** Checks a config before a run: memory, checkpoints, precision, data, disk. */
 import type { ResolvedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { resolveFiles } from '../../data/documents/files.js';
@@ -6,17 +6,17 @@ import { createTokenizer } from '../../data/tokenizer.js';
 import { TrefoilError } from '../../errors.js';
 import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
 import { modelShape } from '../../model/shape.js';
-import { listCheckpoints } from '../../run/checkpoint-folder.js';
+import { listCheckpoints } from '../../run/checkpoint/folder.js';
 import { readLockOwner } from '../../run/lock.js';
-import { runPaths } from '../../run/run-paths.js';
+import { runPaths } from '../../run/paths.js';
 import { availableMemory, diskRow, gib } from './machine.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
-/** Minimum number of steps for which the checks of long runs apply. */
+/** From this number of steps on a run counts as long. */
 const LONG_STEPS = 1000;
 const TIGHT = 0.85;
 const MIB = 2 ** 20;
-/** Logs of a run: a heartbeat of about 700 bytes per step, and the rest. */
+/** Bytes of logs per step: a heartbeat of about 700 bytes, and the rest. */
 const LOG_BYTES_PER_STEP = 1000;
 
 export interface ConfigFacts {
@@ -54,7 +54,7 @@ function deviceRow({ runtime }: Config, { gpuMemoryMib }: ConfigFacts): DoctorRo
   if (runtime.device === 'cuda' && gpuMemoryMib === null)
     return fail(
       'device',
-      'the config requires CUDA, and no GPU is usable',
+      'the config requires cuda, which is not available',
       'use --device cpu, or a machine with a GPU',
     );
   return fine('device', runtime.device === 'auto' ? `auto: ${gpuMemoryMib === null ? 'cpu' : 'cuda'}` : runtime.device);
@@ -114,7 +114,7 @@ function folderRow(outDir: string): DoctorRow {
     return warn(
       'out_dir',
       `${outDir} holds a run at step ${newest.step}`,
-      'go on with --resume auto, or choose another',
+      'continue with --resume auto, or choose another',
     );
   return fine('out_dir', outDir);
 }

@@ -1,4 +1,4 @@
-/** The preflight: machine, GPU, environment and config, each green, yellow or red with a remedy. */
+/** Preflight checks of machine, GPU, environment and config: green, yellow or red, with a remedy. */
 import type { Environment } from '../../config/legacy/environment.js';
 import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/load.js';
 import { UsageError } from '../../errors.js';
@@ -14,7 +14,7 @@ export interface Diagnosis {
   readonly rows: readonly DoctorRow[];
 }
 
-/** `asked`: the config to judge as well; null judges the machine alone. */
+/** `asked` is the config to check too; null checks only the machine. */
 export async function diagnose(env: Environment, asked: LoadOptions | null): Promise<Diagnosis> {
   const machine = [...machineRows(env), ...gpuRows(), ...rankRows(env), ...environmentRows(env)];
   const rows = [...machine, ...(asked ? await rowsOf(asked) : [])];

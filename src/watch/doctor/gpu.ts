@@ -1,4 +1,4 @@
-/** The GPU rows of doctor: is there a CUDA device that training can use, how much memory has it, are its libraries here? */
+/** The GPU rows of `doctor`: CUDA device, memory, libraries. */
 import { existsSync, readFileSync } from 'node:fs';
 import { findBackend } from '../../device/cuda/compile.js';
 import { cublasLtIdentity } from '../../device/cuda/cublaslt.js';
@@ -11,7 +11,7 @@ import { type DoctorRow, fail, fine, warn } from './row.js';
 const DRIVER_FILE = '/proc/driver/nvidia/version';
 const MIB = 2 ** 20;
 
-/** What there is to compute on beside the CPU. */
+/** The GPUs of the machine. */
 export function gpuRows(): DoctorRow[] {
   const driver = driverVersion();
   const rows = driver === undefined ? [] : [fine('gpu driver', driver)];
@@ -33,7 +33,7 @@ function deviceRow(): DoctorRow {
   }
 }
 
-/** Names and versions of what a GPU needs beside its driver; all throw `LibraryMissing`. */
+/** Names and versions of the libraries that a GPU needs; each throws `LibraryMissing`. */
 export interface CudaLibraries {
   compiler(): string;
   products(): string;
@@ -47,8 +47,8 @@ const INSTALLED: CudaLibraries = {
 };
 
 /**
- * Without a compiler training takes the CPU; without cuBLASLt it would start on the GPU and fail at the first product;
- * without NCCL it takes one GPU only.
+ * Without a compiler training uses the CPU; without cuBLASLt it would fail at the first matrix product; without NCCL it
+ * uses only one GPU.
  */
 export function cudaLibraryRows(libraries: CudaLibraries = INSTALLED): DoctorRow[] {
   return [
@@ -67,7 +67,7 @@ function libraryRow(check: string, find: () => string, missing: typeof fail): Do
   }
 }
 
-/** Without a driver, its libraries are not reported. */
+/** Libraries are reported only if there is a driver. */
 function hasDriver(): boolean {
   try {
     openLibrary(DRIVER);

@@ -1,4 +1,4 @@
-/** The machine: can Trefoil compile, compute and write here? */
+/** Checks the machine: compiler, kernels, memory, disk, environment. */
 import { accessSync, constants, existsSync, statfsSync } from 'node:fs';
 import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
@@ -8,10 +8,10 @@ import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../d
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { describeIdentity, resolveRank } from '../../ranks/identity.js';
 import { collectEnvironment } from '../../run/environment.js';
 import { fillNormal } from '../../tensor/random/op.js';
 import { Tensor } from '../../tensor/tensor.js';
+import { describeIdentity, resolveRank } from '../../train/ranks/identity.js';
 import { type DoctorRow, fail, fine, warn } from './row.js';
 
 const OLDEST_NODE = 20;
@@ -43,7 +43,7 @@ function processorRow(): DoctorRow {
   return warn('processor', found, 'no AVX2 or NEON: kernels will be slow');
 }
 
-/** What this process may use: the machine's, or a container's limit. */
+/** Memory available to this process: that of the machine, or the limit of a container. */
 export function availableMemory(): number {
   const limit = process.constrainedMemory?.() ?? 0;
   return limit > 0 && limit < totalmem() ? Math.max(0, limit - process.memoryUsage().rss) : freemem();
@@ -66,7 +66,7 @@ function compilerRow(env: Environment): DoctorRow {
   }
 }
 
-/** Compiles and runs a kernel: everything between the compiler and the processor takes part. */
+/** Compiles and runs a kernel. */
 function kernelRow(): DoctorRow {
   try {
     const device = new CpuDevice();
@@ -102,7 +102,7 @@ function codeRow(): DoctorRow {
   return git.dirty ? warn('code', `${found} with changes`, 'commit before a run you will report') : fine('code', found);
 }
 
-/** Which rank a training would be here, and whether ranks on CPUs could talk. */
+/** The rank of a training run started here, and whether MPI is available for ranks on CPUs. */
 export function rankRows(env: Environment): DoctorRow[] {
   try {
     const identity = resolveRank(env);
@@ -123,13 +123,13 @@ function mpiRow(isNeeded: boolean): DoctorRow {
   }
 }
 
-/** Environment variables that are set but not used. */
+/** Environment variables that are set and have no effect. */
 export function environmentRows(env: Environment): DoctorRow[] {
   const rows = [
-    ...foreignVariables(env).map(({ name, note }) => warn('environment', `${name} has no meaning here`, note)),
+    ...foreignVariables(env).map(({ name, note }) => warn('environment', `${name} has no effect`, note)),
     ...environmentWarnings(env).map((line) => warn('environment', line, 'unset it')),
   ];
-  return rows.length > 0 ? rows : [fine('environment', 'no variable without meaning')];
+  return rows.length > 0 ? rows : [fine('environment', 'no variable without effect')];
 }
 
 export function diskRow(outDir: string, neededBytes: number): DoctorRow {

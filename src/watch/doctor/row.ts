@@ -1,11 +1,11 @@
-/** What doctor says about one thing. */
+/** A row of `doctor`. */
 import type { Level } from '../row.js';
 
 export interface DoctorRow {
   readonly check: string;
   readonly level: Level;
   readonly found: string;
-  /** What to do; empty when there is nothing to do. */
+  /** What to do; empty if nothing. */
   readonly remedy: string;
 }
 

@@ -1,7 +1,7 @@
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { runPaths } from '../../run/run-paths.js';
+import { runPaths } from '../../run/paths.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { RecordedRun } from '../testing/recorded-run.js';
 import { buildReport, writeReport } from './report.js';

@@ -4,7 +4,7 @@ import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../folders.js';
 import { fileError, writeFileAtomic } from '../../run/atomic.js';
 import { toJson } from '../../run/json.js';
-import { runPaths } from '../../run/run-paths.js';
+import { runPaths } from '../../run/paths.js';
 import { collectRun, plain, type RunReport } from './collect.js';
 import { type Block, type Cell, toHtml, toMarkdown } from './document.js';
 import { lineChart, type Series } from './svg.js';

@@ -1,9 +1,9 @@
 /** Runs made for tests: heartbeats written by the real writer with a clock of the test's own. */
 import { writeFileSync } from 'node:fs';
-import { type HeartbeatFields, HeartbeatWriter } from '../../run/heartbeat.js';
-import { ownIdentity } from '../../run/process-identity.js';
-import { runPaths } from '../../run/run-paths.js';
-import { type SectionName, SectionWriter } from '../../run/section.js';
+import { ownIdentity } from '../../process-identity.js';
+import { type HeartbeatFields, HeartbeatWriter } from '../../run/logs/heartbeat.js';
+import { type SectionName, SectionWriter } from '../../run/logs/section.js';
+import { runPaths } from '../../run/paths.js';
 
 /** A step of a healthy run at the given number. */
 export function healthyStep(step: number): HeartbeatFields {

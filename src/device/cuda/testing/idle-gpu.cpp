@@ -1,16 +1,16 @@
 /**
- * A GPU that computes nothing, for tests of what happens when something goes wrong: the driver, NVRTC, cuBLASLt and NCCL as
- * one library. Memory is the host's, streams keep their order on threads of their own, events and captured graphs work,
- * kernels and products end at once without a result. What NCCL exchanges is real: processes hand it over in shared memory,
- * and an operation waits on its stream, as NCCL's kernels do, for ranks that may never come.
+ * A GPU that computes nothing, for tests of faults: the driver, NVRTC, cuBLASLt and NCCL as one library. Memory is host memory,
+ * each stream is a thread, events and captured graphs work, kernels and products end at once without a result. NCCL's
+ * exchanges are real: processes use shared memory, and an operation waits on its stream, as NCCL's kernels do, for ranks that
+ * may never arrive.
  *
- * It shows the ways in which the real libraries block their caller while such a kernel waits:
- *   IDLE_GPU_IMPLICIT=1  taking and giving back memory and loading code wait for the whole GPU
- *   IDLE_GPU_QUEUE=n     a launch waits when n are ahead of it on its stream (1024 unless set)
+ * It imitates the ways in which the real libraries block their caller while such a kernel waits:
+ *   IDLE_GPU_IMPLICIT=1  allocating and freeing memory and loading code wait for the whole GPU
+ *   IDLE_GPU_QUEUE=n     a launch waits if n are queued on its stream (default 1024)
  *   IDLE_GPU_CONNECT=1   the first all-gather connects on the calling thread: it waits there for the other ranks
- *   IDLE_GPU_TELLS=1     a rank that is gone becomes an asynchronous error, as over sockets; else nobody hears, as over NVLink
+ *   IDLE_GPU_REPORTS=1   a rank that is gone becomes an asynchronous error, as over sockets; otherwise nothing is reported, as over NVLink
  *   IDLE_GPU_FAULT=f:n:w the n-th call of the function f ends the process (w: KILL), stops it (STOP), or returns status w
- * Leaving by exit() waits for the GPU too; _exit() does not.
+ * exit() waits for the GPU too; _exit() does not.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -41,7 +41,7 @@ static int setting(const char* name, int otherwise) {
   return text && *text ? atoi(text) : otherwise;
 }
 
-/** Status for this call of `name`: 0, or what IDLE_GPU_FAULT says; it may also be the process's last. */
+/** Status for this call of `name`: 0, or that of IDLE_GPU_FAULT, which may also end the process. */
 static int fault(const char* name) {
   static const char* const text = getenv("IDLE_GPU_FAULT");
   static std::atomic<int> calls{0};
@@ -60,7 +60,7 @@ struct Event {
   std::atomic<long> asked{0}, reached{0};
 };
 
-// Never destroyed: threads of streams wait for them until the process is gone.
+// Never destroyed: threads of streams wait for them until the process exits.
 static std::mutex& lock = *new std::mutex;
 static std::condition_variable& changed = *new std::condition_variable;
 
@@ -198,7 +198,7 @@ int cuEventRecord(void* handle, void* stream) {
   {
     std::lock_guard<std::mutex> held(lock);
     if (capturing && captured.count(stream_of(stream))) {
-      captured_events.insert(event); // a graph keeps its order by itself
+      captured_events.insert(event); // a graph keeps its own order
       return 0;
     }
   }
@@ -240,7 +240,7 @@ int cuStreamEndCapture(void*, void** out) {
 }
 int cuGraphInstantiateWithFlags(void** out, void* graph, uint64_t) { return *out = graph, 0; }
 int cuGraphLaunch(void* handle, void* stream) {
-  int status = fault("cuGraphLaunch"); // a launch may tell of an error and have begun all the same
+  int status = fault("cuGraphLaunch"); // a launch may return an error and have started nevertheless
   Graph* graph = static_cast<Graph*>(handle);
   return enqueue(stream, [=] { for (const Work& work : graph->works) work(); }), status;
 }
@@ -250,7 +250,7 @@ int cuModuleLoadData(void** out, const void*) { return implicit_wait(), *out = &
 int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** out, void*, const char*) { return *out = &lock, 0; }
 int cuModuleGetGlobal_v2(Address* out, size_t* bytes, void*, const char*) {
-  static int number = 64; // whatever a kernel says of itself: nothing is computed with it
+  static int number = 64; // any constant of a kernel: nothing is computed with it
   return *out = reinterpret_cast<Address>(&number), *bytes = sizeof number, 0;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
@@ -290,7 +290,7 @@ int cublasLtMatmul(void*, void*, void*, Address, void*, Address, void*, void*, A
 }
 }
 
-// NCCL: ranks meet in a file that all of them map, in IDLE_GPU_FOLDER; its name is the id.
+// NCCL: ranks map a common file in IDLE_GPU_FOLDER; its name is the id.
 static const int MOST_RANKS = 8;
 static const size_t ROOM = 16 << 20;
 
@@ -312,7 +312,7 @@ struct Id {
   char name[128];
 };
 
-/** Waits until every rank's word has come to `number`. */
+/** Waits until the word of every rank has reached `number`. */
 static bool all_at(Communicator* of, std::atomic<long>* words, long number) {
   for (;;) {
     bool all = true;
@@ -331,7 +331,7 @@ template <class T> static void reduce_as(T* into, const T* from, size_t count, i
 
 static size_t size_of(int type) { return type == 1 ? 1 : type == 8 ? 8 : type == 9 ? 2 : 4; }
 
-/** bf16 is added as bits are: nothing but zeros is ever computed here. */
+/** bf16 is added as integers: all values are zero. */
 static void reduce(void* into, const void* from, size_t count, int type, int how) {
   if (type == 8) reduce_as(static_cast<double*>(into), static_cast<const double*>(from), count, how);
   else if (type == 7) reduce_as(static_cast<float*>(into), static_cast<const float*>(from), count, how);
@@ -340,7 +340,7 @@ static void reduce(void* into, const void* from, size_t count, int type, int how
   else reduce_as(static_cast<uint8_t*>(into), static_cast<const uint8_t*>(from), count, how);
 }
 
-/** Brings `bytes` of this rank, waits for all, lets `use` read them, and waits until nobody needs them any more. */
+/** Writes `bytes` of this rank, waits for all ranks, calls `use` to read them, and waits until all have read them. */
 static void exchange(Communicator* of, const void* own, size_t bytes, const std::function<void(char* const*)>& use) {
   if (bytes > ROOM) {
     fprintf(stderr, "idle GPU: %zu bytes do not fit\n", bytes);
@@ -380,13 +380,13 @@ int ncclCommInitRank(Communicator** out, int world, Id id, int rank) {
   of->shared->pid[rank] = getpid();
   of->shared->connecting[rank] = 1;
   all_at(of, of->shared->connecting, 1);
-  if (rank == 0) unlink(id.name); // everybody has it open
+  if (rank == 0) unlink(id.name); // all ranks have opened it
   return *out = of, 0;
 }
 int ncclCommGetAsyncError(Communicator* of, int* out) {
-  static const bool tells = setting("IDLE_GPU_TELLS", 0) != 0;
+  static const bool reports = setting("IDLE_GPU_REPORTS", 0) != 0;
   *out = 0;
-  for (int rank = 0; tells && rank < of->world; rank++)
+  for (int rank = 0; reports && rank < of->world; rank++)
     if (kill(of->shared->pid[rank], 0) != 0) *out = 6;
   return 0;
 }

@@ -1,10 +1,10 @@
-/** A process that is one of several ranks on GPUs: does one scenario with the others and says what it found, as JSON lines. */
+/** A process that is one of several ranks on GPUs: runs one scenario and prints its results as JSON lines. */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { RankGuard } from '../../../ranks/guard.js';
-import { openNccl } from '../../../ranks/nccl.js';
-import { openStore } from '../../../ranks/store.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../../../tensor/bfloat16.js';
+import { RankGuard } from '../../../train/ranks/guard.js';
+import { openNccl } from '../../../train/ranks/nccl.js';
+import { openStore } from '../../../train/ranks/store.js';
 import type { Span, WireType } from '../../collectives.js';
 import { CudaDevice } from '../cuda.js';
 import { chooseGpu } from '../gpu-choice.js';
@@ -18,7 +18,7 @@ const options = JSON.parse(process.argv[2]) as {
   readonly scenario: string;
 };
 const { rank, world } = options;
-const say = (line: object) => console.log(JSON.stringify(line));
+const print = (line: object) => console.log(JSON.stringify(line));
 
 const BYTES: Record<WireType, number> = { f32: 4, f64: 8, bf16: 2, i32: 4, u8: 1 };
 
@@ -113,7 +113,7 @@ const operations: Scenario = (device, ranks) => {
     const given = everyRank.map((other) => values(count, other));
     const extreme = (pick: (...numbers: number[]) => number) =>
       sum.map((_, i) => pick(...given.map((numbers) => numbers[i])));
-    say({
+    print({
       dtype,
       allReduce: same(all.read(), sum),
       max: same(most.read(), extreme(Math.max)),
@@ -135,10 +135,10 @@ const operations: Scenario = (device, ranks) => {
     ranks.join();
     return createHash('sha256').update(numbers.bytes).digest('hex');
   });
-  say({ hash: hashes[0], isRepeated: hashes[0] === hashes[1] });
+  print({ hash: hashes[0], isRepeated: hashes[0] === hashes[1] });
 };
 
-/** Operations wait for what was launched before them, and what comes after a join waits for them; in a graph too. */
+/** Operations wait for earlier launches, and launches after a join wait for them; also in a graph. */
 const order: Scenario = (device, ranks) => {
   const count = 2 ** 20;
   const [a, b] = [new Numbers(device, count, 'f32'), new Numbers(device, count, 'f32')];
@@ -149,13 +149,11 @@ const order: Scenario = (device, ranks) => {
   const work = () => {
     for (let i = 0; i < 20; i++) device.copy(a.span.address, source.span.address, 4 * count); // keeps the GPU busy
     ranks.allReduce(a.span);
-    device.copy(b.span.address, source.span.address, 4 * count); // may run beside it
+    device.copy(b.span.address, source.span.address, 4 * count); // may run concurrently
     ranks.join();
     copyOne(a, 0);
-    ranks.group(() => {
-      ranks.allReduce(a.span);
-      ranks.allReduce(b.span, 'max');
-    });
+    ranks.allReduce(a.span);
+    ranks.allReduce(b.span, 'max');
     ranks.join();
     copyOne(a, 1);
     copyOne(b, 2);
@@ -169,11 +167,11 @@ const order: Scenario = (device, ranks) => {
   const graph = device.record(work);
   const replayed = [1, 2, 3].map((value) => run(() => graph.replay(), value));
   const mixed = run(work, 5);
-  say({ plain, replayed, mixed });
+  print({ plain, replayed, mixed });
   graph.free();
 };
 
-/** When products and a reduction that does not depend on them run, by the GPU's clock. */
+/** GPU times of products and of a reduction that does not depend on them. */
 const overlap: Scenario = (device, ranks) => {
   const n = 4096;
   const matrix = () => ({ pointer: device.pool.take(2 * n * n).address, dtype: 'bf16' as const });
@@ -195,7 +193,7 @@ const overlap: Scenario = (device, ranks) => {
   const [reduction] = timeline.filter(({ isBeside }) => isBeside);
   const beside = timeline.filter(({ isBeside }) => !isBeside);
   const during = beside.filter(({ from, to }) => to > reduction.from && from < reduction.to);
-  say({
+  print({
     reduction: [reduction.from, reduction.to],
     products: [beside[0].from, beside.at(-1)!.to],
     launches: beside.length,
@@ -209,23 +207,23 @@ const lost: Scenario = async (device, ranks) => {
   ranks.allReduce(numbers.span);
   ranks.join();
   device.synchronize();
-  say({ ready: true });
+  print({ ready: true });
   if (rank !== 0) await sleep(60_000);
   await sleep(2000); // the test kills rank 1 meanwhile
   const started = performance.now();
-  let told = '';
+  let failure = '';
   try {
     ranks.allReduce(numbers.span);
     ranks.join();
     device.synchronize();
   } catch (error) {
-    told = (error as Error).message;
+    failure = (error as Error).message;
   }
-  say({ told, seconds: (performance.now() - started) / 1000 });
+  print({ failure, seconds: (performance.now() - started) / 1000 });
   process.kill(process.pid, 'SIGKILL'); // its GPU waits for ever: an orderly end would too
 };
 
-/** Rank 0 begins what rank 1 never joins, and gives it up. */
+/** Rank 0 starts an operation that rank 1 never starts, and aborts it. */
 const givenUp: Scenario = async (device, ranks) => {
   const numbers = new Numbers(device, 2 ** 20, 'f32').write(values(2 ** 20, rank));
   ranks.allReduce(numbers.span);
@@ -239,13 +237,13 @@ const givenUp: Scenario = async (device, ranks) => {
   ranks.abort();
   device.synchronize();
   const seconds = (performance.now() - started) / 1000;
-  let told = '';
+  let failure = '';
   try {
     ranks.allReduce(numbers.span);
   } catch (error) {
-    told = (error as Error).message;
+    failure = (error as Error).message;
   }
-  say({ isWaiting, seconds, told, left: numbers.read().length });
+  print({ isWaiting, seconds, failure, left: numbers.read().length });
 };
 
 const SCENARIOS: Readonly<Record<string, Scenario>> = { operations, order, overlap, lost, givenUp };
@@ -261,15 +259,15 @@ try {
       if (waitedMs > 20_000) throw new Error(`nothing for ${waitedMs} ms`);
     },
   });
-  say({ joinedMs: performance.now() - beganMs });
+  print({ joinedMs: performance.now() - beganMs });
   beganMs = performance.now();
   await SCENARIOS[options.scenario](device, ranks);
   if (options.scenario !== 'givenUp') ranks.check();
   ranks.close();
   guard.close();
   store.close();
-  say({ closedMs: performance.now() - beganMs });
+  print({ closedMs: performance.now() - beganMs });
 } catch (error) {
-  say({ error: (error as Error).message, stack: (error as Error).stack });
+  print({ error: (error as Error).message, stack: (error as Error).stack });
   process.exit(1);
 }

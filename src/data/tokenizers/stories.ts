@@ -1,0 +1,44 @@
+/**
+ * The tokenizer of the story grammar: a token is a word of the grammar with the space before it, or a set phrase such as
+ * ` the red kite under the bridge`. All other text is written in bytes, so that every text can be encoded. Ids 0 to 255 are
+ * bytes; 0 separates documents, as in the byte tokenizer.
+ */
+import { createHash } from 'node:crypto';
+import { everyWord, setPhrases } from '../stories/grammar.js';
+import type { Tokenizer } from '../tokenizer.js';
+import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
+
+const BYTES = 256;
+const SEPARATOR = 0;
+/** A word or one other character, each with the space before it. */
+const WORD = ' ?[A-Za-z]+| ?[^A-Za-z\\s]|\\s';
+
+export function createStoryTokenizer(): Tokenizer {
+  const phrases = setPhrases();
+  const piece = new RegExp(`(?:${phrases.join('|')})(?![A-Za-z])|${WORD}`, 'gu');
+  const piecesOf = (text: string): readonly string[] => text.match(piece) ?? [];
+  const words = [...new Set([...phrases, ...everyWord().flatMap(piecesOf)])].filter(({ length }) => length > 1);
+  const ids = new Map(words.map((word, i) => [word, BYTES + i]));
+  const bytes = [
+    ...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)),
+    ...words.map((word) => Buffer.from(word)),
+  ];
+  const vocabSize = bytes.length;
+  const bytesOf = (id: number): Uint8Array => bytes[checkedId(id, vocabSize, 'stories')];
+  return {
+    name: 'stories',
+    vocabSize,
+    separator: SEPARATOR,
+    identity: `stories:${createHash('sha256').update(words.join('\n')).digest('hex')}`,
+    encode: (text) =>
+      Int32Array.from(
+        piecesOf(text).flatMap((word) => {
+          const id = ids.get(word);
+          return id === undefined ? [...Buffer.from(word)] : [id];
+        }),
+      ),
+    byteLength: (id) => (id === SEPARATOR ? 0 : bytesOf(id).length),
+    decode: (tokens) => decodeUtf8(Buffer.concat(Array.from(tokens, bytesOf))),
+    createStreamDecoder: () => createByteStreamDecoder(bytesOf),
+  };
+}

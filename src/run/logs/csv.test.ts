@@ -1,0 +1,140 @@
+import { appendFileSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { UsageError } from '../../errors.js';
+import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, readCsv, TRAINING_CSV, VAL_CSV } from './csv.js';
+
+let folder: string;
+let path: string;
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'trefoil-csv-'));
+  path = join(folder, 'training.csv');
+});
+afterEach(() => rmSync(folder, { recursive: true, force: true }));
+
+function row(step: number, loss = 2.5): { step: number; loss: number; lr: number; toks_per_s: number } {
+  return { step, loss, lr: 3e-4, toks_per_s: 51234.567 };
+}
+
+function text(): string {
+  return readFileSync(path, 'utf8');
+}
+
+/** A clock that stands still: a busy machine must not look like a slow disk, after which writers pause. */
+const steady = { now: () => 0 };
+
+test('the files have the columns of the contract', () => {
+  new CsvWriter(path, TRAINING_CSV).close();
+  expect(text()).toBe('step,loss,lr,toks_per_s\n');
+  expect(Object.keys(VAL_CSV).join()).toBe('step,val_loss,ppl');
+  expect(Object.keys(K_STATS_CSV).join()).toBe('step,sel_k_mean,sel_k_max,sel_pct_at_max');
+});
+
+test('a row is there as soon as it was appended, and the header only once', () => {
+  for (const step of [1, 2]) {
+    const writer = new CsvWriter(path, TRAINING_CSV, steady);
+    writer.append(row(step, Math.fround(1 / 3)));
+    expect(text().endsWith(`${step},0.33333334,0.0003,51234.6\n`)).toBe(true);
+    writer.close();
+  }
+  expect(text().match(/step/g)).toHaveLength(1);
+});
+
+test('a loss reads back as the same float32, NaN and infinity too', () => {
+  const losses = [Math.fround(Math.PI), Math.fround(1e-30), Number.NaN, Infinity, -Infinity, 0];
+  const writer = new CsvWriter(path, TRAINING_CSV);
+  for (const [index, loss] of losses.entries()) writer.append(row(index, loss));
+  writer.close();
+  const { rows, badLines } = readCsv(path, TRAINING_CSV);
+  expect(rows.map(({ loss }) => Math.fround(loss))).toEqual(losses);
+  expect(badLines).toBe(0);
+});
+
+test('resuming removes the rows after the checkpoint and goes on from there', () => {
+  const writer = new CsvWriter(path, TRAINING_CSV);
+  for (let step = 1; step <= 12; step++) writer.append(row(step));
+  writer.close();
+  const resumed = new CsvWriter(path, TRAINING_CSV, { keepThrough: 10 });
+  resumed.append(row(11, 9));
+  resumed.close();
+  const { rows } = readCsv(path, TRAINING_CSV);
+  expect(rows.map(({ step }) => step)).toEqual([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+  expect(rows.at(-1)?.loss).toBe(9);
+});
+
+test('a resumed file equals that of an undisturbed run byte for byte', () => {
+  const undisturbed = new CsvWriter(join(folder, 'other.csv'), TRAINING_CSV);
+  for (let step = 1; step <= 9; step++) undisturbed.append(row(step, Math.fround(1 / step)));
+  undisturbed.close();
+  const first = new CsvWriter(path, TRAINING_CSV);
+  for (let step = 1; step <= 7; step++) first.append(row(step, Math.fround(1 / step)));
+  first.close();
+  appendFileSync(path, '8,0.1');
+  const second = new CsvWriter(path, TRAINING_CSV, { keepThrough: 4 });
+  for (let step = 5; step <= 9; step++) second.append(row(step, Math.fround(1 / step)));
+  second.close();
+  expect(text()).toBe(readFileSync(join(folder, 'other.csv'), 'utf8'));
+});
+
+test('truncating to the beginning keeps the header; truncating beyond the end keeps all', () => {
+  const writer = new CsvWriter(path, TRAINING_CSV, steady);
+  writer.append(row(1));
+  writer.close();
+  const before = text();
+  new CsvWriter(path, TRAINING_CSV, { keepThrough: 100 }).close();
+  expect(text()).toBe(before);
+  new CsvWriter(path, TRAINING_CSV, { keepThrough: 0 }).close();
+  expect(text()).toBe('step,loss,lr,toks_per_s\n');
+});
+
+test('a half row, and a half header, of a crash are repaired', () => {
+  writeFileSync(path, 'step,loss,lr,toks_per_s\n1,2,3,4\n2,2.');
+  new CsvWriter(path, TRAINING_CSV).close();
+  expect(text()).toBe('step,loss,lr,toks_per_s\n1,2,3,4\n');
+  writeFileSync(path, 'step,lo');
+  new CsvWriter(path, TRAINING_CSV).close();
+  expect(text()).toBe('step,loss,lr,toks_per_s\n');
+});
+
+test('a file with other columns is refused, by name, and left alone', () => {
+  writeFileSync(path, 'a,b\n1,2\n');
+  expect(() => new CsvWriter(path, TRAINING_CSV)).toThrow(UsageError);
+  expect(() => new CsvWriter(path, TRAINING_CSV)).toThrow(`${path}: its columns are "a,b"`);
+  expect(text()).toBe('a,b\n1,2\n');
+  expect(() => readCsv(path, TRAINING_CSV)).toThrow('no column step');
+});
+
+test('the reader takes whole rows only, counts damage, and takes a missing file for an empty one', () => {
+  expect(readCsv(path, TRAINING_CSV)).toEqual({ rows: [], badLines: 0 });
+  writeFileSync(path, 'step,loss,lr,toks_per_s\n1,2,3,4\n2,x,3,4\n3,,3,4\n4,5\n\0\0\n5,6,7,8\n6,7,8,9');
+  const { rows, badLines } = readCsv(path, TRAINING_CSV);
+  expect(rows).toEqual([
+    { step: 1, loss: 2, lr: 3, toks_per_s: 4 },
+    { step: 5, loss: 6, lr: 7, toks_per_s: 8 },
+  ]);
+  expect(badLines).toBe(4);
+});
+
+test('columns are found by name', () => {
+  writeFileSync(path, 'extra,loss,lr,toks_per_s,step\nx,1,2,3,4\n');
+  expect(readCsv(path, TRAINING_CSV).rows).toEqual([{ step: 4, loss: 1, lr: 2, toks_per_s: 3 }]);
+});
+
+test('text cannot break out of its cell', () => {
+  const counters = join(folder, 'fallback_counters.csv');
+  const writer = new CsvWriter(counters, FALLBACK_COUNTERS_CSV);
+  writer.append({ step: 1, counter: 'a,b\n9,"c', count: 2 });
+  writer.close();
+  expect(readCsv(counters, FALLBACK_COUNTERS_CSV).rows).toEqual([{ step: 1, counter: 'a_b_9__c', count: 2 }]);
+});
+
+test('a reader during the writing never sees half a row', () => {
+  const writer = new CsvWriter(path, TRAINING_CSV, steady);
+  for (let step = 1; step <= 200; step++) {
+    writer.append(row(step));
+    expect(text().endsWith('\n')).toBe(true);
+    expect(readCsv(path, TRAINING_CSV).rows).toHaveLength(step);
+  }
+  writer.close();
+});

@@ -1,0 +1,205 @@
+/** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. */
+import { closeSync, readFileSync } from 'node:fs';
+import { UsageError } from '../../errors.js';
+import { errorCode, fileError, openRegularFile, readFully, writeFileAtomic } from '../atomic.js';
+import { AppendFile } from './append-file.js';
+import { formatFloat32 } from './float32.js';
+import { openSink, type RecordSink, type WriterOptions } from './sink.js';
+
+/** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
+export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
+/** Columns in the order of the file; the first is always the step. */
+export type CsvSchema = { readonly step: 'integer' } & Readonly<Record<string, ColumnKind>>;
+/** One row by column. */
+export type CsvRow<Schema extends CsvSchema> = {
+  -readonly [Column in keyof Schema]: Schema[Column] extends 'text' ? string : number;
+};
+
+/** Columns of training.csv. */
+export const TRAINING_CSV = { step: 'integer', loss: 'float32', lr: 'float32', toks_per_s: 'tenths' } as const;
+/** Columns of val.csv. */
+export const VAL_CSV = { step: 'integer', val_loss: 'float32', ppl: 'float32' } as const;
+export const K_STATS_CSV = {
+  step: 'integer',
+  sel_k_mean: 'float32',
+  sel_k_max: 'integer',
+  sel_pct_at_max: 'float32',
+} as const;
+/** One row per counter: a new counter in a newer version then needs no new column in the file of a resumed run. */
+export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 'integer' } as const;
+
+/** Enough for some hundred rows. */
+const TAIL_BYTES = 64 * 1024;
+
+export class CsvWriter<Schema extends CsvSchema> {
+  readonly path: string;
+  readonly #schema: Schema;
+  readonly #sink: RecordSink;
+
+  /**
+   * Opens or creates the file, removes an incomplete last row, and refuses a file with other columns. Rows of steps after
+   * `keepThrough` are removed: a resumed run writes them again. A crash leaves the old content or the new.
+   */
+  constructor(path: string, schema: Schema, options: WriterOptions & { readonly keepThrough?: number } = {}) {
+    this.path = path;
+    this.#schema = schema;
+    const { keepThrough = Number.POSITIVE_INFINITY, ...writer } = options;
+    let file = openCsv(path, schema);
+    const lines = wholeLines(readText(path) ?? '');
+    const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > keepThrough));
+    if (kept.length < lines.length) {
+      file.close();
+      writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
+      file = openCsv(path, schema);
+    }
+    this.#sink = openSink(file, writer);
+  }
+
+  /** Rows that could not be written. */
+  get drops(): number {
+    return this.#sink.drops;
+  }
+
+  /** Appends a row with one write call. Never throws because of the disk. */
+  append(row: CsvRow<Schema>): void {
+    this.#sink.write(Buffer.from(formatRow(this.#schema, row)));
+  }
+
+  /** Waits until the rows are on the disk; false if they are not. */
+  flush(): boolean {
+    return this.#sink.flush();
+  }
+
+  close(): void {
+    this.#sink.close();
+  }
+}
+
+/** Writes the header of a new file; refuses another header. */
+function openCsv(path: string, schema: CsvSchema): AppendFile {
+  const header = headerOf(schema);
+  const file = new AppendFile(path);
+  try {
+    if (file.size === 0) file.append(Buffer.from(`${header}\n`));
+    const found = wholeLines(readText(path) ?? '')[0];
+    if (found !== header)
+      throw new UsageError(`${path}: its columns are "${found}", not "${header}"; move the file away`);
+    return file;
+  } catch (error) {
+    file.close();
+    throw error;
+  }
+}
+
+/** The complete rows of a CSV file. */
+export interface CsvContent<Schema extends CsvSchema> {
+  rows: CsvRow<Schema>[];
+  /** Lines that are no rows: damage, which a check may want to name. */
+  badLines: number;
+}
+
+/**
+ * Reads the whole rows of a file that may be growing, missing (no rows) or damaged in places. Columns are found by their
+ * names, so files with more columns are read too.
+ */
+export function readCsv<Schema extends CsvSchema>(path: string, schema: Schema): CsvContent<Schema> {
+  return parseLines(path, schema, wholeLines(readText(path) ?? ''));
+}
+
+/** The last `count` rows, from the end of the file alone, however long it is. */
+export function tailCsv<Schema extends CsvSchema>(path: string, schema: Schema, count: number): CsvContent<Schema> {
+  const [beginning, end] = readEnds(path);
+  const [header, ...first] = wholeLines(beginning);
+  if (header === undefined) return { rows: [], badLines: 0 };
+  // The part that is the end mostly begins inside a line.
+  const lines = end === null ? first : wholeLines(end).slice(1);
+  return parseLines(path, schema, [header, ...lines.slice(-count)]);
+}
+
+/** The first bytes of a file and the last; `null` when the first are all. */
+function readEnds(path: string): [beginning: string, end: string | null] {
+  let descriptor: number;
+  let size: number;
+  try {
+    ({ descriptor, size } = openRegularFile(path));
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return ['', null];
+    throw error;
+  }
+  try {
+    const read = (start: number) => {
+      const bytes = new Uint8Array(Math.min(TAIL_BYTES, size - start));
+      return new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, start)));
+    };
+    return [read(0), size <= TAIL_BYTES ? null : read(size - TAIL_BYTES)];
+  } catch (error) {
+    throw fileError('read', path, error);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+function parseLines<Schema extends CsvSchema>(
+  path: string,
+  schema: Schema,
+  [header, ...lines]: readonly string[],
+): CsvContent<Schema> {
+  const content: CsvContent<Schema> = { rows: [], badLines: 0 };
+  if (header === undefined) return content;
+  const names = header.split(',');
+  const columns = Object.entries(schema).map(([name, kind]) => ({ name, kind, index: names.indexOf(name) }));
+  const missing = columns.find(({ index }) => index < 0);
+  if (missing) throw new UsageError(`${path}: there is no column ${missing.name}; expected "${headerOf(schema)}"`);
+  for (const line of lines) {
+    const cells = line.split(',');
+    const row: Record<string, number | string> = {};
+    for (const { name, kind, index } of columns) row[name] = parseCell(kind, cells[index]);
+    const isBad =
+      cells.length !== names.length || columns.some(({ name, index }) => isBadCell(row[name], cells[index]));
+    if (isBad) content.badLines++;
+    else content.rows.push(row as CsvRow<Schema>);
+  }
+  return content;
+}
+
+function headerOf(schema: CsvSchema): string {
+  return Object.keys(schema).join(',');
+}
+
+function formatRow<Schema extends CsvSchema>(schema: Schema, row: CsvRow<Schema>): string {
+  const cells = Object.entries(schema).map(([name, kind]) => formatCell(kind, row[name] as number | string));
+  return `${cells.join(',')}\n`;
+}
+
+function formatCell(kind: ColumnKind, value: number | string): string {
+  if (typeof value === 'string') return value.replace(/[,\r\n"]/g, '_');
+  if (kind === 'float32') return formatFloat32(value);
+  return kind === 'tenths' && Number.isFinite(value) ? String(Number(value.toFixed(1))) : String(value);
+}
+
+function parseCell(kind: ColumnKind, cell: string | undefined): number | string {
+  if (kind === 'text') return cell ?? '';
+  return cell === undefined || cell.trim() === '' ? Number.NaN : Number(cell);
+}
+
+/** Only a literal NaN is accepted as NaN: any other non-number is damage. */
+function isBadCell(value: number | string, cell: string | undefined): boolean {
+  return typeof value === 'number' && Number.isNaN(value) && cell !== 'NaN';
+}
+
+/** The lines that end with a newline: a line still being written, or left half by a crash, is not one. */
+function wholeLines(text: string): string[] {
+  return text
+    .slice(0, text.lastIndexOf('\n') + 1)
+    .split('\n')
+    .slice(0, -1);
+}
+
+function readText(path: string): string | undefined {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw fileError('read', path, error);
+  }
+}

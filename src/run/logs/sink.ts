@@ -1,0 +1,133 @@
+/**
+ * Writes records to a file that may fail. Records that cannot be written now are kept in memory up to a limit and retried
+ * with back-off; the oldest of those that do not fit are dropped and counted. It never throws because of the disk.
+ */
+import type { AppendFile } from './append-file.js';
+import type { LogThread } from './log-thread.js';
+
+/** Takes the records of one file; in a run the log thread (logs/log-thread.ts), elsewhere a `Sink`. */
+export interface RecordSink {
+  /** Records that were dropped. */
+  readonly drops: number;
+  write(record: Uint8Array): void;
+  /** Writes and fsyncs what is kept; false if that failed. Never throws. */
+  flush(): boolean;
+  close(): void;
+}
+
+/** Where a sink writes: an AppendFile, or in tests something that fails on demand. */
+export interface SinkTarget {
+  readonly path: string;
+  append(bytes: Uint8Array): void;
+  sync(): void;
+  close(): void;
+}
+
+export interface SinkOptions {
+  /** Receives one line when writing starts to fail, and one when it works again. */
+  onProblem?: (message: string) => void;
+  /** Bytes kept in memory while the target does not take them. */
+  maxPendingBytes?: number;
+  /** A monotonic clock in milliseconds. */
+  now?: () => number;
+}
+
+const DEFAULT_PENDING_BYTES = 1024 * 1024;
+const FIRST_PAUSE_MS = 1_000;
+const LONGEST_PAUSE_MS = 30_000;
+
+export class Sink implements RecordSink {
+  readonly #target: SinkTarget;
+  readonly #onProblem: (message: string) => void;
+  readonly #maxPendingBytes: number;
+  readonly #now: () => number;
+  #pending: Uint8Array[] = [];
+  #pendingBytes = 0;
+  #drops = 0;
+  #failures = 0;
+  #pausedUntil = Number.NEGATIVE_INFINITY;
+
+  constructor(target: SinkTarget, options: SinkOptions = {}) {
+    this.#target = target;
+    this.#onProblem = options.onProblem ?? (() => {});
+    this.#maxPendingBytes = options.maxPendingBytes ?? DEFAULT_PENDING_BYTES;
+    this.#now = options.now ?? (() => performance.now());
+  }
+
+  /** Records dropped because too many were pending, or at the end. */
+  get drops(): number {
+    return this.#drops;
+  }
+
+  /** Whether the last attempt to write failed. */
+  get failing(): boolean {
+    return this.#failures > 0;
+  }
+
+  write(record: Uint8Array): void {
+    this.#pending.push(record);
+    this.#pendingBytes += record.length;
+    if (this.#now() >= this.#pausedUntil) this.#drain();
+    // The oldest are dropped first: the newest matter most to someone who examines a run in trouble.
+    while (this.#pendingBytes > this.#maxPendingBytes) {
+      this.#pendingBytes -= this.#pending.shift()!.length;
+      this.#drops++;
+    }
+  }
+
+  /** Also retries during a back-off pause. */
+  flush(): boolean {
+    if (!this.#drain()) return false;
+    return this.#attempt(() => this.#target.sync());
+  }
+
+  /** Tries once more; what cannot be written then is dropped. Never throws. */
+  close(): void {
+    this.#drain();
+    this.#drops += this.#pending.length;
+    this.#pending = [];
+    this.#pendingBytes = 0;
+    this.#attempt(() => this.#target.close());
+  }
+
+  #drain(): boolean {
+    if (this.#pending.length === 0) return true;
+    const bytes = this.#pending.length === 1 ? this.#pending[0] : Buffer.concat(this.#pending);
+    if (!this.#attempt(() => this.#target.append(bytes))) return false;
+    this.#pending = [];
+    this.#pendingBytes = 0;
+    return true;
+  }
+
+  #attempt(action: () => void): boolean {
+    try {
+      action();
+    } catch (error) {
+      this.#failures++;
+      const pause = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (this.#failures - 1));
+      this.#pausedUntil = this.#now() + pause;
+      // Once per outage: a message per step would hide everything else.
+      if (this.#failures === 1)
+        this.#onProblem(`${message(error)}; training goes on, records are kept and tried again`);
+      return false;
+    }
+    if (this.#failures > 0) this.#onProblem(`${this.#target.path}: writing again, ${this.#drops} records were lost`);
+    this.#failures = 0;
+    return true;
+  }
+}
+
+function message(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** Options of the writers of growing log files. */
+export interface WriterOptions extends SinkOptions {
+  /** Takes over the writing; by default records are written on this thread. */
+  readonly logThread?: LogThread | undefined;
+}
+
+/** Hands an open file to the log thread, or wraps it for writing on this thread. */
+export function openSink(file: AppendFile, { logThread, ...options }: WriterOptions): RecordSink {
+  return logThread?.open('append', file) ?? new Sink(file, options);
+}

@@ -1,0 +1,126 @@
+/** TensorBoard event files: scalars only, in the few protobuf fields that they need. */
+import { hostname } from 'node:os';
+import { join } from 'node:path';
+import { ensureFolder } from '../../folders.js';
+import { fileError } from '../atomic.js';
+import { AppendFile } from './append-file.js';
+import { maskedCrc32c } from './crc32c.js';
+import { openSink, type RecordSink, type WriterOptions } from './sink.js';
+
+export interface TensorboardOptions extends WriterOptions {
+  /** A resumed run starts after this step: TensorBoard then hides what an earlier file holds beyond it. */
+  resumedFromStep?: number;
+  /** Milliseconds since 1970. */
+  clock?: () => number;
+}
+
+// Field numbers of tensorflow/core/util/event.proto and framework/summary.proto.
+const EVENT_WALL_TIME = 1;
+const EVENT_STEP = 2;
+const EVENT_FILE_VERSION = 3;
+const EVENT_SUMMARY = 5;
+const EVENT_SESSION_LOG = 7;
+const SESSION_LOG_STATUS = 1;
+const SESSION_START = 1;
+const SUMMARY_VALUE = 1;
+const VALUE_TAG = 1;
+const VALUE_SIMPLE = 2;
+
+export class TensorboardWriter {
+  readonly path: string;
+  readonly #sink: RecordSink;
+  readonly #clock: () => number;
+
+  /** Each start of a run has a file of its own; TensorBoard joins the files of a folder. */
+  constructor(folder: string, options: TensorboardOptions = {}) {
+    this.#clock = options.clock ?? Date.now;
+    const seconds = Math.floor(this.#clock() / 1000);
+    this.path = join(folder, `events.out.tfevents.${seconds}.${hostname()}.${process.pid}.0`);
+    try {
+      ensureFolder(folder);
+    } catch (error) {
+      throw fileError('create', folder, error);
+    }
+    this.#sink = openSink(new AppendFile(this.path, 'binary'), options);
+    this.#event(0, text(EVENT_FILE_VERSION, 'brain.Event:2'));
+    if (options.resumedFromStep !== undefined) {
+      const status = message(EVENT_SESSION_LOG, varintField(SESSION_LOG_STATUS, SESSION_START));
+      this.#event(options.resumedFromStep + 1, status);
+    }
+  }
+
+  get drops(): number {
+    return this.#sink.drops;
+  }
+
+  /** Writes the values of one step, by tag, as one event. Never throws because of the disk. */
+  scalars(step: number, values: Readonly<Record<string, number>>): void {
+    const entries = Object.entries(values).map(([tag, value]) =>
+      message(SUMMARY_VALUE, Buffer.concat([text(VALUE_TAG, tag), float(VALUE_SIMPLE, value)])),
+    );
+    this.#event(step, message(EVENT_SUMMARY, Buffer.concat(entries)));
+  }
+
+  flush(): boolean {
+    return this.#sink.flush();
+  }
+
+  close(): void {
+    this.#sink.close();
+  }
+
+  #event(step: number, content: Buffer): void {
+    const wallTime = double(EVENT_WALL_TIME, this.#clock() / 1000);
+    this.#sink.write(frame(Buffer.concat([wallTime, varintField(EVENT_STEP, step), content])));
+  }
+}
+
+/** A record: length, checksum of the length, data, checksum of the data. */
+function frame(data: Buffer): Buffer {
+  const record = Buffer.alloc(16 + data.length);
+  record.writeBigUInt64LE(BigInt(data.length), 0);
+  record.writeUInt32LE(maskedCrc32c(record.subarray(0, 8)), 8);
+  data.copy(record, 12);
+  record.writeUInt32LE(maskedCrc32c(data), 12 + data.length);
+  return record;
+}
+
+/** Wire types of protobuf: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes. */
+function key(field: number, wireType: 0 | 1 | 2 | 5): Buffer {
+  return varint(field * 8 + wireType);
+}
+
+function varint(value: number): Buffer {
+  const bytes: number[] = [];
+  let rest = value;
+  while (rest >= 0x80) {
+    bytes.push((rest % 0x80) | 0x80);
+    rest = Math.floor(rest / 0x80);
+  }
+  bytes.push(rest);
+  return Buffer.from(bytes);
+}
+
+function varintField(field: number, value: number): Buffer {
+  return Buffer.concat([key(field, 0), varint(value)]);
+}
+
+function double(field: number, value: number): Buffer {
+  const bytes = Buffer.alloc(8);
+  bytes.writeDoubleLE(value);
+  return Buffer.concat([key(field, 1), bytes]);
+}
+
+function float(field: number, value: number): Buffer {
+  const bytes = Buffer.alloc(4);
+  bytes.writeFloatLE(value);
+  return Buffer.concat([key(field, 5), bytes]);
+}
+
+function message(field: number, content: Buffer): Buffer {
+  return Buffer.concat([key(field, 2), varint(content.length), content]);
+}
+
+function text(field: number, value: string): Buffer {
+  return message(field, Buffer.from(value));
+}
