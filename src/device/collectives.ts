@@ -7,6 +7,7 @@
  */
 import { UsageError } from '../errors.js';
 
+/** Type of gradients between ranks. */
 export type WireType = 'f32' | 'f64' | 'bf16' | 'i32' | 'u8';
 /** How values of ranks are combined. */
 export type Reduction = 'sum' | 'max' | 'min';
