@@ -120,25 +120,22 @@ describe('kernel sources', () => {
 /** Phrases of a private dialect, and what to write instead (shared rules: plain technical English). */
 const BANNED: readonly (readonly [RegExp, string])[] = [
   [/\bso many\b/i, 'at least N, at most N, or the name of the number'],
-  [/\bnumbers? that (is|are) none\b|\bis none\b|\bis no number\b/, 'NaN, null, missing'],
+  [/\bnumbers? that (is|are) none\b|(?<!there )\bis none\b|\bis no number\b/, 'NaN, null, missing'],
   [/\bwhoever\b/i, 'the caller, the reader, the process that …'],
-  [/\bnobody\b/i, 'nothing reads it, unused, ignored'],
+  [/\bnobody\b(?!\/)/i, 'nothing reads it, unused, ignored'],
   [/\bwithout a word\b/i, 'silently, without a message'],
   [/\bof it are\b/i, 'say what the thing is'],
   [/\bin the place of\b/i, 'instead of'],
 ];
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
-const LEFT: Readonly<Record<string, number>> = {
-  'src/data': 34,
-  'src/device': 26,
-};
+const LEFT: Readonly<Record<string, number>> = { 'src/data': 19 };
 
 describe('plain English', () => {
   const isText = (path: string) =>
     /\.(ts|mjs|md|cpp|cu|cuh|h|py|sh|ya?ml)$/.test(path) &&
     path !== 'test/house.test.ts' &&
-    !path.startsWith('dev/log/');
+    !/^(dev\/log|src\/data\/stories)\//.test(path); // logs as they were written, and the words of the stories
   const room = (path: string) => (path.startsWith('src/') ? `src/${roomOf(path)}` : path.split('/')[0]);
 
   it('has none of the banned phrases', () => {

@@ -8,8 +8,7 @@
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
-import { formatFloat32 } from '../src/run/logs/float32.js';
+import { formatFloat32, readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
 import { root } from '../src/testing/cli.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../src/testing/run.js';

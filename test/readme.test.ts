@@ -116,8 +116,12 @@ describe('npm start', () => {
     expect(output).toContain('A story it wrote');
     expect(output).toMatch(/^ +256 to 511 +\d+ /m);
     expect(output).toContain('Which blocks did it read?');
-    for (const line of output.split('\n').slice(output.split('\n').indexOf('Does it remember?')))
-      expect(line.length).toBeLessThanOrEqual(80);
+    const lines = output.split('\n');
+    const [first, last] = ['Does it remember?', 'Files: '].map((start) =>
+      lines.findIndex((line) => line.startsWith(start)),
+    );
+    expect(last - first).toBeGreaterThan(15);
+    for (const line of lines.slice(first, last)) expect(line.length, line).toBeLessThanOrEqual(80);
     const folder = join(project, 'artifacts/twenty');
     expect(readFileSync(join(folder, 'sample.txt'), 'utf8')).toMatch(/^Once upon a time/);
     const { rows: recalled, example } = JSON.parse(readFileSync(join(folder, 'recall.json'), 'utf8'));

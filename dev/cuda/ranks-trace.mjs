@@ -24,7 +24,7 @@ const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount 
     'device/cuda/gpu-choice',
   ].map(dist),
 );
-const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
+const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-step'].map(dist));
 
 const { values } = parseArgs({
   options: {
@@ -64,7 +64,7 @@ function measure(overlap, bucketMib) {
     parallel.trained.map((parameter) => ({ parameter, weightDecay: 0 })),
   );
   const uploader = new BatchUploader(device, config.nsa);
-  const ranks = { parallel, together: world.together };
+  const ranks = { exchange: parallel, agreement: world.agreement };
   const stepper = new DeviceStepper(device, { model, optimizer, uploader, config, ...ranks });
   const samples = new SyntheticSamples(50257, 1, 'train');
   const rows = Array.from({ length: Number(values.batch) }, (_, row) =>
@@ -72,7 +72,10 @@ function measure(overlap, bucketMib) {
   );
   const batches = [packBatch(samples, rows, { sequenceLength: Number(values['seq-len']), documentMask: false })];
   const targets = batches[0].targetCount * world.size;
-  const step = () => stepper.step({ batches, targets, learningRate: 1e-4, accept: () => true });
+  const step = () => {
+    stepper.launch({ batches, targets, learningRate: 1e-4 });
+    return stepper.read();
+  };
   for (let i = 0; i < 3; i++) step();
   const times = Array.from({ length: 5 }, () => step().totalMs).sort((a, b) => a - b);
   world.together.wait();

@@ -199,10 +199,10 @@ describe('trefoil generate', () => {
     ['an unknown flag', ['--model', 'x', '--topk', '3'], /unknown option '--topk'.*did you mean --top-k/],
     ['a stray word', ['--model', 'x', 'hello'], /too many arguments/],
     ['a bad number', ['--model', 'x', '--max-new-tokens', '0'], /--max-new-tokens.*integer >= 1/],
-    ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number from 0/],
-    ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number above 0, up to 1/],
-    ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number from 0 to 1/],
-    ['a bad penalty', ['--model', 'x', '--repetition-penalty', '0'], /--repetition-penalty.*number above 0/],
+    ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number >= 0/],
+    ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number > 0 and <= 1/],
+    ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number >= 0 and <= 1/],
+    ['a bad penalty', ['--model', 'x', '--repetition-penalty', '0'], /--repetition-penalty.*number > 0/],
     ['two prompts', ['--model', 'x', '--prompt', 'a', '--prompt-file', 'b'], /cannot be used with/],
     ['greedy and hot', ['--model', 'x', '--greedy', '--temperature', '2'], /cannot be used with/],
     ['a missing prompt file', ['--model', 'x', '--prompt-file', '/none'], /\/none: cannot read: there is no such file/],
@@ -221,7 +221,7 @@ describe('trefoil generate', () => {
     writeFileSync(file, Uint8Array.of(0x66, 0xff));
     expect(await generate(['--model', run, '--prompt-file', file])).toMatchObject({
       code: 2,
-      err: `trefoil: ${file}: is not UTF-8 text; give the prompt in UTF-8\n`,
+      err: `trefoil: ${file}: is not UTF-8 text; encode the prompt as UTF-8\n`,
     });
     const empty = await generate(['--model', run, '--prompt', 'a', '--stop', '']);
     expect(empty).toMatchObject({ code: 2, out: '' });

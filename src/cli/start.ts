@@ -18,7 +18,7 @@ import {
 } from '../infer/recall.js';
 import { withoutBranch } from '../infer/without-branch.js';
 import { writeFileAtomic } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint/folder.js';
+import { listCheckpoints } from '../run/checkpoint/manifest.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
@@ -121,7 +121,7 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
     `\n${io.style.bold('Does it remember?')} Questions in ${RECALL_STORIES} stories it never saw, by the distance between`,
   );
   io.out(
-    `fact and question. The window has ${model.shape.nsa.w} tokens; a guess is right in ${(100 / PLACES.length).toFixed(0)} % of the cases.\n`,
+    `fact and question. The window has ${model.shape.nsa.w} tokens; ${(100 / PLACES.length).toFixed(0)} % is a guess.\n`,
   );
   io.out(recallTable(all, without));
   const example = farthest(answers);

@@ -1,7 +1,19 @@
 /** Writing files so that a crash leaves either the old content or the new, never a mixture. */
-import { closeSync, fsyncSync, openSync, readSync, renameSync, rmSync, type Stats, statSync, writeSync } from 'node:fs';
+import {
+  closeSync,
+  fsyncSync,
+  openSync,
+  readdirSync,
+  readSync,
+  renameSync,
+  rmSync,
+  type Stats,
+  statSync,
+  writeSync,
+} from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
+import { pidExists } from '../process-identity.js';
 
 /** Node refuses single transfers of 2 GiB and more; smaller pieces also keep the page cache and the hash in step. */
 const TRANSFER_BYTES = 64 * 1024 * 1024;
@@ -142,4 +154,27 @@ export function writeFileAtomic(path: string, content: string | Uint8Array): voi
     rmSync(aside, { force: true });
     throw fileError('write', path, error);
   }
+}
+
+/** The names in a folder; none if it does not exist. */
+export function namesIn(folder: string): string[] {
+  try {
+    return readdirSync(folder);
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return [];
+    throw fileError('list', folder, error);
+  }
+}
+
+/** Files and folders that killed processes left behind; the first group of `pattern` is the pid in their names. */
+export function leftBehind(folder: string, pattern: RegExp): string[] {
+  const isLeft = (name: string): boolean => {
+    const match = pattern.exec(name);
+    if (!match) return false;
+    const pid = Number(match[1]);
+    return pid === process.pid || !pidExists(pid);
+  };
+  return namesIn(folder)
+    .filter(isLeft)
+    .map((name) => join(folder, name));
 }

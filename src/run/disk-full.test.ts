@@ -7,9 +7,9 @@ import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
 import { writeFileAtomic } from './atomic.js';
 import { findCheckpoint } from './checkpoint/find.js';
 import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
-import { AppendFile } from './logs/append-file.js';
 import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';
 import { HeartbeatWriter } from './logs/heartbeat.js';
+import { AppendFile } from './logs/log-file.js';
 
 let folder: string;
 let disk: string;

@@ -3,10 +3,9 @@ import { existsSync, rmdirSync, rmSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { fileError, isFileSystemError, statOrUndefined, writeFileAtomic } from './atomic.js';
+import { fileError, isFileSystemError, leftBehind, statOrUndefined, writeFileAtomic } from './atomic.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
-import { leftBehind } from './leftovers.js';
 import { acquireLock, type RunLock } from './lock.js';
 import { type RunPaths, runPaths } from './paths.js';
 

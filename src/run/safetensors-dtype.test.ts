@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { bf16ToFloat32, float32ToBf16, type SafeDtype, tensorBytes, toFloat64 } from './safetensors-dtype.js';
+import { bf16ToFloat32, float32ToBf16, type SafeDtype, tensorBytes, toFloat64 } from './safetensors-format.js';
 
 function bytesOf(array: ArrayBufferView): Uint8Array {
   return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { UsageError } from '../errors.js';
-import { checkHeaderLength, encodeHeader, layOut, parseHeader } from './safetensors-header.js';
+import { checkHeaderLength, encodeHeader, layOut, parseHeader } from './safetensors-format.js';
 
 const PATH = '/models/evil.safetensors';
 

@@ -4,18 +4,21 @@ import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { UsageError } from '../errors.js';
 import { asideName, fileError, fsyncDir, openRegularFile, readFully, writeFully } from './atomic.js';
-import { dtypeNames, isSafeDtype, type SafeDtype, type SafeTensor } from './safetensors-dtype.js';
 import {
   checkHeaderLength,
+  dtypeNames,
   encodeHeader,
+  isSafeDtype,
   layOut,
   PREFIX_BYTES,
   parseHeader,
   quote,
+  type SafeDtype,
+  type SafeTensor,
   type TensorEntry,
-} from './safetensors-header.js';
+} from './safetensors-format.js';
 
-export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-dtype.js';
+export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {

@@ -21,7 +21,7 @@ import { pathToFileURL } from 'node:url';
 import { expect } from 'vitest';
 import { DATASET } from '../../src/data/testing/corpora.js';
 import { openCheckpoint } from '../../src/run/checkpoint/find.js';
-import { listCheckpoints } from '../../src/run/checkpoint/folder.js';
+import { listCheckpoints } from '../../src/run/checkpoint/manifest.js';
 import { runPaths, writeHalt } from '../../src/run/paths.js';
 import { KINDS, type Network } from './network.js';
 import { type Ending, Life, pause } from './supervisor.js';

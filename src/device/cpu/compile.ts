@@ -114,7 +114,7 @@ function kernelSources(): string[] {
   const runtime = join(HERE, 'runtime.cpp');
   if (!existsSync(runtime)) return [];
   const names = readdirSync(ROOT, { recursive: true, encoding: 'utf8' });
-  const kernels = names.filter((name) => /(^|[\\/])cpu\.cpp$/.test(name)).sort();
+  const kernels = names.filter((name) => /(^|[\\/])cpu\.cpp$/.test(name) && !/[\\/]testing[\\/]/.test(name)).sort();
   return [runtime, ...kernels.map((name) => join(ROOT, name))];
 }
 

@@ -12,7 +12,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { findCheckpoint, type Migration, migrateState, openCheckpoint } from './find.js';
+import { findCheckpoint, openCheckpoint } from './find.js';
 import { readManifest, serializeManifest, UnsupportedCheckpoint } from './manifest.js';
 import { saveCheckpoint } from './save.js';
 
@@ -98,16 +98,6 @@ test('a newer format stops the search: an older checkpoint would throw training 
   writeFileSync(join(folder(2), 'manifest.json'), serializeManifest(manifest));
   expect(() => findCheckpoint(run, 'auto')).toThrow(UnsupportedCheckpoint);
   expect(() => findCheckpoint(run, folder(2))).toThrow('written by trefoil 9.9.9');
-});
-
-test('an older format goes through every migration, or is refused by name', () => {
-  const migrations = new Map<number, Migration>([
-    [1, (state) => ({ ...state, second: true })],
-    [2, (state) => ({ ...state, third: true })],
-  ]);
-  expect(migrateState({ first: true }, 1, '/c', migrations, 3)).toEqual({ first: true, second: true, third: true });
-  expect(migrateState({ first: true }, 3, '/c', migrations, 3)).toEqual({ first: true });
-  expect(() => migrateState({}, 0, '/c', migrations, 3)).toThrow('/c: has format 0');
 });
 
 test('a manifest that leaves out a needed file is refused', () => {

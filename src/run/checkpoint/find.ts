@@ -1,11 +1,17 @@
-/** Finding the checkpoint to resume from: nothing is loaded that was not verified first. */
+/** Finds the checkpoint to resume from. Nothing is loaded that was not verified first. */
 import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { fileError, statOrUndefined } from '../atomic.js';
 import { isPlainObject } from '../json.js';
-import { listCheckpoints, stepFolder } from './folder.js';
-import { FORMAT_VERSION, type Manifest, readManifest, UnsupportedCheckpoint, verifyFiles } from './manifest.js';
+import {
+  listCheckpoints,
+  type Manifest,
+  readManifest,
+  stepFolder,
+  UnsupportedCheckpoint,
+  verifyFiles,
+} from './manifest.js';
 import { CHECKPOINT_FILES, type CheckpointState, optimizerFiles } from './save.js';
 
 /** A checkpoint whose files verify. */
@@ -14,25 +20,21 @@ export interface FoundCheckpoint {
   step: number;
   state: CheckpointState;
   manifest: Manifest;
-  /** Newer ones that did not verify. */
+  /** Newer checkpoints that did not verify. */
   skipped: { path: string; reason: string }[];
 }
 
-/** Turns the state of format N into that of format N + 1. */
-export type Migration = (state: CheckpointState) => CheckpointState;
-const MIGRATIONS: ReadonlyMap<number, Migration> = new Map();
-
 /**
- * With 'auto', the newest checkpoint of the run that verifies, or undefined when the run has none yet. When it has some
- * and all are damaged this is an error: starting again from nothing must be a decision. A path must verify itself.
+ * With 'auto', the newest checkpoint of the run that verifies, or undefined if the run has none. If it has some and all are
+ * damaged, throws: starting again from nothing must be a decision. A path must itself verify.
  */
 export function findCheckpoint(runDir: string, which: string): FoundCheckpoint | undefined {
   return which === 'auto' ? findNewest(join(runDir, 'checkpoints')) : openCheckpoint(resolvePath(which));
 }
 
 /**
- * Verifies every file of a checkpoint folder and reads its state; refused with the name of the file that is wrong. A rank
- * whose first has verified it need not read everything again (`isVerified`).
+ * Verifies every file of a checkpoint folder and reads its state; throws with the name of a file that is wrong. A rank need
+ * not verify what rank 0 has verified (`isVerified`).
  */
 export function openCheckpoint(path: string, isVerified = false): FoundCheckpoint {
   const manifest = readManifest(path);
@@ -42,29 +44,8 @@ export function openCheckpoint(path: string, isVerified = false): FoundCheckpoin
     if (!Object.hasOwn(manifest.files, name)) throw new UsageError(`${path}: has no ${name}; use another checkpoint`);
   }
   if (!isVerified) verifyFiles(path, manifest);
-  const state = migrateState(readState(join(path, CHECKPOINT_FILES.state)), manifest.format_version, path);
+  const state = readState(join(path, CHECKPOINT_FILES.state));
   return { path, step: manifest.step, state, manifest, skipped: [] };
-}
-
-/** Brings the state of an older format up to this one, step by step. */
-export function migrateState(
-  state: CheckpointState,
-  fromVersion: number,
-  path: string,
-  migrations: ReadonlyMap<number, Migration> = MIGRATIONS,
-  toVersion: number = FORMAT_VERSION,
-): CheckpointState {
-  let current = state;
-  for (let version = fromVersion; version < toVersion; version++) {
-    const migration = migrations.get(version);
-    if (!migration) {
-      throw new UnsupportedCheckpoint(
-        `${path}: has format ${fromVersion}, and this trefoil has no way from format ${version} to ${version + 1}: use an older trefoil`,
-      );
-    }
-    current = migration(current);
-  }
-  return current;
 }
 
 function findNewest(checkpoints: string): FoundCheckpoint | undefined {
@@ -74,7 +55,7 @@ function findNewest(checkpoints: string): FoundCheckpoint | undefined {
       if (problem !== undefined) throw problem;
       return { ...openCheckpoint(path), skipped };
     } catch (error) {
-      // Sound, but of another version: going on from an older checkpoint would silently throw training away.
+      // Sound, but of another version: continuing from an older checkpoint would silently discard training.
       if (error instanceof UnsupportedCheckpoint || !(error instanceof TrefoilError)) throw error;
       skipped.push({ path, reason: error.message });
     }

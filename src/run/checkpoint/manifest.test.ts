@@ -71,6 +71,12 @@ test('a file that is missing, longer, shorter or changed is named', () => {
   expect(() => verifyFiles(folder, manifest)).toThrow(`${path}: cannot read: there is no such file`);
 });
 
+test('an older format is refused by name', () => {
+  writeManifest({ format_version: 0, trefoil_version: '0.0.1' });
+  expect(() => readManifest(folder)).toThrow(UnsupportedCheckpoint);
+  expect(() => readManifest(folder)).toThrow('use an older trefoil');
+});
+
 test('a newer format is refused by name, whatever else it holds', () => {
   writeManifest({ format_version: 2, trefoil_version: '9.0.0', novelty: true });
   expect(() => readManifest(folder)).toThrow(UnsupportedCheckpoint);

@@ -1,12 +1,15 @@
-/** manifest.json: what a checkpoint consists of. It is written last, so a folder that has one was once complete. */
+/**
+ * The folder checkpoints/ and the manifest.json of each checkpoint, which lists its files. The manifest is written last, so a
+ * folder that has one was once complete.
+ */
 import { createHash } from 'node:crypto';
 import { closeSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { errorCode, fileError, openRegularFile, readFully } from '../atomic.js';
+import { errorCode, fileError, leftBehind, namesIn, openRegularFile, readFully } from '../atomic.js';
 import { isPlainObject } from '../json.js';
 
-/** The form of a checkpoint. Raise it with every change that older code would misread, and add a migration. */
+/** The format of a checkpoint. Raise it with every change that older code would misread; other formats are refused. */
 export const FORMAT_VERSION = 1;
 export const MANIFEST_NAME = 'manifest.json';
 const HASH_CHUNK_BYTES = 4 * 1024 * 1024;
@@ -23,20 +26,20 @@ export interface Manifest {
   format_version: number;
   trefoil_version: string;
   step: number;
-  /** Counts the saves of a run folder: after a resume from an earlier step the newest is not the one of the highest step. */
+  /** Number of the save in this run folder: after a resume from an earlier step, the newest has not the highest step. */
   sequence: number;
   saved_at: string;
   files: Record<string, FileDigest>;
 }
 
-/** A sound checkpoint that this version of the program cannot read. */
+/** A valid checkpoint that this version of the program cannot read. */
 export class UnsupportedCheckpoint extends UsageError {}
 
 export function isCheckpointFileName(name: string): boolean {
   return FILE_NAME.test(name) && name !== MANIFEST_NAME;
 }
 
-/** The text of a manifest, with a hash of itself: a flipped bit in the step would otherwise go unnoticed. */
+/** The text of a manifest, with a hash of itself, so that a flipped bit in it is detected. */
 export function serializeManifest(fields: object): string {
   const sha256 = createHash('sha256').update(JSON.stringify(fields)).digest('hex');
   return `${JSON.stringify({ ...fields, sha256 }, null, 2)}\n`;
@@ -56,9 +59,10 @@ export function readManifest(folder: string): Manifest {
   }
   const parsed = parseManifest(path, text);
   const { format_version: version, trefoil_version: writer } = parsed;
-  if (Number.isSafeInteger(version) && (version as number) > FORMAT_VERSION) {
+  if (Number.isSafeInteger(version) && version !== FORMAT_VERSION) {
+    const remedy = (version as number) > FORMAT_VERSION ? 'update it' : 'use an older trefoil';
     throw new UnsupportedCheckpoint(
-      `${path}: has format ${version}, written by trefoil ${writer}; this trefoil reads up to format ${FORMAT_VERSION}: update it`,
+      `${path}: has format ${version}, written by trefoil ${writer}; this trefoil reads format ${FORMAT_VERSION}: ${remedy}`,
     );
   }
   const { sha256: _hash, ...fields } = parsed;
@@ -75,7 +79,7 @@ export function verifyFiles(folder: string, manifest: Manifest): void {
   }
 }
 
-/** Hashes a file piece by piece; a size other than the expected one is refused without reading it. */
+/** Hashes a file in chunks; a file of another size is refused without reading it. */
 function digestFile(path: string, expectedBytes: number): FileDigest {
   const { descriptor, size } = openRegularFile(path);
   try {
@@ -125,4 +129,63 @@ function isCount(value: unknown): boolean {
 
 function damaged(path: string, reason: string, cause?: unknown): UsageError {
   return new UsageError(`${path}: is damaged: ${reason}; use another checkpoint`, { cause });
+}
+
+export const LATEST_NAME = 'latest';
+/** step-N, or .old-N-pid: the former step-N, set aside for the moment in which a new step-N takes its place. */
+const CHECKPOINT_NAME = /^(?:step-(\d+)|\.old-(\d+)-\d+)$/;
+/** .tmp-N-pid: being written. .trash-N-pid: being deleted. .latest.tmp-pid: the next `latest`. */
+const LEFTOVER_NAME = /^\.(?:tmp-\d+|trash-\d+|latest\.tmp)-(\d+)$/;
+
+export interface CheckpointEntry {
+  path: string;
+  step: number;
+  /** Absent when the manifest cannot be read. */
+  manifest: Manifest | undefined;
+  /** Why there is no manifest. */
+  problem: unknown;
+  /** The place in time: the sequence of the manifest, or a guess from the step. */
+  order: number;
+}
+
+export function stepFolder(checkpoints: string, step: number): string {
+  return join(checkpoints, `step-${step}`);
+}
+
+export function temporaryFolder(checkpoints: string, kind: 'tmp' | 'trash' | 'old', step: number): string {
+  return join(checkpoints, `.${kind}-${step}-${process.pid}`);
+}
+
+/** The checkpoints of a run, newest first, whether their files verify or not. */
+export function listCheckpoints(checkpoints: string): CheckpointEntry[] {
+  const entries: CheckpointEntry[] = [];
+  for (const name of namesIn(checkpoints)) {
+    const match = CHECKPOINT_NAME.exec(name);
+    if (!match) continue;
+    const path = join(checkpoints, name);
+    entries.push({ path, step: Number(match[1] ?? match[2]), order: 0, ...tryManifest(path) });
+  }
+  const sound = entries.filter((entry) => entry.manifest !== undefined);
+  for (const entry of entries) {
+    if (entry.manifest) entry.order = entry.manifest.sequence;
+    else {
+      // A damaged one was most likely saved right after the sound ones of lower steps.
+      const before = sound.filter(({ step }) => step <= entry.step).map(({ manifest }) => manifest!.sequence);
+      entry.order = Math.max(-1, ...before) + 0.5;
+    }
+  }
+  return entries.sort((a, b) => b.order - a.order || b.step - a.step || (a.path < b.path ? 1 : -1));
+}
+
+/** What saves and deletions of killed processes left behind; not what other living processes work on. */
+export function listLeftovers(checkpoints: string): string[] {
+  return leftBehind(checkpoints, LEFTOVER_NAME);
+}
+
+function tryManifest(path: string): Pick<CheckpointEntry, 'manifest' | 'problem'> {
+  try {
+    return { manifest: readManifest(path), problem: undefined };
+  } catch (problem) {
+    return { manifest: undefined, problem };
+  }
 }

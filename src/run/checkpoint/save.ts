@@ -17,15 +17,19 @@ import {
 } from '../atomic.js';
 import { type TensorToWrite, writeSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
-import { LATEST_NAME, listCheckpoints, listLeftovers, stepFolder, temporaryFolder } from './folder.js';
 import {
   type FileDigest,
   FORMAT_VERSION,
   isCheckpointFileName,
+  LATEST_NAME,
+  listCheckpoints,
+  listLeftovers,
   MANIFEST_NAME,
   type Manifest,
   readManifest,
   serializeManifest,
+  stepFolder,
+  temporaryFolder,
   verifyFiles,
 } from './manifest.js';
 

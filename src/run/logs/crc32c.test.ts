@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { crc32c, maskedCrc32c } from './crc32c.js';
+import { crc32c, maskedCrc32c } from './tensorboard.js';
 
 /** Vectors of RFC 3720, appendix B.4. */
 test('known checksums', () => {

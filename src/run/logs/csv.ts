@@ -2,9 +2,7 @@
 import { closeSync, readFileSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
 import { errorCode, fileError, openRegularFile, readFully, writeFileAtomic } from '../atomic.js';
-import { AppendFile } from './append-file.js';
-import { formatFloat32 } from './float32.js';
-import { openSink, type RecordSink, type WriterOptions } from './sink.js';
+import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
 
 /** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
 export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
@@ -202,4 +200,19 @@ function readText(path: string): string | undefined {
     if (errorCode(error) === 'ENOENT') return undefined;
     throw fileError('read', path, error);
   }
+}
+
+/**
+ * Prints a float32 with the fewest digits that read back as the same float32. More digits would be meaningless
+ * (0.1 -> 0.10000000149011612); with fewer, two different losses could look equal.
+ */
+export function formatFloat32(value: number): string {
+  const single = Math.fround(value);
+  if (!Number.isFinite(single)) return String(single);
+  // Nine digits are always enough for a float32.
+  for (let digits = 1; digits < 9; digits++) {
+    const candidate = Number(single.toPrecision(digits));
+    if (Math.fround(candidate) === single) return String(candidate);
+  }
+  return String(Number(single.toPrecision(9)));
 }

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { formatFloat32 } from './float32.js';
+import { formatFloat32 } from './csv.js';
 
 test('short where short is enough', () => {
   expect(formatFloat32(Math.fround(0.1))).toBe('0.1');

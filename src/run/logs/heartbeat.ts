@@ -2,8 +2,7 @@
 import { closeSync, fstatSync } from 'node:fs';
 import { errorCode, fileError, openRegularFile, readFully } from '../atomic.js';
 import { asNumber, isPlainObject, toJson } from '../json.js';
-import { AppendFile } from './append-file.js';
-import { openSink, type RecordSink, type WriterOptions } from './sink.js';
+import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =

@@ -9,8 +9,8 @@
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import koffi from 'koffi';
 import { workerFile } from '../../worker-file.js';
+import type { RecordSink } from './log-file.js';
 import { type FileMode, type LogTask, type LogWorkerData, MAX_FILES, WORDS } from './log-tasks.js';
-import type { RecordSink } from './sink.js';
 
 export interface LogThreadOptions {
   /** Receives one line when writing starts to fail or stall, and one when it works again. */

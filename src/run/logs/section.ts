@@ -7,8 +7,8 @@ import { closeSync, constants, openSync, readFileSync, rmSync, writeSync } from 
 import { UsageError } from '../../errors.js';
 import { errorCode, explainFileError, fileError, statOrUndefined } from '../atomic.js';
 import { isPlainObject } from '../json.js';
+import type { RecordSink } from './log-file.js';
 import type { LogThread } from './log-thread.js';
-import type { RecordSink } from './sink.js';
 
 /** The sections of a run. In `between`, signals and .HALT are checked; in `wait`, the rank waits for other ranks. */
 export type SectionName = 'boot' | 'fetch' | 'step' | 'save' | 'eval' | 'sample' | 'between' | 'wait';

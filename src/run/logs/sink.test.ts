@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { Sink, type SinkTarget } from './sink.js';
+import { Sink, type SinkTarget } from './log-file.js';
 
 /** A target that fails on demand, with a clock that the test moves. */
 class Target implements SinkTarget {

@@ -3,9 +3,7 @@ import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { ensureFolder } from '../../folders.js';
 import { fileError } from '../atomic.js';
-import { AppendFile } from './append-file.js';
-import { maskedCrc32c } from './crc32c.js';
-import { openSink, type RecordSink, type WriterOptions } from './sink.js';
+import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
 
 export interface TensorboardOptions extends WriterOptions {
   /** A resumed run starts after this step: TensorBoard then hides what an earlier file holds beyond it. */
@@ -123,4 +121,24 @@ function message(field: number, content: Buffer): Buffer {
 
 function text(field: number, value: string): Buffer {
   return message(field, Buffer.from(value));
+}
+
+const POLYNOMIAL = 0x82f63b78;
+const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
+  let value = byte;
+  for (let bit = 0; bit < 8; bit++) value = value & 1 ? (value >>> 1) ^ POLYNOMIAL : value >>> 1;
+  return value;
+});
+
+/** CRC-32C (Castagnoli), as TensorBoard files need it; the crc32 of Node has another polynomial. */
+export function crc32c(bytes: Uint8Array): number {
+  let value = 0xffffffff;
+  for (const byte of bytes) value = TABLE[(value ^ byte) & 0xff] ^ (value >>> 8);
+  return (value ^ 0xffffffff) >>> 0;
+}
+
+/** The masked form that is stored in record files. */
+export function maskedCrc32c(bytes: Uint8Array): number {
+  const checksum = crc32c(bytes);
+  return (((checksum >>> 15) | (checksum << 17)) + 0xa282ead8) >>> 0;
 }

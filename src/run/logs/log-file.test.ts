@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { AppendFile } from './append-file.js';
+import { AppendFile } from './log-file.js';
 
 let folder: string;
 let path: string;
