@@ -66,7 +66,7 @@ function speedFrom(file) {
   const ms = one.ms_step / (one.share ?? 1);
   const row = {
     ...{ config: file.config, attention: shape.attention, S: seq_len, batch: batch_size, ms_step: ms },
-    ...{ mfu: flops / (ms * 1e6), params: parameterCount(shape), layers: shape.n_layers }, // of a peak of 1 GFLOP/s
+    ...{ mfu: flops / (ms * 1e6), params: parameterCount(shape), layers: shape.nLayers }, // of a peak of 1 GFLOP/s
   };
   return speedOf({ machine: file.machine, device: file.device, peak_gflops: 1, rows: [row] });
 }

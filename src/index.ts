@@ -1,25 +1,57 @@
-/** The public API (docs/reference/api.md). Names are added here on purpose only: test/api.test.ts holds the list. */
+/**
+ * Train, run and watch long-context language models with Native Sparse Attention.
+ *
+ * This entry point holds what most programs need. More is in `trefoil/ops` (operations and attention), `trefoil/data`
+ * (tokenizers and batches), `trefoil/run` (files of a run, ranks), `trefoil/bench` and `trefoil/verify`. The lists are
+ * fixed by test/api.test.ts.
+ *
+ * @packageDocumentation
+ */
 
-export {
-  type AttentionBench,
-  type AttentionRow,
-  benchLength as benchAttention,
-  benchLinear,
-} from './bench/attention.js';
-export { measurePeak } from './bench/peak/op.js';
-export { measureTraining as benchTraining, type StepBudget, type StepTime } from './bench/train.js';
-export { type CaseChoice, type TrainCase, trainCases } from './bench/train-cases.js';
 export { readConfig } from './config/load.js';
 export { parseConfig } from './config/parse.js';
-export type { Config, ConfigInput } from './config/schema.js';
-export type { Batch } from './data/batch.js';
-export { createLoader, type Loader, type LoaderOptions } from './data/loader.js';
-export { createTokenizer, type Tokenizer } from './data/tokenizer.js';
+export type {
+  Config,
+  ConfigInput,
+  DataConfig,
+  ModelConfig,
+  NsaConfig,
+  Omissible,
+  RuntimeConfig,
+  TrainConfig,
+} from './config/types.js';
+export type { LoaderTelemetry } from './data/loader.js';
+export type { StreamDecoder, Tokenizer } from './data/tokenizer.js';
+export type { TokenBuffer } from './data/tokenizers/token-buffer.js';
+export type { Compiler, CompilerOptions, KernelCompiler } from './device/cpu/compile.js';
 export { CpuDevice, type CpuOptions } from './device/cpu/cpu.js';
-export { CudaDevice, type CudaOptions, cudaAbsence } from './device/cuda/cuda.js';
-export type { Device, DeviceKind } from './device/device.js';
+export { cudaAbsence } from './device/cuda/cuda.js';
+export type {
+  CudaCode,
+  CudaRuntime,
+  Floating,
+  LaunchArgument,
+  LaunchShape,
+  Macros as KernelMacros,
+  MatrixProduct,
+} from './device/cuda/runtime.js';
+export type {
+  Addressable,
+  Argument as KernelArgument,
+  Arguments,
+  Block as MemoryBlock,
+  Device,
+  DeviceKind,
+  KernelModule,
+  Kernels,
+  MemoryUse,
+  StructArgument,
+} from './device/device.js';
+export type { CompileProgress } from './device/kernel-cache.js';
+export { type OpenDeviceOptions, openDevice } from './device/open.js';
+export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
-export { prefill, readTokens } from './infer/decode.js';
+export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
 export {
   type FinishReason,
   type GenerateOptions,
@@ -27,56 +59,49 @@ export {
   generate,
   generateAll,
   type TextPiece,
+  type TextSource,
 } from './infer/generate.js';
 export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
 export type { SamplingOptions } from './infer/sampler.js';
-export { type AttentionContext, type AttentionModule, createAttention, type Observer } from './model/attention.js';
-export { type CachedSequence, DecodeCache } from './model/cache.js';
-export { type ForwardOptions, LanguageModel } from './model/language-model.js';
+export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
+export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
+export type { Kind as PageKind, KindLayout } from './model/cache.js';
+export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
+export type { BranchReads } from './model/cached-attention.js';
+export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
+export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
-export { type ModelShape, modelShape } from './model/shape.js';
-export { silu, swiglu } from './ops/activation/op.js';
-export { AdamW } from './ops/adamw/op.js';
-export { add } from './ops/add/op.js';
-export type { AttentionInputs, AttentionOutput } from './ops/attention/branch.js';
-export { combine } from './ops/attention/combine/op.js';
-export { compressAverage, compressConv, compressMlp } from './ops/attention/compress/op.js';
-export { compressedAttention } from './ops/attention/compressed/op.js';
-export { denseAttention } from './ops/attention/dense/op.js';
-export { type GateOptions, gate, gateStatistics } from './ops/attention/gate/op.js';
-export {
-  nativeSparseAttention,
-  type SparseInputs,
-  type SparseLayout,
-  type SparseOutputs,
-  sparseLayout,
-} from './ops/attention/nsa.js';
-export { selectBlocks } from './ops/attention/select/op.js';
-export { type SelectionKernel, selectedAttention } from './ops/attention/selected/op.js';
-export { type HeadShape, type SparseShape, validateShapes } from './ops/attention/shape.js';
-export { windowAttention } from './ops/attention/window/op.js';
+export { type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
+export type { DeviceStep } from './ops/adamw/op.js';
+export { AdamW, type AdamWOptions, type AdamWStep, type Trainable, type TrainedParameter } from './ops/adamw/op.js';
+export type { AttentionCounters, AttentionCounts } from './ops/attention/counters.js';
+export type { NewTokens, Pages as CachePages } from './ops/attention/decode/paged/op.js';
+export type { SelectedPath } from './ops/attention/fused/forward.js';
+export type { FusedOptions } from './ops/attention/fused/op.js';
+export type { GateStatistics } from './ops/attention/gate/reference.js';
+export { type OwnedSparseLayout, type SparseLayout, type SparseOptions, sparseLayout } from './ops/attention/nsa.js';
+export type { SelectedOptions } from './ops/attention/selected/op.js';
+export type { SelectionStatistics } from './ops/attention/selection-counts/op.js';
 export { Sequences } from './ops/common/sequences.js';
-export { crossEntropy, crossEntropyLosses, linearCrossEntropy } from './ops/crossentropy/op.js';
-export { embedding } from './ops/embedding/op.js';
-export { clipFactor, gradientNorm } from './ops/gradnorm/op.js';
-export { linear } from './ops/linear/op.js';
-export { rmsnorm } from './ops/rmsnorm/op.js';
-export { rotate, splitHeads } from './ops/rope/op.js';
-export { type FoundCheckpoint, findCheckpoint } from './run/checkpoint/find.js';
-export { readCsv, TRAINING_CSV, VAL_CSV } from './run/logs/csv.js';
-export { type Heartbeat, readHeartbeats } from './run/logs/heartbeat.js';
-export { type RunPaths, runPaths, writeHalt } from './run/paths.js';
-export { readSafetensors, writeSafetensors } from './run/safetensors.js';
+export type { SavedCheckpoint, SaveOptions } from './run/checkpoint/save.js';
+export type { SectionName } from './run/logs/section.js';
 export { Parameter } from './tensor/parameter.js';
-export { fillIntegers, fillNormal, fillUniform } from './tensor/random/op.js';
-export { Tape } from './tensor/tape.js';
-export { type Dtype, type Shape, Tensor } from './tensor/tensor.js';
-export type { DeviceBatch } from './train/batches.js';
+export type { ParameterStack } from './tensor/parameter-stack.js';
+export type { GradientTarget } from './tensor/tape.js';
+export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/tape.js';
+export type { GradientSlot, Storage } from './tensor/tensor.js';
+export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
+export type { Spike as LossSpike, Spikes } from './train/anomalies.js';
+export type { BatchUploader, DeviceBatch } from './train/batches.js';
+export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
-export { type RankIdentity, resolveRank } from './train/ranks/identity.js';
-export { openWorld, type World } from './train/ranks/world.js';
-export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
+export type { Observed as StepObservations } from './train/observers.js';
+export type { Agreement } from './train/ranks/agreement.js';
+export type { CheckpointRecord, EvaluationRecord, StepRecord, Terminal as ProgressTerminal } from './train/records.js';
+export type { RunCallbacks } from './train/run.js';
+export type { SignalSource } from './train/signals.js';
+export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,
@@ -96,12 +121,3 @@ export {
   type TrainerOptions,
   type TrainingStep,
 } from './train/trainer.js';
-export { attend, attendReference } from './verify/attend.js';
-export { type CaseFile, type CaseResult, readCase } from './verify/case-file.js';
-export {
-  checksFor,
-  type Row as VerifyRow,
-  type Summary as VerifySummary,
-  summarize,
-  verifyDevice,
-} from './verify/verify.js';

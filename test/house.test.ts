@@ -18,12 +18,13 @@ const LEVELS: readonly (readonly string[])[] = [
   ['device'],
   ['tensor'],
   ['ops'],
-  ['config', 'data', 'run'],
+  ['config'],
+  ['data', 'run'],
   ['model'],
   ['exchange', 'infer'],
   ['train', 'verify'],
   ['bench', 'dashboard', 'plan', 'serve', 'watch'],
-  ['cli', 'index'],
+  ['cli', 'index', 'exports'],
 ];
 
 /** Imports between rooms of one level (or upward) that are allowed: `from -> to`, with the reason. */

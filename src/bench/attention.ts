@@ -33,6 +33,7 @@ import type { Budget } from './timing.js';
 
 export type { AttentionRow, Pass, What } from './subject.js';
 
+/** What `benchAttention` measures and for how long. */
 export interface AttentionBench {
   readonly heads: HeadShape;
   readonly sparse: SparseShape;

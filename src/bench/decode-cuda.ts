@@ -39,7 +39,7 @@ export function benchDecodeAttention(
 ): AttentionTime[] {
   return withSteps(device, shape, lengths, batch, (_step, S, { prepare }) => {
     const step = prepare();
-    const ms = timeGraph(device, () => step.launchAttention(), runs) / shape.n_layers;
+    const ms = timeGraph(device, () => step.launchAttention(), runs) / shape.nLayers;
     return { S, batch, ms };
   });
 }

@@ -46,7 +46,7 @@ export interface StepTimes extends PrefillTimes {
 /** `batch` prompts of S tokens, all different. */
 export function benchPrompts(shape: ModelShape, batch: number, S: number): number[][] {
   return Array.from({ length: batch }, (_, row) =>
-    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocab_size),
+    Array.from({ length: S }, (_, i) => (i * 7919 + row) % shape.vocabSize),
   );
 }
 
@@ -75,7 +75,7 @@ export function fillCache(cache: DecodeCache, sequences: readonly CachedSequence
     k.free();
     v.free();
   };
-  for (let layer = 0; layer < shape.n_layers; layer++) {
+  for (let layer = 0; layer < shape.nLayers; layer++) {
     fill('win', layer, step.tokens);
     if (shape.attention === 'dense') continue;
     fill('sel', layer, step.tokens);

@@ -4,7 +4,9 @@ import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type Budget, measure, type Trial } from './timing.js';
 
+/** Parts of attention that are timed. */
 export type What = 'nsa' | 'dense' | 'cmp' | 'score' | 'sel' | 'win' | 'linear';
+/** Forward or backward. */
 export type Pass = 'forward' | 'backward';
 
 /** One row of `bench attention --json`, but for the share of the peak. */

@@ -7,6 +7,7 @@ export interface Trial {
   end(): void;
 }
 
+/** How long to measure. */
 export interface Budget {
   /** Time to spend on the runs of one measurement. */
   readonly ms: number;

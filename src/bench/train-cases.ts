@@ -7,12 +7,14 @@ import type { DeviceKind } from '../device/device.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
 
+/** A config to time. */
 export interface TrainCase {
   /** Name of its row. */
   readonly name: string;
   readonly config: Config;
 }
 
+/** Which cases `trainCases` returns. */
 export interface CaseChoice {
   /** A shipped config, a file, or `small-gpt`; default: the matrix of docs/benchmarks.md. */
   readonly config?: string | undefined;
@@ -60,8 +62,10 @@ function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
   return [...(wanted === 'dense' ? [] : sparse), ...(wanted === 'nsa' ? [] : dense)];
 }
 
-type Environment = Readonly<Record<string, string | undefined>>;
+/** Environment variables by name. */
+export type Environment = Readonly<Record<string, string | undefined>>;
 
+/** Cases to time: configs by lengths and batch sizes. */
 export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase[] {
   if (choice.device === 'cuda' && choice.config === undefined && !choice.batchSizes) return gpuMatrix(env, choice);
   const isMatrix = choice.config === undefined;

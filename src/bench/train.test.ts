@@ -30,7 +30,7 @@ describe('cases', () => {
       ['base', 'dense', 2048],
       [SMALL_GPT, 'dense', 256],
     ]);
-    expect(cases.map(caseShape).map(({ vocab_size }) => vocab_size)).toEqual([256, 256, 1024]);
+    expect(cases.map(caseShape).map(({ vocabSize }) => vocabSize)).toEqual([256, 256, 1024]);
     expect(caseLengths(cases[2])).toEqual([256, 256, 256, 256]);
   });
 

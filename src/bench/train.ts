@@ -18,6 +18,7 @@ import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
 
+/** The median step, its operations and its memory. */
 export interface StepTime {
   readonly attention: 'nsa' | 'dense';
   /** Kernel of the selected branch; `tiled` for dense attention. */
@@ -52,6 +53,7 @@ export interface StepHooks {
   onDone?(steps: number): void;
 }
 
+/** Times whole training steps. */
 export function measureTraining(
   device: Device,
   benchCase: TrainCase,
@@ -74,7 +76,7 @@ export function measureTraining(
       flops: { used: flops.used * batches.length, palm: flops.palm * batches.length },
       peakBytes: device.memory.peakBytes + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
       params: model.parameterCount,
-      layers: shape.n_layers,
+      layers: shape.nLayers,
     };
   });
 }
@@ -99,7 +101,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   const uploader = new BatchUploader(device, config.nsa);
   const stepper = createStepper(localContext({ model, optimizer, uploader, config }));
   try {
-    return use({ model, stepper, batches: syntheticBatches(config, shape.vocab_size) });
+    return use({ model, stepper, batches: syntheticBatches(config, shape.vocabSize) });
   } finally {
     stepper.free();
     uploader.free();

@@ -167,6 +167,7 @@ const REASONS: Record<FinishReason, string> = {
   stop: 'a --stop text was reached',
   length: '--max-new-tokens was reached',
   context: '--max-context is full: raise it for more',
+  aborted: 'the generation was aborted',
 };
 
 /**

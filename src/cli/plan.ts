@@ -196,7 +196,7 @@ function title({ shape, config }: PlanCase, name: string): string {
   const accumulated = train.accumulate_grad_batches > 1 ? ` x ${train.accumulate_grad_batches} micro-batches` : '';
   const checkpointed = runtime.gradient_checkpointing ? ', checkpointing' : '';
   return (
-    `${name}: ${shape.dim} wide, ${shape.n_layers} layers, ${count(parameterCount(shape))} parameters, ` +
+    `${name}: ${shape.dim} wide, ${shape.nLayers} layers, ${count(parameterCount(shape))} parameters, ` +
     `${shape.attention}; S ${train.seq_len} x ${train.batch_size}${accumulated} per GPU${checkpointed}`
   );
 }

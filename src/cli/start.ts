@@ -126,7 +126,7 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
   io.out(recallTable(all, without));
   const example = farthest(answers);
   const { asked, story } = example;
-  const { l_sel: size, w, n_sel } = model.shape.nsa;
+  const { lSel: size, w, nSel } = model.shape.nsa;
   const position = asked.at - 1;
   const { read, predicted } = inspectRecall(model, story.tokens.subarray(0, asked.at), position);
   const blockOf = (token: number) => Math.floor(token / size);
@@ -138,7 +138,7 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
   };
   const said = tokenizer.decode([predicted]);
   io.out(
-    `${io.style.bold('Which blocks did it read?')} One question, blocks of ${size} tokens, ${n_sel} for each group\n`,
+    `${io.style.bold('Which blocks did it read?')} One question, blocks of ${size} tokens, ${nSel} for each group\n`,
   );
   io.out(`  fact      … the ${asked.recall.thing} ${asked.recall.place} …  (token ${asked.factAt})`);
   io.out(`  question  … The ${asked.recall.thing}  (token ${position}, ${example.distance} tokens later)`);

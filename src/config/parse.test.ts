@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import { ExitCode, UsageError } from '../errors.js';
-import { parseConfig, show, unknownKeyProblem } from './parse.js';
+import { parseSavedConfig, show, unknownKeyProblem } from './parse.js';
 
 function failure(input: unknown): UsageError {
   try {
-    parseConfig(input);
+    parseSavedConfig(input);
   } catch (error) {
     if (error instanceof UsageError) return error;
     throw error;
@@ -43,7 +43,7 @@ describe('parseConfig', () => {
   });
 
   it('fills in what is missing', () =>
-    expect(parseConfig({ train: { steps: 7 } }).train).toMatchObject({ steps: 7, lr: 2e-4 }));
+    expect(parseSavedConfig({ train: { steps: 7 } }).train).toMatchObject({ steps: 7, lr: 2e-4 }));
 });
 
 describe('unknown names', () => {

@@ -3,7 +3,7 @@ import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { impliedSource } from './data-path.js';
 import { configSections, findKey, keysOf } from './keys.js';
-import { type Config, configSchema } from './schema.js';
+import { type Config, type ConfigInput, configSchema } from './schema.js';
 import { hint } from './suggest.js';
 
 export interface ConfigProblem {
@@ -93,8 +93,13 @@ export function problemLine(problem: ConfigProblem, where?: string): string {
   return `${problem.path === '' ? 'config' : problem.path}: ${problem.message}${place}`;
 }
 
-/** Parses a plain object (from config.yaml or config.json) to a config. Missing keys get their defaults. */
-export function parseConfig(input: unknown): Config {
+/** A whole config from a plain object: omitted keys take their defaults, wrong ones throw a `UsageError` by name. */
+export function parseConfig(input: ConfigInput = {}): Config {
+  return parseSavedConfig(input);
+}
+
+/** A config from a file (a run's config.yaml, a checkpoint's state.json), whose content is not trusted. */
+export function parseSavedConfig(input: unknown): Config {
   const checked = checkConfig(input);
   if ('config' in checked) return checked.config;
   throw new UsageError(checked.problems.map((problem) => problemLine(problem)).join('\n'));

@@ -13,7 +13,7 @@ export interface ConfigRow {
 /** The value of a key such as `train.lr`. */
 export function configValue(config: Config, path: string): unknown {
   const [section, name] = path.split('.');
-  return (config as Record<string, Record<string, unknown>>)[section]?.[name];
+  return (config as unknown as Record<string, Record<string, unknown>>)[section]?.[name];
 }
 
 /** Every key in schema order: the JSON of --print-config. */

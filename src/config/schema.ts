@@ -106,7 +106,7 @@ const data = z.strictObject({
   needle_absent: countOrZero().default(0),
   /** Source needle: shorter sequences first, as LENGTH+LENGTH:SAMPLES, …; null = seq_len from the start. */
   needle_curriculum: text().nullable().default(null),
-  /** Source stories: three of four samples practise recall, at distances that grow over so many samples; 0 = none do. */
+  /** Source stories: three of four samples practise recall, at distances that grow over this number of samples; 0 disables it. */
   stories_drills: countOrZero().default(0),
   /** Source fineweb_edu: dataset on the Hugging Face hub, as owner/name. */
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu'),
@@ -263,11 +263,7 @@ export const configShape = z.strictObject({
   train: train.prefault({}),
 });
 
-/** A resolved config. */
-export type Config = z.infer<typeof configShape>;
-
-/** A config as written in a file: every key is optional. */
-export type ConfigInput = z.input<typeof configShape>;
+export type { Config, ConfigInput } from './types.js';
 
 export const configSchema = configShape.superRefine((config, context) => {
   for (const problem of relationProblems(config)) {

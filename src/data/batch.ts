@@ -5,6 +5,7 @@ import type { SampleAddress, Samples } from './shards/samples.js';
 /** A target that does not count for the loss. */
 export const IGNORED_TARGET = -100;
 
+/** Token ids, targets and sequence boundaries of one batch, on the host. */
 export interface Batch {
   /** [batch * sequence], row after row. */
   readonly inputs: Int32Array;

@@ -20,6 +20,7 @@ export interface LoaderTelemetry {
   readonly queueFill: number;
 }
 
+/** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
   /** Training tokens; Infinity for streamed and generated data, as is samplesPerEpoch. */
@@ -65,6 +66,7 @@ export interface BuildProgress {
   readonly totalParts: number;
 }
 
+/** How a source is opened: the rank, the cache folder, callbacks. */
 export interface OpenOptions {
   /** Default 0 of 1. */
   readonly rank?: number | undefined;
@@ -84,10 +86,8 @@ export interface OpenOptions {
   readonly onWarning?: ((line: string) => void) | undefined;
 }
 
-type DataInput = NonNullable<ConfigInput['data']>;
-
 /** The keys of the config's `data` section, so `{ ...config.data }` is accepted, with the shapes of its `train` section. */
-export interface LoaderOptions extends Omit<DataInput, 'path'>, OpenOptions {
+export interface LoaderOptions extends Omit<NonNullable<ConfigInput['data']>, 'path'>, OpenOptions {
   /** A file, folder or glob, or several. */
   readonly path?: string | readonly string[] | null | undefined;
   /** Tokens of a sample. Default 2048. */

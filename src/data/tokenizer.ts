@@ -9,6 +9,7 @@ import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
 import { createStoryTokenizer } from './tokenizers/stories.js';
 import type { TokenBuffer } from './tokenizers/token-buffer.js';
 
+/** Text to token ids and back. */
 export interface Tokenizer {
   readonly name: string;
   /** One more than the largest id: the rows an embedding table needs. */
@@ -28,6 +29,7 @@ export interface Tokenizer {
   createStreamDecoder(): StreamDecoder;
 }
 
+/** Decodes tokens one by one into text. */
 export interface StreamDecoder {
   /** The text that this token completes; empty inside a multi-byte character. */
   push(id: number): string;

@@ -7,7 +7,9 @@
  */
 import { UsageError } from '../errors.js';
 
+/** Type of gradients between ranks. */
 export type WireType = 'f32' | 'f64' | 'bf16' | 'i32' | 'u8';
+/** How values of ranks are combined. */
 export type Reduction = 'sum' | 'max' | 'min';
 
 /** An array in device memory: host memory with MPI, GPU memory with NCCL. */
@@ -17,6 +19,7 @@ export interface Span {
   readonly dtype: WireType;
 }
 
+/** Exchanges between ranks. */
 export interface Collectives {
   readonly kind: 'mpi' | 'nccl';
   readonly rank: number;

@@ -7,6 +7,7 @@ import { UsageError } from '../errors.js';
 import type { CudaRuntime } from './cuda/runtime.js';
 import type { MemoryPool } from './pool.js';
 
+/** The kinds of devices. */
 export type DeviceKind = 'cpu' | 'cuda';
 
 /** A block of device memory. `address` is valid on its device only. */
@@ -49,10 +50,13 @@ export function expectDevice(device: Device, value: Addressable | StructArgument
   );
 }
 
-type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
+/** One argument type of a kernel. */
+export type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
 export type Signature = readonly ArgumentKind[];
 export type Signatures = Readonly<Record<string, Signature>>;
-type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };
+/** Argument types of a kernel. */
+export type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };
+/** Callable kernels by name. */
 export type Kernels<S extends Signatures> = {
   readonly [Name in keyof S]: (...values: Arguments<S[Name]>) => void;
 };
@@ -80,11 +84,13 @@ export function defineKernels<const S extends Signatures>(
   return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, cuda };
 }
 
+/** Device memory in use. */
 export interface MemoryUse {
   readonly peakBytes: number;
   readonly reservedBytes: number;
 }
 
+/** Where memory lives and kernels run. */
 export interface Device {
   readonly kind: DeviceKind;
   /** Model name of the processor or GPU. */

@@ -4,6 +4,7 @@
  */
 import type { Block } from './device.js';
 
+/** Allocates device memory from the system. */
 export interface Allocator {
   allocate(bytes: number): bigint;
   free(address: bigint): void;
@@ -38,6 +39,7 @@ function bucketSize(bytes: number): number {
   return Math.ceil(rounded / SMALLEST) * SMALLEST;
 }
 
+/** Allocates device memory and reuses freed blocks. */
 export class MemoryPool {
   readonly #allocator: Allocator;
   readonly #free = new Map<number, Block[]>();

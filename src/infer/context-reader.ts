@@ -1,6 +1,6 @@
 /**
- * What follows some growing contexts: from the decode cache, on a GPU by replaying a graph, or with the reference kernels by
- * reading everything again.
+ * Scores of the next token of growing contexts: from the decode cache (on a GPU by replaying a graph), or with the
+ * reference kernels by reading the whole context again.
  */
 import type { Config } from '../config/schema.js';
 import { type CachedSequence, DecodeCache } from '../model/cache.js';
@@ -12,23 +12,23 @@ import { Tape } from '../tensor/tape.js';
 import { prefill, prefillTile, readTokens } from './decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
 
-/** What follows each context; valid until the next one is asked for. */
-export interface Following {
+/** Scores of the next token of each context. Valid until the next call of `ContextReader.next`. */
+export interface NextTokenScores {
   logits(): Float32Array[];
-  /** The most probable tokens, where the device has found them; -1 where logits are not sound. */
+  /** The most probable tokens, if the device computed them; -1 where a logit is not finite. */
   best?(): number[];
 }
 
-/** Contexts grow from call to call, usually by one token, and may drop out. */
+/** Reads contexts that grow from call to call, usually by one token. A context is identified by its array. */
 export interface ContextReader {
-  next(contexts: readonly (readonly number[])[]): Following;
+  next(contexts: readonly (readonly number[])[]): NextTokenScores;
   free(): void;
 }
 
-/** `vocabulary`: tokens that may follow. */
+/** `vocabulary`: only the first `vocabulary` logits are candidates. */
 export function contextReader(model: LanguageModel, config: Config, vocabulary: number): ContextReader {
   const kernels = kernelOptions(config);
-  // The reference computes whole sequences only.
+  // The reference kernels compute whole sequences only.
   const isCached = !kernels.parity && kernels.kernel !== 'reference';
   return isCached ? new CachedReader(model, kernels, prefillTile(config), vocabulary) : slowReader(model, kernels);
 }
@@ -49,7 +49,7 @@ class CachedReader implements ContextReader {
     this.#decoder = deviceDecoderRefusal(model) === null ? new DeviceDecoder(model, this.#cache, { vocabulary }) : null;
   }
 
-  next(contexts: readonly (readonly number[])[]): Following {
+  next(contexts: readonly (readonly number[])[]): NextTokenScores {
     const sequences = contexts.map((context) => this.#sequence(context));
     const fresh = contexts.map((context, i) => context.slice(sequences[i].length));
     const isStep = contexts.every((_, i) => sequences[i].length > 0 && fresh[i].length === 1);
@@ -74,7 +74,7 @@ class CachedReader implements ContextReader {
     return sequence;
   }
 
-  #step(decoder: DeviceDecoder, sequences: readonly CachedSequence[], fresh: readonly number[][]): Following {
+  #step(decoder: DeviceDecoder, sequences: readonly CachedSequence[], fresh: readonly number[][]): NextTokenScores {
     decoder.launch(
       sequences,
       fresh.map(([token]) => token),
@@ -84,18 +84,18 @@ class CachedReader implements ContextReader {
 
   #read(sequences: readonly CachedSequence[], fresh: readonly number[][]): Float32Array[] {
     const logits = prefill(this.#model, sequences, fresh, this.#tile, { kernels: this.#kernels });
-    this.#model.device.pool.trim(); // a long prompt takes much more memory than any step after it
+    this.#model.device.pool.trim(); // a long prompt needs much more memory than the steps after it
     return logits;
   }
 }
 
-/** Runs the whole context again for every token: where there is no cache. */
+/** Runs the model over the whole context for every token, without a cache. */
 function slowReader(model: LanguageModel, kernels: SparseOptions): ContextReader {
   let trimmedAt = 0;
   return {
     next(contexts) {
       const longest = Math.max(...contexts.map(({ length }) => length));
-      // The pool keeps a block of every size class the growing context went through: give them back now and then.
+      // The pool keeps blocks of every size class that the growing context has used: return them from time to time.
       if (longest > trimmedAt * 1.125) {
         model.device.pool.trim();
         trimmedAt = longest;
@@ -123,7 +123,7 @@ export function lastLogits(
     return Float32Array.from(logits.read());
   } finally {
     tape.end();
-    layout.blocks.free();
+    layout.free();
     tokens.free();
   }
 }

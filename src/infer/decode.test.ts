@@ -269,7 +269,7 @@ describe('prefill and decode on the CPU', () => {
 describe('reads', () => {
   it('are predicted by the formula of the definition', () => {
     const { shape } = made();
-    const nsa = { ...shape.nsa, l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512 };
+    const nsa = { ...shape.nsa, l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
     const predicted = (S: number) => predictedReads({ ...shape, nsa }, S);
     expect([1, 32, 512, 2048, 8192, 65536].map(predicted)).toEqual([1025, 1057, 1567, 1663, 2047, 5631]);
   });
@@ -287,9 +287,9 @@ describe.each(devices())('reads of a step on $name', (on) => {
         const observer = {
           reads: (_: number, { cmp, sel, win }: Record<'cmp' | 'sel' | 'win', { read(): ArrayLike<number> }>) => {
             for (let group = 0; group < 2; group++) {
-              const blocks = Math.min(nsa.n_sel, Math.ceil(S / nsa.l_sel));
-              const last = ((S - 1) % nsa.l_sel) + 1;
-              expect(sel.read()[group]).toBe((blocks - 1) * nsa.l_sel + last);
+              const blocks = Math.min(nsa.nSel, Math.ceil(S / nsa.lSel));
+              const last = ((S - 1) % nsa.lSel) + 1;
+              expect(sel.read()[group]).toBe((blocks - 1) * nsa.lSel + last);
               expect(win.read()[group]).toBe(Math.min(nsa.w, S));
               measured.push(cmp.read()[group] + sel.read()[group] + win.read()[group]);
             }
@@ -304,7 +304,7 @@ describe.each(devices())('reads of a step on $name', (on) => {
           if (reads === predictedReads(model.shape, S)) equal += 1;
           else below += 1;
         }
-        if (S % nsa.l_sel === 0 && S >= nsa.n_sel * nsa.l_sel)
+        if (S % nsa.lSel === 0 && S >= nsa.nSel * nsa.lSel)
           expect(new Set(measured)).toEqual(new Set([predictedReads(model.shape, S)]));
       }
       expect(equal).toBeGreaterThan(0);

@@ -7,6 +7,7 @@ import type { LanguageModel } from '../model/language-model.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import { Tape } from '../tensor/tape.js';
 
+/** Options of `prefill` and `readTokens`. */
 export interface DecodeOptions {
   readonly kernels?: SparseOptions;
   readonly observer?: Observer;

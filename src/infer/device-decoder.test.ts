@@ -92,17 +92,17 @@ const VARIANTS: Record<string, Sections> = {
 
 /** What each of `count` tokens selects while `run` reads them. */
 function selectionsOf(model: LanguageModel, count: number, run: (observer: Observer) => void): TokenSelection[] {
-  const { n_layers, n_kv_groups, nsa } = model.shape;
+  const { nLayers, nKvGroups, nsa } = model.shape;
   const layers: Int32Array[] = [];
   run({
     selected: (layer, selected) => {
       layers[layer] = Int32Array.from(selected.read());
     },
   });
-  const size = n_kv_groups * nsa.n_sel;
+  const size = nKvGroups * nsa.nSel;
   return Array.from({ length: count }, (_, t): TokenSelection => {
     const all = Int32Array.from(layers.flatMap((layer) => Array.from(layer.subarray(t * size, (t + 1) * size))));
-    return selectionOf(all, [n_layers, 1, n_kv_groups, nsa.n_sel], 0);
+    return selectionOf(all, [nLayers, 1, nKvGroups, nsa.nSel], 0);
   });
 }
 

@@ -37,7 +37,7 @@ async function run(
 /** A model that always draws `script`: its tokenizer counts how far it is. */
 async function scripted(script: readonly number[], options: Partial<GenerateOptions> = {}): Promise<Run> {
   let at = 0;
-  const shape = { ...model.shape, vocab_size: 256 };
+  const shape = { ...model.shape, vocabSize: 256 };
   const fake = {
     device: cpu(),
     dtype: 'f32',

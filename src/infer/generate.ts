@@ -1,51 +1,56 @@
 /**
- * Text from a model, token by token, on the decode cache; on a GPU a token is one replay of a graph. With the reference
- * kernels each token runs the model over the whole context again, which is the slow reference of the decode path. Positions
- * are absolute and the context is never cut.
+ * Text generation, token by token, on the decode cache; on a GPU each token is one replay of a CUDA graph. With the
+ * reference kernels every token runs the model over the whole context again, which is the slow reference of the decode
+ * path. Positions are absolute and the context is never truncated.
  */
 import { setImmediate } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
 import { type ContextReader, contextReader } from './context-reader.js';
-import { Draft, type FinishReason } from './draft.js';
+import { type FinishReason, GeneratedSequence } from './generated-sequence.js';
 import type { LoadedModel } from './load-model.js';
 import { createSampler, isArgmax, type SamplingOptions } from './sampler.js';
 import { StopFilter } from './stop.js';
 
+/** Options of `generate` and `generateAll`. */
 export interface GenerateOptions {
   /** Default 128. */
   readonly maxNewTokens?: number;
-  /** Most tokens in the context, the prompt included; default 32,768. */
+  /** Maximum tokens in the context, prompt included. Default 32,768. */
   readonly maxContext?: number;
+  /** How tokens are drawn. Default: temperature 1 from the whole vocabulary. */
   readonly sampling?: SamplingOptions;
-  /** Texts that end the output; they are no part of it. */
+  /** Strings that end the text. They are not part of it. */
   readonly stop?: readonly string[];
+  /** An AbortSignal: once aborted, generation ends before the next token with the finish reason `aborted`. */
+  readonly signal?: { readonly aborted: boolean };
 }
 
 export type { FinishReason };
 
+/** The result of one prompt. */
 export interface Generation {
-  /** What was drawn, without the separator. */
+  /** The drawn tokens, without the separator. */
   readonly tokens: readonly number[];
   readonly finishReason: FinishReason;
 }
 
-/** Memory and time of a token grow with the context; this limit is out of reach for ordinary prompts. */
+/** Memory and time per token grow with the context; a longer one must be requested. */
 export const DEFAULT_MAX_CONTEXT = 32_768;
 
 export const DEFAULT_NEW_TOKENS = 128;
 
-/** A piece of the text of prompt number `index`. */
+/** A piece of the text of prompt `index`. */
 export interface TextPiece {
   readonly index: number;
   readonly text: string;
 }
 
-/** A model and what its text is made of. */
-export type Source = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
+/** A model with its tokenizer and config, as `loadModel` returns them. */
+export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
 
-/** Yields pieces of text as they become certain; returns what was drawn and why it ended. */
+/** Yields pieces of text as they become final; returns the tokens and why the text ended. */
 export async function* generate(
-  source: Source,
+  source: TextSource,
   prompt: string,
   options: GenerateOptions = {},
 ): AsyncGenerator<string, Generation, void> {
@@ -61,36 +66,38 @@ export async function* generate(
   }
 }
 
-/** Several prompts side by side, each with the text it would have alone. */
+/** Generates for several prompts as one batch. Each gets the text it would get alone. */
 export async function* generateAll(
-  { model, tokenizer, config }: Source,
+  { model, tokenizer, config }: TextSource,
   prompts: readonly string[],
-  { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] }: GenerateOptions = {},
+  options: GenerateOptions = {},
 ): AsyncGenerator<TextPiece, Generation[], void> {
-  expectWhole('max-new-tokens', maxNewTokens);
-  expectWhole('max-context', maxContext);
+  const { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [], signal } = options;
+  expectPositiveInteger('max-new-tokens', maxNewTokens);
+  expectPositiveInteger('max-context', maxContext);
   if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
   const vocabulary = usedVocabulary({ model, tokenizer });
-  const drafts = prompts.map((prompt, index) => {
+  const sequences = prompts.map((prompt, index) => {
     const context = encodePrompt(prompt, tokenizer, vocabulary);
     if (context.length >= maxContext) throw promptTooLong(context.length, maxContext);
-    return new Draft(index, context, tokenizer.createStreamDecoder(), new StopFilter(stop));
+    return new GeneratedSequence(index, context, tokenizer.createStreamDecoder(), new StopFilter(stop));
   });
   const reader = contextReader(model, config, vocabulary);
   try {
-    yield* writeDrafts(reader, drafts, { tokenizer, vocabulary, sampling, maxNewTokens, maxContext });
+    yield* extend(reader, sequences, { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal });
   } finally {
     reader.free();
   }
-  return drafts.map(({ tokens, finishReason }) => ({ tokens, finishReason: finishReason ?? 'length' }));
+  return sequences.map(({ tokens, finishReason }) => ({ tokens, finishReason: finishReason ?? 'length' }));
 }
 
-/** Rows that no token has (a padded embedding) are never drawn. */
+/** Number of tokens that may be drawn: rows that pad the embedding are not tokens. */
 export function usedVocabulary({ model, tokenizer }: Pick<LoadedModel, 'model' | 'tokenizer'>): number {
-  return Math.min(model.shape.vocab_size, tokenizer.vocabSize);
+  return Math.min(model.shape.vocabSize, tokenizer.vocabSize);
 }
 
-export interface WriteOptions {
+export interface ExtendOptions {
+  readonly signal?: GenerateOptions['signal'] | undefined;
   readonly tokenizer: LoadedModel['tokenizer'];
   readonly vocabulary: number;
   readonly sampling?: SamplingOptions | undefined;
@@ -98,25 +105,34 @@ export interface WriteOptions {
   readonly maxContext: number;
 }
 
-/** Draws token after token of all drafts until each is finished. */
-export async function* writeDrafts(
+/** Draws tokens for all sequences until each is finished. */
+export async function* extend(
   reader: ContextReader,
-  drafts: readonly Draft[],
-  { tokenizer, vocabulary, sampling, maxNewTokens, maxContext }: WriteOptions,
+  sequences: readonly GeneratedSequence[],
+  { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
   const sample = createSampler(sampling);
   const isGreedy = isArgmax(sampling);
-  for (let active = drafts; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
-    const following = reader.next(active.map(({ context }) => context));
-    const best = isGreedy ? (following.best?.() ?? null) : null;
-    // A device that finds no best token has found logits that are not sound: the sampler says what is wrong with them.
-    const logits = best?.every((token) => token >= 0) ? null : following.logits();
-    for (const [i, draft] of active.entries()) {
-      const token = logits ? sample(logits[i].subarray(0, vocabulary), draft.drawn, draft.seen) : (best?.[i] ?? -1);
-      const text = draft.add(token, token === tokenizer.separator, maxNewTokens, maxContext);
-      if (text !== '') yield { index: draft.index, text };
+  for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
+    if (signal?.aborted) {
+      for (const sequence of active) {
+        const text = sequence.finish('aborted');
+        if (text !== '') yield { index: sequence.index, text };
+      }
+      return;
     }
-    await setImmediate(); // the model blocks; let output and signals through
+    const scores = reader.next(active.map(({ context }) => context));
+    const best = isGreedy ? (scores.best?.() ?? null) : null;
+    // A device returns -1 where logits are not finite: the sampler reports what is wrong with them.
+    const logits = best?.every((token) => token >= 0) ? null : scores.logits();
+    for (const [i, sequence] of active.entries()) {
+      const token = logits
+        ? sample(logits[i].subarray(0, vocabulary), sequence.drawn, sequence.seen)
+        : (best?.[i] ?? -1);
+      const text = sequence.add(token, token === tokenizer.separator, maxNewTokens, maxContext);
+      if (text !== '') yield { index: sequence.index, text };
+    }
+    await setImmediate(); // the model blocks the event loop: let output and signals through
   }
 }
 
@@ -127,18 +143,18 @@ export function promptTooLong(length: number, maxContext: number): UsageError {
 }
 
 export function encodePrompt(prompt: string, tokenizer: LoadedModel['tokenizer'], vocabulary: number): number[] {
-  // A document begins after a separator: with nothing said, that is where the model starts.
+  // A document begins after a separator, so an empty prompt starts there.
   const ids = prompt === '' ? [tokenizer.separator] : Array.from(tokenizer.encode(prompt));
   const unknown = ids.find((id) => id >= vocabulary);
   if (unknown === undefined) return ids;
-  const where = prompt === '' ? 'the separator, which stands for an empty prompt,' : 'the prompt';
+  const where = prompt === '' ? 'the separator, which replaces an empty prompt,' : 'the prompt';
   throw new UsageError(
     `${where} holds token ${unknown} of tokenizer ${tokenizer.name}, but the model has ${vocabulary} tokens: ` +
       'it was trained on synthetic tokens or another vocabulary and cannot continue this text',
   );
 }
 
-function expectWhole(name: string, value: number): void {
+function expectPositiveInteger(name: string, value: number): void {
   if (!Number.isSafeInteger(value) || value < 1)
-    throw new UsageError(`${name}: ${value} is not allowed; a whole number from 1`);
+    throw new UsageError(`${name}: ${value} is not allowed; use an integer of at least 1`);
 }

@@ -202,7 +202,7 @@ describe('where a model is found', () => {
   it('the vocabulary of a checkpoint is that of its weights', () => {
     const config = tinyConfig({ data: { source: 'synthetic', vocab_size: 40 } });
     const folder = saveTinyCheckpoint(join(root, 'run'), 1, made(config, 40), config);
-    expect(loaded(folder).model.shape.vocab_size).toBe(40);
+    expect(loaded(folder).model.shape.vocabSize).toBe(40);
   });
 
   it('a file of weights with config.json beside it', () => {

@@ -5,13 +5,13 @@
  */
 import { readFileSync, renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
-import { parseConfig } from '../config/parse.js';
+import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { ensureFolder } from '../folders.js';
-import { type ComputeDtype, LanguageModel } from '../model/language-model.js';
+import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors } from '../model/weights.js';
@@ -22,19 +22,23 @@ import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';
 import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
+import { dispose } from '../tensor/dispose.js';
 import { inFile, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
 
-export interface LoadedModel {
-  /** The caller frees it. */
+/** A model from a file, with what is needed to read and write its text. */
+export interface LoadedModel extends Disposable {
   readonly model: LanguageModel;
   readonly tokenizer: Tokenizer;
-  /** A final model keeps only `model`, `nsa` and the tokenizer of its config: the rest has defaults. */
+  /** A final model stores only `model`, `nsa` and the tokenizer of its config; the rest has defaults. */
   readonly config: Config;
+  /** Optimizer steps behind the weights. */
   readonly step: number;
-  /** The file of weights that was taken. */
+  /** The weights file that was loaded. */
   readonly path: string;
-  /** Lines for a person: newer checkpoints that are damaged. */
+  /** Messages about newer checkpoints that are damaged and were skipped. */
   readonly warnings: readonly string[];
+  /** Frees the model. */
+  free(): void;
 }
 
 const FORMS = 'give a run folder, a checkpoint such as checkpoints/step-100, or a model.safetensors';
@@ -46,7 +50,7 @@ interface Place {
 }
 
 /** `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, or a file of weights. */
-export function loadModel(device: Device, path: string, dtype: ComputeDtype = 'f32'): LoadedModel {
+export function loadModel(device: Device, path: string, dtype: ComputeDtype = defaultDtype(device)): LoadedModel {
   const facts = statOrUndefined(path);
   if (!facts) throw new UsageError(`${path}: there is no such file or folder; ${FORMS}`);
   return facts.isDirectory() ? loadFolder({ device, dtype }, path) : loadFile({ device, dtype }, path);
@@ -90,7 +94,7 @@ function loadFinal(place: Place, path: string): LoadedModel {
 function loadCheckpoint(place: Place, found: FoundCheckpoint): LoadedModel {
   const path = join(found.path, CHECKPOINT_FILES.model);
   const state = join(found.path, CHECKPOINT_FILES.state);
-  const config = inFile(state, () => parseConfig(found.state['config']));
+  const config = inFile(state, () => parseSavedConfig(found.state['config']));
   const model = buildModel(place, path, state, config, embeddingRows(path));
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return finish(model, state, config, { step: found.step, path, warnings });
@@ -104,7 +108,7 @@ function finish(
 ): LoadedModel {
   try {
     const tokenizer = inFile(describedBy, () => createTokenizer(config.data.tokenizer));
-    return { model, tokenizer, config, ...facts };
+    return { model, tokenizer, config, ...facts, free: () => model.free(), [dispose]: () => model[dispose]() };
   } catch (error) {
     model.free();
     throw error;
@@ -182,7 +186,7 @@ export function writeFinalModel(
     trefoil_version: trefoilVersion(),
     step,
     tokenizer: placeTokenizer(folder, config.data.tokenizer),
-    vocab_size: model.shape.vocab_size,
+    vocab_size: model.shape.vocabSize,
     model: config.model,
     nsa: config.nsa,
     weights: { file, ...digest },

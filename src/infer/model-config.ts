@@ -2,7 +2,7 @@
 import { closeSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { z } from 'zod';
-import { parseConfig } from '../config/parse.js';
+import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
@@ -59,7 +59,9 @@ export function readModelConfig(path: string): { saved: SavedModel; config: Conf
     throw new UsageError(`${path}: ${key.join('.') || 'the file'}: ${message}; take the file as training wrote it`);
   }
   const { model, nsa, tokenizer } = parsed.data;
-  const config = inFile(path, () => parseConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }));
+  const config = inFile(path, () =>
+    parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }),
+  );
   return { saved: { ...parsed.data, model: config.model, nsa: config.nsa }, config };
 }
 

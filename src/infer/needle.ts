@@ -72,7 +72,7 @@ export function evaluateNeedle(
     const task = taskOf(model, grid, length);
     const cells = grid.depths.map((depth) => ({
       ...{ length, depth, trials: grid.trials, correct: 0 },
-      seen: { cases: 0, layers: new Array<number>(model.shape.n_layers).fill(0) },
+      seen: { cases: 0, layers: new Array<number>(model.shape.nLayers).fill(0) },
     }));
     const batch = Math.max(1, Math.floor(BATCH_TOKENS[model.device.kind] / length));
     const cases = cells.length * grid.trials;
@@ -88,7 +88,7 @@ export function evaluateNeedle(
     return cells.map(({ seen, ...cell }) => ({
       ...cell,
       accuracy: cell.correct / cell.trials,
-      recall: model.shape.attention === 'nsa' ? recallOf(seen, cell.trials, model.shape.n_kv_groups) : null,
+      recall: model.shape.attention === 'nsa' ? recallOf(seen, cell.trials, model.shape.nKvGroups) : null,
     }));
   });
 }
@@ -99,7 +99,7 @@ function recallOf({ cases, layers }: Seen, trials: number, groups: number): Need
 
 /** The task as it is asked at this length; refuses a length or vocabulary that does not hold it. */
 function taskOf({ shape }: LanguageModel, { records, facts }: NeedleGrid, length: number): NeedleTask {
-  return fitTask({ vocabSize: shape.vocab_size, records, facts, questions: 1, absent: 0 }, length);
+  return fitTask({ vocabSize: shape.vocabSize, records, facts, questions: 1, absent: 0 }, length);
 }
 
 /** Case number `index` of a length: other hashes than any training has. */
@@ -124,7 +124,7 @@ function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOpt
     const packed = new Int32Array(sequences.total);
     for (const [i, context] of contexts.entries()) packed.set(context, sequences.starts[i]);
     const last = contexts.map((context, i) => sequences.starts[i] + context.length - 1);
-    const blocks = cases.map(({ tokens }) => Math.floor(askedFactPosition(shape.vocab_size, tokens) / shape.nsa.l_sel));
+    const blocks = cases.map(({ tokens }) => Math.floor(askedFactPosition(shape.vocabSize, tokens) / shape.nsa.lSel));
     const hasSeen = new Array<boolean>(cases.length).fill(false);
     const observer: Observer = {
       selected: (layer, selected) => {
@@ -140,7 +140,7 @@ function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOpt
     const logits = model.logits(tape, ids, last, { layout, kernels, observer }).read();
     for (const [i, { cell, tokens }] of cases.entries()) {
       if (hasSeen[i]) cell.seen.cases++;
-      const row = logits.subarray(i * shape.vocab_size, (i + 1) * shape.vocab_size);
+      const row = logits.subarray(i * shape.vocabSize, (i + 1) * shape.vocabSize);
       if (mostProbable(row) === tokens[tokens.length - 1]) cell.correct++;
     }
   } finally {

@@ -100,12 +100,12 @@ export function inspectRecall(
   kernels: SparseOptions = {},
 ): { readonly predicted: number; readonly read: BlocksRead } {
   const read: number[][][] = [];
-  const { n_kv_groups: groups, nsa } = model.shape;
+  const { nKvGroups: groups, nsa } = model.shape;
   const observer: Observer = {
     selected: (layer, selected) => {
       const blocks = Array.from(selected.rows(position, position + 1).read()); // [1, G, n_sel], padded with -1
       read[layer] = Array.from({ length: groups }, (_, group) =>
-        blocks.slice(group * nsa.n_sel, (group + 1) * nsa.n_sel).filter((block) => block >= 0),
+        blocks.slice(group * nsa.nSel, (group + 1) * nsa.nSel).filter((block) => block >= 0),
       );
     },
   };
@@ -152,7 +152,7 @@ function predictBatch(
       .read();
     let row = 0;
     return stories.map(({ positions }) =>
-      positions.map(() => mostProbable(logits.subarray(row * shape.vocab_size, ++row * shape.vocab_size))),
+      positions.map(() => mostProbable(logits.subarray(row * shape.vocabSize, ++row * shape.vocabSize))),
     );
   } finally {
     tape.end();

@@ -1,6 +1,6 @@
 /**
- * From logits to the next token: the penalty of repetition, temperature, then the k most probable, then the smallest set of
- * mass p, then those near enough to the best, then a draw.
+ * From logits to the next token: repetition penalty, temperature, top-k, top-p (of the mass that top-k left), min-p, then
+ * a draw. docs/explain/decoding.md gives the formulas.
  *
  * Draw i is a function of (seed, i) alone (Philox, as for weights): the same seed gives the same tokens on every
  * machine that computes the same logits, whatever was drawn before.
@@ -8,24 +8,26 @@
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { philox } from '../tensor/random/reference.js';
 
+/** How the next token is drawn from the logits. */
 export interface SamplingOptions {
-  /** 0 = always the most probable token. */
+  /** Divides the logits. 0 = always the most probable token. Default 1. */
   readonly temperature?: number;
-  /** Keep the k most probable tokens; 0 = all. */
+  /** Keeps the k most probable tokens; 0 = all, the default. */
   readonly topK?: number;
-  /** Keep the fewest tokens whose probabilities reach this sum; 1 = all. */
+  /** Keeps the fewest tokens whose probabilities reach this sum; 1 = all, the default. */
   readonly topP?: number;
-  /** Keep the tokens at least this share as probable as the best; 0 = all. */
+  /** Keeps tokens at least this fraction as probable as the best; 0 = all, the default. */
   readonly minP?: number;
-  /** Above 1, tokens of the context lose: a positive logit is divided by it, a negative one multiplied; 1 = none. */
+  /** For tokens of the context: positive logits are divided by it, others multiplied. 1 = none, the default. */
   readonly repetitionPenalty?: number;
+  /** Seed of the draws, an integer from 0 below 2^53. Default 0. */
   readonly seed?: number;
 }
 
 /** The index of the token chosen for draw number `draw`; `seen` are the tokens of the context, for the penalty. */
 export type Sampler = (logits: Float32Array, draw: number, seen?: Iterable<number>) => number;
 
-/** A model whose logits say nothing: training went wrong, or the weights were damaged. */
+/** Logits that are NaN or infinite: training diverged, or the weights were damaged. */
 export class UnusableLogits extends TrefoilError {
   constructor(reason: string) {
     super(`${reason}: the model's weights are not sound; use an earlier checkpoint`, ExitCode.nonFinite);
@@ -56,7 +58,7 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
   };
 }
 
-/** Whether these options always give the most probable token of the logits as they are. */
+/** Whether these options always choose the argmax of the unchanged logits. */
 export function isArgmax({ temperature = 1, repetitionPenalty = 1 }: SamplingOptions = {}): boolean {
   return temperature === 0 && repetitionPenalty === 1;
 }
@@ -85,7 +87,7 @@ function mostProbable(logits: Float32Array): number {
   let best = -1;
   for (let token = 0; token < logits.length; token++) {
     const logit = logits[token];
-    // -infinity is a token that was ruled out, nothing else is odd about it.
+    // -Infinity rules a token out and is valid.
     if (Number.isNaN(logit) || logit === Number.POSITIVE_INFINITY)
       throw new UnusableLogits(`the logit of token ${token} is ${logit}`);
     if (logit > (best < 0 ? Number.NEGATIVE_INFINITY : logits[best])) best = token;
@@ -127,10 +129,10 @@ function nucleus(
 ): Weighed {
   const all = weighed(tokens, tokens.map(weigh));
   if (p === 1) return all;
-  // Tokens below an equal share of 1 - p do not reach 1 - p together: never needed, and few remain to be sorted.
+  // All tokens below (1 - p) / count together have less than 1 - p: they are never needed, and few remain to sort.
   const least = ((1 - p) * all.mass) / tokens.length;
   const order = tokens.filter((_, i) => all.weights[i] >= least);
-  // By logit: weights of unequal logits may round to the same number.
+  // Sort by logit: weights of different logits may round to the same number.
   order.sort((a, b) => logits[b] - logits[a] || a - b);
   const weights = order.map(weigh);
   let count = 0;
@@ -153,7 +155,7 @@ function pick({ tokens, weights, mass }: Weighed, uniform: number): number {
     rest -= weight;
     if (rest < 0) break;
   }
-  return tokens[last]; // rounding may leave a rest after the last one
+  return tokens[last]; // rounding may leave a positive rest after the last token
 }
 
 /** In [0, 1), 53 bits. */
@@ -162,7 +164,7 @@ function uniform(seed: number, draw: number): number {
   return ((high >>> 5) * 2 ** 26 + (low >>> 6)) * 2 ** -53;
 }
 
-/** Apart from the streams of parameters, which are 32-bit hashes of their names. */
+/** Distinct from the streams of parameters, which are 32-bit hashes of their names. */
 const STREAM = 2 ** 32;
 
 function halves(value: number): [number, number] {

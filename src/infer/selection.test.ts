@@ -19,7 +19,7 @@ describe('what a model looks at', () => {
   it('counts selected blocks by their distance, of those there are', () => {
     // Blocks of 2, one group: tokens 0,1 | 2,3 | 4
     const selected = [0, -1, 0, -1, 0, 1, 0, 1, 0, 2];
-    expect(rateByDistance(selected, 5, 1, { l_sel: 2, n_sel: 2 })).toEqual([1, 2 / 3, 1]);
+    expect(rateByDistance(selected, 5, 1, { lSel: 2, nSel: 2 })).toEqual([1, 2 / 3, 1]);
   });
 
   it('averages normalised gates by position', () => {

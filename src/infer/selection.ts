@@ -42,11 +42,11 @@ export function inspectSelection(
   const observer = {
     selected: (layer: number, selected: { read(): ArrayLike<number> }) => {
       const blocks = selected.read();
-      rates[layer] = rateByDistance(blocks, tokens.length, shape.n_kv_groups, shape.nsa);
-      maps[layer] = selectionMap(blocks, tokens.length, shape.n_kv_groups, shape.nsa);
+      rates[layer] = rateByDistance(blocks, tokens.length, shape.nKvGroups, shape.nsa);
+      maps[layer] = selectionMap(blocks, tokens.length, shape.nKvGroups, shape.nsa);
     },
     gates: (layer: number, values: { read(): ArrayLike<number> }) => {
-      gates[layer] = sharesByBlock(values.read(), tokens.length, shape.n_heads, shape.nsa.l_sel);
+      gates[layer] = sharesByBlock(values.read(), tokens.length, shape.nHeads, shape.nsa.lSel);
     },
   };
   try {
@@ -57,26 +57,26 @@ export function inspectSelection(
     sequences.free();
   }
   return rates.map((rate_by_distance, layer) => ({
-    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.l_sel) },
+    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel) },
     gates_by_block: gates[layer],
     selection_map: maps[layer],
   }));
 }
 
-/** `selected` [T, G, n_sel]. */
+/** `selected` [T, G, nSel]. */
 export function rateByDistance(
   selected: ArrayLike<number>,
   tokens: number,
   groups: number,
-  { l_sel, n_sel }: { readonly l_sel: number; readonly n_sel: number },
+  { lSel, nSel }: { readonly lSel: number; readonly nSel: number },
 ): number[] {
-  const blocks = Math.ceil(tokens / l_sel);
+  const blocks = Math.ceil(tokens / lSel);
   const [chosen, possible] = [new Array<number>(blocks).fill(0), new Array<number>(blocks).fill(0)];
   for (let token = 0; token < tokens; token++) {
-    const current = Math.floor(token / l_sel);
+    const current = Math.floor(token / lSel);
     for (let distance = 0; distance <= current; distance++) possible[distance] += groups;
-    const first = token * groups * n_sel;
-    for (let slot = first; slot < first + groups * n_sel; slot++)
+    const first = token * groups * nSel;
+    for (let slot = first; slot < first + groups * nSel; slot++)
       if (selected[slot] >= 0) chosen[current - selected[slot]] += 1;
   }
   return chosen.map((count, distance) => count / possible[distance]);
@@ -84,19 +84,19 @@ export function rateByDistance(
 
 const MAP_ROWS = 128;
 
-/** `selected` [T, G, n_sel]; -1 marks an empty slot. At most 128 rows. */
+/** `selected` [T, G, nSel]; -1 marks an empty slot. At most 128 rows. */
 export function selectionMap(
   selected: ArrayLike<number>,
   tokens: number,
   groups: number,
-  { l_sel, n_sel }: { readonly l_sel: number; readonly n_sel: number },
+  { lSel, nSel }: { readonly lSel: number; readonly nSel: number },
 ): SelectionMap {
   const tokensPerRow = Math.ceil(tokens / MAP_ROWS);
-  const blocks = Math.ceil(tokens / l_sel);
+  const blocks = Math.ceil(tokens / lSel);
   const counts = Array.from({ length: Math.ceil(tokens / tokensPerRow) }, () => new Array<number>(blocks).fill(0));
-  for (let slot = 0; slot < tokens * groups * n_sel; slot++) {
+  for (let slot = 0; slot < tokens * groups * nSel; slot++) {
     const block = selected[slot];
-    if (block >= 0) counts[Math.floor(slot / (groups * n_sel) / tokensPerRow)][block] += 1;
+    if (block >= 0) counts[Math.floor(slot / (groups * nSel) / tokensPerRow)][block] += 1;
   }
   const share = counts.map((row, r) => {
     const pairs = groups * Math.min(tokensPerRow, tokens - r * tokensPerRow);

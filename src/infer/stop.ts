@@ -1,7 +1,7 @@
-/** Ends a stream of text at the first stop string, however the pieces cut it: what may become one is held back. */
+/** Ends a stream of text at the first stop string, wherever pieces split it: a possible beginning is held back. */
 
 export interface StopPiece {
-  /** Text that is certain: no stop string begins in it. */
+  /** Text that is final: no stop string begins in it. */
   readonly text: string;
   readonly stopped: boolean;
 }
@@ -21,19 +21,19 @@ export class StopFilter {
       this.#held = '';
       return { text: text.slice(0, cut), stopped: true };
     }
-    const certain = text.length - this.#unsettled(text);
-    this.#held = text.slice(certain);
-    return { text: text.slice(0, certain), stopped: false };
+    const final = text.length - this.#possibleStart(text);
+    this.#held = text.slice(final);
+    return { text: text.slice(0, final), stopped: false };
   }
 
-  /** What was held back, when nothing more comes. */
+  /** The text held back, when the stream has ended. */
   end(): string {
     const held = this.#held;
     this.#held = '';
     return held;
   }
 
-  /** Where the stop string begins that is complete first: so the result does not depend on how the text was cut. */
+  /** Start of the stop string that completes first, so that the result does not depend on how the text was split. */
   #cut(text: string): number | null {
     let first: { begin: number; end: number } | null = null;
     for (const stop of this.#stops) {
@@ -45,8 +45,8 @@ export class StopFilter {
     return first?.begin ?? null;
   }
 
-  /** Length of the longest end of `text` that begins a stop string. */
-  #unsettled(text: string): number {
+  /** Length of the longest suffix of `text` that is a prefix of a stop string. */
+  #possibleStart(text: string): number {
     const longest = Math.max(0, ...this.#stops.map((stop) => stop.length - 1));
     for (let length = Math.min(longest, text.length); length > 0; length--)
       if (this.#stops.some((stop) => stop.startsWith(text.slice(-length)))) return length;

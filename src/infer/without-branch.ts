@@ -1,16 +1,16 @@
-/** A model with one branch of its attention switched off: what it can do without shows what the branch was for. */
+/** Ablation: runs a model with one attention branch switched off. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BRANCHES, type Branch } from '../ops/attention/gate/op.js';
 
-/** So low a logit that softmax and sigmoid both give exactly 0. */
+/** A logit for which softmax and sigmoid both give exactly 0. */
 const NEVER = -1e30;
 
-/** Runs `body` while the gate of `branch` is 0 in every layer; a softmax gate shares its weight among the other two. */
+/** Runs `body` with the gate of `branch` at 0 in every layer. A softmax gate gives its weight to the other two. */
 export function withoutBranch<T>(model: LanguageModel, branch: Branch, body: () => T): T {
   const { attention, nsa } = model.shape;
   if (attention !== 'nsa') throw new UsageError('a model with dense attention has no branches to switch off');
-  if (nsa.force_branch !== 'none' || nsa.force_uniform_gate)
+  if (nsa.forceBranch !== 'none' || nsa.forceUniformGate)
     throw new UsageError(
       'the gates of this model are fixed (nsa.force_branch, nsa.force_uniform_gate): none can be switched off',
     );

@@ -1,9 +1,9 @@
 /**
- * The attention module: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
+ * The attention layer: one fused projection, rotary positions, Native Sparse Attention (or dense attention as the
  * baseline), and the output projection.
  */
 import { UsageError } from '../errors.js';
-import { compressAverage, compressConv, compressMlp, type MlpParameters } from '../ops/attention/compress/op.js';
+import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
 import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
@@ -25,19 +25,24 @@ import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
-/** Intermediate results for an observer of the forward pass; the tensors are valid during the call only. */
+/** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
+  /** Gates [T, H, 3] of a layer. */
   gates?(layer: number, gates: Tensor): void;
+  /** Selected blocks i32 [T, G, nSel] of a layer. */
   selected?(layer: number, selected: Tensor): void;
-  /** Keys that each branch really read; on a cache that holds earlier tokens only. */
+  /** Keys that each branch read. Called only for a cache that already holds tokens. */
   reads?(layer: number, reads: BranchReads): void;
 }
 
+/** What a forward pass of an attention layer needs besides its input. */
 export interface AttentionContext {
+  /** Where the sequences lie (`sparseLayout`). */
   readonly layout: SparseLayout;
+  /** Which kernels compute attention. */
   readonly kernels?: SparseOptions;
   readonly observer?: Observer | undefined;
-  /** The tokens continue cached sequences, and are cached in turn; `layout` is then the step's own. Without gradients. */
+  /** The tokens continue cached sequences and are added to the cache; `layout` is then the step's own. No gradients. */
   readonly cache?: CacheStep | undefined;
 }
 
@@ -53,133 +58,108 @@ export function expectContext(context: AttentionContext | undefined, tokens: num
   context?.cache?.expectShape(shape);
 }
 
-export interface AttentionModule {
-  /** `x` [T, dim], normalised → [T, dim], added to the `residual` of that shape if there is one. */
-  forward(tape: Tape, x: Tensor, context: AttentionContext, residual?: Tensor | null): Tensor;
+/** Parameters of the compression of keys or of values (`nsa.phi`); empty for `avg`. */
+export interface PhiParameters {
+  /** Weights [l, G, size] of phi `conv`. */
+  readonly conv?: Parameter;
+  /** `position` [l, G, size], `w1` [hidden, l * size] and `w2` [size, hidden] of phi `mlp`. */
+  readonly mlp?: Readonly<Record<'position' | 'w1' | 'w2', Parameter>>;
 }
 
-export function createAttention(
-  store: ParameterStore,
-  name: string,
-  layer: number,
-  shape: ModelShape,
-): AttentionModule {
-  return shape.attention === 'nsa'
-    ? new SparseAttention(store, name, layer, shape)
-    : new DenseAttention(store, name, layer, shape);
-}
-
-class DenseAttention implements AttentionModule {
+/** An attention layer, sparse or dense as `shape.attention` says. */
+export class Attention {
+  /** Fused projection of the input to queries, keys and values [columns, dim]; docs/reference/model.md gives the order. */
+  readonly projection: Parameter;
+  /** Output projection [dim, H * dV]. */
+  readonly output: Parameter;
+  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null for dense attention. */
+  readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
+  /** Compression of keys and values; null for dense attention. */
+  readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   readonly #shape: ModelShape;
   readonly #layer: number;
-  readonly #parts: HeadPart[];
-  readonly #projection: Parameter;
-  readonly #output: Parameter;
+  readonly #parts: readonly HeadPart[];
+  /**
+   * The gate's rows below those of the projection, where the kernels allow it: the few outputs of the gate alone would
+   * cost one pass over the input forward and two backward.
+   */
+  readonly #stack: ParameterStack | null;
 
-  constructor(store: ParameterStore, name: string, layer: number, shape: ModelShape) {
+  /** `name` prefixes the parameters; `layer` is the index in the cache and in calls of the observer. */
+  constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
+    const isSparse = shape.attention === 'nsa';
+    const query = { heads, size: dk, rotate: true };
+    const key = { heads: groups, size: dk, rotate: true };
+    const value = { heads: groups, size: dv, rotate: false };
     this.#shape = shape;
     this.#layer = layer;
-    this.#parts = [
-      { heads, size: dk, rotate: true },
-      { heads: groups, size: dk, rotate: true },
-      { heads: groups, size: dv, rotate: false },
-    ];
-    this.#projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
-    this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
+    // Queries, then keys and values of the compressed, the selected and the window branch.
+    this.#parts = isSparse
+      ? [query, { ...key, rotate: shape.nsa.cmpRope === 'before' }, value, key, value, key, value]
+      : [query, key, value];
+    this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.gate = isSparse
+      ? {
+          weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
+          bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
+        }
+      : null;
+    this.#stack = this.gate && isTrained(gateOptions(shape)) ? store.stack(this.projection, this.gate.weight) : null;
+    this.phi = isSparse
+      ? {
+          keys: createPhi(store, `${name}.phi_k`, shape, dk),
+          values: createPhi(store, `${name}.phi_v`, shape, dv),
+        }
+      : null;
+    this.output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
   }
 
+  /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
-    const { layout, kernels, cache } = context;
-    const { rope_theta: theta, rope_scale: scale } = this.#shape;
-    const fused = linear(tape, x, operand(this.#projection, x));
+    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendDense(tape, x, context);
+    const out = linear(tape, flat(attended), operand(this.output, attended), null, residual);
+    tape.drop(attended);
+    return out;
+  }
+
+  #attendDense(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
+    const { ropeTheta: theta, ropeScale: scale } = this.#shape;
+    const fused = linear(tape, x, operand(this.projection, x));
     const start = cache?.tokens.starts ?? 0;
     const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
     tape.drop(fused);
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
-        ? this.#attendCached(tape, q, cache)
+        ? this.#attendDenseCached(tape, q, cache)
         : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
-    const out = linear(tape, flat(attended), operand(this.#output, attended), null, residual);
-    tape.drop(attended);
-    return out;
+    return attended;
   }
 
-  #attendCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
+  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
     const pages = cache.pages('win', this.#layer);
     const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
     tape.drop(lse);
     return out;
   }
-}
 
-/** Parameters of phi for one of K and V; nothing for `avg`. */
-interface Phi {
-  readonly conv?: Parameter;
-  readonly mlp?: Record<keyof MlpParameters, Parameter>;
-}
-
-class SparseAttention implements AttentionModule {
-  readonly #shape: ModelShape;
-  readonly #layer: number;
-  readonly #parts: HeadPart[];
-  readonly #projection: Parameter;
-  readonly #output: Parameter;
-  readonly #gate: { readonly weight: Parameter; readonly bias: Parameter };
-  /**
-   * The gate's few rows below the projection's, where the kernels allow it: 36 outputs alone cost a pass over the input
-   * forward and two backward.
-   */
-  readonly #both: ParameterStack | null;
-  readonly #phiKeys: Phi;
-  readonly #phiValues: Phi;
-
-  constructor(store: ParameterStore, name: string, layer: number, shape: ModelShape) {
-    const { heads, groups, dk, dv } = headShapeOf(shape);
-    this.#shape = shape;
-    this.#layer = layer;
-    const key = { heads: groups, size: dk, rotate: true };
-    const value = { heads: groups, size: dv, rotate: false };
-    // Queries, then keys and values of the compressed, the selected and the window branch: docs/explain/attention.md.
-    this.#parts = [
-      { heads, size: dk, rotate: true },
-      { ...key, rotate: shape.nsa.cmp_rope === 'before' },
-      value,
-      key,
-      value,
-      key,
-      value,
-    ];
-    this.#projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
-    this.#gate = {
-      weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
-      bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
-    };
-    this.#both = isTrained(gateOptions(shape)) ? store.stack(this.#projection, this.#gate.weight) : null;
-    this.#phiKeys = createPhi(store, `${name}.phi_k`, shape, dk);
-    this.#phiValues = createPhi(store, `${name}.phi_v`, shape, dv);
-    this.#output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
-  }
-
-  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
-    expectContext(context, x.shape[0], this.#shape);
-    const { layout, kernels, observer, cache } = context;
-    const { rope_theta: theta, rope_scale: scale, nsa } = this.#shape;
+  #attendSparse(tape: Tape, x: Tensor, { layout, kernels, observer, cache }: AttentionContext): Tensor {
+    const { ropeTheta: theta, ropeScale: scale, nsa } = this.#shape;
     const start = cache?.tokens.starts ?? 0;
     const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });
     const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
-    // Blocks that begin in tokens read earlier need their rows too.
+    // Blocks that began in cached tokens need the raw rows of those tokens.
     const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
     const rawValues = cache ? this.#join(tape, newValues, 'values', cache) : newValues;
     const rawLayout = cache ? { tokens: cache.joined, blocks: layout.blocks } : layout;
-    const compressedKeys = this.#compress(tape, this.#phiKeys, rawKeys, rawLayout);
-    const vCmp = this.#compress(tape, this.#phiValues, rawValues, rawLayout);
+    const compressedKeys = this.#compress(tape, this.phi!.keys, rawKeys, rawLayout);
+    const vCmp = this.#compress(tape, this.phi!.values, rawValues, rawLayout);
     const blockStart = cache?.blockPositions ?? 0;
     const kCmp =
-      nsa.cmp_rope === 'after'
+      nsa.cmpRope === 'after'
         ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
@@ -191,26 +171,30 @@ class SparseAttention implements AttentionModule {
     }
     const attended =
       cache && !cache.isFresh
-        ? this.#attendCached(tape, q, gates, cache, observer)
+        ? this.#attendSparseCached(tape, q, gates, cache, observer)
         : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
     observer?.selected?.(this.#layer, attended.selected);
     const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
     const done = new Set([...split, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates, ...branches]);
     for (const tensor of done) tape.drop(tensor);
-    const out = linear(tape, flat(attended.out), operand(this.#output, attended.out), null, residual);
-    tape.drop(attended.out);
-    return out;
+    return attended.out;
   }
 
-  #attendCached(tape: Tape, q: Tensor, gates: Tensor, cache: CacheStep, observer: Observer | undefined): SparseOutputs {
-    const count = () => tape.empty([q.shape[0], this.#shape.n_kv_groups], 'i32');
+  #attendSparseCached(
+    tape: Tape,
+    q: Tensor,
+    gates: Tensor,
+    cache: CacheStep,
+    observer: Observer | undefined,
+  ): SparseOutputs {
+    const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
     const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
     if (reads) observer?.reads?.(this.#layer, reads);
     return attended;
   }
 
-  /** The rows that blocks to come still need are kept, once the joined ones are there. */
+  /** The cached raw rows followed by the new ones. The rows that later blocks need replace those in the cache. */
   #join(tape: Tape, x: Tensor, part: 'keys' | 'values', cache: CacheStep): Tensor {
     const tail = cache.tail(part, this.#layer);
     const joined = joinTail(tape, x, tail, cache.tokens, cache.joined);
@@ -221,24 +205,25 @@ class SparseAttention implements AttentionModule {
   /** Queries, keys and values of `#parts`, and the gates [T, H, 3]. */
   #project(tape: Tape, x: Tensor, { tokens }: SparseLayout, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
-    if (this.#both) {
-      const weights = this.#both.parameters.map(({ value }) => value);
-      const fused = stackedLinear(tape, x, stackedOperand(this.#both), weights);
-      const columns = gateColumns(tape, fused, width(this.#parts), this.#gate.bias.value, options);
+    const { weight, bias } = this.gate!;
+    if (this.#stack) {
+      const weights = this.#stack.parameters.map(({ value }) => value);
+      const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights);
+      const columns = gateColumns(tape, fused, width(this.#parts), bias.value, options);
       const split = splitHeads(tape, fused, this.#parts, tokens, rotary, columns);
       tape.drop(fused);
       return { split, gates: columns.gates };
     }
-    const fused = linear(tape, x, operand(this.#projection, x));
+    const fused = linear(tape, x, operand(this.projection, x));
     const split = splitHeads(tape, fused, this.#parts, tokens, rotary);
     tape.drop(fused);
-    const logits = linear(tape, x, operand(this.#gate.weight, x), this.#gate.bias.value);
+    const logits = linear(tape, x, operand(weight, x), bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
     return { split, gates };
   }
 
-  #compress(tape: Tape, phi: Phi, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {
+  #compress(tape: Tape, phi: PhiParameters, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {
     const { l, d } = this.#shape.nsa;
     const layout = { tokens, blocks, l, d };
     if (phi.conv) return compressConv(tape, x, phi.conv.value, layout);
@@ -251,26 +236,26 @@ class SparseAttention implements AttentionModule {
 function gateOptions({ nsa }: ModelShape): GateOptions {
   return {
     kind: nsa.gate,
-    temperature: nsa.gate_temp,
-    uniform: nsa.force_uniform_gate,
-    stopGradient: nsa.stopgrad_gates,
-    ...(nsa.force_branch === 'none' ? {} : { force: nsa.force_branch }),
+    temperature: nsa.gateTemp,
+    uniform: nsa.forceUniformGate,
+    stopGradient: nsa.stopgradGates,
+    ...(nsa.forceBranch === 'none' ? {} : { force: nsa.forceBranch }),
   };
 }
 
-/** Whether gates follow from logits and are trained; the debugging options keep to the operation that has them all. */
+/** Whether the gate is trained. The debugging options need the separate gate operation, which has them all. */
 function isTrained({ force, uniform, stopGradient }: GateOptions): boolean {
   return force === undefined && !uniform && !stopGradient;
 }
 
-function createPhi(store: ParameterStore, name: string, shape: ModelShape, size: number): Phi {
+function createPhi(store: ParameterStore, name: string, shape: ModelShape, size: number): PhiParameters {
   const { phi, l } = shape.nsa;
   if (phi === 'avg') return {};
-  if (phi === 'conv') return { conv: store.constant(`${name}.weight`, [l, shape.n_kv_groups, size], 1 / l) };
+  if (phi === 'conv') return { conv: store.constant(`${name}.weight`, [l, shape.nKvGroups, size], 1 / l) };
   const hidden = phiHiddenSize(shape);
   return {
     mlp: {
-      position: store.matrix(`${name}.position`, [l, shape.n_kv_groups, size]),
+      position: store.matrix(`${name}.position`, [l, shape.nKvGroups, size]),
       w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size)),
       w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden)),
     },

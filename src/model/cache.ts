@@ -12,15 +12,17 @@ import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/atten
 import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
+import { dispose } from '../tensor/dispose.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
-import type { ComputeDtype } from './language-model.js';
+import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
 import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
 
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
 
-interface KindLayout {
+/** How pages of one kind are laid out. */
+export interface KindLayout {
   /** Keys of a page. */
   readonly size: number;
   /** Numbers of one layer in a page. */
@@ -33,9 +35,9 @@ function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const { block, lanes } = pageSizes(device);
   const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
   if (shape.attention === 'dense') return new Map([['win', page(block)]]);
-  const { l, l_sel } = shape.nsa;
+  const { l, lSel } = shape.nsa;
   return new Map([
-    ['sel', page(l_sel)],
+    ['sel', page(lSel)],
     ['win', page(block)],
     ['cmp', page(block)],
     ['tail', { size: l, numbers: l * rawRow(heads) }],
@@ -69,7 +71,7 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
       cmp: upTo(compressedCount(length, l, d)),
       tail: 1,
     };
-    numbers += counts[kind] * perLayer * shape.n_layers;
+    numbers += counts[kind] * perLayer * shape.nLayers;
   }
   return numbers * DTYPE_BYTES[dtype];
 }
@@ -77,15 +79,16 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
 /** Keys that a decode step at context length `S` reads per layer and group, by attention.md's formula. */
 export function predictedReads({ nsa, attention }: ModelShape, S: number): number {
   if (attention === 'dense') return S;
-  return compressedCount(S, nsa.l, nsa.d) + nsa.n_sel * nsa.l_sel + Math.min(nsa.w, S);
+  return compressedCount(S, nsa.l, nsa.d) + nsa.nSel * nsa.lSel + Math.min(nsa.w, S);
 }
 
 /** One sequence's place in a cache. */
-export class CachedSequence {
+export class CachedSequence implements Disposable {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
   #length: number;
   #forks = 0;
+  #isFreed = false;
 
   constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number) {
     this.cache = cache;
@@ -119,11 +122,20 @@ export class CachedSequence {
     return new CachedSequence(this.cache, lists, this.#length);
   }
 
+  /** Returns its pages. */
   free(): void {
+    if (this.#isFreed) throw new Error('a cached sequence was freed twice');
+    this.#isFreed = true;
     for (const list of this.lists.values()) list.free();
+  }
+
+  /** `free`, for `using`. */
+  [dispose](): void {
+    if (!this.#isFreed) this.free();
   }
 }
 
+/** Keys and values of the tokens that sequences have read, in pages. */
 export class DecodeCache {
   readonly device: Device;
   readonly shape: ModelShape;
@@ -132,13 +144,13 @@ export class DecodeCache {
   readonly #stores: Map<Kind, PageStore>;
 
   /** `dtype`: that of the model. */
-  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = 'f32') {
+  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = defaultDtype(device)) {
     this.device = device;
     this.shape = shape;
     this.dtype = dtype;
     this.#kinds = kindLayouts(shape, device);
     this.#stores = new Map(
-      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.n_layers, dtype)]),
+      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.nLayers, dtype)]),
     );
   }
 

@@ -32,7 +32,7 @@ const TILES = { projection: 1, output: 1, up: 2, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
-  return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmp_rope };
+  return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmpRope };
 }
 
 /** Why a model cannot be stepped by these kernels, in words; null when it can. */
@@ -65,7 +65,7 @@ export class DeviceStep {
   readonly next: Tensor;
   /** f32 [batch, vocabulary] */
   readonly logits: Tensor;
-  /** i32 [layers, batch, groups, n_sel]: the blocks that the last step selected. */
+  /** i32 [layers, batch, groups, nSel]: the blocks that the last step selected. */
   readonly selected: Tensor;
   /** i32 [layers, batch, groups, 3]: keys that each branch read in the last step. */
   readonly reads: Tensor;
@@ -87,21 +87,21 @@ export class DeviceStep {
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
     const { shape, device } = model;
     const { heads, groups, dk, dv } = headShapeOf(shape);
-    const { n_sel } = shape.nsa;
+    const { nSel } = shape.nsa;
     const step = stepShape(shape);
     this.batch = batch;
     this.context = options.context;
     this.#model = model;
     this.#cache = cache;
-    this.#vocabulary = options.vocabulary ?? shape.vocab_size;
+    this.#vocabulary = options.vocabulary ?? shape.vocabSize;
     this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
     this.ids = this.#make([batch], 'i32');
     this.next = this.#make([batch], 'i32');
-    this.logits = this.#make([batch, shape.vocab_size], 'f32');
-    this.selected = this.#make([shape.n_layers, batch, groups, n_sel], 'i32');
-    this.reads = this.#make([shape.n_layers, batch, groups, 3], 'i32');
+    this.logits = this.#make([batch, shape.vocabSize], 'f32');
+    this.selected = this.#make([shape.nLayers, batch, groups, nSel], 'i32');
+    this.reads = this.#make([shape.nLayers, batch, groups, 3], 'i32');
     const width = this.#parameter(0, 'attention.qkv').value.shape[0];
     this.#buffers = {
       projection: this.#make([batch, width], 'bf16'),
@@ -113,7 +113,7 @@ export class DeviceStep {
     this.#attended = this.#make([batch, heads * dv], 'bf16');
     this.#active = this.#make([batch, hiddenSize(shape)], 'bf16');
     this.#frequencies = this.#make([dk / 2], 'f32');
-    this.#frequencies.write(Float32Array.from({ length: dk / 2 }, (_, j) => shape.rope_theta ** ((-2 * j) / dk)));
+    this.#frequencies.write(Float32Array.from({ length: dk / 2 }, (_, j) => shape.ropeTheta ** ((-2 * j) / dk)));
   }
 
   /** Where the sequences stand: tokens that each has already. A step adds one. */
@@ -132,17 +132,17 @@ export class DeviceStep {
     const kernels = this.#kernels;
     const [x] = this.#x;
     const table = this.#named('embedding');
-    kernels.begin(table.value, this.ids, this.#frequencies, shape.rope_scale, x, this.#buffers);
-    for (let layer = 0; layer < shape.n_layers; layer++) this.#launchLayer(layer);
-    const head = this.#named(shape.tie_embeddings ? 'embedding' : 'head');
-    const norm = { weight: this.#named('norm').value, epsilon: shape.norm_eps };
+    kernels.begin(table.value, this.ids, this.#frequencies, shape.ropeScale, x, this.#buffers);
+    for (let layer = 0; layer < shape.nLayers; layer++) this.#launchLayer(layer);
+    const head = this.#named(shape.tieEmbeddings ? 'embedding' : 'head');
+    const norm = { weight: this.#named('norm').value, epsilon: shape.normEps };
     kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
   /** The attention of all layers alone, or parts of it where it is sparse (STEP_PARTS), for a measurement. */
   launchAttention(parts?: number): void {
-    for (let layer = 0; layer < this.#model.shape.n_layers; layer++) this.#attend(layer, parts);
+    for (let layer = 0; layer < this.#model.shape.nLayers; layer++) this.#attend(layer, parts);
   }
 
   free(): void {
@@ -155,7 +155,7 @@ export class DeviceStep {
     const kernels = this.#kernels;
     const [x, middle] = this.#x;
     const weight = (name: string) => operand(this.#parameter(layer, name), x);
-    const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.norm_eps });
+    const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.normEps });
     const also =
       shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
     kernels.linear({
@@ -198,10 +198,10 @@ export class DeviceStep {
     const fixed = (cmp: number, sel: number, win: number): StepGate => ({
       ...{ kind: 'fixed', temperature: 1, weights: [cmp, sel, win] },
     });
-    if (nsa.force_uniform_gate) return fixed(1 / 3, 1 / 3, 1 / 3);
-    const forced = nsa.force_branch;
+    if (nsa.forceUniformGate) return fixed(1 / 3, 1 / 3, 1 / 3);
+    const forced = nsa.forceBranch;
     if (forced !== 'none') return fixed(Number(forced === 'cmp'), Number(forced === 'sel'), Number(forced === 'win'));
-    return { kind: nsa.gate, temperature: nsa.gate_temp, weights: [0, 0, 0] };
+    return { kind: nsa.gate, temperature: nsa.gateTemp, weights: [0, 0, 0] };
   }
 
   #phi(layer: number): { keys: Tensor; values: Tensor } | null {

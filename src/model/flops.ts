@@ -9,13 +9,13 @@ import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf 
 
 /** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */
 export function matrixParameters(shape: ModelShape): number {
-  const { dim, n_layers, vocab_size, mlp } = shape;
+  const { dim, nLayers, vocabSize, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const branches = shape.attention === 'nsa' ? 3 : 1;
   const projections = dim * (heads * dk + branches * groups * (dk + dv) + heads * dv);
   const gate = shape.attention === 'nsa' ? 3 * heads * dim : 0;
   const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
-  return n_layers * (projections + gate + feedForward) + vocab_size * dim;
+  return nLayers * (projections + gate + feedForward) + vocabSize * dim;
 }
 
 /** (query, key) pairs of one sequence and head, and the work of phi in multiplications. */
@@ -42,11 +42,11 @@ export function trainingFlops(shape: ModelShape, lengths: readonly number[]): { 
   let used = 0;
   let palm = 0;
   for (const [length, count] of counted) {
-    const perPair = 2 * (dk + dv) * heads * shape.n_layers;
+    const perPair = 2 * (dk + dv) * heads * shape.nLayers;
     let phi = 0;
     if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') {
       const hidden = phiHiddenSize(shape);
-      phi = 2 * compressedCount(length, l, d) * groups * shape.n_layers * hidden * (l + 1) * (dk + dv);
+      phi = 2 * compressedCount(length, l, d) * groups * shape.nLayers * hidden * (l + 1) * (dk + dv);
     }
     used += count * (products * length + 3 * (perPair * attentionPairs(shape, length) + phi));
     palm += count * (products * length + 3 * perPair * length * length);

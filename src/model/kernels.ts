@@ -7,7 +7,7 @@ import { denseRefusal } from '../ops/attention/fused/dense.js';
 import { fusedBuild, fusedPath, fusedRefusal } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import { chooseSelectionKernel, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { headShapeOf, sparseShapeOf } from './shape.js';
+import { headShapeOf, modelShape, sparseShapeOf } from './shape.js';
 
 /** `use_sel_pack: false` means no sharing between queries: v1. */
 export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptions {
@@ -35,7 +35,7 @@ type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'>;
 
 /** Attention over sequences of up to `longest` tokens, as the fused kernels are asked about it. */
 function problemOf({ runtime, model, nsa }: KernelConfig, device: Device, longest: number) {
-  const shape = { ...model, vocab_size: 0, nsa };
+  const shape = modelShape({ model, nsa }, 1);
   return {
     heads: headShapeOf(shape),
     sparse: sparseShapeOf(shape),

@@ -132,11 +132,11 @@ describe('language model', () => {
   it('has the parameters of the 125m shape', () => {
     const count = (vocabulary: number) => {
       const full = modelShape(configSchema.parse({}), vocabulary);
-      const model = new LanguageModel(cpu(), { ...full, n_layers: 1 }, 1);
+      const model = new LanguageModel(cpu(), { ...full, nLayers: 1 }, 1);
       const one = model.parameterCount;
       model.free();
-      const outside = 2 * full.vocab_size * full.dim + full.dim;
-      return (one - outside) * full.n_layers + outside;
+      const outside = 2 * full.vocabSize * full.dim + full.dim;
+      return (one - outside) * full.nLayers + outside;
     };
     expect(count(256)).toBe(78_601_392);
     expect(count(50_257)).toBe(155_402_928 + 2 * 47 * 768); // 50,304 rows: 47 beyond GPT-2's tokens

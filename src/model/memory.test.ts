@@ -20,7 +20,7 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   expect(parameterCount(shape)).toBe(model.parameterCount);
   const sizes = model.parameters.map(({ value }) => value.size);
   const block = blockTensors(shape);
-  expect(sizes.slice(1, 1 + shape.n_layers * block.length)).toEqual(Array(shape.n_layers).fill(block).flat());
+  expect(sizes.slice(1, 1 + shape.nLayers * block.length)).toEqual(Array(shape.nLayers).fill(block).flat());
   const optimizer = new AdamW(
     device,
     model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
@@ -28,7 +28,7 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const uploader = new BatchUploader(device, config.nsa);
   const context = localContext({ model, config, optimizer, uploader });
   const total = length * sequences;
-  const tokens = new Int32Array(total).map((_, i) => i % shape.vocab_size);
+  const tokens = new Int32Array(total).map((_, i) => i % shape.vocabSize);
   const batch = {
     ...{ inputs: tokens, targets: tokens, targetCount: total, sampleIds: [0], epoch: 0 },
     cuSeqlens: Int32Array.from({ length: sequences + 1 }, (_, i) => i * length),

@@ -21,6 +21,7 @@ const COPIES = 4;
 /** The fused kernels' buffers do not depend on the GPU; whether a shape fits them hardly does. */
 const ARCHITECTURE = 90;
 
+/** Bytes of a training step by purpose. */
 export interface MemoryEstimate {
   /** Bytes of the weights alone, as a checkpoint holds them. */
   readonly weights: number;
@@ -32,8 +33,8 @@ export interface MemoryEstimate {
 }
 
 export function parameterCount(shape: ModelShape): number {
-  const { dim, n_layers, vocab_size, tie_embeddings } = shape;
-  return n_layers * blockParameters(shape) + dim + vocab_size * dim * (tie_embeddings ? 1 : 2);
+  const { dim, nLayers, vocabSize, tieEmbeddings } = shape;
+  return nLayers * blockParameters(shape) + dim + vocabSize * dim * (tieEmbeddings ? 1 : 2);
 }
 
 function blockParameters(shape: ModelShape): number {
@@ -80,6 +81,7 @@ function phiMatrices(shape: ModelShape): number {
   return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
 }
 
+/** Bytes that a training step will need, computed before anything is allocated. */
 export function estimateMemory(
   shape: ModelShape,
   config: Pick<Config, 'train' | 'runtime'>,
@@ -87,7 +89,7 @@ export function estimateMemory(
 ): MemoryEstimate {
   const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
   const weights = FLOAT * parameterCount(shape);
-  const matrices = shape.n_layers * blockMatrices(shape) + shape.vocab_size * shape.dim;
+  const matrices = shape.nLayers * blockMatrices(shape) + shape.vocabSize * shape.dim;
   const state = COPIES * weights + (rounds ? BF16 * matrices : 0);
   const setting = { on, bytes: rounds ? BF16 : FLOAT };
   const activations = peakBytes(shape, config, setting) + evaluationBytes(shape, config, setting);
@@ -116,10 +118,10 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
   const ranked = fused && isKept(train.seq_len) ? fused.ranked : 0;
   const held = isCheckpointed ? stream + ranked : block;
-  const before = (shape.n_layers - 1) * held;
+  const before = (shape.nLayers - 1) * held;
   const again = isCheckpointed ? stream : 0;
   const atLoss =
-    shape.n_layers * held +
+    shape.nLayers * held +
     lossBytes(shape, tokens, setting) +
     2 * stream + // the last norm and its input
     FLOAT * tokens;
@@ -147,9 +149,7 @@ function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runt
   const stream = bytes * tokens * shape.dim;
   const inAttention = tokens * attentionKept(shape, bytes) + (fusedParts(shape, config, setting)?.forward ?? 0);
   const inFeedForward = bytes * tokens * (upSize(shape) + hiddenSize(shape));
-  return (
-    2 * stream + Math.max(bytes * logitRows(shape, tokens, setting) * shape.vocab_size, inAttention, inFeedForward)
-  );
+  return 2 * stream + Math.max(bytes * logitRows(shape, tokens, setting) * shape.vocabSize, inAttention, inFeedForward);
 }
 
 /** What the fused kernels hold beside the tensors that every kernel has; null where they do not serve. */
@@ -183,7 +183,7 @@ function attentionKept(shape: ModelShape, bytes: number): number {
   const raw = nsa.phi === 'conv' ? pair : 0;
   const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
   const branches = 3 * heads * dv;
-  const numbers = 3 * heads + 3 * heads + groups * nsa.n_sel; // log-sum-exps, gates, selections
+  const numbers = 3 * heads + 3 * heads + groups * nsa.nSel; // log-sum-exps, gates, selections
   return norm + bytes * (heads * dk + 2 * pair + compressed + raw + unfolded + branches) + FLOAT * numbers;
 }
 
@@ -210,11 +210,11 @@ function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean):
 
 /** The chunk of logits the loss holds at a time, and the gradients it makes beside them. */
 function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number {
-  const { vocab_size: vocab, dim } = shape;
+  const { vocabSize: vocab, dim } = shape;
   const { bytes } = setting;
   return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
 }
 
-function logitRows({ vocab_size: vocab }: ModelShape, tokens: number, setting: Setting): number {
+function logitRows({ vocabSize: vocab }: ModelShape, tokens: number, setting: Setting): number {
   return Math.min(tokens, chunkRows(tokens, vocab, setting));
 }

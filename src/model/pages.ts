@@ -4,7 +4,8 @@ import { DTYPE_BYTES, type Dtype, Tensor } from '../tensor/tensor.js';
 
 const ADDRESS_BYTES = 8;
 
-interface Page {
+/** A page of cached keys and values. */
+export interface Page {
   readonly memory: Tensor;
   /** Sequences that have it in their table. */
   holders: number;

@@ -6,6 +6,7 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { dispose } from '../tensor/dispose.js';
 import { Parameter } from '../tensor/parameter.js';
 import { ParameterStack } from '../tensor/parameter-stack.js';
 import { fillNormal } from '../tensor/random/op.js';
@@ -13,13 +14,15 @@ import type { Dtype, Shape } from '../tensor/tensor.js';
 
 const STANDARD_DEVIATION = 0.02;
 
-export class ParameterStore {
+/** Creates the named parameters of a model and owns their memory. */
+export class ParameterStore implements Disposable {
   readonly parameters: Parameter[] = [];
   readonly #device: Device;
   readonly #seed: number;
   readonly #layers: number;
   readonly #dtype: Dtype;
   readonly #stacks: ParameterStack[] = [];
+  #isFreed = false;
 
   /** `dtype`: what the model computes in. */
   constructor(device: Device, seed: number, layers: number, dtype: Dtype = 'f32') {
@@ -62,9 +65,16 @@ export class ParameterStore {
     return stack;
   }
 
+  /** Frees all parameters and their gradients. */
   free(): void {
     for (const parameter of this.parameters) parameter.free();
     for (const stack of this.#stacks) stack.free();
+    this.#isFreed = true;
+  }
+
+  /** `free`, for `using`: a no-op if that has happened already. */
+  [dispose](): void {
+    if (!this.#isFreed) this.free();
   }
 
   #add(name: string, shape: Shape): Parameter {

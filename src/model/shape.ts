@@ -2,9 +2,67 @@
 import type { Config } from '../config/schema.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 
-export interface ModelShape extends Omit<Config['model'], 'vocab_size'> {
-  readonly vocab_size: number;
-  readonly nsa: Config['nsa'];
+/** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
+export interface ModelShape {
+  /** Width of the residual stream. */
+  readonly dim: number;
+  /** Transformer blocks. */
+  readonly nLayers: number;
+  /** Query heads H. */
+  readonly nHeads: number;
+  /** Key/value groups G. */
+  readonly nKvGroups: number;
+  /** Size of a query or key head. */
+  readonly dK: number;
+  /** Size of a value head. */
+  readonly dV: number;
+  /** Feed-forward layer: two matrices with SiLU, or three with a gate. */
+  readonly mlp: 'silu' | 'swiglu';
+  /** Hidden size of the feed-forward layer = round(dim * mlpRatio). */
+  readonly mlpRatio: number;
+  /** Whether the output matrix is the embedding table. */
+  readonly tieEmbeddings: boolean;
+  /** Sparse attention, or the dense baseline. */
+  readonly attention: 'nsa' | 'dense';
+  /** Base of the rotary angles. */
+  readonly ropeTheta: number;
+  /** Positions are divided by this. */
+  readonly ropeScale: number;
+  /** Rows of the embedding. */
+  readonly vocabSize: number;
+  /** Epsilon of RMSNorm. */
+  readonly normEps: number;
+  readonly nsa: SparseModelShape;
+}
+
+/** The sparse attention of a model: the `nsa` section of a config, in camelCase. */
+export interface SparseModelShape {
+  /** Tokens in a compression block. */
+  readonly l: number;
+  /** Stride of the compression blocks. */
+  readonly d: number;
+  /** Tokens in a selection block. */
+  readonly lSel: number;
+  /** Selected blocks per token and group, the three forced ones included. */
+  readonly nSel: number;
+  /** Tokens in the sliding window. */
+  readonly w: number;
+  /** How a block becomes one compressed key and value. */
+  readonly phi: 'avg' | 'conv' | 'mlp';
+  /** Hidden size of phi mlp; null = 2 * dK. */
+  readonly phiHidden: number | null;
+  /** Where compressed keys get their positions. */
+  readonly cmpRope: 'after' | 'before' | 'none';
+  /** How the three branches are weighed. */
+  readonly gate: 'softmax' | 'sigmoid';
+  /** Temperature of the gate. */
+  readonly gateTemp: number;
+  /** Debugging: one branch only. */
+  readonly forceBranch: 'none' | 'cmp' | 'sel' | 'win';
+  /** Debugging: every branch weighs one third. */
+  readonly forceUniformGate: boolean;
+  /** Debugging: no gradient into the gate. */
+  readonly stopgradGates: boolean;
 }
 
 /** A large vocabulary is rounded up to whole rows of a GPU's matrix units: 50,257 as it is would halve their speed. */
@@ -16,10 +74,42 @@ function roundedVocabulary(tokens: number): number {
   return tokens > LARGE_VOCABULARY ? Math.ceil(tokens / VOCABULARY_STEP) * VOCABULARY_STEP : tokens;
 }
 
-/** `vocabulary` is the tokenizer's; model.vocab_size may ask for more rows, never for fewer. */
-export function modelShape(config: Pick<Config, 'model' | 'nsa'>, vocabulary: number): ModelShape {
-  const rows = config.model.vocab_size ?? roundedVocabulary(vocabulary);
-  const shape = { ...config.model, vocab_size: rows, nsa: config.nsa };
+/**
+ * The shape of a config's model. `vocabulary` is the tokenizer's size; `model.vocab_size` may ask for more rows, never
+ * for fewer. This is the one place where the config's snake_case keys become camelCase.
+ */
+export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabulary: number): ModelShape {
+  const shape: ModelShape = {
+    dim: model.dim,
+    nLayers: model.n_layers,
+    nHeads: model.n_heads,
+    nKvGroups: model.n_kv_groups,
+    dK: model.d_k,
+    dV: model.d_v,
+    mlp: model.mlp,
+    mlpRatio: model.mlp_ratio,
+    tieEmbeddings: model.tie_embeddings,
+    attention: model.attention,
+    ropeTheta: model.rope_theta,
+    ropeScale: model.rope_scale,
+    vocabSize: model.vocab_size ?? roundedVocabulary(vocabulary),
+    normEps: model.norm_eps,
+    nsa: {
+      l: nsa.l,
+      d: nsa.d,
+      lSel: nsa.l_sel,
+      nSel: nsa.n_sel,
+      w: nsa.w,
+      phi: nsa.phi,
+      phiHidden: nsa.phi_hidden,
+      cmpRope: nsa.cmp_rope,
+      gate: nsa.gate,
+      gateTemp: nsa.gate_temp,
+      forceBranch: nsa.force_branch,
+      forceUniformGate: nsa.force_uniform_gate,
+      stopgradGates: nsa.stopgrad_gates,
+    },
+  };
   validateShapes(headShapeOf(shape), sparseShapeOf(shape));
   return shape;
 }
@@ -36,20 +126,20 @@ export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
   return null;
 }
 
-export function headShapeOf({ n_heads, n_kv_groups, d_k, d_v }: ModelShape): HeadShape {
-  return { heads: n_heads, groups: n_kv_groups, dk: d_k, dv: d_v };
+export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShape {
+  return { heads: nHeads, groups: nKvGroups, dk: dK, dv: dV };
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  return { l: nsa.l, d: nsa.d, lSel: nsa.l_sel, nSel: nsa.n_sel, w: nsa.w };
+  return { l: nsa.l, d: nsa.d, lSel: nsa.lSel, nSel: nsa.nSel, w: nsa.w };
 }
 
 /** Width of the feed-forward layer. */
-export function hiddenSize({ dim, mlp_ratio }: ModelShape): number {
-  return Math.round(dim * mlp_ratio);
+export function hiddenSize({ dim, mlpRatio }: ModelShape): number {
+  return Math.round(dim * mlpRatio);
 }
 
 /** Width of phi's hidden layer (nsa.phi: mlp). */
-export function phiHiddenSize({ nsa, d_k }: ModelShape): number {
-  return nsa.phi_hidden ?? 2 * d_k;
+export function phiHiddenSize({ nsa, dK }: ModelShape): number {
+  return nsa.phiHidden ?? 2 * dK;
 }

@@ -151,10 +151,10 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   const moved = BF16 * batch_size * seen * groups * (dk + dv);
   const gather = (((degree - 1) / degree) * moved) / parallel.network.nodeBandwidth;
   const split = scaled(compute, {
-    ...{ time: 1 / degree, launching: 1, parameters: 1, forward: shape.n_layers * gather, block: gather },
+    ...{ time: 1 / degree, launching: 1, parameters: 1, forward: shape.nLayers * gather, block: gather },
   });
   const step = stepOn(split, gpus, parallel);
-  const share = (2 * shape.n_layers * gather) / step.total;
+  const share = (2 * shape.nLayers * gather) / step.total;
   const text = `${(moved / MIB).toFixed(1)} MiB of keys and values per layer and micro-batch, ${percent(share)} of the step`;
   const state = stateBytes(context, gpus);
   return splitOf('sequence', context, { gpus, degree, step, bytes: state + (bytes - state) / degree, text });
@@ -177,10 +177,10 @@ function tensorSplit(
   const sums = 2 * allReduceSeconds(parallel.network, degree, moved);
   const split = scaled(compute, {
     ...{ time: 1 / degree, launching: 1, parameters: 1 / degree },
-    ...{ forward: shape.n_layers * sums, block: sums },
+    ...{ forward: shape.nLayers * sums, block: sums },
   });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
-  const share = (2 * shape.n_layers * sums) / step.total;
+  const share = (2 * shape.nLayers * sums) / step.total;
   const text = `at most ${groups}, the groups of heads; 4 sums of ${(moved / MIB).toFixed(0)} MiB per layer, ${percent(share)} of the step`;
   return [splitOf('tensor', context, { gpus, degree, step, bytes: bytes / degree, text })];
 }
@@ -194,8 +194,8 @@ function pipelineSplit(
   bytes: number,
 ): readonly Advice[] {
   const { planCase, parallel } = context;
-  const { n_layers } = planCase.shape;
-  const degree = Math.min(wanted, 2 ** Math.floor(Math.log2(n_layers)));
+  const { nLayers } = planCase.shape;
+  const degree = Math.min(wanted, 2 ** Math.floor(Math.log2(nLayers)));
   const { batch_size, accumulate_grad_batches } = planCase.config.train;
   const sequences = batch_size * accumulate_grad_batches;
   const stretch = 1 + (degree - 1) / sequences;

@@ -134,7 +134,7 @@ describe('what was measured on one GPU beside the shipped figures', () => {
   it('no batch is faster than its launches', () => {
     const planCase = caseOf({ train: { seq_len: 64, batch_size: 1 } }, 50_257);
     const { total } = stepOn(computeOf(planCase, speed), 1, PARALLEL);
-    expect(total).toBeGreaterThan(launchesOfPass('nsa', planCase.shape.n_layers) * speed.perLaunch);
+    expect(total).toBeGreaterThan(launchesOfPass('nsa', planCase.shape.nLayers) * speed.perLaunch);
   });
 });
 

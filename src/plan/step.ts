@@ -74,9 +74,9 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const tokens = train.batch_size * train.seq_len;
   const { used } = trainingFlops(shape, lengths);
   const perSecond = speed.rate(shape.attention, train.seq_len, tokens);
-  const table = shape.vocab_size * shape.dim;
+  const table = shape.vocabSize * shape.dim;
   const head = (6 * table * tokens) / perSecond;
-  const block = (used / perSecond - head) / shape.n_layers;
+  const block = (used / perSecond - head) / shape.nLayers;
   const parameters = parameterCount(shape);
   const tensors = blockTensors(shape).reverse();
   const again = runtime.gradient_checkpointing ? 1 : 0;
@@ -85,21 +85,21 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
     const launching = count * speed.perLaunch;
     return { name, seconds: work + launching, launching, tensors: sizes };
   };
-  const blocks = Array.from({ length: shape.n_layers }, (_, i) =>
+  const blocks = Array.from({ length: shape.nLayers }, (_, i) =>
     part(
-      `block ${shape.n_layers - 1 - i}`,
+      `block ${shape.nLayers - 1 - i}`,
       ((2 + again) * block) / 3,
       launches.blockBackward + again * launches.blockAgain,
       tensors,
     ),
   );
-  const forwardLaunching = (launches.ends + shape.n_layers * launches.block) * speed.perLaunch;
+  const forwardLaunching = (launches.ends + shape.nLayers * launches.block) * speed.perLaunch;
   return {
     forward: used / perSecond / 3 + forwardLaunching,
     forwardLaunching,
     backward: [
       // The gradient of a tied table is complete only after the embedding.
-      part('head', (2 * head) / 3, launches.endsBackward, [...(shape.tie_embeddings ? [] : [table]), shape.dim]),
+      part('head', (2 * head) / 3, launches.endsBackward, [...(shape.tieEmbeddings ? [] : [table]), shape.dim]),
       ...blocks,
       part('embedding', 0, 0, [table]),
     ],

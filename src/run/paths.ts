@@ -32,6 +32,7 @@ export function runPaths(outDir: string) {
   } as const;
 }
 
+/** Paths of the files of a run. */
 export type RunPaths = ReturnType<typeof runPaths>;
 
 /** The reason to halt, or undefined. Any .HALT counts, also an empty one made by `touch`. */
@@ -39,6 +40,7 @@ export function readHalt(outDir: string): string | undefined {
   return readMark(runPaths(outDir).halt);
 }
 
+/** Asks a run of any process to save and stop. */
 export function writeHalt(outDir: string, reason: string): void {
   writeFileAtomic(runPaths(outDir).halt, `halt: ${oneLine(reason)}\n`);
 }

@@ -18,8 +18,10 @@ const DTYPE_BYTES = {
   BOOL: 1,
 } as const;
 
+/** Element types of safetensors. */
 export type SafeDtype = keyof typeof DTYPE_BYTES;
 
+/** A tensor of a safetensors file. */
 export interface SafeTensor {
   dtype: SafeDtype;
   shape: number[];

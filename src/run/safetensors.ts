@@ -20,6 +20,7 @@ import {
 
 export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
 
+/** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
   name: string;
   dtype: SafeDtype;
@@ -28,6 +29,7 @@ export interface TensorToWrite {
   data: Uint8Array | (() => Uint8Array);
 }
 
+/** How a safetensors file is written. */
 export interface WriteSafetensorsOptions {
   /** Wait until the content and the name are on the disk. */
   fsync?: boolean;

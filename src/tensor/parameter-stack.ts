@@ -10,6 +10,7 @@ import { type Dtype, Tensor } from './tensor.js';
 /** Rows are filled up to a multiple of this: rows of the product's result then begin at multiples of 16 bytes in bf16. */
 const ROWS = 8;
 
+/** Matrices of one input that are multiplied as one. */
 export class ParameterStack {
   readonly parameters: readonly Parameter[];
   readonly #memory: Tensor;

@@ -6,6 +6,7 @@ import type { Device } from '../device/device.js';
 import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
+/** A trained tensor with its gradient. */
 export class Parameter implements Disposable {
   readonly name: string;
   readonly value: Tensor;

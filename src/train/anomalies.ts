@@ -52,6 +52,7 @@ export class SpikeDetector {
   }
 }
 
+/** A spike of the loss or of the gradient norm. */
 export interface Spike {
   /** z-scores of the loss and of the gradient norm. */
   readonly loss: number;

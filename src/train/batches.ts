@@ -5,6 +5,7 @@ import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
 
+/** A batch on the device. */
 export interface DeviceBatch {
   readonly ids: Tensor;
   readonly targets: Tensor;

@@ -9,7 +9,7 @@
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
-import { parseConfig } from '../config/parse.js';
+import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
@@ -147,7 +147,7 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
       `${join(found.path, CHECKPOINT_FILES.state)}: is not the state of a training run: ${parsed.error.issues[0].message}`,
     );
   const saved = parsed.data;
-  const before = parseConfig(saved.config);
+  const before = parseSavedConfig(saved.config);
   const changes = checkResume(before, config).map(changeLine);
   return { found, saved, changes: [...changes, ...rankChanges(before, saved.ranks ?? 1, config, world.size)] };
 }

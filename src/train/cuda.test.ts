@@ -148,7 +148,7 @@ describe('training on CUDA', () => {
   onGpu('changes nothing when the gradient is not finite', () => {
     const chosen = config('nan');
     const device = cuda();
-    const model = new LanguageModel(device, modelShape(chosen, 256), 1);
+    const model = new LanguageModel(device, modelShape(chosen, 256), 1, 'f32');
     const trainedParameters = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
     const optimizer = new AdamW(device, trainedParameters);
     const uploader = new BatchUploader(device, chosen.nsa);

@@ -46,9 +46,9 @@ export async function evaluateSource(
   });
   const uploader = new BatchUploader(model.device, config.nsa);
   try {
-    if (loader.vocabSize > model.shape.vocab_size)
+    if (loader.vocabSize > model.shape.vocabSize)
       throw new UsageError(
-        `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocab_size}: it was trained with another tokenizer`,
+        `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocabSize}: it was trained with another tokenizer`,
       );
     await loader.readyToEvaluate?.(count);
     const batches = [...loader.evalBatches(count)];

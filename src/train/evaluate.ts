@@ -7,6 +7,7 @@ import type { BatchUploader } from './batches.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 import type { LossFunction, TrainableModel } from './step.js';
 
+/** The result of an evaluation. */
 export interface Evaluation {
   /** Mean loss per target in nats; NaN without targets. */
   readonly loss: number;

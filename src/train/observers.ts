@@ -6,6 +6,7 @@ import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 
+/** Statistics observed during a step. */
 export interface Observed {
   /** Over all layers, heads and tokens; null for dense attention. */
   readonly gates: GateStatistics | null;

@@ -31,6 +31,7 @@ import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './
 /** How a run ended. */
 export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
 
+/** How a training run ended. */
 export interface TrainResult {
   readonly status: TrainStatus;
   /** The last step done. */

@@ -105,6 +105,7 @@ export function localContext(
   return { ...parts, exchange: new LocalGradients(parts.model.parameters), agreement: new SingleAgreement() };
 }
 
+/** What one training step is given. */
 export interface StepInputs {
   /** The micro-batches of this rank. */
   readonly batches: readonly Batch[];
@@ -113,6 +114,7 @@ export interface StepInputs {
   readonly learningRate: number;
 }
 
+/** Loss and gradient norm of a step. */
 export interface StepGradients {
   /** Mean loss per target over all micro-batches of all ranks. */
   readonly loss: number;
@@ -123,6 +125,7 @@ export interface StepGradients {
   readonly finite: boolean;
 }
 
+/** What one training step returns. */
 export interface StepResult extends StepGradients {
   readonly observed: Observed;
   /** Relative errors against the reference (runtime.debug_compare). */
@@ -144,6 +147,7 @@ export interface Stepper {
   free(): void;
 }
 
+/** Runs training steps from the host. */
 export class HostStepper implements Stepper {
   readonly #context: StepContext;
   #inputs: StepInputs | null = null;

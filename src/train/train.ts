@@ -25,6 +25,7 @@ import { type SignalSource, watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
+/** Options of `train`. */
 export interface TrainOptions extends RunCallbacks {
   readonly config: Config;
   readonly device: Device;
@@ -201,7 +202,7 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   const { shape, parameterCount } = model;
   const memory = estimateMemory(shape, config, model.device.kind);
   log.say(
-    `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.n_layers} layers, ${shape.dim} wide, ` +
+    `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
       `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
   );

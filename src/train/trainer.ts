@@ -40,6 +40,7 @@ export type TokenBatch = Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'> & Parti
 /** Batches from anywhere: an iterable, a loader, or the data source of a config. */
 export type BatchSource = AsyncIterable<TokenBatch> | Iterable<TokenBatch> | Loader | Config;
 
+/** Options of `Trainer`. */
 export interface TrainerOptions {
   readonly model: TrainableModel;
   /** A loader or an iterable stays the caller's; the source of a config is opened with the first step. */

@@ -16,6 +16,7 @@ export function attend(
   return runCore(device, inputs, shapes, dOut, { kernel });
 }
 
+/** Computes an attention case in float64. */
 export function attendReference({ shapes, inputs, dOut }: CaseFile): CaseResult {
   const layout = layoutOf(shapes);
   if (!dOut) {

@@ -24,6 +24,7 @@ import {
 import { record } from './core.js';
 import { sum } from './numbers.js';
 
+/** An attention case read from a file. */
 export interface CaseFile {
   readonly shapes: Shapes;
   readonly inputs: NsaInputs;
@@ -45,6 +46,7 @@ const SIZES = ['S', 'H', 'G', 'd_k', 'd_v', 'l', 'd', 'l_sel', 'n_sel', 'w'] as 
 const FLOATS: readonly SafeDtype[] = ['F32', 'F64', 'BF16', 'F16'];
 const INTEGERS: readonly SafeDtype[] = ['I32', 'I64'];
 
+/** Reads an attention case from a safetensors file. */
 export function readCase(path: string): CaseFile {
   const file = openSafetensors(path);
   try {

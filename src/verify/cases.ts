@@ -8,6 +8,7 @@ import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { randomValues, startsOf, sum } from './numbers.js';
 
+/** Sizes of an attention case. */
 export interface Shapes {
   readonly lengths: readonly number[];
   readonly heads: HeadShape;
@@ -55,6 +56,7 @@ export const AWKWARD: readonly NamedShapes[] = [
 
 /** The inputs by the names of the golden files, in their order. */
 export const INPUT_NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
+/** Names of attention inputs. */
 export type InputName = (typeof INPUT_NAMES)[number];
 
 /** What each input is called in files and messages. */

@@ -13,11 +13,13 @@ export const INVARIANTS = [
   '8 repeat',
   '9 shapes',
 ] as const;
+/** Names of the invariants. */
 export type Invariant = (typeof INVARIANTS)[number];
 
 /** The measured error and where it occurred, or the reason why nothing was measured. */
 export type Finding = { readonly error: number; readonly detail?: string } | { readonly skipped: string };
 
+/** One check of a device. */
 export interface Check {
   readonly invariant: Invariant;
   readonly case: string;
@@ -68,6 +70,7 @@ export function absentRow(device: string, reason: string): Row {
   return { device, invariant: 'all', case: 'all checks', ok: null, error: null, limit: null, reason };
 }
 
+/** Counts of passed, failed and skipped checks. */
 export interface Summary {
   readonly passed: number;
   readonly failed: number;
@@ -75,6 +78,7 @@ export interface Summary {
   readonly rows: readonly Row[];
 }
 
+/** Counts passed, failed and skipped checks. */
 export function summarize(rows: readonly Row[]): Summary {
   const count = (ok: boolean | null) => rows.filter((row) => row.ok === ok).length;
   return { passed: count(true), failed: count(false), skipped: count(null), rows };

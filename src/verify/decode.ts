@@ -23,7 +23,7 @@ const PLAIN = { fusedFrom: Number.POSITIVE_INFINITY };
 
 const MODELS: Readonly<Record<string, ModelShape>> = {
   'phi avg': tinyShape({}),
-  'phi conv, rope before': tinyShape({ phi: 'conv', cmp_rope: 'before' }),
+  'phi conv, rope before': tinyShape({ phi: 'conv', cmpRope: 'before' }),
   'phi mlp, gate sigmoid': tinyShape({ phi: 'mlp', gate: 'sigmoid' }),
   dense: tinyShape({}, { attention: 'dense' }),
 };
@@ -31,8 +31,8 @@ const MODELS: Readonly<Record<string, ModelShape>> = {
 /** Shapes of the fused step. Every block is selected: in bf16 a near tie may go either way. */
 const HEADS = { dim: 64, n_heads: 12, n_kv_groups: 2, d_k: 32, d_v: 32 };
 const GRAPHS: Readonly<Record<string, ModelShape>> = {
-  'phi avg': tinyShape({ l_sel: 32, n_sel: 8 }, HEADS),
-  'phi conv, rope before': tinyShape({ l_sel: 32, n_sel: 8, phi: 'conv', cmp_rope: 'before' }, HEADS),
+  'phi avg': tinyShape({ lSel: 32, nSel: 8 }, HEADS),
+  'phi conv, rope before': tinyShape({ lSel: 32, nSel: 8, phi: 'conv', cmpRope: 'before' }, HEADS),
   dense: tinyShape({}, { ...HEADS, attention: 'dense' }),
 };
 
@@ -75,7 +75,7 @@ function withModel(
 }
 
 function tokensOf({ shape }: LanguageModel, length: number): number[] {
-  return Array.from({ length }, (_, i) => (i * i * 7 + i * 31 + 5) % shape.vocab_size);
+  return Array.from({ length }, (_, i) => (i * i * 7 + i * 31 + 5) % shape.vocabSize);
 }
 
 function everySplit(model: LanguageModel): Finding {

@@ -51,7 +51,7 @@ export function modelChecks(device: Device, full: boolean): Check[] {
 
 function modelCausality(device: Device): Finding {
   const shape = tinyShape({}, {}, VOCABULARY);
-  const model = new LanguageModel(device, shape, 41);
+  const model = new LanguageModel(device, shape, 41, 'f32');
   try {
     const ids = randomValues(LENGTH, 42).map((value) => Math.floor(((value + 1) / 2) * VOCABULARY));
     const hidden = (tokens: Float64Array) =>
@@ -77,11 +77,7 @@ function modelCausality(device: Device): Finding {
 
 /** A window of a few tokens and small blocks: a leak in any branch would be learned within these steps. */
 function randomTokens(device: Device, steps: number): Finding {
-  const shape = tinyShape(
-    { l: 4, d: 2, l_sel: 4, n_sel: 3, w: 4 },
-    { dim: 48, n_layers: 1, d_k: 12, d_v: 12 },
-    VOCABULARY,
-  );
+  const shape = tinyShape({ l: 4, d: 2, lSel: 4, nSel: 3, w: 4 }, { dim: 48, nLayers: 1, dK: 12, dV: 12 }, VOCABULARY);
   const lengths = Array.from({ length: 16 }, () => 64);
   const trainer = new RandomTrainer(device, { shape, lengths, learningRate: 3e-3, seed: 43 });
   try {

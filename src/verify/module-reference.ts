@@ -29,7 +29,7 @@ export function moduleForward(
   const inputs = coreInputs(shape, weights, x, lengths, layout);
   const { out } = nsaForward(inputs, layout, selected);
   const tokens = x.length / shape.dim;
-  const width = shape.n_heads * shape.d_v;
+  const width = shape.nHeads * shape.dV;
   return { out: linearForward(out, weights['out'], tokens, shape.dim, width), inputs, layout };
 }
 
@@ -44,11 +44,11 @@ function coreInputs(
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = x.length / dim;
-  const rope = { theta: shape.rope_theta, scale: shape.rope_scale };
+  const rope = { theta: shape.ropeTheta, scale: shape.ropeScale };
   const key = { heads: groups, size: dk, rotate: true };
   const value = { heads: groups, size: dv, rotate: false };
   const query = { heads, size: dk, rotate: true };
-  const parts = [query, { ...key, rotate: nsa.cmp_rope === 'before' }, value, key, value, key, value];
+  const parts = [query, { ...key, rotate: nsa.cmpRope === 'before' }, value, key, value, key, value];
   const fused = linearForward(x, weights['qkv'], tokens, weights['qkv'].length / dim, dim);
   const positions = lengths.flatMap((length) => Array.from({ length }, (_, t) => t));
   const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = splitForward(fused, parts, positions, rope);
@@ -56,7 +56,7 @@ function coreInputs(
     compressForward(values, weights, name, nsa.phi, starts, { groups, size, l: nsa.l, d: nsa.d });
   let kCmp = compress(rawKeys, dk, 'phi_k');
   const vCmp = compress(rawValues, dv, 'phi_v');
-  if (nsa.cmp_rope === 'after') {
+  if (nsa.cmpRope === 'after') {
     const blocks = lengths.flatMap((_, s) =>
       Array.from({ length: cmpStarts[s + 1] - cmpStarts[s] }, (_, i) => i * nsa.d),
     );
@@ -65,7 +65,7 @@ function coreInputs(
   const logits = linearForward(x, weights['gate.weight'], tokens, 3 * heads, dim);
   const bias = weights['gate.bias'];
   const biased = logits.map((logit, i) => logit + bias[i % bias.length]);
-  const gates = gateForward(biased, { kind: nsa.gate, temperature: nsa.gate_temp });
+  const gates = gateForward(biased, { kind: nsa.gate, temperature: nsa.gateTemp });
   return { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
 }
 

@@ -1,7 +1,7 @@
 /** The whole attention module on a device, in every configuration. */
 import { configSchema } from '../config/schema.js';
 import type { Device } from '../device/device.js';
-import { type AttentionModule, createAttention } from '../model/attention.js';
+import { Attention } from '../model/attention.js';
 import { ParameterStore } from '../model/parameters.js';
 import { type ModelShape, modelShape, sparseShapeOf } from '../model/shape.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
@@ -18,7 +18,7 @@ export const VARIANTS: readonly { readonly name: string; readonly shape: ModelSh
   (['softmax', 'sigmoid'] as const).flatMap((gate) =>
     (['after', 'before', 'none'] as const).map((rope) => ({
       name: `phi ${phi}, gate ${gate}, rope ${rope}`,
-      shape: tinyShape({ phi, gate, cmp_rope: rope }),
+      shape: tinyShape({ phi, gate, cmpRope: rope }),
     })),
   ),
 );
@@ -30,10 +30,11 @@ export function tinyShape(
   vocabulary = 64,
 ): ModelShape {
   const config = configSchema.parse({
-    model: { dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 6, mlp_ratio: 2, ...model },
-    nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 24, gate_temp: 0.7, ...nsa },
+    model: { dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 6, mlp_ratio: 2 },
+    nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 24, gate_temp: 0.7 },
   });
-  return modelShape(config, vocabulary);
+  const shape = modelShape(config, vocabulary);
+  return { ...shape, ...model, nsa: { ...shape.nsa, ...nsa } };
 }
 
 export interface ModuleOutput {
@@ -51,13 +52,13 @@ export class TestModule {
   readonly shape: ModelShape;
   readonly #device: Device;
   readonly #store: ParameterStore;
-  readonly #module: AttentionModule;
+  readonly #module: Attention;
 
   constructor(device: Device, shape: ModelShape, seed: number) {
     this.shape = shape;
     this.#device = device;
     this.#store = new ParameterStore(device, seed, 1);
-    this.#module = createAttention(this.#store, NAME, 0, shape);
+    this.#module = new Attention(this.#store, NAME, shape);
     this.#store.parameters.forEach(({ value }, i) => {
       const inputs = value.shape[value.shape.length - 1];
       value.write(randomValues(value.size, seed * 50 + i, value.shape.length === 2 ? 2 / Math.sqrt(inputs) : 0.5));

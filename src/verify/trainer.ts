@@ -31,7 +31,7 @@ export class RandomTrainer {
   constructor(device: Device, options: RandomTraining) {
     this.#device = device;
     this.#options = options;
-    this.model = new LanguageModel(device, options.shape, options.seed);
+    this.model = new LanguageModel(device, options.shape, options.seed, 'f32');
     this.#optimizer = new AdamW(
       device,
       this.model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
@@ -69,7 +69,7 @@ export class RandomTrainer {
   #draw(): void {
     const { shape, lengths, seed } = this.#options;
     const drawn = Tensor.empty(this.#device, [this.#ids.size + lengths.length], 'i32');
-    fillIntegers(drawn, { seed, stream: 1_000_000 + this.#step }, shape.vocab_size);
+    fillIntegers(drawn, { seed, stream: 1_000_000 + this.#step }, shape.vocabSize);
     let from = 0;
     let to = 0;
     for (const length of lengths) {

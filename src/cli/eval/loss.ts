@@ -56,7 +56,7 @@ bpb: bits of loss per byte of UTF-8 text, comparable between tokenizers.
 `;
 
 async function run(options: Options, io: Io): Promise<void> {
-  const loaded = loadModel(openDevice(options), options.model);
+  const loaded = loadModel(openDevice(options), options.model, 'f32');
   const { model, path, step, warnings } = loaded;
   try {
     for (const warning of warnings) io.warn(warning);
@@ -106,7 +106,7 @@ function evaluationConfig(
   const { tokenizer } = config.data;
   const { source } = asked.data;
   const vocabulary =
-    source === 'synthetic' || source === 'needle' ? { vocab_size: model.shape.vocab_size } : { vocab_size: null };
+    source === 'synthetic' || source === 'needle' ? { vocab_size: model.shape.vocabSize } : { vocab_size: null };
   return parseConfig({
     ...withEnvironment(config, io.env),
     data: { ...asked.data, tokenizer, ...vocabulary },

@@ -52,18 +52,18 @@ export function configure(command: Command, io: Io): void {
 
 function run(options: Options, io: Io): void {
   const text = readText(options.textFile);
-  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model);
+  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model, 'f32');
   try {
     for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);
     if (tokens.length === 0) throw new UsageError(`${options.textFile}: contains no text`);
-    const unknown = tokens.find((token) => token >= model.shape.vocab_size);
+    const unknown = tokens.find((token) => token >= model.shape.vocabSize);
     if (unknown !== undefined)
       throw new UsageError(
-        `${options.textFile}: contains token ${unknown}, but the vocabulary of the model has ${model.shape.vocab_size}`,
+        `${options.textFile}: contains token ${unknown}, but the vocabulary of the model has ${model.shape.vocabSize}`,
       );
     const layers = inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env)));
-    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.l_sel, layers };
+    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
     if (options.json) printJson(io, result);
     else {

@@ -1,9 +1,8 @@
 /** Opens the devices that a command requests. */
 import { Option } from 'commander';
-import { defaultCompilerOptions } from '../../device/cpu/compile.js';
-import { CpuDevice } from '../../device/cpu/cpu.js';
-import { CudaDevice, cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
+import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
+import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
 
@@ -26,13 +25,14 @@ export function deviceOption(description: string): Option {
 
 /** Opens the given device; `auto` opens CUDA if available, else the CPU. */
 export function openDevice({ device, threads, gpu, deterministic = false }: DeviceOptions): Device {
-  const absence = device === 'cpu' ? 'not asked for' : cudaAbsence();
-  if (absence === null) {
-    const index = gpu?.(gpuCount()) ?? 0;
-    return new CudaDevice({ index, compiler: { progress }, deterministic });
-  }
-  if (device === 'cuda') throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
-  return openCpu(threads);
+  const absence = device === 'cpu' ? null : cudaAbsence();
+  if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
+  const isGpu = device !== 'cpu' && absence === null;
+  return open(device, {
+    ...(threads === undefined ? {} : { threads }),
+    ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
+    ...{ progress, deterministic },
+  });
 }
 
 /** Explains the choice of `auto`. */
@@ -49,12 +49,7 @@ export interface DeviceList {
 export function listDevices(options: DeviceOptions): DeviceList {
   if (options.device !== 'auto') return { present: [openDevice(options)], absent: [] };
   const absence = cudaAbsence();
-  const cpu = openCpu(options.threads);
+  const cpu = openDevice({ ...options, device: 'cpu' });
   if (absence !== null) return { present: [cpu], absent: [{ kind: 'cuda', reason: absence }] };
   return { present: [cpu, openDevice({ ...options, device: 'cuda' })], absent: [] };
-}
-
-function openCpu(threads: number | undefined): CpuDevice {
-  const compiler = { ...defaultCompilerOptions(process.env), progress };
-  return new CpuDevice({ compiler, ...(threads !== undefined && { threads }) });
 }

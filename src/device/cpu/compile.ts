@@ -20,6 +20,7 @@ import {
 const HERE = dirname(fileURLToPath(import.meta.url));
 const ROOT = join(HERE, '..', '..');
 
+/** How CPU kernels are compiled. */
 export interface CompilerOptions {
   /** Folder of the cache; created if missing. */
   readonly cache: string;
@@ -43,6 +44,7 @@ export function defaultCompilerOptions(environment: Environment): CompilerOption
   };
 }
 
+/** A C++ compiler of this machine. */
 export interface Compiler {
   readonly command: string;
   readonly version: string;
@@ -116,6 +118,7 @@ function kernelSources(): string[] {
   return [runtime, ...kernels.map((name) => join(ROOT, name))];
 }
 
+/** Compiles C++ kernels and caches them. */
 export class KernelCompiler {
   readonly #options: CompilerOptions;
   readonly #flags: readonly string[];

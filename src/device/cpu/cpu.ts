@@ -27,6 +27,7 @@ const FFI_TYPES: Record<ArgumentKind, string> = {
   struct: 'void *',
 };
 
+/** Options of `CpuDevice`. */
 export interface CpuOptions {
   /** Threads that run kernels; defaults to all cores. Results do not depend on it. */
   readonly threads?: number;
@@ -36,6 +37,7 @@ export interface CpuOptions {
 type NativeCall = (...values: unknown[]) => unknown;
 type Library = ReturnType<typeof koffi.load>;
 
+/** The CPU: native memory, and C++ kernels that are compiled on first use. */
 export class CpuDevice implements Device {
   readonly kind = 'cpu';
   readonly name: string;

@@ -10,6 +10,7 @@ import type { Addressable } from '../device.js';
  */
 export type LaunchArgument = Addressable | bigint | null | number | Floating;
 
+/** A floating-point argument of a launch. */
 export class Floating {
   readonly value: number;
   readonly double: boolean;
@@ -23,6 +24,7 @@ export class Floating {
 export const f32 = (value: number) => new Floating(value, false);
 export const f64 = (value: number) => new Floating(value, true);
 
+/** Grid, block and shared memory of a launch. */
 export interface LaunchShape {
   /** Blocks; an empty grid is a no-op. */
   readonly grid: number | readonly [number, number] | readonly [number, number, number];
@@ -63,6 +65,7 @@ export interface MatrixProduct {
   readonly c?: Addressable | null;
 }
 
+/** What CUDA launchers need of a device. */
 export interface CudaRuntime {
   readonly multiprocessors: number;
   /** Compute capability times ten: 80 for an A100, 90 for an H100 or H200. */

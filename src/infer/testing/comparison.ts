@@ -81,7 +81,7 @@ export class Comparison {
     this.#weights = weights;
     this.#exact = new StepReplay(weights, unrounded);
     this.#rounded = new StepReplay(weights, toBf16);
-    this.#shifts = Array.from({ length: weights.model.shape.n_layers }, () => new Typical());
+    this.#shifts = Array.from({ length: weights.model.shape.nLayers }, () => new Typical());
   }
 
   /** A second sequence that goes on from here. */

@@ -87,11 +87,11 @@ export class StepReplay {
     const { shape } = weights.model;
     this.#weights = weights;
     this.#round = round;
-    this.#problems = Array.from({ length: shape.n_layers }, (_, layer) => {
+    this.#problems = Array.from({ length: shape.nLayers }, (_, layer) => {
       const phi = (part: string) => weights.value(`blocks.${layer}.attention.phi_${part}.weight`);
       return {
-        ...{ heads: headShapeOf(shape), sparse: sparseShapeOf(shape), cmpRope: shape.nsa.cmp_rope, round },
-        rope: { theta: shape.rope_theta, scale: shape.rope_scale },
+        ...{ heads: headShapeOf(shape), sparse: sparseShapeOf(shape), cmpRope: shape.nsa.cmpRope, round },
+        rope: { theta: shape.ropeTheta, scale: shape.ropeScale },
         phi: shape.nsa.phi === 'conv' ? { keys: phi('k'), values: phi('v') } : null,
       };
     });
@@ -110,10 +110,10 @@ export class StepReplay {
     const weights = this.#weights;
     const { shape } = weights.model;
     const [dim, hidden] = [shape.dim, hiddenSize(shape)];
-    const normed = (x: Float64Array, name: string) => rmsnormForward(x, weights.value(name), shape.norm_eps);
+    const normed = (x: Float64Array, name: string) => rmsnormForward(x, weights.value(name), shape.normEps);
     let x = toBf16(weights.value('embedding').slice(token * dim, (token + 1) * dim));
     const scores: Float64Array[][] = [];
-    for (let layer = 0; layer < shape.n_layers; layer++) {
+    for (let layer = 0; layer < shape.nLayers; layer++) {
       const name = `blocks.${layer}`;
       const input = normed(x, `${name}.attention_norm`);
       const projection = this.#round(weights.multiply(input, `${name}.attention.qkv`));
@@ -125,7 +125,7 @@ export class StepReplay {
       x = this.#added(middle, weights.multiply(active, `${name}.mlp.down`));
     }
     this.#position += 1;
-    return { logits: weights.multiply(normed(x, 'norm'), shape.tie_embeddings ? 'embedding' : 'head'), scores };
+    return { logits: weights.multiply(normed(x, 'norm'), shape.tieEmbeddings ? 'embedding' : 'head'), scores };
   }
 
   /** The token goes into the history; the gated sum of its branches. */
@@ -146,15 +146,15 @@ export class StepReplay {
   }
 
   #gates(layer: number, input: Float64Array): Float64Array {
-    const { nsa, n_heads } = this.#weights.model.shape;
-    const fixed = (weights: readonly number[]) => Float64Array.from({ length: 3 * n_heads }, (_, i) => weights[i % 3]);
-    if (nsa.force_uniform_gate) return fixed([1 / 3, 1 / 3, 1 / 3]);
-    const { force_branch } = nsa;
-    if (force_branch !== 'none') return fixed(['cmp', 'sel', 'win'].map((name) => Number(name === force_branch)));
+    const { nsa, nHeads } = this.#weights.model.shape;
+    const fixed = (weights: readonly number[]) => Float64Array.from({ length: 3 * nHeads }, (_, i) => weights[i % 3]);
+    if (nsa.forceUniformGate) return fixed([1 / 3, 1 / 3, 1 / 3]);
+    const { forceBranch } = nsa;
+    if (forceBranch !== 'none') return fixed(['cmp', 'sel', 'win'].map((name) => Number(name === forceBranch)));
     const name = `blocks.${layer}.attention.gate`;
     const bias = this.#weights.value(`${name}.bias`);
     const logits = this.#weights.multiply(input, `${name}.weight`).map((value, i) => value + bias[i]);
-    return gateForward(logits, { kind: nsa.gate, temperature: nsa.gate_temp });
+    return gateForward(logits, { kind: nsa.gate, temperature: nsa.gateTemp });
   }
 
   #added(a: Float64Array, b: Float64Array): Float64Array {

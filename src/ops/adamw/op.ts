@@ -7,6 +7,7 @@
  */
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
+import { dispose } from '../../tensor/dispose.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../common/shapes.js';
 import { TensorTable } from '../common/tensor-table.js';
@@ -20,6 +21,7 @@ export const signatures = {
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
+/** Options of `AdamW`. */
 export interface AdamWOptions {
   readonly betas?: readonly [number, number];
   readonly epsilon?: number;
@@ -43,6 +45,7 @@ export interface TrainedParameter {
   readonly weightDecay: number;
 }
 
+/** The numbers of one optimizer step. */
 export interface AdamWStep {
   readonly learningRate: number;
   /** Factor on all gradients, applied first: the clip factor. Default 1. */
@@ -51,6 +54,7 @@ export interface AdamWStep {
   readonly keepGradients?: boolean;
 }
 
+/** The numbers of an optimizer step on the device. */
 export interface DeviceStep extends Omit<AdamWStep, 'keepGradients'> {
   /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
   readonly maxNorm?: number;
@@ -64,7 +68,8 @@ interface Moments {
   readonly v: Tensor;
 }
 
-export class AdamW {
+/** The AdamW optimizer: its moments, and the step. */
+export class AdamW implements Disposable {
   readonly #device: Device;
   readonly #trained: readonly TrainedParameter[];
   readonly #moments = new Map<string, Moments>();
@@ -183,6 +188,12 @@ export class AdamW {
     };
   }
 
+  /** `free`, for `using`. */
+  [dispose](): void {
+    this.free();
+  }
+
+  /** Frees the moments. */
   free(): void {
     for (const { m, v } of this.#moments.values()) {
       m.free();

@@ -5,6 +5,7 @@
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
+/** Counts of attention kernels. */
 export interface AttentionCounts {
   /** Calls whose selected branch ran by tile-union, and by KV-outer; where stretches of a batch differ, both count. */
   readonly attention_union: number;
@@ -13,6 +14,7 @@ export interface AttentionCounts {
   readonly attention_portable: number;
 }
 
+/** Counts which attention kernels ran. */
 export class AttentionCounters {
   /** i32 [2] on the device: union, outer. */
   readonly served: Tensor;

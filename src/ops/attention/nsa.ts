@@ -2,6 +2,7 @@
  * The core of Native Sparse Attention: compressed, selected and window attention over given queries, keys and values,
  * summed by given gates. Projections, positions and the gate itself belong to the attention module (src/model).
  */
+import { dispose } from '../../tensor/dispose.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { expectCompressed, type Sequences } from '../common/sequences.js';
@@ -37,6 +38,7 @@ export interface SparseLayout {
   readonly blocks: Sequences;
 }
 
+/** Results of `nativeSparseAttention`. */
 export interface SparseOutputs {
   /** [T, H, dv] */
   readonly out: Tensor;
@@ -47,10 +49,18 @@ export interface SparseOutputs {
   readonly selected: Tensor;
 }
 
-export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): SparseLayout {
-  return { tokens, blocks: tokens.compressed(l, d) };
+/** A layout that owns the memory of its `blocks`; `tokens` stay the caller's. */
+export interface OwnedSparseLayout extends SparseLayout, Disposable {
+  free(): void;
 }
 
+/** The layout of sequences in tokens and in compressed blocks of `l` tokens with stride `d`. */
+export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): OwnedSparseLayout {
+  const blocks = tokens.compressed(l, d);
+  return { tokens, blocks, free: () => blocks.free(), [dispose]: () => blocks[dispose]() };
+}
+
+/** Which kernels compute sparse attention. */
 export interface SparseOptions extends SelectedOptions, FusedOptions {
   /** The float64 reference instead of all kernels. */
   readonly parity?: boolean;
@@ -62,6 +72,7 @@ export interface SparseOptions extends SelectedOptions, FusedOptions {
   readonly counters?: AttentionCounters;
 }
 
+/** Native Sparse Attention on given queries, keys, values and gates: three branches and their gated sum. */
 export function nativeSparseAttention(
   tape: Tape,
   inputs: SparseInputs,

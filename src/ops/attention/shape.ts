@@ -20,6 +20,7 @@ export interface SparseShape {
 
 const MAX_HEADS_PER_GROUP = 16;
 
+/** Throws a `UsageError` that names the size which does not fit. */
 export function validateShapes(heads: HeadShape, sparse?: SparseShape): void {
   validateHeads(heads);
   if (sparse) validateSparse(sparse);

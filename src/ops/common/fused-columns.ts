@@ -2,6 +2,7 @@
 import type { GradientTarget } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 
+/** Columns of a fused projection that another operation reads. */
 export interface FusedColumns {
   /** How many of the last columns belong to it. */
   readonly columns: number;

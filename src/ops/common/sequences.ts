@@ -4,9 +4,11 @@
  */
 import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
+import { dispose } from '../../tensor/dispose.js';
 import { Tensor } from '../../tensor/tensor.js';
 
-export class Sequences {
+/** Lengths of packed sequences, on the host and on the device. */
+export class Sequences implements Disposable {
   readonly lengths: readonly number[];
   /** cu_seqlens on the host: count + 1 ascending numbers from 0. */
   readonly starts: Int32Array;
@@ -75,6 +77,11 @@ export class Sequences {
       this.#inBlocks.set(size, blocks);
     }
     return blocks;
+  }
+
+  /** `free`, for `using`. */
+  [dispose](): void {
+    if (!this.offsets.storage.isFreed) this.free();
   }
 
   free(): void {

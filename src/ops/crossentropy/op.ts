@@ -30,6 +30,7 @@ const CHUNK_BYTES = { cpu: 2 ** 27, cuda: 2 ** 31 };
 /** Rows that a matrix product takes at a time: a chunk of whole tiles leaves none of them half empty. */
 const TILE_ROWS = { cpu: 1, cuda: 256 };
 
+/** How logits are divided into chunks. */
 export interface ChunkOptions {
   /** Tokens whose logits are held at a time. */
   readonly chunk?: number;

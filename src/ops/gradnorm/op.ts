@@ -16,6 +16,7 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 /** What the kernel writes for a gradient: a sum of squares and a count. */
 const FIELDS = 2;
 
+/** Norm of all gradients and number of non-finite values. */
 export interface GradientNorm {
   /** The root of the sum of all squares; NaN or infinite when `nonFinite` is not 0. */
   readonly norm: number;

@@ -27,6 +27,7 @@ export interface HeadPart {
   readonly rotate: boolean;
 }
 
+/** Options of rotary positions. */
 export interface RotaryOptions {
   readonly theta: number;
   /** Positions are divided by it. */

@@ -14,6 +14,7 @@ import {
 } from './manifest.js';
 import { CHECKPOINT_FILES, type CheckpointState, optimizerFiles } from './save.js';
 
+/** A checkpoint whose files verify. */
 export interface FoundCheckpoint {
   path: string;
   step: number;

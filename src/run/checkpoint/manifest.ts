@@ -15,11 +15,13 @@ export const MANIFEST_NAME = 'manifest.json';
 const HASH_CHUNK_BYTES = 4 * 1024 * 1024;
 const FILE_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]*$/;
 
+/** Size and SHA-256 of a file. */
 export interface FileDigest {
   bytes: number;
   sha256: string;
 }
 
+/** The manifest of a checkpoint. */
 export interface Manifest {
   format_version: number;
   trefoil_version: string;

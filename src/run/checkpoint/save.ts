@@ -64,6 +64,7 @@ export interface CheckpointParts {
   extra?: Readonly<Record<string, Uint8Array>>;
 }
 
+/** How a checkpoint is written. */
 export interface SaveOptions {
   /** How many checkpoints remain, the new one included; all when absent. */
   keepLast?: number;
@@ -71,6 +72,7 @@ export interface SaveOptions {
   onWrite?: (what: string) => void;
 }
 
+/** A checkpoint that was saved. */
 export interface SavedCheckpoint {
   path: string;
   bytes: number;

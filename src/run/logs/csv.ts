@@ -8,11 +8,14 @@ import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log
 export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
 /** Columns in the order of the file; the first is always the step. */
 export type CsvSchema = { readonly step: 'integer' } & Readonly<Record<string, ColumnKind>>;
+/** One row by column. */
 export type CsvRow<Schema extends CsvSchema> = {
   -readonly [Column in keyof Schema]: Schema[Column] extends 'text' ? string : number;
 };
 
+/** Columns of training.csv. */
 export const TRAINING_CSV = { step: 'integer', loss: 'float32', lr: 'float32', toks_per_s: 'tenths' } as const;
+/** Columns of val.csv. */
 export const VAL_CSV = { step: 'integer', val_loss: 'float32', ppl: 'float32' } as const;
 export const K_STATS_CSV = {
   step: 'integer',
@@ -86,6 +89,7 @@ function openCsv(path: string, schema: CsvSchema): AppendFile {
   }
 }
 
+/** The complete rows of a CSV file. */
 export interface CsvContent<Schema extends CsvSchema> {
   rows: CsvRow<Schema>[];
   /** Lines that are no rows: damage, which a check may want to name. */

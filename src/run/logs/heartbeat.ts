@@ -4,6 +4,7 @@ import { errorCode, fileError, openRegularFile, readFully } from '../atomic.js';
 import { asNumber, isPlainObject, toJson } from '../json.js';
 import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
 
+/** Kinds of heartbeat records. */
 export type HeartbeatMessage =
   | 'boot'
   | 'loader_ready'

@@ -5,11 +5,13 @@
 import { UsageError } from '../../errors.js';
 import { expandNodeList } from './nodelist.js';
 
+/** Environment variables by name. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** The program that started this process. */
 export type Launcher = 'torchrun' | 'kubeflow' | 'slurm' | 'openmpi' | 'pmix' | 'single';
 
+/** Which rank this process is, and how ranks meet. */
 export interface RankIdentity {
   readonly launcher: Launcher;
   readonly rank: number;
@@ -69,6 +71,7 @@ class Reader {
   }
 }
 
+/** Reads this process's rank from the variables of its launcher. */
 export function resolveRank(env: Environment): RankIdentity {
   const read = new Reader(env);
   const found = torchrun(read) ?? kubeflow(read) ?? slurm(read) ?? openMpi(read) ?? pmix(read) ?? single(read);

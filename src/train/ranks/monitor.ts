@@ -19,6 +19,7 @@ export class RankLost extends TrefoilError {
   }
 }
 
+/** One rank of a world. */
 export interface Member {
   readonly host: string;
   readonly pid: number;

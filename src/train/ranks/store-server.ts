@@ -4,6 +4,7 @@ import { z } from 'zod';
 import { TrefoilError } from '../../errors.js';
 import { type Line, type Listener, listen, type Peer, sendLine } from './channel.js';
 
+/** One rank of a world. */
 export interface Member {
   readonly rank: number;
   readonly host: string;

@@ -18,6 +18,7 @@ import { createSecret } from './secret.js';
 /** MPI, too, uses any free port. */
 const ANY_PORT = 0;
 
+/** Options of `openWorld`. */
 export interface WorldOptions {
   /** Seconds a rank waits for the others before it looks for the rank to blame and gives up. */
   readonly timeoutSeconds: number;

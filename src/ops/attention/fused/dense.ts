@@ -27,6 +27,7 @@ const WINDOW_SOURCE = new URL('./window.cu', import.meta.url);
 const PREPARE_SOURCE = new URL('./dense.cu', import.meta.url);
 const LARGEST_INT = 2 ** 31 - 1;
 
+/** Which kernel computes dense attention. */
 export interface DenseOptions {
   /** Minimum length of the longest sequence for the fused kernels. `Infinity` disables them. */
   readonly fusedFrom?: number;

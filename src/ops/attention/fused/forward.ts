@@ -13,6 +13,7 @@ import { packedTileBytes } from './plan.js';
 
 /** How the selected branch reads keys: `adaptive` lets the device choose by how much neighbouring tokens agree. */
 export const SELECTED_PATHS = ['adaptive', 'union', 'outer'] as const;
+/** Kernel paths of the selected branch. */
 export type SelectedPath = (typeof SELECTED_PATHS)[number];
 
 /** The constants of plan.cuh. */

@@ -20,10 +20,12 @@ export const signatures = {
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
+/** The branches of sparse attention. */
 export type Branch = 'cmp' | 'sel' | 'win';
 /** In the order of the columns. */
 export const BRANCHES: readonly Branch[] = ['cmp', 'sel', 'win'];
 
+/** How gates are computed from logits. */
 export interface GateOptions {
   readonly kind: 'softmax' | 'sigmoid';
   readonly temperature: number;

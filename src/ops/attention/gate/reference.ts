@@ -5,6 +5,7 @@ export interface GateShape {
   readonly temperature: number;
 }
 
+/** Statistics of gates. */
 export interface GateStatistics {
   /** Natural logarithm: ln 3 = 1.0986 for equal shares, 0 for one branch alone. */
   readonly entropyMean: number;

@@ -26,6 +26,7 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
  */
 const MOST_WEIGHTS = 1024;
 
+/** Inputs of `selectBlocks`. */
 export interface SelectInputs {
   /** [T, H, dk] */
   readonly q: Tensor;

@@ -22,8 +22,10 @@ export const signatures = {
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
 export const SELECTION_KERNELS = ['adaptive', 'v1', 'v2', 'reference'] as const;
+/** Kernels of the selected branch. */
 export type SelectionKernel = (typeof SELECTION_KERNELS)[number];
 
+/** Which kernel computes the selected branch. */
 export interface SelectedOptions {
   readonly kernel?: SelectionKernel;
   /** `adaptive` takes v2 for batches whose longest sequence has at least this many tokens. */

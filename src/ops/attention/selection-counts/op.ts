@@ -7,6 +7,7 @@ import { launchers } from './cuda.js';
 export const signatures = { selection_counts: ['ptr', 'ptr', 'i64', 'i64'] } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
+/** Statistics of selected blocks. */
 export interface SelectionStatistics {
   /** Selected blocks per (token, group). */
   readonly mean: number;

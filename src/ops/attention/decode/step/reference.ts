@@ -33,6 +33,7 @@ export interface StepProblem {
   readonly round: (values: Float64Array) => Float64Array;
 }
 
+/** What one training step returns. */
 export interface StepResult {
   /** [heads, dv] of each branch */
   readonly oCmp: Float64Array;

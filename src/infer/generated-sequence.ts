@@ -1,18 +1,20 @@
-/** A text under way: the prompt, what was drawn after it, and why it ended. */
+/** One sequence that is being generated: the prompt, the tokens drawn after it, and why it ended. */
 import type { LoadedModel } from './load-model.js';
 import type { StopFilter } from './stop.js';
 
-/** `separator`: the model ended its document. `context`: the context is full. */
-export type FinishReason = 'separator' | 'stop' | 'length' | 'context';
+/**
+ * Why a text ended. `separator`: the model ended its document. `stop`: a stop string. `length`: `maxNewTokens`.
+ * `context`: `maxContext`. `aborted`: the signal.
+ */
+export type FinishReason = 'separator' | 'stop' | 'length' | 'context' | 'aborted';
 
 type Decoder = ReturnType<LoadedModel['tokenizer']['createStreamDecoder']>;
 
-/** One prompt and what was drawn after it. */
-export class Draft {
+export class GeneratedSequence {
   readonly index: number;
-  /** The prompt and the text so far. */
+  /** The prompt and the tokens drawn so far. */
   readonly context: number[];
-  /** Its tokens, each once. */
+  /** The distinct tokens of the context, for the repetition penalty. */
   readonly seen: Set<number>;
   finishReason: FinishReason | null = null;
   #promptLength: number;
@@ -28,16 +30,18 @@ export class Draft {
     this.#filter = filter;
   }
 
+  /** Number of tokens drawn. */
   get drawn(): number {
     return this.context.length - this.#promptLength;
   }
 
+  /** Tokens drawn. */
   get tokens(): number[] {
     return this.context.slice(this.#promptLength);
   }
 
-  /** More is said before the next text; what was drawn belongs to the context now. */
-  say(tokens: readonly number[], decoder: Decoder, filter: StopFilter): void {
+  /** Appends a further prompt; what was drawn so far becomes part of the context. */
+  continueWith(tokens: readonly number[], decoder: Decoder, filter: StopFilter): void {
     for (const token of tokens) {
       this.context.push(token);
       this.seen.add(token);
@@ -48,12 +52,9 @@ export class Draft {
     this.finishReason = null;
   }
 
-  /** Takes the next token; returns the text that is certain now. */
+  /** Adds the next token; returns the text that is final now. */
   add(token: number, isSeparator: boolean, maxNewTokens: number, maxContext: number): string {
-    if (isSeparator) {
-      this.finishReason = 'separator';
-      return this.#rest();
-    }
+    if (isSeparator) return this.finish('separator');
     this.context.push(token);
     this.seen.add(token);
     const { text, stopped } = this.#filter.push(this.#decoder.push(token));
@@ -61,13 +62,14 @@ export class Draft {
       this.finishReason = 'stop';
       return text;
     }
-    if (this.drawn === maxNewTokens) this.finishReason = 'length';
-    else if (this.context.length === maxContext) this.finishReason = 'context';
-    return this.finishReason === null ? text : text + this.#rest();
+    if (this.drawn === maxNewTokens) return text + this.finish('length');
+    return this.context.length === maxContext ? text + this.finish('context') : text;
   }
 
-  #rest(): string {
-    // A character whose last bytes were never drawn is left out rather than shown as a replacement character.
+  /** Ends the sequence; returns the text that was held back. */
+  finish(reason: FinishReason): string {
+    this.finishReason = reason;
+    // A character whose last bytes were never drawn is omitted instead of shown as a replacement character.
     const rest = this.#filter.push(this.#decoder.end().replace(/\uFFFD+$/, ''));
     if (!rest.stopped) return rest.text + this.#filter.end();
     this.finishReason = 'stop';

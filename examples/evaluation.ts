@@ -1,0 +1,34 @@
+// Loss, perplexity and bits per byte of a model on held-out text, and the tokens it finds hardest.
+import { LanguageModel, modelShape, openDevice, parseConfig, Sequences, sparseLayout, Tensor } from 'trefoil';
+import { createLoader, createTokenizer } from 'trefoil/data';
+
+const device = openDevice('auto');
+const config = parseConfig({
+  model: { dim: 32, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 16, d_v: 16 },
+  nsa: { l: 8, d: 4, l_sel: 16, n_sel: 3, w: 16 },
+});
+const tokenizer = createTokenizer('byte');
+// A fresh model; with one of yours: const { model } = loadModel(device, 'artifacts/mine');
+const model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize), 1);
+
+const [length, rows] = [64, 2];
+const loader = await createLoader({
+  ...{ source: 'synthetic', tokenizer: 'byte', vocab_size: tokenizer.vocabSize, val_fraction: 0.5, seed: 3 },
+  ...{ seq_len: length, batch_size: rows },
+});
+const sequences = new Sequences(device, new Array(rows).fill(length));
+const layout = sparseLayout(sequences, config.nsa);
+let [total, count] = [0, 0];
+for (const batch of loader.evalBatches(4)) {
+  const ids = Tensor.from(device, batch.inputs, [batch.inputs.length], 'i32');
+  const targets = Tensor.from(device, batch.targets, [batch.targets.length], 'i32');
+  const losses = model.losses(ids, targets, { layout }); // one per token; ignored targets have 0
+  for (const loss of losses.read()) total += loss;
+  count += batch.targetCount;
+  for (const tensor of [ids, targets, losses]) tensor.free();
+}
+const loss = total / count;
+console.log(`${count} targets: loss ${loss.toFixed(4)}, perplexity ${Math.exp(loss).toFixed(1)}`);
+console.log(`bits per byte: ${(loss / Math.log(2)).toFixed(3)}`); // a byte-level model has one byte per token
+for (const held of [layout, sequences, model]) held.free();
+loader.close();

@@ -1,0 +1,18 @@
+/**
+ * Tokenizers and batches.
+ *
+ * @packageDocumentation
+ */
+
+export type { Batch } from '../data/batch.js';
+export {
+  type BuildProgress,
+  createLoader,
+  type DataLoader,
+  type Loader,
+  type LoaderOptions,
+  type LoaderTelemetry,
+  type OpenOptions,
+} from '../data/loader.js';
+export type { LoaderState } from '../data/pipeline/position.js';
+export { createTokenizer, type Tokenizer } from '../data/tokenizer.js';

@@ -1,0 +1,22 @@
+/**
+ * Files of a run, safetensors, and the ranks of a run on several processes.
+ *
+ * @packageDocumentation
+ */
+
+export type { Collectives, Reduction, Span, WireType } from '../device/collectives.js';
+export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/find.js';
+export type { FileDigest, Manifest } from '../run/checkpoint/manifest.js';
+export type { CheckpointState } from '../run/checkpoint/save.js';
+export type { CsvContent, CsvRow } from '../run/logs/csv.js';
+export { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+export type { HeartbeatFields, HeartbeatMessage } from '../run/logs/heartbeat.js';
+export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
+export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
+export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
+export { readSafetensors, writeSafetensors } from '../run/safetensors.js';
+export type { Environment as EnvironmentVariables, Launcher as RankLauncher } from '../train/ranks/identity.js';
+export { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
+export type { Member as WorldMember, Watched as WatchedRun } from '../train/ranks/monitor.js';
+export type { WorldOptions } from '../train/ranks/world.js';
+export { openWorld, type World } from '../train/ranks/world.js';
