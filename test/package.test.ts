@@ -11,6 +11,8 @@ const read = (...names: string[]) => readFileSync(join(root, ...names), 'utf8');
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-package-'));
 const user = join(folder, 'user');
 const tsc = join(dirname(createRequire(import.meta.url).resolve('typescript/package.json')), 'bin', 'tsc');
+/** The oldest TypeScript that must compile programs against the package. */
+const OLDEST_TYPESCRIPT = '5.4.5';
 const EXAMPLES = readdirSync(join(root, 'examples')).filter((name) => name.endsWith('.ts'));
 let files: string[];
 
@@ -42,6 +44,7 @@ beforeAll(async () => {
     '--no-fund',
     '--prefer-offline',
     join(folder, tarball.filename),
+    `typescript@${OLDEST_TYPESCRIPT}`,
   ]);
 });
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -86,7 +89,7 @@ describe('the package', () => {
     expect(rows.length).toBeGreaterThanOrEqual(passed);
   });
 
-  it('has types that stand on their own, and the programs of README and docs/reference/api.md run', async () => {
+  it('has types that stand on their own, with TypeScript 5.4 too, and the programs of README and docs/reference/api.md run', async () => {
     const [program] = programsOf('README.md');
     writeFileSync(join(user, 'program.ts'), `${program}\n${EVERY_PART}`);
     // The blocks of the page continue each other.
@@ -107,6 +110,9 @@ describe('the package', () => {
     };
     writeFileSync(join(user, 'tsconfig.json'), JSON.stringify({ compilerOptions, files: ['program.ts', 'api.ts'] }));
     await run(process.execPath, [tsc, '-p', '.']);
+    const oldest = join(user, 'node_modules', 'typescript', 'bin', 'tsc');
+    expect(await run(process.execPath, [oldest, '--version'])).toBe(`Version ${OLDEST_TYPESCRIPT}\n`);
+    await run(process.execPath, [oldest, '-p', '.', '--noEmit']);
     const lines = await run(process.execPath, [join('built', 'program.js')]);
     expect(lines.split('\n')).toEqual(['[ 1024, 12, 64 ] [ 1024, 12, 64 ]', 'loss near 2.77: true', '']);
     const printed = await run(process.execPath, [join('built', 'api.js')]);

@@ -49,8 +49,24 @@ export function nsaForward(inputs: NsaInputs, layout: NsaLayout, selected?: Int3
   return { out: combineForward(gates, [oCmp, oSel, oWin]), oCmp, oSel, oWin, selected: blocks };
 }
 
+export interface NsaGradients {
+  readonly dq: Float64Array;
+  readonly dkCmp: Float64Array;
+  readonly dvCmp: Float64Array;
+  readonly dkSel: Float64Array;
+  readonly dvSel: Float64Array;
+  readonly dkWin: Float64Array;
+  readonly dvWin: Float64Array;
+  readonly dGates: Float64Array;
+}
+
 /** Gradients of `sum(out * dOut)`; none flows through the selection. */
-export function nsaBackward(inputs: NsaInputs, layout: NsaLayout, outputs: NsaOutputs, dOut: Float64Array) {
+export function nsaBackward(
+  inputs: NsaInputs,
+  layout: NsaLayout,
+  outputs: NsaOutputs,
+  dOut: Float64Array,
+): NsaGradients {
   const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
   const { starts, cmpStarts, heads, sparse } = layout;
   const { oCmp, oSel, oWin, selected } = outputs;

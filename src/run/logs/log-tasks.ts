@@ -1,5 +1,4 @@
 /** What the log thread (log-thread.ts) and its worker (log-worker.ts) share: messages, and a few words of memory. */
-import type { MessagePort } from 'node:worker_threads';
 
 /** Indices into the shared words. */
 export const WORDS = {
@@ -32,5 +31,5 @@ export type LogTask =
 export interface LogWorkerData {
   readonly shared: SharedArrayBuffer;
   /** Problems go back here, as one line each. */
-  readonly problems: MessagePort;
+  readonly problems: { postMessage(line: string): void };
 }
