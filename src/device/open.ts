@@ -19,6 +19,8 @@ export interface OpenDeviceOptions {
 }
 
 /** Opens a device: `cpu`, `cuda`, or with `auto` the GPU if this machine has a usable one and else the CPU. */
+export function openDevice(kind: 'cpu', options?: OpenDeviceOptions): CpuDevice;
+export function openDevice(kind?: DeviceKind | 'auto', options?: OpenDeviceOptions): Device;
 export function openDevice(kind: DeviceKind | 'auto' = 'auto', options: OpenDeviceOptions = {}): Device {
   if (kind !== 'auto' && kind !== 'cpu' && kind !== 'cuda')
     throw new UsageError(`openDevice: unknown device ${String(kind)}; use 'auto', 'cpu' or 'cuda'`);
