@@ -87,6 +87,7 @@ const HUB = { source: 'fineweb_edu', loader_timeout: 1 };
 /** Streamed from a folder; how it is read ahead must not change what is read. */
 const STREAM = { source: 'fineweb_edu_local', path: 'stream' };
 const sameStream: Effect = { kind: 'same', shows: () => {}, against: { data: STREAM } };
+const STORIES = { source: 'stories', tokenizer: 'stories' };
 const NEEDLE = { source: 'needle', needle_records: 2, needle_facts: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
@@ -138,6 +139,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.needle_facts': [{ data: { ...NEEDLE, needle_facts: 1 } }, numbersAgainst({ data: NEEDLE })],
   'data.needle_questions': [{ data: { ...NEEDLE, needle_questions: 1 } }, numbersAgainst({ data: NEEDLE })],
   'data.needle_absent': [{ data: { ...NEEDLE, needle_absent: 2 } }, numbersAgainst({ data: NEEDLE })],
+  'data.stories_drills': [{ data: { ...STORIES, stories_drills: 1000 } }, numbersAgainst({ data: STORIES })],
   'data.needle_curriculum': [{ data: { ...NEEDLE, needle_curriculum: '48:2' } }, numbersAgainst({ data: NEEDLE })],
   'data.fwe_doc_batch': [{ data: { ...STREAM, fwe_doc_batch: 2 } }, sameStream],
   'data.fwe_prefetch': [{ data: { ...STREAM, fwe_prefetch: false } }, sameStream],

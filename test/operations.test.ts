@@ -378,7 +378,7 @@ describe('a run that is going on', () => {
     expect(result.code, result.stderr).toBe(0);
     const { checkpoints, files } = JSON.parse(result.stdout);
     expect(checkpoints).toHaveLength(1);
-    expect((await trefoil(['backup', '--dir', outDir, '--out', archive])).stderr).toContain('exists already');
+    expect((await trefoil(['backup', '--dir', outDir, '--out', archive])).stderr).toContain('already exists');
     run.child.kill('SIGKILL');
     await run.end;
     const restored = join(folder.path, 'restored');

@@ -145,11 +145,17 @@ export function parseTrainFlags(argv: readonly string[]): TrainCommandLine {
   };
 }
 
+/** Longer lists of choices go into the meaning, so that a help page keeps its first column. */
+const LONGEST_PLACEHOLDER = 40;
+
 /** The flag with its placeholder, and its meaning with the default: two columns of a help page. */
 export function trainFlagRow({ name, value, key, meaning }: TrainFlag): [flag: string, meaning: string] {
   if (value === null) return [`--${name}`, meaning];
   const known = key === null ? undefined : findKey(key);
-  const choices = known?.choices.join('|') || value;
+  const choices = known?.choices ?? [];
+  const isShort = choices.join('|').length <= LONGEST_PLACEHOLDER;
+  const placeholder = (isShort && choices.join('|')) || value;
+  const explained = isShort ? meaning : `${meaning}: ${choices.join(', ')}`;
   const isGiven = known === undefined || known.default === null || meaning.includes('(default');
-  return [`--${name} <${choices}>`, isGiven ? meaning : `${meaning} (default: ${known.default})`];
+  return [`--${name} <${placeholder}>`, isGiven ? explained : `${explained} (default: ${known.default})`];
 }

@@ -316,7 +316,7 @@ describe('damage', () => {
     [
       'a bad tokenizer',
       (c) => Object.assign(c, { tokenizer: 'bpe' }),
-      /config.json: data.tokenizer: ".*bpe" is not byte/,
+      /config.json: data.tokenizer: ".*bpe" is not one of byte/,
     ],
     ['a bad model', (c) => Object.assign(c, { model: { dim: -1 } }), /config.json: model.dim: -1 is not allowed/],
     ['an unknown model key', (c) => Object.assign(c, { model: { width: 1 } }), /config.json: model.width: unknown key/],

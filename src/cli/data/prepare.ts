@@ -27,9 +27,9 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-All cores are used unless --workers names fewer. An interrupted command continues
-with the next part when it is repeated with the same flags. The shards depend
-neither on --workers nor on --part-bytes. Train from them with
+All cores are used unless --workers names fewer. An interrupted command
+continues with the next part when it is repeated with the same flags. The shards
+depend neither on --workers nor on --part-bytes. Train from them with
 --local-path FOLDER and the same tokenizer.
 `;
 
