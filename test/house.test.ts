@@ -130,7 +130,7 @@ const BANNED: readonly (readonly [RegExp, string])[] = [
 ];
 
 /** Phrases that are still in a room. Only ever lowered; a room that is not listed has none. */
-const LEFT: Readonly<Record<string, number>> = { 'src/data': 19 };
+const LEFT: Readonly<Record<string, number>> = {};
 
 describe('plain English', () => {
   const isText = (path: string) =>

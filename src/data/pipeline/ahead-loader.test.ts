@@ -92,7 +92,7 @@ describe('a loader that looks ahead', () => {
     loader.close();
   });
 
-  it('leaves the error of a source to whoever asks in turn', async () => {
+  it('throws the error of a source at the next request in order', async () => {
     const real = await createLoader(options);
     let left = 3;
     const next = real.next.bind(real);

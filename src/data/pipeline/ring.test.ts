@@ -9,7 +9,7 @@ describe('news by message', () => {
   it('is sent once by each worker, when all of its lanes have what is wanted', () => {
     const ring = ringOf(5, 2); // lanes 0, 2, 4 and 1, 3
     const publish = (lane: number, sample: number) => ring.publish(lane, sample, CURSOR, 0);
-    expect(publish(0, 0)).toBe(false); // nobody waits
+    expect(publish(0, 0)).toBe(false); // there is no waiter
     ring.announceWait([2, 1, 1, 1, 0]);
     expect(publish(1, 0)).toBe(false);
     expect(publish(0, 1)).toBe(false);

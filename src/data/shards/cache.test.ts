@@ -164,7 +164,7 @@ describe('the limit of the cache', () => {
 describe('a killed build', () => {
   const script = fileURLToPath(new URL('../testing/build-cache.ts', import.meta.url));
   const runner = fileURLToPath(new URL('../../../node_modules/vite-node/vite-node.mjs', import.meta.url));
-  /** So many milliseconds a document; at `last` it stands still. */
+  /** Milliseconds per document; at `last` it blocks. */
   const build = (path: string, cache: string, delay: number, last = -1): ChildProcess =>
     spawn(process.execPath, [runner, script, path, cache, String(delay), String(last)], {
       stdio: ['ignore', 'pipe', 'inherit'],

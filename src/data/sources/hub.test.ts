@@ -67,7 +67,7 @@ describe('the files of a dataset', () => {
       /data\.hub_config: owner\/corpus has no configuration nope; it has default, sample-10BT/,
     ],
     [{ split: 'test' }, /data\.hub_split: configuration default has no split test; it has train/],
-    [{ dataset: 'nobody/nothing' }, /data\.hub_dataset: 127\.0\.0\.1.* has no dataset nobody\/nothing/],
+    [{ dataset: 'missing/nothing' }, /data\.hub_dataset: 127\.0\.0\.1.* has no dataset missing\/nothing/],
     [{ dataset: '../etc' }, /data\.hub_dataset: \.\.\/etc is not of the form|has no dataset/],
   ])('are refused by name when they are not there: %j', async (request, message) => {
     const server = await hub({ readme: README });

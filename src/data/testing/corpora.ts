@@ -39,7 +39,7 @@ export function numberedDocuments(count: number, tag = 'd'): string[] {
 }
 
 /**
- * The tokens of every lane for so many tokens, by the obvious way: read all documents of a part, put them in order, drop
+ * The tokens of every lane up to a number of tokens, the obvious way: read all documents of a part, put them in order, drop
  * validation, tokenise, join. It shares the order with the pipeline, but none of its reading ahead, packing or resuming.
  */
 export async function plainLanes(spec: CorpusSpec, tokenizerName: string, tokensPerLane: number): Promise<number[][]> {

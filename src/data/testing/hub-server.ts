@@ -14,7 +14,7 @@ export interface HubServerOptions {
   fault?(request: { path: string; number: number }): Fault | undefined;
   /** Refuse requests without this bearer token. */
   readonly token?: string;
-  /** Lists so many files to a page. */
+  /** Files per page of a listing. */
   readonly pageSize?: number;
   /** Files of other formats: what the hub has converted, by configuration and split. */
   readonly converted?: Readonly<Record<string, readonly string[]>>;
