@@ -165,6 +165,8 @@ export class LogThread {
  * `_exit` ends the process without waiting, with the exit code that was decided.
  */
 function leaveWithoutThread(): void {
-  const exit = koffi.load('libc.so.6').func('_exit', 'void', ['int']);
+  const exit = koffi
+    .load(process.platform === 'darwin' ? 'libSystem.B.dylib' : 'libc.so.6')
+    .func('_exit', 'void', ['int']);
   process.once('exit', (code) => exit(code));
 }
