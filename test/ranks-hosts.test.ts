@@ -67,10 +67,14 @@ it('a rank that hangs on another host is named by it', async ({ skip }) => {
 /** Rank 0 waits for rank 1 before there are files of a run; rank 1 says its pid, and for `busyMs` does not come. */
 function startBeforeRun({ mpirunWords }: Hosts, busyMs: number) {
   const program = join(folder.path, 'before-run.mjs');
-  const library = pathToFileURL(join(dirname(trefoilMain()), '..', 'index.js')).href;
+  const dist = join(dirname(trefoilMain()), '..');
+  const [library, runLibrary] = ['index.js', join('exports', 'run.js')].map(
+    (name) => pathToFileURL(join(dist, name)).href,
+  );
   writeFileAtomic(
     program,
-    `import { CpuDevice, openWorld, resolveRank } from ${JSON.stringify(library)};
+    `import { CpuDevice } from ${JSON.stringify(library)};
+    import { openWorld, resolveRank } from ${JSON.stringify(runLibrary)};
     const world = await openWorld(resolveRank(process.env), new CpuDevice({ threads: 1 }), { timeoutSeconds: ${LIMIT_S} });
     if (world.rank === 1) {
       process.stdout.write(\`busy: \${process.pid} \\n\`);
