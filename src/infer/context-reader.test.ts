@@ -51,10 +51,12 @@ describe('a reader of contexts on a GPU', () => {
     const model = tinyModel(config, 256, 5, { device, dtype: 'bf16' });
     const cache = new DecodeCache(device, model.shape, model.dtype);
     const decoder = new DeviceDecoder(model, cache);
-    const sequence = cache.sequence();
+    // Three sequences of two groups: too many for the compressed branch to be spread over the GPU, which has no limit.
+    const sequences = [cache.sequence(), cache.sequence(), cache.sequence()];
+    const [sequence] = sequences;
     const prepare = (length: number) => {
       sequence.advance(length - sequence.length);
-      return decoder.prepare([sequence]).context;
+      return decoder.prepare(sequences).context;
     };
     expect(prepare(100)).toBe(8192);
     expect(prepare(8000)).toBe(8192);
@@ -62,12 +64,12 @@ describe('a reader of contexts on a GPU', () => {
     const most = 32 * (Math.floor((226 * 1024 - 40_000) / 8) - 2);
     expect(prepare(700_000)).toBe(most);
     expect(prepare(most - 1)).toBe(most);
-    expect(decoder.hasRoom([sequence])).toBe(true);
+    expect(decoder.hasRoom(sequences)).toBe(true);
     sequence.advance(1);
-    expect(decoder.hasRoom([sequence])).toBe(false);
-    expect(() => decoder.prepare([sequence])).toThrow(`a step with ${most + 1} tokens of context`);
+    expect(decoder.hasRoom(sequences)).toBe(false);
+    expect(() => decoder.prepare(sequences)).toThrow(`a step with ${most + 1} tokens of context`);
     decoder.free();
-    sequence.free();
+    for (const each of sequences) each.free();
     model.free();
   });
 });

@@ -120,11 +120,12 @@ export function stepContextLimit(
   batch: number,
   cluster: number = stepCluster(shape, batch, cuda),
 ): number {
-  const most = Number.POSITIVE_INFINITY;
-  if (!shape.sparse || isSpread(shape, batch, cluster, most, undefined)) return most;
+  if (!shape.sparse) return Number.POSITIVE_INFINITY;
   const { lSel } = shape.sparse;
   const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
-  return lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
+  const most = lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
+  // Longer contexts are ranked in shares, if one cluster can rank up to where that begins.
+  return isSpread(shape, batch, cluster, most, undefined) ? Number.POSITIVE_INFINITY : most;
 }
 
 export class StepKernels {
