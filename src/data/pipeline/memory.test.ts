@@ -5,7 +5,7 @@ import { testFolder } from '../testing/folder.js';
 import { createStreamLoader } from './stream-loader.js';
 
 const long = process.env['TREFOIL_LONG'] === '1';
-const DOCUMENTS = long ? 10_000_000 : 2_000_000;
+const DOCUMENTS = long ? 10_000_000 : 4_000_000;
 const MIB = 2 ** 20;
 const folder = testFolder();
 
