@@ -137,9 +137,8 @@ function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): 
     window: blockOf(Math.max(0, position - w + 1)),
   };
   const said = tokenizer.decode([predicted]);
-  io.out(
-    `${io.style.bold('Which blocks did it read?')} One question, blocks of ${size} tokens, ${nSel} for each group\n`,
-  );
+  const choice = example.isCorrect ? 'Its farthest right answer' : 'Its farthest answer';
+  io.out(`${io.style.bold('Which blocks did it read?')} ${choice}: ${nSel} blocks of ${size} per group\n`);
   io.out(`  fact      … the ${asked.recall.thing} ${asked.recall.place} …  (token ${asked.factAt})`);
   io.out(`  question  … The ${asked.recall.thing}  (token ${position}, ${example.distance} tokens later)`);
   io.out(`  it says   …${said}  (${example.isCorrect ? 'right' : 'wrong'})\n`);
