@@ -101,7 +101,8 @@ const gone = (where: string) => new RegExp(`^trefoil: rank 0: ${who}, ${where}\\
 const stalls = (where: string) =>
   new RegExp(`^trefoil: rank 0: ${who}, ${where}\\): kept the other ranks waiting`, 'm');
 const NOWHERE = 'no section known';
-const STEP = 'section step at step \\d+';
+/** The log thread writes the section: a rank that is stopped right after it entered a step may still stand at `fetch`. */
+const STEP = 'section (?:fetch|step) at step \\d+';
 
 /** Every step launched one by one, and enough launches to fill a small queue. */
 const eager: TinyOverrides = { runtime: { cuda_graph: false }, train: { zero: 1 } };
