@@ -52,6 +52,17 @@ export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
+export { createEngine, type Engine, type EngineOptions, type EngineStats } from './infer/engine/engine.js';
+export {
+  type EngineEvent,
+  type EngineRequest,
+  type PositionLogprobs,
+  type RefusalReason,
+  RequestRefused,
+  type RequestUsage,
+  type TokenLogprob,
+  type TokenMask,
+} from './infer/engine/request.js';
 export {
   type FinishReason,
   type GenerateOptions,

@@ -60,10 +60,9 @@ export function readRows(
   try {
     const ids = tape.from(tokens.flat(), [cache.layout.tokens.total], 'i32');
     const options = { layout: cache.layout, cache, observer, ...(kernels ? { kernels } : {}) };
-    const logits =
-      rows.length > 0
-        ? (model.logits(tape, ids, rows, options).read() as Float32Array)
-        : (model.hidden(tape, ids, options), new Float32Array());
+    let logits = new Float32Array();
+    if (rows.length > 0) logits = model.logits(tape, ids, rows, options).read() as Float32Array<ArrayBuffer>;
+    else model.hidden(tape, ids, options);
     cache.commit();
     const width = logits.length / rows.length;
     return rows.map((_, i) => logits.subarray(i * width, (i + 1) * width));

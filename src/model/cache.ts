@@ -179,6 +179,42 @@ export class DecodeCache {
     return [...this.#kinds.keys()];
   }
 
+  /**
+   * Upper bound of the memory that one sequence takes on its way to `length` tokens when passes read at most `tile` of
+   * them: during a pass the window holds the pages of the whole tile.
+   */
+  mostBytes(length: number, tile: number): number {
+    const { l, d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      const all = Math.ceil(length / size);
+      if (kind === 'tail') return 1;
+      if (kind === 'cmp') return Math.ceil(compressedCount(length, l, d) / size);
+      return kind === 'sel' ? all : Math.min(all, Math.ceil((windowOf(this.shape) + tile) / size) + 1);
+    });
+  }
+
+  /** Memory that a snapshot (a fork that is kept) adds to one taken `tokens` earlier, for a multiple of `pageTokens`. */
+  blockBytes(tokens: number): number {
+    const { d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      if (kind === 'tail') return 1;
+      // The last page of compressed keys is not full: each snapshot keeps its own.
+      return kind === 'cmp' ? Math.ceil(tokens / d / size) + 1 : Math.ceil(tokens / size);
+    });
+  }
+
+  /** The least number of tokens that fills whole pages of the selected branch and the window. */
+  get pageTokens(): number {
+    const sizes = [...this.#kinds].flatMap(([kind, { size }]) => (kind === 'sel' || kind === 'win' ? [size] : []));
+    return sizes.reduce(leastCommonMultiple);
+  }
+
+  #pageBytes(pages: (kind: Kind, size: number) => number): number {
+    let numbers = 0;
+    for (const [kind, layout] of this.#kinds) numbers += pages(kind, layout.size) * layout.numbers;
+    return numbers * this.shape.nLayers * DTYPE_BYTES[this.dtype];
+  }
+
   /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
   pages(kind: Kind, layer: number, tables: Tensor): Pages {
     return pagesOf(this.#kinds, kind, layer, tables);
@@ -347,6 +383,11 @@ export function cachedSparseAttention(
   const out = combine(tape, gates, cmp.out, sel.out, win.out);
   for (const { lse } of [cmp, sel, win]) tape.drop(lse);
   return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
+}
+
+function leastCommonMultiple(a: number, b: number): number {
+  const divisor = (x: number, y: number): number => (y === 0 ? x : divisor(y, x % y));
+  return (a / divisor(a, b)) * b;
 }
 
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
