@@ -116,6 +116,7 @@ export class CachedSequence implements Disposable {
     return listOf(this.lists, kind).tableAddress();
   }
 
+  /** Moves the end of the sequence by this many tokens. */
   advance(count: number): void {
     this.#length += count;
   }
@@ -332,6 +333,7 @@ export class CacheStep {
       throw new UsageError(`the DecodeCache was made for another model than the one that reads (${difference})`);
   }
 
+  /** The pages of one kind in one layer, for all sequences of the step. */
   pages(kind: Kind, layer: number): Pages {
     return pagesOf(this.#kinds, kind, layer, listOf(this.#tables, kind));
   }
@@ -350,6 +352,7 @@ export class CacheStep {
     });
   }
 
+  /** Frees the tables of the step; the pages stay with their sequences. */
   free(): void {
     for (const tensor of [this.tokens.starts, this.blocks.starts, this.blockPositions, this.done]) tensor.free();
     for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
