@@ -160,6 +160,12 @@ export const COMMANDS: readonly CommandEntry[] = [
     summary: 'generate text with a trained model',
     load: () => import('./generate.js'),
   },
+  {
+    heading: USE,
+    name: 'serve',
+    summary: 'serve a model over HTTP with the OpenAI API',
+    load: () => import('./serve.js'),
+  },
   { heading: USE, name: 'eval', summary: 'evaluate a trained model', commands: EVALUATIONS },
   { heading: RUNS, name: 'status', summary: 'progress of runs', load: () => import('./status.js') },
   {

@@ -8,7 +8,7 @@
  */
 import { freemem } from 'node:os';
 import { setImmediate } from 'node:timers/promises';
-import { UsageError } from '../../errors.js';
+import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
@@ -65,6 +65,11 @@ export interface EngineStats {
 export interface Engine {
   /** Maximum tokens of a request, prompt included. */
   readonly maxContext: number;
+  /** Longest text, prompt included, for which there is memory; at most `maxContext`. */
+  readonly maxTokens: number;
+  readonly maxBatch: number;
+  /** Why the engine failed; null while all is well. */
+  readonly failure: string | null;
   /** Starts a request. Throws `RequestRefused` or `UsageError` at once; leaving the iteration cancels the request. */
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
   stats(): EngineStats;
@@ -109,6 +114,8 @@ interface Share {
 
 class BatchEngine implements Engine {
   readonly maxContext: number;
+  readonly maxTokens: number;
+  readonly maxBatch: number;
   readonly #source: TextSource;
   readonly #kernels: SparseOptions;
   readonly #vocabulary: number;
@@ -146,9 +153,18 @@ class BatchEngine implements Engine {
     this.maxContext = maxContext;
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
     const { cacheBytes = Math.min(needed, freemem() / 2), prefixCacheBytes = Math.min(GIB, freemem() / 4) } = options;
+    this.maxBatch = maxBatch;
+    this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
+    if (this.maxTokens < 2)
+      throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
     this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes };
     this.#prefixes =
       prefixCacheBytes > 0 ? new PrefixCache(this.#cache, prefixBlock(this.#cache, tile), prefixCacheBytes) : null;
+  }
+
+  get failure(): string | null {
+    if (this.#failure === null) return null;
+    return this.#failure instanceof TrefoilError ? this.#failure.message : 'the model failed';
   }
 
   submit(request: EngineRequest): AsyncIterable<EngineEvent> {
@@ -416,6 +432,17 @@ class BatchEngine implements Engine {
     }
     slot.channel.end(error);
   }
+}
+
+/** The largest length up to `most` that takes at most `bytes`. */
+function longestWithin(bytes: number, most: number, bytesOf: (length: number) => number): number {
+  let [low, high] = [0, most];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (bytesOf(middle) <= bytes) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }
 
 function mib(bytes: number): string {
