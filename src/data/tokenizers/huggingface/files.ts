@@ -5,7 +5,7 @@ import { z } from 'zod';
 import { UsageError } from '../../../errors.js';
 import { Step } from './step.js';
 
-/** Files beside tokenizer.json that belong to the tokenizer: whoever copies it copies them. */
+/** Files beside tokenizer.json that belong to the tokenizer, and are copied with it. */
 export const TOKENIZER_COMPANIONS = [
   'tokenizer_config.json',
   'special_tokens_map.json',
