@@ -20,7 +20,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
     'trefoil',
     library,
     words(`AdamW Attention Block CpuDevice DecodeCache ExitCode FeedForward HostStepper LanguageModel NonFiniteStep Parameter
-      ParameterStore Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError cudaAbsence estimateMemory generate
+      ParameterStore RequestRefused Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError createEngine cudaAbsence estimateMemory generate
       generateAll loadModel modelShape openDevice parseConfig prefill readConfig readTokens sparseLayout train withTape
       writeFinalModel`),
   ],

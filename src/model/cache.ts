@@ -8,15 +8,25 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
-import type { SparseLayout } from '../ops/attention/nsa.js';
+import { combine } from '../ops/attention/combine/op.js';
+import {
+  type NewTokens,
+  type Pages,
+  pagedCompressed,
+  pagedSelected,
+  pagedWindow,
+  pageNumbers,
+  pageSizes,
+} from '../ops/attention/decode/paged/op.js';
+import type { SparseLayout, SparseOutputs } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
+import type { Tape } from '../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
 import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
+import { headShapeOf, type ModelShape, shapeDifference, sparseShapeOf } from './shape.js';
 
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
@@ -170,6 +180,42 @@ export class DecodeCache {
     return [...this.#kinds.keys()];
   }
 
+  /**
+   * Upper bound of the memory that one sequence takes on its way to `length` tokens when passes read at most `tile` of
+   * them: during a pass the window holds the pages of the whole tile.
+   */
+  mostBytes(length: number, tile: number): number {
+    const { l, d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      const all = Math.ceil(length / size);
+      if (kind === 'tail') return 1;
+      if (kind === 'cmp') return Math.ceil(compressedCount(length, l, d) / size);
+      return kind === 'sel' ? all : Math.min(all, Math.ceil((windowOf(this.shape) + tile) / size) + 1);
+    });
+  }
+
+  /** Memory that a snapshot (a fork that is kept) adds to one taken `tokens` earlier, for a multiple of `pageTokens`. */
+  blockBytes(tokens: number): number {
+    const { d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      if (kind === 'tail') return 1;
+      // The last page of compressed keys is not full: each snapshot keeps its own.
+      return kind === 'cmp' ? Math.ceil(tokens / d / size) + 1 : Math.ceil(tokens / size);
+    });
+  }
+
+  /** The least number of tokens that fills whole pages of the selected branch and the window. */
+  get pageTokens(): number {
+    const sizes = [...this.#kinds].flatMap(([kind, { size }]) => (kind === 'sel' || kind === 'win' ? [size] : []));
+    return sizes.reduce(leastCommonMultiple);
+  }
+
+  #pageBytes(pages: (kind: Kind, size: number) => number): number {
+    let numbers = 0;
+    for (const [kind, layout] of this.#kinds) numbers += pages(kind, layout.size) * layout.numbers;
+    return numbers * this.shape.nLayers * DTYPE_BYTES[this.dtype];
+  }
+
   /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
   pages(kind: Kind, layer: number, tables: Tensor): Pages {
     return pagesOf(this.#kinds, kind, layer, tables);
@@ -312,6 +358,39 @@ export class CacheStep {
     for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
     for (const tables of this.#tables.values()) tables.free();
   }
+}
+
+/** Keys each branch read, i32 [T, G]. */
+export interface BranchReads {
+  readonly cmp: Tensor;
+  readonly sel: Tensor;
+  readonly win: Tensor;
+}
+
+/** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
+export function cachedSparseAttention(
+  tape: Tape,
+  q: Tensor,
+  gates: Tensor,
+  cache: CacheStep,
+  layer: number,
+  shape: ModelShape,
+  reads: BranchReads | null = null,
+): SparseOutputs {
+  const { tokens } = cache;
+  const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
+  const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
+  const { selected } = cmp;
+  const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
+  const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
+  const out = combine(tape, gates, cmp.out, sel.out, win.out);
+  for (const { lse } of [cmp, sel, win]) tape.drop(lse);
+  return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
+}
+
+function leastCommonMultiple(a: number, b: number): number {
+  const divisor = (x: number, y: number): number => (y === 0 ? x : divisor(y, x % y));
+  return (a / divisor(a, b)) * b;
 }
 
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
