@@ -262,6 +262,7 @@ const BAR_WIDTH = 24;
 
 /** The part of a stream that the live line needs; process.stderr is one. */
 export interface Terminal {
+  /** Writes text as it is, without a line end. */
   write(text: string): unknown;
   readonly isTTY?: boolean;
   readonly columns?: number;

@@ -19,10 +19,12 @@ export class TokenBuffer {
     return this.ids;
   }
 
+  /** Adds one id at the end. */
   push(id: number): void {
     this.reserve(1)[this.length++] = id;
   }
 
+  /** Adds these ids at the end. */
   append(ids: ArrayLike<number>): void {
     const { length } = this;
     const all = this.reserve(ids.length);

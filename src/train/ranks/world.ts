@@ -62,7 +62,11 @@ export interface World {
   readonly collectives: Collectives | null;
   readonly agreement: Agreement;
   /** Names the rank that keeps the others waiting, from the files of the run. */
-  readonly monitor: { watch(watched: Watched | null): void };
+  readonly monitor: {
+    /** Sets the run whose files show what each rank does; null when the run has ended. */
+    watch(watched: Watched | null): void;
+  };
+  /** How many ranks, over which transport, for the first lines of a run. */
   describe(): string;
   /** This rank is about to end without the others: from now on nothing here waits for them. */
   leave(): void;
