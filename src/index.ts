@@ -16,10 +16,9 @@ export type {
   DataConfig,
   ModelConfig,
   NsaConfig,
-  Omissible,
   RuntimeConfig,
   TrainConfig,
-} from './config/types.js';
+} from './config/schema.js';
 export type { LoaderTelemetry } from './data/loader.js';
 export type { StreamDecoder, Tokenizer } from './data/tokenizer.js';
 export type { TokenBuffer } from './data/tokenizers/token-buffer.js';

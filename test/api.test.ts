@@ -109,4 +109,14 @@ describe('the declarations of all entry points', () => {
     const bare = [...exported].filter(([symbol]) => symbol.getDocumentationComment(checker).length === 0);
     expect(bare.map(([, name]) => name)).toEqual([]);
   });
+
+  it.each(['Config', 'ConfigInput'])('have a comment on every key of %s', (name) => {
+    const [config] = [...exported].find(([, exportedAs]) => exportedAs === name)!;
+    const sections = checker.getDeclaredTypeOfSymbol(config).getProperties();
+    const keys = sections.flatMap((section) =>
+      checker.getNonNullableType(checker.getTypeOfSymbol(section)).getProperties(),
+    );
+    expect(keys.length).toBeGreaterThan(100);
+    expect(keys.filter((key) => key.getDocumentationComment(checker).length === 0).map((key) => key.name)).toEqual([]);
+  });
 });
