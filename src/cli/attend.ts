@@ -2,8 +2,8 @@
 import { dirname, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { UsageError } from '../errors.js';
+import { statOrUndefined } from '../files.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { statOrUndefined } from '../run/atomic.js';
 import { writeSafetensors } from '../run/safetensors.js';
 import { attend, attendReference } from '../verify/attend.js';
 import { caseTensors, readCase } from '../verify/case-file.js';

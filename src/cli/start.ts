@@ -5,6 +5,7 @@ import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
 import { PLACES } from '../data/stories/words.js';
+import { writeFileAtomic } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { type LoadedModel, loadModel } from '../infer/load-model.js';
 import {
@@ -17,7 +18,6 @@ import {
   recallStory,
 } from '../infer/recall.js';
 import { withoutBranch } from '../infer/without-branch.js';
-import { writeFileAtomic } from '../run/atomic.js';
 import { listCheckpoints } from '../run/checkpoint/manifest.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
