@@ -110,5 +110,5 @@ export function findRuns(folder: string): string[] {
   return namesIn(folder)
     .sort()
     .map((name) => join(folder, name))
-    .filter(isRun);
+    .filter((path) => statOrUndefined(path)?.isDirectory() && isRun(path));
 }
