@@ -51,6 +51,17 @@ export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
+export { createEngine, type Engine, type EngineOptions, type EngineStats } from './infer/engine/engine.js';
+export {
+  type EngineEvent,
+  type EngineRequest,
+  type PositionLogprobs,
+  type RefusalReason,
+  RequestRefused,
+  type RequestUsage,
+  type TokenLogprob,
+  type TokenMask,
+} from './infer/engine/request.js';
 export {
   type FinishReason,
   type GenerateOptions,
@@ -65,9 +76,8 @@ export type { SamplingOptions } from './infer/sampler.js';
 export type { Terminal as ProgressTerminal } from './live-line.js';
 export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
-export type { Kind as PageKind, KindLayout } from './model/cache.js';
+export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
-export type { BranchReads } from './model/cached-attention.js';
 export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';

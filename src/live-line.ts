@@ -2,6 +2,7 @@
 
 /** The part of a stream that a live line needs; process.stderr is one. */
 export interface Terminal {
+  /** Writes text as it is, without a line end. */
   write(text: string): unknown;
   readonly isTTY?: boolean;
   readonly columns?: number;

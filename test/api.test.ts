@@ -1,4 +1,5 @@
 /** The surface of the library: exactly these values; every type that they mention is exported; all are documented. */
+import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import ts from 'typescript';
 import { describe, expect, it } from 'vitest';
@@ -19,7 +20,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
     'trefoil',
     library,
     words(`AdamW Attention Block CpuDevice DecodeCache ExitCode FeedForward HostStepper LanguageModel NonFiniteStep Parameter
-      ParameterStore Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError cudaAbsence estimateMemory generate
+      ParameterStore RequestRefused Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError createEngine cudaAbsence estimateMemory generate
       generateAll loadModel modelShape openDevice parseConfig prefill readConfig readTokens sparseLayout train withTape
       writeFinalModel`),
   ],
@@ -119,4 +120,11 @@ describe('the declarations of all entry points', () => {
     expect(keys.length).toBeGreaterThan(100);
     expect(keys.filter((key) => key.getDocumentationComment(checker).length === 0).map((key) => key.name)).toEqual([]);
   });
+
+  // A process of its own: typedoc's messages go to the terminal.
+  it('become pages without a warning: npm run docs', () => {
+    const typedoc = join(root, 'node_modules', 'typedoc', 'bin', 'typedoc');
+    const { status, stdout, stderr } = spawnSync(process.execPath, [typedoc, '--emit', 'none'], { cwd: root });
+    expect([`${stdout}${stderr}`, status]).toEqual(['', 0]);
+  }, 300_000);
 });

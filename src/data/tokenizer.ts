@@ -24,6 +24,7 @@ export interface Tokenizer {
   encodeInto?(text: string, tokens: TokenBuffer): void;
   /** UTF-8 bytes of the text of a token; 0 for the separator. */
   byteLength(id: number): number;
+  /** The text of these tokens; bytes that are no valid UTF-8 become U+FFFD. */
   decode(ids: ArrayLike<number>): string;
   /** For output token by token: keeps the bytes of an incomplete character until it is complete. */
   createStreamDecoder(): StreamDecoder;

@@ -1,5 +1,5 @@
 /** A text that a person and a model write in turns. The cache is kept, so a turn costs only its own tokens. */
-import { type ContextReader, contextReader } from './context-reader.js';
+import { type ContextReader, contextReader } from './decode.js';
 import {
   DEFAULT_MAX_CONTEXT,
   DEFAULT_NEW_TOKENS,
@@ -11,8 +11,7 @@ import {
   type TextSource,
   usedVocabulary,
 } from './generate.js';
-import { GeneratedSequence } from './generated-sequence.js';
-import { StopFilter } from './stop.js';
+import { GeneratedSequence, StopFilter } from './generated-sequence.js';
 
 export class Conversation {
   readonly #source: TextSource;

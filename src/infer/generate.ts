@@ -5,11 +5,10 @@
  */
 import { setImmediate } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { type ContextReader, contextReader } from './context-reader.js';
-import { type FinishReason, GeneratedSequence } from './generated-sequence.js';
+import { type ContextReader, contextReader } from './decode.js';
+import { type FinishReason, GeneratedSequence, StopFilter } from './generated-sequence.js';
 import type { LoadedModel } from './load-model.js';
 import { createSampler, isArgmax, type SamplingOptions } from './sampler.js';
-import { StopFilter } from './stop.js';
 
 /** Options of `generate` and `generateAll`. */
 export interface GenerateOptions {

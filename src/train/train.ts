@@ -38,6 +38,7 @@ export interface TrainOptions extends RunCallbacks {
   readonly save?: string | null;
   /** Receives lines for a person: progress (ignored by default) and warnings (stderr by default). */
   readonly say?: (line: string) => void;
+  /** Receives warnings, one line each. */
   readonly warn?: (line: string) => void;
   /** The stream of the live progress line. Default: none. */
   readonly terminal?: Terminal | null;

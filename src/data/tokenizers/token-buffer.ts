@@ -19,6 +19,7 @@ export class TokenBuffer {
     return this.ids;
   }
 
+  /** Adds these ids at the end. */
   append(ids: Int32Array): void {
     this.reserve(ids.length).set(ids, this.length);
     this.length += ids.length;

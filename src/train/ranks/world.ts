@@ -62,8 +62,11 @@ export interface World {
   readonly collectives: Collectives | null;
   readonly agreement: Agreement;
   /** Names the rank that keeps the others waiting, from the files of the run. */
-  readonly monitor: { watch(watched: Watched | null): void };
-  /** Lines for a person; none in a world of size one. */
+  readonly monitor: {
+    /** Sets the run whose files show what each rank does; null when the run has ended. */
+    watch(watched: Watched | null): void;
+  };
+  /** How many ranks, over which transport, for the first lines of a run; no line in a world of size one. */
   describe(): string[];
   /** What env.json says about the ranks; nothing in a world of size one. */
   readonly facts: object;
