@@ -111,6 +111,16 @@ describe('the declarations of all entry points', () => {
     expect(bare.map(([, name]) => name)).toEqual([]);
   });
 
+  it.each(['Config', 'ConfigInput'])('have a comment on every key of %s', (name) => {
+    const [config] = [...exported].find(([, exportedAs]) => exportedAs === name)!;
+    const sections = checker.getDeclaredTypeOfSymbol(config).getProperties();
+    const keys = sections.flatMap((section) =>
+      checker.getNonNullableType(checker.getTypeOfSymbol(section)).getProperties(),
+    );
+    expect(keys.length).toBeGreaterThan(100);
+    expect(keys.filter((key) => key.getDocumentationComment(checker).length === 0).map((key) => key.name)).toEqual([]);
+  });
+
   // A process of its own: typedoc's messages go to the terminal.
   it('become pages without a warning: npm run docs', () => {
     const typedoc = join(root, 'node_modules', 'typedoc', 'bin', 'typedoc');

@@ -11,12 +11,11 @@ import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tok
 import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
+import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
 import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors } from '../model/weights.js';
-import { fileError, statOrUndefined, writeFileAtomic } from '../run/atomic.js';
 import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
 import { LATEST_NAME, MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint/manifest.js';
 import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';

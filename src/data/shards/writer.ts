@@ -1,9 +1,10 @@
 /** Writes token shards as a stream, in bounded memory. */
 
 import { createHash, type Hash } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, writeSync } from 'node:fs';
+import { closeSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
+import { writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
 import {
   bytesPerToken,
@@ -158,8 +159,7 @@ class HashedFile {
   write(bytes: Uint8Array): void {
     this.#hash.update(bytes);
     this.#bytes += bytes.length;
-    // A call may write fewer bytes than requested.
-    for (let done = 0; done < bytes.length; ) done += writeSync(this.#descriptor, bytes, done);
+    writeFully(this.#descriptor, bytes);
   }
 
   close(): ShardFile {
