@@ -16,10 +16,9 @@ export type {
   DataConfig,
   ModelConfig,
   NsaConfig,
-  Omissible,
   RuntimeConfig,
   TrainConfig,
-} from './config/types.js';
+} from './config/schema.js';
 export type { LoaderTelemetry } from './data/loader.js';
 export type { StreamDecoder, Tokenizer } from './data/tokenizer.js';
 export type { TokenBuffer } from './data/tokenizers/token-buffer.js';
@@ -74,6 +73,7 @@ export {
 } from './infer/generate.js';
 export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
 export type { SamplingOptions } from './infer/sampler.js';
+export type { Terminal as ProgressTerminal } from './live-line.js';
 export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
 export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
@@ -108,7 +108,7 @@ export type { Progress as TrainingProgress, TrainingState } from './train/checkp
 export type { Evaluation } from './train/evaluate.js';
 export type { Observed as StepObservations } from './train/observers.js';
 export type { Agreement } from './train/ranks/agreement.js';
-export type { CheckpointRecord, EvaluationRecord, StepRecord, Terminal as ProgressTerminal } from './train/records.js';
+export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
 export type { GradientExchange, StepGradients } from './train/step.js';

@@ -32,7 +32,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
       linearCrossEntropy nativeSparseAttention rmsnorm rotate selectBlocks selectedAttention silu sparseLayout splitHeads
       swiglu validateShapes windowAttention`),
   ],
-  ['trefoil/data', data, words('createLoader createTokenizer')],
+  ['trefoil/data', data, words('applyChatTemplate createLoader createTokenizer encodeChat')],
   [
     'trefoil/run',
     run,
@@ -109,6 +109,16 @@ describe('the declarations of all entry points', () => {
   it('have a doc comment', () => {
     const bare = [...exported].filter(([symbol]) => symbol.getDocumentationComment(checker).length === 0);
     expect(bare.map(([, name]) => name)).toEqual([]);
+  });
+
+  it.each(['Config', 'ConfigInput'])('have a comment on every key of %s', (name) => {
+    const [config] = [...exported].find(([, exportedAs]) => exportedAs === name)!;
+    const sections = checker.getDeclaredTypeOfSymbol(config).getProperties();
+    const keys = sections.flatMap((section) =>
+      checker.getNonNullableType(checker.getTypeOfSymbol(section)).getProperties(),
+    );
+    expect(keys.length).toBeGreaterThan(100);
+    expect(keys.filter((key) => key.getDocumentationComment(checker).length === 0).map((key) => key.name)).toEqual([]);
   });
 
   // A process of its own: typedoc's messages go to the terminal.

@@ -4,7 +4,7 @@
  */
 import { readdirSync, readFileSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
-import { errorCode, statOrUndefined, writeFileAtomic } from './atomic.js';
+import { errorCode, statOrUndefined, writeFileAtomic } from '../files.js';
 
 /** All names are here and nowhere else. */
 export function runPaths(outDir: string) {
