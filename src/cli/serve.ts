@@ -1,69 +1,65 @@
 /** `trefoil serve`: serves a model over HTTP with the OpenAI API. */
 import { readFileSync } from 'node:fs';
 import { basename, resolve } from 'node:path';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import type { Command } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
 import { UsageError } from '../errors.js';
+import { fileError } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
-import { fileError } from '../run/atomic.js';
 import { loadChatTemplate } from '../serve/chat-template.js';
 import { WorkerHost } from '../serve/host.js';
 import { startServer } from '../serve/server.js';
-import { type DeviceChoice, deviceOption } from './shared/device.js';
+import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
-import { threadsOption, wholeNumber } from './shared/options.js';
+import {
+  addOptions,
+  choice,
+  flag,
+  numberFrom,
+  type OptionValues,
+  parsed,
+  required,
+  threadsOption,
+  wholeNumber,
+} from './shared/options.js';
 
-interface Options {
-  readonly model: string;
-  readonly name?: string;
-  readonly host: string;
-  readonly port: number;
-  readonly apiKey?: string;
-  readonly apiKeyFile?: string;
-  readonly device: DeviceChoice;
-  readonly precision?: 'fp32' | 'bf16';
-  readonly threads?: number;
-  readonly maxContext: number;
-  readonly maxBatch: number;
-  readonly maxQueued: number;
-  readonly tile?: number;
-  readonly cacheGb?: number;
-  readonly prefixCacheGb?: number;
-  readonly chatTemplate?: string;
-  readonly corsOrigin?: string;
-  readonly drain: number;
-}
+const OPTIONS = {
+  model: required('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json'),
+  name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
+  host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
+  port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),
+  apiKey: flag('--api-key <key>', 'key that clients must send').conflicts('apiKeyFile'),
+  apiKeyFile: flag('--api-key-file <file>', 'file with accepted keys, one per line'),
+  device: deviceOption('where to compute'),
+  precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  threads: threadsOption(),
+  maxContext: parsed(
+    '--max-context <n>',
+    'maximum tokens of a request, prompt included',
+    wholeNumber(2),
+    DEFAULT_MAX_CONTEXT,
+  ),
+  maxBatch: parsed('--max-batch <n>', 'requests that are computed at the same time', wholeNumber(1), 32),
+  maxQueued: parsed('--max-queued <n>', 'requests that may wait; more get status 429', wholeNumber(0), 256),
+  tile: parsed('--tile <n>', 'tokens of prompts that one step reads (default: 256, on CUDA 2048)', wholeNumber(1)),
+  cacheGb: parsed(
+    '--cache-gb <x>',
+    'memory for running requests (default: at most half of what is free)',
+    numberFrom(0),
+  ),
+  prefixCacheGb: parsed(
+    '--prefix-cache-gb <x>',
+    'memory for prefixes of earlier requests; 0 = off (default: 1)',
+    numberFrom(0),
+  ),
+  chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
+  corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
+  drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  const whole = (flags: string, meaning: string, least: number) =>
-    new Option(flags, meaning).argParser(wholeNumber(least));
-  const gigabytes = (flags: string, meaning: string) => new Option(flags, meaning).argParser(positive);
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
-    .option('--name <id>', "the model's name in the API (default: name of the folder)")
-    .option('--host <address>', 'address to listen on; other than loopback needs a key', '127.0.0.1')
-    .addOption(whole('--port <n>', 'port to listen on; 0 takes a free one', 0).default(8080))
-    .addOption(new Option('--api-key <key>', 'key that clients must send').conflicts('apiKeyFile'))
-    .option('--api-key-file <file>', 'file with accepted keys, one per line')
-    .addOption(deviceOption('where to compute'))
-    .addOption(
-      new Option('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
-        'fp32',
-        'bf16',
-      ]),
-    )
-    .addOption(threadsOption())
-    .addOption(
-      whole('--max-context <n>', 'maximum tokens of a request, prompt included', 2).default(DEFAULT_MAX_CONTEXT),
-    )
-    .addOption(whole('--max-batch <n>', 'requests that are computed at the same time', 1).default(32))
-    .addOption(whole('--max-queued <n>', 'requests that may wait; more get status 429', 0).default(256))
-    .addOption(whole('--tile <n>', 'tokens of prompts that one step reads (default: 256, on CUDA 2048)', 1))
-    .addOption(gigabytes('--cache-gb <x>', 'memory for running requests (default: at most half of the free memory)'))
-    .addOption(gigabytes('--prefix-cache-gb <x>', 'memory for prefixes of earlier requests; 0 = off (default: 1)'))
-    .option('--chat-template <file>', "Jinja template of chats (default: the model's own)")
-    .option('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)')
-    .addOption(whole('--drain <s>', 'seconds that requests may take to end after SIGTERM', 0).default(30))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }
@@ -153,11 +149,4 @@ function readKeys({ apiKey, apiKeyFile }: Options): string[] {
   const given = keys.filter((line) => line !== '');
   if (given.length === 0) throw new UsageError(`${apiKeyFile}: holds no key; write one per line`);
   return given;
-}
-
-function positive(text: string): number {
-  const value = Number(text);
-  if (text.trim() === '' || !(Number.isFinite(value) && value >= 0))
-    throw new InvalidArgumentError('It must be a number >= 0.');
-  return value;
 }

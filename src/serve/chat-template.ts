@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { Template } from '@huggingface/jinja';
 import type { Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
-import { fileError } from '../run/atomic.js';
+import { fileError } from '../files.js';
 import { ApiError } from './errors.js';
 
 /** Renders messages and encodes them; special tokens of the template become their ids. */
