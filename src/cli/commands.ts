@@ -70,6 +70,11 @@ export const BENCHES: readonly SingleCommand[] = [
     summary: 'tokenizing and loading speed, and how long a trainer waits for data',
     load: () => import('./bench/data.js'),
   },
+  {
+    name: 'serve',
+    summary: 'a server under load: latencies, throughput, refusals',
+    load: () => import('./bench/serve.js'),
+  },
 ];
 
 /** Commands of `trefoil eval`. */

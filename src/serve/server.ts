@@ -187,7 +187,7 @@ class ModelServer {
 
   #card(): object {
     const { id, info } = this.#model;
-    const limits = { max_model_len: info.maxContext, parameters: info.parameters };
+    const limits = { max_model_len: info.maxContext, vocab_size: info.vocabulary, parameters: info.parameters };
     return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits };
   }
 

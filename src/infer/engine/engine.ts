@@ -72,6 +72,7 @@ export interface Engine {
   readonly failure: string | null;
   /** Starts a request. Throws `RequestRefused` or `UsageError` at once; leaving the iteration cancels the request. */
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
+  /** Requests, memory and cache hits now. */
   stats(): EngineStats;
   /** Cancels all requests and frees the cache. The model is the caller's. */
   close(): Promise<void>;

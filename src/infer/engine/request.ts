@@ -3,12 +3,11 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import type { FinishReason } from '../generated-sequence.js';
 import { createSampler, type Sampler, type SamplingOptions } from '../sampler.js';
 
-/**
- * Restricts the next token of one request, for constrained decoding. `apply` sets the logits of forbidden tokens to
- * -Infinity in place; `accept` is called with every token that was drawn.
- */
+/** Restricts the next token of one request, for constrained decoding. */
 export interface TokenMask {
+  /** Sets the logits of forbidden tokens to -Infinity in place. */
   apply(logits: Float32Array): void;
+  /** Called with every token that was drawn. */
   accept(token: number): void;
 }
 
