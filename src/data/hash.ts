@@ -32,4 +32,5 @@ export const Purpose = {
   storiesTrain: 11,
   storiesValidation: 12,
   storiesEvaluation: 13,
+  chatValidation: 14,
 } as const;
