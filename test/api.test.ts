@@ -32,7 +32,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
       linearCrossEntropy nativeSparseAttention rmsnorm rotate selectBlocks selectedAttention silu sparseLayout splitHeads
       swiglu validateShapes windowAttention`),
   ],
-  ['trefoil/data', data, words('createLoader createTokenizer')],
+  ['trefoil/data', data, words('applyChatTemplate createLoader createTokenizer encodeChat')],
   [
     'trefoil/run',
     run,

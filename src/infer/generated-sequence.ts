@@ -52,8 +52,8 @@ export class GeneratedSequence {
   }
 
   /** Adds the next token; returns the text that is final now. */
-  add(token: number, isSeparator: boolean, maxNewTokens: number, maxContext: number): string {
-    if (isSeparator) return this.finish('separator');
+  add(token: number, isEnd: boolean, maxNewTokens: number, maxContext: number): string {
+    if (isEnd) return this.finish('separator');
     this.context.push(token);
     this.seen.add(token);
     const { text, stopped } = this.#filter.push(this.#decoder.push(token));

@@ -36,9 +36,9 @@ export interface TrainOptions extends RunCallbacks {
   readonly resume?: string | null;
   /** Also write the final model to this file. */
   readonly save?: string | null;
-  /** Receives lines for a person: progress (ignored by default) and warnings (stderr by default). */
+  /** Receives progress lines. Ignored by default. */
   readonly say?: (line: string) => void;
-  /** Receives warnings, one line each. */
+  /** Receives warnings, one line each. Default: stderr. */
   readonly warn?: (line: string) => void;
   /** The stream of the live progress line. Default: none. */
   readonly terminal?: Terminal | null;

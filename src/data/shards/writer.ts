@@ -48,13 +48,16 @@ export class ShardWriter {
 
   /** Adds tokens to the open document, or to a new one. */
   append(ids: ArrayLike<number>): void {
-    const { vocabSize, name } = this.#tokenizer;
+    const { vocabSize, name, documentStart = [] } = this.#tokenizer;
     for (let index = 0; index < ids.length; index++) {
       const id = ids[index];
       if (!(id >= 0 && id < vocabSize)) {
         throw new TrefoilError(`tokenizer ${name} gave token ${id}, outside its vocabulary of ${vocabSize}`);
       }
-      if (!this.#insideDocument) this.#beginDocument();
+      if (!this.#insideDocument) {
+        this.#beginDocument();
+        for (const first of documentStart) this.#put(first);
+      }
       this.#put(id);
     }
   }
