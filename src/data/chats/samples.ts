@@ -6,7 +6,7 @@
  * 0. Only tokens of the assistant are targets.
  */
 import { IGNORED_TARGET } from '../batch.js';
-import { createPermutation } from '../permutation.js';
+import { createPermutation } from '../hash.js';
 import type { SampleAddress, Samples } from '../shards/samples.js';
 import type { EncodedChat } from './encode.js';
 
