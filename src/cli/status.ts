@@ -20,7 +20,12 @@ export function configure(command: Command, io: Io): void {
     )
     .addHelpText(
       'after',
-      '\nleft: estimated time left; beat: age of the last heartbeat; saved: step of the\nnewest checkpoint.\n',
+      `
+State: running; ended: all steps are done; stopped: by a signal, .HALT or an
+error, train --resume auto continues it; gone: the process disappeared without
+a word; empty: nothing has started. left: estimated time left; beat: age of the
+last heartbeat; saved: step of the newest checkpoint; times are h:mm:ss or m:ss.
+`,
     )
     .action((options: { dir: string[]; json?: boolean }) => status(options, io));
 }
@@ -66,7 +71,7 @@ function table(runs: readonly RunStatus[], width: number): string {
     ],
     runs.map((run) => [
       visible(run.run),
-      run.state,
+      run.state === 'ended' && run.detail !== 'stop: done' ? 'stopped' : run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',
       run.val_loss?.toFixed(3) ?? '-',

@@ -1,11 +1,11 @@
 /**
- * Requests to a run from signals: SIGTERM and SIGINT stop it after the step, SIGUSR2 saves now, SIGUSR1 dumps where it is.
+ * Requests to a run from signals: SIGTERM, SIGINT and SIGHUP stop it after the step, SIGUSR2 saves now, SIGUSR1 dumps where it is.
  * Shortly after the first stop request the handlers are removed, so a second signal ends the process at once.
  */
 import { setTimeout } from 'node:timers/promises';
 import type { Agreement } from './ranks/agreement.js';
 
-export type StopSignal = 'SIGTERM' | 'SIGINT';
+export type StopSignal = 'SIGTERM' | 'SIGINT' | 'SIGHUP';
 
 /** The source of signals: `process`, or any event emitter. */
 export interface SignalSource {
@@ -42,6 +42,7 @@ export function watchSignals(dump: () => void, source: SignalSource | null): Sig
   const handlers: (readonly [string, () => void])[] = [
     ['SIGTERM', stop('SIGTERM')],
     ['SIGINT', stop('SIGINT')],
+    ['SIGHUP', stop('SIGHUP')],
     ['SIGUSR1', dump],
     [
       'SIGUSR2',
@@ -65,7 +66,7 @@ export interface StopRequests {
   readonly save: boolean;
 }
 
-const STOPS = ['abort', 'SIGINT', 'SIGTERM'] as const;
+const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /** Ranks must act alike at the same step: a request to one rank is a request to all. */
 export function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {

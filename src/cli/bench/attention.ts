@@ -11,8 +11,9 @@ import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { SELECTED_PATHS, type SelectedPath } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
+import { runBlocking } from '../shared/blocking.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
