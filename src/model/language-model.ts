@@ -114,9 +114,11 @@ export class LanguageModel implements Disposable {
     return losses;
   }
 
-  /** Logits [rows, vocab] of the tokens `rows` names by index. */
+  /** Logits [rows.length, vocabSize] of the tokens at these indices, for inference: on a tape that does not record. */
   logits(tape: Tape, ids: Tensor, rows: readonly number[], options: ForwardOptions): Tensor {
     const x = this.hidden(tape, ids, options);
+    if (tape.tracks(x))
+      throw new UsageError('logits: rows have no gradient; use a tape with { record: false }, or hidden()');
     const chosen = tape.empty([rows.length, this.shape.dim], x.dtype);
     for (const [i, row] of rows.entries()) chosen.rows(i, i + 1).copyFrom(x.rows(row, row + 1));
     tape.drop(x);

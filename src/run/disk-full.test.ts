@@ -4,7 +4,7 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, wr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
-import { writeFileAtomic } from './atomic.js';
+import { writeFileAtomic } from '../files.js';
 import { findCheckpoint } from './checkpoint/find.js';
 import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
 import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';

@@ -1,9 +1,8 @@
 /** Reading and writing safetensors files: the only form in which weights are stored. No file is ever held as one buffer. */
 import { createHash } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { asideName, fileError, fsyncDir, openRegularFile, readFully, writeFully } from './atomic.js';
+import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
 import {
   checkHeaderLength,
   dtypeNames,
@@ -18,7 +17,7 @@ import {
   type TensorEntry,
 } from './safetensors-format.js';
 
-export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
+export { type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
@@ -148,30 +147,18 @@ export function writeSafetensors(
     bytes += piece.length;
     options.onWrite?.(bytes);
   };
-  const aside = asideName(path);
-  try {
-    const descriptor = openSync(aside, 'w');
-    try {
-      writeFully(descriptor, encodeHeader(entries, metadata), count);
-      for (const [name, entry] of entries) {
-        const source = byName.get(name)!.data;
-        const data = typeof source === 'function' ? source() : source;
-        if (data.length !== entry.end - entry.begin) {
-          const needed = entry.end - entry.begin;
-          throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
-        }
-        writeFully(descriptor, data, count);
-      }
-      if (options.fsync) fsyncSync(descriptor);
-    } finally {
-      closeSync(descriptor);
+  const write = (descriptor: number): void => {
+    writeFully(descriptor, encodeHeader(entries, metadata), count);
+    for (const [name, entry] of entries) {
+      const source = byName.get(name)!.data;
+      const data = typeof source === 'function' ? source() : source;
+      const needed = entry.end - entry.begin;
+      if (data.length !== needed)
+        throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
+      writeFully(descriptor, data, count);
     }
-    renameSync(aside, path);
-    if (options.fsync) fsyncDir(dirname(path));
-  } catch (error) {
-    rmSync(aside, { force: true });
-    throw fileError('write', path, error);
-  }
+  };
+  replaceFile(path, write, options.fsync ?? false);
   return { bytes, sha256: hash.digest('hex') };
 }
 

@@ -14,9 +14,9 @@ import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
+import { explainFileError, isFileSystemError } from '../files.js';
 import { loadTensors, namedTensors } from '../model/weights.js';
 import type { AdamW, Trainable } from '../ops/adamw/op.js';
-import { explainFileError, isFileSystemError } from '../run/atomic.js';
 import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
 import type { FileDigest } from '../run/checkpoint/manifest.js';
 import {

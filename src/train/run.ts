@@ -8,6 +8,7 @@ import type { Batch } from '../data/batch.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
+import type { LiveLine } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
@@ -20,7 +21,7 @@ import {
   type CheckpointRecord,
   type EvaluationRecord,
   FetchTimes,
-  type LiveLine,
+  progressText,
   type RunRecords,
   type StepRecord,
   stepLine,
@@ -192,7 +193,7 @@ export class Run {
       live.clear();
       log.say(stepLine(record, dropped));
     }
-    live.show(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step));
+    live.show(progressText(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step)));
   }
 
   /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */

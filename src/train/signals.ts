@@ -9,7 +9,9 @@ export type StopSignal = 'SIGTERM' | 'SIGINT';
 
 /** The source of signals: `process`, or any event emitter. */
 export interface SignalSource {
+  /** Calls the handler at each signal of this name. */
   on(signal: string, handler: () => void): unknown;
+  /** Removes a handler. */
   off(signal: string, handler: () => void): unknown;
 }
 

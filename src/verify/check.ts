@@ -25,6 +25,7 @@ export interface Check {
   readonly case: string;
   /** The largest error that passes; 0 where bits must agree. */
   readonly limit: number;
+  /** Runs the check on a device. */
   run(device: Device): Finding;
 }
 

@@ -2,8 +2,7 @@
  * Invariant 3 on the decode cache: a prefill followed by single tokens gives the logits of one prefill of all tokens.
  */
 import type { Device } from '../device/device.js';
-import { lastLogits } from '../infer/context-reader.js';
-import { prefill, readTokens } from '../infer/decode.js';
+import { lastLogits, prefill, readTokens } from '../infer/decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js';
 import { DecodeCache } from '../model/cache.js';
 import { type ComputeDtype, LanguageModel } from '../model/language-model.js';

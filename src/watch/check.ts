@@ -1,7 +1,7 @@
 /** Smoke checks on the files of a run (learning, speed, health), and comparison with a baseline. */
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { explainFileError, writeFileAtomic } from '../run/atomic.js';
+import { explainFileError, writeFileAtomic } from '../files.js';
 import { isPlainObject } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';

@@ -1,5 +1,5 @@
 /**
- * The health rules; docs/runbooks/operations.md lists them. Each is a pure function of one view of a run, so that a single
+ * The health rules; docs/runbooks/operations.md lists them. Each is a function of one view of a run (two also sample the heartbeat file), so that a single
  * check by `health` has the same result as `watch`. "For n heartbeats" refers to the newest n.
  */
 import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';

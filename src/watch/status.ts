@@ -1,6 +1,6 @@
 /** Progress and state of a run. */
 import { readFileSync } from 'node:fs';
-import { errorCode } from '../run/atomic.js';
+import { errorCode } from '../files.js';
 import { listCheckpoints } from '../run/checkpoint/manifest.js';
 import type { Heartbeat } from '../run/logs/heartbeat.js';
 import { type RankView, readRun } from '../run/reader.js';

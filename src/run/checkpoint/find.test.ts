@@ -21,7 +21,7 @@ beforeEach(() => {
   run = mkdtempSync(join(tmpdir(), 'trefoil-find-'));
   for (const step of [1, 2]) {
     const tensor = { name: 'w', dtype: 'U8', shape: [16], data: new Uint8Array(16).fill(step) } as const;
-    const parts = { model: [tensor], optimizer: [tensor], extra: { 'cursor.bin': new Uint8Array(9) } };
+    const parts = { model: [tensor], optimizer: [tensor] };
     saveCheckpoint(run, step, parts, { step });
   }
 });

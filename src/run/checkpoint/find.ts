@@ -1,8 +1,7 @@
 /** Finds the checkpoint to resume from. Nothing is loaded that was not verified first. */
-import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { fileError, statOrUndefined } from '../atomic.js';
+import { readText, statOrUndefined } from '../../files.js';
 import { isPlainObject } from '../json.js';
 import {
   listCheckpoints,
@@ -77,27 +76,21 @@ function resolvePath(which: string): string {
     }
     return which;
   }
-  const step = /^step-(\d+)\s*$/.exec(readText(which));
+  const step = /^step-(\d+)\s*$/.exec(readText(which) ?? '');
   if (!step) throw new UsageError(`${which}: is not a checkpoint; name a folder such as checkpoints/step-100`);
   return stepFolder(dirname(which), Number(step[1]));
 }
 
 function readState(path: string): CheckpointState {
+  const text = readText(path);
+  if (text === undefined) throw new UsageError(`${path}: is missing; use another checkpoint`);
   let parsed: unknown;
   try {
-    parsed = JSON.parse(readText(path));
+    parsed = JSON.parse(text);
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
     throw new UsageError(`${path}: is not JSON; use another checkpoint`, { cause: error });
   }
   if (!isPlainObject(parsed)) throw new UsageError(`${path}: is not an object; use another checkpoint`);
   return parsed;
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw fileError('read', path, error);
-  }
 }

@@ -3,10 +3,10 @@
  * folder that has one was once complete.
  */
 import { createHash } from 'node:crypto';
-import { closeSync, readFileSync } from 'node:fs';
+import { closeSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { errorCode, fileError, leftBehind, namesIn, openRegularFile, readFully } from '../atomic.js';
+import { fileError, leftBehind, namesIn, openRegularFile, readFully, readText } from '../../files.js';
 import { isPlainObject } from '../json.js';
 
 /** The format of a checkpoint. Raise it with every change that older code would misread; other formats are refused. */
@@ -35,10 +35,6 @@ export interface Manifest {
 /** A valid checkpoint that this version of the program cannot read. */
 export class UnsupportedCheckpoint extends UsageError {}
 
-export function isCheckpointFileName(name: string): boolean {
-  return FILE_NAME.test(name) && name !== MANIFEST_NAME;
-}
-
 /** The text of a manifest, with a hash of itself, so that a flipped bit in it is detected. */
 export function serializeManifest(fields: object): string {
   const sha256 = createHash('sha256').update(JSON.stringify(fields)).digest('hex');
@@ -48,15 +44,9 @@ export function serializeManifest(fields: object): string {
 /** Reads and checks the manifest of a checkpoint folder; the files it lists are checked by `verifyFiles`. */
 export function readManifest(folder: string): Manifest {
   const path = join(folder, MANIFEST_NAME);
-  let text: string;
-  try {
-    text = readFileSync(path, 'utf8');
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') {
-      throw new UsageError(`${path}: is missing, so the checkpoint is not complete; use another one`, { cause: error });
-    }
-    throw fileError('read', path, error);
-  }
+  const text = readText(path);
+  if (text === undefined)
+    throw new UsageError(`${path}: is missing, so the checkpoint is not complete; use another one`);
   const parsed = parseManifest(path, text);
   const { format_version: version, trefoil_version: writer } = parsed;
   if (Number.isSafeInteger(version) && version !== FORMAT_VERSION) {
@@ -72,15 +62,14 @@ export function readManifest(folder: string): Manifest {
 
 /** Compares every file with its size and hash in the manifest. */
 export function verifyFiles(folder: string, manifest: Manifest): void {
-  for (const [name, expected] of Object.entries(manifest.files)) {
+  for (const [name, { bytes, sha256 }] of Object.entries(manifest.files)) {
     const path = join(folder, name);
-    const found = digestFile(path, expected.bytes);
-    if (found.sha256 !== expected.sha256) throw damaged(path, 'its content does not have the recorded SHA-256');
+    if (hashFile(path, bytes) !== sha256) throw damaged(path, 'its content does not have the recorded SHA-256');
   }
 }
 
-/** Hashes a file in chunks; a file of another size is refused without reading it. */
-function digestFile(path: string, expectedBytes: number): FileDigest {
+/** The SHA-256 of a file, read in chunks; a file of another size is refused without reading it. */
+function hashFile(path: string, expectedBytes: number): string {
   const { descriptor, size } = openRegularFile(path);
   try {
     if (size !== expectedBytes) throw damaged(path, `it has ${size} bytes, not the recorded ${expectedBytes}`);
@@ -92,7 +81,7 @@ function digestFile(path: string, expectedBytes: number): FileDigest {
       hash.update(chunk.subarray(0, read));
       position += read;
     }
-    return { bytes: size, sha256: hash.digest('hex') };
+    return hash.digest('hex');
   } catch (error) {
     throw fileError('read', path, error);
   } finally {
@@ -115,7 +104,7 @@ function isManifest(value: object): value is Manifest {
   return (
     [format_version, step, sequence].every(isCount) &&
     isPlainObject(files) &&
-    Object.entries(files).every(([name, digest]) => isCheckpointFileName(name) && isDigest(digest))
+    Object.entries(files).every(([name, digest]) => FILE_NAME.test(name) && name !== MANIFEST_NAME && isDigest(digest))
   );
 }
 

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { StopFilter } from './stop.js';
+import { StopFilter } from './generated-sequence.js';
 
 function filtered(pieces: readonly string[], stops: readonly string[]): { text: string; stopped: boolean } {
   const filter = new StopFilter(stops);

@@ -1,9 +1,20 @@
-import { closeSync, mkdirSync, mkdtempSync, openSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { TrefoilError, UsageError } from '../errors.js';
+import { TrefoilError, UsageError } from './errors.js';
 import {
+  ensureFolder,
   errorCode,
   fileError,
   isDiskError,
@@ -12,11 +23,11 @@ import {
   readFully,
   writeFileAtomic,
   writeFully,
-} from './atomic.js';
+} from './files.js';
 
 let folder: string;
 beforeEach(() => {
-  folder = mkdtempSync(join(tmpdir(), 'trefoil-atomic-'));
+  folder = mkdtempSync(join(tmpdir(), 'trefoil-files-'));
 });
 afterEach(() => rmSync(folder, { recursive: true, force: true }));
 
@@ -84,4 +95,18 @@ test('reading stops at the end of the file and says how far it came', () => {
   expect(readFully(descriptor, target, 1)).toBe(3);
   expect([...target.subarray(0, 3)]).toEqual([8, 7, 6]);
   closeSync(descriptor);
+});
+
+test('a folder is created with its parents, once', () => {
+  const path = join(folder, 'a', 'b', 'c');
+  expect(ensureFolder(path)).toBe(true);
+  expect(existsSync(path)).toBe(true);
+  expect(ensureFolder(path)).toBe(false);
+});
+
+test('creating a folder throws where a file is in the way, and where the system refuses', () => {
+  writeFileSync(join(folder, 'file'), '');
+  expect(() => ensureFolder(join(folder, 'file'))).toThrow();
+  expect(() => ensureFolder(join(folder, 'file', 'below'))).toThrow();
+  if (existsSync('/proc/self')) expect(() => ensureFolder('/proc/trefoil/below')).toThrow('ENOENT');
 });

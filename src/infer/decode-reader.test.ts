@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { DecodeCache } from '../model/cache.js';
 import { headShapeOf, modelShape, sparseShapeOf } from '../model/shape.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
-import { contextReader } from './context-reader.js';
+import { contextReader } from './decode.js';
 import { DeviceDecoder } from './device-decoder.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 

@@ -1,9 +1,11 @@
-/** Writing files so that a crash leaves either the old content or the new, never a mixture. */
+/** Files and folders: errors in one line, whole transfers, replacing a file so that a crash leaves the old content or the new. */
 import {
   closeSync,
   fsyncSync,
+  mkdirSync,
   openSync,
   readdirSync,
+  readFileSync,
   readSync,
   renameSync,
   rmSync,
@@ -11,9 +13,10 @@ import {
   statSync,
   writeSync,
 } from 'node:fs';
+import { homedir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
-import { TrefoilError, UsageError } from '../errors.js';
-import { pidExists } from '../process-identity.js';
+import { TrefoilError, UsageError } from './errors.js';
+import { pidExists } from './process-identity.js';
 
 /** Node refuses single transfers of 2 GiB and more; smaller pieces also keep the page cache and the hash in step. */
 const TRANSFER_BYTES = 64 * 1024 * 1024;
@@ -100,6 +103,34 @@ export function openRegularFile(path: string): { descriptor: number; size: numbe
   }
 }
 
+/** Reads from a regular file with `use` and closes it; undefined when the file is missing. */
+export function withFile<Result>(path: string, use: (descriptor: number, size: number) => Result): Result | undefined {
+  let file: ReturnType<typeof openRegularFile>;
+  try {
+    file = openRegularFile(path);
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw error;
+  }
+  try {
+    return use(file.descriptor, file.size);
+  } catch (error) {
+    throw fileError('read', path, error);
+  } finally {
+    closeSync(file.descriptor);
+  }
+}
+
+/** The text of a file; undefined when it is missing. */
+export function readText(path: string): string | undefined {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw fileError('read', path, error);
+  }
+}
+
 /** Writes all of `bytes`, however many calls it takes: one write may be short. */
 export function writeFully(descriptor: number, bytes: Uint8Array, onPiece?: (piece: Uint8Array) => void): void {
   for (let offset = 0; offset < bytes.length; ) {
@@ -137,23 +168,30 @@ export function asideName(path: string): string {
   return join(dirname(path), `.${basename(path)}.tmp-${process.pid}`);
 }
 
-/** Replaces `path` by `content`: written aside, fsynced, renamed, folder fsynced. */
-export function writeFileAtomic(path: string, content: string | Uint8Array): void {
+/** Replaces `path` by what `write` writes: aside, fsynced (unless `isDurable` is false), renamed. */
+export function replaceFile(path: string, write: (descriptor: number) => void, isDurable = true): void {
   const aside = asideName(path);
   try {
     const descriptor = openSync(aside, 'w');
     try {
-      writeFully(descriptor, typeof content === 'string' ? Buffer.from(content) : content);
-      fsyncSync(descriptor);
+      write(descriptor);
+      if (isDurable) fsyncSync(descriptor);
     } finally {
       closeSync(descriptor);
     }
     renameSync(aside, path);
-    fsyncDir(dirname(path));
+    if (isDurable) fsyncDir(dirname(path));
   } catch (error) {
     rmSync(aside, { force: true });
     throw fileError('write', path, error);
   }
+}
+
+/** Replaces `path` by `content`, durably. */
+export function writeFileAtomic(path: string, content: string | Uint8Array): void {
+  replaceFile(path, (descriptor) =>
+    writeFully(descriptor, typeof content === 'string' ? Buffer.from(content) : content),
+  );
 }
 
 /** The names in a folder; none if it does not exist. */
@@ -177,4 +215,32 @@ export function leftBehind(folder: string, pattern: RegExp): string[] {
   return namesIn(folder)
     .filter(isLeft)
     .map((name) => join(folder, name));
+}
+
+/**
+ * Creates a folder and its parents; returns true if it did not exist. Throws the system's error. Not
+ * `mkdirSync(path, { recursive: true })`, which never returns where a parent refuses (under /proc).
+ */
+export function ensureFolder(path: string): boolean {
+  if (isFolder(path)) return false;
+  const parent = dirname(path);
+  if (parent !== path) ensureFolder(parent);
+  try {
+    mkdirSync(path);
+    return true;
+  } catch (error) {
+    // Another process may have created it in between.
+    if ((error as NodeJS.ErrnoException).code === 'EEXIST' && isFolder(path)) return false;
+    throw error;
+  }
+}
+
+function isFolder(path: string): boolean {
+  return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+}
+
+/** The folder of everything Trefoil keeps between runs: TREFOIL_CACHE, or `trefoil` in the user's cache folder. */
+export function cacheFolder(environment: Readonly<Record<string, string | undefined>>): string {
+  // An empty variable counts as unset: a relative folder would follow the working directory.
+  return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
 }
