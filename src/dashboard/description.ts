@@ -2,7 +2,7 @@
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseDocument } from 'yaml';
-import { errorCode, fileError } from '../run/atomic.js';
+import { errorCode, fileError } from '../files.js';
 import { isPlainObject } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { readLines, readSmallFile } from './log-reader.js';

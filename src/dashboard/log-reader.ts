@@ -1,7 +1,7 @@
 /** Reads growing log files line by line, in pieces, so that a server stays responsive while it reads gigabytes. */
 import { closeSync, constants, fstatSync, openSync, type Stats } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { errorCode, fileError, readFully } from '../run/atomic.js';
+import { errorCode, fileError, readFully } from '../files.js';
 
 const NEWLINE = 0x0a;
 const PIECE_BYTES = 1024 * 1024;

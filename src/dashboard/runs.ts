@@ -6,7 +6,7 @@ import { type Dirent, readdirSync, statSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { TrefoilError } from '../errors.js';
-import { errorCode, fileError } from '../run/atomic.js';
+import { errorCode, fileError } from '../files.js';
 import { runPaths } from '../run/paths.js';
 import { readRun } from '../run/reader.js';
 import { wallAges } from '../watch/ages.js';

@@ -1,4 +1,4 @@
-/** The server over real sockets and files: data, streams, writes, and folders written by nobody's trainer. */
+/** The server over real sockets and files: data, streams, writes, and folders that no trainer wrote. */
 import {
   appendFileSync,
   mkdirSync,
@@ -147,7 +147,9 @@ describe('streams', () => {
 describe('security', () => {
   it('checks the Host header', async () => {
     expect(await Promise.all(['localhost:8000', '127.0.0.1', '[::1]:7070'].map(statusFor))).toEqual([200, 200, 200]);
-    expect(await Promise.all(['evil.example', 'localhost.evil.example:7070', ':7070'].map(statusFor))).toEqual([421, 421, 421]);
+    expect(await Promise.all(['evil.example', 'localhost.evil.example:7070', ':7070'].map(statusFor))).toEqual([
+      421, 421, 421,
+    ]);
   });
 
   it('sends a policy without exceptions and allows nothing from elsewhere', async () => {

@@ -3,7 +3,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
-import { errorCode } from '../run/atomic.js';
+import { errorCode } from '../files.js';
 import { toJson } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { trefoilVersion } from '../run/version.js';
