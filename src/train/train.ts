@@ -11,7 +11,7 @@ import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
 import { RunFolder } from '../run/folder.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';

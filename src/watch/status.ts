@@ -1,7 +1,7 @@
 /** Progress and state of a run. */
 import { readFileSync } from 'node:fs';
 import { errorCode } from '../files.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { Heartbeat } from '../run/logs/heartbeat.js';
 import { type RankView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
