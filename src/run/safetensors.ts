@@ -1,9 +1,8 @@
 /** Reading and writing safetensors files: the only form in which weights are stored. No file is ever held as one buffer. */
 import { createHash } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { asideName, fileError, fsyncDir, openRegularFile, readFully, writeFully } from './atomic.js';
+import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
 import {
   checkHeaderLength,
   dtypeNames,
@@ -18,7 +17,7 @@ import {
   type TensorEntry,
 } from './safetensors-format.js';
 
-export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
+export { type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
@@ -82,6 +81,19 @@ export class SafetensorsFile {
     }
   }
 
+  /** Fills `target` with the bytes of a tensor from `offset` on. */
+  readPart(name: string, offset: number, target: Uint8Array): void {
+    const { begin, end } = this.entry(name);
+    if (offset < 0 || begin + offset + target.length > end)
+      throw new UsageError(`${this.path}: tensor ${quote(name)} has no bytes ${offset} to ${offset + target.length}`);
+    try {
+      if (readFully(this.#descriptor, target, this.#dataStart + begin + offset) < target.length)
+        throw changed(this.path);
+    } catch (error) {
+      throw fileError('read', this.path, error);
+    }
+  }
+
   /** Reads one tensor into memory of its own. */
   read(name: string): SafeTensor {
     const { dtype, shape, begin, end } = this.entry(name);
@@ -135,30 +147,18 @@ export function writeSafetensors(
     bytes += piece.length;
     options.onWrite?.(bytes);
   };
-  const aside = asideName(path);
-  try {
-    const descriptor = openSync(aside, 'w');
-    try {
-      writeFully(descriptor, encodeHeader(entries, metadata), count);
-      for (const [name, entry] of entries) {
-        const source = byName.get(name)!.data;
-        const data = typeof source === 'function' ? source() : source;
-        if (data.length !== entry.end - entry.begin) {
-          const needed = entry.end - entry.begin;
-          throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
-        }
-        writeFully(descriptor, data, count);
-      }
-      if (options.fsync) fsyncSync(descriptor);
-    } finally {
-      closeSync(descriptor);
+  const write = (descriptor: number): void => {
+    writeFully(descriptor, encodeHeader(entries, metadata), count);
+    for (const [name, entry] of entries) {
+      const source = byName.get(name)!.data;
+      const data = typeof source === 'function' ? source() : source;
+      const needed = entry.end - entry.begin;
+      if (data.length !== needed)
+        throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
+      writeFully(descriptor, data, count);
     }
-    renameSync(aside, path);
-    if (options.fsync) fsyncDir(dirname(path));
-  } catch (error) {
-    rmSync(aside, { force: true });
-    throw fileError('write', path, error);
-  }
+  };
+  replaceFile(path, write, options.fsync ?? false);
   return { bytes, sha256: hash.digest('hex') };
 }
 
