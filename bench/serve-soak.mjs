@@ -45,11 +45,11 @@ async function abuse() {
       setTimeout(() => socket.destroy(), ms);
     });
   const body = JSON.stringify({ prompt: 'slow', max_tokens: 400, ignore_eos: true, stream: true });
-  const post = `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  const post = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
   await Promise.all([
     raw('NONSENSE\r\n\r\n', 500),
     raw(`GET / HTTP/1.1\r\na: ${'b'.repeat(30_000)}\r\n\r\n`, 500),
-    raw('POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"prompt"', 500),
+    raw('POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"prompt"', 500),
     raw(post, 2000),
     raw(post, 300),
   ]);

@@ -343,9 +343,12 @@ describe('errors', () => {
       socket.on('close', () => resolve(answer.split('\r\n')[0]));
     });
 
-  it('large bodies get 413, floods of headers 431, nonsense 400', async () => {
-    expect(await raw('POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n{')).toContain(' 413 ');
+  it('large bodies get 413, floods of headers 431, nonsense 400, foreign hosts 403', async () => {
+    expect(await raw('POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n{')).toContain(
+      ' 413 ',
+    );
     expect(await raw(`GET /health HTTP/1.1\r\nhost: x\r\na: ${'b'.repeat(40_000)}\r\n\r\n`)).toContain(' 431 ');
+    expect(await raw('GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n')).toContain(' 403 ');
     expect(await raw('NONSENSE\r\n\r\n')).toContain(' 400 ');
     expect((await fetch(`${url}/health`)).status).toBe(200);
   });

@@ -230,7 +230,10 @@ class ModelServer {
   }
 
   #authenticate(request: IncomingMessage): void {
-    if (this.#keys.length === 0) return;
+    if (this.#keys.length === 0) {
+      expectLoopback(request);
+      return;
+    }
     const [scheme, key = ''] = (request.headers.authorization ?? '').split(' ');
     const given = digest(key);
     // All keys are compared, each in constant time: the time tells nothing about them.
@@ -240,6 +243,16 @@ class ModelServer {
       ...{ code: 'invalid_api_key', headers: { 'www-authenticate': 'Bearer' } },
     });
   }
+}
+
+/**
+ * Without a key the server is open to programs on this machine, not to web pages: a page whose name resolves to the
+ * loopback address (DNS rebinding) sends its own name as host.
+ */
+function expectLoopback({ headers }: IncomingMessage): void {
+  const name = (headers.host ?? '').replace(/:\d+$/, '').replace(/^\[|\]$/g, '');
+  if (!LOOPBACK.has(name.toLowerCase()))
+    throw new ApiError(403, 'without an API key the host must be 127.0.0.1, ::1 or localhost', { code: 'wrong_host' });
 }
 
 function digest(key: string): Buffer {

@@ -2,12 +2,20 @@
 
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
+import { openChats } from '../chats/source.js';
 import { Purpose } from '../hash.js';
 import type { OpenOptions } from '../loader.js';
 import { openCached } from '../shards/cache.js';
-import { RangeStream, rangesLength, singleRange, type TokenRanges } from '../shards/ranges.js';
 import { ShardReader } from '../shards/reader.js';
-import { type Samples, StreamSamples, WholeStream } from '../shards/samples.js';
+import {
+  RangeStream,
+  rangesLength,
+  type Samples,
+  StreamSamples,
+  singleRange,
+  type TokenRanges,
+  WholeStream,
+} from '../shards/samples.js';
 import { splitCorpus } from '../shards/split.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
 import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';
@@ -39,6 +47,7 @@ export async function openNumberedSource(
   if (source === 'synthetic') return openSynthetic(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   if (source === 'needle') return openNeedle(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   checkVocabulary(config.data.tokenizer, tokenizer, vocab_size);
+  if (source === 'chat') return openChats(config, tokenizer, options, paths);
   if (source === 'stories') return openStories(config, tokenizer, options.evaluate);
   const reader = await openShards(config, tokenizer, options, paths);
   try {

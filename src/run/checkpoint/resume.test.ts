@@ -12,8 +12,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { findCheckpoint, openCheckpoint } from './find.js';
-import { readManifest, serializeManifest, UnsupportedCheckpoint } from './manifest.js';
+import { findCheckpoint, openCheckpoint, readManifest, serializeManifest, UnsupportedCheckpoint } from './read.js';
 import { saveCheckpoint } from './save.js';
 
 let run: string;
@@ -74,7 +73,9 @@ test('a truncated, empty or missing file is detected', () => {
 test('when all are damaged nothing is started over in silence', () => {
   for (const step of [1, 2]) truncateSync(join(folder(step), 'state.json'), 1);
   expect(() => findCheckpoint(run, 'auto')).toThrow(UsageError);
-  expect(() => findCheckpoint(run, 'auto')).toThrow(/no checkpoint verifies: .*step-2.*step-1/);
+  expect(() => findCheckpoint(run, 'auto')).toThrow(
+    /no checkpoint verifies: step-2.*; step-1.*\. Restore one from a backup/,
+  );
 });
 
 test('a named checkpoint must verify itself', () => {
