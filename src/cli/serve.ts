@@ -6,7 +6,6 @@ import { environmentWarnings } from '../config/legacy/environment.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
-import { loadChatTemplate } from '../serve/chat-template.js';
 import { WorkerHost } from '../serve/host.js';
 import { startServer } from '../serve/server.js';
 import { deviceOption } from './shared/device.js';
@@ -83,7 +82,7 @@ async function run(options: Options, io: Io): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.warn(warning);
   const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb } = options;
   const keys = readKeys(options);
-  const template = loadChatTemplate(model, options.chatTemplate);
+  const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
   const host = await WorkerHost.start(
@@ -109,7 +108,7 @@ async function run(options: Options, io: Io): Promise<void> {
         port: options.port,
         keys,
         maxQueued,
-        template,
+        ...chatTemplate,
       },
       ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
       log: (line) => io.out(line),
@@ -139,14 +138,17 @@ function stopSignal(): Promise<void> {
 function readKeys({ apiKey, apiKeyFile }: Options): string[] {
   if (apiKey !== undefined) return [apiKey];
   if (apiKeyFile === undefined) return [];
-  let text: string;
-  try {
-    text = readFileSync(apiKeyFile, 'utf8');
-  } catch (error) {
-    throw fileError('read', apiKeyFile, error);
-  }
+  const text = readText(apiKeyFile);
   const keys = text.split(/\r?\n/).map((line) => line.trim());
   const given = keys.filter((line) => line !== '');
   if (given.length === 0) throw new UsageError(`${apiKeyFile}: holds no key; write one per line`);
   return given;
+}
+
+function readText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
 }

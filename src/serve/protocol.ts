@@ -1,8 +1,10 @@
 /** Bodies of requests: checked, with the defaults of the OpenAI API, turned into requests to the engine. */
 import { randomInt } from 'node:crypto';
 import { z } from 'zod';
-import type { Tokenizer } from '../data/tokenizer.js';
-import type { ChatTemplate } from './chat-template.js';
+import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
+import type { ChatTemplates, Tokenizer } from '../data/tokenizer.js';
+import { UsageError } from '../errors.js';
+import { encodePrompt } from '../infer/generate.js';
 import { ApiError } from './errors.js';
 import type { HostRequest, ModelInfo } from './host.js';
 
@@ -100,7 +102,8 @@ export interface ServedModel {
   readonly id: string;
   readonly info: ModelInfo;
   readonly tokenizer: Tokenizer;
-  readonly template: ChatTemplate | null;
+  /** The chat templates of the tokenizer, or the one that the server was given. */
+  readonly chat: ChatTemplates | null;
 }
 
 export function parseCompletion(body: unknown, model: ServedModel): Job {
@@ -117,15 +120,13 @@ export function parseCompletion(body: unknown, model: ServedModel): Job {
 
 export function parseChat(body: unknown, model: ServedModel): Job {
   const { known, unknown } = check(chat, body, model);
-  if (!model.template)
-    throw new ApiError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
   if (known.top_logprobs !== undefined && !known.logprobs)
     throw new ApiError(400, 'top_logprobs needs logprobs: true', { param: 'top_logprobs' });
   const messages = known.messages.map(({ content, ...rest }) => ({
     ...rest,
     content: Array.isArray(content) ? content.map(({ text }) => text).join('') : (content ?? ''),
   }));
-  const tokens = model.template.encode(messages, model.tokenizer);
+  const tokens = chatTokens(messages, model);
   if (tokens.length === 0) throw new ApiError(400, 'the messages give an empty prompt', { param: 'messages' });
   const room = Math.min(model.info.maxContext, model.info.maxTokens) - tokens.length;
   const maxNewTokens = known.max_completion_tokens ?? known.max_tokens ?? Math.max(1, room);
@@ -197,7 +198,8 @@ function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedMo
 }
 
 function textPrompt(text: string, model: ServedModel): Prompt {
-  return { tokens: encodeText(text, model, 'prompt'), text };
+  const { tokenizer, info } = model;
+  return { tokens: asBadRequest('prompt', () => encodePrompt(text, tokenizer, info.vocabulary)), text };
 }
 
 function tokenPrompt(tokens: readonly number[], { info }: ServedModel): Prompt {
@@ -209,12 +211,23 @@ function tokenPrompt(tokens: readonly number[], { info }: ServedModel): Prompt {
   return { tokens, text: null };
 }
 
-/** Tokens of a text. An empty text becomes the separator, after which a document begins. */
-export function encodeText(text: string, { tokenizer, info }: ServedModel, param: string): readonly number[] {
-  const tokens = text === '' ? [tokenizer.separator] : Array.from(tokenizer.encode(text));
-  if (tokens.some((id) => id >= info.vocabulary))
-    throw new ApiError(400, 'the text holds tokens that the model does not have', { param });
-  return tokens;
+function chatTokens(messages: readonly ChatMessage[], { tokenizer, chat }: ServedModel): readonly number[] {
+  if (!chat?.templates.has('default'))
+    throw new ApiError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
+  return asBadRequest('messages', () => {
+    const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt: true });
+    return Array.from(tokenizer.encode(text, { parseSpecial: true }));
+  });
+}
+
+/** What the body caused is a bad request. */
+function asBadRequest<T>(param: string, work: () => T): T {
+  try {
+    return work();
+  } catch (error) {
+    if (error instanceof UsageError) throw new ApiError(400, error.message, { param });
+    throw error;
+  }
 }
 
 /** Checks a body: types, parameters that are not supported, fields that are not known, the name of the model. */

@@ -1,8 +1,5 @@
 /** The HTTP interface, driven by the official client of OpenAI and by raw sockets, on a real engine. */
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import OpenAI, { APIError, APIUserAbortError, AuthenticationError, NotFoundError, RateLimitError } from 'openai';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
@@ -12,35 +9,29 @@ import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
-import { type ChatTemplate, loadChatTemplate } from './chat-template.js';
 import { LocalHost } from './host.js';
 import { type RunningServer, type ServerOptions, startServer } from './server.js';
 
 const config = tinyConfig();
 const source: TextSource = { config, model: tinyModel(config), tokenizer: createTokenizer('byte') };
-const folder = mkdtempSync(join(tmpdir(), 'trefoil-serve-'));
 const log: string[] = [];
 const open: { server: RunningServer; host: LocalHost }[] = [];
-let template: ChatTemplate | null = null;
+const TEMPLATE =
+  '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}';
 let client: OpenAI;
 let url: string;
 
 async function start(options: Partial<ServerOptions> = {}, engine: EngineOptions = {}) {
   const limits = { cacheBytes: 2 ** 27, prefixCacheBytes: 2 ** 24, maxContext: 2000, tile: 64 };
   const host = new LocalHost(source, { ...limits, ...engine });
-  const server = await startServer(host, { id: 'tiny', port: 0, template, log: (line) => log.push(line), ...options });
+  const server = await startServer(host, { id: 'tiny', port: 0, log: (line) => log.push(line), ...options });
   open.push({ server, host });
   const openai = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'secret', maxRetries: 0 });
   return { server, host, openai };
 }
 
 beforeAll(async () => {
-  writeFileSync(
-    join(folder, 'chat_template.jinja'),
-    '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}',
-  );
-  template = loadChatTemplate(folder);
-  const started = await start();
+  const started = await start({ chatTemplate: TEMPLATE });
   client = started.openai;
   url = started.server.url;
 });
@@ -52,7 +43,6 @@ afterAll(async () => {
     expect(host.stats().pageBytes).toBe(0);
   }
   source.model.free();
-  rmSync(folder, { recursive: true });
 });
 
 /** Parameters that the API of OpenAI does not have. */
@@ -208,12 +198,13 @@ describe('POST /v1/chat/completions', () => {
     }
   });
 
-  it('keeps special tokens of a tokenizer.json whole, and needs a template', async () => {
-    writeFileSync(join(folder, 'tokenizer.json'), JSON.stringify({ added_tokens: [{ id: 200, content: 'user' }] }));
-    const ids = loadChatTemplate(folder)!.encode([{ role: 'user', content: 'Hi' }], source.tokenizer);
-    expect(ids).toEqual([200, ...Buffer.from(': Hi\nassistant:')]);
-    const { openai } = await start({ template: null });
+  it('needs a template, and names what is wrong with it', async () => {
+    const { openai } = await start();
     await expect(openai.chat.completions.create({ model: 'tiny', messages })).rejects.toThrow('no chat template');
+    const strict = await start({ chatTemplate: "{{ raise_exception('no system message') }}" });
+    await expect(strict.openai.chat.completions.create({ model: 'tiny', messages })).rejects.toThrow(
+      'no system message',
+    );
   });
 });
 

@@ -5,7 +5,6 @@ import type { AddressInfo, Socket } from 'node:net';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { Answer, type Outcome } from './answer.js';
-import type { ChatTemplate } from './chat-template.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
 import { Metrics } from './metrics.js';
@@ -25,7 +24,8 @@ export interface ServerOptions {
   readonly maxQueued?: number;
   /** Tokens of prompts that may wait. Default 8 times the context. */
   readonly maxQueuedTokens?: number;
-  readonly template?: ChatTemplate | null;
+  /** Jinja template of chats. Default: that of the model's tokenizer. */
+  readonly chatTemplate?: string;
   /** The origin that browsers may call from; CORS is off without it. */
   readonly corsOrigin?: string;
   /** One line of JSON per request. */
@@ -76,7 +76,12 @@ class ModelServer {
     this.#options = options;
     const { info } = host;
     const tokenizer = createTokenizer(info.tokenizer);
-    this.#model = { id: options.id, info, tokenizer, template: options.template ?? null };
+    const { chatTemplate } = options;
+    const chat =
+      chatTemplate === undefined
+        ? (tokenizer.chat ?? null)
+        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
+    this.#model = { id: options.id, info, tokenizer, chat };
     this.#keys = (options.keys ?? []).map(digest);
     this.#server = createServer(
       {

@@ -120,6 +120,7 @@ class BatchEngine implements Engine {
   readonly #source: TextSource;
   readonly #kernels: SparseOptions;
   readonly #vocabulary: number;
+  readonly #endTokens: readonly number[];
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
@@ -141,6 +142,7 @@ class BatchEngine implements Engine {
         'the engine decodes from a cache, which the reference kernels do not: unset NSA_FORCE_PARITY',
       );
     this.#vocabulary = usedVocabulary(source);
+    this.#endTokens = source.tokenizer.endTokens ?? [source.tokenizer.separator];
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
     this.#decoder =
       deviceDecoderRefusal(model) === null
@@ -380,17 +382,16 @@ class BatchEngine implements Engine {
 
   #draw(slot: Slot, logits: Float32Array): void {
     const { request, sequence, mask, channel } = slot;
-    const { separator } = this.#source.tokenizer;
-    const isEarly = sequence.drawn < request.minNewTokens && separator < this.#vocabulary;
+    const isEarly = sequence.drawn < request.minNewTokens;
     let candidates = logits.subarray(0, this.#vocabulary);
     if (mask || isEarly) {
       candidates = candidates.slice();
       mask?.apply(candidates);
-      if (isEarly) candidates[separator] = Number.NEGATIVE_INFINITY;
+      if (isEarly) for (const token of this.#endTokens) candidates[token] = Number.NEGATIVE_INFINITY;
     }
     const token = request.sample(candidates, sequence.drawn, sequence.seen);
     mask?.accept(token);
-    const isEnd = token === separator && !request.ignoreSeparator;
+    const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
     const text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
     if (isEnd) {
       this.#end(slot, 'separator', text);
