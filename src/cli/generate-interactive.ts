@@ -4,7 +4,7 @@ import type { Conversation } from '../infer/conversation.js';
 import { visible } from '../text.js';
 import type { Io } from './shared/io.js';
 
-export const INTERACTIVE_HELP = '/new starts over,\nCtrl-C stops a text, Ctrl-D exits';
+export const INTERACTIVE_HELP = '/new starts over, Ctrl-C stops a text, Ctrl-D exits';
 
 /** Returns at the end of the input, or on Ctrl-C at the prompt. */
 export async function converse(talk: Conversation, io: Io, input: NodeJS.ReadableStream): Promise<void> {
