@@ -18,7 +18,7 @@ import {
   recallStory,
 } from '../infer/recall.js';
 import { withoutBranch } from '../infer/without-branch.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';

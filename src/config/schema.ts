@@ -61,7 +61,7 @@ const nsa = {
   w: count().default(512),
   /** Compression of a block to one key and value: mean, convolution or MLP. */
   phi: z.enum(['avg', 'conv', 'mlp']).default('avg'),
-  /** Hidden size of phi mlp; null = chosen by the model. */
+  /** Hidden size of phi mlp; null = 2 * d_k. */
   phi_hidden: count().nullable().default(null),
   /** Rotary embedding of compressed keys: after compression, before it, or none. */
   cmp_rope: z.enum(['after', 'before', 'none']).default('after'),

@@ -38,7 +38,7 @@ export interface Loader {
   lookAhead?(batches: number): readonly Batch[];
   /** Like `ready`, for `evalBatches(batches)`. */
   readyToEvaluate?(batches: number): Promise<void>;
-  /** Waiting times and counts, for progress lines. */
+  /** Documents and bytes read, and batches ready, for progress lines. */
   telemetry?(): LoaderTelemetry;
   /** The position, a JSON value that `restore` accepts. */
   state(): object;

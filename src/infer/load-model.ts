@@ -16,9 +16,16 @@ import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/languag
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors } from '../model/weights.js';
-import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
-import { LATEST_NAME, MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint/manifest.js';
-import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';
+import {
+  CHECKPOINT_FILES,
+  type FoundCheckpoint,
+  findCheckpoint,
+  LATEST_NAME,
+  MANIFEST_NAME,
+  type Manifest,
+  openCheckpoint,
+  verifyFiles,
+} from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
 import { writeFileAtomic } from '../files.js';
-import { findCheckpoint } from './checkpoint/find.js';
+import { findCheckpoint } from './checkpoint/read.js';
 import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
 import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';
 import { HeartbeatWriter } from './logs/heartbeat.js';

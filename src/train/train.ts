@@ -11,7 +11,7 @@ import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
 import { RunFolder } from '../run/folder.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
@@ -36,9 +36,9 @@ export interface TrainOptions extends RunCallbacks {
   readonly resume?: string | null;
   /** Also write the final model to this file. */
   readonly save?: string | null;
-  /** Receives lines for a person: progress (ignored by default) and warnings (stderr by default). */
+  /** Receives progress lines. Ignored by default. */
   readonly say?: (line: string) => void;
-  /** Receives warnings, one line each. */
+  /** Receives warnings, one line each. Default: stderr. */
   readonly warn?: (line: string) => void;
   /** The stream of the live progress line. Default: none. */
   readonly terminal?: Terminal | null;

@@ -6,8 +6,7 @@ import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../files.js';
-import { findCheckpoint } from '../run/checkpoint/find.js';
-import { LATEST_NAME, listCheckpoints } from '../run/checkpoint/manifest.js';
+import { findCheckpoint, LATEST_NAME, listCheckpoints } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 

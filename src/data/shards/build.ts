@@ -21,8 +21,8 @@ import { cutText } from '../sources/text.js';
 import { createTokenizer, type Tokenizer } from '../tokenizer.js';
 import { partialName, renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
-import { firstAtLeast } from './ranges.js';
 import { ShardReader } from './reader.js';
+import { firstAtLeast } from './samples.js';
 import { ShardWriter } from './writer.js';
 
 export interface BuildOptions {

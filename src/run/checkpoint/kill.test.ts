@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { build } from 'esbuild';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { readSafetensors } from '../safetensors.js';
-import { findCheckpoint } from './find.js';
+import { findCheckpoint } from './read.js';
 
 let folder: string;
 let program: string;
@@ -17,7 +17,7 @@ let program: string;
  */
 const PROGRAM = `
   import { writeSync } from 'node:fs';
-  import { findCheckpoint } from './find.js';
+  import { findCheckpoint } from './read.js';
   import { saveCheckpoint } from './save.js';
   const [run, killAt] = process.argv.slice(2);
   let writes = 0;

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { type Manifest, readManifest, serializeManifest, UnsupportedCheckpoint, verifyFiles } from './manifest.js';
+import { type Manifest, readManifest, serializeManifest, UnsupportedCheckpoint, verifyFiles } from './read.js';
 
 let folder: string;
 let manifest: Manifest;

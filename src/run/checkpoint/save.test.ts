@@ -5,8 +5,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { readSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
-import { findCheckpoint } from './find.js';
-import { readManifest } from './manifest.js';
+import { findCheckpoint, readManifest } from './read.js';
 import { type CheckpointParts, SaveFailed, saveCheckpoint } from './save.js';
 
 let run: string;

@@ -18,6 +18,8 @@ import {
 import { type TensorToWrite, writeSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
 import {
+  CHECKPOINT_FILES,
+  type CheckpointState,
   type FileDigest,
   FORMAT_VERSION,
   LATEST_NAME,
@@ -30,30 +32,7 @@ import {
   stepFolder,
   temporaryFolder,
   verifyFiles,
-} from './manifest.js';
-
-/** The files that every checkpoint has. */
-export const CHECKPOINT_FILES = {
-  model: 'model.safetensors',
-  optimizer: 'optimizer.safetensors',
-  state: 'state.json',
-} as const;
-
-/** The optimizer's file of a rank, in a checkpoint whose ranks each kept a part of its state. */
-export function shardName(rank: number): string {
-  return `optimizer-rank${rank}.safetensors`;
-}
-
-const SHARD_NAME = /^optimizer-rank\d+\.safetensors$/;
-
-/** The files that hold the optimizer's state: one, or one of each rank. */
-export function optimizerFiles({ files }: Pick<Manifest, 'files'>): string[] {
-  const shards = Object.keys(files).filter((name) => SHARD_NAME.test(name));
-  return Object.hasOwn(files, CHECKPOINT_FILES.optimizer) ? [CHECKPOINT_FILES.optimizer] : shards;
-}
-
-/** Everything a resume needs beside tensors; plain JSON, and every number in it finite. */
-export type CheckpointState = Record<string, unknown>;
+} from './read.js';
 
 export interface CheckpointParts {
   model: Iterable<TensorToWrite>;

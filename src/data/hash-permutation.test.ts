@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { createPermutation } from './permutation.js';
+import { createPermutation } from './hash.js';
 
 const all = (size: number, seed: number, epoch: number): number[] =>
   Array.from({ length: size }, (_, index) => createPermutation(size, seed, epoch)(index));

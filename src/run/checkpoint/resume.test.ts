@@ -12,8 +12,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { findCheckpoint, openCheckpoint } from './find.js';
-import { readManifest, serializeManifest, UnsupportedCheckpoint } from './manifest.js';
+import { findCheckpoint, openCheckpoint, readManifest, serializeManifest, UnsupportedCheckpoint } from './read.js';
 import { saveCheckpoint } from './save.js';
 
 let run: string;

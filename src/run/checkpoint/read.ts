@@ -1,12 +1,13 @@
 /**
- * The folder checkpoints/ and the manifest.json of each checkpoint, which lists its files. The manifest is written last, so a
- * folder that has one was once complete.
+ * The folder checkpoints/, and the manifest.json of each checkpoint, which lists its files. The manifest is written last, so
+ * a folder that has one was once complete. `findCheckpoint` finds the one to resume from; nothing is loaded that was not
+ * verified first.
  */
 import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
-import { join } from 'node:path';
-import { UsageError } from '../../errors.js';
-import { fileError, leftBehind, namesIn, openRegularFile, readFully, readText } from '../../files.js';
+import { dirname, join } from 'node:path';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { fileError, leftBehind, namesIn, openRegularFile, readFully, readText, statOrUndefined } from '../../files.js';
 import { isPlainObject } from '../json.js';
 
 /** The format of a checkpoint. Raise it with every change that older code would misread; other formats are refused. */
@@ -14,6 +15,29 @@ export const FORMAT_VERSION = 1;
 export const MANIFEST_NAME = 'manifest.json';
 const HASH_CHUNK_BYTES = 4 * 1024 * 1024;
 const FILE_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]*$/;
+
+/** The files that every checkpoint has. */
+export const CHECKPOINT_FILES = {
+  model: 'model.safetensors',
+  optimizer: 'optimizer.safetensors',
+  state: 'state.json',
+} as const;
+
+/** The optimizer's file of a rank, in a checkpoint whose ranks each kept a part of its state. */
+export function shardName(rank: number): string {
+  return `optimizer-rank${rank}.safetensors`;
+}
+
+const SHARD_NAME = /^optimizer-rank\d+\.safetensors$/;
+
+/** The files that hold the optimizer's state: one, or one of each rank. */
+export function optimizerFiles({ files }: Pick<Manifest, 'files'>): string[] {
+  const shards = Object.keys(files).filter((name) => SHARD_NAME.test(name));
+  return Object.hasOwn(files, CHECKPOINT_FILES.optimizer) ? [CHECKPOINT_FILES.optimizer] : shards;
+}
+
+/** Everything a resume needs beside tensors; plain JSON, and every number in it finite. */
+export type CheckpointState = Record<string, unknown>;
 
 /** Size and SHA-256 of a file. */
 export interface FileDigest {
@@ -177,4 +201,86 @@ function tryManifest(path: string): Pick<CheckpointEntry, 'manifest' | 'problem'
   } catch (problem) {
     return { manifest: undefined, problem };
   }
+}
+
+/** A checkpoint whose files verify. */
+export interface FoundCheckpoint {
+  path: string;
+  step: number;
+  state: CheckpointState;
+  manifest: Manifest;
+  /** Newer checkpoints that did not verify. */
+  skipped: { path: string; reason: string }[];
+}
+
+/**
+ * With 'auto', the newest checkpoint of the run that verifies, or undefined if the run has none. If it has some and all are
+ * damaged, throws: starting again from nothing must be a decision. A path must itself verify.
+ */
+export function findCheckpoint(runDir: string, which: string): FoundCheckpoint | undefined {
+  return which === 'auto' ? findNewest(join(runDir, 'checkpoints')) : openCheckpoint(resolvePath(which));
+}
+
+/**
+ * Verifies every file of a checkpoint folder and reads its state; throws with the name of a file that is wrong. A rank need
+ * not verify what rank 0 has verified (`isVerified`).
+ */
+export function openCheckpoint(path: string, isVerified = false): FoundCheckpoint {
+  const manifest = readManifest(path);
+  const needed: string[] = [CHECKPOINT_FILES.model, CHECKPOINT_FILES.state];
+  if (optimizerFiles(manifest).length === 0) needed.push(CHECKPOINT_FILES.optimizer);
+  for (const name of needed) {
+    if (!Object.hasOwn(manifest.files, name)) throw new UsageError(`${path}: has no ${name}; use another checkpoint`);
+  }
+  if (!isVerified) verifyFiles(path, manifest);
+  const state = readState(join(path, CHECKPOINT_FILES.state));
+  return { path, step: manifest.step, state, manifest, skipped: [] };
+}
+
+function findNewest(checkpoints: string): FoundCheckpoint | undefined {
+  const skipped: FoundCheckpoint['skipped'] = [];
+  for (const { path, problem } of listCheckpoints(checkpoints)) {
+    try {
+      if (problem !== undefined) throw problem;
+      return { ...openCheckpoint(path), skipped };
+    } catch (error) {
+      // Sound, but of another version: continuing from an older checkpoint would silently discard training.
+      if (error instanceof UnsupportedCheckpoint || !(error instanceof TrefoilError)) throw error;
+      skipped.push({ path, reason: error.message });
+    }
+  }
+  if (skipped.length === 0) return undefined;
+  const reasons = skipped.map(({ reason }) => reason).join(' | ');
+  throw new UsageError(`${checkpoints}: no checkpoint verifies: ${reasons}; to start again, choose another out_dir`);
+}
+
+/** A checkpoint folder, or the `latest` file that points to one. */
+function resolvePath(which: string): string {
+  const facts = statOrUndefined(which);
+  if (!facts) throw new UsageError(`${which}: there is no such checkpoint; name a folder such as checkpoints/step-100`);
+  if (facts.isDirectory()) {
+    if (statOrUndefined(join(which, 'checkpoints'))?.isDirectory()) {
+      throw new UsageError(
+        `${which}: is a run folder; name one of its checkpoints, such as ${which}/checkpoints/latest`,
+      );
+    }
+    return which;
+  }
+  const step = /^step-(\d+)\s*$/.exec(readText(which) ?? '');
+  if (!step) throw new UsageError(`${which}: is not a checkpoint; name a folder such as checkpoints/step-100`);
+  return stepFolder(dirname(which), Number(step[1]));
+}
+
+function readState(path: string): CheckpointState {
+  const text = readText(path);
+  if (text === undefined) throw new UsageError(`${path}: is missing; use another checkpoint`);
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(text);
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new UsageError(`${path}: is not JSON; use another checkpoint`, { cause: error });
+  }
+  if (!isPlainObject(parsed)) throw new UsageError(`${path}: is not an object; use another checkpoint`);
+  return parsed;
 }
