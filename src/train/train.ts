@@ -44,7 +44,7 @@ export interface TrainOptions extends RunCallbacks {
   readonly terminal?: Terminal | null;
   /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
   readonly peakFlops?: number | null;
-  /** The source of SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
+  /** The source of SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
   readonly signals?: SignalSource | null;
   /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
   readonly signal?: { readonly aborted: boolean };
@@ -177,6 +177,7 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
       `train.steps is ${steps}, but the checkpoint is already at step ${step}: nothing is trained; ` +
         `use --steps with more than ${step}`,
     );
+  else if (steps === step) log.say(`all ${steps} steps are done; --steps with more than ${steps} continues`);
 }
 
 /** config.yaml and env.json. */
