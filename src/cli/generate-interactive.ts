@@ -4,7 +4,7 @@ import type { Generation } from '../infer/generate.js';
 import { visible } from '../text.js';
 import type { Io } from './shared/io.js';
 
-export const INTERACTIVE_HELP = '/reset starts over,\n/exit leaves; Ctrl-C stops a text, and leaves when pressed again';
+export const INTERACTIVE_HELP = '/reset starts over, /exit leaves, Ctrl-C stops a text';
 
 /** A `Conversation` or a `Chat`. */
 export interface Talk {

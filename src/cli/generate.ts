@@ -108,7 +108,8 @@ const CHAT_NEW_TOKENS = 1024;
 
 const HELP = `
 Without --prompt and --prompt-file the prompt is read from stdin if it is
-piped. On a terminal the model continues line by line: ${INTERACTIVE_HELP}.
+piped. On a terminal the model continues line by line:
+${INTERACTIVE_HELP}.
 With an empty prompt the model starts a document. Text goes to stdout,
 everything else to stderr. Several prompts are decoded as one batch; each gets
 the text it would get alone, printed after a line with its number.

@@ -138,7 +138,7 @@ export async function* extend(
 
 export function promptTooLong(length: number, maxContext: number): UsageError {
   return new UsageError(
-    `the prompt has ${length} tokens and max-context is ${maxContext}: shorten the prompt, or raise --max-context`,
+    `the prompt has ${length} tokens and max-context is ${maxContext}: shorten the prompt, or raise maxContext (--max-context)`,
   );
 }
 
