@@ -1,7 +1,7 @@
 /** `trefoil health`: checks a run once, with an exit code for cron. */
 import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
-import { checkHealth } from '../watch/health.js';
+import { checkHealth } from '../watch/rules.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
 import { addOptions, jsonOption, type OptionValues } from './shared/options.js';

@@ -7,7 +7,7 @@ import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load-model.js';
-import { evaluateSource } from '../../train/evaluate-source.js';
+import { evaluateSource } from '../../train/evaluate.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
