@@ -23,7 +23,8 @@ const LEVELS: readonly (readonly string[])[] = [
   ['model'],
   ['exchange', 'infer'],
   ['train', 'verify'],
-  ['bench', 'dashboard', 'plan', 'serve', 'watch'],
+  ['bench', 'plan', 'serve', 'watch'],
+  ['dashboard'],
   ['cli', 'index', 'exports'],
 ];
 

@@ -174,6 +174,7 @@ describe('output', () => {
 
   it('goes on when the reader of a pipe is gone, and fails on anything else', () => {
     expect(() => ignoreClosedPipe(Object.assign(new Error('write'), { code: 'EPIPE' }))).not.toThrow();
+    expect(() => ignoreClosedPipe(Object.assign(new Error('terminal'), { code: 'EIO' }))).not.toThrow();
     expect(() => ignoreClosedPipe(Object.assign(new Error('disk full'), { code: 'ENOSPC' }))).toThrow('disk full');
   });
 

@@ -83,7 +83,7 @@ export class LanguageModel implements Disposable {
       if (options.checkpointing) {
         let context: AttentionContext = options;
         x = tape.checkpoint([input], (inner) => {
-          const result = block.forward(inner, input, context, inner.isResultRead);
+          const result = block.forward(inner, input, context, inner.computesResult);
           context = { ...options, observer: undefined }; // the second run, in the backward pass, shows nothing new
           return result;
         });

@@ -81,6 +81,19 @@ export class SafetensorsFile {
     }
   }
 
+  /** Fills `target` with the bytes of a tensor from `offset` on. */
+  readPart(name: string, offset: number, target: Uint8Array): void {
+    const { begin, end } = this.entry(name);
+    if (offset < 0 || begin + offset + target.length > end)
+      throw new UsageError(`${this.path}: tensor ${quote(name)} has no bytes ${offset} to ${offset + target.length}`);
+    try {
+      if (readFully(this.#descriptor, target, this.#dataStart + begin + offset) < target.length)
+        throw changed(this.path);
+    } catch (error) {
+      throw fileError('read', this.path, error);
+    }
+  }
+
   /** Reads one tensor into memory of its own. */
   read(name: string): SafeTensor {
     const { dtype, shape, begin, end } = this.entry(name);

@@ -254,7 +254,7 @@ export function launchGradients(
       checkpointing: config.runtime.gradient_checkpointing,
       observer,
     };
-    const mean = tape.keep(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
+    const mean = tape.release(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
     tape.backward(mean, weights[i]);
     tape.end();
     return mean;

@@ -147,6 +147,7 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
       `train.steps is ${steps}, but the checkpoint is already at step ${step}: nothing is trained; ` +
         `use --steps with more than ${step}`,
     );
+  else if (steps === step) log.say(`all ${steps} steps are done; --steps with more than ${steps} continues`);
 }
 
 /** config.yaml and env.json. */

@@ -1,6 +1,7 @@
 /**
- * The health rules; docs/runbooks/operations.md lists them. Each is a function of one view of a run (two also sample the heartbeat file), so that a single
- * check by `health` has the same result as `watch`. "For n heartbeats" refers to the newest n.
+ * The health rules; docs/runbooks/operations.md lists them. Each is a function of one view of a run (two also sample the
+ * heartbeat file), so that a single check by `health` has the same result as `watch`. "For n heartbeats" refers to the
+ * newest n.
  */
 import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';

@@ -41,9 +41,9 @@ export interface RankStatus {
   readonly heartbeat_age_s: number | null;
 }
 
-/** `now` in seconds since 1970. */
-export function runStatus(dir: string, now: number = Date.now() / 1000): RunStatus {
-  const view = readRun(dir);
+/** `now` in seconds since 1970; `options` as for `readRun`. */
+export function runStatus(dir: string, now: number = Date.now() / 1000, options: { beats?: number } = {}): RunStatus {
+  const view = readRun(dir, options);
   const ageOf = wallAges(now);
   const state = runState(view, ageOf);
   const { beats, section } = view.ranks[0];

@@ -21,7 +21,7 @@ export function gpuRows(): DoctorRow[] {
 function deviceRow(): DoctorRow {
   const absence = cudaAbsence();
   if (absence !== null) {
-    const remedy = 'training uses the CPU; for a GPU install NVIDIA’s driver, and in a container pass the device in';
+    const remedy = 'training uses the CPU';
     return warn('gpu', absence, remedy);
   }
   try {
