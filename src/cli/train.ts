@@ -35,7 +35,7 @@ run after its step and a checkpoint; --resume auto continues it. Where neither
 stdout nor stderr is a terminal (nohup), SIGHUP is ignored.
 
 Examples:
-  trefoil train --config quickstart --local-path texts --out-dir artifacts/mine
+  trefoil train --config text_cpu --local-path texts --out-dir artifacts/mine
   trefoil train --config m7c_125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
   trefoil train --config artifacts/mine/config.yaml --resume auto --steps 5000
   trefoil train --config base --set model.n_layers=6 --print-config
@@ -78,7 +78,14 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const result = await runTraining(resolved.config, request, io, (done) => {
     if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
+  if (result.status === 'done' && writesText(resolved.config))
+    say(`use it: npx trefoil generate --model ${shellQuote(result.outDir)}`);
   return EXIT_CODES[result.status];
+}
+
+/** Models of synthetic tokens and needles have no text to write. */
+function writesText({ data }: Config): boolean {
+  return data.source !== 'synthetic' && data.source !== 'needle';
 }
 
 function configTable(rows: readonly ConfigRow[], width: number): string {

@@ -8,6 +8,7 @@ import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { Tape } from '../tensor/tape.js';
 import { BatchUploader } from './batches.js';
+import { type PositionLoss, PositionLosses } from './position-loss.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 import type { LossFunction, TrainableModel } from './step.js';
 import { openTrainingData } from './training-data.js';
@@ -20,7 +21,10 @@ export interface Evaluation {
   readonly targets: number;
 }
 
-/** Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss. */
+/**
+ * Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss; otherwise `observe`
+ * receives the loss of every target.
+ */
 export function evaluate(
   model: Pick<TrainableModel, 'device' | 'losses'>,
   uploader: BatchUploader,
@@ -28,6 +32,7 @@ export function evaluate(
   config: Config,
   agreement: Agreement = new SingleAgreement(),
   loss?: LossFunction,
+  observe?: (batch: Batch, losses: ArrayLike<number>) => void,
 ): Evaluation {
   let [total, targets] = [0, 0];
   for (const batch of batches) {
@@ -39,7 +44,9 @@ export function evaluate(
       tape.end();
     } else {
       const losses = model.losses(onDevice.ids, onDevice.targets, options);
-      for (const value of losses.read()) total += value; // ignored targets have loss 0
+      const values = losses.read();
+      for (const value of values) total += value; // ignored targets have loss 0
+      observe?.(batch, values);
       losses.free();
     }
     targets += batch.targetCount;
@@ -57,6 +64,7 @@ export interface SourceEvaluation extends Evaluation {
   readonly complete: boolean;
   /** Bits of loss per UTF-8 byte of the predicted text; null for sources that are no text. */
   readonly bitsPerByte: number | null;
+  readonly byPosition: readonly PositionLoss[];
 }
 
 type Say = (line: string) => void;
@@ -96,7 +104,10 @@ export async function evaluateSource(
     const batches = [...loader.evalBatches(count)];
     if (batches.length === 0)
       throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
-    const evaluation = evaluate(model, uploader, batches, config);
+    const positions = new PositionLosses();
+    const evaluation = evaluate(model, uploader, batches, config, undefined, undefined, (batch, losses) =>
+      positions.add(batch, losses),
+    );
     const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
     const isText = data.source !== 'synthetic' && data.source !== 'needle';
     const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
@@ -105,6 +116,7 @@ export async function evaluateSource(
       batches: batches.length,
       complete: samples === loader.validationSamples,
       bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
+      byPosition: positions.rows(),
     };
   } finally {
     uploader.free();

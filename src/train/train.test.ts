@@ -273,7 +273,9 @@ describe('train', () => {
   it('refuses a folder that holds a run, and a model of another shape on resume', async () => {
     const config = tinyConfig(folder.path, { train: { steps: 4 } });
     await runTraining(config);
-    await expect(runTraining(config)).rejects.toThrow('holds a run already: go on with --resume auto');
+    await expect(runTraining(config)).rejects.toThrow(
+      "go on with --resume auto or choose another --out-dir (in TypeScript: resume: 'auto' or train.out_dir)",
+    );
     const other = tinyConfig(folder.path, { model: { dim: 48 }, train: { steps: 4 } });
     await expect(runTraining(other, { resume: 'auto' })).rejects.toThrow(
       'model.dim: 32 -> 48 is not allowed on resume',

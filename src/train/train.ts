@@ -173,7 +173,7 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   log.say(
     `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
-      `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
+      `(${(memory.state / 2 ** 20).toFixed(0)} for weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} for activations)`,
   );
 }
 
@@ -186,7 +186,8 @@ function refuseUsedFolder(outDir: string): void {
     readCsv(paths.training, TRAINING_CSV).rows.length > 0;
   if (isUsed)
     throw new UsageError(
-      `${outDir} holds a run already: go on with --resume auto, or choose another folder with --out-dir`,
+      `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
+        "(in TypeScript: resume: 'auto' or train.out_dir)",
     );
 }
 

@@ -24,7 +24,7 @@ import { formatTable, right, wrapped } from '../shared/table.js';
 const OPTIONS = {
   localPath: flag('--local-path <path>', 'your own corpus instead of the generated web text'),
   textField: parsed('--text-field <name>', 'column or field that holds the text', String, 'text'),
-  tokenizer: parsed('--tokenizer <name>', 'byte, gpt2 or the path of a tokenizer.json', String, 'gpt2'),
+  tokenizer: parsed('--tokenizer <name>', 'byte, gpt2, stories or the path of a tokenizer.json', String, 'gpt2'),
   workers: parsed('--workers <n>', 'threads that tokenise', wholeNumber(1), 2),
   rate: parsed('--rate <n>', 'tokens per second of the simulated trainer', wholeNumber(1), 600_000),
   quick: flag('--quick', 'less text and shorter measurements'),
