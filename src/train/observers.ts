@@ -1,10 +1,13 @@
 /** Observers of the attention during a step: statistics for the records, and the checks of runtime.strict_asserts. */
+import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
 import type { Observer } from '../model/attention.js';
 import type { ModelShape } from '../model/shape.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
+import { sampleSelection } from '../ops/attention/selection-sample/op.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { type AttentionStatistics, attentionStatistics } from './attention-statistics.js';
 
 /** Statistics observed during a step. */
 export interface Observed {
@@ -12,16 +15,32 @@ export interface Observed {
   readonly gates: GateStatistics | null;
   /** Selected blocks per token; null for dense attention. */
   readonly selection: SelectionStatistics | null;
+  /** By layer; null for dense attention and in steps without details. */
+  readonly attention: AttentionStatistics | null;
 }
 
-/** Collects during the forward passes of one step. Nine numbers per layer stay on the device for the gates. */
+/** What a step observed that collects nothing. */
+export const NOTHING_OBSERVED: Observed = { gates: null, selection: null, attention: null };
+
+/** Pairs of neighbouring tokens that the statistics of the selection are computed from. */
+const SAMPLED_PAIRS = 128;
+
+/**
+ * Collects during the forward passes of one step. Nine numbers per layer stay on the device for the gates, and, if `sampled`,
+ * a few kilobytes per layer for the selection of the first micro-batch.
+ */
 export class StepTelemetry implements Observer {
   readonly #device: Device;
   readonly #gateSums: Tensor[] = [];
+  readonly #shape: ModelShape;
+  readonly #isSampled: boolean;
+  readonly #samples: Tensor[] = [];
   #selection: Tensor | null = null;
 
-  constructor(device: Device) {
+  constructor(device: Device, shape: ModelShape, isSampled: boolean) {
     this.#device = device;
+    this.#shape = shape;
+    this.#isSampled = isSampled;
   }
 
   gates(_layer: number, gates: Tensor): void {
@@ -31,19 +50,34 @@ export class StepTelemetry implements Observer {
   /** The number of selected blocks depends on sequence lengths only, so one layer stands for all. */
   selected(layer: number, selected: Tensor): void {
     if (layer === 0) this.#selection ??= selectionCounts(this.#device, selected);
+    // Recomputed layers and later micro-batches call again: the first call of each layer counts.
+    if (this.#isSampled && layer === this.#samples.length)
+      this.#samples.push(sampleSelection(this.#device, selected, SAMPLED_PAIRS));
   }
 
-  /** Reads what was collected. A replayed graph fills the same memory again. */
-  read(): Observed {
+  /**
+   * Reads what was collected. A replayed graph fills the same memory again. `detailed`: the first micro-batch, if statistics
+   * by layer are wanted.
+   */
+  read(detailed: Batch | null): Observed {
     const sums = this.#gateSums.map((tensor) => tensor.read());
     const gates = sums.length === 0 ? null : summarizeGates(sums);
-    return { gates, selection: this.#selection && summarizeSelection(this.#selection.read()) };
+    const selection = this.#selection && summarizeSelection(this.#selection.read());
+    const attention = detailed && this.#samples.length > 0 ? this.#layers(sums, detailed) : null;
+    return { gates, selection, attention };
+  }
+
+  #layers(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
+    const { nKvGroups: groups, nsa } = this.#shape;
+    const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
+    return attentionStatistics(layers, { groups, slots: nsa.nSel, blockSize: nsa.lSel }, batch);
   }
 
   free(): void {
-    for (const tensor of this.#gateSums) tensor.free();
+    for (const tensor of [...this.#gateSums, ...this.#samples]) tensor.free();
     this.#selection?.free();
     this.#gateSums.length = 0;
+    this.#samples.length = 0;
     this.#selection = null;
   }
 }

@@ -186,6 +186,7 @@ export class Run {
       loader: trainer.loader.telemetry?.(),
     };
     records.progress(record);
+    if (record.attention && this.#parts.world.isFirst) records.attended(step, record.attention);
     callbacks.onStep?.(record);
     this.#secondsPerStep ??= seconds;
     this.#secondsPerStep += SMOOTHING * (seconds - this.#secondsPerStep);
@@ -257,6 +258,7 @@ export class Run {
     const sampling = { temperature: 0.8, seed: config.train.seed };
     for await (const piece of generate(loaded, '', { maxNewTokens: SAMPLE_TOKENS, sampling })) text += piece;
     live.clear();
+    records.sampled(step, text);
     log.say(`sample ${step} | ${JSON.stringify(text)}`);
   }
 

@@ -20,7 +20,7 @@ import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { BatchUploader, DeviceBatch } from './batches.js';
-import { type Observed, StepTelemetry, strictObserver } from './observers.js';
+import { NOTHING_OBSERVED, type Observed, StepTelemetry, strictObserver } from './observers.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 
 /** What training needs of a model; `LanguageModel` is one. */
@@ -117,6 +117,8 @@ export interface StepInputs {
   /** Targets of the step over all ranks; by default those of the batches. */
   readonly targets?: number;
   readonly learningRate: number;
+  /** Whether statistics of the attention by layer are wanted. */
+  readonly isDetailed?: boolean;
 }
 
 /** Loss and gradient norm of a step. */
@@ -172,7 +174,9 @@ export class HostStepper implements Stepper {
     const { runtime } = config;
     this.#inputs = inputs;
     this.#comparisons = [];
-    this.#telemetry = runtime.aux_stats ? new StepTelemetry(model.device) : null;
+    this.#telemetry = runtime.aux_stats
+      ? new StepTelemetry(model.device, model.shape, inputs.isDetailed ?? false)
+      : null;
     const telemetry = this.#telemetry ?? undefined;
     this.#held = inputs.batches.map((batch) => uploader.upload(batch));
     const options: ForwardExtras = {
@@ -184,7 +188,7 @@ export class HostStepper implements Stepper {
 
   read(): StepResult {
     const { exchange, uploader, agreement, model } = this.#context;
-    const { batches, targets } = this.#inputs!;
+    const { batches, targets, isDetailed } = this.#inputs!;
     const norms = new GradientNorms(model.device);
     const sums = norms.launch(exchange.gradients);
     exchange.reduceSums(sums);
@@ -193,7 +197,7 @@ export class HostStepper implements Stepper {
     const [loss] = agreement.sum([weightedLoss(this.#means, targetWeights(batches, targets))]);
     for (const mean of this.#means) mean.free();
     for (const batch of this.#held) uploader.release(batch);
-    const observed = this.#telemetry?.read() ?? { gates: null, selection: null };
+    const observed = this.#telemetry?.read(isDetailed ? batches[0] : null) ?? NOTHING_OBSERVED;
     this.#telemetry?.free();
     this.#norm = norm;
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
