@@ -39,7 +39,7 @@ const shoot = async (name, route, colorScheme, scroll) => {
   await page.close();
 };
 await shoot('dashboard-curves.png', 'run/nsa-30m', 'light', 0);
-await shoot('dashboard-attention.png', 'run/nsa-30m/attention', 'dark', 560);
+await shoot('dashboard-attention.png', 'run/nsa-30m/attention', 'dark', 650);
 await browser.close();
 server.kill();
 rmSync(folder, { recursive: true, force: true });

@@ -7,6 +7,7 @@ import { SELECTION_KERNELS } from '../ops/attention/selected/op.js';
 import { writeSafetensors } from '../run/safetensors.js';
 import { attend, attendReference } from '../verify/attend.js';
 import { caseTensors, readCase } from '../verify/case-file.js';
+import { runBlocking } from './shared/blocking.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
 import { addOptions, choice, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
@@ -55,7 +56,9 @@ function run(options: Options, io: Io): void {
   const file = readCase(from);
   const device = kernel === 'reference' ? null : openDevice(options);
   const started = performance.now();
-  const result = kernel === 'reference' || !device ? attendReference(file) : attend(file, kernel, device);
+  const result = runBlocking(() =>
+    kernel === 'reference' || !device ? attendReference(file) : attend(file, kernel, device),
+  );
   const ms = performance.now() - started;
   const tensors = caseTensors(file, result);
   writeSafetensors(to, tensors, { ...file.metadata, kernel, device: device?.kind ?? 'float64 reference' });

@@ -17,8 +17,11 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
-left: estimated time left; beat: age of the last heartbeat; saved: step of the
-newest checkpoint.
+State: running; ended: all steps are done; stopped: by a signal, .HALT or an
+error, train --resume auto continues it; gone: the process disappeared without
+a message; empty: nothing has started. left: estimated time left; beat: age of
+the last heartbeat; saved: step of the newest checkpoint. Times are h:mm:ss or
+m:ss.
 `;
 
 export function configure(command: Command, io: Io): void {
@@ -51,7 +54,7 @@ function table(runs: readonly RunStatus[], width: number): string {
     [wrapped('run'), 'state', ...right('step', 'loss', 'val', 'tok/s', 'left', 'beat', 'saved')],
     runs.map((run) => [
       visible(run.run),
-      run.state,
+      run.state === 'ended' && run.detail !== 'stop: done' ? 'stopped' : run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',
       run.val_loss?.toFixed(3) ?? '-',

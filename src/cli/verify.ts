@@ -2,6 +2,7 @@
 import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
+import { runBlocking } from './shared/blocking.js';
 import { deviceOption, listDevices } from './shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
 import { addOptions, flag, jsonOption, type OptionValues, threadsOption } from './shared/options.js';
@@ -47,7 +48,7 @@ async function verify(options: Options, io: Io): Promise<void> {
     for (const [index, check] of checks.entries()) {
       progress.show(`${device.kind} ${index + 1}/${checks.length} ${check.invariant}: ${check.case}`);
       await yieldToSignals();
-      rows.push(...verifyDevice(device, [check]));
+      rows.push(...runBlocking(() => verifyDevice(device, [check])));
     }
   }
   progress.clear();

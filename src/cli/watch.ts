@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { visible } from '../text.js';
+import { visible, wrapText } from '../text.js';
 import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
@@ -60,7 +60,8 @@ async function watch(options: Options, io: Io): Promise<void> {
   const watchdog = new Watchdog({ dir: options.dir, thresholds, halt });
   if (!options.once) {
     const action = halt ? 'halts the run (--halt 1)' : 'is reported and does not stop the run (--halt 1 would)';
-    io.err(`watching ${options.dir} every ${interval} s; a critical alert ${action}; Ctrl-C ends`);
+    const opening = `watching ${options.dir} every ${interval} s; a critical alert ${action}; Ctrl-C ends`;
+    io.err(io.stderr.isTTY ? wrapText(opening, (io.stderr.columns ?? io.width) - 2).join('\n  ') : opening);
   }
   const seen = options.once
     ? await checkOnce(watchdog, channels, io)

@@ -7,6 +7,7 @@ import type { Terminal } from '../live-line.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './batches.js';
 import { type Evaluation, evaluate as evaluateBatches } from './evaluate.js';
+import { type PositionLoss, PositionLosses } from './position-loss.js';
 import { openTrainingData } from './training-data.js';
 
 export interface SourceEvaluation extends Evaluation {
@@ -15,6 +16,7 @@ export interface SourceEvaluation extends Evaluation {
   readonly complete: boolean;
   /** Bits of loss per UTF-8 byte of the predicted text; null for sources that are no text. */
   readonly bitsPerByte: number | null;
+  readonly byPosition: readonly PositionLoss[];
 }
 
 type Say = (line: string) => void;
@@ -54,7 +56,10 @@ export async function evaluateSource(
     const batches = [...loader.evalBatches(count)];
     if (batches.length === 0)
       throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
-    const evaluation = evaluateBatches(model, uploader, batches, config);
+    const positions = new PositionLosses();
+    const evaluation = evaluateBatches(model, uploader, batches, config, undefined, undefined, (batch, losses) =>
+      positions.add(batch, losses),
+    );
     const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
     const isText = data.source !== 'synthetic' && data.source !== 'needle';
     const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
@@ -63,6 +68,7 @@ export async function evaluateSource(
       batches: batches.length,
       complete: samples === loader.validationSamples,
       bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
+      byPosition: positions.rows(),
     };
   } finally {
     uploader.free();

@@ -15,7 +15,10 @@ export interface Evaluation {
   readonly targets: number;
 }
 
-/** Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss. */
+/**
+ * Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss; otherwise `observe`
+ * receives the loss of every target.
+ */
 export function evaluate(
   model: Pick<TrainableModel, 'device' | 'losses'>,
   uploader: BatchUploader,
@@ -23,6 +26,7 @@ export function evaluate(
   config: Config,
   agreement: Agreement = new SingleAgreement(),
   loss?: LossFunction,
+  observe?: (batch: Batch, losses: ArrayLike<number>) => void,
 ): Evaluation {
   let [total, targets] = [0, 0];
   for (const batch of batches) {
@@ -34,7 +38,9 @@ export function evaluate(
       tape.end();
     } else {
       const losses = model.losses(onDevice.ids, onDevice.targets, options);
-      for (const value of losses.read()) total += value; // ignored targets have loss 0
+      const values = losses.read();
+      for (const value of values) total += value; // ignored targets have loss 0
+      observe?.(batch, values);
       losses.free();
     }
     targets += batch.targetCount;

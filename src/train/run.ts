@@ -97,7 +97,9 @@ export class Run {
   readonly #fetchTimes = new FetchTimes();
   #failedSaves = 0;
   #savedAt: number | null;
+  /** Null until the second step. */
   #secondsPerStep: number | null = null;
+  #isFirstStep = true;
   #peakFlops: number | null;
 
   constructor(parts: RunParts) {
@@ -126,6 +128,8 @@ export class Run {
         writeAnomaly(folder.path, error.anomaly);
       }
       throw error;
+    } finally {
+      this.#parts.live.clear();
     }
   }
 
@@ -143,7 +147,7 @@ export class Run {
         records.enter('between', step);
         await setImmediate(); // signals arrive here
         const requests = this.#requests();
-        if (requests.save && this.#savedAt !== step) await this.#save();
+        if (requests.save) await this.#saveOnRequest();
         const ending = await this.#ending(requests);
         if (ending) return ending;
       }
@@ -188,14 +192,20 @@ export class Run {
     records.progress(record);
     if (record.attention && this.#parts.world.isFirst) records.attended(step, record.attention);
     callbacks.onStep?.(record);
-    this.#secondsPerStep ??= seconds;
-    this.#secondsPerStep += SMOOTHING * (seconds - this.#secondsPerStep);
+    this.#estimate(seconds);
     if (step === 1 || step % every === 0 || step === steps) {
       records.logged(record);
       live.clear();
       log.say(stepLine(record, dropped));
     }
-    live.show(progressText(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step)));
+    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
+    live.show(progressText(step, steps, loss, tokensPerSecond, left));
+  }
+
+  /** The first step of a process compiles kernels, so it does not count. */
+  #estimate(seconds: number): void {
+    if (this.#isFirstStep) this.#isFirstStep = false;
+    else this.#secondsPerStep = seconds * SMOOTHING + (this.#secondsPerStep ?? seconds) * (1 - SMOOTHING);
   }
 
   /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
@@ -210,6 +220,15 @@ export class Run {
     const { config } = this.#parts;
     const { save_every: every } = config.train;
     if (isDue(step, every, config) || (every > 0 && isEvaluationDue(step, config))) await this.#save();
+  }
+
+  async #saveOnRequest(): Promise<void> {
+    const { trainer, live, log } = this.#parts;
+    const { step } = trainer.progress;
+    if (this.#savedAt !== step) await this.#save();
+    if (this.#savedAt !== step) return; // the failure was reported
+    live.clear();
+    log.say(`saved the checkpoint of step ${step} (SIGUSR2)`);
   }
 
   /** Saves a checkpoint. If the disk refuses it, training continues and the next interval tries again. */
@@ -230,10 +249,16 @@ export class Run {
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
       this.#failedSaves += 1;
-      this.#warn(`${error.message}; training goes on and the next checkpoint will be tried`);
+      this.#warn(`${error.message}; ${this.#afterFailedSave(step)}`);
       records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
       callbacks.onCheckpoint?.({ step, path: null });
     }
+  }
+
+  #afterFailedSave(step: number): string {
+    if (step < this.#parts.config.train.steps) return 'training goes on and the next checkpoint will be tried';
+    const point = this.#savedAt === null ? 'from the start' : `from step ${this.#savedAt}`;
+    return `this was the last step, so --resume auto would continue ${point}`;
   }
 
   async #evaluate(): Promise<void> {
@@ -368,7 +393,7 @@ interface StopRequests {
   readonly save: boolean;
 }
 
-const STOPS = ['abort', 'SIGINT', 'SIGTERM'] as const;
+const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /** Ranks must act alike at the same step: a request to one rank is a request to all. */
 function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {

@@ -44,7 +44,7 @@ export interface TrainOptions extends RunCallbacks {
   readonly terminal?: Terminal | null;
   /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
   readonly peakFlops?: number | null;
-  /** The source of SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
+  /** The source of SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
   readonly signals?: SignalSource | null;
   /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
   readonly signal?: { readonly aborted: boolean };
@@ -177,6 +177,7 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
       `train.steps is ${steps}, but the checkpoint is already at step ${step}: nothing is trained; ` +
         `use --steps with more than ${step}`,
     );
+  else if (steps === step) log.say(`all ${steps} steps are done; --steps with more than ${steps} continues`);
 }
 
 /** config.yaml and env.json. */
@@ -202,7 +203,7 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   log.say(
     `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
-      `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
+      `(${(memory.state / 2 ** 20).toFixed(0)} for weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} for activations)`,
   );
 }
 
@@ -215,7 +216,8 @@ function refuseUsedFolder(outDir: string): void {
     readCsv(paths.training, TRAINING_CSV).rows.length > 0;
   if (isUsed)
     throw new UsageError(
-      `${outDir} holds a run already: go on with --resume auto, or choose another folder with --out-dir`,
+      `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
+        "(in TypeScript: resume: 'auto' or train.out_dir)",
     );
 }
 

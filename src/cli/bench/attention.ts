@@ -11,8 +11,9 @@ import { UsageError } from '../../errors.js';
 import { SELECTED_PATHS } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
 import { plural } from '../../text.js';
+import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
   addOptions,
   choice,

@@ -5,8 +5,9 @@ import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
 import { plural } from '../../text.js';
+import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
   addOptions,
   csvOption,
@@ -72,7 +73,15 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
   const usual = device.kind === 'cuda' ? bench.gpuLengths : bench.lengths;
   const lengths = [...new Set(options.lengths ?? (quick ? bench.quickLengths : usual))].sort((a, b) => a - b);
   const runs = options.runs ?? (quick ? QUICK_RUNS : bench.runs);
-  const measured = bench.measure(device, lengths, { shape, batch: batchSize, runs, dense }, () => {});
+  const progress = new ProgressLine(io);
+  const show = (done: number) =>
+    progress.show(
+      `${done} of ${lengths.length} lengths measured${done < lengths.length ? `; now S ${lengths[done]}` : ''}`,
+    );
+  let done = 0;
+  show(done);
+  const measured = bench.measure(device, lengths, { shape, batch: batchSize, runs, dense }, () => show(++done));
+  progress.clear();
   const rows = measured.map((row) => Object.fromEntries(bench.columns.map((name) => [name, rounded(row[name])])));
   if (options.json) printJson(io, { rows });
   else if (options.csv) io.out(formatCsv<string>(bench.columns, rows));

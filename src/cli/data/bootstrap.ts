@@ -2,7 +2,7 @@
 import type { Command } from 'commander';
 import { bootstrap } from '../../data/bootstrap.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
-import { type Io, ProgressLine, printJson } from '../shared/io.js';
+import { type Io, ProgressLine, printJson, whileWaiting } from '../shared/io.js';
 import { addOptions, type OptionValues, parsed, required } from '../shared/options.js';
 import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
@@ -28,7 +28,8 @@ Train from it with --dataset fineweb_edu_local --local-path FOLDER.
 async function run(options: Options, io: Io): Promise<void> {
   const { bytes, out: folder } = options;
   const config = sourceConfig(options, io);
-  const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
+  const opening = openCorpus(corpusOptions(config, { environment: io.env }));
+  const spec = await whileWaiting(io, `waiting for the file list of ${config.data.source}`, opening);
   for (const text of describeFiles(spec)) io.err(text);
   const line = new ProgressLine(io);
   const result = await bootstrap({

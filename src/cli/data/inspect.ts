@@ -36,6 +36,9 @@ async function run(options: Options, io: Io): Promise<void> {
     if (path === null) throw new UsageError('data.path: needed by data.source tokens (--local-path)');
     found = inspectShards(path, tokenizer, shown);
   } else {
+    // The hub may take a while to answer, or never do: say whom the command waits for.
+    if (source === 'fineweb_edu')
+      io.err(`asking the Hugging Face hub for ${config.data.hub_dataset}; for files of yours give --local-path`);
     const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
     for (const text of describeFiles(spec)) io.err(text);
     found = await inspectCorpus(spec, tokenizer, options.documents, shown);

@@ -2,7 +2,7 @@
 import type { Command } from 'commander';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { openTrainingData } from '../../train/training-data.js';
-import { type Io, printJson } from '../shared/io.js';
+import { type Io, printJson, whileWaiting } from '../shared/io.js';
 import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
@@ -37,14 +37,15 @@ async function smoke(options: Options, io: Io): Promise<void> {
     'data.val_fraction': '0',
   });
   const started = performance.now();
-  const { loader } = await openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
+  const opening = openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
+  const { loader } = await whileWaiting(io, `waiting for ${config.data.source}`, opening);
   try {
     const times: number[] = [];
     let tokens = 0;
     let sample = '';
     for (let batch = 0; batch < options.batches; batch++) {
       const asked = batch === 0 ? started : performance.now();
-      await loader.ready?.(1);
+      if (loader.ready) await whileWaiting(io, `waiting for batch ${batch + 1} of ${options.batches}`, loader.ready(1));
       const { inputs } = loader.next();
       times.push((performance.now() - asked) / 1000);
       tokens += inputs.length;
