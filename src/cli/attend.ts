@@ -1,6 +1,5 @@
 /** `trefoil attend`: runs one attention case from a safetensors file and writes outputs and gradients to another. */
 import { dirname, resolve } from 'node:path';
-import type { Command } from 'commander';
 import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
 import { SELECTION_KERNELS } from '../ops/attention/selected/op.js';
@@ -10,7 +9,7 @@ import { caseTensors, readCase } from '../verify/case-file.js';
 import { runBlocking } from './shared/blocking.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, choice, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
+import { choice, configured, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
 
 const OPTIONS = {
   in: required('--in <file>', 'safetensors file with the inputs'),
@@ -27,12 +26,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
-
 const HELP = `
 Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
   q      [S, H, d_k]                gates  [S, H, 3]
@@ -46,6 +39,8 @@ Output (F32; selected is I32, ascending, padded with -1 at the front of a row):
   dq dk_cmp dv_cmp dk_sel dv_sel dk_win dv_win d_gates
 NaN in the input propagates to the output and is not an error.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 function run(options: Options, io: Io): void {
   const { in: from, out: to, kernel } = options;

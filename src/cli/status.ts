@@ -1,11 +1,10 @@
 /** `trefoil status`: the progress of runs. */
-import type { Command } from 'commander';
 import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
 import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { configured, flag, jsonOption, type OptionValues } from './shared/options.js';
 import { formatTable, right, wrapped } from './shared/table.js';
 
 const OPTIONS = {
@@ -24,11 +23,7 @@ the last heartbeat; saved: step of the newest checkpoint. Times are h:mm:ss or
 m:ss.
 `;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => status(options, io));
-}
+export const configure = configured(OPTIONS, status, HELP);
 
 function status({ dir: folders = [], json }: Options, io: Io): void {
   const runs = folders.flatMap(findRuns).map((dir) => runStatus(dir));

@@ -1,5 +1,4 @@
 /** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
-import type { Command } from 'commander';
 import type { DecodeBench } from '../../bench/decode-setup.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
@@ -9,7 +8,7 @@ import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
-  addOptions,
+  configured,
   csvOption,
   flag,
   jsonOption,
@@ -59,10 +58,9 @@ const optionsOf = <Column extends string>(bench: CacheBench<Column>) => ({
 });
 type Options = OptionValues<ReturnType<typeof optionsOf>>;
 
-export function configureCacheBench<Column extends string>(command: Command, io: Io, bench: CacheBench<Column>): void {
-  addOptions(command, optionsOf(bench))
-    .addHelpText('after', bench.help)
-    .action((options: Options) => runBlocking(() => run(options, io, bench)));
+/** The `configure` of such a command. */
+export function cacheBench<Column extends string>(bench: CacheBench<Column>) {
+  return configured(optionsOf(bench), (options, io) => runBlocking(() => run(options, io, bench)), bench.help);
 }
 
 function run<Column extends string>(options: Options, io: Io, bench: CacheBench<Column>): void {

@@ -2,7 +2,6 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { Command } from 'commander';
 import { parquetWriteBuffer } from 'hyparquet-writer';
 import {
   localCorpus,
@@ -19,7 +18,7 @@ import { createStreamLoader } from '../../data/pipeline/stream-loader.js';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import type { CorpusSpec } from '../../data/sources/spec.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { configured, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { formatTable, right, wrapped } from '../shared/table.js';
 
 const OPTIONS = {
@@ -60,12 +59,6 @@ const NOTHING = {
   fetch_p95_ms: null,
 };
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => bench(options, io));
-}
-
 const HELP = `
 prepared: batches from token shards. bare: the tokenizer alone on documents in
 memory, with as many threads. pipeline: Parquet to batches. wait: how long a
@@ -75,6 +68,8 @@ text), markdown (our documentation), worst (letters without spaces, never
 repeated). share and CPU: speed relative to bare, by the clock and by CPU time.
 Rates are the better of two rounds (one with --quick).
 `;
+
+export const configure = configured(OPTIONS, bench, HELP);
 
 async function bench(options: Options, io: Io): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-data-'));

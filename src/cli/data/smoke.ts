@@ -1,9 +1,8 @@
 /** `trefoil data smoke`: does the source give batches, and how soon? */
-import type { Command } from 'commander';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { openTrainingData } from '../../train/training-data.js';
 import { type Io, printJson, whileWaiting } from '../shared/io.js';
-import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
@@ -17,17 +16,13 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const SHOWN_TOKENS = 40;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => smoke(options, io));
-}
-
 const HELP = `
 Opens the source as training would and takes a few batches. Exit code 6 if a
 batch takes longer than --timeout. HF_ENDPOINT sets a mirror of the hub,
 HF_TOKEN the token for datasets that require one.
 `;
+
+export const configure = configured(OPTIONS, smoke, HELP);
 
 async function smoke(options: Options, io: Io): Promise<void> {
   const config = sourceConfig(options, io, {

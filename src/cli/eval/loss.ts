@@ -8,7 +8,7 @@ import { UsageError } from '../../errors.js';
 import { writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load-model.js';
-import { evaluateSource } from '../../train/evaluate-source.js';
+import { evaluateSource } from '../../train/evaluate.js';
 import type { PositionLoss } from '../../train/position-loss.js';
 import { lineChart } from '../../watch/report/svg.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
