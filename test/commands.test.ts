@@ -216,8 +216,6 @@ const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${
 /** What takes minutes is run as a program in another test, and not twice. */
 const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
   start: ['test/readme.test.ts', 'npm start'],
-  serve: ['src/cli/serve.test.ts', "'serve'"],
-  'bench serve': ['src/cli/bench/serve.test.ts', "'serve'"],
   verify: ['src/cli/main.test.ts', "trefoil('verify'"],
 };
 
