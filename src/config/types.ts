@@ -18,6 +18,16 @@ export interface ModelConfig {
   mlp: 'silu' | 'swiglu';
   /** . Default: `4`. */
   mlp_ratio: number;
+  /** . Default: `null`. */
+  mlp_hidden: number | null;
+  /** . Default: `false`. */
+  qkv_bias: boolean;
+  /** . Default: `false`. */
+  qk_norm: boolean;
+  /** . Default: `false`. */
+  out_bias: boolean;
+  /** . Default: `false`. */
+  mlp_bias: boolean;
   /** . Default: `false`. */
   tie_embeddings: boolean;
   /** . Default: `'nsa'`. */
@@ -26,6 +36,22 @@ export interface ModelConfig {
   rope_theta: number;
   /** . Default: `1`. */
   rope_scale: number;
+  /** . Default: `'default'`. */
+  rope_type: 'default' | 'linear' | 'llama3' | 'yarn';
+  /** . Default: `1`. */
+  rope_factor: number;
+  /** . Default: `8192`. */
+  rope_original_context: number;
+  /** . Default: `1`. */
+  rope_low_freq_factor: number;
+  /** . Default: `4`. */
+  rope_high_freq_factor: number;
+  /** . Default: `32`. */
+  rope_beta_fast: number;
+  /** . Default: `1`. */
+  rope_beta_slow: number;
+  /** . Default: `null`. */
+  rope_attention_factor: number | null;
   /** . Default: `null`. */
   vocab_size: number | null;
   /** . Default: `0.000001`. */

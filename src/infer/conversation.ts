@@ -35,7 +35,7 @@ export class Conversation {
 
   /** Appends `text` as a line of its own; yields the text that the model writes after it, as it becomes final. */
   async *say(text: string): AsyncGenerator<string, Generation, void> {
-    const { model, tokenizer, config } = this.#source;
+    const { model, tokenizer, config, endTokens = [] } = this.#source;
     const { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [] } = this.#options;
     const tokens = encodePrompt(this.#sequence ? `\n${text}` : text, tokenizer, this.#vocabulary);
     if (this.length + tokens.length >= maxContext) throw promptTooLong(this.length + tokens.length, maxContext);
@@ -47,7 +47,7 @@ export class Conversation {
     // A different seed for each turn: the same one would repeat the draws of the first turn.
     const turned = { ...sampling, seed: (sampling?.seed ?? 0) + this.#turns };
     this.#turns += 1;
-    const options = { tokenizer, vocabulary: this.#vocabulary, sampling: turned, maxNewTokens, maxContext };
+    const options = { tokenizer, endTokens, vocabulary: this.#vocabulary, sampling: turned, maxNewTokens, maxContext };
     for await (const piece of extend(this.#reader, [sequence], options)) yield piece.text;
     return { tokens: sequence.tokens, finishReason: sequence.finishReason ?? 'length' };
   }

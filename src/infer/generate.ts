@@ -46,7 +46,7 @@ export interface TextPiece {
 }
 
 /** A model with its tokenizer and config, as `loadModel` returns them. */
-export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
+export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'> & Partial<Pick<LoadedModel, 'endTokens'>>;
 
 /** Yields pieces of text as they become final; returns the tokens and why the text ended. */
 export async function* generate(
@@ -68,7 +68,7 @@ export async function* generate(
 
 /** Generates for several prompts as one batch. Each gets the text it would get alone. */
 export async function* generateAll(
-  { model, tokenizer, config }: TextSource,
+  { model, tokenizer, config, endTokens = [] }: TextSource,
   prompts: readonly string[],
   options: GenerateOptions = {},
 ): AsyncGenerator<TextPiece, Generation[], void> {
@@ -84,7 +84,7 @@ export async function* generateAll(
   });
   const reader = contextReader(model, config, vocabulary);
   try {
-    yield* extend(reader, sequences, { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal });
+    yield* extend(reader, sequences, { tokenizer, endTokens, vocabulary, sampling, maxNewTokens, maxContext, signal });
   } finally {
     reader.free();
   }
@@ -99,6 +99,8 @@ export function usedVocabulary({ model, tokenizer }: Pick<LoadedModel, 'model' |
 export interface ExtendOptions {
   readonly signal?: GenerateOptions['signal'] | undefined;
   readonly tokenizer: LoadedModel['tokenizer'];
+  /** Tokens that end a text, besides the separator. */
+  readonly endTokens?: readonly number[];
   readonly vocabulary: number;
   readonly sampling?: SamplingOptions | undefined;
   readonly maxNewTokens: number;
@@ -109,9 +111,10 @@ export interface ExtendOptions {
 export async function* extend(
   reader: ContextReader,
   sequences: readonly GeneratedSequence[],
-  { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
+  { tokenizer, endTokens = [], vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
   const sample = createSampler(sampling);
+  const ends = new Set([tokenizer.separator, ...endTokens]);
   const isGreedy = isArgmax(sampling);
   for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
     if (signal?.aborted) {
@@ -129,7 +132,7 @@ export async function* extend(
       const token = logits
         ? sample(logits[i].subarray(0, vocabulary), sequence.drawn, sequence.seen)
         : (best?.[i] ?? -1);
-      const text = sequence.add(token, token === tokenizer.separator, maxNewTokens, maxContext);
+      const text = sequence.add(token, ends.has(token), maxNewTokens, maxContext);
       if (text !== '') yield { index: sequence.index, text };
     }
     await setImmediate(); // the model blocks the event loop: let output and signals through

@@ -18,15 +18,29 @@ import {
   type TensorEntry,
 } from './safetensors-format.js';
 
-export { bf16ToFloat32, float32ToBf16, type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
+export {
+  bf16ToFloat32,
+  dtypeBytes,
+  float32ToBf16,
+  type SafeDtype,
+  type SafeTensor,
+  toFloat32,
+  toFloat64,
+} from './safetensors-format.js';
+
+/** Bytes of a piece of a tensor that is copied. */
+const PIECE_BYTES = 8 * 1024 * 1024;
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
   name: string;
   dtype: SafeDtype;
   shape: readonly number[];
-  /** The bytes, or a function that fetches them when their turn comes, so that one tensor is in host memory at a time. */
-  data: Uint8Array | (() => Uint8Array);
+  /**
+   * The bytes, or a function that fetches them when their turn comes, whole or in pieces: one tensor or one piece is in
+   * host memory at a time. A piece may be overwritten once the next is asked for.
+   */
+  data: Uint8Array | (() => Uint8Array | Iterable<Uint8Array>);
 }
 
 /** How a safetensors file is written. */
@@ -79,6 +93,22 @@ export class SafetensorsFile {
       if (readFully(this.#descriptor, target, this.#dataStart + begin) < target.length) throw changed(this.path);
     } catch (error) {
       throw fileError('read', this.path, error);
+    }
+  }
+
+  /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
+  *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
+    const { begin, end } = this.entry(name);
+    if (from < 0 || to < from || to > end - begin) throw new Error(`${name} has no bytes ${from} to ${to}`);
+    const memory = new Uint8Array(Math.min(PIECE_BYTES, to - from));
+    for (let at = from; at < to; at += memory.length) {
+      const piece = memory.subarray(0, Math.min(memory.length, to - at));
+      try {
+        if (readFully(this.#descriptor, piece, this.#dataStart + begin + at) < piece.length) throw changed(this.path);
+      } catch (error) {
+        throw fileError('read', this.path, error);
+      }
+      yield piece;
     }
   }
 
@@ -143,11 +173,12 @@ export function writeSafetensors(
       for (const [name, entry] of entries) {
         const source = byName.get(name)!.data;
         const data = typeof source === 'function' ? source() : source;
-        if (data.length !== entry.end - entry.begin) {
-          const needed = entry.end - entry.begin;
-          throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
-        }
-        writeFully(descriptor, data, count);
+        const [needed, before] = [entry.end - entry.begin, bytes];
+        const wrong = (given: number) =>
+          new UsageError(`${path}: tensor ${quote(name)} has ${given} bytes, its shape needs ${needed}`);
+        if (data instanceof Uint8Array && data.length !== needed) throw wrong(data.length);
+        for (const piece of data instanceof Uint8Array ? [data] : data) writeFully(descriptor, piece, count);
+        if (bytes - before !== needed) throw wrong(bytes - before);
       }
       if (options.fsync) fsyncSync(descriptor);
     } finally {
