@@ -13,6 +13,7 @@ import {
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { buildSync } from 'esbuild';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const quiet = process.argv.includes('--quiet');
@@ -32,14 +33,30 @@ const BESIDE = /\.(cpp|h|cu|cuh|json)$/;
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
   if (!entry.isFile() || !BESIDE.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
-  if (/[\\/]testing[\\/]/.test(from)) continue;
+  if (/[\\/](testing|dashboard[\\/]web)[\\/]/.test(from)) continue;
   replace(join(root, 'dist', from.slice(join(root, 'src').length)), readFileSync(from));
 }
+// The pages of the dashboard: one script and one style sheet, without any external request.
+const web = join(root, 'src', 'dashboard', 'web');
+const { outputFiles } = buildSync({
+  entryPoints: [join(web, 'app.tsx'), join(web, 'app.css')],
+  outdir: join(root, 'dist', 'dashboard', 'web'),
+  ...{ bundle: true, minify: true, write: false, format: 'esm', target: 'es2022', logLevel: 'error' },
+  ...{ jsx: 'automatic', jsxImportSource: 'preact', legalComments: 'none' },
+});
+const pages = new Map(outputFiles.map(({ path, contents }) => [path, Buffer.from(contents)]));
+for (const name of ['index.html', 'favicon.svg'])
+  pages.set(join(root, 'dist', 'dashboard', 'web', name), readFileSync(join(web, name)));
+const licences = ['preact', 'uplot'].map((name) =>
+  readFileSync(join(dirname(createRequire(import.meta.url).resolve(`${name}/package.json`)), 'LICENSE')),
+);
+pages.set(join(root, 'dist', 'dashboard', 'web', 'LICENSES.txt'), Buffer.concat(licences));
+for (const [path, content] of pages) replace(path, content);
 // What is left of a source that was renamed or deleted would be shipped for ever.
 for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileTypes: true })) {
   const path = join(entry.parentPath ?? entry.path, entry.name);
   const source = join(root, 'src', path.slice(join(root, 'dist').length)).replace(/(\.d\.ts|\.js|\.js\.map)$/, '.ts');
-  if (entry.isFile() && entry.name !== '.tsbuildinfo' && !existsSync(source)) rmSync(path);
+  if (entry.isFile() && entry.name !== '.tsbuildinfo' && !existsSync(source) && !pages.has(path)) rmSync(path);
 }
 const compiled = spawnSync(process.execPath, [tsc, '-p', 'tsconfig.build.json'], { cwd: root, stdio: 'inherit' });
 if (compiled.status !== 0) process.exit(compiled.status ?? 1);

@@ -14,6 +14,7 @@ const { resolve } = createRequire(import.meta.url);
 const TOOLS = [
   { names: process.env.CXX ? [process.env.CXX] : ['g++', 'clang++', 'c++'], debian: ['g++'] },
   { names: ['mpirun'], debian: ['openmpi-bin', 'libopenmpi3'] },
+  { names: ['chromium', 'chromium-browser', 'google-chrome'], debian: ['chromium'] },
 ];
 
 /** The program of an installed package, run by this Node: no shell, no search in PATH. */
@@ -26,6 +27,7 @@ const reporters = [...kinds.map((kind) => `--reporter=${kind}`), `--outputFile.j
 const STEPS = {
   style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
   types: [...program('typescript', 'bin/tsc'), '--noEmit'],
+  pages: [...program('typescript', 'bin/tsc'), '--noEmit', '-p', 'src/dashboard/web'],
   build: [process.execPath, 'scripts/build.mjs'],
   kernels: [process.execPath, 'scripts/kernels.mjs'],
   tests: [...program('vitest', 'vitest.mjs'), 'run', ...reporters, ...process.argv.slice(2)],
@@ -44,6 +46,7 @@ function isThere(name) {
 function provide({ names, debian }) {
   if (names.some(isThere)) return;
   const canInstall = process.getuid?.() === 0 && existsSync('/etc/debian_version');
+  if (canInstall) console.log(`installing ${debian.join(' ')}, which the tests need`);
   const installed =
     canInstall && run(['apt-get', 'update', '-qq']) && run(['apt-get', 'install', '-y', '-qq', ...debian]);
   if (!installed) console.error(`missing: ${names.join(' or ')} (Debian: apt-get install ${debian.join(' ')})`);

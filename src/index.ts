@@ -16,10 +16,9 @@ export type {
   DataConfig,
   ModelConfig,
   NsaConfig,
-  Omissible,
   RuntimeConfig,
   TrainConfig,
-} from './config/types.js';
+} from './config/schema.js';
 export type { LoaderTelemetry } from './data/loader.js';
 export type { StreamDecoder, Tokenizer } from './data/tokenizer.js';
 export type { TokenBuffer } from './data/tokenizers/token-buffer.js';
@@ -52,6 +51,17 @@ export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
+export { createEngine, type Engine, type EngineOptions, type EngineStats } from './infer/engine/engine.js';
+export {
+  type EngineEvent,
+  type EngineRequest,
+  type PositionLogprobs,
+  type RefusalReason,
+  RequestRefused,
+  type RequestUsage,
+  type TokenLogprob,
+  type TokenMask,
+} from './infer/engine/request.js';
 export {
   type FinishReason,
   type GenerateOptions,
@@ -63,11 +73,11 @@ export {
 } from './infer/generate.js';
 export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
 export type { SamplingOptions } from './infer/sampler.js';
+export type { Terminal as ProgressTerminal } from './live-line.js';
 export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
-export type { Kind as PageKind, KindLayout } from './model/cache.js';
+export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
-export type { BranchReads } from './model/cached-attention.js';
 export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';
@@ -98,7 +108,7 @@ export type { Progress as TrainingProgress, TrainingState } from './train/checkp
 export type { Evaluation } from './train/evaluate.js';
 export type { Observed as StepObservations } from './train/observers.js';
 export type { Agreement } from './train/ranks/agreement.js';
-export type { CheckpointRecord, EvaluationRecord, StepRecord, Terminal as ProgressTerminal } from './train/records.js';
+export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
 export type { GradientExchange, StepGradients } from './train/step.js';

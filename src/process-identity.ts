@@ -47,6 +47,12 @@ export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   return state === 'T' || state === 't' ? 'stopped' : 'running';
 }
 
+/** The process that started `pid`; undefined if there is no such process, or no /proc. */
+export function parentOf(pid: number): number | undefined {
+  const fields = statOf(pid);
+  return fields && Number(fields[1]);
+}
+
 /** Field 22 of /proc/<pid>/stat; null if there is no such process or it is a zombie. */
 function startOf(pid: number): number | null {
   const fields = statOf(pid);

@@ -27,3 +27,8 @@ export function visible(text: string): string {
     return code < 0x20 ? String.fromCharCode(0x2400 + code) : '\u2421';
   });
 }
+
+/** `1 thread`, `2 threads` */
+export function plural(count: number, noun: string): string {
+  return `${count} ${count === 1 ? noun : `${noun}s`}`;
+}

@@ -1,4 +1,5 @@
 /** The surface of the library: exactly these values; every type that they mention is exported; all are documented. */
+import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import ts from 'typescript';
 import { describe, expect, it } from 'vitest';
@@ -19,7 +20,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
     'trefoil',
     library,
     words(`AdamW Attention Block CpuDevice DecodeCache ExitCode FeedForward HostStepper LanguageModel NonFiniteStep Parameter
-      ParameterStore Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError cudaAbsence estimateMemory generate
+      ParameterStore RequestRefused Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError createEngine cudaAbsence estimateMemory generate
       generateAll loadModel modelShape openDevice parseConfig prefill readConfig readTokens sparseLayout train withTape
       writeFinalModel`),
   ],
@@ -31,7 +32,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
       linearCrossEntropy nativeSparseAttention rmsnorm rotate selectBlocks selectedAttention silu sparseLayout splitHeads
       swiglu validateShapes windowAttention`),
   ],
-  ['trefoil/data', data, words('createLoader createTokenizer')],
+  ['trefoil/data', data, words('applyChatTemplate createLoader createTokenizer encodeChat')],
   [
     'trefoil/run',
     run,
@@ -109,4 +110,21 @@ describe('the declarations of all entry points', () => {
     const bare = [...exported].filter(([symbol]) => symbol.getDocumentationComment(checker).length === 0);
     expect(bare.map(([, name]) => name)).toEqual([]);
   });
+
+  it.each(['Config', 'ConfigInput'])('have a comment on every key of %s', (name) => {
+    const [config] = [...exported].find(([, exportedAs]) => exportedAs === name)!;
+    const sections = checker.getDeclaredTypeOfSymbol(config).getProperties();
+    const keys = sections.flatMap((section) =>
+      checker.getNonNullableType(checker.getTypeOfSymbol(section)).getProperties(),
+    );
+    expect(keys.length).toBeGreaterThan(100);
+    expect(keys.filter((key) => key.getDocumentationComment(checker).length === 0).map((key) => key.name)).toEqual([]);
+  });
+
+  // A process of its own: typedoc's messages go to the terminal.
+  it('become pages without a warning: npm run docs', () => {
+    const typedoc = join(root, 'node_modules', 'typedoc', 'bin', 'typedoc');
+    const { status, stdout, stderr } = spawnSync(process.execPath, [typedoc, '--emit', 'none'], { cwd: root });
+    expect([`${stdout}${stderr}`, status]).toEqual(['', 0]);
+  }, 300_000);
 });

@@ -13,7 +13,7 @@ import { stringify } from 'yaml';
 import { DATASET, numberedDocuments } from '../src/data/testing/corpora.js';
 import { type HubServer, startHub } from '../src/data/testing/hub-server.js';
 import { parquetFile } from '../src/data/testing/parquet.js';
-import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
 import { randomNumbers } from '../src/testing/random.js';

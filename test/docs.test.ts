@@ -52,6 +52,12 @@ describe.each(pages)('%s', (name) => {
     expect(broken).toEqual([]);
   });
 
+  it('names only files there are', () => {
+    const paths = /^(?:src|test|docs|dev|bench|scripts|configs|examples|deploy)\/[\w./-]+$/;
+    const spans = [...page.replace(/^```[\s\S]*?^```/gm, '').matchAll(/`([^`\n]+)`/g)].map((match) => match[1]);
+    expect(spans.filter((span) => paths.test(span) && !existsSync(join(root, span)))).toEqual([]);
+  });
+
   it('names only commands there are', () => {
     const known = new Set(COMMANDS.map((command) => command.name));
     const groups = new Map([

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it, type TestContext } from 'vitest';
 import { stringify } from 'yaml';
-import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { readHeartbeats } from '../src/run/logs/heartbeat.js';
 import { runPaths } from '../src/run/paths.js';

@@ -24,7 +24,8 @@ const LEVELS: readonly (readonly string[])[] = [
   ['exchange'],
   ['infer'],
   ['train', 'verify'],
-  ['bench', 'dashboard', 'plan', 'serve', 'watch'],
+  ['bench', 'plan', 'serve', 'watch'],
+  ['dashboard'],
   ['cli', 'index', 'exports'],
 ];
 

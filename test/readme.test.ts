@@ -4,7 +4,7 @@ import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, symlinkSync } fr
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { findCheckpoint } from '../src/run/checkpoint/find.js';
+import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
 

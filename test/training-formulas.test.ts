@@ -11,9 +11,8 @@ import { modelShape } from '../src/model/shape.js';
 import { root, trefoilMain } from '../src/testing/cli.js';
 import { cpu } from '../src/testing/devices.js';
 import { temporaryFolder } from '../src/testing/run.js';
-import { learningRate } from '../src/train/schedule.js';
 import { HostStepper } from '../src/train/step.js';
-import { type TokenBatch, Trainer } from '../src/train/trainer.js';
+import { learningRate, type TokenBatch, Trainer } from '../src/train/trainer.js';
 
 const page = readFileSync(join(root, 'docs/reference/training.md'), 'utf8');
 

@@ -2,14 +2,14 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
-import type { BaselineTask, FromWorker } from '../data/pipeline/messages.js';
+import { type BaselineTask, type FromWorker, WORKER_MODULE } from '../data/pipeline/messages.js';
 import { createStreamLoader } from '../data/pipeline/stream-loader.js';
 import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
-import { workerFile } from '../data/pipeline/worker-file.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
 import { FetchTimes } from '../train/records.js';
+import { workerFile } from '../worker-file.js';
 
 export interface Rate {
   readonly tokensPerSecond: number;
@@ -99,7 +99,7 @@ export async function measureTokenizerBaseline(
   workers: number,
   seconds: number,
 ): Promise<Rate> {
-  const file = await workerFile();
+  const file = await workerFile(WORKER_MODULE);
   const go = new Int32Array(new SharedArrayBuffer(4));
   const threads = Array.from({ length: workers }, (_, worker) => {
     const workerData: BaselineTask = {

@@ -8,7 +8,14 @@ import { type CachedSequence, DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type Branch, benchPrompts, fillCache, type PrefillTimes, type StepTimes } from './decode-setup.js';
+import {
+  type Branch,
+  benchPrompts,
+  fillCache,
+  type ModelBench,
+  type PrefillTimes,
+  type StepTimes,
+} from './decode-setup.js';
 import { median } from './timing.js';
 import { TimedDevice } from './train-profile.js';
 
@@ -25,13 +32,7 @@ const PREFILL_KERNELS: Record<Branch, readonly string[]> = {
 
 const WARM_UPS = 2;
 
-export function measureSteps(
-  device: Device,
-  shape: ModelShape,
-  lengths: readonly number[],
-  batch: number,
-  runs: number,
-): StepTimes[] {
+export function measureSteps(device: Device, { shape, lengths, batch, runs }: ModelBench): StepTimes[] {
   return withModel(device, shape, (model, timed) =>
     lengths.map((S) => {
       const cache = new DecodeCache(timed, shape);
@@ -55,13 +56,7 @@ export function measureSteps(
   );
 }
 
-export function measurePrefills(
-  device: Device,
-  shape: ModelShape,
-  lengths: readonly number[],
-  batch: number,
-  runs: number,
-): PrefillTimes[] {
+export function measurePrefills(device: Device, { shape, lengths, batch, runs }: ModelBench): PrefillTimes[] {
   return withModel(device, shape, (model, timed) =>
     lengths.map((S) => {
       const cache = new DecodeCache(timed, shape);

@@ -10,17 +10,17 @@ import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js'
 import { DecodeCache } from '../model/cache.js';
 import type { DeviceStep } from '../model/device-step.js';
 import { LanguageModel } from '../model/language-model.js';
-import type { ModelShape } from '../model/shape.js';
 import { STEP_PARTS } from '../ops/attention/decode/step/step.js';
 import {
   type Branch,
   benchPrompts,
   type DecodeBench,
   fillCache,
+  type ModelBench,
   type PrefillTimes,
   type StepTimes,
 } from './decode-setup.js';
-import { median } from './timing.js';
+import { median, medianTime } from './timing.js';
 
 const WARM_UPS = 3;
 
@@ -35,31 +35,22 @@ export interface AttentionTime {
 export function benchDecodeAttention(
   device: CudaDevice,
   lengths: readonly number[],
-  { shape, batch, runs }: Omit<DecodeBench, 'dense'>,
+  bench: Omit<DecodeBench, 'dense'>,
 ): AttentionTime[] {
-  return withSteps(device, shape, lengths, batch, (_step, S, { prepare }) => {
+  const { shape, batch, runs } = bench;
+  return withSteps(device, { ...bench, lengths }, (_step, S, { prepare }) => {
     const step = prepare();
     const ms = timeGraph(device, () => step.launchAttention(), runs) / shape.nLayers;
     return { S, batch, ms };
   });
 }
 
-export function measureSteps(
-  device: CudaDevice,
-  shape: ModelShape,
-  lengths: readonly number[],
-  batch: number,
-  runs: number,
-): StepTimes[] {
-  return withSteps(device, shape, lengths, batch, (step, _S, { next, prepare }) => {
+export function measureSteps(device: CudaDevice, bench: ModelBench): StepTimes[] {
+  return withSteps(device, bench, (step, _S, { next, prepare }) => {
+    const { shape, runs } = bench;
     const [cmp, sel, win] = step.reads.read();
     for (let i = 0; i < WARM_UPS; i++) next();
-    const times: number[] = [];
-    for (let i = 0; i < runs; i++) {
-      const started = performance.now();
-      next();
-      times.push(performance.now() - started);
-    }
+    const ms = medianTime(next, runs);
     const prepared = prepare();
     const part = (parts: number) =>
       shape.attention === 'dense'
@@ -67,7 +58,7 @@ export function measureSteps(
         : timeGraph(device, () => prepared.launchAttention(parts), Math.max(runs, 5));
     const { compressed, selection, selected, window } = STEP_PARTS;
     const branches = { ms_cmp: part(compressed | selection), ms_sel: part(selected), ms_win: part(window) };
-    return { ms: median(times), branches, reads: cmp + sel + win };
+    return { ms, branches, reads: cmp + sel + win };
   });
 }
 
@@ -81,9 +72,7 @@ interface Steps {
 /** Runs `body` for sequences of each length whose last token has just been read. */
 function withSteps<T>(
   device: CudaDevice,
-  shape: ModelShape,
-  lengths: readonly number[],
-  batch: number,
+  { shape, lengths, batch }: Omit<ModelBench, 'runs'>,
   body: (step: DeviceStep, S: number, steps: Steps) => T,
 ): T[] {
   const model = new LanguageModel(device, shape, 1, 'bf16');
@@ -136,13 +125,7 @@ function branchOf(kernel: string): Branch | null {
   return kernel.startsWith('window_') ? 'win' : null;
 }
 
-export function measurePrefills(
-  device: CudaDevice,
-  shape: ModelShape,
-  lengths: readonly number[],
-  batch: number,
-  runs: number,
-): PrefillTimes[] {
+export function measurePrefills(device: CudaDevice, { shape, lengths, batch, runs }: ModelBench): PrefillTimes[] {
   const model = new LanguageModel(device, shape, 1, 'bf16');
   try {
     return lengths.map((S) => {
@@ -154,19 +137,14 @@ export function measurePrefills(
         for (const sequence of sequences) sequence.free();
       };
       read();
-      const times: number[] = [];
-      for (let i = 0; i < runs; i++) {
-        const started = performance.now();
-        read();
-        times.push(performance.now() - started);
-      }
+      const ms = medianTime(read, runs);
       const total: Record<Branch, number> = { cmp: 0, sel: 0, win: 0 };
       for (const [name, { ms }] of device.profile(read)) {
         const branch = branchOf(name);
         if (branch) total[branch] += ms;
       }
       device.pool.trim();
-      return { ms: median(times), branches: { ms_cmp: total.cmp, ms_sel: total.sel, ms_win: total.win } };
+      return { ms, branches: { ms_cmp: total.cmp, ms_sel: total.sel, ms_win: total.win } };
     });
   } finally {
     model.free();

@@ -33,6 +33,11 @@ export interface DecodeBench {
   readonly dense: boolean;
 }
 
+/** What is measured of one model. */
+export interface ModelBench extends Omit<DecodeBench, 'dense'> {
+  readonly lengths: readonly number[];
+}
+
 /** Medians, in milliseconds. */
 export interface PrefillTimes {
   readonly ms: number;

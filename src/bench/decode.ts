@@ -17,8 +17,8 @@ export function benchDecode(
   const { shape, batch, runs } = bench;
   const measure = (measured: ModelShape) =>
     device instanceof CudaDevice
-      ? onGpu.measureSteps(device, measured, lengths, batch, runs)
-      : onCpu.measureSteps(device, measured, lengths, batch, runs);
+      ? onGpu.measureSteps(device, { shape: measured, lengths, batch, runs })
+      : onCpu.measureSteps(device, { shape: measured, lengths, batch, runs });
   const denseMs = timesOfDense(bench, lengths, measure);
   return measure(shape).map(({ ms, branches, reads }, i) => {
     const S = lengths[i];
@@ -41,8 +41,8 @@ export function benchPrefill(
   const { shape, batch, runs } = bench;
   const measure = (measured: ModelShape) =>
     device instanceof CudaDevice
-      ? onGpu.measurePrefills(device, measured, lengths, batch, runs)
-      : onCpu.measurePrefills(device, measured, lengths, batch, runs);
+      ? onGpu.measurePrefills(device, { shape: measured, lengths, batch, runs })
+      : onCpu.measurePrefills(device, { shape: measured, lengths, batch, runs });
   const denseMs = timesOfDense(bench, lengths, measure);
   return measure(shape).map(({ ms, branches }, i) => {
     const tokens_per_s = (1000 * batch * lengths[i]) / ms;

@@ -86,3 +86,14 @@ export function median(values: readonly number[]): number {
   const middle = Math.floor(sorted.length / 2);
   return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
+
+/** Median of the milliseconds that some runs take on the host's clock. */
+export function medianTime(run: () => void, runs: number): number {
+  return median(
+    Array.from({ length: runs }, () => {
+      const started = performance.now();
+      run();
+      return performance.now() - started;
+    }),
+  );
+}

@@ -49,7 +49,9 @@ const MOST_STEPS = 100;
 
 /** Called around the measured steps. */
 export interface StepHooks {
+  /** Called after the steps that are not measured. */
   onWarm?(): void;
+  /** Called after the last measured step. */
   onDone?(steps: number): void;
 }
 

@@ -3,7 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { float32ToBf16, readSafetensors, type SafeTensor, toFloat64, writeSafetensors } from '../run/safetensors.js';
+import { readSafetensors, type SafeTensor, toFloat64, writeSafetensors } from '../run/safetensors.js';
+import { float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { GOLDEN_SMALL } from '../testing/golden.js';
 import { relativeError } from '../testing/numbers.js';
 import { runCli } from './testing/run.js';
@@ -128,7 +129,7 @@ describe('attend', () => {
     const wide = await attend(write(file));
     expect(toFloat64(wide.written!.tensors.get('out')!)).toEqual(expected);
     for (const [dtype, encode] of [
-      ['BF16', float32ToBf16],
+      ['BF16', float32ToBfloat16],
       ['F16', toF16],
     ] as const) {
       const halved = small();

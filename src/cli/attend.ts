@@ -1,37 +1,33 @@
 /** `trefoil attend`: runs one attention case from a safetensors file and writes outputs and gradients to another. */
 import { dirname, resolve } from 'node:path';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { UsageError } from '../errors.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { statOrUndefined } from '../run/atomic.js';
+import { statOrUndefined } from '../files.js';
+import { SELECTION_KERNELS } from '../ops/attention/selected/op.js';
 import { writeSafetensors } from '../run/safetensors.js';
 import { attend, attendReference } from '../verify/attend.js';
 import { caseTensors, readCase } from '../verify/case-file.js';
-import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
+import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption, threadsOption } from './shared/options.js';
+import { addOptions, choice, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
 
-interface Options {
-  readonly in: string;
-  readonly out: string;
-  readonly device: DeviceChoice;
-  readonly kernel: SelectionKernel;
-  readonly threads?: number;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  in: required('--in <file>', 'safetensors file with the inputs'),
+  out: required('--out <file>', 'safetensors file to write'),
+  device: deviceOption(),
+  kernel: choice(
+    '--kernel <name>',
+    'kernel of the selected branch; reference = float64',
+    SELECTION_KERNELS,
+    'adaptive',
+  ),
+  threads: threadsOption(),
+  json: jsonOption('{in, out, device, kernel, ms, tensors}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .requiredOption('--in <file>', 'safetensors file with the inputs')
-    .requiredOption('--out <file>', 'safetensors file to write')
-    .addOption(deviceOption('where to compute; auto = CUDA if available'))
-    .addOption(
-      new Option('--kernel <name>', 'kernel of the selected branch; reference = float64')
-        .choices(SELECTION_KERNELS)
-        .default('adaptive'),
-    )
-    .addOption(threadsOption())
-    .addOption(jsonOption('{in, out, device, kernel, ms, tensors}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }

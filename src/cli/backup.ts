@@ -1,29 +1,26 @@
 /** `trefoil backup`: archives a run as .tar.gz. */
 import { basename, join, resolve } from 'node:path';
-import { type Command, Option } from 'commander';
-import { backupRun, type CheckpointChoice } from '../watch/backup.js';
+import type { Command } from 'commander';
+import { backupRun } from '../watch/backup.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
+import { addOptions, choice, flag, jsonOption, type OptionValues } from './shared/options.js';
 import { dirOption } from './shared/run-options.js';
 
-interface Options {
-  readonly dir: string;
-  readonly out?: string;
-  readonly checkpoints: CheckpointChoice;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  dir: dirOption(),
+  out: flag('--out <file>', 'archive to write (default: <run>_<time>.tar.gz)'),
+  checkpoints: choice(
+    '--checkpoints <which>',
+    'newest checkpoint that verifies, all, or none',
+    ['latest', 'all', 'none'],
+    'latest',
+  ),
+  json: jsonOption('{file, bytes, files, checkpoints, missed}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(dirOption())
-    .addOption(new Option('--out <file>', 'archive to write (default: <run>_<time>.tar.gz)'))
-    .addOption(
-      new Option('--checkpoints <which>', 'newest checkpoint that verifies, all, or none')
-        .choices(['latest', 'all', 'none'])
-        .default('latest'),
-    )
-    .addOption(jsonOption('{file, bytes, files, checkpoints, missed}'))
-    .action((options: Options) => backup(options, io));
+  addOptions(command, OPTIONS).action((options: Options) => backup(options, io));
 }
 
 async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise<void> {

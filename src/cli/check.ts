@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { parseConfig } from '../config/parse.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { runPaths } from '../run/paths.js';
@@ -10,47 +10,34 @@ import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline 
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption, wholeNumber } from './shared/options.js';
+import { addOptions, flag, jsonOption, numberFrom, type OptionValues, parsed, wholeNumber } from './shared/options.js';
 import { printRows } from './shared/rows.js';
-import { numberFrom } from './shared/run-options.js';
 import { runTraining } from './train.js';
-
-interface Options {
-  readonly dir?: string;
-  readonly csv?: string;
-  readonly heartbeat?: string;
-  readonly minSteps?: number;
-  readonly minTps: number;
-  readonly saveBaseline?: string;
-  readonly compareBaseline?: string;
-  readonly baselineTolerance: number;
-  readonly runSynthetic?: boolean;
-  readonly json?: boolean;
-}
 
 const DEFAULT_MIN_STEPS = 10;
 const SYNTHETIC_STEPS = 60;
 
+const OPTIONS = {
+  dir: flag('--dir <folder>', 'run folder'),
+  csv: flag('--csv <file>', 'training.csv to use instead of the one in --dir'),
+  heartbeat: flag('--heartbeat <file>', 'heartbeat file to use instead of the one in --dir'),
+  minSteps: parsed('--min-steps <n>', `required number of steps (default: ${DEFAULT_MIN_STEPS})`, wholeNumber(1)),
+  minTps: parsed('--min-tps <n>', 'required median of tokens per second', numberFrom(0), 0),
+  saveBaseline: flag('--save-baseline <file>', 'write the figures of this run to a file, if it passes'),
+  compareBaseline: flag('--compare-baseline <file>', 'compare with the figures of another run'),
+  baselineTolerance: parsed(
+    '--baseline-tolerance <share>',
+    'how much worse than the baseline it may be',
+    numberFrom(0),
+    0.2,
+  ),
+  runSynthetic: flag('--run-synthetic', 'train a small model on random tokens and check that run'),
+  json: jsonOption('{ok, rows: [{rule, level, value, limit}]}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--dir <folder>', 'run folder'))
-    .addOption(new Option('--csv <file>', 'training.csv to use instead of the one in --dir'))
-    .addOption(new Option('--heartbeat <file>', 'heartbeat file to use instead of the one in --dir'))
-    .addOption(
-      new Option('--min-steps <n>', `required number of steps (default: ${DEFAULT_MIN_STEPS})`).argParser(
-        wholeNumber(1),
-      ),
-    )
-    .addOption(new Option('--min-tps <n>', 'required median of tokens per second').argParser(numberFrom(0)).default(0))
-    .addOption(new Option('--save-baseline <file>', 'write the figures of this run to a file, if it passes'))
-    .addOption(new Option('--compare-baseline <file>', 'compare with the figures of another run'))
-    .addOption(
-      new Option('--baseline-tolerance <share>', 'how much worse than the baseline it may be')
-        .argParser(numberFrom(0))
-        .default(0.2),
-    )
-    .addOption(new Option('--run-synthetic', 'train a small model on random tokens and check that run'))
-    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did.\n')
     .action((options: Options) => check(options, io));
 }

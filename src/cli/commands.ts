@@ -175,6 +175,12 @@ export const COMMANDS: readonly CommandEntry[] = [
   { heading: RUNS, name: 'status', summary: 'progress of runs', load: () => import('./status.js') },
   {
     heading: RUNS,
+    name: 'dashboard',
+    summary: 'curves, attention health and traces of runs in a browser',
+    load: () => import('./dashboard.js'),
+  },
+  {
+    heading: RUNS,
     name: 'watch',
     summary: 'watch a run for stalls, gate collapse and NaN; optionally halt it',
     load: () => import('./watch.js'),

@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import { findConfig, shippedConfigs } from '../config/files.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
-import { formatTable } from './shared/table.js';
+import { formatTable, wrapped } from './shared/table.js';
 
 const HELP = `
 Use a config with \`trefoil train --config NAME\`. To change it, copy it:
@@ -36,7 +36,7 @@ function list(json: boolean, io: Io): void {
   }
   const table = (title: string, rows: typeof configs) =>
     formatTable(
-      [{ title }, { title: 'description', wrap: true }],
+      [title, wrapped('description')],
       rows.map(({ name, description: text }) => [name, text]),
       io.width,
     );

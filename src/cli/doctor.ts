@@ -1,27 +1,24 @@
 /** `trefoil doctor`: checks that a machine, and optionally a config, is ready for a run. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { defaultCompilerOptions, KernelCompiler } from '../device/cpu/compile.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
 import { CompileProgressLine } from './shared/compile-progress.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
-import { formatTable } from './shared/table.js';
+import { addOptions, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { formatTable, wrapped } from './shared/table.js';
 
-interface Options {
-  readonly config?: string;
-  readonly set?: string[];
-  readonly compile?: boolean;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  config: flag('--config <name|file>', 'also check this config (env CONFIG): memory, checkpoints, data'),
+  set: flag('--set <key=value...>', 'set keys of the config, as for train'),
+  compile: flag('--compile', 'first compile all CPU kernels into the cache, for images without a compiler'),
+  json: jsonOption('{ok, rows: [{check, level, found, remedy}]}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--config <name|file>', 'also check this config (env CONFIG): memory, checkpoints, data'))
-    .addOption(new Option('--set <key=value...>', 'set keys of the config, as for train'))
-    .addOption(new Option('--compile', 'first compile all CPU kernels into the cache, for images without a compiler'))
-    .addOption(jsonOption('{ok, rows: [{check, level, found, remedy}]}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', '\nExit code: 0 no check is red, 1 at least one is.\n')
     .action((options: Options) => doctor(options, io));
 }
@@ -49,7 +46,7 @@ async function doctor({ config, set = [], compile, json }: Options, io: Io): Pro
 
 function table(rows: readonly DoctorRow[], { style, width }: Io): string {
   return formatTable(
-    [{ title: '' }, { title: 'check' }, { title: 'found', wrap: true }],
+    ['', 'check', wrapped('found')],
     rows.map(({ level, check, found, remedy }) => [
       style[level](level),
       check,

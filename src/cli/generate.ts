@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
 import { UsageError } from '../errors.js';
+import { fileError } from '../files.js';
 import { Conversation } from '../infer/conversation.js';
 import { withEnvironment } from '../infer/environment.js';
 import {
@@ -15,7 +16,6 @@ import {
   type TextPiece,
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
-import { fileError } from '../run/atomic.js';
 import { visible } from '../text.js';
 import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';

@@ -1,28 +1,21 @@
 /** `trefoil halt`: stops a run after its step and a checkpoint. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { haltRun } from '../watch/halt.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
-import { dirOption, numberFrom } from './shared/run-options.js';
+import { addOptions, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
+import { dirOption } from './shared/run-options.js';
 
-interface Options {
-  readonly dir: string;
-  readonly reason: string;
-  readonly timeout: number;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  dir: dirOption(),
+  reason: parsed('--reason <text>', 'reason, written to .HALT', String, 'manual_stop'),
+  timeout: parsed('--timeout <seconds>', 'maximum wait for the end; 0 = do not wait', numberFrom(0), 600),
+  json: jsonOption('{status, detail, step, checkpoint, seconds}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(dirOption())
-    .addOption(new Option('--reason <text>', 'reason, written to .HALT').default('manual_stop'))
-    .addOption(
-      new Option('--timeout <seconds>', 'maximum wait for the end; 0 = do not wait')
-        .argParser(numberFrom(0))
-        .default(600),
-    )
-    .addOption(jsonOption('{status, detail, step, checkpoint, seconds}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it is still active.\n')
     .action((options: Options) => halt(options, io));
 }

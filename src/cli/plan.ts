@@ -1,5 +1,5 @@
 /** `trefoil plan`: predicts a training run on many GPUs. */
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { createTokenizer } from '../data/tokenizer.js';
@@ -10,33 +10,19 @@ import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
 import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
 import type { Parallel, PlanCase } from '../plan/step.js';
-import { wrapText } from '../text.js';
+import { plural, wrapText } from '../text.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption, wholeNumber } from './shared/options.js';
-import { numberFrom } from './shared/run-options.js';
-import { formatTable } from './shared/table.js';
-
-interface Options {
-  readonly gpus: number;
-  readonly perNode: number;
-  readonly link: number;
-  readonly nodeLink: number;
-  readonly latency: number;
-  readonly config?: string;
-  readonly set?: string[];
-  readonly seqLen?: number;
-  readonly batchSize?: number;
-  readonly accumBatches?: number;
-  readonly measured?: string;
-  readonly wire: Parallel['wire'];
-  readonly zero1?: boolean;
-  readonly bucket: number;
-  readonly overlap: boolean;
-  readonly gpuMemory: number;
-  readonly criticalBatch: number;
-  readonly minEfficiency: number;
-  readonly json?: boolean;
-}
+import {
+  addOptions,
+  choice,
+  flag,
+  jsonOption,
+  numberFrom,
+  type OptionValues,
+  parsed,
+  wholeNumber,
+} from './shared/options.js';
+import { formatTable, right } from './shared/table.js';
 
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
@@ -47,41 +33,41 @@ const MOST_GPUS = 4096;
 const MEASURED_TOKENS = 65_536;
 const MEASURED_LENGTH = 2048;
 
+const OPTIONS = {
+  gpus: parsed('--gpus <n>', 'largest number of GPUs', wholeNumber(1), MOST_GPUS),
+  perNode: parsed('--per-node <n>', 'GPUs per node', wholeNumber(1), 8),
+  link: parsed('--link <GB/s>', 'bandwidth per GPU between nodes', above0, 50),
+  nodeLink: parsed('--node-link <GB/s>', 'bandwidth per GPU inside a node', above0, 450),
+  latency: parsed(
+    '--latency <us>',
+    'latency of a hop between nodes',
+    numberFrom(0),
+    Number((LINK_LATENCY / MICRO).toFixed(1)),
+  ),
+  config: flag('--config <name|file>', 'config of the model and step (default: as measured, see below)'),
+  set: flag('--set <key=value...>', 'set keys of the config, as for train'),
+  seqLen: parsed('--seq-len <n>', 'train.seq_len', wholeNumber(1)),
+  batchSize: parsed('--batch-size <n>', 'train.batch_size: sequences per GPU', wholeNumber(1)),
+  accumBatches: parsed('--accum-batches <n>', 'train.accumulate_grad_batches', wholeNumber(1)),
+  measured: flag('--measured <file>', 'use your own figures: the output of bench train --json'),
+  wire: choice('--wire <type>', 'type of exchanged gradients', ['f32', 'bf16'], 'f32'),
+  zero1: flag('--zero1', 'shard the optimizer state'),
+  bucket: parsed('--bucket <MiB>', 'size of a gradient bucket', above0, 16),
+  overlap: flag('--no-overlap', 'exchange gradients after the backward pass'),
+  gpuMemory: parsed('--gpu-memory <GiB>', 'memory of one GPU', above0, 139),
+  criticalBatch: parsed(
+    '--critical-batch <tokens>',
+    'global batch size with diminishing returns',
+    wholeNumber(1),
+    2 ** 20,
+  ),
+  minEfficiency: parsed('--min-efficiency <share>', 'efficiency below which another GPU does not pay', above0, 0.85),
+  json: jsonOption('{machine, device, config, params, attention, step, network, parallel, limits, rows, stops, next}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--gpus <n>', 'largest number of GPUs').argParser(wholeNumber(1)).default(MOST_GPUS))
-    .addOption(new Option('--per-node <n>', 'GPUs per node').argParser(wholeNumber(1)).default(8))
-    .addOption(new Option('--link <GB/s>', 'bandwidth per GPU between nodes').argParser(above0).default(50))
-    .addOption(new Option('--node-link <GB/s>', 'bandwidth per GPU inside a node').argParser(above0).default(450))
-    .addOption(
-      new Option('--latency <us>', 'latency of a hop between nodes')
-        .argParser(numberFrom(0))
-        .default(Number((LINK_LATENCY / MICRO).toFixed(1))),
-    )
-    .addOption(new Option('--config <name|file>', 'config of the model and step (default: as measured, see below)'))
-    .addOption(new Option('--set <key=value...>', 'set keys of the config, as for train'))
-    .addOption(new Option('--seq-len <n>', 'train.seq_len').argParser(wholeNumber(1)))
-    .addOption(new Option('--batch-size <n>', 'train.batch_size: sequences per GPU').argParser(wholeNumber(1)))
-    .addOption(new Option('--accum-batches <n>', 'train.accumulate_grad_batches').argParser(wholeNumber(1)))
-    .addOption(new Option('--measured <file>', 'use your own figures: the output of bench train --json'))
-    .addOption(new Option('--wire <type>', 'type of exchanged gradients').choices(['f32', 'bf16']).default('f32'))
-    .addOption(new Option('--zero1', 'shard the optimizer state'))
-    .addOption(new Option('--bucket <MiB>', 'size of a gradient bucket').argParser(above0).default(16))
-    .addOption(new Option('--no-overlap', 'exchange gradients after the backward pass'))
-    .addOption(new Option('--gpu-memory <GiB>', 'memory of one GPU').argParser(above0).default(139))
-    .addOption(
-      new Option('--critical-batch <tokens>', 'global batch size with diminishing returns')
-        .argParser(wholeNumber(1))
-        .default(2 ** 20),
-    )
-    .addOption(
-      new Option('--min-efficiency <share>', 'efficiency below which another GPU does not pay')
-        .argParser(above0)
-        .default(0.85),
-    )
-    .addOption(
-      jsonOption('{machine, device, config, params, attention, step, network, parallel, limits, rows, stops, next}'),
-    )
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => plan(options, io));
 }
@@ -209,9 +195,8 @@ function how({ wire, zero1, bucket, overlap }: Options): string {
 const STOP_LETTERS = { memory: 'M', efficiency: 'C', batch: 'B' } as const;
 
 function table(rows: readonly PlanRow[], width: number): string {
-  const titles = ['GPUs', 'step ms', 'comm ms', 'exposed', 'eff.', 'GiB', 'batch', 'tok/day', 'useful/day'];
   return formatTable(
-    [...titles.map((title) => ({ title, align: 'right' as const })), { title: 'stop' }],
+    [...right('GPUs', 'step ms', 'comm ms', 'exposed', 'eff.', 'GiB', 'batch', 'tok/day', 'useful/day'), 'stop'],
     rows.map((row) => [
       ...[String(row.gpus), row.step_ms.toFixed(1), row.communication_ms.toFixed(1), row.exposed_ms.toFixed(1)],
       ...[`${(100 * row.efficiency).toFixed(1)}%`, (row.memory_mib / 1024).toFixed(1), count(row.global_batch)],
@@ -228,14 +213,12 @@ function stopLines(stops: ReturnType<typeof stopsOf>, options: Options): string[
   return [
     stops.memory === null
       ? 'memory: fits'
-      : `M  memory: more than ${options.gpuMemory} GiB on each of ${gpus(stops.memory)}`,
+      : `M  memory: more than ${options.gpuMemory} GiB on each of ${plural(stops.memory, 'GPU')}`,
     stops.efficiency === null
       ? `communication: efficiency stays above ${share}`
-      : `C  communication: efficiency is below ${share} from ${gpus(stops.efficiency)} on`,
+      : `C  communication: efficiency is below ${share} from ${plural(stops.efficiency, 'GPU')} on`,
     stops.batch === null
       ? `batch: stays within ${count(options.criticalBatch)} tokens`
-      : `B  batch: beyond ${count(options.criticalBatch)} tokens from ${gpus(stops.batch)} on`,
+      : `B  batch: beyond ${count(options.criticalBatch)} tokens from ${plural(stops.batch, 'GPU')} on`,
   ];
 }
-
-const gpus = (number: number): string => `${number} ${number === 1 ? 'GPU' : 'GPUs'}`;

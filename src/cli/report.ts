@@ -1,30 +1,22 @@
 /** `trefoil report`: writes a report of one or several runs. */
 import { join } from 'node:path';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { buildReport, writeReport } from '../watch/report/report.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
+import { addOptions, flag, jsonOption, type OptionValues, parsed, required } from './shared/options.js';
 
-interface Options {
-  readonly dir: string[];
-  readonly out?: string;
-  readonly title: string;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  dir: required('--dir <folder...>', 'run folders'),
+  out: flag('--out <folder|file.html>', 'folder for the report, or one HTML file (default: report/ in the first run)'),
+  title: parsed('--title <text>', 'heading of the report', String, 'Training report'),
+  json: jsonOption(
+    '{title, generated, runs, matrix: [{S, mode, run, ms_step, tokens_per_s, peak_mem_mib}], deviations}',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--dir <folder...>', 'run folders').makeOptionMandatory())
-    .addOption(
-      new Option(
-        '--out <folder|file.html>',
-        'folder for the report, or one HTML file (default: report/ in the first run)',
-      ),
-    )
-    .addOption(new Option('--title <text>', 'heading of the report').default('Training report'))
-    .addOption(
-      jsonOption('{title, generated, runs, matrix: [{S, mode, run, ms_step, tokens_per_s, peak_mem_mib}], deviations}'),
-    )
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => writeAll(options, io));
 }

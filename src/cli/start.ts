@@ -5,6 +5,7 @@ import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
 import { PLACES } from '../data/stories/words.js';
+import { writeFileAtomic } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { type LoadedModel, loadModel } from '../infer/load-model.js';
 import {
@@ -17,8 +18,7 @@ import {
   recallStory,
 } from '../infer/recall.js';
 import { withoutBranch } from '../infer/without-branch.js';
-import { writeFileAtomic } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
@@ -28,7 +28,7 @@ import { blockPicture } from './shared/block-picture.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
-import { DEFAULT_WIDTH, formatTable } from './shared/table.js';
+import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
 import { deviceOptions, runTraining, trainFlagHelp } from './train.js';
 
 const PROMPT = 'Once upon a time';
@@ -170,10 +170,7 @@ function widthOf({ width }: Io): number {
 function recallTable(all: readonly RecallRow[], without: readonly RecallRow[]): string {
   const percent = ({ accuracy, cases }: RecallRow) => (cases === 0 ? '-' : `${(100 * accuracy).toFixed(1)} %`);
   return formatTable(
-    ['distance in tokens', 'questions', 'all branches', 'without the selected branch'].map((title) => ({
-      title,
-      align: 'right' as const,
-    })),
+    right('distance in tokens', 'questions', 'all branches', 'without the selected branch'),
     all.map((row, i) => [`${row.from} to ${row.to - 1}`, String(row.cases), percent(row), percent(without[i])]),
   );
 }

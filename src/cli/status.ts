@@ -1,34 +1,36 @@
 /** `trefoil status`: the progress of runs. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
 import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
-import { formatTable } from './shared/table.js';
+import { addOptions, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { formatTable, right, wrapped } from './shared/table.js';
+
+const OPTIONS = {
+  dir: flag('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
+  json: jsonOption(
+    '{runs: [{run, dir, state, detail, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
+const HELP = `
+left: estimated time left; beat: age of the last heartbeat; saved: step of the
+newest checkpoint.
+`;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(
-      new Option('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
-    )
-    .addOption(
-      jsonOption(
-        '{runs: [{run, dir, state, detail, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
-      ),
-    )
-    .addHelpText(
-      'after',
-      '\nleft: estimated time left; beat: age of the last heartbeat; saved: step of the\nnewest checkpoint.\n',
-    )
-    .action((options: { dir: string[]; json?: boolean }) => status(options, io));
+  addOptions(command, OPTIONS)
+    .addHelpText('after', HELP)
+    .action((options: Options) => status(options, io));
 }
 
-function status(options: { dir: string[]; json?: boolean }, io: Io): void {
-  const runs = options.dir.flatMap(findRuns).map((dir) => runStatus(dir));
-  if (options.json) printJson(io, { runs });
-  else if (runs.length === 0) io.out(`no runs in ${options.dir.join(', ')}`);
+function status({ dir: folders = [], json }: Options, io: Io): void {
+  const runs = folders.flatMap(findRuns).map((dir) => runStatus(dir));
+  if (json) printJson(io, { runs });
+  else if (runs.length === 0) io.out(`no runs in ${folders.join(', ')}`);
   else {
     io.out(table(runs, io.width));
     for (const line of runs.flatMap(rankLines)) io.out(line);
@@ -45,25 +47,8 @@ function rankLines({ run, state, ranks }: RunStatus): string[] {
 }
 
 function table(runs: readonly RunStatus[], width: number): string {
-  const right = 'right' as const;
   return formatTable(
-    [
-      ...[
-        { title: 'run', wrap: true },
-        { title: 'state' },
-        { title: 'step', align: right },
-        { title: 'loss', align: right },
-      ],
-      ...[
-        { title: 'val', align: right },
-        { title: 'tok/s', align: right },
-        { title: 'left', align: right },
-      ],
-      ...[
-        { title: 'beat', align: right },
-        { title: 'saved', align: right },
-      ],
-    ],
+    [wrapped('run'), 'state', ...right('step', 'loss', 'val', 'tok/s', 'left', 'beat', 'saved')],
     runs.map((run) => [
       visible(run.run),
       run.state,

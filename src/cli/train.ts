@@ -17,7 +17,7 @@ import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
-import { fitFields, flagLines, formatTable } from './shared/table.js';
+import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
 
 const HELP = `Usage: trefoil train [options]
 
@@ -81,7 +81,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
 
 function configTable(rows: readonly ConfigRow[], width: number): string {
   return formatTable(
-    [{ title: 'key' }, { title: 'value', wrap: true }, { title: 'origin', wrap: true }],
+    ['key', wrapped('value'), wrapped('origin')],
     rows.map(({ key, value, origin }) => [key, typeof value === 'string' ? value : JSON.stringify(value), origin]),
     width,
   ).trimEnd();

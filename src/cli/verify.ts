@@ -1,25 +1,22 @@
 /** `trefoil verify`: checks every invariant of the attention mathematics on every device of this machine. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
-import { type DeviceChoice, deviceOption, listDevices } from './shared/device.js';
+import { deviceOption, listDevices } from './shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
-import { jsonOption, threadsOption } from './shared/options.js';
-import { formatTable } from './shared/table.js';
+import { addOptions, flag, jsonOption, type OptionValues, threadsOption } from './shared/options.js';
+import { formatTable, right, wrapped } from './shared/table.js';
 
-interface Options {
-  readonly device: DeviceChoice;
-  readonly full?: boolean;
-  readonly json?: boolean;
-  readonly threads?: number;
-}
+const OPTIONS = {
+  device: deviceOption('device to check; auto = all of this machine'),
+  full: flag('--full', 'add sequences of 64k tokens and a longer training run; minutes and 8 GB'),
+  threads: threadsOption(),
+  json: jsonOption('{passed, failed, skipped, rows: [{device, invariant, case, ok, error, limit, reason}]}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(deviceOption('device to check; auto = all of this machine'))
-    .addOption(new Option('--full', 'add sequences of 64k tokens and a longer training run; minutes and 8 GB'))
-    .addOption(threadsOption())
-    .addOption(jsonOption('{passed, failed, skipped, rows: [{device, invariant, case, ok, error, limit, reason}]}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => verify(options, io));
 }
@@ -69,16 +66,8 @@ export function verifyReport(summary: Summary, ms: number, { style, width }: Pic
 }
 
 function table(rows: readonly Row[], width: number): string {
-  const right = 'right' as const;
   return formatTable(
-    [
-      ...[{ title: 'device' }, { title: 'invariant' }, { title: 'case', wrap: true }],
-      ...[
-        { title: 'error', align: right },
-        { title: 'limit', align: right },
-        { title: 'result', wrap: true },
-      ],
-    ],
+    ['device', 'invariant', wrapped('case'), ...right('error', 'limit'), wrapped('result')],
     rows.map((row) => [row.device, row.invariant, row.case, number(row.error), number(row.limit), verdict(row)]),
     width,
   );

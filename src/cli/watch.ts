@@ -1,5 +1,6 @@
 /** `trefoil watch`: the watchdog of a run, in a process of its own. */
-import { type Command, Option } from 'commander';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Command } from 'commander';
 import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { visible } from '../text.js';
@@ -8,43 +9,31 @@ import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Tick, Watchdog } from '../watch/watchdog.js';
 import { type Io, ProgressLine, printJson } from './shared/io.js';
-import { jsonOption } from './shared/options.js';
+import { addOptions, choice, flag, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
 import { printRows } from './shared/rows.js';
-import { addThresholdOptions, dirOption, givenThresholds, numberFrom } from './shared/run-options.js';
-
-interface Options {
-  readonly dir: string;
-  readonly halt?: string;
-  readonly interval?: number;
-  readonly once?: boolean;
-  readonly command?: string;
-  readonly webhook?: string;
-  readonly json?: boolean;
-}
+import { dirOption, givenThresholds, thresholdOptions } from './shared/run-options.js';
 
 const DEFAULT_INTERVAL_S = 30;
 const SHORTEST_INTERVAL_S = 0.05;
 
+const OPTIONS = {
+  dir: dirOption(),
+  halt: choice('--halt <0|1>', 'write .HALT on a critical alert (default: 0, env NSA_WATCH_HALT)', ['0', '1']),
+  interval: parsed(
+    '--interval <seconds>',
+    `time between checks (default: ${DEFAULT_INTERVAL_S}, env NSA_WATCH_INTERVAL_S)`,
+    numberFrom(SHORTEST_INTERVAL_S),
+  ),
+  once: flag('--once', 'check once and exit'),
+  command: flag('--command <text>', 'shell command to run on an alert (env NSA_WATCH_COMMAND)'),
+  webhook: flag('--webhook <url>', 'URL that receives a POST on an alert (env NSA_WATCH_WEBHOOK)'),
+  ...thresholdOptions(),
+  json: jsonOption('{ok, rows: [{rule, level, value, limit}]}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(dirOption())
-    .addOption(
-      new Option('--halt <0|1>', 'write .HALT on a critical alert (default: 0, env NSA_WATCH_HALT)').choices([
-        '0',
-        '1',
-      ]),
-    )
-    .addOption(
-      new Option(
-        '--interval <seconds>',
-        `time between checks (default: ${DEFAULT_INTERVAL_S}, env NSA_WATCH_INTERVAL_S)`,
-      ).argParser(numberFrom(SHORTEST_INTERVAL_S)),
-    )
-    .addOption(new Option('--once', 'check once and exit'))
-    .addOption(new Option('--command <text>', 'shell command to run on an alert (env NSA_WATCH_COMMAND)'))
-    .addOption(new Option('--webhook <url>', 'URL that receives a POST on an alert (env NSA_WATCH_WEBHOOK)'));
-  addThresholdOptions(command)
-    .addOption(jsonOption('{ok, rows: [{rule, level, value, limit}]}'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => watch(options, io));
 }
@@ -67,7 +56,7 @@ async function watch(options: Options, io: Io): Promise<void> {
     command: options.command ?? (readVariable(io.env, 'NSA_WATCH_COMMAND') as string | undefined),
     webhook: checkedUrl(options.webhook ?? (readVariable(io.env, 'NSA_WATCH_WEBHOOK') as string | undefined)),
   };
-  const thresholds = resolveThresholds(io.env, givenThresholds({ ...options }));
+  const thresholds = resolveThresholds(io.env, givenThresholds(options));
   const watchdog = new Watchdog({ dir: options.dir, thresholds, halt });
   if (!options.once) {
     const action = halt ? 'halts the run (--halt 1)' : 'is reported and does not stop the run (--halt 1 would)';
@@ -172,19 +161,13 @@ async function announce({ alerts, recovered, actions }: Tick, channels: Channels
 }
 
 /** Waits `seconds`; returns true at once when asked to stop. */
-function pause(seconds: number, signal: AbortSignal): Promise<boolean> {
-  return new Promise((resolve) => {
-    if (signal.aborted) return resolve(true);
-    const timer = setTimeout(() => {
-      signal.removeEventListener('abort', onAbort);
-      resolve(false);
-    }, seconds * 1000);
-    const onAbort = () => {
-      clearTimeout(timer);
-      resolve(true);
-    };
-    signal.addEventListener('abort', onAbort, { once: true });
-  });
+async function pause(seconds: number, signal: AbortSignal): Promise<boolean> {
+  try {
+    await sleep(seconds * 1000, undefined, { signal });
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  }
+  return signal.aborted;
 }
 
 function checkedUrl(url: string | undefined): string | undefined {

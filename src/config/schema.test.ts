@@ -1,5 +1,6 @@
-import { describe, expect, it } from 'vitest';
-import { configSchema } from './schema.js';
+import { describe, expect, expectTypeOf, it } from 'vitest';
+import type { z } from 'zod';
+import { type Config, type ConfigInput, configSchema } from './schema.js';
 
 const parse = (input: unknown) => configSchema.safeParse(input).success;
 
@@ -12,6 +13,11 @@ describe('the schema', () => {
     expect(model).toMatchObject({ rope_theta: 10000, rope_scale: 1, attention: 'nsa' });
     expect(runtime).toMatchObject({ selection_kernel: 'adaptive', sel_v2_min_s: 1024, device: 'auto' });
     expect(train).toMatchObject({ lr_schedule: 'cosine', ddp: -1, betas: [0.9, 0.95] });
+  });
+
+  it('has the types of the sections', () => {
+    expectTypeOf<Config>().toEqualTypeOf<z.infer<typeof configSchema>>();
+    expectTypeOf<z.input<typeof configSchema>>().toExtend<ConfigInput>();
   });
 
   it('gives every call its own object, so that no caller can change the defaults of another', () => {

@@ -1,6 +1,8 @@
 /**
  * The schema of a config: every key with its default. The comments of the keys are copied to configs/base.yaml
  * and docs/reference/config.md by `npm run docs:reference`. A resolved config has every key; one without a value is null.
+ *
+ * Each section is a plain object before it is a zod schema: only so do the declarations of the package keep the comments.
  */
 import { z } from 'zod';
 import { relationProblems } from './rules.js';
@@ -15,7 +17,7 @@ const off = () => z.boolean().default(false);
 const on = () => z.boolean().default(true);
 const branchSwitch = () => z.boolean().nullable().default(null);
 
-const model = z.strictObject({
+const model = {
   /** Width of the residual stream. */
   dim: count().default(768),
   /** Number of transformer blocks. */
@@ -70,9 +72,9 @@ const model = z.strictObject({
   vocab_size: z.int().min(2).nullable().default(null),
   /** Epsilon of RMSNorm. */
   norm_eps: positive().default(1e-6),
-});
+};
 
-const nsa = z.strictObject({
+const nsa = {
   /** Tokens per compression block. */
   l: count().default(32),
   /** Stride of compression blocks; must divide l and l_sel. */
@@ -85,7 +87,7 @@ const nsa = z.strictObject({
   w: count().default(512),
   /** Compression of a block to one key and value: mean, convolution or MLP. */
   phi: z.enum(['avg', 'conv', 'mlp']).default('avg'),
-  /** Hidden size of phi mlp; null = chosen by the model. */
+  /** Hidden size of phi mlp; null = 2 * d_k. */
   phi_hidden: count().nullable().default(null),
   /** Rotary embedding of compressed keys: after compression, before it, or none. */
   cmp_rope: z.enum(['after', 'before', 'none']).default('after'),
@@ -99,9 +101,9 @@ const nsa = z.strictObject({
   force_uniform_gate: off(),
   /** Debug: no gradient into the gate. */
   stopgrad_gates: off(),
-});
+};
 
-const data = z.strictObject({
+const data = {
   /** Where documents come from. */
   source: z
     .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
@@ -162,9 +164,9 @@ const data = z.strictObject({
   report_docs: countOrZero().default(1000),
   /** Train on synthetic tokens if the source fails. */
   synthetic_on_fail: off(),
-});
+};
 
-const runtime = z.strictObject({
+const runtime = {
   /** Where to compute; auto = CUDA if available. */
   device: z.enum(['auto', 'cpu', 'cuda']).default('auto'),
   /** Type of activations and matrix products; master weights stay fp32. */
@@ -215,11 +217,11 @@ const runtime = z.strictObject({
   csv_logs: on(),
   /** Collect gate and selection statistics. */
   aux_stats: on(),
-});
+};
 
 const beta = () => z.number().min(0).lt(1);
 
-const train = z.strictObject({
+const train = {
   /** Optimizer steps; the schedule covers exactly these. */
   steps: count().default(1000),
   /** Tokens per sequence. */
@@ -278,18 +280,41 @@ const train = z.strictObject({
   zero: z.literal([0, 1]).default(0),
   /** Steps between comparisons of the weights of all ranks; 0 = none. */
   hash_every: countOrZero().default(500),
-});
+};
 
 /** The sections, without the rules between keys. keys.ts reads names, defaults and limits from it. */
 export const configShape = z.strictObject({
-  model: model.prefault({}),
-  nsa: nsa.prefault({}),
-  data: data.prefault({}),
-  runtime: runtime.prefault({}),
-  train: train.prefault({}),
+  model: z.strictObject(model).prefault({}),
+  nsa: z.strictObject(nsa).prefault({}),
+  data: z.strictObject(data).prefault({}),
+  runtime: z.strictObject(runtime).prefault({}),
+  train: z.strictObject(train).prefault({}),
 });
 
-export type { Config, ConfigInput } from './types.js';
+/** Section `model` of a config: the shape of the model. */
+export type ModelConfig = z.infer<z.ZodObject<typeof model>>;
+/** Section `nsa` of a config: the sparse attention of the model. */
+export type NsaConfig = z.infer<z.ZodObject<typeof nsa>>;
+/** Section `data` of a config: where tokens come from. */
+export type DataConfig = z.infer<z.ZodObject<typeof data>>;
+/** Section `runtime` of a config: how and on what to compute. */
+export type RuntimeConfig = z.infer<z.ZodObject<typeof runtime>>;
+/** Section `train` of a config: the training run. */
+export type TrainConfig = z.infer<z.ZodObject<typeof train>>;
+
+/** A whole config: every key has a value. */
+export interface Config {
+  model: ModelConfig;
+  nsa: NsaConfig;
+  data: DataConfig;
+  runtime: RuntimeConfig;
+  train: TrainConfig;
+}
+
+/** A config as it is written down: every key may be omitted. */
+export type ConfigInput = {
+  [S in keyof Config]?: { [K in keyof Config[S]]?: Config[S][K] | undefined } | undefined;
+};
 
 export const configSchema = configShape.superRefine((config, context) => {
   for (const problem of relationProblems(config)) {

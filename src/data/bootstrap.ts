@@ -3,20 +3,11 @@
  * corpus, so that an interrupted command, or one with a larger size, continues with the next document.
  */
 
-import {
-  closeSync,
-  existsSync,
-  fsyncSync,
-  openSync,
-  readFileSync,
-  renameSync,
-  writeFileSync,
-  writeSync,
-} from 'node:fs';
+import { closeSync, fsyncSync, openSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
+import { ensureFolder, readText, writeFileAtomic, writeFully } from '../files.js';
 import { firstEpoch, LaneDocuments, START } from './sources/documents.js';
 import { CorpusOrder, corpusIdentity } from './sources/order.js';
 import { documentText } from './sources/reader.js';
@@ -87,8 +78,7 @@ async function writeOneFile(
   let pending: string[] = [];
   let pendingBytes = 0;
   const flush = (): void => {
-    const buffer = Buffer.from(pending.join(''));
-    for (let done = 0; done < buffer.length; ) done += writeSync(descriptor, buffer, done);
+    writeFully(descriptor, Buffer.from(pending.join('')));
     pending = [];
     pendingBytes = 0;
   };
@@ -128,17 +118,16 @@ async function writeOneFile(
   progress.exhausted = isExhausted;
   progress.lanes = cursors;
   if (progress.documents === 0) throw new UsageError(`no text in ${spec.files[0].name}; check data.text_field`);
-  const list = join(folder, LIST);
-  writeFileSync(`${list}.partial`, JSON.stringify(progress));
-  renameSync(`${list}.partial`, list);
+  writeFileAtomic(join(folder, LIST), JSON.stringify(progress));
 }
 
 function readProgress(folder: string, identity: string): Progress | undefined {
   const path = join(folder, LIST);
-  if (!existsSync(path)) return undefined;
+  const text = readText(path);
+  if (text === undefined) return undefined;
   let value: unknown;
   try {
-    value = JSON.parse(readFileSync(path, 'utf8'));
+    value = JSON.parse(text);
   } catch (error) {
     throw new UsageError(`${path}: damaged; remove the folder and start again`, { cause: error });
   }

@@ -33,3 +33,30 @@ export const Purpose = {
   storiesValidation: 12,
   storiesEvaluation: 13,
 } as const;
+
+const ROUNDS = 8;
+
+export function createPermutation(size: number, seed: number, epoch: number): (index: number) => number {
+  let halfBits = 1;
+  while (4 ** halfBits < size) halfBits++;
+  const half = 2 ** halfBits;
+  const start = absorb(absorb(absorb(0, Purpose.shuffle), seed), epoch);
+  const keys = Array.from({ length: ROUNDS }, (_, round) => absorb(start, round));
+
+  const permuteOnce = (value: number): number => {
+    let left = Math.floor(value / half);
+    let right = value % half;
+    for (const key of keys) {
+      const mixed = (left ^ (mix32(right ^ key) & (half - 1))) >>> 0;
+      left = right;
+      right = mixed;
+    }
+    return left * half + right;
+  };
+
+  return (index) => {
+    let value = permuteOnce(index);
+    while (value >= size) value = permuteOnce(value);
+    return value;
+  };
+}

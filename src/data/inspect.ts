@@ -64,7 +64,8 @@ export async function inspectCorpus(
   } finally {
     await Promise.all(lanes.map((lane) => lane.close()));
   }
-  const tokens = lengths.reduce((sum, length) => sum + length + 1, 0);
+  const around = 1 + (tokenizer.documentStart?.length ?? 0);
+  const tokens = lengths.reduce((sum, length) => sum + length + around, 0);
   return { complete, empty, tokens, bytes, ...describeLengths(lengths), samples: shown };
 }
 

@@ -28,6 +28,7 @@ export interface Loader {
   readonly samplesPerEpoch: number;
   /** Whole samples set aside for validation. */
   readonly validationSamples: number;
+  /** The next batch. */
   next(): Batch;
   /** Waits until `batches` can be taken without waiting. Rejects when the source is dead. Only of loaders that read ahead. */
   ready?(batches: number): Promise<void>;
@@ -37,6 +38,7 @@ export interface Loader {
   lookAhead?(batches: number): readonly Batch[];
   /** Like `ready`, for `evalBatches(batches)`. */
   readyToEvaluate?(batches: number): Promise<void>;
+  /** Documents and bytes read, and batches ready, for progress lines. */
   telemetry?(): LoaderTelemetry;
   /** The position, a JSON value that `restore` accepts. */
   state(): object;
@@ -48,6 +50,7 @@ export interface Loader {
    * targets, so weigh each batch by its targetCount.
    */
   evalBatches(count: number): Iterable<Batch>;
+  /** Stops reading and frees buffers and threads. */
   close(): void;
 }
 
@@ -83,6 +86,7 @@ export interface OpenOptions {
   readonly onProgress?: ((progress: BuildProgress) => void) | undefined;
   /** Called with lines about the files that are read and skipped. */
   readonly onNotice?: ((line: string) => void) | undefined;
+  /** Receives lines about data that was skipped or repaired. */
   readonly onWarning?: ((line: string) => void) | undefined;
 }
 

@@ -18,15 +18,47 @@ export interface Tokenizer {
   readonly separator: number;
   /** Equal for equal behaviour, independent of the file's place. Part of cache keys and of prepared shards. */
   readonly identity: string;
-  /** Strings that look like special tokens are encoded as text: a document cannot inject a separator. */
-  encode(text: string): Int32Array;
+  /**
+   * By default strings that look like special tokens are encoded as text: a document cannot inject a separator. Tokenizers
+   * without special tokens ignore the options.
+   */
+  encode(text: string, options?: EncodeOptions): Int32Array;
   /** Appends the ids to a buffer, for callers that encode many texts and want no array for each. */
   encodeInto?(text: string, tokens: TokenBuffer): void;
   /** UTF-8 bytes of the text of a token; 0 for the separator. */
   byteLength(id: number): number;
-  decode(ids: ArrayLike<number>): string;
+  /** The text of these tokens; bytes that are no valid UTF-8 become U+FFFD. */
+  decode(ids: ArrayLike<number>, options?: DecodeOptions): string;
   /** For output token by token: keeps the bytes of an incomplete character until it is complete. */
-  createStreamDecoder(): StreamDecoder;
+  createStreamDecoder(options?: DecodeOptions): StreamDecoder;
+  /** Written before every document and prompt, such as a begin-of-text token. Absent: nothing. */
+  readonly documentStart?: readonly number[];
+  /** Tokens that end a generated text. Absent: the separator. */
+  readonly endTokens?: readonly number[];
+  /** Chat templates of the model the tokenizer belongs to; see `applyChatTemplate`. Absent or empty: none. */
+  readonly chat?: ChatTemplates;
+}
+
+/** Options of `Tokenizer.encode`. */
+export interface EncodeOptions {
+  /** Strings of special tokens become these tokens: for text from a chat template or a trusted person. */
+  readonly parseSpecial?: boolean;
+  /** Puts the tokens around the text that the tokenizer puts around every text, such as a begin-of-text token. */
+  readonly addSpecial?: boolean;
+}
+
+/** Options of decoding. */
+export interface DecodeOptions {
+  /** Leaves special tokens out. */
+  readonly skipSpecial?: boolean;
+}
+
+/** Jinja templates that write a conversation as text. */
+export interface ChatTemplates {
+  /** By name; `default` is used unless another is asked for. */
+  readonly templates: ReadonlyMap<string, string>;
+  /** Variables of the templates: strings of special tokens, such as `bos_token`. */
+  readonly variables: Readonly<Record<string, string | readonly string[]>>;
 }
 
 /** Decodes tokens one by one into text. */

@@ -30,7 +30,9 @@ export interface Collectives {
   reduceScatter(from: Span, into: Span): void;
   /** `into` has `world` parts of `from.count` numbers; `from` may be the rank's own part of it. */
   allGather(from: Span, into: Span): void;
+  /** Copies the values of rank `root` to all ranks. */
   broadcast(span: Span, root: number): void;
+  /** Waits until the queued exchanges are done. */
   join(): void;
   /** Throws if an operation has failed asynchronously; the message names the rank. */
   check(): void;

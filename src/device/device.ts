@@ -98,13 +98,17 @@ export interface Device {
   readonly pool: MemoryPool;
   /** Over all pools: peak bytes in use, and bytes reserved from the system. */
   readonly memory: MemoryUse;
+  /** Compiles and loads a module on first use. */
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S>;
   /** Copies between host and device memory; both return when the source may be reused and the result read. */
   upload(address: bigint, bytes: Uint8Array): void;
+  /** Copies bytes at an address into an array; waits for what was queued before. */
   download(address: bigint, into: Uint8Array): void;
+  /** Sets bytes at an address to zero. */
   fillZero(address: bigint, bytes: number): void;
   /** Sets `count` floats to `value`, asynchronously. */
   fill(address: bigint, value: number, count: number): void;
+  /** Copies bytes from one address to another. */
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */
   synchronize(): void;

@@ -21,7 +21,7 @@ import {
 } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { cacheFolder, ensureFolder } from '../folders.js';
+import { cacheFolder, ensureFolder } from '../files.js';
 
 type Environment = Readonly<Record<string, string | undefined>>;
 

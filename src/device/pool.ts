@@ -6,7 +6,9 @@ import type { Block } from './device.js';
 
 /** Allocates device memory from the system. */
 export interface Allocator {
+  /** Reserves memory of the device and returns its address. */
   allocate(bytes: number): bigint;
+  /** Returns memory to the device. */
   free(address: bigint): void;
 }
 
@@ -53,6 +55,7 @@ export class MemoryPool {
     this.#allocator = allocator;
   }
 
+  /** A block of at least this size: a returned one if there is one, otherwise a new one. */
   take(bytes: number): Block {
     const size = bucketSize(bytes);
     const reused = this.#free.get(size)?.pop();
@@ -67,6 +70,7 @@ export class MemoryPool {
     return block;
   }
 
+  /** Returns a block to the pool. */
   give(block: Block): void {
     this.#bytesInUse -= block.bytes;
     this.#allocations?.delete(block);
@@ -79,6 +83,7 @@ export class MemoryPool {
   trace(): void {
     this.#allocations = new Map();
   }
+  /** Whether the place of each allocation is recorded. */
   get isTracing(): boolean {
     return this.#allocations !== null;
   }
@@ -103,12 +108,15 @@ export class MemoryPool {
     this.#peakBytesInUse = this.#bytesInUse;
   }
 
+  /** Bytes of all blocks in use. */
   get bytesInUse(): number {
     return this.#bytesInUse;
   }
+  /** Bytes taken from the device, in use or not. */
   get bytesReserved(): number {
     return this.#bytesReserved;
   }
+  /** The largest `bytesInUse` so far. */
   get peakBytesInUse(): number {
     return this.#peakBytesInUse;
   }

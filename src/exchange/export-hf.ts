@@ -3,18 +3,12 @@ import { dirname, join } from 'node:path';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
+import { writeFileAtomic } from '../files.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { hiddenSize, type ModelShape } from '../model/shape.js';
 import type { TensorSource } from '../model/weights.js';
-import { writeFileAtomic } from '../run/atomic.js';
-import {
-  dtypeBytes,
-  float32ToBf16,
-  type SafeDtype,
-  type TensorToWrite,
-  toFloat32,
-  writeSafetensors,
-} from '../run/safetensors.js';
+import { dtypeBytes, type SafeDtype, type TensorToWrite, toFloat32, writeSafetensors } from '../run/safetensors.js';
+import { float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { copyCompanions, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';
 import { type HfPart, hfParameters } from './hf-names.js';
@@ -185,7 +179,7 @@ function* converted(part: HfPart, pieces: Iterable<Uint8Array>, from: SafeDtype,
   for (const data of pieces) {
     const values = toFloat32({ dtype: from, data });
     if (!values) throw new UsageError(`${part.name}: ${from} cannot be converted to ${to}`);
-    const stored = to === 'BF16' ? float32ToBf16(values) : values;
+    const stored = to === 'BF16' ? float32ToBfloat16(values) : values;
     yield new Uint8Array(stored.buffer, stored.byteOffset, stored.byteLength);
   }
 }

@@ -2,17 +2,17 @@
 import { mkdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
-import { readJson } from '../model/model-config.js';
 import {
   asideName,
+  ensureFolder,
   fileError,
   fsyncDir,
   leftBehind,
   namesIn,
   statOrUndefined,
   writeFileAtomic,
-} from '../run/atomic.js';
+} from '../files.js';
+import { readJson } from '../model/model-config.js';
 
 /** Files of a tokenizer, and of how text is generated. */
 const COMPANIONS = [

@@ -7,10 +7,10 @@ import { z } from 'zod';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
+import { statOrUndefined } from '../files.js';
 import { inFile, type ModelOrigin, readJson } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import type { TensorSource } from '../model/weights.js';
-import { statOrUndefined } from '../run/atomic.js';
 import {
   dtypeBytes,
   openSafetensors,

@@ -5,6 +5,7 @@
  */
 
 export type { Batch } from '../data/batch.js';
+export { applyChatTemplate, type ChatMessage, type ChatTemplateOptions, encodeChat } from '../data/chat.js';
 export {
   type BuildProgress,
   createLoader,
@@ -15,4 +16,10 @@ export {
   type OpenOptions,
 } from '../data/loader.js';
 export type { LoaderState } from '../data/pipeline/position.js';
-export { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+export {
+  type ChatTemplates,
+  createTokenizer,
+  type DecodeOptions,
+  type EncodeOptions,
+  type Tokenizer,
+} from '../data/tokenizer.js';

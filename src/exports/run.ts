@@ -5,9 +5,8 @@
  */
 
 export type { Collectives, Reduction, Span, WireType } from '../device/collectives.js';
-export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/find.js';
-export type { FileDigest, Manifest } from '../run/checkpoint/manifest.js';
-export type { CheckpointState } from '../run/checkpoint/save.js';
+export type { CheckpointState, FileDigest, Manifest } from '../run/checkpoint/read.js';
+export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/read.js';
 export type { CsvContent, CsvRow } from '../run/logs/csv.js';
 export { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 export type { HeartbeatFields, HeartbeatMessage } from '../run/logs/heartbeat.js';

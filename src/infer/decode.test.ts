@@ -6,8 +6,7 @@ import type { LanguageModel } from '../model/language-model.js';
 import { devices, type TestDevice } from '../testing/devices.js';
 import { relativeError } from '../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
-import { lastLogits } from './context-reader.js';
-import { prefill, prefillTile, readTokens } from './decode.js';
+import { lastLogits, prefill, prefillTile, readTokens } from './decode.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 /** How far logits may be apart on a GPU, where a step adds up in another order than a prefill, and may select another block. */

@@ -4,7 +4,7 @@ import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { cpu } from '../testing/devices.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
-import { lastLogits } from './context-reader.js';
+import { lastLogits } from './decode.js';
 import { type GenerateOptions, type Generation, generate, generateAll } from './generate.js';
 import { createSampler, UnusableLogits } from './sampler.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';

@@ -5,11 +5,10 @@
  */
 import { setImmediate } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { type ContextReader, contextReader } from './context-reader.js';
-import { type FinishReason, GeneratedSequence } from './generated-sequence.js';
+import { type ContextReader, contextReader } from './decode.js';
+import { type FinishReason, GeneratedSequence, StopFilter } from './generated-sequence.js';
 import type { LoadedModel } from './load-model.js';
 import { createSampler, isArgmax, type SamplingOptions } from './sampler.js';
-import { StopFilter } from './stop.js';
 
 /** Options of `generate` and `generateAll`. */
 export interface GenerateOptions {
@@ -29,7 +28,7 @@ export type { FinishReason };
 
 /** The result of one prompt. */
 export interface Generation {
-  /** The drawn tokens, without the separator. */
+  /** The drawn tokens, without the one that ended the text. */
   readonly tokens: readonly number[];
   readonly finishReason: FinishReason;
 }
@@ -114,7 +113,7 @@ export async function* extend(
   { tokenizer, endTokens = [], vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
   const sample = createSampler(sampling);
-  const ends = new Set([tokenizer.separator, ...endTokens]);
+  const ends = new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens]);
   const isGreedy = isArgmax(sampling);
   for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
     if (signal?.aborted) {
@@ -146,11 +145,28 @@ export function promptTooLong(length: number, maxContext: number): UsageError {
 }
 
 export function encodePrompt(prompt: string, tokenizer: LoadedModel['tokenizer'], vocabulary: number): number[] {
+  const { separator, documentStart = [] } = tokenizer;
   // A document begins after a separator, so an empty prompt starts there.
-  const ids = prompt === '' ? [tokenizer.separator] : Array.from(tokenizer.encode(prompt));
+  const start = prompt === '' && documentStart.length === 0 ? [separator] : documentStart;
+  const ids = [...start, ...tokenizer.encode(prompt, { parseSpecial: true })];
+  expectInVocabulary(
+    ids,
+    tokenizer,
+    vocabulary,
+    prompt === '' ? 'the separator, which replaces an empty prompt,' : undefined,
+  );
+  return ids;
+}
+
+/** Refuses tokens that the model does not have. */
+export function expectInVocabulary(
+  ids: readonly number[],
+  tokenizer: LoadedModel['tokenizer'],
+  vocabulary: number,
+  where = 'the prompt',
+): void {
   const unknown = ids.find((id) => id >= vocabulary);
-  if (unknown === undefined) return ids;
-  const where = prompt === '' ? 'the separator, which replaces an empty prompt,' : 'the prompt';
+  if (unknown === undefined) return;
   throw new UsageError(
     `${where} holds token ${unknown} of tokenizer ${tokenizer.name}, but the model has ${vocabulary} tokens: ` +
       'it was trained on synthetic tokens or another vocabulary and cannot continue this text',

@@ -1,6 +1,5 @@
-/** One sequence that is being generated: the prompt, the tokens drawn after it, and why it ended. */
+/** One sequence that is being generated: the prompt, the tokens drawn after it, why it ended, and its stop strings. */
 import type { LoadedModel } from './load-model.js';
-import type { StopFilter } from './stop.js';
 
 /**
  * Why a text ended. `separator`: the model ended its document. `stop`: a stop string. `length`: `maxNewTokens`.
@@ -53,8 +52,8 @@ export class GeneratedSequence {
   }
 
   /** Adds the next token; returns the text that is final now. */
-  add(token: number, isSeparator: boolean, maxNewTokens: number, maxContext: number): string {
-    if (isSeparator) return this.finish('separator');
+  add(token: number, isEnd: boolean, maxNewTokens: number, maxContext: number): string {
+    if (isEnd) return this.finish('separator');
     this.context.push(token);
     this.seen.add(token);
     const { text, stopped } = this.#filter.push(this.#decoder.push(token));
@@ -74,5 +73,61 @@ export class GeneratedSequence {
     if (!rest.stopped) return rest.text + this.#filter.end();
     this.finishReason = 'stop';
     return rest.text;
+  }
+}
+
+/** Text of a stream after the stop filter. */
+export interface StopPiece {
+  /** Text that is final: no stop string begins in it. */
+  readonly text: string;
+  readonly stopped: boolean;
+}
+
+/** Ends a stream of text at the first stop string, wherever pieces split it: a possible beginning is held back. */
+export class StopFilter {
+  readonly #stops: readonly string[];
+  #held = '';
+
+  constructor(stops: readonly string[]) {
+    this.#stops = stops;
+  }
+
+  push(piece: string): StopPiece {
+    const text = this.#held + piece;
+    const cut = this.#cut(text);
+    if (cut !== null) {
+      this.#held = '';
+      return { text: text.slice(0, cut), stopped: true };
+    }
+    const final = text.length - this.#possibleStart(text);
+    this.#held = text.slice(final);
+    return { text: text.slice(0, final), stopped: false };
+  }
+
+  /** The text held back, when the stream has ended. */
+  end(): string {
+    const held = this.#held;
+    this.#held = '';
+    return held;
+  }
+
+  /** Start of the stop string that completes first, so that the result does not depend on how the text was split. */
+  #cut(text: string): number | null {
+    let first: { begin: number; end: number } | null = null;
+    for (const stop of this.#stops) {
+      const begin = text.indexOf(stop);
+      if (begin < 0) continue;
+      const end = begin + stop.length;
+      if (first === null || end < first.end || (end === first.end && begin < first.begin)) first = { begin, end };
+    }
+    return first?.begin ?? null;
+  }
+
+  /** Length of the longest suffix of `text` that is a prefix of a stop string. */
+  #possibleStart(text: string): number {
+    const longest = Math.max(0, ...this.#stops.map((stop) => stop.length - 1));
+    for (let length = Math.min(longest, text.length); length > 0; length--)
+      if (this.#stops.some((stop) => stop.startsWith(text.slice(-length)))) return length;
+    return 0;
   }
 }

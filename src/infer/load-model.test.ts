@@ -17,7 +17,7 @@ import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { readSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { cpu } from '../testing/devices.js';
-import { lastLogits } from './context-reader.js';
+import { lastLogits } from './decode.js';
 import { loadModel, writeFinalModel } from './load-model.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from './testing/tiny-model.js';
 

@@ -8,19 +8,26 @@ import { basename, dirname, join, resolve } from 'node:path';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
-import { ensureFolder } from '../folders.js';
+import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
 import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
-import { fileError, statOrUndefined, writeFileAtomic } from '../run/atomic.js';
-import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
-import { LATEST_NAME, MANIFEST_NAME, type Manifest, verifyFiles } from '../run/checkpoint/manifest.js';
-import { CHECKPOINT_FILES } from '../run/checkpoint/save.js';
+import {
+  CHECKPOINT_FILES,
+  type FoundCheckpoint,
+  findCheckpoint,
+  LATEST_NAME,
+  MANIFEST_NAME,
+  type Manifest,
+  openCheckpoint,
+  verifyFiles,
+} from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
@@ -241,8 +248,10 @@ function placeTokenizer(folder: string, spec: string): string {
   // Gone since the run began: the weights must not be lost over that.
   if (!exists(source)) return resolve(source);
   copyFile(source, join(folder, 'tokenizer.json'));
-  const settings = join(dirname(source), 'tokenizer_config.json');
-  if (exists(settings)) copyFile(settings, join(folder, 'tokenizer_config.json'));
+  for (const name of TOKENIZER_COMPANIONS) {
+    const companion = join(dirname(source), name);
+    if (exists(companion)) copyFile(companion, join(folder, name));
+  }
   return 'tokenizer.json';
 }
 

@@ -4,7 +4,7 @@ import type { LanguageModel } from '../model/language-model.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
-import { lastLogits } from './context-reader.js';
+import { lastLogits } from './decode.js';
 import { caseTokens, evaluateNeedle, type NeedleGrid } from './needle.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 import { withoutBranch } from './without-branch.js';

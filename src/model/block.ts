@@ -42,15 +42,15 @@ export class FeedForward {
   }
 
   /**
-   * `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. Drops `x`. With `computes` false the
+   * `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. Drops `x`. With `computesResult` false the
    * result is only allocated: the second run of a checkpointed block does not need its values.
    */
-  forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computes = true): Tensor {
+  forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
     const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
     tape.drop(x);
     const active = this.#activation === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
     tape.drop(up);
-    const out = linear(tape, active, operand(this.down, active), this.biases?.down.value, residual, computes);
+    const out = linear(tape, active, operand(this.down, active), this.biases?.down.value, residual, computesResult);
     tape.drop(active);
     return out;
   }
@@ -74,13 +74,13 @@ export class Block {
     this.feedForward = new FeedForward(store, `${name}.mlp`, sizes);
   }
 
-  /** `x` [T, dim] → [T, dim]. `computes`: see `FeedForward.forward`. */
-  forward(tape: Tape, x: Tensor, context: AttentionContext, computes = true): Tensor {
+  /** `x` [T, dim] → [T, dim]. `computesResult`: see `FeedForward.forward`. */
+  forward(tape: Tape, x: Tensor, context: AttentionContext, computesResult = true): Tensor {
     const attentionInput = rmsnorm(tape, x, this.attentionNorm.value, this.#epsilon);
     const middle = this.attention.forward(tape, attentionInput, context, x);
     tape.drop(attentionInput);
     const input = rmsnorm(tape, middle, this.feedForwardNorm.value, this.#epsilon);
-    const out = this.feedForward.forward(tape, input, middle, computes);
+    const out = this.feedForward.forward(tape, input, middle, computesResult);
     tape.drop(middle);
     return out;
   }

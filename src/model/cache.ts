@@ -8,15 +8,25 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
-import type { SparseLayout } from '../ops/attention/nsa.js';
+import { combine } from '../ops/attention/combine/op.js';
+import {
+  type NewTokens,
+  type Pages,
+  pagedCompressed,
+  pagedSelected,
+  pagedWindow,
+  pageNumbers,
+  pageSizes,
+} from '../ops/attention/decode/paged/op.js';
+import type { SparseLayout, SparseOutputs } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
+import type { Tape } from '../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
 import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape, shapeDifference } from './shape.js';
+import { headShapeOf, type ModelShape, shapeDifference, sparseShapeOf } from './shape.js';
 
 /** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
@@ -106,6 +116,7 @@ export class CachedSequence implements Disposable {
     return listOf(this.lists, kind).tableAddress();
   }
 
+  /** Moves the end of the sequence by this many tokens. */
   advance(count: number): void {
     this.#length += count;
   }
@@ -167,6 +178,42 @@ export class DecodeCache {
   /** The kinds of pages that sequences of this model have. */
   get kinds(): Kind[] {
     return [...this.#kinds.keys()];
+  }
+
+  /**
+   * Upper bound of the memory that one sequence takes on its way to `length` tokens when passes read at most `tile` of
+   * them: during a pass the window holds the pages of the whole tile.
+   */
+  mostBytes(length: number, tile: number): number {
+    const { l, d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      const all = Math.ceil(length / size);
+      if (kind === 'tail') return 1;
+      if (kind === 'cmp') return Math.ceil(compressedCount(length, l, d) / size);
+      return kind === 'sel' ? all : Math.min(all, Math.ceil((windowOf(this.shape) + tile) / size) + 1);
+    });
+  }
+
+  /** Memory that a snapshot (a fork that is kept) adds to one taken `tokens` earlier, for a multiple of `pageTokens`. */
+  blockBytes(tokens: number): number {
+    const { d } = this.shape.nsa;
+    return this.#pageBytes((kind, size) => {
+      if (kind === 'tail') return 1;
+      // The last page of compressed keys is not full: each snapshot keeps its own.
+      return kind === 'cmp' ? Math.ceil(tokens / d / size) + 1 : Math.ceil(tokens / size);
+    });
+  }
+
+  /** The least number of tokens that fills whole pages of the selected branch and the window. */
+  get pageTokens(): number {
+    const sizes = [...this.#kinds].flatMap(([kind, { size }]) => (kind === 'sel' || kind === 'win' ? [size] : []));
+    return sizes.reduce(leastCommonMultiple);
+  }
+
+  #pageBytes(pages: (kind: Kind, size: number) => number): number {
+    let numbers = 0;
+    for (const [kind, layout] of this.#kinds) numbers += pages(kind, layout.size) * layout.numbers;
+    return numbers * this.shape.nLayers * DTYPE_BYTES[this.dtype];
   }
 
   /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
@@ -286,6 +333,7 @@ export class CacheStep {
       throw new UsageError(`the DecodeCache was made for another model than the one that reads (${difference})`);
   }
 
+  /** The pages of one kind in one layer, for all sequences of the step. */
   pages(kind: Kind, layer: number): Pages {
     return pagesOf(this.#kinds, kind, layer, listOf(this.#tables, kind));
   }
@@ -304,11 +352,45 @@ export class CacheStep {
     });
   }
 
+  /** Frees the tables of the step; the pages stay with their sequences. */
   free(): void {
     for (const tensor of [this.tokens.starts, this.blocks.starts, this.blockPositions, this.done]) tensor.free();
     for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
     for (const tables of this.#tables.values()) tables.free();
   }
+}
+
+/** Keys each branch read, i32 [T, G]. */
+export interface BranchReads {
+  readonly cmp: Tensor;
+  readonly sel: Tensor;
+  readonly win: Tensor;
+}
+
+/** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
+export function cachedSparseAttention(
+  tape: Tape,
+  q: Tensor,
+  gates: Tensor,
+  cache: CacheStep,
+  layer: number,
+  shape: ModelShape,
+  reads: BranchReads | null = null,
+): SparseOutputs {
+  const { tokens } = cache;
+  const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
+  const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
+  const { selected } = cmp;
+  const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
+  const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
+  const out = combine(tape, gates, cmp.out, sel.out, win.out);
+  for (const { lse } of [cmp, sel, win]) tape.drop(lse);
+  return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
+}
+
+function leastCommonMultiple(a: number, b: number): number {
+  const divisor = (x: number, y: number): number => (y === 0 ? x : divisor(y, x % y));
+  return (a / divisor(a, b)) * b;
 }
 
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {

@@ -1,4 +1,4 @@
-/** Which attention kernels a config asks for, and in words which of them serve. */
+/** The attention kernels that a config requests, and a description of those that are used. */
 import { useFusedAttention } from '../config/fused.js';
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
@@ -21,10 +21,7 @@ export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptio
   };
 }
 
-/**
- * The length from which the fused kernels serve. They are one operation over all branches, so a branch that is told to do
- * without takes the others with it.
- */
+/** Minimum sequence length for the fused kernels. They compute all branches, so disabling one branch disables them all. */
 function fusedFrom(runtime: Config['runtime']): number {
   const longEnough = Number.MAX_SAFE_INTEGER;
   const wanted = (['win', 'cmp'] as const).every((branch) => useFusedAttention(runtime, branch, longEnough));

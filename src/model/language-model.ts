@@ -83,7 +83,7 @@ export class LanguageModel implements Disposable {
       if (options.checkpointing) {
         let context: AttentionContext = options;
         x = tape.checkpoint([input], (inner) => {
-          const result = block.forward(inner, input, context, inner.isResultRead);
+          const result = block.forward(inner, input, context, inner.computesResult);
           context = { ...options, observer: undefined }; // the second run, in the backward pass, shows nothing new
           return result;
         });
@@ -114,9 +114,11 @@ export class LanguageModel implements Disposable {
     return losses;
   }
 
-  /** Logits [rows, vocab] of the tokens `rows` names by index. */
+  /** Logits [rows.length, vocabSize] of the tokens at these indices, for inference: on a tape that does not record. */
   logits(tape: Tape, ids: Tensor, rows: readonly number[], options: ForwardOptions): Tensor {
     const x = this.hidden(tape, ids, options);
+    if (tape.tracks(x))
+      throw new UsageError('logits: rows have no gradient; use a tape with { record: false }, or hidden()');
     const chosen = tape.empty([rows.length, this.shape.dim], x.dtype);
     for (const [i, row] of rows.entries()) chosen.rows(i, i + 1).copyFrom(x.rows(row, row + 1));
     tape.drop(x);

@@ -6,7 +6,7 @@ import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
-import { fileError, openRegularFile, readFully, writeFileAtomic } from '../run/atomic.js';
+import { fileError, openRegularFile, readFully, writeFileAtomic } from '../files.js';
 
 const FORMAT = 'trefoil';
 /** Raise it with every change that older code would misread. */

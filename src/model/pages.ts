@@ -29,11 +29,13 @@ export class PageStore {
     return this.#pages * this.numbers * DTYPE_BYTES[this.dtype];
   }
 
+  /** A page with one owner. */
   take(): Page {
     this.#pages += 1;
     return { memory: Tensor.zeros(this.device, [this.numbers], this.dtype), holders: 1 };
   }
 
+  /** Gives up one share of a page; the last owner frees it. */
   release(page: Page): void {
     page.holders -= 1;
     if (page.holders > 0) return;
@@ -91,10 +93,12 @@ export class PageList {
     }
   }
 
+  /** A second list of the same pages; a page is copied when one of them writes to it. */
   fork(): PageList {
     return new PageList(this.#store, this.#pages);
   }
 
+  /** Releases all pages of the list. */
   free(): void {
     for (const page of this.#pages) if (page) this.#store.release(page);
     this.#pages.length = 0;

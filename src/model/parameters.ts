@@ -35,6 +35,7 @@ export class ParameterStore implements Disposable {
     this.#dtype = dtype;
   }
 
+  /** A weight matrix of normally distributed values, with the standard deviation of all matrices. */
   matrix(name: string, shape: Shape): Parameter {
     return this.normal(name, shape, STANDARD_DEVIATION);
   }
@@ -44,18 +45,21 @@ export class ParameterStore implements Disposable {
     return this.normal(name, shape, STANDARD_DEVIATION / Math.sqrt(2 * this.#layers));
   }
 
+  /** A parameter of normally distributed values. */
   normal(name: string, shape: Shape, standardDeviation: number): Parameter {
     const parameter = this.#add(name, shape);
     fillNormal(parameter.value, { seed: this.#seed, stream: streamOf(name) }, standardDeviation);
     return parameter;
   }
 
+  /** A parameter whose values are all the same. */
   constant(name: string, shape: Shape, value: number): Parameter {
     const parameter = this.#add(name, shape);
     parameter.value.write(new Float32Array(parameter.value.size).fill(value));
     return parameter;
   }
 
+  /** A parameter of zeros. */
   zeros(name: string, shape: Shape): Parameter {
     return this.constant(name, shape, 0);
   }

@@ -89,7 +89,7 @@ function roundedVocabulary(tokens: number): number {
 
 /**
  * The shape of a config's model. `vocabulary` is the tokenizer's size; `model.vocab_size` may ask for more rows, never
- * for fewer. This is the one place where the config's snake_case keys become camelCase.
+ * for fewer.
  */
 export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabulary: number): ModelShape {
   const shape: ModelShape = {

@@ -4,8 +4,8 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, wr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
-import { writeFileAtomic } from './atomic.js';
-import { findCheckpoint } from './checkpoint/find.js';
+import { writeFileAtomic } from '../files.js';
+import { findCheckpoint } from './checkpoint/read.js';
 import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
 import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';
 import { HeartbeatWriter } from './logs/heartbeat.js';

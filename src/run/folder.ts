@@ -2,8 +2,7 @@
 import { existsSync, rmdirSync, rmSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { UsageError } from '../errors.js';
-import { ensureFolder } from '../folders.js';
-import { fileError, isFileSystemError, leftBehind, statOrUndefined, writeFileAtomic } from './atomic.js';
+import { ensureFolder, fileError, isFileSystemError, leftBehind, statOrUndefined, writeFileAtomic } from '../files.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
 import { acquireLock, type RunLock } from './lock.js';

@@ -2,8 +2,8 @@
 import { randomUUID } from 'node:crypto';
 import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
+import { errorCode, fileError } from '../files.js';
 import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
-import { errorCode, fileError } from './atomic.js';
 import { isPlainObject } from './json.js';
 
 export interface LockOwner extends ProcessIdentity {

@@ -4,7 +4,7 @@
  */
 import { readdirSync, readFileSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
-import { errorCode, statOrUndefined, writeFileAtomic } from './atomic.js';
+import { errorCode, statOrUndefined, writeFileAtomic } from '../files.js';
 
 /** All names are here and nowhere else. */
 export function runPaths(outDir: string) {
@@ -14,7 +14,9 @@ export function runPaths(outDir: string) {
     val: path('val.csv'),
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
+    /** Heartbeats of a rank. */
     heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
+    /** The current section of a rank. */
     section: (rank: number): string => path(`.section_rank${rank}`),
     metrics: path('metrics.json'),
     env: path('env.json'),
@@ -27,6 +29,7 @@ export function runPaths(outDir: string) {
     halt: path('.HALT'),
     anomalyType: path('.anomaly_type'),
     gateCollapseDetails: path('gate_collapse_details.json'),
+    /** A dump of where the run was, by label. */
     stackdump: (label: string): string => path(`stackdump_${label}.txt`),
     lock: path('.lock'),
   } as const;

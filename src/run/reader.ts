@@ -3,10 +3,9 @@
  * written, rotated, truncated or missing is an ordinary sight; one that cannot be read is named in `problems`, and the rest
  * of the view stands. Only the ends of growing files are read.
  */
-import { readdirSync, readFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
-import { errorCode, fileError, statOrUndefined } from './atomic.js';
+import { namesIn, readText, statOrUndefined } from '../files.js';
 import { isPlainObject } from './json.js';
 import { type LockOwner, readLockOwner } from './lock.js';
 import { type CsvRow, type CsvSchema, TRAINING_CSV, tailCsv, VAL_CSV } from './logs/csv.js';
@@ -80,25 +79,16 @@ export function readRun(dir: string, { beats = DEFAULT_BEATS } = {}): RunView {
 }
 
 function ranksIn(folder: string): number[] {
-  let names: string[];
-  try {
-    names = readdirSync(folder);
-  } catch (error) {
-    throw fileError('list', folder, error);
-  }
-  const ranks = names.flatMap((name) => HEARTBEAT_NAME.exec(name)?.[1] ?? []).map(Number);
+  const ranks = namesIn(folder)
+    .flatMap((name) => HEARTBEAT_NAME.exec(name)?.[1] ?? [])
+    .map(Number);
   return ranks.length === 0 ? [0] : ranks.sort((a, b) => a - b);
 }
 
 /** metrics.json, env.json and the like: undefined when missing, or when there is no JSON object in it. */
 export function readJsonFile(path: string): Record<string, unknown> | undefined {
-  let text: string;
-  try {
-    text = readFileSync(path, 'utf8');
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return undefined;
-    throw fileError('read', path, error);
-  }
+  const text = readText(path);
+  if (text === undefined) return undefined;
   try {
     const parsed: unknown = JSON.parse(text);
     return isPlainObject(parsed) ? parsed : undefined;
@@ -117,16 +107,8 @@ export function findRuns(folder: string): string[] {
   if (isRun(folder)) return [folder];
   if (!statOrUndefined(folder)?.isDirectory())
     throw new UsageError(`${folder}: there is no such folder; name a run, or a folder that holds some, with --dir`);
-  let names: string[];
-  try {
-    names = readdirSync(folder, { withFileTypes: true })
-      .filter((entry) => entry.isDirectory())
-      .map(({ name }) => name);
-  } catch (error) {
-    throw fileError('list', folder, error);
-  }
-  return names
+  return namesIn(folder)
     .sort()
     .map((name) => join(folder, name))
-    .filter(isRun);
+    .filter((path) => statOrUndefined(path)?.isDirectory() && isRun(path));
 }

@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { bf16ToFloat32, float32ToBf16, type SafeDtype, tensorBytes, toFloat64 } from './safetensors-format.js';
+import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
+import { type SafeDtype, tensorBytes, toFloat64 } from './safetensors-format.js';
 
 function bytesOf(array: ArrayBufferView): Uint8Array {
   return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
@@ -36,15 +37,17 @@ test('F16 NaN is NaN', () => {
 test('bf16 survives the way to float32 and back', () => {
   const all = Uint16Array.from({ length: 65536 }, (_, i) => i);
   const isSignallingNan = (bits: number): boolean => (bits & 0x7fff) > 0x7f80 && (bits & 0x40) === 0;
-  expect(float32ToBf16(bf16ToFloat32(all))).toEqual(all.map((bits) => (isSignallingNan(bits) ? bits | 0x40 : bits)));
+  expect(float32ToBfloat16(bfloat16ToFloat32(all))).toEqual(
+    all.map((bits) => (isSignallingNan(bits) ? bits | 0x40 : bits)),
+  );
 });
 
 test('float32 to bf16 takes the nearest value, and the even one of two', () => {
   const tie = new Float32Array([1 + 2 ** -8, 1 + 3 * 2 ** -8]);
-  expect([...bf16ToFloat32(float32ToBf16(tie))]).toEqual([1, 1 + 2 ** -6]);
+  expect([...bfloat16ToFloat32(float32ToBfloat16(tie))]).toEqual([1, 1 + 2 ** -6]);
   fc.assert(
     fc.property(fc.float({ noNaN: true, min: Math.fround(-1e30), max: Math.fround(1e30) }), (value) => {
-      const rounded = bf16ToFloat32(float32ToBf16(new Float32Array([value])))[0];
+      const rounded = bfloat16ToFloat32(float32ToBfloat16(new Float32Array([value])))[0];
       expect(Math.abs(rounded - value)).toBeLessThanOrEqual(Math.max(Math.abs(value) * 2 ** -8, 2 ** -134));
     }),
   );

@@ -1,5 +1,6 @@
 /** The safetensors format: element types and their conversions, and the header of a file, checked before anything is read. */
 import { UsageError } from '../errors.js';
+import { bfloat16ToFloat32 } from '../tensor/bfloat16.js';
 import { isPlainObject } from './json.js';
 
 const DTYPE_BYTES = {
@@ -33,6 +34,7 @@ export function isSafeDtype(name: unknown): name is SafeDtype {
   return typeof name === 'string' && Object.hasOwn(DTYPE_BYTES, name);
 }
 
+/** Bytes of one element. */
 export function dtypeBytes(dtype: SafeDtype): number {
   return DTYPE_BYTES[dtype];
 }
@@ -43,32 +45,13 @@ export function dtypeNames(): string[] {
 
 /** Bytes of a tensor, or undefined when the shape is no shape or the product leaves the exact integers. */
 export function tensorBytes(dtype: SafeDtype, shape: readonly unknown[]): number | undefined {
-  let bytes = dtypeBytes(dtype);
+  let bytes = DTYPE_BYTES[dtype];
   for (const extent of shape) {
     if (!Number.isSafeInteger(extent) || (extent as number) < 0) return undefined;
     bytes *= extent as number;
     if (!Number.isSafeInteger(bytes)) return undefined;
   }
   return bytes;
-}
-
-/** bfloat16 is the upper half of a float32: widening is exact. */
-export function bf16ToFloat32(source: Uint16Array): Float32Array {
-  const bits = new Uint32Array(source.length);
-  for (let i = 0; i < source.length; i++) bits[i] = source[i] << 16;
-  return new Float32Array(bits.buffer);
-}
-
-/** Rounds to nearest, ties to even; a NaN stays a (quiet) NaN instead of rounding up to infinity. */
-export function float32ToBf16(source: Float32Array): Uint16Array {
-  const bits = new Uint32Array(source.buffer, source.byteOffset, source.length);
-  const result = new Uint16Array(source.length);
-  for (let i = 0; i < source.length; i++) {
-    const value = bits[i];
-    const isNan = (value & 0x7fffffff) > 0x7f800000;
-    result[i] = isNan ? (value >>> 16) | 0x40 : (value + 0x7fff + ((value >>> 16) & 1)) >>> 16;
-  }
-  return result;
 }
 
 function f16ToNumber(bits: number): number {
@@ -90,7 +73,7 @@ export function toFloat32({ dtype, data }: Pick<SafeTensor, 'dtype' | 'data'>): 
   if (dtype === 'F32') return new Float32Array(buffer, byteOffset, byteLength / 4);
   if (dtype !== 'BF16' && dtype !== 'F16') return null;
   const bits = new Uint16Array(buffer, byteOffset, byteLength / 2);
-  if (dtype === 'BF16') return bf16ToFloat32(bits);
+  if (dtype === 'BF16') return bfloat16ToFloat32(bits);
   f16Values ??= Float32Array.from({ length: 1 << 16 }, (_, value) => f16ToNumber(value));
   const values = new Float32Array(bits.length);
   for (let i = 0; i < bits.length; i++) values[i] = f16Values[bits[i]];
@@ -107,7 +90,7 @@ export function toFloat64(tensor: SafeTensor): Float64Array {
     case 'F32':
       return Float64Array.from(new Float32Array(buffer));
     case 'BF16':
-      return Float64Array.from(bf16ToFloat32(new Uint16Array(buffer)));
+      return Float64Array.from(bfloat16ToFloat32(new Uint16Array(buffer)));
     case 'F16':
       return Float64Array.from(new Uint16Array(buffer), f16ToNumber);
     case 'I64':
@@ -133,7 +116,7 @@ export function toFloat64(tensor: SafeTensor): Float64Array {
 }
 
 /** The limit of the reference implementation: no honest header comes near it. */
-export const MAX_HEADER_BYTES = 100_000_000;
+const MAX_HEADER_BYTES = 100_000_000;
 /** Bytes of the little-endian uint64 in front of the header. */
 export const PREFIX_BYTES = 8;
 const METADATA_NAME = '__metadata__';
@@ -204,7 +187,7 @@ export function layOut(
   path: string,
   tensors: Iterable<{ name: string; dtype: SafeDtype; shape: readonly number[] }>,
 ): Map<string, TensorEntry> {
-  const ordered = [...tensors].sort((a, b) => dtypeBytes(b.dtype) - dtypeBytes(a.dtype));
+  const ordered = [...tensors].sort((a, b) => DTYPE_BYTES[b.dtype] - DTYPE_BYTES[a.dtype]);
   const entries = new Map<string, TensorEntry>();
   let begin = 0;
   for (const { name, dtype, shape } of ordered) {

@@ -1,9 +1,8 @@
 /** Reading and writing safetensors files: the only form in which weights are stored. No file is ever held as one buffer. */
 import { createHash } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { asideName, fileError, fsyncDir, openRegularFile, readFully, writeFully } from './atomic.js';
+import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
 import {
   checkHeaderLength,
   dtypeNames,
@@ -18,15 +17,7 @@ import {
   type TensorEntry,
 } from './safetensors-format.js';
 
-export {
-  bf16ToFloat32,
-  dtypeBytes,
-  float32ToBf16,
-  type SafeDtype,
-  type SafeTensor,
-  toFloat32,
-  toFloat64,
-} from './safetensors-format.js';
+export { dtypeBytes, type SafeDtype, type SafeTensor, toFloat32, toFloat64 } from './safetensors-format.js';
 
 /** Bytes of a piece of a tensor that is copied. */
 const PIECE_BYTES = 8 * 1024 * 1024;
@@ -98,17 +89,24 @@ export class SafetensorsFile {
 
   /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
   *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
-    const { begin, end } = this.entry(name);
-    if (from < 0 || to < from || to > end - begin) throw new Error(`${name} has no bytes ${from} to ${to}`);
     const memory = new Uint8Array(Math.min(PIECE_BYTES, to - from));
     for (let at = from; at < to; at += memory.length) {
       const piece = memory.subarray(0, Math.min(memory.length, to - at));
-      try {
-        if (readFully(this.#descriptor, piece, this.#dataStart + begin + at) < piece.length) throw changed(this.path);
-      } catch (error) {
-        throw fileError('read', this.path, error);
-      }
+      this.readPart(name, at, piece);
       yield piece;
+    }
+  }
+
+  /** Fills `target` with the bytes of a tensor from `offset` on. */
+  readPart(name: string, offset: number, target: Uint8Array): void {
+    const { begin, end } = this.entry(name);
+    if (offset < 0 || begin + offset + target.length > end)
+      throw new UsageError(`${this.path}: tensor ${quote(name)} has no bytes ${offset} to ${offset + target.length}`);
+    try {
+      if (readFully(this.#descriptor, target, this.#dataStart + begin + offset) < target.length)
+        throw changed(this.path);
+    } catch (error) {
+      throw fileError('read', this.path, error);
     }
   }
 
@@ -165,31 +163,20 @@ export function writeSafetensors(
     bytes += piece.length;
     options.onWrite?.(bytes);
   };
-  const aside = asideName(path);
-  try {
-    const descriptor = openSync(aside, 'w');
-    try {
-      writeFully(descriptor, encodeHeader(entries, metadata), count);
-      for (const [name, entry] of entries) {
-        const source = byName.get(name)!.data;
-        const data = typeof source === 'function' ? source() : source;
-        const [needed, before] = [entry.end - entry.begin, bytes];
-        const wrong = (given: number) =>
-          new UsageError(`${path}: tensor ${quote(name)} has ${given} bytes, its shape needs ${needed}`);
-        if (data instanceof Uint8Array && data.length !== needed) throw wrong(data.length);
-        for (const piece of data instanceof Uint8Array ? [data] : data) writeFully(descriptor, piece, count);
-        if (bytes - before !== needed) throw wrong(bytes - before);
-      }
-      if (options.fsync) fsyncSync(descriptor);
-    } finally {
-      closeSync(descriptor);
+  const write = (descriptor: number): void => {
+    writeFully(descriptor, encodeHeader(entries, metadata), count);
+    for (const [name, entry] of entries) {
+      const source = byName.get(name)!.data;
+      const data = typeof source === 'function' ? source() : source;
+      const [needed, before] = [entry.end - entry.begin, bytes];
+      const wrong = (given: number) =>
+        new UsageError(`${path}: tensor ${quote(name)} has ${given} bytes, its shape needs ${needed}`);
+      if (data instanceof Uint8Array && data.length !== needed) throw wrong(data.length);
+      for (const piece of data instanceof Uint8Array ? [data] : data) writeFully(descriptor, piece, count);
+      if (bytes - before !== needed) throw wrong(bytes - before);
     }
-    renameSync(aside, path);
-    if (options.fsync) fsyncDir(dirname(path));
-  } catch (error) {
-    rmSync(aside, { force: true });
-    throw fileError('write', path, error);
-  }
+  };
+  replaceFile(path, write, options.fsync ?? false);
   return { bytes, sha256: hash.digest('hex') };
 }
 

@@ -1,8 +1,7 @@
 /** The version of this package, for the files of a run. */
-import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { errorCode } from './atomic.js';
+import { readText } from '../files.js';
 import { isPlainObject } from './json.js';
 
 /** Looks upward from this file, because sources, the compiled package and bundles lie at different depths. */
@@ -15,11 +14,6 @@ export function trefoilVersion(): string {
 }
 
 function versionIn(path: string): string | undefined {
-  try {
-    const parsed: unknown = JSON.parse(readFileSync(path, 'utf8'));
-    return isPlainObject(parsed) && parsed['name'] === 'trefoil' ? String(parsed['version']) : undefined;
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return undefined;
-    throw error;
-  }
+  const parsed: unknown = JSON.parse(readText(path) ?? 'null');
+  return isPlainObject(parsed) && parsed['name'] === 'trefoil' ? String(parsed['version']) : undefined;
 }

@@ -38,6 +38,7 @@ export class ParameterStack {
     return this.#memory;
   }
 
+  /** Frees the common storage. */
   free(): void {
     this.#memory.free();
   }

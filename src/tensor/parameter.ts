@@ -87,6 +87,7 @@ export class Parameter implements Disposable {
     if (!this.value.storage.isFreed) this.free();
   }
 
+  /** Frees the value, its bf16 copy and the gradient. */
   free(): void {
     this.value.free();
     this.#rounded?.free();
@@ -120,6 +121,7 @@ class Slot implements GradientSlot {
     this.#gradient = place?.reshape(this.#shape) ?? null;
   }
 
+  /** Frees the gradient unless its memory belongs to a larger tensor. */
   free(): void {
     if (!this.#isPlaced) this.#gradient?.free();
     this.#gradient = null;

@@ -257,7 +257,7 @@ describe('memory', () => {
   it('of a kept tensor belongs to the caller', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.from([3], [1]));
-    const y = tape.keep(squared(tape, x));
+    const y = tape.release(squared(tape, x));
     tape.backward(y);
     tape.end();
     expect(y.item()).toBe(9);

@@ -66,7 +66,7 @@ export class Tape implements Disposable {
   /** Scalar outputs of `backward`, which stay readable until `end`. */
   readonly #retained = new Set<Storage>();
   /** Results of `once` in a checkpointed block: filled by its first run, taken in the same order by its second. */
-  #kept: TensorRecord[] | null = null;
+  #onceResults: TensorRecord[] | null = null;
   #hasRunBackward = false;
   #hasEnded = false;
 
@@ -81,7 +81,7 @@ export class Tape implements Disposable {
    * False in the second run of a checkpointed block: gradients pass through the block's result, but its values are not
    * read, so the operation that returns it need not compute them.
    */
-  get isResultRead(): boolean {
+  get computesResult(): boolean {
     return this.#parent === null;
   }
 
@@ -111,7 +111,7 @@ export class Tape implements Disposable {
   }
 
   /** Releases a tensor from the tape's ownership: the caller frees it. */
-  keep<T extends Tensor>(tensor: T): T {
+  release<T extends Tensor>(tensor: T): T {
     this.#owned.delete(tensor.storage);
     return tensor;
   }
@@ -141,7 +141,7 @@ export class Tape implements Disposable {
   ): void {
     this.#expectOpen();
     const leaves = inputs.flatMap((input) => input?.storage.leaf ?? []);
-    this.#expectUses(leaves);
+    this.#countUses(leaves); // also when nothing is recorded: the first run of a checkpointed block does not record
     if (!this.recording || !inputs.some((input) => input !== null && this.tracks(input))) return;
     for (const output of outputs) this.#tracked.add(output.storage);
     for (const tensor of saved) this.#saves.set(tensor.storage, (this.#saves.get(tensor.storage) ?? 0) + 1);
@@ -177,7 +177,10 @@ export class Tape implements Disposable {
     return { gradient: this.#exclusive(tensor, held).reshape(tensor.shape), accumulate: true };
   }
 
-  /** Passes the gradient of `from` to `to` unchanged, without a copy where possible. */
+  /**
+   * Passes the gradient of `from` to `to` unchanged, without a copy where possible. `add` is the addition of tensors, an
+   * operation that this module must not import.
+   */
   passGradient(from: Tensor, to: Tensor, add: (into: Tensor, value: Tensor) => void): void {
     const held = this.#gradients.get(from.storage);
     if (!held) return;
@@ -232,19 +235,19 @@ export class Tape implements Disposable {
    * must be a pure function of its inputs and of parameters. Results of `once` inside it are kept too.
    */
   checkpoint<T extends Tensor>(inputs: readonly Tensor[], block: (tape: Tape) => T): T {
-    const trial = new Tape(this.device, { record: false });
+    const firstRun = new Tape(this.device, { record: false });
     const kept: TensorRecord[] = [];
-    if (this.recording) trial.#kept = kept;
+    if (this.recording) firstRun.#onceResults = kept;
     let output: T;
     let inner: Map<GradientSlot, number>;
     try {
-      output = this.own(trial.keep(block(trial)));
-      inner = new Map(trial.#uses);
+      output = this.own(firstRun.release(block(firstRun)));
+      inner = new Map(firstRun.#uses);
     } finally {
-      trial.end();
+      firstRun.end();
     }
     for (const tensor of kept.flatMap(Object.values<Tensor>)) this.own(tensor);
-    for (const [leaf, uses] of inner) this.#expectUses(new Array(uses).fill(leaf));
+    for (const [leaf, uses] of inner) this.#countUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
     for (const input of inputs) this.#saves.set(input.storage, (this.#saves.get(input.storage) ?? 0) + 1);
     this.#tracked.add(output.storage);
@@ -255,8 +258,8 @@ export class Tape implements Disposable {
       inner,
       backward: () => {
         const rerun = new Tape(this.device, {}, this);
-        for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.keep(tensor));
-        rerun.#kept = kept;
+        for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.release(tensor));
+        rerun.#onceResults = kept;
         try {
           rerun.#start(block(rerun), this.gradient(output)!);
           rerun.#runRules();
@@ -274,11 +277,11 @@ export class Tape implements Disposable {
    * belong to this tape, and `compute` must record nothing.
    */
   once<T extends { readonly [name in keyof T]: Tensor }>(compute: () => T): T {
-    if (!this.#kept) return compute();
-    if (this.recording) return this.#kept.shift() as T;
+    if (!this.#onceResults) return compute();
+    if (this.recording) return this.#onceResults.shift() as T;
     const tensors = compute();
-    for (const tensor of Object.values<Tensor>(tensors)) this.keep(tensor);
-    this.#kept.push(tensors);
+    for (const tensor of Object.values<Tensor>(tensors)) this.release(tensor);
+    this.#onceResults.push(tensors);
     return tensors;
   }
 
@@ -346,7 +349,7 @@ export class Tape implements Disposable {
   }
 
   /** The second run of a checkpointed block repeats the uses of the first, which are counted already. */
-  #expectUses(leaves: readonly GradientSlot[]): void {
+  #countUses(leaves: readonly GradientSlot[]): void {
     if (this.#parent) return;
     for (const leaf of leaves) this.#uses.set(leaf, (this.#uses.get(leaf) ?? 0) + 1);
   }

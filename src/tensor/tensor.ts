@@ -49,6 +49,7 @@ export class Storage {
     this.#block = this.#pool?.take(bytes) ?? { address: whole!.address + BigInt(offset), bytes };
   }
 
+  /** Address on the device; throws after `free`. */
   get address(): bigint {
     return this.#block.address;
   }
@@ -58,6 +59,7 @@ export class Storage {
     return this.#freedBy ?? this.#whole?.freedBy ?? null;
   }
 
+  /** Whether the memory was given back. */
   get isFreed(): boolean {
     return this.freedBy !== null;
   }
@@ -135,6 +137,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     return tensor;
   }
 
+  /** Where the values are stored. */
   get device(): Device {
     return this.storage.device;
   }
@@ -142,6 +145,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
   get size(): number {
     return elements(this.shape);
   }
+  /** Size of the values in bytes. */
   get bytes(): number {
     return this.size * DTYPE_BYTES[this.dtype];
   }

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Batch } from '../data/batch.js';
-import { writeFileAtomic } from '../run/atomic.js';
+import { writeFileAtomic } from '../files.js';
 import { toJson } from '../run/json.js';
 import { writeAnomaly, writeHalt } from '../run/paths.js';
 import type { Parameter } from '../tensor/parameter.js';

@@ -42,6 +42,7 @@ export class BatchUploader {
     };
   }
 
+  /** Gives the memory of a batch back for the next one. */
   release({ ids, targets, layout }: DeviceBatch): void {
     ids.free();
     targets.free();
@@ -50,6 +51,7 @@ export class BatchUploader {
     this.#forgetUnused();
   }
 
+  /** Frees all memory of the uploader. */
   free(): void {
     for (const { layout } of this.#layouts) freeLayout(layout);
     this.#layouts = [];

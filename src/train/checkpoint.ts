@@ -14,19 +14,23 @@ import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
+import { explainFileError, isFileSystemError } from '../files.js';
 import { loadTensors, namedTensors } from '../model/weights.js';
 import type { AdamW, Trainable } from '../ops/adamw/op.js';
-import { explainFileError, isFileSystemError } from '../run/atomic.js';
-import { type FoundCheckpoint, findCheckpoint, openCheckpoint } from '../run/checkpoint/find.js';
-import type { FileDigest } from '../run/checkpoint/manifest.js';
 import {
   CHECKPOINT_FILES,
+  type FileDigest,
+  type FoundCheckpoint,
+  findCheckpoint,
+  openCheckpoint,
   optimizerFiles,
+  shardName,
+} from '../run/checkpoint/read.js';
+import {
   type SavedCheckpoint,
   SaveFailed,
   type SaveOptions,
   saveCheckpoint,
-  shardName,
   writeTensorFile,
 } from '../run/checkpoint/save.js';
 import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';

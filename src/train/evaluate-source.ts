@@ -3,10 +3,10 @@ import type { Config } from '../config/schema.js';
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
+import type { Terminal } from '../live-line.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './batches.js';
 import { type Evaluation, evaluate as evaluateBatches } from './evaluate.js';
-import type { Terminal } from './records.js';
 import { openTrainingData } from './training-data.js';
 
 export interface SourceEvaluation extends Evaluation {

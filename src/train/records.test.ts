@@ -1,6 +1,7 @@
 import { Writable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
-import { duration, LiveLine, stepLine } from './records.js';
+import { LiveLine } from '../live-line.js';
+import { duration, progressText, stepLine } from './records.js';
 
 const line = {
   ...{ step: 20, loss: 5.43214, learningRate: 3e-4, tokensPerSecond: 51234.4, mfu: 0.412 },
@@ -31,10 +32,10 @@ describe('progress', () => {
         done();
       },
     });
-    new LiveLine(stream).show(1, 2, 3, 4, 5);
+    new LiveLine(stream).show('nothing');
     expect(written).toEqual([]);
     const live = new LiveLine(Object.assign(stream, { isTTY: true }));
-    live.show(1, 2, 3, 400, 65);
+    live.show(progressText(1, 2, 3, 400, 65));
     expect(written.join('')).toContain('1/2  loss 3.000  400 tok/s  1:05 left');
     live.clear();
     live.clear();

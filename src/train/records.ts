@@ -205,19 +205,13 @@ export class RunRecords {
 /** Fetches that the percentiles cover. */
 const KEPT = 256;
 
-/** How long fetching batches took: the last time, and percentiles over the recent past. */
+/** Percentiles of the time that fetching recent batches took. */
 export class FetchTimes {
   readonly #recent: number[] = [];
-  #last = 0;
 
   add(seconds: number): void {
-    this.#last = seconds;
     this.#recent.push(seconds);
     if (this.#recent.length > KEPT) this.#recent.shift();
-  }
-
-  get lastSeconds(): number {
-    return this.#last;
   }
 
   /** A percentile in milliseconds; `share` 0.5 is the median. */
@@ -260,45 +254,9 @@ export function duration(seconds: number): string {
 
 const BAR_WIDTH = 24;
 
-/** The part of a stream that the live line needs; process.stderr is one. */
-export interface Terminal {
-  write(text: string): unknown;
-  readonly isTTY?: boolean;
-  readonly columns?: number;
-}
-
-/** A progress line that is rewritten in place; does nothing unless the stream is a terminal. */
-export class LiveLine {
-  readonly #stream: Terminal | null;
-  #shown = false;
-
-  constructor(stream: Terminal | null) {
-    this.#stream = stream?.isTTY ? stream : null;
-  }
-
-  /** False if the stream is not a terminal. */
-  get isShown(): boolean {
-    return this.#stream !== null;
-  }
-
-  show(step: number, steps: number, loss: number, tokensPerSecond: number, secondsLeft: number): void {
-    if (!this.#stream) return;
-    const filled = Math.round((BAR_WIDTH * step) / steps);
-    const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
-    this.showText(
-      `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${tokensPerSecond.toFixed(0)} tok/s  ${duration(secondsLeft)} left`,
-    );
-  }
-
-  showText(text: string): void {
-    if (!this.#stream) return;
-    this.#stream.write(`\r\x1b[K${text.slice(0, (this.#stream.columns ?? 100) - 1)}`);
-    this.#shown = true;
-  }
-
-  /** Removes the line before something else is printed. */
-  clear(): void {
-    if (this.#stream && this.#shown) this.#stream.write('\r\x1b[K');
-    this.#shown = false;
-  }
+/** The live line of a run. */
+export function progressText(step: number, steps: number, loss: number, rate: number, secondsLeft: number): string {
+  const filled = Math.round((BAR_WIDTH * step) / steps);
+  const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
+  return `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${rate.toFixed(0)} tok/s  ${duration(secondsLeft)} left`;
 }

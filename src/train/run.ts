@@ -8,24 +8,26 @@ import type { Batch } from '../data/batch.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
+import type { LiveLine } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
 import { readHalt, writeAnomaly, writeHalt } from '../run/paths.js';
 import { differingWeights, reportNonFinite } from './anomalies.js';
+import type { Agreement } from './ranks/agreement.js';
 import { RankLost } from './ranks/monitor.js';
 import type { World } from './ranks/world.js';
 import {
   type CheckpointRecord,
   type EvaluationRecord,
   FetchTimes,
-  type LiveLine,
+  progressText,
   type RunRecords,
   type StepRecord,
   stepLine,
 } from './records.js';
-import { agreeOnRequests, type SignalRequests, type StopRequests } from './signals.js';
+import type { SignalRequests, StopSignal } from './signals.js';
 import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
 
 /** How a run ended. */
@@ -192,7 +194,7 @@ export class Run {
       live.clear();
       log.say(stepLine(record, dropped));
     }
-    live.show(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step));
+    live.show(progressText(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step)));
   }
 
   /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
@@ -354,6 +356,27 @@ export class Run {
     this.#parts.live.clear();
     this.#parts.log.warn(line);
   }
+}
+
+/** What is requested between two steps, from signals, the calling program and .HALT. */
+interface StopRequests {
+  /** The reason in .HALT; only rank 0 reads it. */
+  readonly halt: string | undefined;
+  readonly stop: StopSignal | 'abort' | null;
+  readonly save: boolean;
+}
+
+const STOPS = ['abort', 'SIGINT', 'SIGTERM'] as const;
+
+/** Ranks must act alike at the same step: a request to one rank is a request to all. */
+function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {
+  const stop = own.stop === null ? 0 : 1 + STOPS.indexOf(own.stop);
+  const [halts, stops, saves] = agreement.max([Number(own.halt !== undefined), stop, Number(own.save)]);
+  return {
+    halt: halts > 0 ? agreement.share(own.halt ?? '') : undefined,
+    stop: stops > 0 ? STOPS[stops - 1] : null,
+    save: saves > 0,
+  };
 }
 
 /** Whether something with the period `every` is due at a step; the last step always is. 0 disables it. */

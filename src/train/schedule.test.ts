@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { learningRate } from './schedule.js';
+import { learningRate } from './trainer.js';
 
 const base = {
   steps: 100,

@@ -48,10 +48,15 @@ export interface GradientExchange {
   readonly isSharded: boolean;
   /** Whether a step may be recorded as a graph although batches of the ranks may differ in shape. */
   readonly allowsUnequalShapes: boolean;
+  /** Called before each backward pass; `isLast` for the last one of a step, after which gradients are exchanged. */
   begin(isLast: boolean): void;
+  /** Waits until all gradients are exchanged. */
   finish(): void;
+  /** Adds sums over all ranks, in place. */
   reduceSums(sums: Tensor): void;
+  /** Gives every rank the values that other ranks have updated. */
   shareValues(): void;
+  /** Frees the buffers of the exchange. */
   free(): void;
 }
 
@@ -144,6 +149,7 @@ export interface Stepper {
   read(): StepResult;
   /** Applies the gradients. A stepper whose device has already applied them has nothing left to do. */
   update(): void;
+  /** Frees what the stepper holds on the device. */
   free(): void;
 }
 
@@ -202,6 +208,7 @@ export class HostStepper implements Stepper {
     exchange.shareValues();
   }
 
+  /** Holds nothing on the device. */
   free(): void {}
 }
 
@@ -245,7 +252,7 @@ export function launchGradients(
       checkpointing: config.runtime.gradient_checkpointing,
       observer,
     };
-    const mean = tape.keep(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
+    const mean = tape.release(loss ? loss(tape, batch, options) : model.loss(tape, batch.ids, batch.targets, options));
     tape.backward(mean, weights[i]);
     tape.end();
     return mean;

@@ -4,7 +4,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } 
 import { DATASET, numberedDocuments } from '../data/testing/corpora.js';
 import { type HubServer, startHub } from '../data/testing/hub-server.js';
 import { parquetFile } from '../data/testing/parquet.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { tailHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';

@@ -2,7 +2,7 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Config } from '../config/schema.js';
-import { findCheckpoint } from '../run/checkpoint/find.js';
+import { findCheckpoint } from '../run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 import { tailHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';

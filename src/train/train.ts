@@ -6,11 +6,12 @@ import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
+import { LiveLine, type Terminal } from '../live-line.js';
 import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
 import { RunFolder } from '../run/folder.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
@@ -19,7 +20,7 @@ import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
 import { singleWorld, type World } from './ranks/world.js';
-import { LiveLine, RunRecords, type Terminal } from './records.js';
+import { RunRecords } from './records.js';
 import { isEvaluationDue, type RankLogger, Run, type RunCallbacks, type TrainResult, type TrainStatus } from './run.js';
 import { type SignalSource, watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
@@ -35,8 +36,9 @@ export interface TrainOptions extends RunCallbacks {
   readonly resume?: string | null;
   /** Also write the final model to this file. */
   readonly save?: string | null;
-  /** Receives lines for a person: progress (ignored by default) and warnings (stderr by default). */
+  /** Receives progress lines. Ignored by default. */
   readonly say?: (line: string) => void;
+  /** Receives warnings, one line each. Default: stderr. */
   readonly warn?: (line: string) => void;
   /** The stream of the live progress line. Default: none. */
   readonly terminal?: Terminal | null;
@@ -91,7 +93,7 @@ async function openAndRun(
   const point = resume === null ? null : findResumePoint(folder.path, resume, config, world);
   for (const { path, reason } of point?.found.skipped ?? []) log.warn(`checkpoint ${path} is skipped: ${reason}`);
 
-  if (world.size > 1) log.say(world.describe());
+  for (const line of world.describe()) log.say(line);
   const open = () =>
     openTrainingData(config, log.say, log.warnOwn, {
       rank: { rank, world: world.size },
@@ -178,13 +180,9 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
 }
 
 /** config.yaml and env.json. */
-function writeDescription(folder: RunFolder, config: Config, device: Device, world: World): void {
-  const { size, identity, members } = world;
+function writeDescription(folder: RunFolder, config: Config, { kind, name }: Device, { facts }: World): void {
   folder.writeConfig(toYaml(config));
-  folder.writeEnvironment({
-    device: { kind: device.kind, name: device.name },
-    ...(size > 1 && { ranks: { world: size, launcher: identity.launcher, members } }),
-  });
+  folder.writeEnvironment({ device: { kind, name }, ...facts });
 }
 
 /** A run that was killed between a checkpoint and the evaluation that follows it has to do that evaluation first. */

@@ -4,8 +4,8 @@ import type { Config } from '../config/schema.js';
 import { type BuildProgress, type Loader, openLoader } from '../data/loader.js';
 import { MORE_TIME } from '../data/sources/http.js';
 import { ExitCode, TrefoilError } from '../errors.js';
+import { LiveLine, type Terminal } from '../live-line.js';
 import { FallbackLoader } from './fallback-loader.js';
-import { LiveLine, type Terminal } from './records.js';
 
 type Say = (line: string) => void;
 type Environment = Readonly<Record<string, string | undefined>>;
@@ -121,7 +121,7 @@ class TokenisingLine {
     if (this.#every === 0) return;
     const speed = bytes / 1e6 / Math.max(1e-3, (performance.now() - this.#started) / 1000);
     const text = `tokenised ${documents} documents, ${tokens} tokens, ${parts}/${totalParts} parts, ${speed.toFixed(1)} MB/s`;
-    if (this.#live.isShown) this.#live.showText(text);
+    if (this.#live.isLive) this.#live.show(text);
     else if (documents - this.#reported >= this.#every) {
       this.#reported = documents;
       this.#say(text);

@@ -99,6 +99,11 @@ export function outputShape({ lengths, heads: h }: Shapes): readonly number[] {
   return [sum(lengths), h.heads, h.dv];
 }
 
+/** Elements of the output. */
+export function outputSize(shapes: Shapes): number {
+  return outputShape(shapes).reduce((product, size) => product * size, 1);
+}
+
 /** A spread of 2 gives peaked softmaxes: small scores would hide errors in the maximum and the selection. */
 export function randomInputs(shapes: Shapes, seed: number): NsaInputs {
   const sizes = inputShapes(shapes);

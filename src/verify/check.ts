@@ -25,7 +25,12 @@ export interface Check {
   readonly case: string;
   /** The largest error that passes; 0 where bits must agree. */
   readonly limit: number;
+  /** Runs the check on a device. */
   run(device: Device): Finding;
+}
+
+export function check(invariant: Invariant, name: string, limit: number, run: Check['run']): Check {
+  return { invariant, case: name, limit, run };
 }
 
 /** The stable shape of `trefoil verify --json`. */
@@ -46,14 +51,13 @@ export const TOLERANCE = 2e-5;
 /** The same for bf16: the fused kernels of CUDA. */
 export const BF16_TOLERANCE = 1e-2;
 
-export function runCheck(check: Check, device: Device): Row {
-  const { invariant, limit } = check;
+export function runCheck({ invariant, case: name, limit, run }: Check, device: Device): Row {
   const row = (ok: boolean | null, error: number | null, reason: string | null): Row => ({
-    ...{ device: device.kind, invariant, case: check.case, ok, error, limit, reason },
+    ...{ device: device.kind, invariant, case: name, ok, error, limit, reason },
   });
   let finding: Finding;
   try {
-    finding = check.run(device);
+    finding = run(device);
   } catch (error) {
     return row(false, null, error instanceof Error ? error.message : String(error));
   }

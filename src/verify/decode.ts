@@ -2,13 +2,12 @@
  * Invariant 3 on the decode cache: a prefill followed by single tokens gives the logits of one prefill of all tokens.
  */
 import type { Device } from '../device/device.js';
-import { lastLogits } from '../infer/context-reader.js';
-import { prefill, readTokens } from '../infer/decode.js';
+import { lastLogits, prefill, readTokens } from '../infer/decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js';
 import { DecodeCache } from '../model/cache.js';
 import { type ComputeDtype, LanguageModel } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { tinyShape } from './module.js';
 import { relativeError } from './numbers.js';
 
@@ -38,22 +37,19 @@ const GRAPHS: Readonly<Record<string, ModelShape>> = {
 
 export function decodeChecks(device: Device): Check[] {
   const isCpu = device.kind === 'cpu';
-  const cached = Object.entries(MODELS).map(
-    ([name, shape]): Check => ({
-      invariant: '3 prefix',
-      case: `decode after a prefill of t tokens equals a prefill, each t: ${name}`,
-      limit: isCpu ? 0 : LAYERS * TOLERANCE,
-      run: () => withModel(device, shape, 'f32', everySplit),
-    }),
+  const cached = Object.entries(MODELS).map(([name, shape]) =>
+    check(
+      '3 prefix',
+      `decode after a prefill of t tokens equals a prefill, each t: ${name}`,
+      isCpu ? 0 : LAYERS * TOLERANCE,
+      () => withModel(device, shape, 'f32', everySplit),
+    ),
   );
   if (isCpu) return cached;
-  const graphs = Object.entries(GRAPHS).map(
-    ([name, shape]): Check => ({
-      invariant: '3 prefix',
-      case: `decode by a graph equals a prefill, bf16: ${name}`,
-      limit: BF16_LIMIT,
-      run: () => withModel(device, shape, 'bf16', byGraph),
-    }),
+  const graphs = Object.entries(GRAPHS).map(([name, shape]) =>
+    check('3 prefix', `decode by a graph equals a prefill, bf16: ${name}`, BF16_LIMIT, () =>
+      withModel(device, shape, 'bf16', byGraph),
+    ),
   );
   return [...cached, ...graphs];
 }

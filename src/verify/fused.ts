@@ -6,9 +6,10 @@ import type { Device } from '../device/device.js';
 import { fusedRefusal } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
+import { compressedCount } from '../ops/common/sequences.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
-import { AWKWARD, INPUT_NAMES, outputShape, randomInputs, type Shapes } from './cases.js';
-import { BF16_TOLERANCE, type Check, type Finding, Worst } from './check.js';
+import { AWKWARD, INPUT_NAMES, type InputName, outputSize, randomInputs, type Shapes } from './cases.js';
+import { BF16_TOLERANCE, type Check, check, type Finding, Worst } from './check.js';
 import { compareCore } from './compare.js';
 import { type CoreResult, OUTPUT_NAMES, record, runCore } from './core.js';
 import { type LongCase, sampled } from './long.js';
@@ -66,64 +67,30 @@ export function fusedChecks(device: Device, full: boolean): Check[] {
   const limit = BF16_TOLERANCE;
   const awkward = AWKWARD.filter((shapes) => refusal(device, shapes) === null);
   return [
-    ...TYPICAL.map(
-      (shapes): Check => ({
-        invariant: '1 reference',
-        case: `bf16, ${shapes.name}: ${Object.keys(WAYS).join(', ')}`,
-        limit,
-        run: () => parity(device, shapes, WAYS),
-      }),
+    ...TYPICAL.map((shapes) =>
+      check('1 reference', `bf16, ${shapes.name}: ${Object.keys(WAYS).join(', ')}`, limit, () =>
+        parity(device, shapes, WAYS),
+      ),
     ),
-    {
-      invariant: '1 reference',
-      case: 'bf16, dense baseline',
-      limit,
-      run: () => compareDense(device, TYPICAL[0], bf16Inputs(TYPICAL[0], 63), slopes(TYPICAL[0], 64), 'bf16'),
-    },
-    ...awkward.map(
-      (shapes): Check => ({
-        invariant: '9 shapes',
-        case: `bf16, ${shapes.name}`,
-        limit,
-        run: () => parity(device, shapes, { union: WAYS['union'], outer: WAYS['outer'] }),
-      }),
+    check('1 reference', 'bf16, dense baseline', limit, () =>
+      compareDense(device, TYPICAL[0], bf16Inputs(TYPICAL[0], 63), slopes(TYPICAL[0], 64), 'bf16'),
     ),
-    ...(['union', 'outer'] as const).flatMap((path): Check[] => [
-      {
-        invariant: '2 causality',
-        case: `bf16 core, ${path}: other tokens after t`,
-        limit: 0,
-        run: () => causality(device, { path }),
-      },
-      {
-        invariant: '3 prefix',
-        case: `bf16 core, ${path}: a prefix alone equals the whole`,
-        limit,
-        run: () => prefixes(device, { path }),
-      },
-      {
-        invariant: '4 packing',
-        case: `bf16 core, ${path}: ragged batch equals each sequence alone`,
-        limit,
-        run: () => packing(device, { path }),
-      },
-      {
-        invariant: '8 repeat',
-        case: `bf16 core, ${path}, deterministic: again`,
-        limit: 0,
-        run: () => repeated(device, { path, deterministic: true }),
-      },
+    ...awkward.map((shapes) =>
+      check('9 shapes', `bf16, ${shapes.name}`, limit, () =>
+        parity(device, shapes, { union: WAYS['union'], outer: WAYS['outer'] }),
+      ),
+    ),
+    ...(['union', 'outer'] as const).flatMap((path) => [
+      check('2 causality', `bf16 core, ${path}: other tokens after t`, 0, () => causality(device, { path })),
+      check('3 prefix', `bf16 core, ${path}: a prefix alone equals the whole`, limit, () => prefixes(device, { path })),
+      check('4 packing', `bf16 core, ${path}: ragged batch equals each sequence alone`, limit, () =>
+        packing(device, { path }),
+      ),
+      check('8 repeat', `bf16 core, ${path}, deterministic: again`, 0, () =>
+        repeated(device, { path, deterministic: true }),
+      ),
     ]),
-    ...(full
-      ? LONG.map(
-          (long): Check => ({
-            invariant: '9 shapes',
-            case: long.name,
-            limit,
-            run: () => sampled(device, long, 'bf16'),
-          }),
-        )
-      : []),
+    ...(full ? LONG.map((long) => check('9 shapes', long.name, limit, () => sampled(device, long, 'bf16'))) : []),
   ];
 }
 
@@ -143,8 +110,7 @@ function bf16Inputs(shapes: Shapes, seed: number): NsaInputs {
 }
 
 function slopes(shapes: Shapes, seed: number): Float64Array {
-  const count = outputShape(shapes).reduce((a, b) => a * b);
-  return rounded(randomValues(count, seed));
+  return rounded(randomValues(outputSize(shapes), seed));
 }
 
 function parity(device: Device, shapes: Shapes, ways: Readonly<Record<string, SparseOptions>>): Finding {
@@ -162,19 +128,31 @@ const EDGES: Shapes = {
 };
 const CUTS = [1, 15, 16, 17, 40, 63, 64, 65, 127, 128, 130, 191, 255, 299];
 
+/** Numbers of each input per token, or per compressed block. */
+const WIDTHS = (() => {
+  const { heads, groups, dk, dv } = EDGES.heads;
+  const [key, value] = [groups * dk, groups * dv];
+  return { q: heads * dk, kCmp: key, vCmp: value, kSel: key, vSel: value, kWin: key, vWin: value, gates: heads * 3 };
+})();
+
+const blockCount = (length: number) => compressedCount(length, EDGES.sparse.l, EDGES.sparse.d);
+const isCompressed = (name: InputName) => name === 'kCmp' || name === 'vCmp';
+
 /** The same tokens and compressed keys up to `end`, different ones after it. */
 function changedAfter(inputs: NsaInputs, other: NsaInputs, end: number): NsaInputs {
-  const { heads, groups, dk, dv } = EDGES.heads;
-  const { l, d } = EDGES.sparse;
-  const blocks = end < l ? 0 : Math.floor((end - l) / d) + 1;
-  const kept = {
-    ...{ q: end * heads * dk, kSel: end * groups * dk, vSel: end * groups * dv, kWin: end * groups * dk },
-    ...{ vWin: end * groups * dv, kCmp: blocks * groups * dk, vCmp: blocks * groups * dv, gates: end * heads * 3 },
-  };
   return record(INPUT_NAMES, (name) => {
+    const kept = WIDTHS[name] * (isCompressed(name) ? blockCount(end) : end);
     const values = inputs[name].slice();
-    values.set(other[name].subarray(kept[name]), kept[name]);
+    values.set(other[name].subarray(kept), kept);
     return values;
+  });
+}
+
+/** The part of packed inputs that belongs to tokens [from, to) and compressed blocks [fromBlock, toBlock). */
+function cut(inputs: NsaInputs, tokens: readonly [number, number], blocks: readonly [number, number]): NsaInputs {
+  return record(INPUT_NAMES, (name) => {
+    const [from, to] = isCompressed(name) ? blocks : tokens;
+    return inputs[name].slice(from * WIDTHS[name], to * WIDTHS[name]);
   });
 }
 
@@ -194,24 +172,6 @@ function causality(device: Device, options: SparseOptions): Finding {
     worst.add(differentBits(blocks(after), blocks(whole)), `selected blocks before token ${end} change`);
   }
   return worst.finding;
-}
-
-/** The part of packed inputs that belongs to tokens [from, to) and compressed blocks [fromBlock, toBlock). */
-function cut(inputs: NsaInputs, tokens: readonly [number, number], blocks: readonly [number, number]): NsaInputs {
-  const { heads, groups, dk, dv } = EDGES.heads;
-  const width = {
-    ...{ q: heads * dk, kSel: groups * dk, vSel: groups * dv, kWin: groups * dk, vWin: groups * dv },
-    ...{ kCmp: groups * dk, vCmp: groups * dv, gates: heads * 3 },
-  };
-  return record(INPUT_NAMES, (name) => {
-    const [from, to] = name === 'kCmp' || name === 'vCmp' ? blocks : tokens;
-    return inputs[name].slice(from * width[name], to * width[name]);
-  });
-}
-
-function blockCount(length: number): number {
-  const { l, d } = EDGES.sparse;
-  return length < l ? 0 : Math.floor((length - l) / d) + 1;
 }
 
 function prefixes(device: Device, options: SparseOptions): Finding {

@@ -8,8 +8,8 @@ import { windowAttention } from '../ops/attention/window/op.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { inputShapes, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { inputShapes, outputSize, randomInputs, type Shapes, SMALL } from './cases.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { gradientOf, withSequences } from './core.js';
 import { randomValues, relativeError } from './numbers.js';
 
@@ -26,33 +26,27 @@ export function denseLimitChecks(device: Device): Check[] {
     const nSel = Math.max(3, Math.ceil(longest / SMALL.lSel));
     const shapes: Shapes = { lengths: some, heads: HEADS, sparse: { ...SMALL, nSel, w: longest } };
     return [
-      ...(['v1', 'v2'] as const).map(
-        (kernel): Check => ({
-          invariant: '5 dense',
-          case: `n*l' = ${nSel * SMALL.lSel} >= S = ${longest}: selected ${kernel} = dense, ${some.length} sequences`,
+      ...(['v1', 'v2'] as const).map((kernel) =>
+        check(
+          '5 dense',
+          `n*l' = ${nSel * SMALL.lSel} >= S = ${longest}: selected ${kernel} = dense, ${some.length} sequences`,
           limit,
-          run: () => equalsDense(device, shapes, selectedBranch(shapes, kernel)),
-        }),
+          () => equalsDense(device, shapes, selectedBranch(shapes, kernel)),
+        ),
       ),
-      {
-        invariant: '5 dense',
-        case: `w = S = ${longest}: window = dense, ${some.length} sequences`,
-        limit,
-        run: () =>
-          equalsDense(device, shapes, (tape, inputs, tokens) => windowAttention(tape, inputs, tokens, longest)),
-      },
+      check('5 dense', `w = S = ${longest}: window = dense, ${some.length} sequences`, limit, () =>
+        equalsDense(device, shapes, (tape, inputs, tokens) => windowAttention(tape, inputs, tokens, longest)),
+      ),
     ];
   });
 }
 
-function selectedBranch({ lengths, heads, sparse }: Shapes, kernel: 'v1' | 'v2'): Branch {
+function selectedBranch(shapes: Shapes, kernel: 'v1' | 'v2'): Branch {
+  const { sparse } = shapes;
   return (tape, inputs, tokens) => {
     const blocks = tokens.compressed(sparse.l, sparse.d);
-    const [kShape, vShape] = [
-      inputShapes({ lengths, heads, sparse }).kCmp,
-      inputShapes({ lengths, heads, sparse }).vCmp,
-    ];
-    const [k, v] = [tape.zeros(kShape), tape.zeros(vShape)];
+    const { kCmp, vCmp } = inputShapes(shapes);
+    const [k, v] = [tape.zeros(kCmp), tape.zeros(vCmp)];
     const { lse } = compressedAttention(tape, { q: inputs.q, k, v }, tokens, blocks, sparse);
     const selected = selectBlocks(tape, { q: inputs.q, k, lse }, tokens, blocks, sparse);
     blocks.free();
@@ -63,10 +57,7 @@ function selectedBranch({ lengths, heads, sparse }: Shapes, kernel: 'v1' | 'v2')
 function equalsDense(device: Device, shapes: Shapes, branch: Branch): Finding {
   const { q, kSel, vSel } = randomInputs(shapes, 31);
   const sizes = inputShapes(shapes);
-  const dOut = randomValues(
-    outputShape(shapes).reduce((a, b) => a * b),
-    32,
-  );
+  const dOut = randomValues(outputSize(shapes), 32);
   const run = (attend: Branch) =>
     withSequences(device, shapes.lengths, (tokens, tape) => {
       const inputs = {

@@ -14,7 +14,7 @@ import { compressedCount } from '../ops/common/sequences.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { gradientName, INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { record, withSequences } from './core.js';
 import { addTo, randomValues, relativeError } from './numbers.js';
 
@@ -46,12 +46,7 @@ const CASES: readonly LongCase[] = [
 ];
 
 export function longChecks(device: Device): Check[] {
-  return CASES.map((example) => ({
-    invariant: '9 shapes',
-    case: example.name,
-    limit: TOLERANCE,
-    run: () => sampled(device, example),
-  }));
+  return CASES.map((example) => check('9 shapes', example.name, TOLERANCE, () => sampled(device, example)));
 }
 
 /** The check itself, for any length. In bf16 gates are non-negative, as the fused kernels require. */

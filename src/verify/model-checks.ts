@@ -4,8 +4,9 @@ import { LanguageModel } from '../model/language-model.js';
 import { sparseShapeOf } from '../model/shape.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
-import { outputShape, randomInputs, type Shapes } from './cases.js';
-import { type Check, type Finding, Worst } from './check.js';
+import { plural } from '../text.js';
+import { outputSize, randomInputs, type Shapes } from './cases.js';
+import { type Check, check, type Finding, Worst } from './check.js';
 import { runCore, withSequences } from './core.js';
 import { tinyShape } from './module.js';
 import { differentBits, randomValues } from './numbers.js';
@@ -18,33 +19,25 @@ const LENGTH = 77;
 export function modelChecks(device: Device, full: boolean): Check[] {
   const steps = full ? 800 : 120;
   return [
-    {
-      invariant: '2 causality',
-      case: 'language model, other token ids after t',
-      limit: 0,
-      run: () => modelCausality(device),
-    },
-    {
-      invariant: '7 random tokens',
-      case: `${steps} steps on uniform tokens: ln V - lowest loss`,
-      limit: 0.02,
-      run: () => randomTokens(device, steps),
-    },
-    ...PHI.map(
-      (phi): Check => ({
-        invariant: '8 repeat',
-        case: `5 training steps, phi ${phi}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
-        limit: 0,
-        run: () => repeatable(device, () => trainedBits(device, phi)),
-      }),
+    check('2 causality', 'language model, other token ids after t', 0, () => modelCausality(device)),
+    check('7 random tokens', `${steps} steps on uniform tokens: ln V - lowest loss`, 0.02, () =>
+      randomTokens(device, steps),
     ),
-    ...(['v1', 'v2'] as const).map(
-      (kernel): Check => ({
-        invariant: '8 repeat',
-        case: `core forward and backward, kernel ${kernel}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
-        limit: 0,
-        run: () => repeatable(device, () => coreBits(device, kernel)),
-      }),
+    ...PHI.map((phi) =>
+      check(
+        '8 repeat',
+        `5 training steps, phi ${phi}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
+        0,
+        () => repeatable(device, () => trainedBits(device, phi)),
+      ),
+    ),
+    ...(['v1', 'v2'] as const).map((kernel) =>
+      check(
+        '8 repeat',
+        `core forward and backward, kernel ${kernel}: again${hasThreads(device) ? ', with 1, 2 and 3 threads' : ''}`,
+        0,
+        () => repeatable(device, () => coreBits(device, kernel)),
+      ),
     ),
   ];
 }
@@ -113,10 +106,7 @@ const CORE: Shapes = {
 };
 
 function coreBits(device: Device, kernel: SelectionKernel): (Float32Array | Int32Array)[] {
-  const dOut = randomValues(
-    outputShape(CORE).reduce((a, b) => a * b),
-    45,
-  );
+  const dOut = randomValues(outputSize(CORE), 45);
   const { outputs, selected, gradients } = runCore(device, randomInputs(CORE, 46), CORE, dOut, { kernel });
   return [selected, ...Object.values(outputs), ...Object.values(gradients!)];
 }
@@ -136,7 +126,7 @@ function repeatable(device: Device, run: () => Bits): Finding {
   try {
     for (const count of [1, 2, 3]) {
       device.threads = count;
-      compare(run(), `with ${count} thread${count === 1 ? '' : 's'}`);
+      compare(run(), `with ${plural(count, 'thread')}`);
     }
   } finally {
     device.threads = threads;

@@ -6,7 +6,7 @@ import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import { nsaForward } from '../ops/attention/reference.js';
 import { FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { wrongSelection } from './compare.js';
 import { runCore } from './core.js';
 import { VARIANTS, withModule } from './module.js';
@@ -22,28 +22,13 @@ const STEP = 1e-5;
 
 export function moduleChecks(device: Device): Check[] {
   const limit = TOLERANCE;
-  const parity = VARIANTS.map(
-    ({ name, shape }): Check => ({
-      invariant: '1 reference',
-      case: `module, ${name}`,
-      limit,
-      run: () => moduleParity(device, shape),
-    }),
+  const parity = VARIANTS.map(({ name, shape }) =>
+    check('1 reference', `module, ${name}`, limit, () => moduleParity(device, shape)),
   );
-  const gradients = VARIANTS.map(
-    ({ name, shape }): Check => ({
-      invariant: '6 gradients',
-      case: `module, ${name}`,
-      limit,
-      run: () => moduleGradients(device, shape),
-    }),
+  const gradients = VARIANTS.map(({ name, shape }) =>
+    check('6 gradients', `module, ${name}`, limit, () => moduleGradients(device, shape)),
   );
-  const core: Check = {
-    invariant: '6 gradients',
-    case: 'core, ragged batch',
-    limit,
-    run: () => coreGradients(device),
-  };
+  const core = check('6 gradients', 'core, ragged batch', limit, () => coreGradients(device));
   return [...parity, core, ...gradients];
 }
 

@@ -4,8 +4,8 @@ import { denseAttention } from '../ops/attention/dense/op.js';
 import { denseBackward, denseForward } from '../ops/attention/dense/reference.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { AWKWARD, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { AWKWARD, outputSize, randomInputs, type Shapes, SMALL } from './cases.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { compareCore } from './compare.js';
 import { gradientOf, record, runCore, withSequences } from './core.js';
 import { randomValues, relativeError, startsOf, sum } from './numbers.js';
@@ -22,31 +22,14 @@ const DENSE: Shapes = { lengths: [130, 0, 77], heads: { heads: 6, groups: 2, dk:
 export function parityChecks(device: Device): Check[] {
   const limit = TOLERANCE;
   return [
-    {
-      invariant: '1 reference',
-      case: `core, kernels ${SELECTION_KERNELS.join(', ')}`,
-      limit,
-      run: () => parity(device, TYPICAL, SELECTION_KERNELS),
-    },
-    {
-      invariant: '1 reference',
-      case: 'dense baseline',
-      limit,
-      run: () => compareDense(device, DENSE, randomInputs(DENSE, 2), randomValues(outputSize(DENSE), 98)),
-    },
-    ...AWKWARD.map(
-      (shapes): Check => ({
-        invariant: '9 shapes',
-        case: shapes.name,
-        limit,
-        run: () => parity(device, shapes, ['v1', 'v2']),
-      }),
+    check('1 reference', `core, kernels ${SELECTION_KERNELS.join(', ')}`, limit, () =>
+      parity(device, TYPICAL, SELECTION_KERNELS),
     ),
+    check('1 reference', 'dense baseline', limit, () =>
+      compareDense(device, DENSE, randomInputs(DENSE, 2), randomValues(outputSize(DENSE), 98)),
+    ),
+    ...AWKWARD.map((shapes) => check('9 shapes', shapes.name, limit, () => parity(device, shapes, ['v1', 'v2']))),
   ];
-}
-
-function outputSize(shapes: Shapes): number {
-  return outputShape(shapes).reduce((a, b) => a * b);
 }
 
 function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKernel[]): Finding {

@@ -5,7 +5,7 @@
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
-import { type Check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
 import { type TestModule, VARIANTS, withModule } from './module.js';
 import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
 
@@ -19,24 +19,15 @@ export function sequenceChecks(device: Device): Check[] {
   const each = (make: (name: string, shape: ModelShape, turn: number) => Check) =>
     VARIANTS.map(({ name, shape }, turn) => make(name, shape, turn));
   return [
-    ...each((name, shape, turn) => ({
-      invariant: '2 causality',
-      case: `module, ${name}`,
-      limit: 0,
-      run: () => causality(device, shape, turn),
-    })),
-    ...each((name, shape, turn) => ({
-      invariant: '3 prefix',
-      case: `prefix of length t alone equals the whole, each t: ${name}`,
-      limit,
-      run: () => prefixes(device, shape, turn),
-    })),
-    ...each((name, shape) => ({
-      invariant: '4 packing',
-      case: `ragged batch equals each sequence alone: ${name}`,
-      limit,
-      run: () => packing(device, shape),
-    })),
+    ...each((name, shape, turn) => check('2 causality', `module, ${name}`, 0, () => causality(device, shape, turn))),
+    ...each((name, shape, turn) =>
+      check('3 prefix', `prefix of length t alone equals the whole, each t: ${name}`, limit, () =>
+        prefixes(device, shape, turn),
+      ),
+    ),
+    ...each((name, shape) =>
+      check('4 packing', `ragged batch equals each sequence alone: ${name}`, limit, () => packing(device, shape)),
+    ),
   ];
 }
 

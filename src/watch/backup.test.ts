@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { findCheckpoint } from '../run/checkpoint/find.js';
+import { findCheckpoint } from '../run/checkpoint/read.js';
 import { saveCheckpoint } from '../run/checkpoint/save.js';
 import { runPaths } from '../run/paths.js';
 import { temporaryFolder } from '../testing/run.js';

@@ -5,9 +5,8 @@ import { basename, join, relative, resolve, sep } from 'node:path';
 import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
 import { TrefoilError, UsageError } from '../errors.js';
-import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../run/atomic.js';
-import { findCheckpoint } from '../run/checkpoint/find.js';
-import { LATEST_NAME, listCheckpoints } from '../run/checkpoint/manifest.js';
+import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../files.js';
+import { findCheckpoint, LATEST_NAME, listCheckpoints } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
 

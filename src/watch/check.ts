@@ -1,13 +1,14 @@
 /** Smoke checks on the files of a run (learning, speed, health), and comparison with a baseline. */
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { explainFileError, writeFileAtomic } from '../run/atomic.js';
+import { explainFileError, writeFileAtomic } from '../files.js';
 import { isPlainObject } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
 import { mean, median, quantile, round } from './numbers.js';
 import { judge, type Row } from './row.js';
+import { collapseRow } from './rules.js';
 import type { Thresholds } from './thresholds.js';
 
 export interface CheckInput {
@@ -108,14 +109,8 @@ function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thres
     const share = median(collapse);
     rows.push(
       judge('gate_entropy', newest < limits.gateEntropyMin, 'red', round(newest), limits.gateEntropyMin),
-      judge('gate_collapse', share > limits.collapseCritical, 'red', round(share), limits.collapseCritical),
+      collapseRow(share, limits),
     );
-    if (rows.at(-1)!.level === 'green')
-      rows.splice(
-        -1,
-        1,
-        judge('gate_collapse', share > limits.collapseWarning, 'yellow', round(share), limits.collapseWarning),
-      );
   }
   if (blocks.length > 0)
     rows.push(judge('selection', !(median(blocks) >= 1), 'red', round(median(blocks)), '1 block or more'));
@@ -126,26 +121,16 @@ function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thres
 
 /** Compares with a baseline: worse by more than `tolerance` (a share) is red. */
 export function compareBaseline(measured: Baseline, baseline: Baseline, tolerance: number): Row[] {
-  const least = (rule: string, value: number, from: number) =>
-    judge(
-      rule,
-      !(value >= from * (1 - tolerance)),
-      'red',
-      round(value),
-      `${round(from * (1 - tolerance))} (baseline ${round(from)})`,
-    );
-  const most = (rule: string, value: number, from: number) =>
-    judge(
-      rule,
-      !(value <= from * (1 + tolerance)),
-      'red',
-      round(value),
-      `${round(from * (1 + tolerance))} (baseline ${round(from)})`,
-    );
+  const compare = (rule: string, field: keyof Baseline, isBetterAbove: boolean) => {
+    const [value, from] = [measured[field], baseline[field]];
+    const limit = from * (isBetterAbove ? 1 - tolerance : 1 + tolerance);
+    const isWithin = isBetterAbove ? value >= limit : value <= limit;
+    return judge(rule, !isWithin, 'red', round(value), `${round(limit)} (baseline ${round(from)})`);
+  };
   return [
-    least('baseline_toks_per_s', measured.toks_per_s, baseline.toks_per_s),
-    most('baseline_loss', measured.last_loss, baseline.last_loss),
-    most('baseline_memory', measured.gpu_mem_reserved, baseline.gpu_mem_reserved),
+    compare('baseline_toks_per_s', 'toks_per_s', true),
+    compare('baseline_loss', 'last_loss', false),
+    compare('baseline_memory', 'gpu_mem_reserved', false),
   ];
 }
 

@@ -1,7 +1,7 @@
 /** Diagnosis of a hanging process from outside: the kernel's view of its threads (/proc). */
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { errorCode, writeFileAtomic } from '../run/atomic.js';
+import { errorCode, writeFileAtomic } from '../files.js';
 import type { RunPaths } from '../run/paths.js';
 
 const FILES = ['comm', 'status', 'wchan', 'syscall', 'stack'];

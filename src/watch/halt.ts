@@ -1,7 +1,7 @@
 /** Stops a run gracefully: writes .HALT and waits until its process has exited. */
 import { setTimeout } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import { writeHalt } from '../run/paths.js';
 import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';

@@ -1,6 +1,7 @@
 /**
- * The health rules; docs/runbooks/operations.md lists them. Each is a pure function of one view of a run, so that a single
- * check by `health` has the same result as `watch`. "For n heartbeats" refers to the newest n.
+ * The health rules; docs/runbooks/operations.md lists them. Each is a function of one view of a run (two also sample the
+ * heartbeat file), so that a single check by `health` has the same result as `watch`. "For n heartbeats" refers to the
+ * newest n.
  */
 import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
@@ -190,26 +191,24 @@ function gateRows(steps: readonly Heartbeat[], last: Heartbeat, limits: Threshol
   const collapsed =
     newest.length === limits.gateCollapseN && newest.every((entropy) => entropy < limits.gateEntropyMin);
   const entropy = round(entropies.at(-1)!);
+  const limit = `${limits.gateEntropyMin} for ${limits.gateCollapseN} heartbeats`;
   const rows = [
     collapsed
-      ? judge('gate_entropy', true, 'red', entropy, `${limits.gateEntropyMin} for ${limits.gateCollapseN} heartbeats`)
-      : judge(
-          'gate_entropy',
-          entropy <= 0.5,
-          'yellow',
-          entropy,
-          `${limits.gateEntropyMin} for ${limits.gateCollapseN} heartbeats; good above 0.5`,
-        ),
+      ? judge('gate_entropy', true, 'red', entropy, limit)
+      : judge('gate_entropy', entropy <= 0.5, 'yellow', entropy, `${limit}; good above 0.5`),
   ];
   const { gate_collapse_frac: share, gate_max_gate_mean: largest } = last;
-  if (share !== undefined) {
-    const isCritical = share > limits.collapseCritical;
-    const limit = isCritical ? limits.collapseCritical : limits.collapseWarning;
-    rows.push(judge('gate_collapse', share > limit, isCritical ? 'red' : 'yellow', round(share), limit));
-  }
+  if (share !== undefined) rows.push(collapseRow(share, limits));
   if (largest !== undefined)
     rows.push(judge('gate_max', largest >= limits.gateMax, 'yellow', round(largest), limits.gateMax));
   return rows;
+}
+
+/** The share of collapsed gates: critical, a warning, or green. */
+export function collapseRow(share: number, { collapseWarning, collapseCritical }: Thresholds): Row {
+  const isCritical = share > collapseCritical;
+  const limit = isCritical ? collapseCritical : collapseWarning;
+  return judge('gate_collapse', share > limit, isCritical ? 'red' : 'yellow', round(share), limit);
 }
 
 function gradientRows(steps: readonly Heartbeat[], { gradZeroN, gradSpike }: Thresholds): Row[] {

@@ -1,7 +1,7 @@
 /** Progress and state of a run. */
 import { readFileSync } from 'node:fs';
-import { errorCode } from '../run/atomic.js';
-import { listCheckpoints } from '../run/checkpoint/manifest.js';
+import { errorCode } from '../files.js';
+import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { Heartbeat } from '../run/logs/heartbeat.js';
 import { type RankView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
@@ -41,9 +41,9 @@ export interface RankStatus {
   readonly heartbeat_age_s: number | null;
 }
 
-/** `now` in seconds since 1970. */
-export function runStatus(dir: string, now: number = Date.now() / 1000): RunStatus {
-  const view = readRun(dir);
+/** `now` in seconds since 1970; `options` as for `readRun`. */
+export function runStatus(dir: string, now: number = Date.now() / 1000, options: { beats?: number } = {}): RunStatus {
+  const view = readRun(dir, options);
   const ageOf = wallAges(now);
   const state = runState(view, ageOf);
   const { beats, section } = view.ranks[0];

@@ -3,8 +3,8 @@
  * signals only, so it works when the trainer hangs, and the trainer never waits for it.
  */
 import { TrefoilError } from '../errors.js';
+import { errorCode, writeFileAtomic } from '../files.js';
 import { isAlive } from '../process-identity.js';
-import { errorCode, writeFileAtomic } from '../run/atomic.js';
 import { toJson } from '../run/json.js';
 import { writeAnomaly, writeHalt } from '../run/paths.js';
 import { type RunView, readRun } from '../run/reader.js';

@@ -1,37 +1,31 @@
 /** `trefoil bench attention`: measures sparse and dense attention by sequence length. */
 import { availableParallelism } from 'node:os';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
-import { measureMatrixPeak } from '../../bench/peak/cuda.js';
-import { measurePeak } from '../../bench/peak/op.js';
+import { measureDevicePeak } from '../../bench/peak/device.js';
 import type { Budget } from '../../bench/timing.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
-import { SELECTED_PATHS, type SelectedPath } from '../../ops/attention/fused/op.js';
+import { SELECTED_PATHS } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { plural } from '../../text.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
-
-interface Options {
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-  readonly lengths?: number[];
-  readonly tokens?: number;
-  readonly quick?: boolean;
-  readonly heads: number;
-  readonly groups: number;
-  readonly dim: number;
-  readonly selection: 'real' | 'local';
-  readonly path: SelectedPath;
-  readonly deterministic?: boolean;
-  readonly portable?: boolean;
-  readonly json?: boolean;
-  readonly csv?: boolean;
-}
+import {
+  addOptions,
+  choice,
+  csvOption,
+  flag,
+  jsonOption,
+  type OptionValues,
+  parsed,
+  threadsOption,
+  wholeNumber,
+  wholeNumbers,
+} from '../shared/options.js';
+import { formatCsv, formatTable, right, wrapped } from '../shared/table.js';
 
 const LENGTHS = [1024, 2048, 4096, 8192, 16_384, 32_768];
 const QUICK_LENGTHS = [1024, 2048, 4096];
@@ -43,49 +37,49 @@ const SPARSE = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const LINEAR = { rows: 2048, inputs: 768, outputs: 3072 };
 const CUDA_LINEAR = { ...LINEAR, rows: CUDA_TOKENS };
 
+const OPTIONS = {
+  device: deviceOption(),
+  threads: threadsOption(),
+  lengths: parsed(
+    '--lengths <list>',
+    `sequence lengths (default: ${LENGTHS.join(',')}; on CUDA ${CUDA_LENGTHS.join(',')})`,
+    wholeNumbers(1),
+  ),
+  tokens: parsed(
+    '--tokens <n>',
+    `total tokens of all sequences (default: one sequence; on CUDA ${CUDA_TOKENS})`,
+    wholeNumber(1),
+  ),
+  quick: flag(
+    '--quick',
+    `fewer runs, and lengths ${QUICK_LENGTHS.join(',')} (CUDA: ${CUDA_QUICK_LENGTHS.join(',')}) by default`,
+  ),
+  heads: parsed('--heads <n>', 'query heads', wholeNumber(1), 12),
+  groups: parsed('--groups <n>', 'key/value groups', wholeNumber(1), 2),
+  dim: parsed('--dim <n>', 'head size of keys and values', wholeNumber(1), 64),
+  selection: choice(
+    '--selection <kind>',
+    'real = by scores of random keys (worst case), local = nearest blocks',
+    ['real', 'local'],
+    'real',
+  ),
+  path: choice(
+    '--path <name>',
+    'CUDA: kernel of the selected branch; adaptive = chosen by the selections',
+    SELECTED_PATHS,
+    'adaptive',
+  ),
+  deterministic: flag('--deterministic', 'CUDA: sum gradients in a fixed order'),
+  portable: flag('--portable', 'CUDA: mma.sync instead of wgmma'),
+  json: jsonOption(
+    '{machine, device, threads, peak_gflops, rows: [{what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes}]}',
+  ),
+  csv: csvOption(),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(deviceOption('where to compute; auto = CUDA if available'))
-    .addOption(threadsOption())
-    .addOption(
-      new Option(
-        '--lengths <list>',
-        `sequence lengths (default: ${LENGTHS.join(',')}; on CUDA ${CUDA_LENGTHS.join(',')})`,
-      ).argParser(wholeNumbers(1)),
-    )
-    .addOption(
-      new Option(
-        '--tokens <n>',
-        `total tokens of all sequences (default: one sequence; on CUDA ${CUDA_TOKENS})`,
-      ).argParser(wholeNumber(1)),
-    )
-    .addOption(
-      new Option(
-        '--quick',
-        `fewer runs, and lengths ${QUICK_LENGTHS.join(',')} (CUDA: ${CUDA_QUICK_LENGTHS.join(',')}) by default`,
-      ),
-    )
-    .addOption(new Option('--heads <n>', 'query heads').argParser(wholeNumber(1)).default(12))
-    .addOption(new Option('--groups <n>', 'key/value groups').argParser(wholeNumber(1)).default(2))
-    .addOption(new Option('--dim <n>', 'head size of keys and values').argParser(wholeNumber(1)).default(64))
-    .addOption(
-      new Option('--selection <kind>', 'real = by scores of random keys (worst case), local = nearest blocks')
-        .choices(['real', 'local'])
-        .default('real'),
-    )
-    .addOption(
-      new Option('--path <name>', 'CUDA: kernel of the selected branch; adaptive = chosen by the selections')
-        .choices(SELECTED_PATHS)
-        .default('adaptive'),
-    )
-    .addOption(new Option('--deterministic', 'CUDA: sum gradients in a fixed order'))
-    .addOption(new Option('--portable', 'CUDA: mma.sync instead of wgmma'))
-    .addOption(
-      jsonOption(
-        '{machine, device, threads, peak_gflops, rows: [{what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes}]}',
-      ),
-    )
-    .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => bench(options, io)));
 }
@@ -117,7 +111,7 @@ function bench(options: Options, io: Io): void {
   const progress = new ProgressLine(io);
   const onRow = ({ S, what, pass, ms, gflops }: AttentionRow) =>
     progress.show(`S ${S} ${what} ${pass}: ${ms.toFixed(plan.digits)} ms, ${gflops.toFixed(0)} GFLOP/s`);
-  const before = plan.peak();
+  const before = measureDevicePeak(device);
   // Ascending lengths, the linear layer last: workspaces never shrink, so a large one would be charged to a small case.
   const attention = plan.lengths.flatMap((S) => {
     const sequences = Math.max(1, Math.floor(plan.tokens / S));
@@ -129,7 +123,7 @@ function bench(options: Options, io: Io): void {
   const linear = benchLinear(device, plan.linear, plan.budget, onRow);
   progress.clear();
   // Measured twice, because another process may have slowed the first one down.
-  const peak = Math.max(before, plan.peak()) / 1e9;
+  const peak = Math.max(before, measureDevicePeak(device)) / 1e9;
   const result: Result = {
     machine: `${device.name}, ${plan.size}`,
     device: device.kind,
@@ -138,7 +132,7 @@ function bench(options: Options, io: Io): void {
     rows: [...linear, ...attention].map((row) => withShare(row, peak)),
   };
   if (options.json) printJson(io, result);
-  else if (options.csv) io.out(csv(result.rows));
+  else if (options.csv) io.out(formatCsv(COLUMNS, result.rows));
   else io.out(report(result, plan, io.width));
 }
 
@@ -148,8 +142,6 @@ interface Plan {
   readonly tokens: number;
   readonly budget: Budget;
   readonly linear: typeof LINEAR;
-  /** FLOP/s. */
-  readonly peak: () => number;
   readonly size: string;
   readonly threads: number;
   /** Decimals of milliseconds. */
@@ -165,7 +157,6 @@ function planOf(device: Device, { lengths, tokens, quick = false }: Options): Pl
       tokens: tokens ?? CUDA_TOKENS,
       budget,
       linear: CUDA_LINEAR,
-      peak: () => measureMatrixPeak(device),
       size: `${device.multiprocessors} multiprocessors`,
       threads: 1,
       digits: 3,
@@ -176,7 +167,6 @@ function planOf(device: Device, { lengths, tokens, quick = false }: Options): Pl
       tokens: tokens ?? 1,
       budget,
       linear: LINEAR,
-      peak: () => measurePeak(device),
       size: `${availableParallelism()} cores`,
       threads: device.threads,
       digits: 1,
@@ -192,16 +182,12 @@ function withShare(row: AttentionRow, peak: number): Result['rows'][number] {
   return { what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes };
 }
 
-function csv(rows: Result['rows']): string {
-  return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
-}
-
 function report(
   { machine, device, threads, peak_gflops, rows }: Result,
   { lengths, digits }: Plan,
   width: number,
 ): string {
-  const hosts = device === 'cuda' ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
+  const hosts = device === 'cuda' ? '' : ` ${plural(threads, 'thread')},`;
   return [
     `${machine};${hosts} measured peak ${peak_gflops.toFixed(0)} GFLOP/s`,
     '',
@@ -215,9 +201,8 @@ const ORDER: readonly What[] = ['linear', 'dense', 'nsa', 'cmp', 'score', 'sel',
 function rowTable(rows: Result['rows'], digits: number, width: number): string {
   const place = (row: Result['rows'][number]) => (row.what === 'linear' ? -1 : row.S);
   const sorted = [...rows].sort((a, b) => place(a) - place(b) || ORDER.indexOf(a.what) - ORDER.indexOf(b.what));
-  const numbers = ['ms', 'GFLOP/s', 'of peak', 'extra MiB'].map((title) => ({ title, align: 'right' as const }));
   return formatTable(
-    [{ title: 'S', align: 'right' }, { title: 'what' }, { title: 'pass' }, { title: 'kernel', wrap: true }, ...numbers],
+    [...right('S'), 'what', 'pass', wrapped('kernel'), ...right('ms', 'GFLOP/s', 'of peak', 'extra MiB')],
     sorted.map((row) => [
       ...[String(row.S), row.what, row.pass, row.kernel],
       ...[row.ms.toFixed(digits), row.gflops.toFixed(0), `${(100 * row.peak_share).toFixed(0)} %`],
@@ -233,9 +218,8 @@ function lengthTable(rows: Result['rows'], lengths: readonly number[], digits: n
     rows.find((row) => row.what === what && row.pass === pass && row.S === S)?.ms ?? Number.NaN;
   const both = (what: What, S: number) => ms(what, 'forward', S) + ms(what, 'backward', S);
   const times = (value: number) => `${value.toFixed(2)}x`;
-  const titles = ['S', 'dense ms', 'NSA ms', 'dense/NSA', 'forward', 'backward', 'dense grows', 'NSA grows'];
   return formatTable(
-    titles.map((title) => ({ title, align: 'right' as const })),
+    right('S', 'dense ms', 'NSA ms', 'dense/NSA', 'forward', 'backward', 'dense grows', 'NSA grows'),
     lengths.map((S, i) => {
       const [dense, nsa] = [both('dense', S), both('nsa', S)];
       const before = lengths[i - 1];

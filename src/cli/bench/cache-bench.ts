@@ -1,26 +1,24 @@
 /** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import type { DecodeBench } from '../../bench/decode-setup.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { plural } from '../../text.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson, runBlocking } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
-
-interface Options {
-  readonly config: string;
-  readonly lengths?: number[];
-  readonly batchSize: number;
-  readonly runs?: number;
-  readonly dense: boolean;
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-  readonly quick?: boolean;
-  readonly json?: boolean;
-  readonly csv?: boolean;
-}
+import {
+  addOptions,
+  csvOption,
+  flag,
+  jsonOption,
+  type OptionValues,
+  parsed,
+  threadsOption,
+  wholeNumber,
+  wholeNumbers,
+} from '../shared/options.js';
+import { formatCsv, formatTable, right } from '../shared/table.js';
 
 export interface CacheBench<Column extends string> {
   readonly lengths: readonly number[];
@@ -42,23 +40,26 @@ export interface CacheBench<Column extends string> {
 
 const QUICK_RUNS = 3;
 
+const optionsOf = <Column extends string>(bench: CacheBench<Column>) => ({
+  config: parsed('--config <name|file>', 'shipped config or YAML file of the model', String, 'base'),
+  lengths: parsed(
+    '--lengths <list>',
+    `sequence lengths (default: ${bench.lengths.join(',')}; on CUDA ${bench.gpuLengths.join(',')})`,
+    wholeNumbers(1),
+  ),
+  batchSize: parsed('--batch-size <n>', 'sequences per batch', wholeNumber(1), 1),
+  runs: parsed('--runs <n>', `timed runs (default: ${bench.runs})`, wholeNumber(1)),
+  dense: flag('--no-dense', 'skip the model with dense attention'),
+  device: deviceOption('where to compute'),
+  threads: threadsOption(),
+  quick: flag('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} by default`),
+  json: jsonOption(`{rows: [{${bench.columns.join(', ')}}]}`),
+  csv: csvOption(),
+});
+type Options = OptionValues<ReturnType<typeof optionsOf>>;
+
 export function configureCacheBench<Column extends string>(command: Command, io: Io, bench: CacheBench<Column>): void {
-  command
-    .addOption(new Option('--config <name|file>', 'shipped config or YAML file of the model').default('base'))
-    .addOption(
-      new Option(
-        '--lengths <list>',
-        `sequence lengths (default: ${bench.lengths.join(',')}; on CUDA ${bench.gpuLengths.join(',')})`,
-      ).argParser(wholeNumbers(1)),
-    )
-    .addOption(new Option('--batch-size <n>', 'sequences per batch').argParser(wholeNumber(1)).default(1))
-    .addOption(new Option('--runs <n>', `timed runs (default: ${bench.runs})`).argParser(wholeNumber(1)))
-    .addOption(new Option('--no-dense', 'skip the model with dense attention'))
-    .addOption(deviceOption('where to compute'))
-    .addOption(threadsOption())
-    .addOption(new Option('--quick', `${QUICK_RUNS} runs, and lengths ${bench.quickLengths.join(',')} by default`))
-    .addOption(jsonOption(`{rows: [{${bench.columns.join(', ')}}]}`))
-    .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
+  addOptions(command, optionsOf(bench))
     .addHelpText('after', bench.help)
     .action((options: Options) => runBlocking(() => run(options, io, bench)));
 }
@@ -74,19 +75,13 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
   const measured = bench.measure(device, lengths, { shape, batch: batchSize, runs, dense }, () => {});
   const rows = measured.map((row) => Object.fromEntries(bench.columns.map((name) => [name, rounded(row[name])])));
   if (options.json) printJson(io, { rows });
-  else if (options.csv)
-    io.out(
-      [bench.columns.join(','), ...rows.map((row) => bench.columns.map((name) => row[name] ?? '').join(','))].join(
-        '\n',
-      ),
-    );
+  else if (options.csv) io.out(formatCsv<string>(bench.columns, rows));
   else {
-    const count =
-      device instanceof CpuDevice ? `, ${device.threads} ${device.threads === 1 ? 'thread' : 'threads'}` : '';
+    const count = device instanceof CpuDevice ? `, ${plural(device.threads, 'thread')}` : '';
     io.out(`${device.name}${count}; model: ${config}\n`);
     io.out(
       formatTable(
-        bench.titles.map((title) => ({ title, align: 'right' as const })),
+        right(...bench.titles),
         rows.map((row) => bench.columns.map((name) => cell(row[name]))),
         io.width,
       ),

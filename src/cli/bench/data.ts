@@ -2,7 +2,7 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { parquetWriteBuffer } from 'hyparquet-writer';
 import {
   localCorpus,
@@ -14,22 +14,26 @@ import {
   type Rate,
 } from '../../bench/data.js';
 import { makeTexts, type TextKind } from '../../bench/data-texts.js';
+import type { Loader } from '../../data/loader.js';
 import { createStreamLoader } from '../../data/pipeline/stream-loader.js';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import type { CorpusSpec } from '../../data/sources/spec.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { jsonOption, wholeNumber } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
+import { addOptions, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { formatTable, right, wrapped } from '../shared/table.js';
 
-interface Options {
-  readonly localPath?: string;
-  readonly textField: string;
-  readonly tokenizer: string;
-  readonly workers: number;
-  readonly rate: number;
-  readonly quick?: boolean;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  localPath: flag('--local-path <path>', 'your own corpus instead of the generated web text'),
+  textField: parsed('--text-field <name>', 'column or field that holds the text', String, 'text'),
+  tokenizer: parsed('--tokenizer <name>', 'byte, gpt2 or the path of a tokenizer.json', String, 'gpt2'),
+  workers: parsed('--workers <n>', 'threads that tokenise', wholeNumber(1), 2),
+  rate: parsed('--rate <n>', 'tokens per second of the simulated trainer', wholeNumber(1), 600_000),
+  quick: flag('--quick', 'less text and shorter measurements'),
+  json: jsonOption(
+    '{machine, workers, rate, rows: [{what, text, tokens_per_s, mb_per_s, mb_per_cpu_s, share, cpu_share, fetch_p50_ms, fetch_p95_ms}]}',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 interface Row {
   readonly what: 'prepared' | 'bare' | 'pipeline' | 'wait prepared' | 'wait pipeline';
@@ -57,20 +61,7 @@ const NOTHING = {
 };
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--local-path <path>', 'your own corpus instead of the generated web text'))
-    .addOption(new Option('--text-field <name>', 'column or field that holds the text').default('text'))
-    .addOption(new Option('--tokenizer <name>', 'byte, gpt2 or the path of a tokenizer.json').default('gpt2'))
-    .addOption(new Option('--workers <n>', 'threads that tokenise').argParser(wholeNumber(1)).default(2))
-    .addOption(
-      new Option('--rate <n>', 'tokens per second of the simulated trainer').argParser(wholeNumber(1)).default(600_000),
-    )
-    .addOption(new Option('--quick', 'less text and shorter measurements'))
-    .addOption(
-      jsonOption(
-        '{machine, workers, rate, rows: [{what, text, tokens_per_s, mb_per_s, mb_per_cpu_s, share, cpu_share, fetch_p50_ms, fetch_p95_ms}]}',
-      ),
-    )
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => bench(options, io));
 }
@@ -138,30 +129,17 @@ async function measure(options: Options, folder: string, onRow: (row: Row) => vo
   measurePrepared(prepared, seconds / 4);
   const fastest = Math.max(measurePrepared(prepared, seconds / 2), measurePrepared(prepared, seconds / 2));
   add({ what: 'prepared', text: web, ...NOTHING, tokens_per_s: fastest });
-  const calm = await measureWaits(prepared, rate, 2 * seconds);
-  add({
-    what: 'wait prepared',
-    text: web,
-    ...NOTHING,
-    tokens_per_s: rate,
-    fetch_p50_ms: calm.p50Ms,
-    fetch_p95_ms: calm.p95Ms,
-  });
-  prepared.close();
+  const wait = async (what: Row['what'], loader: Loader): Promise<void> => {
+    const { p50Ms, p95Ms } = await measureWaits(loader, rate, 2 * seconds);
+    add({ what, text: web, ...NOTHING, tokens_per_s: rate, fetch_p50_ms: p50Ms, fetch_p95_ms: p95Ms });
+    loader.close();
+  };
+  await wait('wait prepared', prepared);
   const stream = await createStreamLoader({
     ...{ spec: corpora[0][1], tokenizer, workers, documentBatch: 64, prefetch: true, queue: 8, timeout: 120, ...SHAPE },
   });
   await stream.ready(8);
-  const streamed = await measureWaits(stream, rate, 2 * seconds);
-  add({
-    what: 'wait pipeline',
-    text: web,
-    ...NOTHING,
-    tokens_per_s: rate,
-    fetch_p50_ms: streamed.p50Ms,
-    fetch_p95_ms: streamed.p95Ms,
-  });
-  stream.close();
+  await wait('wait pipeline', stream);
   return rows;
 }
 
@@ -206,11 +184,9 @@ const percent = (share: number | null): string => (share === null ? '' : `${(100
 const million = (value: number): string => `${(value / 1e6).toFixed(2)}M`;
 
 function table(rows: readonly Row[], width: number): string {
-  const right = (title: string) => ({ title, align: 'right' as const });
   const cell = (value: number | null, digits: number) => (value === null ? '' : value.toFixed(digits));
-  const titles = ['tok/s', 'MB/s', 'MB/CPU s', 'share', 'CPU', 'p50 ms', 'p95 ms'];
   return formatTable(
-    [{ title: 'what' }, { title: 'text', wrap: true }, ...titles.map(right)],
+    ['what', wrapped('text'), ...right('tok/s', 'MB/s', 'MB/CPU s', 'share', 'CPU', 'p50 ms', 'p95 ms')],
     rows.map((row) => [
       ...[row.what, row.text, million(row.tokens_per_s), cell(row.mb_per_s, 1), cell(row.mb_per_cpu_s, 1)],
       ...[percent(row.share), percent(row.cpu_share)],

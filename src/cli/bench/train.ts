@@ -1,6 +1,6 @@
 /** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
 import { availableParallelism } from 'node:os';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
 import { measureDevicePeak } from '../../bench/peak/device.js';
 import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
 import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
@@ -10,61 +10,46 @@ import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { plural } from '../../text.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
-
-interface Options {
-  readonly config?: string;
-  readonly attention?: 'nsa' | 'dense' | 'both';
-  readonly seqLen?: number[];
-  readonly batchSize?: number[];
-  readonly kernel?: SelectionKernel[];
-  readonly steps?: number;
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-  readonly quick?: boolean;
-  readonly profile?: boolean;
-  readonly json?: boolean;
-  readonly csv?: boolean;
-}
+import {
+  addOptions,
+  choice,
+  csvOption,
+  flag,
+  jsonOption,
+  type OptionValues,
+  parsed,
+  threadsOption,
+  wholeNumber,
+  wholeNumbers,
+} from '../shared/options.js';
+import { formatCsv, formatTable, right, wrapped } from '../shared/table.js';
 
 const QUICK_LENGTH = 512;
 const MIB = 2 ** 20;
 
+const OPTIONS = {
+  config: flag('--config <name|file>', `a shipped config, a YAML file, or ${SMALL_GPT} (default: see below)`),
+  attention: choice('--attention <kind>', 'kind of attention (default: that of the config)', ['nsa', 'dense', 'both']),
+  seqLen: parsed('--seq-len <list>', 'sequence lengths, such as 512,2048', wholeNumbers(1)),
+  batchSize: parsed('--batch-size <list>', 'sequences per micro-batch', wholeNumbers(1)),
+  kernel: parsed('--kernel <list>', `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`, kernels),
+  steps: parsed('--steps <n>', 'timed steps (default: as many as fit in ten seconds)', wholeNumber(1)),
+  device: deviceOption(),
+  threads: threadsOption(),
+  quick: flag('--quick', `two steps, and length ${QUICK_LENGTH} by default`),
+  profile: flag('--profile', 'also print the time of every kernel'),
+  json: jsonOption(
+    '{machine, device, threads, peak_gflops, rows: [{config, attention, kernel, S, batch, tokens_per_s, ms_step, mfu, mfu_palm, peak_mem_mib, params, layers}]}',
+  ),
+  csv: csvOption(),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(
-      new Option('--config <name|file>', `a shipped config, a YAML file, or ${SMALL_GPT} (default: see below)`),
-    )
-    .addOption(
-      new Option('--attention <kind>', 'kind of attention (default: that of the config)').choices([
-        'nsa',
-        'dense',
-        'both',
-      ]),
-    )
-    .addOption(new Option('--seq-len <list>', 'sequence lengths, such as 512,2048').argParser(wholeNumbers(1)))
-    .addOption(new Option('--batch-size <list>', 'sequences per micro-batch').argParser(wholeNumbers(1)))
-    .addOption(
-      new Option('--kernel <list>', `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`).argParser(
-        kernels,
-      ),
-    )
-    .addOption(
-      new Option('--steps <n>', 'timed steps (default: as many as fit in ten seconds)').argParser(wholeNumber(1)),
-    )
-    .addOption(deviceOption('where to compute; auto = CUDA if available'))
-    .addOption(threadsOption())
-    .addOption(new Option('--quick', `two steps, and length ${QUICK_LENGTH} by default`))
-    .addOption(new Option('--profile', 'also print the time of every kernel'))
-    .addOption(
-      jsonOption(
-        '{machine, device, threads, peak_gflops, rows: [{config, attention, kernel, S, batch, tokens_per_s, ms_step, mfu, mfu_palm, peak_mem_mib, params, layers}]}',
-      ),
-    )
-    .addOption(new Option('--csv', 'print the rows as CSV on stdout').conflicts('json'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => runBlocking(() => bench(options, io)));
 }
@@ -137,10 +122,10 @@ function bench(options: Options, io: Io): void {
     rows: measured.map((one) => rowOf(one, peak)),
   };
   if (options.json) printJson(io, result);
-  else if (options.csv) io.out(csv(result.rows));
+  else if (options.csv) io.out(formatCsv(COLUMNS, result.rows));
   else {
     const { machine, threads, peak_gflops, rows } = result;
-    const count = threads === 0 ? '' : ` ${threads} ${threads === 1 ? 'thread' : 'threads'},`;
+    const count = threads === 0 ? '' : ` ${plural(threads, 'thread')},`;
     io.out(`${machine};${count} measured peak ${peak_gflops} GFLOP/s\n`);
     io.out(rowTable(rows, io.width));
     for (const row of rows) if (row.profile) io.out(profileTable(row, row.profile));
@@ -188,17 +173,9 @@ const COLUMNS = [
   ...(['peak_mem_mib', 'params', 'layers'] as const),
 ];
 
-function csv(rows: readonly Row[]): string {
-  return [COLUMNS.join(','), ...rows.map((row) => COLUMNS.map((name) => row[name]).join(','))].join('\n');
-}
-
 function rowTable(rows: readonly Row[], width: number): string {
-  const numbers = ['S', 'batch', 'tok/s', 'ms/step', 'MFU', 'peak MiB'];
   return formatTable(
-    [
-      ...[{ title: 'config', wrap: true }, { title: 'attn' }, { title: 'kernel' }],
-      ...numbers.map((title) => ({ title, align: 'right' as const })),
-    ],
+    [wrapped('config'), 'attn', 'kernel', ...right('S', 'batch', 'tok/s', 'ms/step', 'MFU', 'peak MiB')],
     rows.map((row) => [
       ...[row.config, row.attention, row.kernel, String(row.S), String(row.batch)],
       ...[row.tokens_per_s.toFixed(0), row.ms_step.toFixed(1), percent(row.mfu), row.peak_mem_mib.toFixed(0)],
@@ -208,9 +185,8 @@ function rowTable(rows: readonly Row[], width: number): string {
 }
 
 function profileTable({ config, attention, S }: Row, profile: readonly ProfileRow[]): string {
-  const numbers = ['calls', 'ms', 'share', 'GFLOP/s'].map((title) => ({ title, align: 'right' as const }));
   const table = formatTable(
-    [{ title: 'kernel' }, ...numbers],
+    ['kernel', ...right('calls', 'ms', 'share', 'GFLOP/s')],
     profile.map(({ name, calls, ms, share, gflops }) => [
       ...[name, String(calls), ms.toFixed(2), percent(share), gflops === null ? '' : gflops.toFixed(0)],
     ]),

@@ -1,19 +1,20 @@
 /** `trefoil data bootstrap`: some gigabytes of a source as local JSON Lines, for starts that wait for no network. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { bootstrap } from '../../data/bootstrap.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
+import { addOptions, type OptionValues, parsed, required } from '../shared/options.js';
+import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
-interface Options extends SourceOptions {
-  readonly bytes: number;
-  readonly out: string;
-}
+const OPTIONS = {
+  ...SOURCE_OPTIONS,
+  bytes: parsed('--bytes <n>', 'how much, such as 5GB', byteCount, 5e9, '5GB'),
+  out: required('--out <folder>', 'folder for the files'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  addSourceOptions(command)
-    .addOption(new Option('--bytes <n>', 'how much, such as 5GB').argParser(byteCount).default(5e9, '5GB'))
-    .requiredOption('--out <folder>', 'folder for the files')
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }

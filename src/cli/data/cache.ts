@@ -1,27 +1,21 @@
 /** `trefoil data cache`: lists the tokenised text and the fetched data on this machine, and removes them. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { type CacheEntry, clearCache, listCache, shrinkCache } from '../../data/shards/cache.js';
 import { defaultCacheFolder } from '../../data/sources/range-cache.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
+import { addOptions, flag, jsonOption, type OptionValues, parsed } from '../shared/options.js';
+import { formatTable, right } from '../shared/table.js';
 import { byteCount, megabytes } from './source-options.js';
 
-interface Options {
-  readonly clear?: boolean;
-  readonly limit?: number;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  clear: flag('--clear', 'remove everything except builds in progress').conflicts('limit'),
+  limit: parsed('--limit <n>', 'remove the least recently used shards down to a size, such as 2GB', byteCount),
+  json: jsonOption(),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--clear', 'remove everything except builds in progress').conflicts('limit'))
-    .addOption(
-      new Option('--limit <n>', 'remove the least recently used shards down to a size, such as 2GB').argParser(
-        byteCount,
-      ),
-    )
-    .addOption(jsonOption())
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }
@@ -52,13 +46,7 @@ function run({ clear, limit, json }: Options, io: Io): void {
   io.out('');
   io.out(
     formatTable(
-      [
-        { title: 'entry' },
-        { title: 'kind' },
-        { title: 'size', align: 'right' },
-        { title: 'tokens', align: 'right' },
-        { title: 'last used' },
-      ],
+      ['entry', 'kind', ...right('size', 'tokens'), 'last used'],
       entries.map(({ name, kind, bytes: size, tokens, lastUsed }) => [
         ...[name.slice(0, 12), kind, megabytes(size), tokens === null ? '' : String(tokens)],
         new Date(lastUsed).toISOString().slice(0, 16).replace('T', ' '),

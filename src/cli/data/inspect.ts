@@ -1,27 +1,27 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import { wrapText } from '../../text.js';
 import { type Io, printJson } from '../shared/io.js';
-import { wholeNumber } from '../shared/options.js';
-import { DEFAULT_WIDTH, formatTable } from '../shared/table.js';
-import { addSourceOptions, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
+import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { DEFAULT_WIDTH, formatTable, right } from '../shared/table.js';
+import { megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
-interface Options extends SourceOptions {
-  readonly documents: number;
-  readonly samples: number;
-}
+const OPTIONS = {
+  ...SOURCE_OPTIONS,
+  documents: parsed('--documents <n>', 'look at the first n', wholeNumber(1), 1000),
+  samples: parsed('--samples <n>', 'beginnings of documents to show', wholeNumber(0), 3),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const SAMPLE_LENGTH = 160;
 const BAR = 40;
 
 export function configure(command: Command, io: Io): void {
-  addSourceOptions(command)
-    .addOption(new Option('--documents <n>', 'look at the first n').argParser(wholeNumber(1)).default(1000))
-    .addOption(new Option('--samples <n>', 'beginnings of documents to show').argParser(wholeNumber(0)).default(3))
+  addOptions(command, OPTIONS)
     .addHelpText('after', '\nPrepared shards (--dataset tokens) are counted whole, and their hashes compared.\n')
     .action((options: Options) => run(options, io));
 }
@@ -53,7 +53,7 @@ function report({ complete, documents, empty, tokens, bytes, lengths, histogram,
     `tokens of a document: ${lengths.min} least, ${lengths.p50} median, ${lengths.mean.toFixed(0)} mean, ${lengths.p95} p95, ${lengths.max} most`,
     '',
     formatTable(
-      [{ title: 'tokens', align: 'right' }, { title: 'documents', align: 'right' }, { title: '' }],
+      [...right('tokens', 'documents'), ''],
       histogram.map((row) => [
         `${row.from}-${row.to - 1}`,
         String(row.documents),

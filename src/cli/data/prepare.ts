@@ -1,27 +1,27 @@
 /** `trefoil data prepare`: tokenises a source once, to shards that any number of runs read by position. */
 import { availableParallelism } from 'node:os';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addSourceOptions, byteCount, megabytes, type SourceOptions, sourceConfig } from './source-options.js';
+import { addOptions, type OptionValues, parsed, required } from '../shared/options.js';
+import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
-interface Options extends SourceOptions {
-  readonly out: string;
-  readonly partBytes?: number;
-}
+const OPTIONS = {
+  ...SOURCE_OPTIONS,
+  out: required('--out <folder>', 'new folder for the shards'),
+  partBytes: parsed(
+    '--part-bytes <n>',
+    'about how much of a file a thread tokenises at a time (default: 1/256 of all)',
+    byteCount,
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const BAR = 24;
 
 export function configure(command: Command, io: Io): void {
-  addSourceOptions(command)
-    .requiredOption('--out <folder>', 'new folder for the shards')
-    .addOption(
-      new Option(
-        '--part-bytes <n>',
-        'about how much of a file a thread tokenises at a time (default: 1/256 of all)',
-      ).argParser(byteCount),
-    )
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }

@@ -1,26 +1,24 @@
 /** `trefoil data smoke`: does the source give batches, and how soon? */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { openTrainingData } from '../../train/training-data.js';
 import { type Io, printJson } from '../shared/io.js';
-import { wholeNumber } from '../shared/options.js';
-import { addSourceOptions, type SourceOptions, sourceConfig } from './source-options.js';
+import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
-interface Options extends SourceOptions {
-  readonly seqLen: number;
-  readonly batchSize: number;
-  readonly batches: number;
-  readonly timeout: number;
-}
+const OPTIONS = {
+  ...SOURCE_OPTIONS,
+  seqLen: parsed('--seq-len <n>', 'tokens in a sequence', wholeNumber(1), 1024),
+  batchSize: parsed('--batch-size <n>', 'sequences in a batch', wholeNumber(1), 1),
+  batches: parsed('--batches <n>', 'batches to fetch', wholeNumber(1), 4),
+  timeout: parsed('--timeout <seconds>', 'time for each', wholeNumber(1), 60),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const SHOWN_TOKENS = 40;
 
 export function configure(command: Command, io: Io): void {
-  addSourceOptions(command)
-    .addOption(new Option('--seq-len <n>', 'tokens in a sequence').argParser(wholeNumber(1)).default(1024))
-    .addOption(new Option('--batch-size <n>', 'sequences in a batch').argParser(wholeNumber(1)).default(1))
-    .addOption(new Option('--batches <n>', 'batches to fetch').argParser(wholeNumber(1)).default(4))
-    .addOption(new Option('--timeout <seconds>', 'time for each').argParser(wholeNumber(1)).default(60))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => smoke(options, io));
 }

@@ -1,39 +1,25 @@
 /** What the commands of `trefoil data` share: which data, as a config would name it. */
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { InvalidArgumentError } from 'commander';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import type { Io } from '../shared/io.js';
-import { jsonOption, wholeNumber } from '../shared/options.js';
+import { Flag, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 
-export interface SourceOptions {
-  readonly config?: string;
-  readonly dataset?: string;
-  readonly localPath?: string;
-  readonly hubDataset?: string;
-  readonly hubConfig?: string;
-  readonly tokenizer?: string;
-  readonly workers?: number;
-  readonly set?: string[];
-  readonly json?: boolean;
-}
-
-export function addSourceOptions(command: Command): Command {
-  return command
-    .addOption(new Option('--config <name|file>', 'take the settings of a config'))
-    .addOption(new Option('--dataset <source>', 'data.source: fineweb_edu, fineweb_edu_local, text or jsonl'))
-    .addOption(new Option('--local-path <path>', 'data.path: file, folder or pattern of a local source'))
-    .addOption(new Option('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'))
-    .addOption(new Option('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'))
-    .addOption(new Option('--tokenizer <name>', 'data.tokenizer: byte, gpt2 or the path of a tokenizer.json'))
-    .addOption(new Option('--workers <n>', 'data.workers: threads').argParser(wholeNumber(1)))
-    .addOption(
-      new Option('--set <key=value>', 'set any config key; may be repeated').argParser(
-        (text: string, before: string[] | undefined) => [...(before ?? []), text],
-      ),
-    )
-    .addOption(jsonOption());
-}
+export const SOURCE_OPTIONS = {
+  config: flag('--config <name|file>', 'take the settings of a config'),
+  dataset: flag('--dataset <source>', 'data.source: fineweb_edu, fineweb_edu_local, text or jsonl'),
+  localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
+  hubDataset: flag('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'),
+  hubConfig: flag('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'),
+  tokenizer: flag('--tokenizer <name>', 'data.tokenizer: byte, gpt2 or the path of a tokenizer.json'),
+  workers: parsed('--workers <n>', 'data.workers: threads', wholeNumber(1)),
+  set: new Flag<string[] | undefined>('--set <key=value>', 'set any config key; may be repeated').argParser(
+    (text: string, before: string[] | undefined) => [...(before ?? []), text],
+  ),
+  json: jsonOption(),
+};
+export type SourceOptions = OptionValues<typeof SOURCE_OPTIONS>;
 
 /** The config behind the flags: they win over the environment, and that over the file, as for `train`. */
 export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<Record<string, string>> = {}): Config {

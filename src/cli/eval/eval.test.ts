@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { lastLogits } from '../../infer/context-reader.js';
+import { lastLogits } from '../../infer/decode.js';
 import { writeFinalModel } from '../../infer/load-model.js';
 import { tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
 import type { LanguageModel } from '../../model/language-model.js';

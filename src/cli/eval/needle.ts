@@ -2,14 +2,13 @@
 import { join } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { UsageError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
+import { ensureFolder, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { loadModel } from '../../infer/load-model.js';
 import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
 import { withoutBranch } from '../../infer/without-branch.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { Branch } from '../../ops/attention/gate/op.js';
-import { writeFileAtomic } from '../../run/atomic.js';
 import { heatMap, percent } from '../../watch/report/heat-map.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';

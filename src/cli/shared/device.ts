@@ -1,10 +1,10 @@
 /** Opens the devices that a command requests. */
-import { Option } from 'commander';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
+import { choice, type Flag } from './options.js';
 
 const progress = new CompileProgressLine(process.stderr);
 
@@ -19,8 +19,8 @@ export interface DeviceOptions {
   readonly deterministic?: boolean;
 }
 
-export function deviceOption(description: string): Option {
-  return new Option('--device <name>', description).choices(['auto', 'cpu', 'cuda']).default('auto');
+export function deviceOption(description = 'where to compute; auto = CUDA if available'): Flag<DeviceChoice> {
+  return choice('--device <name>', description, ['auto', 'cpu', 'cuda'], 'auto');
 }
 
 /** Opens the given device; `auto` opens CUDA if available, else the CPU. */

@@ -1,5 +1,6 @@
 /** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
 import type { Environment } from '../../config/legacy/typed-variable.js';
+import { LiveLine } from '../../live-line.js';
 import { toJson } from '../../run/json.js';
 import { DEFAULT_WIDTH } from './table.js';
 
@@ -99,27 +100,9 @@ export function stylesFor(stream: { readonly isTTY?: boolean }, env: Environment
   };
 }
 
-const LINE_INTERVAL_MS = 10_000;
-
 /** Progress on stderr: one line that is rewritten in place on a terminal, elsewhere a line every ten seconds. */
-export class ProgressLine {
-  readonly #stream: Stream;
-  #last = performance.now();
-
+export class ProgressLine extends LiveLine {
   constructor(io: Io) {
-    this.#stream = io.stderr;
-  }
-
-  show(text: string): void {
-    const { isTTY, columns = DEFAULT_WIDTH } = this.#stream;
-    if (isTTY) this.#stream.write(`\r\x1b[K${text.slice(0, columns - 1)}`);
-    else if (performance.now() - this.#last >= LINE_INTERVAL_MS) {
-      this.#last = performance.now();
-      this.#stream.write(`${text}\n`);
-    }
-  }
-
-  clear(): void {
-    if (this.#stream.isTTY) this.#stream.write('\r\x1b[K');
+    super(io.stderr, { everyMs: 10_000 });
   }
 }

@@ -4,7 +4,7 @@ import { visible, wrapText } from '../../text.js';
 import { explainRows } from '../../watch/explain.js';
 import type { Row } from '../../watch/row.js';
 import type { Io } from './io.js';
-import { formatTable } from './table.js';
+import { formatTable, wrapped } from './table.js';
 
 const MARKS = { green: 'ok', yellow: 'WARN', red: 'FAIL' } as const;
 
@@ -17,7 +17,7 @@ export function printRows(io: Io, rows: readonly Row[], result: string): void {
 
 function rowTable(rows: readonly Row[], { style, width }: Io): string {
   return formatTable(
-    [{ title: '' }, { title: 'rule' }, { title: 'value', wrap: true }, { title: 'limit', wrap: true }],
+    ['', 'rule', wrapped('value'), wrapped('limit')],
     rows.map(({ rule, level, value, limit }) => [style[level](MARKS[level]), rule, cell(value), cell(limit)]),
     width,
   ).trimEnd();

@@ -7,9 +7,19 @@ export const DEFAULT_WIDTH = 80;
 
 export interface Column {
   readonly title: string;
-  readonly align?: 'left' | 'right';
+  readonly align?: 'right';
   /** Break cells into several lines when the table is wider than the terminal. Such cells must not contain colour. */
   readonly wrap?: boolean;
+}
+
+/** Columns of numbers. */
+export function right(...titles: readonly string[]): Column[] {
+  return titles.map((title) => ({ title, align: 'right' }));
+}
+
+/** A column whose cells may take several lines. */
+export function wrapped(title: string): Column {
+  return { title, wrap: true };
 }
 
 const GAP = 2;
@@ -18,10 +28,11 @@ const NARROWEST = 12;
 
 /** A table whose columns have the width of their longest cell, without spaces at the end of a line. */
 export function formatTable(
-  columns: readonly Column[],
+  titles: readonly (string | Column)[],
   rows: readonly (readonly string[])[],
   width: number = DEFAULT_WIDTH,
 ): string {
+  const columns = titles.map((column) => (typeof column === 'string' ? { title: column } : column) as Column);
   const cells = [columns.map(({ title }) => title), ...rows];
   const widths = fitColumns(
     columns,
@@ -63,6 +74,14 @@ function pad(cell: string, width: number, align: Column['align']): string {
 
 function visibleLength(text: string): number {
   return stripVTControlCharacters(text).length;
+}
+
+/** Rows as CSV with a header; null is an empty cell. */
+export function formatCsv<Name extends string>(
+  columns: readonly Name[],
+  rows: readonly Readonly<Record<Name, number | string | null>>[],
+): string {
+  return [columns.join(','), ...rows.map((row) => columns.map((name) => row[name] ?? '').join(','))].join('\n');
 }
 
 /** A line of ` | `-separated fields, without the last fields that do not fit. */

@@ -103,7 +103,7 @@ export const environmentVariables: readonly EnvironmentVariable[] = [
   readBy('watch', 'NSA_WATCH_COLLAPSE_CRITICAL', 'number', 'share of collapsed gates that is critical'),
   readBy('watch', 'NSA_WATCH_COMMAND', 'text', 'command to run on an alert'),
   readBy('watch', 'NSA_WATCH_WEBHOOK', 'text', 'URL that receives a POST on an alert'),
-  readBy('watch', 'NSA_WATCH_GATE_ENTROPY_MIN', 'number', 'gate entropy below which gates are collapsed'),
+  readBy('watch', 'NSA_WATCH_GATE_ENTROPY_MIN', 'number', 'mean gate entropy below which gates are collapsed'),
   readBy('watch', 'NSA_WATCH_GATE_MAX_THRESHOLD', 'number', 'mean of the largest gate that is a warning'),
 
   readBy('train', 'NSA_PG_TIMEOUT_MIN', 'number', 'minutes that a rank waits for the others'),

@@ -109,17 +109,19 @@ export class LaneSamples {
     }
   }
 
-  /** Puts the tokens of a document and its separator into `#tokens`; false for an empty document. */
+  /** Puts the tokens of a document, with what begins and separates documents, into `#tokens`; false if it is empty. */
   #encode({ document, continues, isPartial }: PlacedDocument): boolean {
     const text = documentText(document);
     const tokens = this.#tokens;
     const tokenizer = this.#tokenizer;
     tokens.length = 0;
+    if (!continues && tokenizer.documentStart) tokens.append(tokenizer.documentStart);
+    const start = tokens.length;
     for (const piece of text.length <= PIECE_LENGTH ? [text] : cutText(text)) {
       if (tokenizer.encodeInto) tokenizer.encodeInto(piece, tokens);
       else tokens.append(tokenizer.encode(piece));
     }
-    if (tokens.length === 0) return false;
+    if (tokens.length === start) return false;
     checkRange(tokens, tokenizer);
     if (!continues) tokens.ids[0] |= DOCUMENT_START;
     if (!isPartial) tokens.reserve(1)[tokens.length++] = tokenizer.separator;

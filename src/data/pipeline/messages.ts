@@ -6,6 +6,9 @@ import type { Cursor, Side } from '../sources/documents.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import type { RingMemory } from './ring.js';
 
+/** The program of all worker threads (worker.ts). */
+export const WORKER_MODULE = new URL('./worker.js', import.meta.url);
+
 export interface LaneTask {
   /** Number of the lane in the corpus, and of its ring. */
   readonly lane: number;

@@ -5,9 +5,16 @@ import { UsageError } from '../../errors.js';
 import { Purpose } from '../hash.js';
 import type { OpenOptions } from '../loader.js';
 import { openCached } from '../shards/cache.js';
-import { RangeStream, rangesLength, singleRange, type TokenRanges } from '../shards/ranges.js';
 import { ShardReader } from '../shards/reader.js';
-import { type Samples, StreamSamples, WholeStream } from '../shards/samples.js';
+import {
+  RangeStream,
+  rangesLength,
+  type Samples,
+  StreamSamples,
+  singleRange,
+  type TokenRanges,
+  WholeStream,
+} from '../shards/samples.js';
 import { splitCorpus } from '../shards/split.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
 import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';

@@ -2,8 +2,8 @@
 
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../../errors.js';
-import type { FromWorker, StreamTask } from './messages.js';
-import { workerFile } from './worker-file.js';
+import { workerFile } from '../../worker-file.js';
+import { type FromWorker, type StreamTask, WORKER_MODULE } from './messages.js';
 
 type Failure = Extract<FromWorker, { kind: 'failed' }>;
 
@@ -28,7 +28,7 @@ export class PipelineWorkers {
   }
 
   static async start(tasks: readonly Omit<StreamTask, 'port'>[]): Promise<PipelineWorkers> {
-    const file = await workerFile();
+    const file = await workerFile(WORKER_MODULE);
     const ports: MessagePort[] = [];
     const workers = tasks.map((task) => {
       const { port1, port2 } = new MessageChannel();

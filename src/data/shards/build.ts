@@ -7,10 +7,10 @@ import { existsSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
+import { ensureFolder } from '../../files.js';
+import { workerFile } from '../../worker-file.js';
 import type { BuildProgress } from '../loader.js';
-import type { FromWorker, PrepareTask } from '../pipeline/messages.js';
-import { workerFile } from '../pipeline/worker-file.js';
+import { type FromWorker, type PrepareTask, WORKER_MODULE } from '../pipeline/messages.js';
 import { failureOf } from '../pipeline/workers.js';
 import { BlobOpener } from '../sources/blob.js';
 import { type FileReport, isUnchanged } from '../sources/files.js';
@@ -21,8 +21,8 @@ import { cutText } from '../sources/text.js';
 import { createTokenizer, type Tokenizer } from '../tokenizer.js';
 import { partialName, renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
-import { firstAtLeast } from './ranges.js';
 import { ShardReader } from './reader.js';
+import { firstAtLeast } from './samples.js';
 import { ShardWriter } from './writer.js';
 
 export interface BuildOptions {
@@ -191,7 +191,7 @@ export async function tokeniseInThreads(
   counter: ProgressCounter,
 ): Promise<void> {
   const open = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !done.has(unit));
-  const file = await workerFile();
+  const file = await workerFile(WORKER_MODULE);
   const workerData: PrepareTask = { kind: 'prepare', spec, tokenizer: tokenizerName, folder };
   const workers: Worker[] = [];
   const run = (): Promise<void> =>

@@ -1,11 +1,11 @@
 /** Folders that appear whole: built under another name, then renamed. */
 
 import { randomBytes } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
+import { readdirSync, renameSync, rmSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { dirname, join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
+import { ensureFolder, errorCode, fsyncDir } from '../../files.js';
 import { pidExists } from '../../process-identity.js';
 
 /** A partial folder whose owner is gone is kept this long: another machine may have the same host name. */
@@ -46,19 +46,9 @@ function cannotWrite(folder: string, cause: Error): TrefoilError {
 
 /** Renames a finished folder and forces its files' names and the new name to disk. */
 export function renameDurably(from: string, to: string): void {
-  syncFolder(from);
+  fsyncDir(from);
   renameSync(from, to);
-  syncFolder(dirname(to));
-}
-
-/** A folder's list of names is data too: without this a crash may lose files that are themselves on disk. */
-function syncFolder(folder: string): void {
-  const descriptor = openSync(folder, 'r');
-  try {
-    fsyncSync(descriptor);
-  } finally {
-    closeSync(descriptor);
-  }
+  fsyncDir(dirname(to));
 }
 
 /** Removes partial folders in `root` that dead processes of this machine left. */
@@ -77,7 +67,7 @@ export function discard(folder: string): void {
   try {
     renameSync(folder, aside);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return;
+    if (errorCode(error) === 'ENOENT') return;
     throw error;
   }
   rmSync(aside, { recursive: true, force: true });
@@ -94,7 +84,7 @@ export function listFolder(folder: string): string[] {
   try {
     return readdirSync(folder);
   } catch (error) {
-    if (['ENOENT', 'ENOTDIR'].includes((error as NodeJS.ErrnoException).code ?? '')) return [];
+    if (['ENOENT', 'ENOTDIR'].includes(errorCode(error) ?? '')) return [];
     throw error;
   }
 }

@@ -7,7 +7,7 @@
 import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
+import { ensureFolder } from '../../files.js';
 import { pidExists } from '../../process-identity.js';
 import type { FileReport } from '../sources/files.js';
 import { CorpusOrder, corpusIdentity } from '../sources/order.js';

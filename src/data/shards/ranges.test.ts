@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { type Corpus, firstAtLeast, RangeStream, singleRange, type TokenRanges } from './ranges.js';
+import { type Corpus, firstAtLeast, RangeStream, singleRange, type TokenRanges } from './samples.js';
 
 /** A corpus whose token at position p is p. */
 function countingCorpus(documentStarts: number[]): Corpus {

@@ -1,7 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { RangeStream, singleRange } from './ranges.js';
-import { StreamSamples } from './samples.js';
+import { RangeStream, StreamSamples, singleRange } from './samples.js';
 
 /** Samples over a stream whose token at position p is p. */
 function samplesOf(length: number, sequenceLength: number, shuffle = true, seed = 3): StreamSamples {

@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
-import { rangesLength, type TokenRanges } from './ranges.js';
+import { rangesLength, type TokenRanges } from './samples.js';
 import { type Split, type SplitRequest, splitCorpus } from './split.js';
 
 function request(lengths: number[], valFraction: number, sequenceLength = 8, seed = 1): SplitRequest {

@@ -7,7 +7,7 @@
 
 import { UsageError } from '../../errors.js';
 import { absorb, Purpose } from '../hash.js';
-import { singleRange, type TokenRanges } from './ranges.js';
+import { singleRange, type TokenRanges } from './samples.js';
 
 const LEAST_DOCUMENTS = 50;
 

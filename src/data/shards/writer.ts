@@ -1,9 +1,10 @@
 /** Writes token shards as a stream, in bounded memory. */
 
 import { createHash, type Hash } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, writeSync } from 'node:fs';
+import { closeSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
+import { writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
 import {
   bytesPerToken,
@@ -47,13 +48,16 @@ export class ShardWriter {
 
   /** Adds tokens to the open document, or to a new one. */
   append(ids: ArrayLike<number>): void {
-    const { vocabSize, name } = this.#tokenizer;
+    const { vocabSize, name, documentStart = [] } = this.#tokenizer;
     for (let index = 0; index < ids.length; index++) {
       const id = ids[index];
       if (!(id >= 0 && id < vocabSize)) {
         throw new TrefoilError(`tokenizer ${name} gave token ${id}, outside its vocabulary of ${vocabSize}`);
       }
-      if (!this.#insideDocument) this.#beginDocument();
+      if (!this.#insideDocument) {
+        this.#beginDocument();
+        for (const first of documentStart) this.#put(first);
+      }
       this.#put(id);
     }
   }
@@ -155,8 +159,7 @@ class HashedFile {
   write(bytes: Uint8Array): void {
     this.#hash.update(bytes);
     this.#bytes += bytes.length;
-    // A call may write fewer bytes than requested.
-    for (let done = 0; done < bytes.length; ) done += writeSync(this.#descriptor, bytes, done);
+    writeFully(this.#descriptor, bytes);
   }
 
   close(): ShardFile {

@@ -11,8 +11,7 @@
  */
 
 import { createHash } from 'node:crypto';
-import { absorb, Purpose } from '../hash.js';
-import { createPermutation } from '../permutation.js';
+import { absorb, createPermutation, Purpose } from '../hash.js';
 import type { CorpusFile, CorpusSpec } from './spec.js';
 
 /** Common numbers of ranks divide the first of these. */

@@ -6,8 +6,8 @@
 
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdir, readdir, readFile, rename, rm, stat, utimes, writeFile } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { join } from 'node:path';
+import { cacheFolder, errorCode } from '../../files.js';
 
 const HASH_BYTES = 32;
 /** Eviction goes down to this share of the limit, so that not every write evicts. */
@@ -96,13 +96,12 @@ async function ifThere<Value>(promise: Promise<Value>): Promise<Value | undefine
   try {
     return await promise;
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
+    if (errorCode(error) === 'ENOENT') return undefined;
     throw error;
   }
 }
 
 /** `$TREFOIL_CACHE/data`, else `trefoil/data` in the user's cache folder. */
 export function defaultCacheFolder(environment: NodeJS.ProcessEnv = process.env): string {
-  if (environment.TREFOIL_CACHE) return join(environment.TREFOIL_CACHE, 'data');
-  return join(environment.XDG_CACHE_HOME || join(homedir(), '.cache'), 'trefoil', 'data');
+  return join(cacheFolder(environment), 'data');
 }

@@ -102,7 +102,7 @@ describe('unigram tokenizer.json', () => {
 
 describe('white space in the built-in steps', () => {
   const wordLevel = (pre_tokenizer: object, normalizer: object | null = null) => {
-    const words = ['<unk>', '</s>', 'a', 'b', '\uFEFFb', 'é'];
+    const words = ['<unk>', '</s>', 'a', 'b', '\uFEFFb', 'é', '\uFEFF'];
     return createHuggingFaceTokenizer(
       write({
         version: '1.0',
@@ -156,7 +156,7 @@ describe('errors name the file and the remedy', () => {
     [
       'an unknown model',
       { ...byteLevelTokenizerJson(), model: { type: 'Quantum', vocab: null } },
-      'not a tokenizer this library',
+      'the model "Quantum" is not supported',
     ],
   ])('%s', (_, content, message) => {
     const path = write(content);

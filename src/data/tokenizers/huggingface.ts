@@ -1,177 +1,133 @@
-/** Any tokenizer.json, by the JavaScript library of Hugging Face. */
+/**
+ * A tokenizer.json of Hugging Face, with the files beside it. The order of work is that of the reference library: added
+ * tokens are found, the text between them is normalized, cut into words, and each word is encoded by the model.
+ */
 
 import { createHash } from 'node:crypto';
-import { existsSync, readFileSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
-import { Tokenizer as Library } from '@huggingface/tokenizers';
-import { z } from 'zod';
-import { TrefoilError, UsageError } from '../../errors.js';
+import { UsageError } from '../../errors.js';
 import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
-import { checkedId } from './bytes.js';
+import { checkedId, createByteStreamDecoder } from './bytes.js';
+import { createAddedTokenSplitter, type Piece } from './huggingface/added-tokens.js';
+import { byteOfFallbackToken, bytesOfToken, createDecoder, isByteLevelDecoder } from './huggingface/decoders.js';
+import { readTokenizerFiles, type TokenizerFiles } from './huggingface/files.js';
+import { createModel } from './huggingface/models.js';
+import { createNormalizer } from './huggingface/normalizers.js';
+import { createFrame } from './huggingface/post-processor.js';
+import { createWordSplitter } from './huggingface/pre-tokenizers.js';
+import { TokenBuffer } from './token-buffer.js';
 
-const AddedToken = z.looseObject({ id: z.number().int().min(0), content: z.string(), special: z.boolean().optional() });
-/** A normalizer or pre-tokenizer; a sequence lists its steps. */
-interface Step {
-  readonly type: string;
-  readonly [key: string]: unknown;
-}
-const Step: z.ZodType<Step> = z.looseObject({ type: z.string() });
-const TokenizerFile = z.looseObject({
-  model: z.looseObject({ vocab: z.unknown() }),
-  added_tokens: z.array(AddedToken).default([]),
-  normalizer: Step.nullish(),
-  pre_tokenizer: Step.nullish(),
-  decoder: Step.nullish(),
-});
-type TokenizerFile = z.infer<typeof TokenizerFile>;
-// tokenizer_config.json writes a token as a string or as an object with its content.
-const TokenizerConfig = z.looseObject({
-  eos_token: z.union([z.string(), z.looseObject({ content: z.string() })]).nullish(),
-});
-
-/** Tried in this order where tokenizer_config.json names no eos_token. */
+/** Tried in this order where no file names an eos_token. */
 const SEPARATORS = ['<|endoftext|>', '</s>', '<|end_of_text|>', '<eos>', '<|eos|>', '[EOS]', '[SEP]'];
 
 export function createHuggingFaceTokenizer(path: string): Tokenizer {
-  const content = readText(path);
-  const file = parse(path, content, TokenizerFile);
-  const configPath = join(dirname(path), 'tokenizer_config.json');
-  const config = existsSync(configPath) ? parse(configPath, readText(configPath), TokenizerConfig) : {};
-  const eos = typeof config.eos_token === 'string' ? config.eos_token : config.eos_token?.content;
+  const files = readTokenizerFiles(path);
+  const { encodeInto, decode: decodeTokens, frame, vocabulary } = assemble(files);
+  const { added_tokens: added, decoder: decoderStep } = files.file;
+  const tokens: string[] = [];
+  for (const [token, id] of vocabulary) tokens[id] = token;
+  for (const { content, id } of added) tokens[id] = content;
+  const vocabSize = tokens.length;
+  const special = new Set(added.filter((token) => token.special).map(({ id }) => id));
+  const separator = findSeparator(files, tokens);
+  const checked = (id: number): number => checkedId(id, vocabSize, path);
 
-  const encoder = load(path, withUnicodeWhitespace(withoutSpecialTokens(file)), config);
-  const ids = encoder.get_vocab(true);
-  for (const token of file.added_tokens) ids.set(token.content, token.id);
-  let vocabSize = 0;
-  for (const id of ids.values()) vocabSize = Math.max(vocabSize, id + 1);
-  const candidates = eos === undefined ? SEPARATORS : [eos];
-  const separator = candidates.map((token) => ids.get(token)).find((id) => id !== undefined);
-  if (separator === undefined) {
-    throw new UsageError(
-      `${path}: no end-of-text token to put between documents; name one as "eos_token" in ${configPath}`,
-    );
-  }
-
-  let byteLengths: Int32Array | undefined;
-  // Loaded on first use: training never decodes, and a large vocabulary takes memory twice.
-  let decoder: Library | undefined;
-  const decode = (tokens: ArrayLike<number>): string => {
-    if (tokens.length === 0) return '';
-    const list = Array.from(tokens, (id) => checkedId(id, vocabSize, path));
-    // The clean-up of spaces before punctuation would make decode(encode(x)) differ from x.
-    decoder ??= load(path, file, config);
-    return decoder.decode(list, { skip_special_tokens: false, clean_up_tokenization_spaces: false });
+  const encode: Tokenizer['encode'] = (text, { parseSpecial = false, addSpecial = false } = {}) => {
+    const buffer = new TokenBuffer((text.length >> 2) + 16);
+    if (addSpecial) buffer.append(frame.before);
+    encodeInto(text, buffer, parseSpecial);
+    if (addSpecial) buffer.append(frame.after);
+    return buffer.ids.slice(0, buffer.length);
   };
+  const decode: Tokenizer['decode'] = (ids, { skipSpecial = false } = {}) => {
+    const kept: string[] = [];
+    for (let i = 0; i < ids.length; i++) {
+      const token: string | undefined = tokens[checked(ids[i])];
+      if (token !== undefined && !(skipSpecial && special.has(ids[i]))) kept.push(token);
+    }
+    return kept.length === 0 ? '' : decodeTokens(kept).join('');
+  };
+  const isByteLevel = isByteLevelDecoder(decoderStep);
+  const bytesOf = (id: number): Uint8Array => bytesOfToken(tokens[checked(id)] ?? '');
   return {
     name: basename(dirname(resolve(path))),
     vocabSize,
     separator,
-    identity: `tokenizer.json:${createHash('sha256').update(content).digest('hex')}:${separator}`,
-    encode: (text) =>
-      Int32Array.from(encoder.encode(text, { add_special_tokens: false }).ids, (id: number | undefined) => {
-        if (id !== undefined) return id;
-        throw new TrefoilError(`${path}: cannot encode some characters and has no unknown token; use a byte-level one`);
-      }),
+    // The empty list is left out: it is what every tokenizer had when this part was added.
+    identity: [
+      `tokenizer.json:${createHash('sha256').update(files.content).digest('hex')}:${separator}`,
+      ...(frame.before.length > 0 ? [frame.before.join(',')] : []),
+    ].join(':'),
+    documentStart: frame.before,
+    endTokens: [...new Set([separator, ...files.endTokens])],
+    chat: { templates: files.chatTemplates, variables: files.names },
+    encode,
+    encodeInto: (text, buffer) => encodeInto(text, buffer, false),
     byteLength: (id) => {
-      byteLengths ??= measureTokens(ids, file, separator, vocabSize);
-      return byteLengths[checkedId(id, vocabSize, path)];
+      if (id === separator || special.has(checked(id))) return 0;
+      return isByteLevel ? bytesOf(id).length : byteLengthOfPiece(tokens[id] ?? '');
     },
     decode,
-    createStreamDecoder: () => createWindowDecoder(decode),
+    createStreamDecoder: ({ skipSpecial = false } = {}) => {
+      const isSkipped = (id: number) => skipSpecial && special.has(checked(id));
+      const decoder = isByteLevel ? createByteStreamDecoder(bytesOf) : createWindowDecoder(decode);
+      return { push: (id) => (isSkipped(id) ? '' : decoder.push(id)), end: () => decoder.end() };
+    },
   };
 }
 
-/**
- * The library turns special strings inside a text into special tokens. A web page may hold "</s>" as markup, and must
- * not end a document with it: the encoder is built without them. Unigram vocabularies list them as ordinary pieces of
- * the highest score, so there they are renamed to something no text contains.
- */
-function withoutSpecialTokens(file: TokenizerFile): TokenizerFile {
-  const special = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.content));
-  const { vocab } = file.model;
-  const hidden = Array.isArray(vocab)
-    ? vocab.map((entry: unknown) =>
-        Array.isArray(entry) && special.has(entry[0]) ? [`\0special${entry[0]}`, ...entry.slice(1)] : entry,
-      )
-    : vocab;
-  return {
-    ...file,
-    model: { ...file.model, vocab: hidden },
-    added_tokens: file.added_tokens.filter((token) => !token.special),
-  };
-}
-
-/** The word pattern of the ByteLevel pre-tokenizer. */
-const BYTE_LEVEL_WORDS = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-
-/**
- * The library translates \s in the patterns of a file to the Unicode property, as the reference has it, but its built-in
- * steps use JavaScript's \s, \w and trim(), which differ at U+FEFF and U+0085. They are replaced by patterns.
- */
-function withUnicodeWhitespace(file: TokenizerFile): TokenizerFile {
-  return {
-    ...file,
-    ...(file.normalizer && { normalizer: translateStep(file.normalizer) }),
-    ...(file.pre_tokenizer && { pre_tokenizer: translateStep(file.pre_tokenizer) }),
-  };
-}
-
-function translateStep(step: Step): Step {
-  const split = (Regex: string, options: object) => ({ type: 'Split', pattern: { Regex }, ...options });
-  const replace = (Regex: string, content: string) => ({ type: 'Replace', pattern: { Regex }, content });
-  switch (step.type) {
-    case 'Sequence': {
-      const key = 'normalizers' in step ? 'normalizers' : 'pretokenizers';
-      return {
-        ...step,
-        [key]: z
-          .array(Step)
-          .parse(step[key] ?? [])
-          .map(translateStep),
-      };
-    }
-    case 'ByteLevel': {
-      if (step['use_regex'] === false) return step;
-      const steps = [
-        ...(step['add_prefix_space'] === true ? [replace('\\A(?! )', ' ')] : []),
-        split(BYTE_LEVEL_WORDS, { behavior: 'Isolated', invert: false }),
-        { ...step, add_prefix_space: false, use_regex: false },
-      ];
-      return { type: 'Sequence', pretokenizers: steps };
-    }
-    case 'Whitespace':
-      return split('\\w+|[^\\w\\s]+', { behavior: 'Removed', invert: true });
-    case 'WhitespaceSplit':
-      return split('\\s+', { behavior: 'Removed', invert: false });
-    case 'Strip': {
-      const steps = [
-        ...(step['strip_left'] === true ? [replace('\\A\\s+', '')] : []),
-        ...(step['strip_right'] === true ? [replace('\\s+\\z', '')] : []),
-      ];
-      return { type: 'Sequence', normalizers: steps };
-    }
-    default:
-      return step;
+/** The components of the file, joined into one function each way. */
+function assemble({ path, file }: TokenizerFiles) {
+  try {
+    const normalize = createNormalizer(file.normalizer);
+    const { split, isByteLevel } = createWordSplitter(file.pre_tokenizer);
+    const special = new Set(file.added_tokens.filter((token) => token.special).map(({ content }) => content));
+    const model = createModel(file.model, { isByteLevel, special });
+    // A text is cut at all added tokens, or at those that are not special.
+    const [all, ordinary] = [file.added_tokens, file.added_tokens.filter((token) => !token.special)].map((tokens) => ({
+      raw: createAddedTokenSplitter(tokens.filter(({ normalized }) => !normalized)),
+      normalized: createAddedTokenSplitter(
+        tokens.flatMap((token) => (token.normalized ? [{ ...token, content: normalize(token.content) }] : [])),
+      ),
+    }));
+    const encodeInto = (text: string, buffer: TokenBuffer, parseSpecial: boolean): void => {
+      const cut = parseSpecial ? all : ordinary;
+      for (const piece of cut.raw(text)) {
+        if ('id' in piece) buffer.push(piece.id);
+        else for (const part of cut.normalized(normalize(piece.text))) encodePiece(part, piece.isStart, buffer);
+      }
+    };
+    const encodePiece = (piece: Piece, isStart: boolean, buffer: TokenBuffer): void => {
+      if ('id' in piece) buffer.push(piece.id);
+      else if (piece.text !== '')
+        for (const word of split(piece.text, isStart && piece.isStart)) buffer.append(model.encodeWord(word));
+    };
+    return {
+      encodeInto,
+      decode: createDecoder(file.decoder),
+      frame: createFrame(file.post_processor),
+      vocabulary: model.vocabulary,
+    };
+  } catch (error) {
+    throw new UsageError(`${path}: ${(error as Error).message}; use another tokenizer`, { cause: error });
   }
 }
 
-/** UTF-8 bytes of every token. In a byte-level vocabulary a character of a token stands for one byte. */
-function measureTokens(
-  ids: ReadonlyMap<string, number>,
-  file: TokenizerFile,
-  separator: number,
-  vocabSize: number,
-): Int32Array {
-  const isByteLevel = JSON.stringify([file.decoder, file.pre_tokenizer]).includes('"ByteLevel"');
-  const special = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.id));
-  const lengths = new Int32Array(vocabSize);
-  for (const [token, id] of ids) {
-    if (special.has(id) || id === separator) continue;
-    const isByte = /^<0x[0-9A-F]{2}>$/.test(token);
-    if (isByteLevel) lengths[id] = [...token].length;
-    else lengths[id] = isByte ? 1 : Buffer.byteLength(token.replaceAll('▁', ' ').replace(/^##/, ''));
-  }
-  return lengths;
+function findSeparator({ path, names }: TokenizerFiles, tokens: readonly (string | undefined)[]): number {
+  const { eos_token: eos } = names;
+  const candidates = typeof eos === 'string' ? [eos] : SEPARATORS;
+  const separator = candidates.map((token) => tokens.indexOf(token)).find((id) => id >= 0);
+  if (separator !== undefined) return separator;
+  const configPath = join(dirname(path), 'tokenizer_config.json');
+  throw new UsageError(
+    `${path}: no end-of-text token to put between documents; name one as "eos_token" in ${configPath}`,
+  );
+}
+
+/** UTF-8 bytes of a token of a vocabulary that is not byte-level. */
+function byteLengthOfPiece(token: string): number {
+  if (byteOfFallbackToken(token) !== undefined) return 1;
+  return Buffer.byteLength(token.replaceAll('▁', ' ').replace(/^##/, ''));
 }
 
 /**
@@ -196,35 +152,4 @@ function createWindowDecoder(decode: (ids: ArrayLike<number>) => string): Stream
     },
     end: () => (ids.length > settled ? emit() : ''),
   };
-}
-
-function load(path: string, file: TokenizerFile, config: object): Library {
-  try {
-    return new Library(file, config);
-  } catch (error) {
-    throw new UsageError(`${path}: not a tokenizer this library can read: ${(error as Error).message}`, {
-      cause: error,
-    });
-  }
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw new UsageError(`data.tokenizer: cannot read ${path}: ${(error as Error).message}`, { cause: error });
-  }
-}
-
-function parse<Value>(path: string, content: string, schema: z.ZodType<Value>): Value {
-  let value: unknown;
-  try {
-    value = JSON.parse(content);
-  } catch (error) {
-    throw new UsageError(`${path}: not valid JSON: ${(error as Error).message}`, { cause: error });
-  }
-  const result = schema.safeParse(value);
-  if (result.success) return result.data;
-  const issue = result.error.issues[0];
-  throw new UsageError(`${path}: not a tokenizer file: ${issue.path.join('.') || 'top level'}: ${issue.message}`);
 }

@@ -53,6 +53,52 @@ export function mergeBytePairs(word: string, ranks: Ranks): number[] {
   return ids;
 }
 
+/** Merges by pairs of token ids: a tokenizer.json lists them apart from the vocabulary. */
+export interface PairMerges {
+  /** More than every id. */
+  readonly base: number;
+  /** By `left * base + right`. */
+  readonly pairs: ReadonlyMap<number, { readonly rank: number; readonly id: number }>;
+}
+
+/** Merges the pair of the lowest rank, the leftmost first, until none is left. `ids` is used up. */
+export function mergePairs(ids: number[], { base, pairs }: PairMerges): readonly number[] {
+  const { length } = ids;
+  if (length < 2) return ids;
+  // As above: parts are named by the index of their first id, which holds the id of the merged token.
+  const next: number[] = [];
+  const previous: number[] = [];
+  const pairRank: number[] = [];
+  const heap: number[] = [];
+  const offer = (part: number): void => {
+    const second = next[part];
+    const rank = second < length ? pairs.get(ids[part] * base + ids[second])?.rank : undefined;
+    pairRank[part] = rank ?? -1;
+    if (rank !== undefined) push(heap, rank * POSITIONS + part);
+  };
+  for (let index = 0; index <= length; index++) {
+    next.push(index + 1);
+    previous.push(index - 1);
+    pairRank.push(-1);
+  }
+  for (let part = 0; part < length; part++) offer(part);
+  while (heap.length > 0) {
+    const entry = pop(heap);
+    const part = entry % POSITIONS;
+    if (pairRank[part] !== (entry - part) / POSITIONS) continue;
+    const absorbed = next[part];
+    ids[part] = pairs.get(ids[part] * base + ids[absorbed])!.id;
+    pairRank[absorbed] = -1;
+    next[part] = next[absorbed];
+    previous[next[absorbed]] = part;
+    offer(part);
+    if (part > 0) offer(previous[part]);
+  }
+  const merged: number[] = [];
+  for (let part = 0; part < length; part = next[part]) merged.push(ids[part]);
+  return merged;
+}
+
 function push(heap: number[], value: number): void {
   let child = heap.length;
   heap.push(value);

@@ -19,8 +19,17 @@ export class TokenBuffer {
     return this.ids;
   }
 
-  append(ids: Int32Array): void {
-    this.reserve(ids.length).set(ids, this.length);
-    this.length += ids.length;
+  /** Adds one id at the end. */
+  push(id: number): void {
+    this.reserve(1)[this.length++] = id;
+  }
+
+  /** Adds these ids at the end. */
+  append(ids: ArrayLike<number>): void {
+    const { length } = this;
+    const all = this.reserve(ids.length);
+    // A loop, because most lists have one or two ids: TypedArray.set costs more than it saves.
+    for (let i = 0; i < ids.length; i++) all[length + i] = ids[i];
+    this.length = length + ids.length;
   }
 }

@@ -74,9 +74,11 @@ export class CpuDevice implements Device {
     this.threads = threads;
   }
 
+  /** Threads that kernels use. */
   get threads(): number {
     return this.#runtime.threads() as number;
   }
+  /** Changes the number of threads, from the next kernel on. */
   set threads(count: number) {
     this.#runtime.setThreads(count);
   }
@@ -90,6 +92,7 @@ export class CpuDevice implements Device {
     return Number(this.#runtime.scratchBytes());
   }
 
+  /** Compiles and loads a module on first use. */
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let kernels = this.#modules.get(module);
     if (!kernels) {
@@ -106,11 +109,13 @@ export class CpuDevice implements Device {
     if (bytes.byteLength > 0) this.#runtime.copy(address, bytes, bytes.byteLength);
   }
 
+  /** Copies bytes at an address into an array. */
   download(address: bigint, into: Uint8Array): void {
     // A temporary view of the native memory: as an output argument koffi would copy it twice.
     if (into.byteLength > 0) into.set(new Uint8Array(koffi.view(address, into.byteLength)));
   }
 
+  /** Sets bytes at an address to zero. */
   fillZero(address: bigint, bytes: number): void {
     this.#runtime.zero(address, bytes);
   }
@@ -119,6 +124,7 @@ export class CpuDevice implements Device {
     new Float32Array(koffi.view(address, count * Float32Array.BYTES_PER_ELEMENT)).fill(value);
   }
 
+  /** Copies bytes from one address to another. */
   copy(to: bigint, from: bigint, bytes: number): void {
     this.#runtime.copy(to, from, bytes);
   }

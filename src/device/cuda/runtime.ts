@@ -41,6 +41,7 @@ export interface LaunchShape {
 
 /** A compiled source file. */
 export interface CudaCode {
+  /** Queues the kernel of this name. */
   launch(name: string, shape: LaunchShape, ...values: LaunchArgument[]): void;
   /** The value of an `extern "C" __device__ int` of the source (EXPORT in common.cuh). */
   constant(name: string): number;
@@ -76,6 +77,8 @@ export interface CudaRuntime {
   matrixProduct(product: MatrixProduct): void;
   /** Temporary memory for the launches inside `use`. */
   withScratch<T>(bytes: number, use: (address: bigint) => T): T;
+  /** Sets bytes at an address to zero. */
   fillZero(address: bigint, bytes: number): void;
+  /** Copies bytes from one address to another. */
   copy(to: bigint, from: bigint, bytes: number): void;
 }

@@ -1,7 +1,8 @@
 /** Writes small Hugging Face folders with random weights. */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { float32ToBf16, type SafeDtype, toFloat64, writeSafetensors } from '../../run/safetensors.js';
+import { type SafeDtype, toFloat64, writeSafetensors } from '../../run/safetensors.js';
+import { float32ToBfloat16 } from '../../tensor/bfloat16.js';
 import { randomValues } from '../../testing/numbers.js';
 
 export const LLAMA = {
@@ -66,7 +67,7 @@ function toF16(value: number): number {
 
 function encode(values: Float32Array, dtype: SafeDtype): Uint8Array {
   if (dtype === 'F32') return new Uint8Array(values.buffer);
-  const halves = dtype === 'BF16' ? float32ToBf16(values) : Uint16Array.from(values, toF16);
+  const halves = dtype === 'BF16' ? float32ToBfloat16(values) : Uint16Array.from(values, toF16);
   return new Uint8Array(halves.buffer);
 }
 

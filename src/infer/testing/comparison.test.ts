@@ -1,7 +1,7 @@
 import { afterAll, describe, expect, it } from 'vitest';
 import type { LanguageModel } from '../../model/language-model.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
-import { lastLogits } from '../context-reader.js';
+import { lastLogits } from '../decode.js';
 import { Comparison, selectionMargin } from './comparison.js';
 import { ReplayWeights, type Rounding, StepReplay, type TokenSelection, toBf16, unrounded } from './step-replay.js';
 import { tinyConfig, tinyModel } from './tiny-model.js';

@@ -126,7 +126,7 @@ class DiscardedGradients {
   readonly #tensors: Tensor[] = [];
 
   target(tape: Tape, like: Tensor) {
-    const gradient = tape.keep(tape.empty(like.shape, like.dtype));
+    const gradient = tape.release(tape.empty(like.shape, like.dtype));
     this.#tensors.push(gradient);
     return { gradient, accumulate: false };
   }

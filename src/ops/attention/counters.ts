@@ -24,6 +24,7 @@ export class AttentionCounters {
     this.served = Tensor.zeros(device, [2], 'i32');
   }
 
+  /** Counts one refusal of the fused kernels, by its reason. */
   refused(reason: string): void {
     this.#refusals.set(reason, (this.#refusals.get(reason) ?? 0) + 1);
   }
@@ -44,6 +45,7 @@ export class AttentionCounters {
     return { attention_union: union, attention_outer: outer, attention_portable: this.portable };
   }
 
+  /** Frees the counters on the device. */
   free(): void {
     this.served.free();
   }

@@ -28,7 +28,7 @@ export interface SparseInputs {
   readonly vSel: Tensor;
   readonly kWin: Tensor;
   readonly vWin: Tensor;
-  /** [T, H, 3]: weights of the compressed, the selected and the window branch. */
+  /** `[T, H, 3]`: weights of the compressed, the selected and the window branch. */
   readonly gates: Tensor;
 }
 
@@ -51,6 +51,7 @@ export interface SparseOutputs {
 
 /** A layout that owns the memory of its `blocks`; `tokens` stay the caller's. */
 export interface OwnedSparseLayout extends SparseLayout, Disposable {
+  /** Frees the tables of the layout. */
   free(): void;
 }
 

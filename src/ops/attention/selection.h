@@ -8,8 +8,8 @@ struct Sparse {
   int64_t l, d, block, count;
 };
 
-// Block j takes part of compressed blocks first(j) ... first(j) + weights - 1; the weight of each, tokens shared / d,
-// is the same for every j because d divides the block.
+// Selection block j overlaps compressed blocks j * block / d - lead and the following weights - 1. The weight of each,
+// tokens shared / d, is the same for every j because d divides the block.
 struct Pooling {
   int64_t lead, weights;
   float weight[1024];  // op.ts refuses more

@@ -31,6 +31,7 @@ export class Sequences implements Disposable {
     this.offsets = Tensor.from(device, starts, [starts.length], 'i32');
   }
 
+  /** Packed sequences from their `count + 1` offsets; the first is 0, the last the number of tokens. */
   static fromOffsets(device: Device, offsets: ArrayLike<number>): Sequences {
     const values = Array.from(offsets);
     const ascending = values.every((value, i) => i === 0 || value >= values[i - 1]);
@@ -42,9 +43,11 @@ export class Sequences implements Disposable {
     );
   }
 
+  /** Where the offsets are stored. */
   get device(): Device {
     return this.offsets.device;
   }
+  /** Number of sequences. */
   get count(): number {
     return this.lengths.length;
   }
@@ -52,6 +55,7 @@ export class Sequences implements Disposable {
   get total(): number {
     return this.starts[this.lengths.length];
   }
+  /** Tokens of the longest sequence. */
   get longest(): number {
     return this.lengths.reduce((most, length) => Math.max(most, length), 0);
   }
@@ -84,6 +88,7 @@ export class Sequences implements Disposable {
     if (!this.offsets.storage.isFreed) this.free();
   }
 
+  /** Frees the offsets on the device. */
   free(): void {
     this.offsets.free();
     for (const blocks of this.#inBlocks.values()) blocks.free();

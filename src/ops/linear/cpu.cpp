@@ -17,8 +17,8 @@ struct Operand {
   int64_t row, col;  // element (i, k) of A, or (k, j) of B, lies at data[i*row + k*col] or data[k*row + j*col]
 };
 
-// Packs rows [0, rows) x [0, depth) of A, whose rows are contiguous, into tiles [depth][kTileRows]; the last may be
-// short. A few k at a time: the lines read are used by several tiles.
+// Packs rows [0, rows) x [0, depth) of A, stored by columns (element (r, k) is a[k * ld + r]), into tiles
+// [depth][kTileRows]; the last may be short. A few k at a time, so that a cache line serves several tiles.
 void pack_rows(const float* a, int64_t ld, int64_t rows, int64_t depth, float* out) {
   constexpr int64_t kSteps = 8;
   for (int64_t k0 = 0; k0 < depth; k0 += kSteps) {
@@ -28,7 +28,7 @@ void pack_rows(const float* a, int64_t ld, int64_t rows, int64_t depth, float* o
       float* to = out + r0 * depth + k0 * kTileRows;
       const int64_t count = std::min<int64_t>(kTileRows, rows - r0);
       for (int64_t k = 0; k < steps; ++k, from += ld, to += kTileRows)
-        if (count == kTileRows) std::memcpy(to, from, sizeof(float) * kTileRows);
+        if (count == kTileRows) std::memcpy(to, from, sizeof(float) * kTileRows);  // constant size: no call
         else std::memcpy(to, from, sizeof(float) * count);
     }
   }

@@ -20,7 +20,7 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 /**
  * `x` [..., inputs] seen as rows, `weight` [outputs, inputs] of x's dtype, `bias` f32 [outputs] → [rows, outputs]. A
  * `residual` of that shape and of x's dtype is added: on a GPU inside the product, which saves a pass over both.
- * Without `isRead` the result is not computed: only gradients pass through it.
+ * Without `computesResult` the result is not computed: only gradients pass through it.
  */
 export function linear(
   tape: Tape,
@@ -28,7 +28,7 @@ export function linear(
   weight: Tensor,
   bias: Tensor | null | undefined = null,
   residual: Tensor | null = null,
-  isRead = true,
+  computesResult = true,
 ): Tensor {
   const [outputs, inputs] = expectFloats('linear: weight', weight, [-1, -1]);
   const rows = rowsOf(x);
@@ -37,8 +37,8 @@ export function linear(
   if (residual) expectShape('linear: residual', residual, [rows, outputs], x.dtype);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, outputs], x.dtype);
-  if (isRead) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
-  if (isRead && bias) kernel.bias_forward(y, bias, rows, outputs);
+  if (computesResult) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
+  if (computesResult && bias) kernel.bias_forward(y, bias, rows, outputs);
   tape.record([x, weight, bias ?? null, residual], [y], [x, weight], () => {
     const dy = tape.gradient(y);
     if (!dy) return;

@@ -2,7 +2,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { listCheckpoints, listLeftovers, serializeManifest } from './manifest.js';
+import { listCheckpoints, listLeftovers, serializeManifest } from './read.js';
 
 let folder: string;
 beforeEach(() => {

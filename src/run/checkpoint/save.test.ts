@@ -5,8 +5,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { readSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
-import { findCheckpoint } from './find.js';
-import { readManifest } from './manifest.js';
+import { findCheckpoint, readManifest } from './read.js';
 import { type CheckpointParts, SaveFailed, saveCheckpoint } from './save.js';
 
 let run: string;
@@ -17,7 +16,7 @@ afterEach(() => rmSync(run, { recursive: true, force: true }));
 
 function parts(value: number): CheckpointParts {
   const tensor = { name: 'w', dtype: 'U8', shape: [4], data: new Uint8Array(4).fill(value) } as const;
-  return { model: [tensor], optimizer: [{ ...tensor, name: 'm' }], extra: { 'cursor.bin': new Uint8Array([value]) } };
+  return { model: [tensor], optimizer: [{ ...tensor, name: 'm' }] };
 }
 
 function save(step: number, keepLast?: number): ReturnType<typeof saveCheckpoint> {
@@ -36,7 +35,6 @@ test('a checkpoint has its files, a manifest of them, and latest points to it', 
   const saved = saveCheckpoint(run, 12, parts(7), { loss: 1.5, cursor: { shard: 3 } });
   expect(saved.warnings).toEqual([]);
   expect(readdirSync(saved.path).sort()).toEqual([
-    'cursor.bin',
     'manifest.json',
     'model.safetensors',
     'optimizer.safetensors',
@@ -162,10 +160,6 @@ test('mistakes of the program are not taken for a failing disk', () => {
   );
   expect(() => save(-1)).toThrow(UsageError);
   expect(() => save(1.5)).toThrow(UsageError);
-  for (const name of ['state.json', 'model.safetensors', 'manifest.json', '../up']) {
-    const extra = { [name]: new Uint8Array(1) };
-    expect(() => saveCheckpoint(run, 1, { ...parts(1), extra }, {}), name).toThrow('cannot be called');
-  }
   const lost = (): Uint8Array => {
     throw new Error('device lost');
   };

@@ -6,21 +6,22 @@ import { createHash } from 'node:crypto';
 import { closeSync, fsyncSync, mkdirSync, openSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
 import {
+  ensureFolder,
   explainFileError,
   fsyncDir,
   isFileSystemError,
   statOrUndefined,
   writeFileAtomic,
   writeFully,
-} from '../atomic.js';
+} from '../../files.js';
 import { type TensorToWrite, writeSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
 import {
+  CHECKPOINT_FILES,
+  type CheckpointState,
   type FileDigest,
   FORMAT_VERSION,
-  isCheckpointFileName,
   LATEST_NAME,
   listCheckpoints,
   listLeftovers,
@@ -31,37 +32,12 @@ import {
   stepFolder,
   temporaryFolder,
   verifyFiles,
-} from './manifest.js';
-
-/** The files that every checkpoint has. */
-export const CHECKPOINT_FILES = {
-  model: 'model.safetensors',
-  optimizer: 'optimizer.safetensors',
-  state: 'state.json',
-} as const;
-
-/** The optimizer's file of a rank, in a checkpoint whose ranks each kept a part of its state. */
-export function shardName(rank: number): string {
-  return `optimizer-rank${rank}.safetensors`;
-}
-
-const SHARD_NAME = /^optimizer-rank\d+\.safetensors$/;
-
-/** The files that hold the optimizer's state: one, or one of each rank. */
-export function optimizerFiles({ files }: Pick<Manifest, 'files'>): string[] {
-  const shards = Object.keys(files).filter((name) => SHARD_NAME.test(name));
-  return Object.hasOwn(files, CHECKPOINT_FILES.optimizer) ? [CHECKPOINT_FILES.optimizer] : shards;
-}
-
-/** Everything a resume needs beside tensors; plain JSON, and every number in it finite. */
-export type CheckpointState = Record<string, unknown>;
+} from './read.js';
 
 export interface CheckpointParts {
   model: Iterable<TensorToWrite>;
   /** All of its state, or a function that has every rank write its part into the folder and tells what they wrote. */
   optimizer: Iterable<TensorToWrite> | ((folder: string) => Readonly<Record<string, FileDigest>>);
-  /** More files by name, such as the buffers of the data cursor. */
-  extra?: Readonly<Record<string, Uint8Array>>;
 }
 
 /** How a checkpoint is written. */
@@ -128,14 +104,7 @@ function writeFiles(
   write(CHECKPOINT_FILES.model, parts.model);
   if (typeof parts.optimizer === 'function') Object.assign(files, parts.optimizer(folder));
   else write(CHECKPOINT_FILES.optimizer, parts.optimizer);
-  for (const name of Object.keys(parts.extra ?? {})) {
-    if (!isCheckpointFileName(name) || Object.values<string>(CHECKPOINT_FILES).includes(name)) {
-      throw new UsageError(`${folder}: an extra file of a checkpoint cannot be called ${JSON.stringify(name)}`);
-    }
-  }
-  for (const [name, content] of Object.entries({ [CHECKPOINT_FILES.state]: stateBytes(state), ...parts.extra })) {
-    files[name] = writeDurably(join(folder, name), content, onWrite);
-  }
+  files[CHECKPOINT_FILES.state] = writeDurably(join(folder, CHECKPOINT_FILES.state), stateBytes(state), onWrite);
   const fields = { format_version: FORMAT_VERSION, trefoil_version: trefoilVersion(), ...identity };
   const manifest: Manifest = { ...fields, saved_at: new Date().toISOString(), files };
   // Last: a folder with a manifest has all its files on the disk already.

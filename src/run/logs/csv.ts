@@ -1,8 +1,7 @@
 /** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. */
-import { closeSync, readFileSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
-import { errorCode, fileError, openRegularFile, readFully, writeFileAtomic } from '../atomic.js';
-import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
+import { readFully, readText, withFile, writeFileAtomic } from '../../files.js';
+import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
 
 /** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
 export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
@@ -29,18 +28,14 @@ export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 
 /** Enough for some hundred rows. */
 const TAIL_BYTES = 64 * 1024;
 
-export class CsvWriter<Schema extends CsvSchema> {
-  readonly path: string;
+export class CsvWriter<Schema extends CsvSchema> extends LogWriter {
   readonly #schema: Schema;
-  readonly #sink: RecordSink;
 
   /**
    * Opens or creates the file, removes an incomplete last row, and refuses a file with other columns. Rows of steps after
    * `keepThrough` are removed: a resumed run writes them again. A crash leaves the old content or the new.
    */
   constructor(path: string, schema: Schema, options: WriterOptions & { readonly keepThrough?: number } = {}) {
-    this.path = path;
-    this.#schema = schema;
     const { keepThrough = Number.POSITIVE_INFINITY, ...writer } = options;
     let file = openCsv(path, schema);
     const lines = wholeLines(readText(path) ?? '');
@@ -50,26 +45,12 @@ export class CsvWriter<Schema extends CsvSchema> {
       writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
       file = openCsv(path, schema);
     }
-    this.#sink = openSink(file, writer);
+    super(file, writer);
+    this.#schema = schema;
   }
 
-  /** Rows that could not be written. */
-  get drops(): number {
-    return this.#sink.drops;
-  }
-
-  /** Appends a row with one write call. Never throws because of the disk. */
   append(row: CsvRow<Schema>): void {
-    this.#sink.write(Buffer.from(formatRow(this.#schema, row)));
-  }
-
-  /** Waits until the rows are on the disk; false if they are not. */
-  flush(): boolean {
-    return this.#sink.flush();
-  }
-
-  close(): void {
-    this.#sink.close();
+    this.put(Buffer.from(formatRow(this.#schema, row)));
   }
 }
 
@@ -116,25 +97,14 @@ export function tailCsv<Schema extends CsvSchema>(path: string, schema: Schema, 
 
 /** The first bytes of a file and the last; `null` when the first are all. */
 function readEnds(path: string): [beginning: string, end: string | null] {
-  let descriptor: number;
-  let size: number;
-  try {
-    ({ descriptor, size } = openRegularFile(path));
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return ['', null];
-    throw error;
-  }
-  try {
+  const ends = withFile<[string, string | null]>(path, (descriptor, size) => {
     const read = (start: number) => {
       const bytes = new Uint8Array(Math.min(TAIL_BYTES, size - start));
       return new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, start)));
     };
     return [read(0), size <= TAIL_BYTES ? null : read(size - TAIL_BYTES)];
-  } catch (error) {
-    throw fileError('read', path, error);
-  } finally {
-    closeSync(descriptor);
-  }
+  });
+  return ends ?? ['', null];
 }
 
 function parseLines<Schema extends CsvSchema>(
@@ -191,15 +161,6 @@ function wholeLines(text: string): string[] {
     .slice(0, text.lastIndexOf('\n') + 1)
     .split('\n')
     .slice(0, -1);
-}
-
-function readText(path: string): string | undefined {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return undefined;
-    throw fileError('read', path, error);
-  }
 }
 
 /**

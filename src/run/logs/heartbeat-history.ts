@@ -2,8 +2,7 @@
  * Heartbeats of a certain time, out of a file of any size. Lines are found by position and time by bisection, so a file of
  * gigabytes costs a few dozen small reads. Where the clock of the trainer jumped, the wrong lines may be found; never an error.
  */
-import { closeSync, fstatSync } from 'node:fs';
-import { errorCode, fileError, openRegularFile, readFully } from '../atomic.js';
+import { readFully, withFile } from '../../files.js';
 import { type Heartbeat, parseHeartbeat } from './heartbeat.js';
 
 const NEWLINE = 0x0a;
@@ -17,15 +16,7 @@ interface Found {
 
 /** At most `count` heartbeats between two times (seconds since 1970), evenly spread over the bytes between, oldest first. */
 export function sampleHeartbeats(path: string, from: number, to: number, count: number): Heartbeat[] {
-  let descriptor: number;
-  try {
-    ({ descriptor } = openRegularFile(path));
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return [];
-    throw error;
-  }
-  try {
-    const { size } = fstatSync(descriptor);
+  const sample = withFile(path, (descriptor, size) => {
     const first = firstAtOrAfter(descriptor, size, from);
     const end = firstAtOrAfter(descriptor, size, to);
     const found = new Map<number, Heartbeat>();
@@ -34,11 +25,8 @@ export function sampleHeartbeats(path: string, from: number, to: number, count: 
       if (line && line.start < end) found.set(line.start, line.heartbeat);
     }
     return [...found].sort(([a], [b]) => a - b).map(([, heartbeat]) => heartbeat);
-  } catch (error) {
-    throw fileError('read', path, error);
-  } finally {
-    closeSync(descriptor);
-  }
+  });
+  return sample ?? [];
 }
 
 /** Where the first heartbeat of that time or later begins; the size of the file if no such heartbeat exists. */

@@ -1,8 +1,7 @@
 /** heartbeat_rank{r}.jsonl: a line per step with the state of the run, for people, watchdogs and dashboards. */
-import { closeSync, fstatSync } from 'node:fs';
-import { errorCode, fileError, openRegularFile, readFully } from '../atomic.js';
+import { readFully, withFile } from '../../files.js';
 import { asNumber, isPlainObject, toJson } from '../json.js';
-import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
+import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =
@@ -79,41 +78,24 @@ const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
 
-export class HeartbeatWriter {
-  readonly #sink: RecordSink;
+export class HeartbeatWriter extends LogWriter {
   readonly #rank: number;
   readonly #world: number | undefined;
   readonly #clock: () => number;
 
   /** `clock` gives milliseconds since 1970; `world` is how many ranks there are, where that is known. */
   constructor(path: string, rank: number, options: WriterOptions & { clock?: () => number; world?: number } = {}) {
+    super(new AppendFile(path), options);
     this.#rank = rank;
     this.#world = options.world;
     this.#clock = options.clock ?? Date.now;
-    this.#sink = openSink(new AppendFile(path), options);
   }
 
-  get drops(): number {
-    return this.#sink.drops;
-  }
-
-  /** Writes one line with one write call. Never throws because of the disk. */
   write(fields: HeartbeatFields): void {
     const milliseconds = this.#clock();
     const identity = { ts: milliseconds / 1000, iso: new Date(milliseconds).toISOString(), pid: process.pid };
-    this.#sink.write(
-      Buffer.from(
-        `${toJson({ ...identity, rank: this.#rank, ...(this.#world !== undefined && { world: this.#world }), ...fields })}\n`,
-      ),
-    );
-  }
-
-  flush(): boolean {
-    return this.#sink.flush();
-  }
-
-  close(): void {
-    this.#sink.close();
+    const world = this.#world === undefined ? {} : { world: this.#world };
+    this.put(Buffer.from(`${toJson({ ...identity, rank: this.#rank, ...world, ...fields })}\n`));
   }
 }
 
@@ -122,8 +104,8 @@ export class HeartbeatWriter {
  * a line still being written, garbage, and bytes that vanish while they are read are passed over.
  */
 export function tailHeartbeats(path: string, count: number): Heartbeat[] {
-  return withFile(path, [], (descriptor, size) => {
-    let found: Heartbeat[] = [];
+  let found: Heartbeat[] = [];
+  withFile(path, (descriptor, size) => {
     for (const bytes of WINDOW_BYTES) {
       const start = Math.max(0, size - bytes);
       const content = Buffer.alloc(size - start);
@@ -131,8 +113,8 @@ export function tailHeartbeats(path: string, count: number): Heartbeat[] {
       found = lastRecords(content.subarray(0, read), count);
       if (found.length >= count || start === 0) break;
     }
-    return found;
   });
+  return found;
 }
 
 /** All heartbeats, oldest first, one at a time: the file may be larger than memory. */
@@ -141,11 +123,11 @@ export function* readHeartbeats(path: string): Generator<Heartbeat> {
   let rest: Uint8Array = new Uint8Array(0);
   for (;;) {
     // Opened anew for each piece: a reader that stops half way leaves nothing open.
-    const chunk = withFile(path, new Uint8Array(0), (descriptor) => {
+    const chunk = withFile(path, (descriptor) => {
       const target = new Uint8Array(CHUNK_BYTES);
       return target.subarray(0, readFully(descriptor, target, position));
     });
-    if (chunk.length === 0) return;
+    if (!chunk?.length) return;
     position += chunk.length;
     // A line longer than a whole chunk is no heartbeat: forget its beginning instead of collecting it.
     const content = rest.length > CHUNK_BYTES ? chunk : Buffer.concat([rest, chunk]);
@@ -196,25 +178,4 @@ function lastRecords(content: Uint8Array, count: number): Heartbeat[] {
 
 function textLines(bytes: Uint8Array): string[] {
   return new TextDecoder().decode(bytes).split('\n');
-}
-
-function withFile<Result>(
-  path: string,
-  whenMissing: Result,
-  use: (descriptor: number, size: number) => Result,
-): Result {
-  let descriptor: number;
-  try {
-    ({ descriptor } = openRegularFile(path));
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return whenMissing;
-    throw error;
-  }
-  try {
-    return use(descriptor, fstatSync(descriptor).size);
-  } catch (error) {
-    throw fileError('read', path, error);
-  } finally {
-    closeSync(descriptor);
-  }
 }

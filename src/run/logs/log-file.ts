@@ -15,7 +15,7 @@ import {
   writeSync,
 } from 'node:fs';
 import { UsageError } from '../../errors.js';
-import { fileError } from '../atomic.js';
+import { fileError } from '../../files.js';
 import type { LogThread } from './log-thread.js';
 
 const NEWLINE = 0x0a;
@@ -224,7 +224,33 @@ export interface WriterOptions extends SinkOptions {
   readonly logThread?: LogThread | undefined;
 }
 
-/** Hands an open file to the log thread, or wraps it for writing on this thread. */
-export function openSink(file: AppendFile, { logThread, ...options }: WriterOptions): RecordSink {
-  return logThread?.open('append', file) ?? new Sink(file, options);
+/** A growing log file: a subclass gives its records a form. Nothing throws because of the disk. */
+export abstract class LogWriter {
+  readonly path: string;
+  readonly #sink: RecordSink;
+
+  /** Hands the open file to the log thread, or wraps it for writing on this thread. */
+  constructor(file: AppendFile, { logThread, ...options }: WriterOptions) {
+    this.path = file.path;
+    this.#sink = logThread?.open('append', file) ?? new Sink(file, options);
+  }
+
+  /** Records that could not be written. */
+  get drops(): number {
+    return this.#sink.drops;
+  }
+
+  /** Waits until the records are on the disk; false if they are not. */
+  flush(): boolean {
+    return this.#sink.flush();
+  }
+
+  close(): void {
+    this.#sink.close();
+  }
+
+  /** Appends a record with one write call. */
+  protected put(record: Uint8Array): void {
+    this.#sink.write(record);
+  }
 }

@@ -3,9 +3,9 @@
  * length, overwritten in place with one call and never fsynced. A heartbeat cannot show this, because it is written after
  * the step.
  */
-import { closeSync, constants, openSync, readFileSync, rmSync, writeSync } from 'node:fs';
+import { closeSync, constants, openSync, rmSync, writeSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
-import { errorCode, explainFileError, fileError, statOrUndefined } from '../atomic.js';
+import { explainFileError, fileError, readText, statOrUndefined } from '../../files.js';
 import { isPlainObject } from '../json.js';
 import type { RecordSink } from './log-file.js';
 import type { LogThread } from './log-thread.js';
@@ -106,13 +106,8 @@ export class SectionWriter {
 /** The section a rank is in; undefined if there is no file or no whole line in it. */
 export function readSection(path: string): Section | undefined {
   for (let attempt = 0; attempt < READ_ATTEMPTS; attempt++) {
-    let text: string;
-    try {
-      text = readFileSync(path, 'utf8');
-    } catch (error) {
-      if (errorCode(error) === 'ENOENT') return undefined;
-      throw fileError('read', path, error);
-    }
+    const text = readText(path);
+    if (text === undefined) return undefined;
     const section = parseSection(text);
     if (section) return section;
   }

@@ -1,9 +1,8 @@
 /** TensorBoard event files: scalars only, in the few protobuf fields that they need. */
 import { hostname } from 'node:os';
 import { join } from 'node:path';
-import { ensureFolder } from '../../folders.js';
-import { fileError } from '../atomic.js';
-import { AppendFile, openSink, type RecordSink, type WriterOptions } from './log-file.js';
+import { ensureFolder, fileError } from '../../files.js';
+import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
 
 export interface TensorboardOptions extends WriterOptions {
   /** A resumed run starts after this step: TensorBoard then hides what an earlier file holds beyond it. */
@@ -24,34 +23,28 @@ const SUMMARY_VALUE = 1;
 const VALUE_TAG = 1;
 const VALUE_SIMPLE = 2;
 
-export class TensorboardWriter {
-  readonly path: string;
-  readonly #sink: RecordSink;
+export class TensorboardWriter extends LogWriter {
   readonly #clock: () => number;
 
   /** Each start of a run has a file of its own; TensorBoard joins the files of a folder. */
   constructor(folder: string, options: TensorboardOptions = {}) {
-    this.#clock = options.clock ?? Date.now;
-    const seconds = Math.floor(this.#clock() / 1000);
-    this.path = join(folder, `events.out.tfevents.${seconds}.${hostname()}.${process.pid}.0`);
+    const { clock = Date.now, resumedFromStep } = options;
+    const name = `events.out.tfevents.${Math.floor(clock() / 1000)}.${hostname()}.${process.pid}.0`;
     try {
       ensureFolder(folder);
     } catch (error) {
       throw fileError('create', folder, error);
     }
-    this.#sink = openSink(new AppendFile(this.path, 'binary'), options);
+    super(new AppendFile(join(folder, name), 'binary'), options);
+    this.#clock = clock;
     this.#event(0, text(EVENT_FILE_VERSION, 'brain.Event:2'));
-    if (options.resumedFromStep !== undefined) {
+    if (resumedFromStep !== undefined) {
       const status = message(EVENT_SESSION_LOG, varintField(SESSION_LOG_STATUS, SESSION_START));
-      this.#event(options.resumedFromStep + 1, status);
+      this.#event(resumedFromStep + 1, status);
     }
   }
 
-  get drops(): number {
-    return this.#sink.drops;
-  }
-
-  /** Writes the values of one step, by tag, as one event. Never throws because of the disk. */
+  /** Writes the values of one step, by tag, as one event. */
   scalars(step: number, values: Readonly<Record<string, number>>): void {
     const entries = Object.entries(values).map(([tag, value]) =>
       message(SUMMARY_VALUE, Buffer.concat([text(VALUE_TAG, tag), float(VALUE_SIMPLE, value)])),
@@ -59,17 +52,9 @@ export class TensorboardWriter {
     this.#event(step, message(EVENT_SUMMARY, Buffer.concat(entries)));
   }
 
-  flush(): boolean {
-    return this.#sink.flush();
-  }
-
-  close(): void {
-    this.#sink.close();
-  }
-
   #event(step: number, content: Buffer): void {
     const wallTime = double(EVENT_WALL_TIME, this.#clock() / 1000);
-    this.#sink.write(frame(Buffer.concat([wallTime, varintField(EVENT_STEP, step), content])));
+    this.put(frame(Buffer.concat([wallTime, varintField(EVENT_STEP, step), content])));
   }
 }
 

@@ -7,6 +7,7 @@ import { Tensor } from '../../tensor/tensor.js';
 export interface Agreement {
   /** Sums over all ranks, in float64 and in rank order. */
   sum(values: readonly number[]): number[];
+  /** The largest value of all ranks, element by element. */
   max(values: readonly number[]): number[];
   /** Returns when every rank has called it. */
   wait(): void;

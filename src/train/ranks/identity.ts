@@ -3,7 +3,6 @@
  * recognised wins. An incomplete set of its variables, or contradicting ones, is an error that names them.
  */
 import { UsageError } from '../../errors.js';
-import { expandNodeList } from './nodelist.js';
 
 /** Environment variables by name. */
 export type Environment = Readonly<Record<string, string | undefined>>;
@@ -168,10 +167,7 @@ function slurm(read: Reader): RankIdentity | null {
   const world = read.integer(size, 1, MAX_RANKS)!;
   const rank = read.integer('SLURM_PROCID', 0, world - 1)!;
   const list = read.text('SLURM_STEP_NODELIST') ?? read.text('SLURM_JOB_NODELIST') ?? read.text('SLURM_NODELIST');
-  const { masterAddress, masterPort } = rendezvous(
-    read,
-    list === undefined ? DEFAULT_ADDRESS : expandNodeList(list)[0],
-  );
+  const { masterAddress, masterPort } = rendezvous(read, list === undefined ? DEFAULT_ADDRESS : firstHost(list));
   const job = read.integer('SLURM_JOB_ID', 0, Number.MAX_SAFE_INTEGER);
   return {
     ...{ launcher: 'slurm', rank, world, masterAddress },
@@ -181,6 +177,16 @@ function slurm(read: Reader): RankIdentity | null {
     masterPort: read.has('MASTER_PORT') || job === undefined ? masterPort : 20000 + (job % 20000),
     runId: `slurm-${job ?? 0}-${read.text('SLURM_STEP_ID')}`,
   };
+}
+
+const HOST = String.raw`(?:[^,[\]]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+`;
+const NODE_LIST = new RegExp(`^(${HOST})(?:,${HOST})*$`);
+
+/** The first host of Slurm's short form: node01 of `node[01-03,7],login`. */
+export function firstHost(list: string): string {
+  const first = NODE_LIST.exec(list.trim())?.[1];
+  if (first === undefined) throw new UsageError(`the node list ${JSON.stringify(list)} cannot be read`);
+  return first.replace(/\[(\d+)[^\]]*\]/g, '$1');
 }
 
 function openMpi(read: Reader): RankIdentity | null {

@@ -3,9 +3,10 @@
  * lines are reported with their rank, signals are forwarded to the ranks, and a lost rank ends the others.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { createInterface } from 'node:readline';
+import { parentOf } from '../../process-identity.js';
 import type { Environment } from './identity.js';
 
 export interface LaunchOptions {
@@ -128,35 +129,15 @@ function endOf(child: ChildProcess): Promise<number> {
 
 /** The child processes of `pid`. */
 function childrenOf(pid: number): number[] {
-  const table = existsSync('/proc/self/stat') ? procTable() : psTable();
-  return table.flatMap(([child, parent]) => (parent === pid ? [child] : []));
-}
-
-type ProcessTable = (readonly [pid: number, parent: number])[];
-
-function procTable(): ProcessTable {
-  const pids = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
-  return pids.flatMap((name) => {
-    const stat = readStat(name);
-    // The name in parentheses may contain spaces and parentheses: count from the last one.
-    return stat === null ? [] : [[Number(name), Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1])] as const];
-  });
-}
-
-function psTable(): ProcessTable {
+  if (existsSync('/proc/self/stat'))
+    return readdirSync('/proc')
+      .map(Number)
+      .filter((child) => child > 0 && parentOf(child) === pid);
   const { stdout } = spawnSync('ps', ['-axo', 'pid=,ppid='], { encoding: 'utf8' });
   return stdout.split('\n').flatMap((line) => {
-    const [pid, parent] = line.trim().split(/\s+/).map(Number);
-    return pid > 0 ? [[pid, parent] as const] : [];
+    const [child, parent] = line.trim().split(/\s+/).map(Number);
+    return parent === pid ? [child] : [];
   });
-}
-
-function readStat(pid: string): string | null {
-  try {
-    return readFileSync(`/proc/${pid}/stat`, 'utf8');
-  } catch {
-    return null; // it has exited since the folder was listed
-  }
 }
 
 function kill(pid: number, name: NodeJS.Signals): void {

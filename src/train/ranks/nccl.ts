@@ -5,12 +5,12 @@ import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../../device/c
 import { NcclCollectives, type NcclOptions } from '../../device/cuda/nccl.js';
 import { NcclLibrary } from '../../device/cuda/nccl-library.js';
 import { UsageError } from '../../errors.js';
-import type { RunPaths } from '../../run/paths.js';
 import { RankGuard } from './guard.js';
 import type { Lifeline } from './guard-shared.js';
 import type { RankIdentity } from './identity.js';
 import { runKey } from './secret.js';
-import { type Member, openStore, type RankStore, storePorts } from './store.js';
+import { openStore, type RankStore, storePorts } from './store.js';
+import type { OpenedRanks } from './world.js';
 
 const ID_KEY = 'nccl-id';
 const LIFELINE_KEY = 'lifeline';
@@ -37,24 +37,7 @@ export async function openNccl(
   return new NcclCollectives(device, { ...options, id }, library);
 }
 
-export interface GpuRanks {
-  readonly collectives: NcclCollectives;
-  /** In order of rank. */
-  readonly members: readonly Member[];
-  /** A rank whose process has exited, if known. */
-  readonly gone: () => number | null;
-  /** A rank that has sent no heartbeat for the whole time limit. */
-  readonly silent: () => number | null;
-  /** Sets the run's files, in which each rank records its current section. */
-  readonly watch: (paths: RunPaths | null) => void;
-  readonly close: () => void;
-  /** Exits this process, whatever its GPU is doing. */
-  readonly abort: (code: number) => void;
-  /** The rank that was lost; waits up to NEWS_MS for the report. */
-  readonly lost: () => Promise<Member | null>;
-}
-
-/** The store and NCCL notice a broken connection at about the same time. */
+/** How long to wait for the report of a lost rank: the store and NCCL notice a broken connection at about the same time. */
 const NEWS_MS = 2000;
 
 /** Joins the other ranks: rendezvous at rank 0's store, lifelines, then NCCL. */
@@ -63,7 +46,7 @@ export async function meetOnGpus(
   device: CudaDevice,
   { timeoutMs, ...hooks }: Pick<NcclOptions, 'onWait' | 'onResume'> & { readonly timeoutMs: number },
   environment: NodeJS.ProcessEnv = process.env,
-): Promise<GpuRanks> {
+): Promise<OpenedRanks> {
   const { rank, masterAddress: address, masterPort: port } = identity;
   const world = knownWorld(identity, environment);
   const key = runKey(identity, environment);

@@ -10,7 +10,7 @@ import { createHmac, randomBytes } from 'node:crypto';
 import { linkSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { cacheFolder, ensureFolder } from '../../folders.js';
+import { cacheFolder, ensureFolder } from '../../files.js';
 import type { Environment, RankIdentity } from './identity.js';
 
 const SHORTEST_SECRET = 16;

@@ -12,7 +12,6 @@ export interface Member {
 }
 
 export type Request = { readonly id: number; readonly key: string; readonly seconds: number } & (
-  | { readonly op: 'set'; readonly value: string }
   | { readonly op: 'get' }
   | { readonly op: 'gather'; readonly value: string }
 );
@@ -36,7 +35,6 @@ export type ClientLine = Request | { readonly got: string } | { readonly bye: tr
 const helloLine = z.object({ rank: z.int(), world: z.int(), host: z.string().max(255), pid: z.int() });
 const common = { id: z.int(), key: z.string().max(255), seconds: z.number().positive() };
 const requestLine = z.discriminatedUnion('op', [
-  z.object({ ...common, op: z.literal('set'), value: z.string() }),
   z.object({ ...common, op: z.literal('get') }),
   z.object({ ...common, op: z.literal('gather'), value: z.string() }),
 ]);
@@ -125,9 +123,6 @@ export class StoreServer {
   /** Executes a request of rank `rank`. */
   async handle(rank: number, request: Request): Promise<Reply> {
     switch (request.op) {
-      case 'set':
-        this.#put(request.key, request.value);
-        return { value: '' };
       case 'get':
         return this.#get(request.key, request.seconds * 1000);
       case 'gather':

@@ -45,26 +45,6 @@ export interface StoreOptions {
   readonly host?: string;
 }
 
-export interface RankStore {
-  /** All ranks, in order of rank. */
-  readonly members: readonly Member[];
-  /** The port of the store. */
-  readonly port: number;
-  set(key: string, value: Uint8Array): Promise<void>;
-  /** Waits until a rank has set it. */
-  get(key: string): Promise<Uint8Array>;
-  /**
-   * Broadcasts rank 0's value. On rank 0 it resolves when every rank has confirmed the value: from then on no rank waits for
-   * an answer of the server, and rank 0 may block its thread.
-   */
-  handOut(key: string, value: Uint8Array): Promise<Uint8Array>;
-  /** The values that the ranks gave under this name, by rank, once all have. */
-  gather(name: string, value: Uint8Array): Promise<Uint8Array[]>;
-  /** Calls `listener` with every rank that is lost, including those lost before. */
-  onLost(listener: (member: Member) => void): void;
-  close(): void;
-}
-
 /** The ports after MASTER_PORT that ranks may use. */
 export function storePorts(port: number): number[] {
   return Array.from({ length: STORE_PORTS }, (_, i) => port + 1 + i).filter((one) => one < 65536);
@@ -81,8 +61,8 @@ export async function openStore(options: StoreOptions): Promise<RankStore> {
   return new LocalStore(options, server);
 }
 
-/** Common to both ends: values as bytes, and error messages. */
-abstract class Store implements RankStore {
+/** The store as a rank sees it. Common to both ends: values as bytes, and error messages. */
+export abstract class RankStore {
   readonly #options: StoreOptions;
   readonly #lost: Member[] = [];
   readonly #listeners: ((member: Member) => void)[] = [];
@@ -92,15 +72,14 @@ abstract class Store implements RankStore {
     this.#options = options;
   }
 
+  /** All ranks, in order of rank. */
   abstract readonly members: readonly Member[];
+  /** The port of the store. */
   abstract readonly port: number;
   abstract close(): void;
   protected abstract ask(request: Request): Promise<Reply>;
 
-  async set(key: string, value: Uint8Array): Promise<void> {
-    await this.ask({ ...this.#request(key), op: 'set', value: toText(value) });
-  }
-
+  /** Waits until rank 0 has handed it out. */
   async get(key: string): Promise<Uint8Array> {
     const reply = await this.ask({ ...this.#request(key), op: 'get' });
     if ('value' in reply) return toBytes(reply.value);
@@ -110,14 +89,20 @@ abstract class Store implements RankStore {
     );
   }
 
+  /**
+   * Broadcasts rank 0's value. On rank 0 it resolves when every rank has confirmed the value: from then on no rank waits for
+   * an answer of the server, and rank 0 may block its thread.
+   */
   abstract handOut(key: string, value: Uint8Array): Promise<Uint8Array>;
 
+  /** The values that the ranks gave under this name, by rank, once all have. */
   async gather(name: string, value: Uint8Array): Promise<Uint8Array[]> {
     const reply = await this.ask({ ...this.#request(name), op: 'gather', value: toText(value) });
     if ('values' in reply) return reply.values.map(toBytes);
     throw this.late(name, 'missing' in reply ? reply.missing : []);
   }
 
+  /** Calls `listener` with every rank that is lost, including those lost before. */
   onLost(listener: (member: Member) => void): void {
     this.#listeners.push(listener);
     for (const member of this.#lost) listener(member);
@@ -143,7 +128,7 @@ abstract class Store implements RankStore {
   }
 }
 
-class LocalStore extends Store {
+class LocalStore extends RankStore {
   readonly members: readonly Member[];
   readonly port: number;
   readonly #server: StoreServer;
@@ -180,7 +165,7 @@ interface Waiting {
   readonly timer: NodeJS.Timeout;
 }
 
-class RemoteStore extends Store {
+class RemoteStore extends RankStore {
   members: readonly Member[] = [];
   readonly port: number;
   readonly #channel: Channel;

@@ -62,8 +62,14 @@ export interface World {
   readonly collectives: Collectives | null;
   readonly agreement: Agreement;
   /** Names the rank that keeps the others waiting, from the files of the run. */
-  readonly monitor: { watch(watched: Watched | null): void };
-  describe(): string;
+  readonly monitor: {
+    /** Sets the run whose files show what each rank does; null when the run has ended. */
+    watch(watched: Watched | null): void;
+  };
+  /** How many ranks, over which transport, for the first lines of a run; no line in a world of size one. */
+  describe(): string[];
+  /** What env.json says about the ranks; nothing in a world of size one. */
+  readonly facts: object;
   /** This rank is about to end without the others: from now on nothing here waits for them. */
   leave(): void;
   /** Every rank calls it at the end. */
@@ -82,7 +88,8 @@ export function singleWorld(): World {
     members: [{ host: hostname(), pid: process.pid }],
     agreement: new SingleAgreement(),
     monitor: { watch: () => {} },
-    describe: () => 'one process',
+    describe: () => [],
+    facts: {},
     leave: () => {},
     close: () => {},
     describeLost: async () => '',
@@ -134,10 +141,14 @@ class RankWorld implements World {
     return this.members.findIndex(({ host }) => host === this.members[this.rank].host) === this.rank;
   }
 
-  describe(): string {
+  get facts(): object {
+    return { ranks: { world: this.size, launcher: this.identity.launcher, members: this.members } };
+  }
+
+  describe(): string[] {
     const hosts = [...new Set(this.members.map(({ host }) => host))];
     const where = hosts.length === 1 ? hosts[0] : `${hosts.length} hosts (${hosts.join(', ')})`;
-    return `ranks: ${this.size} over ${this.collectives.kind} on ${where}; ${describeIdentity(this.identity)}`;
+    return [`ranks: ${this.size} over ${this.collectives.kind} on ${where}; ${describeIdentity(this.identity)}`];
   }
 
   leave(): void {

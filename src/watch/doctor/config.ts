@@ -7,7 +7,7 @@ import { createTokenizer } from '../../data/tokenizer.js';
 import { TrefoilError } from '../../errors.js';
 import { estimateMemory, type MemoryEstimate } from '../../model/memory.js';
 import { modelShape } from '../../model/shape.js';
-import { listCheckpoints } from '../../run/checkpoint/manifest.js';
+import { listCheckpoints } from '../../run/checkpoint/read.js';
 import { readLockOwner } from '../../run/lock.js';
 import { runPaths } from '../../run/paths.js';
 import { availableMemory, diskRow, gib } from './machine.js';

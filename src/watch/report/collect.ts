@@ -2,7 +2,7 @@
 import { readSavedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { TrefoilError } from '../../errors.js';
-import { statOrUndefined } from '../../run/atomic.js';
+import { statOrUndefined } from '../../files.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
 import { type Heartbeat, readHeartbeats } from '../../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../../run/logs/heartbeat-history.js';

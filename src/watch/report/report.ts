@@ -1,8 +1,7 @@
 /** A report of one or several runs: one HTML file, Markdown with the plots as files, and the data as JSON. */
 import { dirname, join, relative } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { ensureFolder } from '../../folders.js';
-import { fileError, writeFileAtomic } from '../../run/atomic.js';
+import { ensureFolder, fileError, writeFileAtomic } from '../../files.js';
 import { toJson } from '../../run/json.js';
 import { runPaths } from '../../run/paths.js';
 import { collectRun, plain, type RunReport } from './collect.js';

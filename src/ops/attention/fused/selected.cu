@@ -145,10 +145,10 @@ extern "C" __global__ void
   const int thread = threadIdx.x, group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
   const int tokens = min(UNION_TOKENS, place.length - t0);
   SelectedUnion branch;
-  const int piece = (place.first + t0) / stretch, piece1 = (place.first + t0 + tokens - 1) / stretch;
-  branch.earlier = plan == nullptr || plan->choice[piece] == TILE_UNION;
-  branch.later = plan == nullptr || plan->choice[piece1] == TILE_UNION;
-  branch.border = piece1 * stretch - place.first;
+  const int stretch0 = (place.first + t0) / stretch, stretch1 = (place.first + t0 + tokens - 1) / stretch;
+  branch.earlier = plan == nullptr || plan->choice[stretch0] == TILE_UNION;
+  branch.later = plan == nullptr || plan->choice[stretch1] == TILE_UNION;
+  branch.border = stretch1 * stretch - place.first;
   if (!branch.earlier && !branch.later) return;
   const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
   for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) bits[w] = 0;
@@ -166,7 +166,7 @@ extern "C" __global__ void
     for (int e = 0; e < w; e++) position += __popc(bits[e]);
     for (u32 word = bits[w]; word != 0; word &= word - 1) u->blocks[position++] = w * 32 + __ffs(word) - 1;
     if (w == words - 1) u->count = position;
-    const int before = (t0 + 1) / SEL_L;  // blocks that end before the tile
+    const int before = (t0 + 1) / SEL_L;  // blocks that end at or before the tile's first token
     if (w == min(before / 32, words - 1))
       u->before =
           position - __popc(bits[w]) + __popc(before / 32 > w ? bits[w] : bits[w] & ((1u << (before & 31)) - 1));
@@ -251,17 +251,18 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
     forced.packed0 = place.units;
   }
   forced.token_first = window.start / HPG;
-  const int piece = (window.first + forced.token_first) / stretch,
-            piece1 = (window.first + window.token_last) / stretch;
-  forced.before = plan->choice[piece] == KV_OUTER;
-  forced.after = plan->choice[piece1] == KV_OUTER;
-  forced.border = piece1 * stretch - window.first;
+  const int stretch0 = (window.first + forced.token_first) / stretch,
+            stretch1 = (window.first + window.token_last) / stretch;
+  forced.before = plan->choice[stretch0] == KV_OUTER;
+  forced.after = plan->choice[stretch1] == KV_OUTER;
+  forced.border = stretch1 * stretch - window.first;
   forced.from = max(1, forced.token_first / SEL_L - 1);
   forced.tiles = forced.before || forced.after ? max(1, window.token_last / SEL_L - forced.from + 2) : 0;
   attend_both<DENSE_WARPGROUPS>(window, forced, shared);
 }
 
-// Where rows lie is looked up per row, and for wide or many heads per token: one more block fits a multiprocessor then.
+// Row addresses are stored per row. With large heads or many heads per group they are stored per token, which leaves
+// shared memory for one more thread block per multiprocessor.
 constexpr int PER_ENTRY = PK + PV <= 2 && HPG <= 14 ? 1 : HPG;
 constexpr int OUTER_ENTRIES = OUTER_CHUNK * HPG / PER_ENTRY;
 constexpr int OUTER_SHARED = (PK + PV + 2 * PK + 1) * PANEL + OUTER_ENTRIES * 8 + 1024;
@@ -278,7 +279,7 @@ __device__ __forceinline__ void await(const int* counter, int target) {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
   } while (seen < target);
 }
-__device__ __forceinline__ uint4 load_shared_cache(const void* from) {  // not through L1: others write this
+__device__ __forceinline__ uint4 load_l2(const void* from) {  // not through L1: others write this
   uint4 x;
   asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
@@ -286,7 +287,7 @@ __device__ __forceinline__ uint4 load_shared_cache(const void* from) {  // not t
                : "memory");
   return x;
 }
-__device__ __forceinline__ float load_shared_cache(const float* from) {
+__device__ __forceinline__ float load_l2(const float* from) {
   float x;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
   return x;
@@ -413,8 +414,8 @@ __device__ __forceinline__ void merge_item(int token0, int tokens, int ring0, co
     float logs[CHOSEN], top = own;
 #pragma unroll
     for (int s = 0; s < CHOSEN; s++) {
-      logs[s] = s < count ? load_shared_cache(partial_lse + place + s * HPG) : -positive_infinity();
-      x[s] = s < count ? load_shared_cache(partial + (place + s * HPG) * DV + column) : make_uint4(0, 0, 0, 0);
+      logs[s] = s < count ? load_l2(partial_lse + place + s * HPG) : -positive_infinity();
+      x[s] = s < count ? load_l2(partial + (place + s * HPG) * DV + column) : make_uint4(0, 0, 0, 0);
     }
     const uint4 forced = *(const uint4*)(out + at * DV + column);
     Combination::Others others;
@@ -505,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(128, OUTER_BLOCKS) selected_outer(
 }
 
 // The tokens that see a block: first the forced ones (every token for block 0, two blocks of tokens for the
-// others), then the list. A work item is a stretch of that sequence.
+// others), then the list. A work item is one chunk (SEL_CHUNK tokens) of this sequence.
 struct SelectedBackward {
   // in shared memory, per token of the item: its position, and where its heads start in q and in the shares
   const u32 *positions, *starts, *places;

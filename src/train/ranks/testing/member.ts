@@ -10,12 +10,10 @@ try {
     print({ lost: `${rank}@${host}` });
     process.exit(7);
   });
-  if (options.rank === 0)
-    await store.set(
-      'id',
-      Uint8Array.from({ length: 128 }, (_, i) => 255 - i),
-    );
-  const id = await store.get('id');
+  const id = await store.handOut(
+    'id',
+    Uint8Array.from({ length: 128 }, (_, i) => 255 - i),
+  );
   const all = await store.gather('names', Buffer.from(`rank ${options.rank}`));
   print({ id: [id.length, id[0], id[127]], names: all.map((name) => Buffer.from(name).toString()) });
   const handed = await store.handOut('handed out', Buffer.from(`of rank ${options.rank}`));

@@ -1,0 +1,106 @@
+/** The JSON answers of the server, as its pages read them. Types only: both sides import this module. */
+import type { Row } from '../watch/row.js';
+
+/** A row of the table of runs. */
+export interface RunRow {
+  readonly name: string;
+  /** `broken`: its files are not those of a run. */
+  readonly state: 'running' | 'ended' | 'gone' | 'empty' | 'broken';
+  readonly detail: string;
+  readonly step: number | null;
+  readonly steps: number | null;
+  readonly loss: number | null;
+  readonly valLoss: number | null;
+  readonly tokensPerSecond: number | null;
+  readonly secondsLeft: number | null;
+  /** Seconds since 1970; the page shows its age. */
+  readonly lastBeat: number | null;
+  readonly checkpoint: number | null;
+  readonly section: string | null;
+  /** All ranks if there are several, else empty. */
+  readonly ranks: readonly RankRow[];
+  readonly halt: string | null;
+  readonly anomaly: string | null;
+  /** Files that cannot be read or are not what they should be. */
+  readonly problems: readonly string[];
+  /** Health rules that are not green. */
+  readonly alerts: readonly Row[];
+  /** The most important settings in a few words. */
+  readonly summary: string;
+  /** A few losses over the whole run, for a sparkline. */
+  readonly spark: readonly number[];
+}
+
+export interface RankRow {
+  readonly rank: number;
+  readonly step: number | null;
+  readonly section: string | null;
+  readonly section_age_s: number | null;
+  readonly heartbeat_age_s: number | null;
+}
+
+export interface Table {
+  readonly dir: string;
+  readonly version: string;
+  readonly runs: readonly RunRow[];
+}
+
+/** A heartbeat that is not a step, or a step whose loss or gradient is not finite. */
+export interface Mark {
+  readonly step: number;
+  /** Seconds since 1970. */
+  readonly ts: number;
+  readonly kind: string;
+  readonly detail: string;
+}
+
+/** A health rule that is not green. */
+export interface HealthRow extends Row {
+  readonly explanation: string;
+}
+
+/** Everything about a run except curves. */
+export interface Overview {
+  readonly row: RunRow;
+  /** config.yaml as `section.key` to value. */
+  readonly config: Readonly<Record<string, string>>;
+  readonly environment: Readonly<Record<string, unknown>> | null;
+  readonly metrics: Readonly<Record<string, unknown>> | null;
+  readonly health: readonly HealthRow[];
+  readonly marks: readonly Mark[];
+  /** Lines of the heartbeat file that are no records. */
+  readonly damaged: number;
+  readonly traces: readonly string[];
+  readonly tokensPerStep: number | null;
+}
+
+/** The text of a trace with its probabilities, and the shape of what was selected. */
+export interface TraceText {
+  readonly model: string;
+  readonly step: number | null;
+  readonly layers: number;
+  readonly groups: number;
+  readonly slots: number;
+  /** Tokens per block. */
+  readonly blockSize: number;
+  /** Tokens that the window branch sees. */
+  readonly window: number;
+  readonly pieces: readonly string[];
+  /** Log-probability of the token that followed each token; null for the last. */
+  readonly logprobs: readonly (number | null)[];
+  /** [layer][block]: how many (token, group) pairs selected the block. */
+  readonly counts: readonly (readonly number[])[];
+}
+
+/** What one token read. */
+export interface TraceToken {
+  /** [layer][group]: blocks in ascending order. */
+  readonly selected: readonly (readonly (readonly number[])[])[];
+  /** [layer][group]: shares of the compressed, selected and window branch. */
+  readonly gates: readonly (readonly (readonly number[])[])[];
+}
+
+/** Tokens that read a block, with the number of (layer, group) pairs that did. */
+export interface TraceReaders {
+  readonly readers: readonly (readonly [token: number, count: number])[];
+}

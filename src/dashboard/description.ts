@@ -1,0 +1,98 @@
+/** The small files of a run: config, environment, metrics, samples, attention statistics, needle results. */
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseDocument } from 'yaml';
+import { errorCode, fileError } from '../files.js';
+import { isPlainObject } from '../run/json.js';
+import { runPaths } from '../run/paths.js';
+import { readLines, readSmallFile } from './log-reader.js';
+import { parseRecord } from './run-log.js';
+
+const SMALL_FILE_BYTES = 1024 * 1024;
+const MOST_KEYS = 2000;
+const MOST_RECORDS = 400;
+const RECORDS_BYTES = 256 * 1024 * 1024;
+
+/** config.yaml as `section.key` to value, in the order of the file. */
+export interface RunConfig {
+  readonly values: ReadonlyMap<string, string>;
+  /** Why the file cannot be shown. */
+  readonly problem: string | null;
+}
+
+export function readConfig(dir: string): RunConfig {
+  const text = readSmallFile(runPaths(dir).config, SMALL_FILE_BYTES);
+  const values = new Map<string, string>();
+  if (text === undefined) return { values, problem: null };
+  const document = parseDocument(text, { logLevel: 'error' });
+  if (document.errors.length > 0)
+    return { values, problem: `config.yaml: ${document.errors[0].message.split('\n')[0]}` };
+  try {
+    flatten(document.toJS({ maxAliasCount: 0 }), '', values);
+  } catch (error) {
+    // maxAliasCount: a file with aliases was not written by a run, and could expand without limit.
+    if (!(error instanceof ReferenceError)) throw error;
+    return { values: new Map(), problem: 'config.yaml: contains aliases' };
+  }
+  return { values, problem: null };
+}
+
+function flatten(value: unknown, prefix: string, into: Map<string, string>): void {
+  if (into.size >= MOST_KEYS) return;
+  if (isPlainObject(value))
+    for (const [key, inner] of Object.entries(value)) flatten(inner, prefix ? `${prefix}.${key}` : key, into);
+  else into.set(prefix, typeof value === 'string' ? value : JSON.stringify(value));
+}
+
+/** A JSON file of the run folder; null if it is missing or not an object. */
+export function readJson(path: string): Record<string, unknown> | null {
+  const text = readSmallFile(path, SMALL_FILE_BYTES);
+  return (text !== undefined && parseRecord(text)) || null;
+}
+
+/** Tokens of one optimizer step over all ranks; null if the config does not say. */
+export function tokensPerStep({ values }: RunConfig, ranks: number): number | null {
+  const factors = ['train.seq_len', 'train.batch_size', 'train.accumulate_grad_batches'].map((key) =>
+    Number(values.get(key)),
+  );
+  const tokens = factors.reduce((product, factor) => product * factor, Math.max(1, ranks));
+  return Number.isFinite(tokens) && tokens > 0 ? tokens : null;
+}
+
+/**
+ * Records of a JSON Lines file by ascending step, thinned to at most 400. A record whose step is not above the last one
+ * replaces those from it on: a resumed run repeats steps.
+ */
+export function readRecords(path: string): Record<string, unknown>[] {
+  let records: (Record<string, unknown> & { step: number })[] = [];
+  let stride = 1;
+  let newest: (typeof records)[number] | undefined;
+  let seen = 0;
+  readLines(path, 0, RECORDS_BYTES, (line) => {
+    const record = parseRecord(line);
+    const step = record?.['step'];
+    if (!record || typeof step !== 'number' || !Number.isFinite(step)) return;
+    while (records.length > 0 && records[records.length - 1].step >= step) records.pop();
+    newest = { ...record, step };
+    if (seen++ % stride === 0) records.push(newest);
+    if (records.length > MOST_RECORDS) {
+      records = records.filter((_, i) => i % 2 === 0);
+      stride *= 2;
+    }
+  });
+  if (newest && records.at(-1) !== newest) records.push(newest);
+  return records;
+}
+
+/** Names of the saved traces of a run. */
+export function listTraces(dir: string): string[] {
+  try {
+    return readdirSync(join(dir, 'traces'), { withFileTypes: true })
+      .filter((entry) => entry.isFile() && entry.name.endsWith('.safetensors'))
+      .map(({ name }) => name.slice(0, -'.safetensors'.length))
+      .sort();
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT' || errorCode(error) === 'ENOTDIR') return [];
+    throw fileError('list', join(dir, 'traces'), error);
+  }
+}

@@ -1,0 +1,208 @@
+/** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
+import { setImmediate } from 'node:timers/promises';
+import { isPlainObject } from '../run/json.js';
+import { parseHeartbeat } from '../run/logs/heartbeat.js';
+import type { Mark } from './answers.js';
+import { Buckets } from './buckets.js';
+import { readLines } from './log-reader.js';
+import { type Block, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
+
+/** A line: a row of the charts, a mark, or neither. */
+export interface Parsed {
+  readonly row?: { readonly step: number; readonly time: number; readonly values: readonly number[] };
+  readonly mark?: Mark;
+}
+
+export type LogKind = 'heartbeat' | 'training' | 'val';
+
+export const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
+  heartbeat: HEARTBEAT_COLUMNS,
+  training: TRAINING_COLUMNS,
+  val: VAL_COLUMNS,
+};
+
+/** Buckets per log. A chart has fewer pixels. */
+const CAPACITY = 2048;
+/** Bytes read between two turns of the event loop. */
+const SLICE_BYTES = 2 * 1024 * 1024;
+/** A zoomed range of at most this many bytes is read again from the file, row by row. */
+const DETAIL_BYTES = 24 * 1024 * 1024;
+/** A window that holds a few rows of a CSV file. */
+const SAMPLE_BYTES = 256;
+const MOST_MARKS = 4000;
+const MOST_NON_FINITE = 200;
+const DETAIL_LENGTH = 300;
+
+export class RunLog {
+  readonly path: string;
+  readonly kind: LogKind;
+  readonly #buckets: Buckets;
+  #marks: Mark[] = [];
+  #nonFinite = 0;
+  #position = 0;
+  #size = 0;
+  #inode = -1;
+  #damaged = 0;
+  #catchingUp: Promise<void> | null = null;
+  /** When the log was last used, for eviction. */
+  usedAt = 0;
+
+  constructor(path: string, kind: LogKind) {
+    this.path = path;
+    this.kind = kind;
+    this.#buckets = new Buckets(LOG_COLUMNS[kind], CAPACITY);
+  }
+
+  get marks(): readonly Mark[] {
+    return this.#marks;
+  }
+
+  /** Lines that are no records. */
+  get damaged(): number {
+    return this.#damaged;
+  }
+
+  get progress(): { readonly read: number; readonly size: number } {
+    return { read: this.#position, size: this.#size };
+  }
+
+  /** Reads what was appended, up to one slice; true if more is left. */
+  readSlice(): boolean {
+    const found = readLines(this.path, this.#position, this.#position + SLICE_BYTES, (line, offset) =>
+      this.#add(line, offset),
+    );
+    if (found === undefined) {
+      if (this.#position > 0) this.#reset();
+      return false;
+    }
+    const isReplaced = (this.#inode >= 0 && found.inode !== this.#inode) || found.size < this.#position;
+    this.#inode = found.inode;
+    if (isReplaced) {
+      // training.csv is rewritten when a run resumes from an earlier step.
+      this.#reset();
+      return found.size > 0;
+    }
+    const moved = found.end > this.#position;
+    this.#position = found.end;
+    this.#size = found.size;
+    return moved && found.end < found.size;
+  }
+
+  /** Reads everything that was appended, yielding to the event loop between slices. */
+  async catchUp(): Promise<void> {
+    this.#catchingUp ??= this.#readAll().finally(() => {
+      this.#catchingUp = null;
+    });
+    await this.#catchingUp;
+  }
+
+  /** Buckets of a range of steps; single rows where the range is small enough to be read again. */
+  block(from = Number.NEGATIVE_INFINITY, to = Number.POSITIVE_INFINITY): Block {
+    const coarse = this.#buckets.block(from, to, this.#position, this.#size);
+    if (coarse.exact) return coarse;
+    const [begin, end] = this.#buckets.bytes(this.#buckets.range(from, to), this.#position);
+    if (end - begin > DETAIL_BYTES) return coarse;
+    const detail = new Buckets(LOG_COLUMNS[this.kind], CAPACITY);
+    readLines(this.path, begin, end, (line) => {
+      const { row } = parseLine(this.kind, line);
+      if (row && row.step >= from && row.step <= to) detail.add(row.step, row.time, row.values);
+    });
+    return detail.block(from, to, this.#position, this.#size);
+  }
+
+  /** Values of a column at up to `count` evenly spaced positions of the file, without reading all of it. */
+  sample(count: number, column: number): number[] {
+    const sampled: { step: number; value: number }[] = [];
+    const size = readLines(this.path, 0, 0, () => {})?.size ?? 0;
+    const starts = size <= SAMPLE_BYTES * count ? [0] : Array.from({ length: count }, (_, i) => (size * i) / count);
+    for (const start of starts.map(Math.floor)) {
+      const end = starts.length === 1 ? size : start + SAMPLE_BYTES;
+      let isPartial = start > 0; // a window mostly begins inside a line
+      readLines(this.path, start, end, (line) => {
+        const { row } = parseLine(this.kind, line);
+        if (!isPartial && row && (starts.length === 1 || sampled.length === 0 || row.step > sampled.at(-1)!.step))
+          sampled.push({ step: row.step, value: row.values[column] });
+        isPartial = false;
+      });
+    }
+    const stride = Math.max(1, sampled.length / count);
+    const kept = Array.from({ length: Math.min(count, sampled.length) }, (_, i) => sampled[Math.floor(i * stride)]);
+    if (sampled.length > 0) kept.push(sampled.at(-1)!);
+    return kept.map(({ value }) => value).filter(Number.isFinite);
+  }
+
+  async #readAll(): Promise<void> {
+    while (this.readSlice()) await setImmediate();
+  }
+
+  #reset(): void {
+    this.#position = 0;
+    this.#damaged = 0;
+    this.#nonFinite = 0;
+    this.#marks = [];
+    this.#buckets.clear();
+  }
+
+  #add(line: string, offset: number): void {
+    const { row, mark } = parseLine(this.kind, line);
+    if (row) this.#buckets.add(row.step, row.time, row.values, offset);
+    if (mark) this.#mark(mark);
+    if (!row && !mark && offset > 0) this.#damaged += 1;
+  }
+
+  #mark(mark: Mark): void {
+    if (mark.kind === 'non-finite' && ++this.#nonFinite > MOST_NON_FINITE) return;
+    this.#marks.push(mark);
+    if (this.#marks.length > MOST_MARKS) this.#marks = this.#marks.slice(-MOST_MARKS / 2);
+  }
+}
+
+export function parseLine(kind: LogKind, line: string): Parsed {
+  return kind === 'heartbeat' ? parseBeat(line) : parseCsv(line, LOG_COLUMNS[kind].length);
+}
+
+/** Fields of a heartbeat in the order of HEARTBEAT_COLUMNS, up to the shares. */
+const SHARES_AT = HEARTBEAT_COLUMNS.indexOf('share_cmp');
+
+function parseBeat(line: string): Parsed {
+  const beat = parseHeartbeat(line);
+  if (!beat) return {};
+  const { step, ts, msg } = beat;
+  if (msg !== 'progress') {
+    const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
+    return { mark: { step, ts, kind: msg, detail: (beat.detail ?? beat.data ?? loss).slice(0, DETAIL_LENGTH) } };
+  }
+  const fields = beat as unknown as Readonly<Record<string, number | undefined>>;
+  const values = HEARTBEAT_COLUMNS.map((name) => fields[name] ?? Number.NaN);
+  beat.gate_branch_shares?.slice(0, 3).forEach((share, i) => {
+    values[SHARES_AT + i] = share;
+  });
+  const row = { step, time: ts, values };
+  const isBad = isNonFinite(beat.loss) || isNonFinite(beat.grad_norm);
+  if (!isBad) return { row };
+  const detail = `loss ${beat.loss}, gradient norm ${beat.grad_norm}`;
+  return { row, mark: { step, ts, kind: 'non-finite', detail } };
+}
+
+function isNonFinite(value: number | undefined): boolean {
+  return value !== undefined && !Number.isFinite(value);
+}
+
+/** A row whose first cell is a step. The header and damaged rows are neither row nor mark. */
+function parseCsv(line: string, columns: number): Parsed {
+  const cells = line.split(',');
+  const step = Number(cells[0]);
+  if (cells.length < columns + 1 || cells[0] === '' || !Number.isFinite(step)) return {};
+  return { row: { step, time: Number.NaN, values: cells.slice(1, columns + 1).map(Number) } };
+}
+
+/** A line of a JSON Lines file as an object; undefined if it is not one. */
+export function parseRecord(line: string): Record<string, unknown> | undefined {
+  try {
+    const parsed: unknown = JSON.parse(line);
+    return isPlainObject(parsed) ? parsed : undefined;
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    return undefined; // a damaged line; the records around it remain readable
+  }
+}

@@ -1,0 +1,245 @@
+/**
+ * The runs below a folder, as rows of a table. Names are looked up in the listing of the folder and never joined to a path.
+ * A row is computed again only when the files of its run changed.
+ */
+import { type Dirent, readdirSync, statSync } from 'node:fs';
+import { basename, join, resolve } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
+import { TrefoilError } from '../errors.js';
+import { errorCode, fileError } from '../files.js';
+import { runPaths } from '../run/paths.js';
+import { readRun } from '../run/reader.js';
+import { wallAges } from '../watch/ages.js';
+import type { Row } from '../watch/row.js';
+import { healthFindings } from '../watch/rules.js';
+import { runStatus } from '../watch/status.js';
+import type { Thresholds } from '../watch/thresholds.js';
+import type { RunRow } from './answers.js';
+import { type RunConfig, readConfig } from './description.js';
+import { type LogKind, RunLog } from './run-log.js';
+
+const RUN_FILES = /^(heartbeat_rank\d+\.jsonl|training\.csv|metrics\.json|env\.json|\.lock|config\.yaml)$/;
+/** Names of plain files of a run; anything else under such a name makes the run a broken one. */
+const PLAIN_FILES =
+  /^(heartbeat_rank\d+\.jsonl|\.section_rank\d+|(training|val|k_stats|fallback_counters)\.csv|(metrics|env|config|gate_collapse_details|needle)\.json|config\.yaml|(samples|attention)\.jsonl|\.lock|\.HALT|\.anomaly_type)$/;
+const PLAIN_FOLDERS = new Set(['checkpoints', 'tb', 'traces']);
+/** A run whose process may die without changing a file is looked at this often. */
+const REFRESH_MS = 5_000;
+const SPARK_POINTS = 32;
+/** Heartbeats that a row is computed from. */
+const BEATS = 64;
+/** Logs kept in memory; one holds about a megabyte. */
+const MOST_LOGS = 96;
+
+/** A run and what is known about it. */
+export interface FoundRun {
+  readonly name: string;
+  readonly dir: string;
+}
+
+interface Known extends FoundRun {
+  signature: string;
+  lookedAt: number;
+  row: RunRow;
+  /** The signature for which `alerts` were computed. */
+  judged: string;
+}
+
+export class Runs {
+  readonly dir: string;
+  readonly #thresholds: Thresholds;
+  readonly #known = new Map<string, Known>();
+  readonly #logs = new Map<string, RunLog>();
+  #judging = false;
+
+  constructor(dir: string, thresholds: Thresholds) {
+    this.dir = resolve(dir);
+    this.#thresholds = thresholds;
+  }
+
+  /** All runs, by name. A folder that does not exist yet has none. */
+  rows(): RunRow[] {
+    const found = findRunFolders(this.dir);
+    const names = new Set(found.map(({ name }) => name));
+    for (const name of [...this.#known.keys()]) if (!names.has(name)) this.#known.delete(name);
+    return found.map((run) => this.#refresh(run).row);
+  }
+
+  /** Looks a name up among the folders that exist now. */
+  find(name: string): FoundRun | undefined {
+    return findRunFolders(this.dir).find((run) => run.name === name);
+  }
+
+  row(run: FoundRun): RunRow {
+    return this.#refresh(run).row;
+  }
+
+  /** A log of a run. The least recently used ones are forgotten. */
+  log({ dir }: FoundRun, kind: LogKind, rank = 0): RunLog {
+    const paths = runPaths(dir);
+    const path = kind === 'heartbeat' ? paths.heartbeat(rank) : paths[kind];
+    let log = this.#logs.get(path);
+    if (!log) {
+      log = new RunLog(path, kind);
+      this.#logs.set(path, log);
+    }
+    log.usedAt = performance.now();
+    if (this.#logs.size > MOST_LOGS) {
+      const [oldest] = [...this.#logs].sort(([, a], [, b]) => a.usedAt - b.usedAt);
+      this.#logs.delete(oldest[0]);
+    }
+    return log;
+  }
+
+  /** Applies the health rules to runs that changed, one per turn of the event loop; `onChange` is called for each. */
+  async judge(onChange: (row: RunRow) => void = () => {}): Promise<void> {
+    if (this.#judging) return;
+    this.#judging = true;
+    try {
+      for (const known of [...this.#known.values()]) {
+        if (known.judged === known.signature || known.row.state === 'broken') continue;
+        known.judged = known.signature;
+        const alerts = this.alerts(known);
+        if (JSON.stringify(alerts) !== JSON.stringify(known.row.alerts)) {
+          known.row = { ...known.row, alerts };
+          onChange(known.row);
+        }
+        await setImmediate();
+      }
+    } finally {
+      this.#judging = false;
+    }
+  }
+
+  /** The health rules of a run that are not green. */
+  alerts(run: FoundRun): Row[] {
+    try {
+      return healthFindings(readRun(run.dir), this.#thresholds, wallAges()).filter(({ level }) => level !== 'green');
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      return [{ rule: 'files', level: 'yellow', value: this.hidePaths(error.message), limit: 'readable' }];
+    }
+  }
+
+  /** Messages name files relative to the served folder. */
+  hidePaths(message: string): string {
+    return message.replaceAll(`${this.dir}/`, '').replaceAll(this.dir, '.');
+  }
+
+  #refresh(run: FoundRun): Known {
+    const known = this.#known.get(run.name);
+    const now = performance.now();
+    const signature = signatureOf(run.dir);
+    const isAlive = known?.row.state === 'running';
+    if (known && known.signature === signature && !(isAlive && now - known.lookedAt > REFRESH_MS)) return known;
+    const row = { ...this.#read(run), alerts: known?.row.alerts ?? [] };
+    const next = { ...run, signature, lookedAt: now, row, judged: known?.judged ?? '' };
+    this.#known.set(run.name, next);
+    return next;
+  }
+
+  #read(run: FoundRun): RunRow {
+    const { name, dir } = run;
+    const broken = (problem: string): RunRow => ({
+      ...{ name, state: 'broken', detail: problem, step: null, steps: null, loss: null, valLoss: null },
+      ...{ tokensPerSecond: null, secondsLeft: null, lastBeat: null, checkpoint: null, section: null, ranks: [] },
+      ...{ halt: null, anomaly: null, problems: [problem], alerts: [], summary: '', spark: [] },
+    });
+    try {
+      const strange = strangeFile(dir);
+      if (strange !== undefined) return broken(strange);
+      const now = Date.now() / 1000;
+      const status = runStatus(dir, now, { beats: BEATS });
+      return {
+        ...{ name, state: status.state, detail: status.detail, step: status.step, steps: status.steps },
+        ...{ loss: status.loss, valLoss: status.val_loss, tokensPerSecond: status.tokens_per_s },
+        ...{ secondsLeft: status.seconds_left, checkpoint: status.checkpoint, section: status.section },
+        lastBeat: status.heartbeat_age_s === null ? null : now - status.heartbeat_age_s,
+        ...{ ranks: status.ranks, halt: status.halt, anomaly: status.anomaly, alerts: [] },
+        problems: status.problems.map((problem) => this.hidePaths(problem)),
+        summary: summaryOf(readConfig(dir)),
+        spark: this.#spark(run),
+      };
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      return broken(this.hidePaths(error.message));
+    }
+  }
+
+  /** Losses of training.csv at evenly spaced positions. */
+  #spark(run: FoundRun): number[] {
+    return this.log(run, 'training').sample(SPARK_POINTS, 0);
+  }
+}
+
+/** A folder inside `dir` that holds files of a run; `dir` itself if it does. Links are not followed. */
+export function findRunFolders(dir: string): FoundRun[] {
+  const entries = list(dir);
+  if (entries.some((entry) => entry.isFile() && /^(heartbeat_rank\d+\.jsonl|training\.csv)$/.test(entry.name)))
+    return [{ name: basename(dir), dir }];
+  return entries
+    .filter((entry) => entry.isDirectory())
+    .map(({ name }) => ({ name, dir: join(dir, name) }))
+    .filter((run) => list(run.dir).some(({ name }) => RUN_FILES.test(name)))
+    .sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+function list(dir: string): Dirent[] {
+  try {
+    return readdirSync(dir, { withFileTypes: true });
+  } catch (error) {
+    const code = errorCode(error);
+    if (code === 'ENOENT' || code === 'EACCES' || code === 'ENOTDIR') return [];
+    throw fileError('list', dir, error);
+  }
+}
+
+/** Names the first entry that is not the kind of file its name promises: readers of a run expect plain files. */
+function strangeFile(dir: string): string | undefined {
+  for (const entry of list(dir)) {
+    if (PLAIN_FILES.test(entry.name) && !entry.isFile())
+      return `${entry.name}: is a ${kindOf(entry)}, not a regular file`;
+    if (PLAIN_FOLDERS.has(entry.name) && !entry.isDirectory())
+      return `${entry.name}: is a ${kindOf(entry)}, not a folder`;
+  }
+  return undefined;
+}
+
+function kindOf(entry: Dirent): string {
+  if (entry.isSymbolicLink()) return 'symbolic link';
+  if (entry.isDirectory()) return 'folder';
+  return entry.isFile() ? 'file' : 'special file';
+}
+
+/** Changes whenever a file changes that a row is computed from. */
+function signatureOf(dir: string): string {
+  const paths = runPaths(dir);
+  const files = [
+    paths.heartbeat(0),
+    paths.training,
+    paths.val,
+    paths.halt,
+    paths.anomalyType,
+    paths.lock,
+    paths.config,
+  ];
+  return [...files, paths.latest]
+    .map((path) => {
+      const facts = statSync(path, { throwIfNoEntry: false });
+      return facts ? `${facts.size} ${facts.mtimeMs}` : '';
+    })
+    .join('|');
+}
+
+/** `4 layers × 128, NSA, S 2048, lr 3e-4` */
+function summaryOf({ values }: RunConfig): string {
+  const value = (key: string) => values.get(key);
+  const parts = [
+    value('model.n_layers') && `${value('model.n_layers')} × ${value('model.dim')}`,
+    value('model.attention'),
+    value('train.seq_len') && `S ${value('train.seq_len')}`,
+    value('train.lr') && `lr ${value('train.lr')}`,
+    value('data.source'),
+  ];
+  return parts.filter(Boolean).join(' · ');
+}

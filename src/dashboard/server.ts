@@ -1,0 +1,352 @@
+/** The HTTP server of the dashboard: pages, run data, streams, and the two writes (halt and save). */
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { TrefoilError, UsageError } from '../errors.js';
+import { errorCode } from '../files.js';
+import { toJson } from '../run/json.js';
+import { runPaths } from '../run/paths.js';
+import { trefoilVersion } from '../run/version.js';
+import { explainRule } from '../watch/explain.js';
+import type { Thresholds } from '../watch/thresholds.js';
+import type { Overview, Table } from './answers.js';
+import { loadAssets } from './assets.js';
+import { type Control, requestHalt, requestSave } from './control.js';
+import { listTraces, readConfig, readJson, readRecords, tokensPerStep } from './description.js';
+import type { LogKind } from './run-log.js';
+import { type FoundRun, Runs } from './runs.js';
+import {
+  HEADERS,
+  hasTokenCookie,
+  hasTokenHeader,
+  isEqual,
+  isLoopback,
+  isOwnHost,
+  newToken,
+  tokenCookie,
+} from './security.js';
+import { parseOffsets, streamRows, streamTable } from './stream.js';
+import { TraceFile } from './trace.js';
+import { encodeBlock } from './wire.js';
+
+export interface DashboardOptions {
+  /** A run, or a folder that holds some. */
+  readonly dir: string;
+  readonly host: string;
+  /** 0 takes a free port. */
+  readonly port: number;
+  readonly thresholds: Thresholds;
+  /** Default: a random one. */
+  readonly token?: string;
+}
+
+export interface Dashboard {
+  /** `http://HOST:PORT` */
+  readonly url: string;
+  /** Allows halting and saving; on an address other than loopback also reading. */
+  readonly token: string;
+  close(): Promise<void>;
+}
+
+const BODY_BYTES = 4096;
+const MOST_STREAMS = 64;
+/** A request waits this long for a log that is being read, then gets what is there. */
+const READ_MS = 400;
+const LOG_KINDS = new Set<string>(['heartbeat', 'training', 'val'] satisfies LogKind[]);
+
+/** An answer with a status other than 200. */
+class Refusal extends Error {
+  readonly status: number;
+
+  constructor(status: number, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function startDashboard(options: DashboardOptions): Promise<Dashboard> {
+  const token = options.token ?? newToken();
+  const handler = new Handler(options, token);
+  const server = createServer({ headersTimeout: 10_000, requestTimeout: 30_000 }, (request, response) => {
+    void handler.answer(request, response);
+  });
+  await listen(server, options);
+  const { port } = server.address() as AddressInfo;
+  const host = options.host.includes(':') ? `[${options.host}]` : options.host;
+  const close = () =>
+    new Promise<void>((resolve) => {
+      server.close(() => resolve());
+      server.closeAllConnections();
+    });
+  return { url: `http://${host}:${port}`, token, close };
+}
+
+function listen(server: Server, { host, port }: DashboardOptions): Promise<void> {
+  return new Promise((resolve, reject) => {
+    server.once('error', (error) => {
+      const code = errorCode(error);
+      if (code === 'EADDRINUSE')
+        reject(new UsageError(`--port ${port}: the port is in use; choose another, or 0 for a free one`));
+      else if (code === 'EACCES') reject(new UsageError(`--port ${port}: permission denied; choose a port above 1023`));
+      else reject(new UsageError(`--host ${host}: cannot listen (${code ?? error.message})`));
+    });
+    server.listen(port, host, resolve);
+  });
+}
+
+type Query = URLSearchParams;
+
+/** What an answer about a run may depend on besides the run. */
+interface Asked {
+  readonly query: Query;
+  /** The parts of the path after the kind of answer. */
+  readonly rest: readonly string[];
+  readonly response: ServerResponse;
+}
+
+/** Returns the JSON of the answer; undefined if it was sent already. */
+type Answer = (run: FoundRun, asked: Asked) => unknown;
+
+class Handler {
+  readonly #runs: Runs;
+  readonly #options: DashboardOptions;
+  readonly #token: string;
+  readonly #assets = loadAssets();
+  #streams = 0;
+
+  constructor(options: DashboardOptions, token: string) {
+    this.#runs = new Runs(options.dir, options.thresholds);
+    this.#options = options;
+    this.#token = token;
+  }
+
+  async answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    for (const [name, value] of Object.entries(HEADERS)) response.setHeader(name, value);
+    try {
+      await this.#route(request, response);
+    } catch (error) {
+      if (response.headersSent) {
+        response.destroy();
+        return;
+      }
+      if (error instanceof Refusal) sendJson(response, { error: error.message }, error.status);
+      else if (error instanceof TrefoilError) sendJson(response, { error: this.#runs.hidePaths(error.message) }, 422);
+      else {
+        // A defect of the program: its details belong to the terminal, not to the page.
+        console.error(error);
+        sendJson(response, { error: 'internal error; see the terminal of the dashboard' }, 500);
+      }
+    }
+  }
+
+  async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    if (!isOwnHost(request.headers.host, this.#options.host))
+      throw new Refusal(421, 'the Host header does not name this server');
+    const url = new URL(request.url ?? '/', 'http://dashboard');
+    if (!isLoopback(this.#options.host) && !this.#login(request, response, url)) return;
+    const isRead = request.method === 'GET' || request.method === 'HEAD';
+    const parts = url.pathname.split('/').slice(1).map(decode);
+    if (parts[0] !== 'api') {
+      if (!isRead) throw new Refusal(405, 'only GET');
+      return this.#asset(url.pathname, response);
+    }
+    if (!isRead) return sendJson(response, await this.#write(request, parts));
+    const [, first, name, what = 'overview', ...rest] = parts;
+    if (first === 'runs' && name === undefined) return sendJson(response, this.#table());
+    if (first === 'stream') return this.#stream(request, url.searchParams, response);
+    const answer = first === 'runs' ? this.#answers[what] : undefined;
+    if (!answer) throw new Refusal(404, 'there is no such page');
+    const run = this.#find(name);
+    const { state, detail } = this.#runs.row(run);
+    if (state === 'broken' && what !== 'overview') throw new Refusal(422, detail);
+    const value = await answer(run, { query: url.searchParams, rest, response });
+    if (value !== undefined) sendJson(response, value);
+  }
+
+  /** On an address that others can reach, every request needs the token; `/?token=…` stores it in a cookie. */
+  #login(request: IncomingMessage, response: ServerResponse, url: URL): boolean {
+    if (hasTokenHeader(request, this.#token) || hasTokenCookie(request, this.#token)) return true;
+    const given = url.searchParams.get('token');
+    if (url.pathname !== '/' || given === null || !isEqual(given, this.#token))
+      throw new Refusal(401, 'open the address with ?token=… that the dashboard printed at its start');
+    response.writeHead(303, { 'Set-Cookie': tokenCookie(this.#token), Location: '/' }).end();
+    return false;
+  }
+
+  #asset(path: string, response: ServerResponse): void {
+    const asset = this.#assets.get(path);
+    if (!asset) throw new Refusal(404, 'there is no such page');
+    response.writeHead(200, { 'Content-Type': asset.type, 'Content-Length': asset.content.length });
+    response.end(asset.content);
+  }
+
+  #find(name: string | undefined): FoundRun {
+    const run = this.#runs.find(name ?? '');
+    if (!run) throw new Refusal(404, 'there is no such run');
+    return run;
+  }
+
+  #table(): Table {
+    const runs = this.#runs.rows();
+    return { dir: this.#options.dir, version: trefoilVersion(), runs };
+  }
+
+  readonly #answers: Readonly<Record<string, Answer>> = {
+    overview: (run) => this.#overview(run),
+    columns: (run, asked) => this.#columns(run, asked),
+    attention: ({ dir }) => ({
+      records: readRecords(join(dir, 'attention.jsonl')),
+      needle: readJson(join(dir, 'needle.json')),
+    }),
+    samples: ({ dir }) => ({ samples: readRecords(join(dir, 'samples.jsonl')) }),
+    trace: (run, { rest }) => this.#trace(run, rest),
+  };
+
+  /** Everything about a run except curves. */
+  async #overview(run: FoundRun): Promise<Overview> {
+    const row = this.#runs.row(run);
+    if (row.state === 'broken')
+      return {
+        ...{ row, config: {}, environment: null, metrics: null, health: [], marks: [], damaged: 0, traces: [] },
+        tokensPerStep: null,
+      };
+    const config = readConfig(run.dir);
+    const paths = runPaths(run.dir);
+    const log = this.#runs.log(run, 'heartbeat');
+    await within(READ_MS, log.catchUp());
+    const health = this.#runs.alerts(run).map((one) => ({ ...one, explanation: explainRule(one.rule) }));
+    return {
+      row: config.problem ? { ...row, problems: [...row.problems, config.problem] } : row,
+      config: Object.fromEntries(config.values),
+      environment: readJson(paths.env),
+      metrics: readJson(paths.metrics),
+      ...{ health, marks: log.marks, damaged: log.damaged, traces: listTraces(run.dir) },
+      tokensPerStep: tokensPerStep(config, row.ranks.length),
+    };
+  }
+
+  async #columns(run: FoundRun, { query, response }: Asked): Promise<void> {
+    const kind = query.get('log') ?? 'heartbeat';
+    const rank = Number(query.get('rank') ?? 0);
+    if (!LOG_KINDS.has(kind) || !Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'log or rank is wrong');
+    const log = this.#runs.log(run, kind as LogKind, rank);
+    await within(READ_MS, log.catchUp());
+    const bytes = encodeBlock(log.block(numberOf(query, 'from'), numberOf(query, 'to')));
+    response.writeHead(200, { 'Content-Type': 'application/octet-stream', 'Content-Length': bytes.length });
+    response.end(bytes);
+  }
+
+  #stream(request: IncomingMessage, query: Query, response: ServerResponse): void {
+    if (this.#streams >= MOST_STREAMS) throw new Refusal(503, 'too many streams; close some pages');
+    this.#streams += 1;
+    response.once('close', () => {
+      this.#streams -= 1;
+    });
+    const names = query.getAll('run');
+    if (names.length === 0) {
+      streamTable(response, this.#runs);
+      return;
+    }
+    const runs = names.map((name) => this.#find(name));
+    const rank = Number(query.get('rank') ?? 0);
+    if (!Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'rank is wrong');
+    const last = request.headers['last-event-id'];
+    const offsets =
+      parseOffsets(typeof last === 'string' ? last : undefined, runs.length) ??
+      parseOffsets(query.get('from') ?? undefined, runs.length);
+    if (!offsets) throw new Refusal(400, 'from must hold an offset for each run');
+    streamRows(
+      response,
+      runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(rank), offset: offsets[i] })),
+    );
+  }
+
+  /** `trace/NAME`, `trace/NAME/token/I` or `trace/NAME/block/B`. */
+  #trace(run: FoundRun, [name, what, index]: readonly string[]): unknown {
+    if (!listTraces(run.dir).includes(name)) throw new Refusal(404, 'there is no such trace');
+    const file = new TraceFile(join(run.dir, 'traces', `${name}.safetensors`));
+    try {
+      if (what === undefined) return file.text();
+      if (what === 'token') return file.token(Number(index));
+      if (what === 'block') return file.readers(Number(index));
+      throw new Refusal(404, 'there is no such page');
+    } finally {
+      file.close();
+    }
+  }
+
+  async #write(request: IncomingMessage, [, kind, name, action]: string[]): Promise<Control> {
+    if (request.method !== 'POST') throw new Refusal(405, 'only GET and POST');
+    if (kind !== 'runs' || (action !== 'halt' && action !== 'save')) throw new Refusal(404, 'there is no such page');
+    if (!hasTokenHeader(request, this.#token))
+      throw new Refusal(403, 'the token is missing or wrong; it was printed when the dashboard started');
+    const run = this.#find(name);
+    const body = await readBody(request);
+    return action === 'halt' ? await requestHalt(run.dir, reasonIn(body)) : requestSave(run.dir);
+  }
+}
+
+function decode(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch (error) {
+    if (!(error instanceof URIError)) throw error;
+    throw new Refusal(400, 'the address is not valid');
+  }
+}
+
+function numberOf(query: Query, name: string): number | undefined {
+  const text = query.get(name);
+  if (text === null) return undefined;
+  const value = Number(text);
+  if (!Number.isFinite(value)) throw new Refusal(400, `${name} is not a number`);
+  return value;
+}
+
+/** Waits for `work` at most `milliseconds`; it goes on afterwards. */
+async function within(milliseconds: number, work: Promise<void>): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  const limit = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, milliseconds);
+  });
+  try {
+    await Promise.race([work, limit]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function readBody(request: IncomingMessage): Promise<string> {
+  return new Promise((resolve, reject) => {
+    let text = '';
+    request.setEncoding('utf8');
+    request.on('data', (piece: string) => {
+      text += piece;
+      if (text.length > BODY_BYTES) {
+        reject(new Refusal(413, 'the request is too long'));
+        request.removeAllListeners('data').resume();
+      }
+    });
+    request.on('end', () => resolve(text));
+    request.on('error', reject);
+  });
+}
+
+function reasonIn(body: string): string {
+  if (body === '') return 'from the dashboard';
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(body);
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new Refusal(400, 'the request is not JSON');
+  }
+  const reason = (parsed as { reason?: unknown } | null)?.reason;
+  return typeof reason === 'string' && reason.trim() !== '' ? reason.slice(0, 200) : 'from the dashboard';
+}
+
+function sendJson(response: ServerResponse, value: unknown, status = 200): void {
+  const text = toJson(value);
+  response.writeHead(status, { 'Content-Type': 'application/json; charset=utf-8' });
+  response.end(text);
+}

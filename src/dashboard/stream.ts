@@ -1,0 +1,109 @@
+/**
+ * Server-Sent Events. A stream of runs sends new rows of their heartbeats; the id of an event is the byte offset of each
+ * file, so a reconnecting browser (`Last-Event-ID`) continues where it was. A stream without runs sends changed table rows.
+ */
+import type { ServerResponse } from 'node:http';
+import { TrefoilError } from '../errors.js';
+import { toJson } from '../run/json.js';
+import type { RunRow } from './answers.js';
+import { readLines } from './log-reader.js';
+import { parseLine } from './run-log.js';
+import type { Runs } from './runs.js';
+
+/** A file that a stream follows. */
+export interface Followed {
+  readonly path: string;
+  offset: number;
+}
+
+const POLL_MS = 100;
+const TABLE_MS = 1_000;
+const COMMENT_MS = 15_000;
+/** A client that is further behind reads the chart anew instead. */
+const MOST_BEHIND = 4 * 1024 * 1024;
+const SLICE_BYTES = 256 * 1024;
+
+/** Sends new rows until the client disconnects. */
+export function streamRows(response: ServerResponse, followed: readonly Followed[]): void {
+  const send = startStream(response);
+  const look = () => {
+    if (response.writableNeedDrain) return; // a slow client: rows wait in the file
+    for (const [i, file] of followed.entries()) {
+      const rows: (readonly (number | null)[])[] = [];
+      const marks: unknown[] = [];
+      const found = read(file, (line) => {
+        const { row, mark } = parseLine('heartbeat', line);
+        if (row) rows.push([row.step, row.time, ...row.values.map((value) => (Number.isFinite(value) ? value : null))]);
+        if (mark) marks.push(mark);
+      });
+      if (!found) continue;
+      if (found.size < file.offset || found.size - file.offset > MOST_BEHIND) {
+        file.offset = found.size;
+        send('reset', { run: i }, idOf(followed));
+        continue;
+      }
+      file.offset = found.end;
+      if (rows.length > 0 || marks.length > 0) send('rows', { run: i, rows, marks }, idOf(followed));
+    }
+  };
+  repeat(response, look, POLL_MS);
+}
+
+/** Sends the rows of the table that changed, about once a second. */
+export function streamTable(response: ServerResponse, runs: Runs): void {
+  const send = startStream(response);
+  const sent = new Map<string, string>();
+  const look = () => {
+    const rows = runs.rows();
+    const changed = rows.filter((row) => sent.get(row.name) !== JSON.stringify(row));
+    const gone = [...sent.keys()].filter((name) => !rows.some((row) => row.name === name));
+    for (const row of changed) sent.set(row.name, JSON.stringify(row));
+    for (const name of gone) sent.delete(name);
+    if (changed.length > 0 || gone.length > 0) send('runs', { changed, gone });
+    void runs.judge((row: RunRow) => {
+      sent.set(row.name, JSON.stringify(row));
+      send('runs', { changed: [row], gone: [] });
+    });
+  };
+  repeat(response, look, TABLE_MS);
+}
+
+/** The offsets of a stream in its ids: `120-4000`. */
+export function parseOffsets(text: string | undefined, count: number): number[] | undefined {
+  const offsets = (text ?? '').split('-').map((part) => (/^\d{1,15}$/.test(part) ? Number(part) : Number.NaN));
+  return offsets.length === count && offsets.every(Number.isSafeInteger) ? offsets : undefined;
+}
+
+function idOf(followed: readonly Followed[]): string {
+  return followed.map(({ offset }) => offset).join('-');
+}
+
+/** Undefined if the file is missing or cannot be read now; the next look tries again. */
+function read(file: Followed, onLine: (line: string) => void): { end: number; size: number } | undefined {
+  try {
+    return readLines(file.path, file.offset, file.offset + SLICE_BYTES, onLine);
+  } catch (error) {
+    if (!(error instanceof TrefoilError)) throw error;
+    return undefined;
+  }
+}
+
+type Send = (event: string, data: unknown, id?: string) => void;
+
+function startStream(response: ServerResponse): Send {
+  response.writeHead(200, { 'Content-Type': 'text/event-stream; charset=utf-8' });
+  response.write('retry: 1000\n\n');
+  return (event, data, id) => {
+    if (response.destroyed) return;
+    response.write(`${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${toJson(data)}\n\n`);
+  };
+}
+
+/** Calls `look` now and every `interval` until the client disconnects. Comments show a proxy that the stream is alive. */
+function repeat(response: ServerResponse, look: () => void, interval: number): void {
+  const timers = [setInterval(look, interval), setInterval(() => void response.write(':\n\n'), COMMENT_MS)];
+  response.once('close', () => {
+    for (const timer of timers) clearInterval(timer);
+  });
+  look();
+}

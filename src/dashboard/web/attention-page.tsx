@@ -1,0 +1,334 @@
+/** The health of sparse attention: gates and selection by layer and over time, and retrieval. */
+import { useMemo, useState } from 'preact/hooks';
+import { type AttentionRecord, api, type NeedleRow } from './api.js';
+import { Chart, type Line, type Range } from './chart.js';
+import { number, percent, short, whole } from './format.js';
+import { HeatMap } from './heat-map.js';
+import { RunData } from './run-data.js';
+import { lineColour, useTheme } from './theme.js';
+import { Card, Empty, useLoaded } from './ui.js';
+
+/** Entropy of three equal gates in nats: the most there is. */
+const MOST_ENTROPY = Math.log(3);
+
+export function AttentionPage({ name }: { readonly name: string }) {
+  const { value, error } = useLoaded(name, async () => {
+    const run = new RunData(name);
+    const [attention] = await Promise.all([api.attention(name), run.load()]);
+    return { ...attention, run };
+  });
+  if (error)
+    return (
+      <Empty title="This run cannot be shown">
+        <p>{error}</p>
+      </Empty>
+    );
+  if (!value) return <p class="loading">Reading {name}…</p>;
+  const { run, needle } = value;
+  const records = value.records.filter(isRecord);
+  const hasGates = run.points('heartbeat', 'gate_entropy_mean', 'step').y.some((y) => y !== null);
+  if (!hasGates && records.length === 0 && !needle?.rows)
+    return (
+      <Empty title="No attention statistics">
+        <p>
+          Runs with dense attention have no gates, and <code>runtime.aux_stats: false</code> turns the statistics off.
+        </p>
+      </Empty>
+    );
+  return (
+    <>
+      <div class="page-head">
+        <h1>Sparse attention</h1>
+        <p class="muted">
+          How the model divides its attention between the compressed, the selected and the window branch.
+        </p>
+      </div>
+      {hasGates ? <GateCharts run={run} /> : null}
+      {records.length > 0 ? (
+        <Layers records={records} />
+      ) : (
+        <p class="muted nothing">
+          This run has no <code>attention.jsonl</code>: statistics by layer are not available.
+        </p>
+      )}
+      <Needle rows={(needle?.rows ?? []).filter(isNeedleRow)} name={name} />
+    </>
+  );
+}
+
+/** A file may hold anything: records without the required arrays are left out. */
+function isRecord(record: AttentionRecord): boolean {
+  const arrays = [record.entropy, record.collapse, record.cmp, record.sel, record.win];
+  return arrays.every(
+    (values) => Array.isArray(values) && values.length === record.entropy.length && values.length > 0,
+  );
+}
+
+function isNeedleRow(row: NeedleRow): boolean {
+  return [row?.length, row?.depth, row?.accuracy].every(Number.isFinite);
+}
+
+function GateCharts({ run }: { readonly run: RunData }) {
+  const [range, setRange] = useState<Range | null>(null);
+  const theme = useTheme();
+  const charts = useMemo(() => {
+    const line = (column: string, label: string, i: number): Line => ({
+      ...{ label, colour: lineColour(i) },
+      ...run.points('heartbeat', column, 'step'),
+    });
+    return [
+      {
+        title: 'Gate entropy',
+        unit: 'nats, at most 1.10',
+        lines: [line('gate_entropy_mean', 'mean', 0), line('gate_entropy_min', 'smallest', 1)],
+        format: number,
+      },
+      {
+        ...{ title: 'Branch shares', format: (value: number) => percent(value) },
+        lines: [line('share_cmp', 'compressed', 0), line('share_sel', 'selected', 1), line('share_win', 'window', 2)],
+      },
+      {
+        title: 'Collapsed gates',
+        unit: 'share of tokens and heads',
+        lines: [line('gate_collapse_frac', 'collapsed', 0)],
+        format: (value: number) => percent(value),
+      },
+      { title: 'Selected blocks', unit: 'per token and group', lines: [line('sel_k_mean', 'mean', 0)], format: number },
+    ];
+  }, [run, theme]);
+  return (
+    <div class="charts">
+      {charts.map(({ title, unit, lines, format }) => (
+        <Chart
+          key={title}
+          {...{ title, lines, range }}
+          {...(unit && { unit })}
+          onRange={setRange}
+          formatX={short}
+          formatY={format}
+          fromZero
+        />
+      ))}
+    </div>
+  );
+}
+
+function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
+  const [index, setIndex] = useState<number | null>(null);
+  const at = Math.min(index ?? records.length - 1, records.length - 1);
+  const record = records[at];
+  const layers = record.entropy.map((_, layer) => String(layer));
+  const steps = records.map(({ step }) => short(step));
+  const map = (pick: (one: AttentionRecord) => readonly number[]) =>
+    layers.map((_, layer) => records.map((one) => pick(one)[layer] ?? Number.NaN));
+  const axes = { rows: layers, columns: steps, rowName: 'layer', columnName: 'step' };
+  const share = (value: number) => percent(value, 0);
+  // One scale for the three branches: their shades can be compared.
+  const mostShare = highest(records.flatMap(({ cmp, sel, win }) => [cmp, sel, win]));
+  return (
+    <>
+      <h2 class="section">By layer, over time</h2>
+      <div class="heats">
+        <HeatMap
+          {...axes}
+          title="Gate entropy"
+          note="Strong: the gate weighs several branches. Faint: one branch has taken over."
+          values={map(({ entropy }) => entropy)}
+          scale={[0, MOST_ENTROPY]}
+          format={number}
+        />
+        <HeatMap
+          {...axes}
+          title="Collapsed gates"
+          note="Share of tokens and heads that one branch takes over."
+          values={map(({ collapse }) => collapse)}
+          scale={[0, Math.max(0.5, highest(map(({ collapse }) => collapse)))]}
+          format={share}
+        />
+        <HeatMap
+          {...axes}
+          title="Compressed branch"
+          values={map(({ cmp }) => cmp)}
+          scale={[0, mostShare]}
+          format={share}
+        />
+        <HeatMap
+          {...axes}
+          title="Selected branch"
+          values={map(({ sel }) => sel)}
+          scale={[0, mostShare]}
+          format={share}
+        />
+        <HeatMap {...axes} title="Window branch" values={map(({ win }) => win)} scale={[0, mostShare]} format={share} />
+        {record.neighbours ? (
+          <HeatMap
+            {...axes}
+            title="Overlap of neighbouring tokens"
+            note="Share of a token's blocks that the previous token selected too."
+            values={map(({ neighbours }) => neighbours ?? [])}
+            scale={[0, 1]}
+            format={share}
+          />
+        ) : null}
+      </div>
+      <h2 class="section">At one step</h2>
+      <label class="slider wide-slider">
+        step {whole(record.step)}
+        <input
+          type="range"
+          min={0}
+          max={records.length - 1}
+          value={at}
+          onInput={(event) => setIndex(Number(event.currentTarget.value))}
+        />
+      </label>
+      <div class="cards">
+        <Card title="Branches by layer">
+          <Bars
+            rows={layers.map((layer, i) => ({ name: layer, parts: [record.cmp[i], record.sel[i], record.win[i]] }))}
+            names={['compressed', 'selected', 'window']}
+          />
+        </Card>
+        {record.distance ? <Distances record={record} /> : null}
+        {record.forced ? (
+          <Card
+            title="Forced and chosen blocks"
+            note="The first, the own and the previous block are always read; the rest is chosen by score."
+          >
+            <Bars
+              rows={layers.map((layer, i) => ({ name: layer, parts: [1 - record.forced![i], record.forced![i]] }))}
+              names={['chosen', 'forced']}
+            />
+          </Card>
+        ) : null}
+        {record.layers && record.layers.length > 0 ? (
+          <Card
+            title="Overlap between layers"
+            note="Share of a layer's blocks that the layer below selected too, for the same tokens."
+          >
+            <Bars
+              rows={record.layers.map((value, i) => ({ name: `${i}–${i + 1}`, parts: [value] }))}
+              names={['shared']}
+            />
+          </Card>
+        ) : null}
+      </div>
+    </>
+  );
+}
+
+function highest(values: readonly (readonly number[])[]): number {
+  return values.flat().reduce((most, value) => Math.max(most, value), 0);
+}
+
+/** How far back the selected blocks of a layer lie. */
+function Distances({ record }: { readonly record: AttentionRecord }) {
+  const [layer, setLayer] = useState('all');
+  const all = record.distance ?? [];
+  const bins = Math.max(...all.map((bins) => bins.length));
+  const chosen = layer === 'all' ? all : [all[Number(layer)] ?? []];
+  const counts = Array.from({ length: bins }, (_, bin) => chosen.reduce((sum, one) => sum + (one[bin] ?? 0), 0));
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  const name = (bin: number) => (bin < 2 ? String(bin) : `${2 ** (bin - 1)}–${2 ** bin - 1}`);
+  return (
+    <Card title="Distance of selected blocks" note="In blocks before the token's own.">
+      <label class="select">
+        <span class="hidden">Layer</span>
+        <select value={layer} onChange={(event) => setLayer(event.currentTarget.value)}>
+          <option value="all">all layers</option>
+          {all.map((_, i) => (
+            <option key={String(i)} value={String(i)}>
+              layer {i}
+            </option>
+          ))}
+        </select>
+      </label>
+      <Bars
+        rows={counts.map((count, bin) => ({ name: name(bin), parts: [total > 0 ? count / total : 0] }))}
+        names={['share']}
+      />
+    </Card>
+  );
+}
+
+function Bars(props: {
+  readonly rows: readonly { readonly name: string; readonly parts: readonly number[] }[];
+  readonly names: readonly string[];
+}) {
+  const { rows, names } = props;
+  const theme = useTheme();
+  return (
+    <div class="bars" data-theme-key={theme}>
+      {names.length > 1 ? (
+        <div class="legend">
+          {names.map((name, i) => (
+            <span key={name} class="legend-item">
+              <i style={{ background: lineColour(i) }} />
+              {name}
+            </span>
+          ))}
+        </div>
+      ) : null}
+      <ul>
+        {rows.map(({ name, parts }) => (
+          <li key={name}>
+            <span class="bar-name">{name}</span>
+            <span class="bar-track">
+              {parts.map((part, i) => (
+                <i key={names[i]} style={{ width: `${100 * part}%`, background: lineColour(i) }} />
+              ))}
+            </span>
+            <span class="bar-value">{parts.map((part) => percent(part, 0)).join(' · ')}</span>
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+function Needle({ rows, name }: { readonly rows: readonly NeedleRow[]; readonly name: string }) {
+  if (rows.length === 0)
+    return (
+      <>
+        <h2 class="section">Retrieval</h2>
+        <p class="muted nothing">
+          No needle results. For a model trained with <code>data.source: needle</code>, run{' '}
+          <code>
+            trefoil eval needle --model {name} --out-dir {name}
+          </code>
+          .
+        </p>
+      </>
+    );
+  const withouts = [...new Set(rows.map(({ without }) => without ?? null))];
+  const lengths = [...new Set(rows.map(({ length }) => length))].sort((a, b) => a - b);
+  const depths = [...new Set(rows.map(({ depth }) => depth))].sort((a, b) => a - b);
+  return (
+    <>
+      <h2 class="section">Retrieval</h2>
+      <div class="heats">
+        {withouts.map((without) => (
+          <HeatMap
+            key={String(without)}
+            title={without === null ? 'Needles found, by depth and length' : `Without the ${without} branch`}
+            note="Rows: depth of the needle in percent of the context. Columns: context in tokens."
+            rows={depths.map(String)}
+            columns={lengths.map(short)}
+            rowName="depth"
+            columnName="length"
+            values={depths.map((depth) =>
+              lengths.map(
+                (length) =>
+                  rows.find((row) => (row.without ?? null) === without && row.length === length && row.depth === depth)
+                    ?.accuracy ?? Number.NaN,
+              ),
+            )}
+            scale={[0, 1]}
+            format={(value) => percent(value, 0)}
+            showValues
+          />
+        ))}
+      </div>
+    </>
+  );
+}

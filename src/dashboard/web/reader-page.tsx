@@ -1,0 +1,521 @@
+/**
+ * The reader: a text as a model read it. A token shows the blocks it selected, its gates, and the probability of the token
+ * that followed; a block shows the tokens that read it.
+ */
+import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
+import type { TraceText, TraceToken } from '../answers.js';
+import { api } from './api.js';
+import { percent, whole } from './format.js';
+import { lineColour } from './theme.js';
+import { Card, Empty, runAddress, useLoaded } from './ui.js';
+
+interface Address {
+  readonly name: string;
+  readonly trace: string;
+}
+
+export function ReaderPage({ name, trace }: { readonly name: string; readonly trace: string | undefined }) {
+  const overview = useLoaded(name, () => api.overview(name));
+  if (overview.error)
+    return (
+      <Empty title="This run cannot be shown">
+        <p>{overview.error}</p>
+      </Empty>
+    );
+  if (!overview.value) return <p class="loading">Reading {name}…</p>;
+  const { traces } = overview.value;
+  const chosen = trace ?? traces[0];
+  if (chosen === undefined)
+    return (
+      <Empty title="No traces yet">
+        <p>A trace records what a model reads in a text. Save one with the model of this run:</p>
+        <pre>npx trefoil eval selection --model RUN --text-file TEXT --trace</pre>
+      </Empty>
+    );
+  return (
+    <>
+      <div class="page-head">
+        <h1>Reader</h1>
+        <p class="muted">
+          Point at a token to see which blocks it read. Click to hold it; click a block in the list to see who else read
+          it.
+        </p>
+        <label class="select">
+          <span class="hidden">Trace</span>
+          <select
+            value={chosen}
+            onChange={(event) => location.assign(runAddress(name, 'reader', event.currentTarget.value))}
+          >
+            {traces.map((one) => (
+              <option key={one} value={one}>
+                {one}
+              </option>
+            ))}
+          </select>
+        </label>
+      </div>
+      <Reader key={chosen} name={name} trace={chosen} />
+    </>
+  );
+}
+
+function Reader(address: Address) {
+  const { value: text, error } = useLoaded(`${address.name}/${address.trace}`, () =>
+    api.trace(address.name, address.trace),
+  );
+  if (error)
+    return (
+      <Empty title="This trace cannot be shown">
+        <p>{error}</p>
+      </Empty>
+    );
+  if (!text) return <p class="loading">Reading the trace…</p>;
+  return <Text address={address} text={text} />;
+}
+
+/** What is highlighted: the blocks that a token read, or the tokens that read a block. */
+type Focus = { readonly kind: 'token'; readonly index: number } | { readonly kind: 'block'; readonly index: number };
+
+function Text({ address, text }: { readonly address: Address; readonly text: TraceText }) {
+  const [held, setHeld] = useState<Focus | null>(null);
+  const [hovered, setHovered] = useState<number | null>(null);
+  const [layer, setLayer] = useState('all');
+  const [group, setGroup] = useState('all');
+  const focus: Focus | null = held ?? (hovered === null ? null : { kind: 'token', index: hovered });
+  const token = useToken(address, focus?.kind === 'token' ? focus.index : null);
+  const readers = useReaders(address, focus?.kind === 'block' ? focus.index : null);
+  const host = useRef<HTMLDivElement>(null);
+  const weights = useMemo(
+    () => (token ? blockWeights(token, layer, group) : new Map<number, number>()),
+    [token, layer, group],
+  );
+  usePaint(host, text, focus, weights, readers);
+
+  const jump = (block: number) =>
+    host.current?.querySelector(`[data-block="${block}"]`)?.scrollIntoView({ block: 'center', behavior: 'smooth' });
+  const tokenAt = (event: Event) => {
+    const index = (event.target as HTMLElement).dataset?.['i'];
+    return index === undefined ? null : Number(index);
+  };
+  const onKey = (event: KeyboardEvent) => {
+    const last = text.pieces.length - 1;
+    const current = focus?.kind === 'token' ? focus.index : 0;
+    const moves: Record<string, number> = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -text.blockSize,
+      ArrowDown: text.blockSize,
+    };
+    if (event.key === 'Escape') setHeld(null);
+    else if (event.key === 'End') setHeld({ kind: 'token', index: last });
+    else if (event.key === 'Home') setHeld({ kind: 'token', index: 0 });
+    else if (moves[event.key] !== undefined) {
+      const index = Math.min(last, Math.max(0, current + moves[event.key]));
+      setHeld({ kind: 'token', index });
+      host.current?.querySelector(`[data-i="${index}"]`)?.scrollIntoView({ block: 'nearest' });
+    } else return;
+    event.preventDefault();
+  };
+  return (
+    <div class="reader">
+      <div class="reader-text">
+        <Minimap text={text} focus={focus} weights={weights} readers={readers} onJump={jump} />
+        <div
+          class="text"
+          ref={host}
+          tabIndex={0}
+          role="group"
+          aria-label="Text. Arrow keys move from token to token, up and down by a block, Escape releases."
+          onKeyDown={onKey}
+          onMouseOver={(event) => setHovered(tokenAt(event))}
+          onMouseLeave={() => setHovered(null)}
+          onClick={(event) => {
+            const index = tokenAt(event);
+            if (index !== null)
+              setHeld(held?.kind === 'token' && held.index === index ? null : { kind: 'token', index });
+          }}
+        >
+          <Blocks text={text} />
+        </div>
+      </div>
+      <aside class="reader-side">
+        {focus === null ? (
+          <Card title="This text">
+            <dl class="facts">
+              <dt>model</dt>
+              <dd>
+                {text.model}
+                {text.step ? `, step ${whole(text.step)}` : ''}
+              </dd>
+              <dt>length</dt>
+              <dd>
+                {whole(text.pieces.length)} tokens in blocks of {text.blockSize}
+              </dd>
+              <dt>each token reads</dt>
+              <dd>
+                {text.slots} blocks per layer and group, the last {whole(text.window)} tokens, and a summary of the rest
+              </dd>
+              <dt>mean probability</dt>
+              <dd>{percent(Math.exp(meanOf(text.logprobs)))} of the token that followed (geometric)</dd>
+            </dl>
+          </Card>
+        ) : focus.kind === 'token' ? (
+          <TokenPanel
+            {...{ text, token, layer, group, setLayer, setGroup, weights, jump }}
+            index={focus.index}
+            onBlock={(block) => setHeld({ kind: 'block', index: block })}
+          />
+        ) : (
+          <BlockPanel
+            text={text}
+            block={focus.index}
+            readers={readers}
+            onToken={(index) => {
+              setHeld({ kind: 'token', index });
+              jump(Math.floor(index / text.blockSize));
+            }}
+            onClose={() => setHeld(null)}
+          />
+        )}
+      </aside>
+    </div>
+  );
+}
+
+/** The whole text. It never changes, so it is rendered once; highlights are set on the elements directly. */
+function Blocks({ text }: { readonly text: TraceText }) {
+  return useMemo(() => {
+    const count = Math.ceil(text.pieces.length / text.blockSize);
+    return (
+      <>
+        {Array.from({ length: count }, (_, block) => {
+          const first = block * text.blockSize;
+          return (
+            <span key={String(block)} class="block" data-block={block}>
+              {text.pieces.slice(first, first + text.blockSize).map((piece, i) => (
+                <span key={i} data-i={first + i}>
+                  {visible(piece)}
+                </span>
+              ))}
+            </span>
+          );
+        })}
+      </>
+    );
+  }, [text]);
+}
+
+/** Sets classes on the blocks and tokens that are highlighted now. Re-rendering 64k tokens at each move would be slow. */
+function usePaint(
+  host: { readonly current: HTMLDivElement | null },
+  text: TraceText,
+  focus: Focus | null,
+  weights: ReadonlyMap<number, number>,
+  readers: ReadonlyMap<number, number>,
+): void {
+  useEffect(() => {
+    const root = host.current;
+    if (!root) return;
+    const painted: HTMLElement[] = [];
+    const paint = (selector: string, name: string, strength?: number) => {
+      const element = root.querySelector<HTMLElement>(selector);
+      if (!element) return;
+      element.classList.add(name);
+      if (strength !== undefined) element.style.setProperty('--strength', strength.toFixed(2));
+      painted.push(element);
+    };
+    const most = Math.max(1, ...weights.values());
+    if (focus?.kind === 'token') {
+      for (const [block, weight] of weights) paint(`[data-block="${block}"]`, 'read', weight / most);
+      paint(`[data-i="${focus.index}"]`, 'token');
+      const from = Math.max(0, focus.index - text.window + 1);
+      paint(`[data-i="${from}"]`, 'window-start');
+    } else if (focus) {
+      paint(`[data-block="${focus.index}"]`, 'asked');
+      const strongest = Math.max(1, ...readers.values());
+      for (const [index, count] of readers) paint(`[data-i="${index}"]`, 'reader', count / strongest);
+    }
+    return () => {
+      for (const element of painted) element.classList.remove('read', 'token', 'window-start', 'asked', 'reader');
+    };
+  }, [host, text, focus?.kind, focus?.index, weights, readers]);
+}
+
+interface TokenPanelProps {
+  readonly text: TraceText;
+  readonly index: number;
+  readonly token: TraceToken | null;
+  readonly layer: string;
+  readonly group: string;
+  readonly setLayer: (layer: string) => void;
+  readonly setGroup: (group: string) => void;
+  readonly weights: ReadonlyMap<number, number>;
+  readonly jump: (block: number) => void;
+  readonly onBlock: (block: number) => void;
+}
+
+function TokenPanel({ text, index, token, layer, group, setLayer, setGroup, weights, jump, onBlock }: TokenPanelProps) {
+  const logprob = text.logprobs[index];
+  const own = Math.floor(index / text.blockSize);
+  const blocks = [...weights].sort(([a, x], [b, y]) => y - x || b - a);
+  const pairs = (layer === 'all' ? text.layers : 1) * (group === 'all' ? text.groups : 1);
+  return (
+    <>
+      <Card title="Token">
+        <p class="big-token">
+          <mark>{visible(text.pieces[index])}</mark>
+          <span aria-hidden="true"> → </span>
+          <span>{visible(text.pieces[index + 1] ?? '')}</span>
+        </p>
+        <dl class="facts">
+          <dt>position</dt>
+          <dd>
+            {whole(index)}, block {own}
+          </dd>
+          <dt>the next token had</dt>
+          <dd>{logprob === null || logprob === undefined ? '–' : `probability ${percent(Math.exp(logprob))}`}</dd>
+        </dl>
+      </Card>
+      <Card title="Branches by layer">
+        <div class="legend">
+          {['compressed', 'selected', 'window'].map((name, i) => (
+            <span key={name} class="legend-item">
+              <i style={{ background: lineColour(i) }} />
+              {name}
+            </span>
+          ))}
+        </div>
+        <ul class="bars">
+          {(token?.gates ?? []).map((groups, l) => {
+            const mean = [0, 1, 2].map(
+              (branch) => groups.reduce((sum, shares) => sum + shares[branch], 0) / groups.length,
+            );
+            return (
+              <li key={String(l)}>
+                <button
+                  type="button"
+                  class="bar-name"
+                  aria-pressed={layer === String(l)}
+                  onClick={() => setLayer(layer === String(l) ? 'all' : String(l))}
+                >
+                  {l}
+                </button>
+                <span class="bar-track">
+                  {mean.map((part, i) => (
+                    <i key={['cmp', 'sel', 'win'][i]} style={{ width: `${100 * part}%`, background: lineColour(i) }} />
+                  ))}
+                </span>
+                <span class="bar-value">{mean.map((part) => percent(part, 0)).join(' · ')}</span>
+              </li>
+            );
+          })}
+        </ul>
+      </Card>
+      <Card title="Blocks it read">
+        <div class="row">
+          <label class="select">
+            <span class="hidden">Layer</span>
+            <select value={layer} onChange={(event) => setLayer(event.currentTarget.value)}>
+              <option value="all">all layers</option>
+              {Array.from({ length: text.layers }, (_, i) => (
+                <option key={String(i)} value={String(i)}>
+                  layer {i}
+                </option>
+              ))}
+            </select>
+          </label>
+          <label class="select">
+            <span class="hidden">Group</span>
+            <select value={group} onChange={(event) => setGroup(event.currentTarget.value)}>
+              <option value="all">all groups</option>
+              {Array.from({ length: text.groups }, (_, i) => (
+                <option key={String(i)} value={String(i)}>
+                  group {i}
+                </option>
+              ))}
+            </select>
+          </label>
+        </div>
+        <ol class="blocks-read">
+          {blocks.slice(0, 24).map(([block, weight]) => (
+            <li key={String(block)}>
+              <button
+                type="button"
+                onClick={() => {
+                  jump(block);
+                  onBlock(block);
+                }}
+              >
+                <span class="block-number">{block}</span>
+                <span class="block-text">{excerpt(text, block)}</span>
+                <small>
+                  {block === own || block === own - 1 || block === 0 ? 'always read' : `${own - block} back`} ·{' '}
+                  {Math.round(weight)}/{pairs}
+                </small>
+              </button>
+            </li>
+          ))}
+        </ol>
+      </Card>
+    </>
+  );
+}
+
+function BlockPanel(props: {
+  readonly text: TraceText;
+  readonly block: number;
+  readonly readers: ReadonlyMap<number, number>;
+  readonly onToken: (index: number) => void;
+  readonly onClose: () => void;
+}) {
+  const { text, block, readers, onToken, onClose } = props;
+  const far = [...readers].filter(([index]) => Math.floor(index / text.blockSize) > block + 1);
+  const strongest = far.sort(([, a], [, b]) => b - a).slice(0, 24);
+  return (
+    <Card title={`Block ${block}`}>
+      <p class="sample">{excerpt(text, block, 400)}</p>
+      <p class="muted">
+        Read by {whole(far.length)} tokens beyond the next block, out of{' '}
+        {whole(Math.max(0, text.pieces.length - (block + 2) * text.blockSize))}.
+      </p>
+      <ol class="blocks-read">
+        {strongest.map(([index, count]) => (
+          <li key={String(index)}>
+            <button type="button" onClick={() => onToken(index)}>
+              <span class="block-number">{whole(index)}</span>
+              <span class="block-text">
+                {text.pieces
+                  .slice(Math.max(0, index - 8), index + 1)
+                  .map(visible)
+                  .join('')}
+              </span>
+              <small>
+                {count}/{text.layers * text.groups}
+              </small>
+            </button>
+          </li>
+        ))}
+      </ol>
+      <button type="button" class="button" onClick={onClose}>
+        Close
+      </button>
+    </Card>
+  );
+}
+
+/** The whole text as a strip of blocks: what the focused token read, or who read the focused block. */
+function Minimap(props: {
+  readonly text: TraceText;
+  readonly focus: Focus | null;
+  readonly weights: ReadonlyMap<number, number>;
+  readonly readers: ReadonlyMap<number, number>;
+  readonly onJump: (block: number) => void;
+}) {
+  const { text, focus, weights, readers, onJump } = props;
+  const count = Math.ceil(text.pieces.length / text.blockSize);
+  const base = useMemo(() => {
+    const totals = Array.from({ length: count }, (_, block) =>
+      text.counts.reduce((sum, layer) => sum + (layer[block] ?? 0), 0),
+    );
+    // Blocks near the end have fewer tokens after them that could read them.
+    return totals.map((total, block) => total / Math.max(1, text.pieces.length - block * text.blockSize));
+  }, [text, count]);
+  const cells = useMemo(() => {
+    if (!focus) return base;
+    const values = new Array<number>(count).fill(0);
+    if (focus.kind === 'token') for (const [block, weight] of weights) values[block] = weight;
+    else for (const [index, weight] of readers) values[Math.floor(index / text.blockSize)] += weight;
+    return values;
+  }, [focus?.kind, focus?.index, weights, readers, base, count, text]);
+  const most = Math.max(1e-9, ...cells);
+  const own = focus?.kind === 'token' ? Math.floor(focus.index / text.blockSize) : focus?.index;
+  return (
+    <svg
+      class="minimap"
+      viewBox={`0 0 ${count} 10`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label="Map of the text by blocks; darker blocks were read more"
+      onClick={(event) => {
+        const box = event.currentTarget.getBoundingClientRect();
+        onJump(Math.min(count - 1, Math.floor(((event.clientX - box.left) / box.width) * count)));
+      }}
+    >
+      {cells.map((value, block) => (
+        <rect
+          key={block}
+          x={block}
+          y={0}
+          width={1.02}
+          height={10}
+          opacity={value > 0 ? 0.15 + (0.85 * value) / most : 0}
+        />
+      ))}
+      {own !== undefined ? <rect class="own" x={own} y={0} width={Math.max(1, count / 300)} height={10} /> : null}
+    </svg>
+  );
+}
+
+function useToken({ name, trace }: Address, index: number | null): TraceToken | null {
+  const [token, setToken] = useState<{ index: number; value: TraceToken } | null>(null);
+  useEffect(() => {
+    if (index === null) return;
+    let isCurrent = true;
+    // A short pause: the mouse crosses many tokens on its way.
+    const timer = setTimeout(() => {
+      api.traceToken(name, trace, index).then(
+        (value) => isCurrent && setToken({ index, value }),
+        () => {}, // the trace was removed meanwhile; the text stays
+      );
+    }, 30);
+    return () => {
+      isCurrent = false;
+      clearTimeout(timer);
+    };
+  }, [name, trace, index]);
+  return token && token.index === index ? token.value : null;
+}
+
+const NO_READERS: ReadonlyMap<number, number> = new Map();
+
+function useReaders({ name, trace }: Address, block: number | null): ReadonlyMap<number, number> {
+  const { value } = useLoaded(`${name}/${trace}/${block}`, () =>
+    block === null ? Promise.resolve(null) : api.traceReaders(name, trace, block),
+  );
+  return useMemo(() => (value ? new Map(value.readers) : NO_READERS), [value]);
+}
+
+/** In how many of the chosen (layer, group) pairs each block was selected. */
+function blockWeights({ selected }: TraceToken, layer: string, group: string): Map<number, number> {
+  const weights = new Map<number, number>();
+  selected.forEach((groups, l) => {
+    groups.forEach((blocks, g) => {
+      if ((layer !== 'all' && Number(layer) !== l) || (group !== 'all' && Number(group) !== g)) return;
+      for (const block of blocks) weights.set(block, (weights.get(block) ?? 0) + 1);
+    });
+  });
+  return weights;
+}
+
+function excerpt(text: TraceText, block: number, length = 60): string {
+  const first = block * text.blockSize;
+  return text.pieces
+    .slice(first, first + text.blockSize)
+    .map(visible)
+    .join('')
+    .replace(/\s+/g, ' ')
+    .trim()
+    .slice(0, length);
+}
+
+/** Control characters as their pictures; line breaks and tabs stay. */
+function visible(piece: string): string {
+  return piece.replace(/[^\P{Cc}\n\t]/gu, (control) =>
+    String.fromCharCode(0x2400 + Math.min(0x21, control.charCodeAt(0))),
+  );
+}
+
+function meanOf(values: readonly (number | null)[]): number {
+  const known = values.filter((value) => value !== null);
+  return known.reduce((sum, value) => sum + value, 0) / Math.max(1, known.length);
+}

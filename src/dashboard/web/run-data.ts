@@ -1,0 +1,218 @@
+/** The curves of one run in the browser: buckets from the server, and rows that arrived since. */
+import type { Mark } from '../answers.js';
+import { type Block, HEARTBEAT_COLUMNS } from '../wire.js';
+import { api } from './api.js';
+
+/** What is on the x axis. */
+export type Axis = 'step' | 'tokens' | 'time';
+
+/** Points of a line: `x` ascends strictly. */
+export interface Points {
+  readonly x: readonly number[];
+  readonly y: readonly (number | null)[];
+}
+
+export type LogName = 'heartbeat' | 'training' | 'val';
+
+/** A row of a stream: step, time, then the heartbeat columns. */
+type StreamRow = readonly (number | null)[];
+
+/** Rows after which the chart is read anew from the server, in buckets. */
+const MOST_LIVE_ROWS = 4000;
+
+export class RunData {
+  readonly name: string;
+  readonly rank: number;
+  tokensPerStep: number | null = null;
+  marks: Mark[] = [];
+  #blocks = new Map<LogName, Block>();
+  /** Rows of a zoomed range. */
+  #detail: Block | null = null;
+  #live: StreamRow[] = [];
+
+  constructor(name: string, rank = 0) {
+    this.name = name;
+    this.rank = rank;
+  }
+
+  /** Reads all curves. */
+  async load(): Promise<void> {
+    const [heartbeat, training, val] = await Promise.all(
+      (['heartbeat', 'training', 'val'] as const).map((log) => api.columns(this.name, { log, rank: this.rank })),
+    );
+    this.#blocks = new Map([
+      ['heartbeat', heartbeat],
+      ['training', training],
+      ['val', val],
+    ]);
+    this.#live = [];
+  }
+
+  /** The small logs, which change rarely. */
+  async loadSmall(): Promise<void> {
+    for (const log of ['training', 'val'] as const) this.#blocks.set(log, await api.columns(this.name, { log }));
+  }
+
+  /** The rows of a range of steps, or the whole run. */
+  async zoom(range: readonly [from: number, to: number] | null): Promise<void> {
+    this.#detail = range
+      ? await api.columns(this.name, { log: 'heartbeat', rank: this.rank, from: range[0], to: range[1] })
+      : null;
+  }
+
+  /** Byte offset from which a stream continues. */
+  get offset(): number {
+    return this.#blocks.get('heartbeat')?.offset ?? 0;
+  }
+
+  /** Share of the heartbeat file that the server has read. */
+  get progress(): number {
+    const block = this.#blocks.get('heartbeat');
+    return !block || block.size === 0 ? 1 : block.offset / block.size;
+  }
+
+  /** Adds streamed rows; returns false if the curves should be loaded anew. */
+  append(rows: readonly StreamRow[], marks: readonly Mark[]): boolean {
+    this.marks = [...this.marks, ...marks];
+    for (const row of rows) {
+      const last = this.#live.at(-1)?.[0] ?? this.#lastStep;
+      if ((row[0] ?? 0) <= last) return false; // a resumed run repeats steps
+      this.#live.push(row);
+    }
+    return this.#live.length < MOST_LIVE_ROWS;
+  }
+
+  /** The newest value of a heartbeat column. */
+  latest(column: string): number | null {
+    const at = 2 + (HEARTBEAT_COLUMNS as readonly string[]).indexOf(column);
+    const live = this.#live.at(-1)?.[at];
+    if (live !== undefined && live !== null) return live;
+    const value = this.#blocks.get('heartbeat')?.values.get(column)?.last.at(-1);
+    return value === undefined || Number.isNaN(value) ? null : value;
+  }
+
+  get lastStep(): number {
+    return this.#live.at(-1)?.[0] ?? this.#lastStep;
+  }
+
+  get #lastStep(): number {
+    return this.#blocks.get('heartbeat')?.steps[1].at(-1) ?? 0;
+  }
+
+  /** The points of a column. In a zoomed range single rows; elsewhere two extremes per bucket in their order. */
+  points(log: LogName, column: string, axis: Axis): Points {
+    const base = this.#blocks.get(log);
+    const isBeat = log === 'heartbeat';
+    const block = (isBeat && this.#detail) || base;
+    if (!block) return { x: [], y: [] };
+    const points = expand(block, column, (step, time) => this.#place(step, time, axis));
+    if (isBeat && !this.#detail) {
+      const at = 2 + block.columns.indexOf(column);
+      for (const row of this.#live) add(points, this.#place(row[0] ?? 0, row[1] ?? Number.NaN, axis), row[at]);
+    }
+    return points;
+  }
+
+  /** Where a step lies on an axis. */
+  place(step: number, time: number, axis: Axis): number {
+    return this.#place(step, time, axis);
+  }
+
+  /** The step at a place of an axis; between known rows it is interpolated. */
+  stepAt(place: number, axis: Axis): number {
+    if (axis === 'step') return place;
+    if (axis === 'tokens') return place / (this.tokensPerStep ?? 1);
+    const block = this.#blocks.get('heartbeat');
+    if (!block) return 0;
+    const time = place + this.#start;
+    return interpolate(block.times[1], block.steps[1], time);
+  }
+
+  get #start(): number {
+    return this.#blocks.get('heartbeat')?.times[0][0] ?? 0;
+  }
+
+  #place(step: number, time: number, axis: Axis): number {
+    if (axis === 'step') return step;
+    if (axis === 'tokens') return step * (this.tokensPerStep ?? 1);
+    const block = this.#blocks.get('heartbeat');
+    // CSV files have no times: take those of the heartbeats.
+    const known = Number.isNaN(time) && block ? interpolate(block.steps[1], block.times[1], step) : time;
+    return known - this.#start;
+  }
+}
+
+interface GrowingPoints {
+  readonly x: number[];
+  readonly y: (number | null)[];
+}
+
+function expand(block: Block, column: string, place: (step: number, time: number) => number): GrowingPoints {
+  const points: GrowingPoints = { x: [], y: [] };
+  const values = block.values.get(column);
+  if (!values) return points;
+  const { first, second, last } = values;
+  const [steps, times] = [block.steps, block.times];
+  for (let i = 0; i < block.buckets; i++) {
+    const begin = place(steps[0][i], times[0][i]);
+    const end = place(steps[1][i], times[1][i]);
+    if (steps[0][i] === steps[1][i]) add(points, end, last[i]);
+    else {
+      add(points, begin, first[i]);
+      add(points, end, second[i]);
+    }
+  }
+  return points;
+}
+
+/** Keeps x strictly ascending, as the chart requires: clocks may stand still or jump back. */
+function add({ x, y }: GrowingPoints, place: number, value: number | null | undefined): void {
+  const previous = x.at(-1) ?? Number.NEGATIVE_INFINITY;
+  if (Number.isNaN(place)) return;
+  x.push(place > previous ? place : previous + Math.max(1e-6, Math.abs(previous) * 1e-12));
+  y.push(value === null || value === undefined || Number.isNaN(value) ? null : value);
+}
+
+/** The value of `to` where `from` (ascending) reaches `at`. */
+export function interpolate(from: ArrayLike<number>, to: ArrayLike<number>, at: number): number {
+  let [low, high] = [0, from.length - 1];
+  if (high < 0) return Number.NaN;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (from[middle] < at) low = middle + 1;
+    else high = middle;
+  }
+  if (low === 0 || from[low] < at) return to[low];
+  const share = (at - from[low - 1]) / (from[low] - from[low - 1] || 1);
+  return to[low - 1] + share * (to[low] - to[low - 1]);
+}
+
+/** Exponential moving average; `weight` of the past, 0 to below 1. Gaps stay gaps. */
+export function smooth(values: readonly (number | null)[], weight: number): (number | null)[] {
+  let mean: number | null = null;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = mean === null ? value : weight * mean + (1 - weight) * value;
+    return mean;
+  });
+}
+
+/** Follows runs until `close` is called. */
+export function follow(
+  runs: readonly RunData[],
+  { onChange, onState }: { readonly onChange: (reload: boolean) => void; readonly onState: (isLive: boolean) => void },
+): () => void {
+  const query = new URLSearchParams();
+  for (const { name } of runs) query.append('run', name);
+  query.set('rank', String(runs[0].rank));
+  query.set('from', runs.map(({ offset }) => offset).join('-'));
+  const source = new EventSource(`/api/stream?${query}`);
+  source.addEventListener('open', () => onState(true));
+  source.addEventListener('error', () => onState(false));
+  source.addEventListener('rows', (event) => {
+    const { run, rows, marks } = JSON.parse((event as MessageEvent<string>).data);
+    onChange(!runs[run].append(rows, marks));
+  });
+  source.addEventListener('reset', () => onChange(true));
+  return () => source.close();
+}

@@ -1,0 +1,139 @@
+/** Small parts that several pages use. */
+import type { ComponentChildren } from 'preact';
+import { useEffect, useState } from 'preact/hooks';
+import type { RunRow } from '../answers.js';
+
+export function runAddress(name: string, ...rest: string[]): string {
+  return `#/${['run', name, ...rest].map(encodeURIComponent).join('/')}`;
+}
+
+const STATES: Readonly<Record<RunRow['state'], string>> = {
+  running: 'running',
+  ended: 'ended',
+  gone: 'gone',
+  empty: 'no steps yet',
+  broken: 'broken',
+};
+
+/** A run that ended as planned is done; any other end is named. */
+export function stateName({ state, detail }: Pick<RunRow, 'state' | 'detail'>): string {
+  if (state !== 'ended') return STATES[state];
+  if (detail === 'stop: done') return 'done';
+  return detail.startsWith('halt') ? 'halted' : 'stopped';
+}
+
+export function StatePill({ row }: { readonly row: Pick<RunRow, 'state' | 'detail'> }) {
+  const name = stateName(row);
+  return (
+    <span class={`pill pill-${row.state} pill-${name.replaceAll(' ', '-')}`} title={row.detail}>
+      <i />
+      {name}
+    </span>
+  );
+}
+
+export function Segmented<Value extends string>(props: {
+  readonly label: string;
+  readonly value: Value;
+  readonly options: readonly (readonly [Value, string])[];
+  readonly onChange: (value: Value) => void;
+}) {
+  return (
+    <fieldset class="segmented">
+      <legend class="hidden">{props.label}</legend>
+      {props.options.map(([value, text]) => (
+        <button key={value} type="button" aria-pressed={value === props.value} onClick={() => props.onChange(value)}>
+          {text}
+        </button>
+      ))}
+    </fieldset>
+  );
+}
+
+export function Card(props: {
+  readonly title?: string;
+  readonly note?: string;
+  readonly children: ComponentChildren;
+  readonly class?: string;
+}) {
+  return (
+    <section class={`card ${props.class ?? ''}`}>
+      {props.title ? <h2>{props.title}</h2> : null}
+      {props.note ? <p class="note">{props.note}</p> : null}
+      {props.children}
+    </section>
+  );
+}
+
+export function Empty({ title, children }: { readonly title: string; readonly children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <svg viewBox="0 0 32 32" width="40" height="40" aria-hidden="true">
+        <Leaf />
+      </svg>
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}
+
+/** The trefoil. */
+export function Leaf() {
+  return (
+    <g fill="none" stroke="currentColor" stroke-width="1.8">
+      <circle cx="16" cy="9.5" r="6" />
+      <circle cx="9.3" cy="19.5" r="6" />
+      <circle cx="22.7" cy="19.5" r="6" />
+      <path d="M16 17v12" stroke-linecap="round" />
+    </g>
+  );
+}
+
+/** The value of a promise; reloads when `key` changes. */
+export function useLoaded<Value>(
+  key: string,
+  load: () => Promise<Value>,
+): { value: Value | null; error: string | null } {
+  const [state, setState] = useState<{ key: string; value: Value | null; error: string | null }>({
+    key,
+    value: null,
+    error: null,
+  });
+  useEffect(() => {
+    let isCurrent = true;
+    load().then(
+      (value) => isCurrent && setState({ key, value, error: null }),
+      (error: Error) => isCurrent && setState({ key, value: null, error: error.message }),
+    );
+    return () => {
+      isCurrent = false;
+    };
+  }, [key]);
+  return state.key === key ? state : { value: null, error: null };
+}
+
+/** Re-renders every `seconds`, for ages. */
+export function useNow(seconds: number): number {
+  const [now, setNow] = useState(Date.now() / 1000);
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now() / 1000), 1000 * seconds);
+    return () => clearInterval(timer);
+  }, [seconds]);
+  return now;
+}
+
+export function Sparkline({ values }: { readonly values: readonly number[] }) {
+  if (values.length < 2) return null;
+  const [min, max] = [Math.min(...values), Math.max(...values)];
+  const path = values
+    .map(
+      (value, i) =>
+        `${((68 * i) / (values.length - 1) + 1).toFixed(1)},${(17 - (14 * (value - min)) / (max - min || 1)).toFixed(1)}`,
+    )
+    .join(' ');
+  return (
+    <svg class="spark" viewBox="0 0 70 20" width="70" height="20" aria-hidden="true">
+      <polyline points={path} />
+    </svg>
+  );
+}

@@ -1,0 +1,94 @@
+/**
+ * The binary form of chart data, shared by the server and the pages: a JSON header, then Float64 columns. Neither side may
+ * import Node or browser modules here.
+ */
+
+/** Columns of heartbeats. The three shares are those of `gate_branch_shares`. */
+export const HEARTBEAT_COLUMNS = [
+  'loss',
+  'toks_per_s',
+  'grad_norm',
+  'mfu',
+  'dt_fetch_s',
+  'fetch_p50_ms',
+  'fetch_p95_ms',
+  'gpu_mem_alloc',
+  'gpu_mem_reserved',
+  'gate_entropy_mean',
+  'gate_entropy_min',
+  'gate_max_gate_mean',
+  'gate_collapse_frac',
+  'share_cmp',
+  'share_sel',
+  'share_win',
+  'sel_k_mean',
+  'sel_pct_at_max',
+] as const;
+
+export type HeartbeatColumn = (typeof HEARTBEAT_COLUMNS)[number];
+
+/** Columns of training.csv and val.csv beside the step. */
+export const TRAINING_COLUMNS = ['loss', 'lr', 'toks_per_s'] as const;
+export const VAL_COLUMNS = ['val_loss', 'ppl'] as const;
+
+/** Describes a block of buckets. */
+export interface BlockHeader {
+  readonly columns: readonly string[];
+  readonly buckets: number;
+  /** Byte offset in the file up to which rows are included: where a stream continues. */
+  readonly offset: number;
+  /** Size of the file; larger than `offset` while the server is still reading it. */
+  readonly size: number;
+  /** Whether every bucket holds a single row. */
+  readonly exact: boolean;
+}
+
+/**
+ * Buckets of consecutive rows. Each has its first and last step and time; each column has two extremes in the order in
+ * which they occurred, and the last value. NaN: no finite value in the bucket.
+ */
+export interface Block extends BlockHeader {
+  readonly steps: readonly [first: Float64Array, last: Float64Array];
+  readonly times: readonly [first: Float64Array, last: Float64Array];
+  readonly values: ReadonlyMap<string, ColumnBuckets>;
+}
+
+export interface ColumnBuckets {
+  readonly first: Float64Array;
+  readonly second: Float64Array;
+  readonly last: Float64Array;
+}
+
+const PREFIX_BYTES = 8;
+
+/** Length of the header (u32), the header padded to 8 bytes, then the columns. */
+export function encodeBlock(block: Block): Uint8Array {
+  const { columns, buckets, offset, size, exact } = block;
+  const header = new TextEncoder().encode(JSON.stringify({ columns, buckets, offset, size, exact }));
+  const start = PREFIX_BYTES + Math.ceil(header.length / 8) * 8;
+  const arrays = [...block.steps, ...block.times];
+  for (const name of columns) {
+    const { first, second, last } = block.values.get(name)!;
+    arrays.push(first, second, last);
+  }
+  const bytes = new Uint8Array(start + arrays.length * buckets * 8);
+  new DataView(bytes.buffer).setUint32(0, header.length, true);
+  bytes.set(header, PREFIX_BYTES);
+  arrays.forEach((array, i) => {
+    new Float64Array(bytes.buffer, start + i * buckets * 8, buckets).set(array);
+  });
+  return bytes;
+}
+
+export function decodeBlock(buffer: ArrayBuffer): Block {
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, PREFIX_BYTES, length))) as BlockHeader;
+  const { columns, buckets } = header;
+  const start = PREFIX_BYTES + Math.ceil(length / 8) * 8;
+  const array = (i: number) => new Float64Array(buffer, start + i * buckets * 8, buckets);
+  const values = new Map<string, ColumnBuckets>();
+  columns.forEach((name, i) => {
+    values.set(name, { first: array(4 + 3 * i), second: array(5 + 3 * i), last: array(6 + 3 * i) });
+  });
+  return { ...header, steps: [array(0), array(1)], times: [array(2), array(3)], values };
+}

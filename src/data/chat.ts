@@ -1,0 +1,80 @@
+/** Conversations as the text and tokens that a chat model was trained on, through the Jinja template of its tokenizer. */
+import { Template } from '@huggingface/jinja';
+import { UsageError } from '../errors.js';
+import type { ChatTemplates, Tokenizer } from './tokenizer.js';
+
+/** A turn of a conversation. Templates may use further keys, such as `tool_calls`. */
+export interface ChatMessage {
+  readonly role: string;
+  readonly content?: unknown;
+  readonly [key: string]: unknown;
+}
+
+/** Options of `applyChatTemplate`. */
+export interface ChatTemplateOptions {
+  /** Ends the text where the model's answer begins. Default: false. */
+  readonly addGenerationPrompt?: boolean;
+  /** Further variables of the template, such as `tools` or `enable_thinking`. */
+  readonly variables?: Readonly<Record<string, unknown>>;
+  /** Name of a template, where a model has several. Default: `default`. */
+  readonly template?: string;
+}
+
+/**
+ * The text of a conversation. It contains special tokens as strings: encode it with `parseSpecial`, or use `encodeChat`.
+ * Throws a `UsageError` if the tokenizer has no template, or with the template's own message if it refuses the messages.
+ */
+export function applyChatTemplate(
+  tokenizer: Tokenizer,
+  messages: readonly ChatMessage[],
+  { addGenerationPrompt = false, variables = {}, template = 'default' }: ChatTemplateOptions = {},
+): string {
+  const { chat } = tokenizer;
+  const source = chat?.templates.get(template);
+  if (chat === undefined || source === undefined) throw noTemplate(tokenizer, template);
+  try {
+    return compile(chat, template, source).render({
+      // Templates test `if tools`, and `is not none`: both variables are always passed by transformers.
+      ...{ tools: null, documents: null },
+      ...chat.variables,
+      ...{ messages, add_generation_prompt: addGenerationPrompt },
+      ...variables,
+    });
+  } catch (error) {
+    throw new UsageError(`chat template: ${(error as Error).message}`, { cause: error });
+  }
+}
+
+/** Token ids of `applyChatTemplate`. The template writes the begin-of-text token itself, so none is added. */
+export function encodeChat(
+  tokenizer: Tokenizer,
+  messages: readonly ChatMessage[],
+  options: ChatTemplateOptions = {},
+): Int32Array {
+  return tokenizer.encode(applyChatTemplate(tokenizer, messages, options), { parseSpecial: true });
+}
+
+/** Whether the tokenizer has the template that `applyChatTemplate` uses by default. */
+export function hasChatTemplate(tokenizer: Tokenizer): boolean {
+  return tokenizer.chat?.templates.has('default') ?? false;
+}
+
+function noTemplate(tokenizer: Tokenizer, name: string): UsageError {
+  const names = [...(tokenizer.chat?.templates.keys() ?? [])];
+  return new UsageError(
+    names.length > 0
+      ? `tokenizer ${tokenizer.name} has no chat template "${name}"; it has ${names.join(', ')}`
+      : `tokenizer ${tokenizer.name} has no chat template; put a chat_template.jinja beside its tokenizer.json, ` +
+          'or use a model that was trained for chat',
+  );
+}
+
+// Parsing takes longer than rendering, and a server renders the same template for every request.
+const compiledTemplates = new WeakMap<ChatTemplates, Map<string, Template>>();
+
+function compile(chat: ChatTemplates, name: string, source: string): Template {
+  const known = compiledTemplates.get(chat) ?? new Map<string, Template>();
+  const template = known.get(name) ?? new Template(source);
+  compiledTemplates.set(chat, known.set(name, template));
+  return template;
+}

@@ -1,0 +1,77 @@
+/** Encodings, decodings and chats of the reference libraries (Rust tokenizers, transformers), where the files are at hand. */
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { describe, expect, it } from 'vitest';
+import { applyChatTemplate, type ChatMessage, encodeChat } from '../chat.js';
+import { createTokenizer } from '../tokenizer.js';
+
+const ROOT = fileURLToPath(new URL('../../../../shared/golden/hf/', import.meta.url));
+
+interface Golden {
+  readonly vocab_size: number;
+  readonly encodings: readonly {
+    readonly text: string;
+    readonly ids: readonly number[];
+    readonly ids_with_special: readonly number[];
+    readonly decoded: string;
+    readonly decoded_skip_special: string;
+  }[];
+  readonly decodings: readonly { readonly ids: readonly number[]; readonly decoded: string }[];
+  readonly chats: readonly {
+    readonly title: string;
+    readonly messages: readonly ChatMessage[];
+    readonly add_generation_prompt: boolean;
+    readonly variables?: Readonly<Record<string, unknown>>;
+    readonly text: string;
+    readonly ids: readonly number[];
+  }[];
+  readonly chat_errors?: readonly { readonly messages: readonly ChatMessage[]; readonly message: string }[];
+}
+
+const names = existsSync(ROOT)
+  ? readdirSync(ROOT).filter(
+      (name) => existsSync(join(ROOT, name, 'tokenizer.json')) && existsSync(join(ROOT, name, 'golden.json')),
+    )
+  : [];
+if (names.length === 0) console.log(`skipped: no golden tokenizers in ${ROOT}`);
+
+describe.skipIf(names.length === 0).each(names)('golden %s', (name) => {
+  const golden = JSON.parse(readFileSync(join(ROOT, name, 'golden.json'), 'utf8')) as Golden;
+  const tokenizer = createTokenizer(join(ROOT, name));
+
+  it('encodes and decodes as the reference', () => {
+    expect(tokenizer.vocabSize).toBe(golden.vocab_size);
+    expect(golden.encodings.length).toBeGreaterThan(0);
+    for (const { text, ids, ids_with_special, decoded, decoded_skip_special } of golden.encodings) {
+      expect([...tokenizer.encode(text, { parseSpecial: true })], text).toEqual(ids);
+      expect([...tokenizer.encode(text, { parseSpecial: true, addSpecial: true })], text).toEqual(ids_with_special);
+      expect(tokenizer.decode(ids), text).toBe(decoded);
+      expect(tokenizer.decode(ids_with_special, { skipSpecial: true }), text).toBe(decoded_skip_special);
+      const stream = tokenizer.createStreamDecoder();
+      expect(ids.map((id) => stream.push(id)).join('') + stream.end(), text).toBe(decoded);
+    }
+  });
+
+  it('encodes special strings in documents as text', () => {
+    for (const { text } of golden.encodings) {
+      const ids = tokenizer.encode(text);
+      expect(tokenizer.decode(ids), text).toBe(tokenizer.decode(tokenizer.encode(text, { parseSpecial: true })));
+      expect([...ids]).not.toContain(tokenizer.separator);
+    }
+  });
+
+  it('decodes parts of characters', () => {
+    for (const { ids, decoded } of golden.decodings) expect(tokenizer.decode(ids)).toBe(decoded);
+  });
+
+  it('writes chats as the reference', () => {
+    for (const { title, messages, add_generation_prompt, variables = {}, text, ids } of golden.chats) {
+      const options = { addGenerationPrompt: add_generation_prompt, variables };
+      expect(applyChatTemplate(tokenizer, messages, options), title).toBe(text);
+      expect([...encodeChat(tokenizer, messages, options)], title).toEqual(ids);
+    }
+    for (const { messages, message } of golden.chat_errors ?? [])
+      expect(() => applyChatTemplate(tokenizer, messages)).toThrow(message);
+  });
+});

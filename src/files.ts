@@ -1,0 +1,246 @@
+/** Files and folders: errors in one line, whole transfers, replacing a file so that a crash leaves the old content or the new. */
+import {
+  closeSync,
+  fsyncSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  rmSync,
+  type Stats,
+  statSync,
+  writeSync,
+} from 'node:fs';
+import { homedir } from 'node:os';
+import { basename, dirname, join } from 'node:path';
+import { TrefoilError, UsageError } from './errors.js';
+import { pidExists } from './process-identity.js';
+
+/** Node refuses single transfers of 2 GiB and more; smaller pieces also keep the page cache and the hash in step. */
+const TRANSFER_BYTES = 64 * 1024 * 1024;
+
+/** Errors of the disk itself: nothing the caller passed is wrong, and the same call may succeed later. */
+const DISK_ERRORS = new Map([
+  ['ENOSPC', 'no space left on the disk; free some space'],
+  ['EDQUOT', 'the disk quota is used up; free some space'],
+  ['EIO', 'the disk reports an input/output error; check the hardware (dmesg)'],
+  ['EROFS', 'the file system is read-only; remount it or choose another out_dir'],
+  ['EFBIG', 'the file system does not take files this large; choose another out_dir'],
+]);
+
+/** The errno name ("ENOENT") of a Node file-system error, looked for along the chain of causes. */
+export function errorCode(error: unknown): string | undefined {
+  for (let current = error; current instanceof Error; current = current.cause) {
+    const code = (current as NodeJS.ErrnoException).code;
+    if (typeof code === 'string') return code;
+  }
+  return undefined;
+}
+
+/** Whether the error, or a cause of it, came from a system call on a file: everything else is not the disk's doing. */
+export function isFileSystemError(error: unknown): boolean {
+  for (let current = error; current instanceof Error; current = current.cause) {
+    if ((current as NodeJS.ErrnoException).syscall !== undefined) return true;
+  }
+  return false;
+}
+
+export function isDiskError(error: unknown): boolean {
+  return DISK_ERRORS.has(errorCode(error) ?? '');
+}
+
+/** One line a person can act on, for any error of a file operation. */
+export function explainFileError(error: unknown): string {
+  const known = DISK_ERRORS.get(errorCode(error) ?? '');
+  if (known !== undefined) return known;
+  switch (errorCode(error)) {
+    case 'ENOENT':
+      return 'there is no such file or folder';
+    case 'EACCES':
+    case 'EPERM':
+      return 'permission denied';
+    case 'EISDIR':
+      return 'it is a folder, not a file';
+    case 'ENOTDIR':
+      return 'a part of the path is a file, not a folder';
+    default:
+      return error instanceof Error ? error.message : String(error);
+  }
+}
+
+/**
+ * Turns a file-system error into an error with a one-line message: the disk's fault, or the path's. Anything else (a
+ * mistake in the program, a device that failed while handing over data) is passed on as it is.
+ */
+export function fileError(action: string, path: string, error: unknown): unknown {
+  if (error instanceof TrefoilError || (error as NodeJS.ErrnoException)?.syscall === undefined) return error;
+  const message = `${path}: cannot ${action}: ${explainFileError(error)}`;
+  return isDiskError(error)
+    ? new TrefoilError(message, undefined, { cause: error })
+    : new UsageError(message, { cause: error });
+}
+
+/** The facts of a path, or undefined when nothing is there. */
+export function statOrUndefined(path: string): Stats | undefined {
+  try {
+    return statSync(path, { throwIfNoEntry: false });
+  } catch (error) {
+    throw fileError('look at', path, error);
+  }
+}
+
+/** Opens a regular file for reading; a folder, a pipe or a missing file is refused by name (a pipe would block for ever). */
+export function openRegularFile(path: string): { descriptor: number; size: number } {
+  try {
+    const facts = statSync(path);
+    if (facts.isDirectory()) throw new UsageError(`${path}: is a folder; name a file`);
+    if (!facts.isFile()) throw new UsageError(`${path}: is not a regular file; name a file on disk`);
+    return { descriptor: openSync(path, 'r'), size: facts.size };
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
+}
+
+/** Reads from a regular file with `use` and closes it; undefined when the file is missing. */
+export function withFile<Result>(path: string, use: (descriptor: number, size: number) => Result): Result | undefined {
+  let file: ReturnType<typeof openRegularFile>;
+  try {
+    file = openRegularFile(path);
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw error;
+  }
+  try {
+    return use(file.descriptor, file.size);
+  } catch (error) {
+    throw fileError('read', path, error);
+  } finally {
+    closeSync(file.descriptor);
+  }
+}
+
+/** The text of a file; undefined when it is missing. */
+export function readText(path: string): string | undefined {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return undefined;
+    throw fileError('read', path, error);
+  }
+}
+
+/** Writes all of `bytes`, however many calls it takes: one write may be short. */
+export function writeFully(descriptor: number, bytes: Uint8Array, onPiece?: (piece: Uint8Array) => void): void {
+  for (let offset = 0; offset < bytes.length; ) {
+    const length = Math.min(TRANSFER_BYTES, bytes.length - offset);
+    const written = writeSync(descriptor, bytes, offset, length);
+    onPiece?.(bytes.subarray(offset, offset + written));
+    offset += written;
+  }
+}
+
+/** Fills `target` from `position`; returns the number of bytes read, less than its length only at the end of the file. */
+export function readFully(descriptor: number, target: Uint8Array, position: number): number {
+  let offset = 0;
+  while (offset < target.length) {
+    const length = Math.min(TRANSFER_BYTES, target.length - offset);
+    const read = readSync(descriptor, target, offset, length, position + offset);
+    if (read === 0) break;
+    offset += read;
+  }
+  return offset;
+}
+
+/** Makes the names inside a folder durable: after a crash a renamed file is found under its new name. */
+export function fsyncDir(path: string): void {
+  const descriptor = openSync(path, 'r');
+  try {
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+/** The name a file has while it is being written; the pid keeps two processes apart, the dot keeps it out of globs. */
+export function asideName(path: string): string {
+  return join(dirname(path), `.${basename(path)}.tmp-${process.pid}`);
+}
+
+/** Replaces `path` by what `write` writes: aside, fsynced (unless `isDurable` is false), renamed. */
+export function replaceFile(path: string, write: (descriptor: number) => void, isDurable = true): void {
+  const aside = asideName(path);
+  try {
+    const descriptor = openSync(aside, 'w');
+    try {
+      write(descriptor);
+      if (isDurable) fsyncSync(descriptor);
+    } finally {
+      closeSync(descriptor);
+    }
+    renameSync(aside, path);
+    if (isDurable) fsyncDir(dirname(path));
+  } catch (error) {
+    rmSync(aside, { force: true });
+    throw fileError('write', path, error);
+  }
+}
+
+/** Replaces `path` by `content`, durably. */
+export function writeFileAtomic(path: string, content: string | Uint8Array): void {
+  replaceFile(path, (descriptor) =>
+    writeFully(descriptor, typeof content === 'string' ? Buffer.from(content) : content),
+  );
+}
+
+/** The names in a folder; none if it does not exist. */
+export function namesIn(folder: string): string[] {
+  try {
+    return readdirSync(folder);
+  } catch (error) {
+    if (errorCode(error) === 'ENOENT') return [];
+    throw fileError('list', folder, error);
+  }
+}
+
+/** Files and folders that killed processes left behind; the first group of `pattern` is the pid in their names. */
+export function leftBehind(folder: string, pattern: RegExp): string[] {
+  const isLeft = (name: string): boolean => {
+    const match = pattern.exec(name);
+    if (!match) return false;
+    const pid = Number(match[1]);
+    return pid === process.pid || !pidExists(pid);
+  };
+  return namesIn(folder)
+    .filter(isLeft)
+    .map((name) => join(folder, name));
+}
+
+/**
+ * Creates a folder and its parents; returns true if it did not exist. Throws the system's error. Not
+ * `mkdirSync(path, { recursive: true })`, which never returns where a parent refuses (under /proc).
+ */
+export function ensureFolder(path: string): boolean {
+  if (isFolder(path)) return false;
+  const parent = dirname(path);
+  if (parent !== path) ensureFolder(parent);
+  try {
+    mkdirSync(path);
+    return true;
+  } catch (error) {
+    // Another process may have created it in between.
+    if ((error as NodeJS.ErrnoException).code === 'EEXIST' && isFolder(path)) return false;
+    throw error;
+  }
+}
+
+function isFolder(path: string): boolean {
+  return statSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
+}
+
+/** The folder of everything Trefoil keeps between runs: TREFOIL_CACHE, or `trefoil` in the user's cache folder. */
+export function cacheFolder(environment: Readonly<Record<string, string | undefined>>): string {
+  // An empty variable counts as unset: a relative folder would follow the working directory.
+  return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
+}

@@ -1,0 +1,356 @@
+import { setImmediate } from 'node:timers/promises';
+import { afterAll, describe, expect, it } from 'vitest';
+import { createTokenizer } from '../../data/tokenizer.js';
+import { UsageError } from '../../errors.js';
+import type { LanguageModel } from '../../model/language-model.js';
+import { lastLogits } from '../decode.js';
+import type { TextSource } from '../generate.js';
+import { createSampler } from '../sampler.js';
+import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
+import { createEngine, type Engine, type EngineOptions } from './engine.js';
+import { type EngineEvent, type EngineRequest, RequestRefused, type TokenMask } from './request.js';
+
+const models: LanguageModel[] = [];
+afterAll(() => {
+  for (const model of models) model.free();
+});
+
+function source(sections: Parameters<typeof tinyConfig>[0] = {}): TextSource {
+  const config = tinyConfig(sections);
+  const model = tinyModel(config);
+  models.push(model);
+  return { model, config, tokenizer: createTokenizer('byte') };
+}
+
+const sparse = source();
+const LIMITS = { cacheBytes: 2 ** 26, prefixCacheBytes: 2 ** 24, tile: 16 };
+
+async function events(engine: Engine, request: EngineRequest): Promise<EngineEvent[]> {
+  const all: EngineEvent[] = [];
+  for await (const event of engine.submit(request)) all.push(event);
+  return all;
+}
+
+/** What a client sees of a request: everything but times and cache hits. */
+function answer(all: readonly EngineEvent[]) {
+  const end = all.at(-1);
+  if (end?.type !== 'end') throw new Error('the last event is not the end');
+  const tokens = all.filter((event) => event.type === 'token');
+  return {
+    tokens: tokens.map(({ token }) => token),
+    text: tokens.map(({ text }) => text).join('') + end.text,
+    finish: end.finishReason,
+    logprobs: tokens.map(({ logprobs }) => logprobs),
+    prompt: all.flatMap((event) => (event.type === 'prompt' ? event.logprobs : [])),
+  };
+}
+
+async function withEngine<T>(of: TextSource, options: EngineOptions, body: (engine: Engine) => Promise<T>): Promise<T> {
+  const { pool } = of.model.device;
+  const before = pool.bytesInUse;
+  const engine = createEngine(of, { ...LIMITS, ...options });
+  try {
+    return await body(engine);
+  } finally {
+    await engine.close();
+    expect(engine.stats()).toMatchObject({ running: 0, waiting: 0, reservedBytes: 0, pageBytes: 0 });
+    expect(pool.bytesInUse).toBe(before);
+  }
+}
+
+/** Deterministic numbers in [0, 1). */
+function random(seed: number): () => number {
+  let state = seed * 2654435761 + 1;
+  return () => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return state / 2 ** 32;
+  };
+}
+
+const text = (length: number, seed: number) =>
+  Array.from({ length }, (_, i) => (i * i * 7 + i * 91 * seed + seed) % 256);
+
+/** Mixed requests; some begin with one of three long prefixes. */
+function randomRequest(next: () => number): EngineRequest {
+  const whole = (most: number) => Math.floor(next() * most);
+  const prefix = next() < 0.5 ? text(260 + 128 * whole(3), whole(3)) : [];
+  const prompt = [...prefix, ...text(1 + whole(90), 10 + whole(50))];
+  const logprobs = next() < 0.3 ? { logprobs: whole(4) } : {};
+  const promptLogprobs = next() < 0.1 ? { promptLogprobs: 2 } : {};
+  const temperature = next() < 0.3 ? 0 : 0.5 + next();
+  return {
+    ...{ prompt, maxNewTokens: whole(24), ...logprobs, ...promptLogprobs, stop: next() < 0.2 ? ['e', 'ab'] : [] },
+    ...{ minNewTokens: whole(4), ignoreSeparator: next() < 0.2, cacheSalt: next() < 0.2 ? 'other' : '' },
+    sampling: {
+      ...{ temperature, topK: whole(3) * 20, topP: next() < 0.5 ? 1 : 0.9, minP: next() < 0.8 ? 0 : 0.05 },
+      ...{ repetitionPenalty: next() < 0.8 ? 1 : 1.3, seed: whole(1e6) },
+    },
+  };
+}
+
+const isLong = process.env['TREFOIL_LONG'] === '1';
+if (!isLong) console.log('engine: 60 of 500 random requests (all with TREFOIL_LONG=1)');
+
+describe('the same answer under load', () => {
+  it.each<[string, Parameters<typeof tinyConfig>[0], number]>([
+    ['sparse', { nsa: { w: 70, n_sel: 5 } }, isLong ? 500 : 60],
+    ['phi mlp', { nsa: { phi: 'mlp', gate: 'sigmoid' } }, isLong ? 200 : 12],
+    ['dense', { model: { attention: 'dense' } }, isLong ? 500 : 24],
+  ])('as alone, bit for bit: %s', async (_, sections, count) => {
+    const of = source(sections);
+    const next = random(7);
+    const requests = Array.from({ length: count }, () => randomRequest(next));
+    const alone = await withEngine(of, { maxBatch: 1, prefixCacheBytes: 0, tile: 4096 }, async (engine) => {
+      const results = [];
+      for (const request of requests) results.push(answer(await events(engine, request)));
+      return results;
+    });
+    await withEngine(of, { maxBatch: 7, maxQueued: count, tile: 50 }, async (engine) => {
+      const cancelled: number[] = [];
+      const results = await Promise.all(
+        requests.map(async (request, i) => {
+          for (let wait = 0; wait < (i % 9) * 5; wait++) await setImmediate();
+          const abort = i % 11 === 3 ? new AbortController() : null;
+          const all: EngineEvent[] = [];
+          for await (const event of engine.submit({ ...request, ...(abort ? { signal: abort.signal } : {}) })) {
+            all.push(event);
+            if (abort && event.type === 'token' && all.length > 4) abort.abort();
+          }
+          const given = answer(all);
+          if (given.finish === 'aborted') cancelled.push(i);
+          return given;
+        }),
+      );
+      results.forEach((result, i) => {
+        if (!cancelled.includes(i)) expect(result, `request ${i}`).toEqual(alone[i]);
+        else expect(alone[i].tokens.slice(0, result.tokens.length), `request ${i}`).toEqual(result.tokens);
+      });
+      if (count < 20) return; // too few for both to be certain
+      expect(cancelled.length).toBeGreaterThan(0);
+      expect(engine.stats().prefixHits).toBeGreaterThan(0);
+    });
+  });
+
+  it('is that of a model that reads the whole context for every token', async () => {
+    const prompt = text(300, 3);
+    const { tokens } = await withEngine(sparse, {}, async (engine) => {
+      await events(engine, { prompt, maxNewTokens: 1 });
+      return answer(await events(engine, { prompt, maxNewTokens: 12, sampling: { seed: 9 }, ignoreSeparator: true }));
+    });
+    const context = [...prompt];
+    const sample = createSampler({ seed: 9 });
+    for (let draw = 0; draw < 12; draw++) context.push(sample(lastLogits(sparse.model, context), draw));
+    expect(tokens).toEqual(context.slice(300));
+  });
+});
+
+describe('the prefix cache', () => {
+  it('reads a repeated prompt from the last block on, for the same salt only', async () => {
+    await withEngine(sparse, { tile: 128 }, async (engine) => {
+      const cached = async (prompt: number[], cacheSalt = '') => {
+        const [end] = (await events(engine, { prompt, maxNewTokens: 1, cacheSalt })).slice(-1);
+        return end.type === 'end' ? end.usage.cachedTokens : null;
+      };
+      expect(await cached(text(400, 1))).toBe(0);
+      expect(await cached(text(400, 1))).toBe(384);
+      expect(await cached(text(385, 1))).toBe(384);
+      expect(await cached(text(384, 1))).toBe(256); // the last token is read to get its logits
+      expect(await cached(text(400, 1), 'other')).toBe(0);
+      expect(await cached([...text(256, 1), ...text(100, 2)])).toBe(256);
+      expect(engine.stats()).toMatchObject({
+        prefixQueries: 400 * 3 + 385 + 384 + 356,
+        prefixHits: 384 + 384 + 256 + 256,
+      });
+    });
+  });
+
+  it('keeps what was generated', async () => {
+    await withEngine(sparse, { tile: 128 }, async (engine) => {
+      const first = answer(await events(engine, { prompt: text(100, 1), maxNewTokens: 60, ignoreSeparator: true }));
+      const prompt = [...text(100, 1), ...first.tokens];
+      const [end] = (await events(engine, { prompt, maxNewTokens: 1 })).slice(-1);
+      expect(end).toMatchObject({ usage: { cachedTokens: 128 } });
+    });
+  });
+
+  it('stays within its memory and evicts what was used least recently', async () => {
+    await withEngine(sparse, { tile: 128, prefixCacheBytes: 600_000, maxBatch: 4 }, async (engine) => {
+      const cached = async (seed: number) => {
+        const [end] = (await events(engine, { prompt: text(300, seed), maxNewTokens: 2 })).slice(-1);
+        return end.type === 'end' ? end.usage.cachedTokens : null;
+      };
+      for (let seed = 1; seed < 30; seed++) {
+        await cached(seed);
+        expect(engine.stats().pageBytes).toBeLessThanOrEqual(600_000);
+      }
+      expect(engine.stats().pageBytes).toBeGreaterThan(300_000);
+      expect(await cached(29)).toBe(256);
+      expect(await cached(1)).toBe(0);
+    });
+  });
+});
+
+describe('limits', () => {
+  it('refuse at once what can never fit, and what is wrong', async () => {
+    await withEngine(sparse, { maxContext: 500, cacheBytes: 200_000 }, async (engine) => {
+      const refusal = (request: EngineRequest) => {
+        try {
+          engine.submit(request);
+        } catch (error) {
+          return error instanceof RequestRefused ? `${error.reason}: ${error.message}` : error;
+        }
+        return null;
+      };
+      expect(refusal({ prompt: text(500, 1) })).toBe('too_large: the prompt has 500 tokens; at most 499 are allowed');
+      expect(refusal({ prompt: text(400, 1) })).toMatch(/^too_large: the request can need \d+ MiB of cache/);
+      expect(refusal({ prompt: [] })).toBeInstanceOf(UsageError);
+      expect(refusal({ prompt: [256] })).toEqual(
+        new UsageError('prompt: 256 is not a token; the model has the tokens 0 to 255'),
+      );
+      expect(refusal({ prompt: [1], stop: [''] })).toBeInstanceOf(UsageError);
+      expect(refusal({ prompt: [1], sampling: { temperature: -1 } })).toBeInstanceOf(UsageError);
+      expect(refusal({ prompt: [1], maxNewTokens: 1.5 })).toBeInstanceOf(UsageError);
+    });
+  });
+
+  it('bound the queue by requests and by tokens', async () => {
+    const busy = expect.objectContaining({ reason: 'busy' });
+    await withEngine(sparse, { maxBatch: 2, maxQueued: 3, maxQueuedTokens: 100 }, async (engine) => {
+      const accepted = Array.from({ length: 5 }, () => events(engine, { prompt: [1, 2], maxNewTokens: 3 }));
+      await expect(events(engine, { prompt: [1], maxNewTokens: 3 })).rejects.toEqual(busy);
+      await Promise.all(accepted);
+      const long = events(engine, { prompt: text(99, 1), maxNewTokens: 1 });
+      await expect(events(engine, { prompt: text(2, 1), maxNewTokens: 3 })).rejects.toEqual(busy);
+      await long;
+    });
+  });
+
+  it('admit requests only while their longest texts fit: none lacks pages', async () => {
+    const one = 300_000;
+    await withEngine(sparse, { maxBatch: 50, cacheBytes: one, prefixCacheBytes: 0 }, async (engine) => {
+      let most = 0;
+      const watch = async (request: EngineRequest) => {
+        for await (const _ of engine.submit(request)) {
+          most = Math.max(most, engine.stats().running);
+          expect(engine.stats().pageBytes).toBeLessThanOrEqual(engine.stats().reservedBytes);
+          expect(engine.stats().reservedBytes).toBeLessThanOrEqual(one);
+        }
+      };
+      await Promise.all(
+        Array.from({ length: 12 }, (_, i) =>
+          watch({ prompt: text(20 + 25 * i, i), maxNewTokens: 30, ignoreSeparator: true }),
+        ),
+      );
+      expect(most).toBeGreaterThan(1);
+      expect(most).toBeLessThan(12);
+    });
+  });
+});
+
+describe('cancellation', () => {
+  it.each([0, 1, 3, 20])('frees the pages before the next step: after %i events', async (count) => {
+    await withEngine(sparse, { prefixCacheBytes: 0 }, async (engine) => {
+      let seen = 0;
+      for await (const _ of engine.submit({ prompt: text(200, 2), maxNewTokens: 1000 })) if (seen++ === count) break;
+      await setImmediate();
+      await setImmediate();
+      expect(engine.stats()).toMatchObject({ running: 0, waiting: 0, pageBytes: 0, reservedBytes: 0 });
+    });
+  });
+
+  it('ends a waiting request that is aborted', async () => {
+    await withEngine(sparse, { maxBatch: 1 }, async (engine) => {
+      const abort = new AbortController();
+      const running = events(engine, { prompt: text(50, 1), maxNewTokens: 20 });
+      const waiting = events(engine, { prompt: text(50, 2), maxNewTokens: 20, signal: abort.signal });
+      abort.abort();
+      expect(answer(await waiting)).toMatchObject({ finish: 'aborted', tokens: [] });
+      expect(answer(await running).finish).not.toBe('aborted');
+    });
+  });
+
+  it('closes with requests under way, and refuses new ones', async () => {
+    const engine = createEngine(sparse, LIMITS);
+    const under = events(engine, { prompt: text(50, 1), maxNewTokens: 1000 });
+    await setImmediate();
+    await engine.close();
+    expect(answer(await under).finish).toBe('aborted');
+    expect(() => engine.submit({ prompt: [1] })).toThrow('the engine is closed');
+    expect(engine.stats().pageBytes).toBe(0);
+  });
+});
+
+describe('a request', () => {
+  it('reports progress of a long prompt by tiles', async () => {
+    await withEngine(sparse, { tile: 100, prefixCacheBytes: 0 }, async (engine) => {
+      const all = await events(engine, { prompt: text(250, 1), maxNewTokens: 1 });
+      const progress = all.flatMap((event) => (event.type === 'progress' ? [event.processed] : []));
+      expect(progress).toEqual([100, 200, 250]);
+      expect(all.map(({ type }) => type)).toEqual([...progress.map(() => 'progress'), 'prompt', 'token', 'end']);
+    });
+  });
+
+  it('gets the log-probabilities of its prompt and of generated tokens', async () => {
+    await withEngine(sparse, { tile: 7 }, async (engine) => {
+      const prompt = text(30, 4);
+      const given = answer(
+        await events(engine, { prompt, maxNewTokens: 3, promptLogprobs: 2, logprobs: 3, sampling: { temperature: 0 } }),
+      );
+      expect(given.prompt.map(({ token }) => token)).toEqual(prompt.slice(1));
+      for (const [i, { token, logprob, top }] of given.prompt.entries()) {
+        const logits = Array.from(lastLogits(sparse.model, prompt.slice(0, i + 1)));
+        const total = Math.log(logits.reduce((sum, x) => sum + Math.exp(x), 0));
+        expect(logprob).toBeCloseTo(logits[token] - total, 5);
+        const best = [...logits.keys()].sort((a, b) => logits[b] - logits[a] || a - b).slice(0, 2);
+        expect(top.map((one) => one.token)).toEqual(best);
+      }
+      expect(given.logprobs.map((one) => one?.top[0].token)).toEqual(given.tokens);
+    });
+  });
+
+  it('obeys a token mask, and draws no separator before the minimum', async () => {
+    const seen: number[] = [];
+    const mask = (): TokenMask => ({
+      apply: (logits) => {
+        for (let token = 1; token < logits.length; token += 2) logits[token] = Number.NEGATIVE_INFINITY;
+      },
+      accept: (token) => void seen.push(token),
+    });
+    await withEngine(sparse, {}, async (engine) => {
+      const given = answer(await events(engine, { prompt: text(30, 4), maxNewTokens: 20, minNewTokens: 20, mask }));
+      expect(given.tokens).toHaveLength(20);
+      expect(given.tokens).toEqual(seen);
+      expect(given.tokens.every((token) => token % 2 === 0 && token !== sparse.tokenizer.separator)).toBe(true);
+    });
+  });
+
+  it('emits whole code points only', async () => {
+    const of = source();
+    const bytes = [...Buffer.from('aé日🙂', 'utf8')];
+    const mask = (): TokenMask => {
+      const left = [...bytes];
+      return {
+        apply: (logits) => {
+          logits.fill(Number.NEGATIVE_INFINITY);
+          logits[left[0]] = 1;
+        },
+        accept: () => void left.shift(),
+      };
+    };
+    await withEngine(of, {}, async (engine) => {
+      const all = await events(engine, { prompt: [65], maxNewTokens: bytes.length - 1, mask });
+      const pieces = all.flatMap((event) => (event.type === 'token' ? [event.text] : []));
+      expect(pieces).toEqual(['a', '', 'é', '', '', '日', '', '', '']); // the last character lacks a byte
+      expect(answer(all).text).toBe('aé日');
+    });
+  });
+
+  it('fails alone when its logits are not finite', async () => {
+    const mask = (): TokenMask => ({ apply: (logits) => void logits.fill(Number.NaN), accept: () => {} });
+    await withEngine(sparse, {}, async (engine) => {
+      const other = events(engine, { prompt: text(30, 4), maxNewTokens: 5, ignoreSeparator: true });
+      await expect(events(engine, { prompt: text(30, 5), maxNewTokens: 5, mask })).rejects.toThrow('not sound');
+      expect(answer(await other).tokens).toHaveLength(5);
+    });
+  });
+});

@@ -1,0 +1,423 @@
+/**
+ * The engine: answers many requests with one model at the same time (continuous batching). Every step is one forward
+ * pass over the next token of each request that is generating and a bounded tile of prompts that are being read.
+ *
+ * On the CPU a request's tokens are bit for bit those it would get alone: kernels compute each token by its own sequence
+ * only, in an order that does not depend on the batch or the tile. A request gets memory for its longest possible text
+ * before it starts, so a request that runs never lacks pages.
+ */
+import { freemem } from 'node:os';
+import { setImmediate } from 'node:timers/promises';
+import { UsageError } from '../../errors.js';
+import { type CachedSequence, DecodeCache } from '../../model/cache.js';
+import { kernelOptions } from '../../model/kernels.js';
+import type { SparseOptions } from '../../ops/attention/nsa.js';
+import { readRows } from '../decode.js';
+import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
+import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
+import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
+import { Channel } from './channel.js';
+import { positionLogprobs } from './logprobs.js';
+import { PrefixCache, prefixBlock } from './prefix-cache.js';
+import {
+  type CheckedRequest,
+  checkRequest,
+  type EngineEvent,
+  type EngineRequest,
+  type PositionLogprobs,
+  RequestRefused,
+  type TokenMask,
+} from './request.js';
+
+/** Limits of an engine. */
+export interface EngineOptions {
+  /** Requests that are computed at the same time. Default 32. */
+  readonly maxBatch?: number;
+  /** Maximum tokens of a request, prompt included. Default 32,768. */
+  readonly maxContext?: number;
+  /** Requests that may wait. Default 256. */
+  readonly maxQueued?: number;
+  /** Tokens of prompts that may wait. Default 8 times `maxContext`. */
+  readonly maxQueuedTokens?: number;
+  /** Tokens of prompts that one step reads. Default 256 on the CPU, 2048 on CUDA. */
+  readonly tile?: number;
+  /** Memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of the free memory. */
+  readonly cacheBytes?: number;
+  /** Memory for prefixes of earlier requests; 0 disables the prefix cache. Default 1 GiB, at most a quarter of the free memory. */
+  readonly prefixCacheBytes?: number;
+}
+
+/** The state of an engine at one moment. */
+export interface EngineStats {
+  readonly running: number;
+  readonly waiting: number;
+  /** Bytes of all pages, those of cached prefixes included. */
+  readonly pageBytes: number;
+  /** Bytes reserved by running requests, and the most they may reserve. */
+  readonly reservedBytes: number;
+  readonly cacheBytes: number;
+  /** Tokens of prompts that were looked up in the prefix cache, and those found. */
+  readonly prefixQueries: number;
+  readonly prefixHits: number;
+}
+
+/** Continuous batching on one model. */
+export interface Engine {
+  /** Maximum tokens of a request, prompt included. */
+  readonly maxContext: number;
+  /** Starts a request. Throws `RequestRefused` or `UsageError` at once; leaving the iteration cancels the request. */
+  submit(request: EngineRequest): AsyncIterable<EngineEvent>;
+  stats(): EngineStats;
+  /** Cancels all requests and frees the cache. The model is the caller's. */
+  close(): Promise<void>;
+}
+
+const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
+const GIB = 2 ** 30;
+/** Freed activations that the pool keeps for the next step. */
+const POOL_SLACK = 256 * 2 ** 20;
+
+/** An engine for a model that `loadModel` returned. */
+export function createEngine(source: TextSource, options: EngineOptions = {}): Engine {
+  return new BatchEngine(source, options);
+}
+
+interface Slot {
+  readonly request: CheckedRequest;
+  readonly sequence: GeneratedSequence;
+  readonly channel: Channel<EngineEvent>;
+  readonly reserved: number;
+  readonly submittedAt: number;
+  readonly promptLogprobs: PositionLogprobs[];
+  /** Null while the request waits. */
+  cached: CachedSequence | null;
+  mask: TokenMask | null;
+  startedAt: number;
+  readAt: number;
+  cachedTokens: number;
+  isCancelled: boolean;
+}
+
+/** What a step reads for one request. */
+interface Share {
+  readonly slot: Slot;
+  readonly cached: CachedSequence;
+  readonly tokens: readonly number[];
+  /** Number of its last tokens whose logits are needed. */
+  readonly rows: number;
+}
+
+class BatchEngine implements Engine {
+  readonly maxContext: number;
+  readonly #source: TextSource;
+  readonly #kernels: SparseOptions;
+  readonly #vocabulary: number;
+  readonly #cache: DecodeCache;
+  readonly #decoder: DeviceDecoder | null;
+  readonly #prefixes: PrefixCache | null;
+  readonly #options: Required<Omit<EngineOptions, 'prefixCacheBytes'>>;
+  readonly #waiting: Slot[] = [];
+  #running: Slot[] = [];
+  #waitingTokens = 0;
+  #reserved = 0;
+  #loop: Promise<void> | null = null;
+  #failure: unknown = null;
+  #isClosed = false;
+
+  constructor(source: TextSource, options: EngineOptions) {
+    const { model, config } = source;
+    this.#source = source;
+    this.#kernels = kernelOptions(config);
+    if (this.#kernels.parity || this.#kernels.kernel === 'reference')
+      throw new UsageError(
+        'the engine decodes from a cache, which the reference kernels do not: unset NSA_FORCE_PARITY',
+      );
+    this.#vocabulary = usedVocabulary(source);
+    this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
+    this.#decoder =
+      deviceDecoderRefusal(model) === null
+        ? new DeviceDecoder(model, this.#cache, { vocabulary: this.#vocabulary })
+        : null;
+    const { maxBatch = 32, maxContext = DEFAULT_MAX_CONTEXT, maxQueued = 256 } = options;
+    const { tile = DEFAULT_TILE[model.device.kind], maxQueuedTokens = 8 * maxContext } = options;
+    for (const [name, value] of Object.entries({ maxBatch, maxContext, tile }))
+      if (!Number.isSafeInteger(value) || value < 1)
+        throw new UsageError(`${name}: ${value} is not a positive integer`);
+    this.maxContext = maxContext;
+    const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
+    const { cacheBytes = Math.min(needed, freemem() / 2), prefixCacheBytes = Math.min(GIB, freemem() / 4) } = options;
+    this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes };
+    this.#prefixes =
+      prefixCacheBytes > 0 ? new PrefixCache(this.#cache, prefixBlock(this.#cache, tile), prefixCacheBytes) : null;
+  }
+
+  submit(request: EngineRequest): AsyncIterable<EngineEvent> {
+    const { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes } = this.#options;
+    if (this.#isClosed || this.#failure)
+      throw new RequestRefused('closed', this.#failure ? 'the engine failed' : 'the engine is closed');
+    const checked = checkRequest(request, this.#vocabulary);
+    const { length } = checked.prompt;
+    if (length >= maxContext)
+      throw new RequestRefused('too_large', `the prompt has ${length} tokens; at most ${maxContext - 1} are allowed`);
+    const reserved = this.#cache.mostBytes(Math.min(maxContext, length + checked.maxNewTokens), tile);
+    if (reserved > cacheBytes)
+      throw new RequestRefused(
+        'too_large',
+        `the request can need ${mib(reserved)} of cache, and there are ${mib(cacheBytes)}: ask for fewer tokens`,
+      );
+    const isFull = this.#waiting.length >= maxQueued + maxBatch - this.#running.length;
+    if (isFull || (this.#waitingTokens > 0 && this.#waitingTokens + length > maxQueuedTokens))
+      throw new RequestRefused('busy', `${this.#waiting.length} requests are waiting: try again later`);
+    const slot = this.#newSlot(checked, reserved);
+    request.signal?.addEventListener('abort', () => this.#cancel(slot), { once: true });
+    if (request.signal?.aborted) slot.isCancelled = true;
+    this.#waiting.push(slot);
+    this.#waitingTokens += length;
+    this.#loop ??= this.#run();
+    return slot.channel;
+  }
+
+  stats(): EngineStats {
+    return {
+      ...{ running: this.#running.length, waiting: this.#waiting.length, pageBytes: this.#cache.bytes },
+      ...{ reservedBytes: this.#reserved, cacheBytes: this.#options.cacheBytes },
+      ...{ prefixQueries: this.#prefixes?.queries ?? 0, prefixHits: this.#prefixes?.hits ?? 0 },
+    };
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    for (const slot of [...this.#waiting, ...this.#running]) slot.isCancelled = true;
+    await this.#loop;
+    this.#prefixes?.free();
+    this.#decoder?.free();
+  }
+
+  #newSlot(request: CheckedRequest, reserved: number): Slot {
+    const { tokenizer } = this.#source;
+    const slot: Slot = {
+      ...{ request, reserved, submittedAt: performance.now(), promptLogprobs: [], cached: null, mask: null },
+      ...{ startedAt: 0, readAt: 0, cachedTokens: 0, isCancelled: false },
+      sequence: new GeneratedSequence(
+        0,
+        [...request.prompt],
+        tokenizer.createStreamDecoder(),
+        new StopFilter(request.stop),
+      ),
+      channel: new Channel<EngineEvent>(() => this.#cancel(slot)),
+    };
+    return slot;
+  }
+
+  #cancel(slot: Slot): void {
+    slot.isCancelled = true;
+  }
+
+  /** Steps until no request is left. Between steps the event loop runs: submissions, cancellations, output. */
+  async #run(): Promise<void> {
+    await setImmediate(); // requests that are submitted together start together
+    try {
+      while (this.#waiting.length + this.#running.length > 0) {
+        this.#step();
+        await setImmediate();
+      }
+    } catch (error) {
+      this.#fail(error);
+    } finally {
+      this.#loop = null;
+    }
+  }
+
+  #fail(error: unknown): void {
+    this.#failure = error;
+    for (const slot of [...this.#waiting.splice(0), ...this.#running]) this.#release(slot, error);
+    this.#running = [];
+    this.#waitingTokens = 0;
+  }
+
+  #step(): void {
+    this.#dropCancelled();
+    this.#admit();
+    const shares = this.#plan();
+    if (shares.length === 0) return;
+    const logits = this.#read(shares);
+    let row = 0;
+    for (const share of shares) {
+      this.#advance(share, logits.slice(row, row + share.rows));
+      row += share.rows;
+    }
+    this.#running = this.#running.filter(({ cached }) => cached !== null);
+    const { pool } = this.#source.model.device;
+    if (pool.bytesReserved - pool.bytesInUse > POOL_SLACK) pool.trim();
+  }
+
+  #dropCancelled(): void {
+    for (let i = this.#waiting.length - 1; i >= 0; i--)
+      if (this.#waiting[i].isCancelled) {
+        const [slot] = this.#waiting.splice(i, 1);
+        this.#waitingTokens -= slot.request.prompt.length;
+        this.#end(slot, 'aborted');
+      }
+    for (const slot of this.#running) if (slot.isCancelled) this.#end(slot, 'aborted');
+    this.#running = this.#running.filter(({ cached }) => cached !== null);
+  }
+
+  /** Starts waiting requests in their order while there are places and memory. */
+  #admit(): void {
+    const { maxBatch, cacheBytes } = this.#options;
+    while (this.#waiting.length > 0 && this.#running.length < maxBatch) {
+      const [slot] = this.#waiting;
+      if (this.#reserved + slot.reserved > cacheBytes) return;
+      this.#waiting.shift();
+      this.#waitingTokens -= slot.request.prompt.length;
+      this.#start(slot);
+    }
+  }
+
+  #start(slot: Slot): void {
+    const { prompt, promptLogprobs, cacheSalt, mask } = slot.request;
+    this.#reserved += slot.reserved;
+    const found = promptLogprobs === null ? this.#prefixes?.longest(cacheSalt, prompt) : null;
+    slot.cached = found ?? this.#cache.sequence();
+    slot.cachedTokens = slot.cached.length;
+    slot.mask = mask?.() ?? null;
+    slot.startedAt = performance.now();
+    this.#running.push(slot);
+    if (slot.cachedTokens > 0) this.#progress(slot);
+  }
+
+  /** A token of every request that generates, and `tile` tokens of prompts, the oldest request first. */
+  #plan(): Share[] {
+    let left = this.#options.tile;
+    const shares: Share[] = [];
+    for (const slot of this.#running) {
+      const { cached, request, sequence } = slot;
+      if (!cached) continue;
+      const unread = sequence.context.length - cached.length;
+      const isPrompt = cached.length < request.prompt.length;
+      const count = isPrompt ? Math.min(left, unread, this.#prefixes?.untilBlock(cached.length) ?? unread) : 1;
+      if (count === 0) continue;
+      if (isPrompt) left -= count;
+      const isLast = count === unread;
+      const wantsAll = isPrompt && request.promptLogprobs !== null;
+      const tokens = sequence.context.slice(cached.length, cached.length + count);
+      shares.push({ slot, cached, tokens, rows: wantsAll ? count : isLast ? 1 : 0 });
+    }
+    return shares;
+  }
+
+  /** Logits of the rows that the shares want, in their order. */
+  #read(shares: readonly Share[]): Float32Array[] {
+    const sequences = shares.map(({ cached }) => cached);
+    const isDecode = shares.every(({ slot, cached }) => cached.length >= slot.request.prompt.length);
+    if (isDecode && this.#decoder?.hasRoom(sequences)) {
+      this.#decoder.launch(
+        sequences,
+        shares.map(({ tokens }) => tokens[0]),
+      );
+      return this.#decoder.logits();
+    }
+    let end = 0;
+    const rows = shares.flatMap(({ tokens, rows }) => {
+      end += tokens.length;
+      return Array.from({ length: rows }, (_, i) => end - rows + i);
+    });
+    const tokens = shares.map((share) => share.tokens);
+    return readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels });
+  }
+
+  /** The pass has read the share's tokens; `logits` follow the last of them. */
+  #advance({ slot, cached, tokens }: Share, logits: Float32Array[]): void {
+    const { request, sequence, channel } = slot;
+    this.#prefixes?.keep(request.cacheSalt, sequence.context, cached);
+    const hasPrompt = cached.length >= request.prompt.length;
+    if (request.promptLogprobs !== null && cached.length <= request.prompt.length)
+      this.#addPromptLogprobs(slot, cached.length - tokens.length, logits);
+    if (!hasPrompt) {
+      this.#progress(slot);
+      return;
+    }
+    if (slot.readAt === 0) {
+      slot.readAt = performance.now();
+      this.#progress(slot);
+      channel.push({ type: 'prompt', logprobs: slot.promptLogprobs });
+    }
+    if (request.maxNewTokens === 0) {
+      this.#end(slot, 'length');
+      return;
+    }
+    try {
+      this.#draw(slot, logits[logits.length - 1]);
+    } catch (error) {
+      this.#release(slot, error); // logits that are not finite: this request's, not the engine's
+    }
+  }
+
+  #addPromptLogprobs({ request, promptLogprobs }: Slot, first: number, logits: readonly Float32Array[]): void {
+    for (const [i, row] of logits.entries()) {
+      const next = request.prompt[first + i + 1];
+      if (next !== undefined)
+        promptLogprobs.push(positionLogprobs(row, next, request.promptLogprobs ?? 0, this.#vocabulary));
+    }
+  }
+
+  #draw(slot: Slot, logits: Float32Array): void {
+    const { request, sequence, mask, channel } = slot;
+    const { separator } = this.#source.tokenizer;
+    const isEarly = sequence.drawn < request.minNewTokens && separator < this.#vocabulary;
+    let candidates = logits.subarray(0, this.#vocabulary);
+    if (mask || isEarly) {
+      candidates = candidates.slice();
+      mask?.apply(candidates);
+      if (isEarly) candidates[separator] = Number.NEGATIVE_INFINITY;
+    }
+    const token = request.sample(candidates, sequence.drawn, sequence.seen);
+    mask?.accept(token);
+    const isEnd = token === separator && !request.ignoreSeparator;
+    const text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
+    if (isEnd) {
+      this.#end(slot, 'separator', text);
+      return;
+    }
+    const logprobs =
+      request.logprobs === null
+        ? {}
+        : { logprobs: positionLogprobs(logits, token, request.logprobs, this.#vocabulary) };
+    channel.push({ type: 'token', token, text, ...logprobs });
+    if (sequence.finishReason !== null) this.#end(slot, sequence.finishReason, '');
+  }
+
+  #progress({ request, cached, cachedTokens, channel }: Slot): void {
+    const total = request.prompt.length;
+    channel.push({ type: 'progress', total, cached: cachedTokens, processed: Math.min(total, cached?.length ?? 0) });
+  }
+
+  /** `text`: the last text, if the sequence has already finished. */
+  #end(slot: Slot, reason: FinishReason, text = slot.sequence.finish(reason)): void {
+    const now = performance.now();
+    const { request, sequence, submittedAt, cachedTokens } = slot;
+    const startedAt = slot.startedAt || now;
+    const readAt = slot.readAt || now;
+    const usage = {
+      ...{ promptTokens: request.prompt.length, cachedTokens, newTokens: sequence.drawn },
+      queueSeconds: (startedAt - submittedAt) / 1000,
+      prefillSeconds: (readAt - startedAt) / 1000,
+      decodeSeconds: (now - readAt) / 1000,
+    };
+    slot.channel.push({ type: 'end', text, finishReason: sequence.finishReason ?? reason, usage });
+    this.#release(slot);
+  }
+
+  #release(slot: Slot, error: unknown = null): void {
+    if (slot.cached) {
+      slot.cached.free();
+      slot.cached = null;
+      this.#reserved -= slot.reserved;
+    }
+    slot.channel.end(error);
+  }
+}
+
+function mib(bytes: number): string {
+  return `${Math.ceil(bytes / 2 ** 20)} MiB`;
+}

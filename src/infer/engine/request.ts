@@ -1,0 +1,129 @@
+/** Requests to the engine, the events that answer them, and the refusals. */
+import { TrefoilError, UsageError } from '../../errors.js';
+import type { FinishReason } from '../generated-sequence.js';
+import { createSampler, type Sampler, type SamplingOptions } from '../sampler.js';
+
+/**
+ * Restricts the next token of one request, for constrained decoding. `apply` sets the logits of forbidden tokens to
+ * -Infinity in place; `accept` is called with every token that was drawn.
+ */
+export interface TokenMask {
+  apply(logits: Float32Array): void;
+  accept(token: number): void;
+}
+
+/** One text to continue. */
+export interface EngineRequest {
+  /** Tokens of the prompt, at least one. */
+  readonly prompt: readonly number[];
+  /** Maximum number of generated tokens; 0 reads the prompt only. Default 128. */
+  readonly maxNewTokens?: number;
+  /** Number of tokens before the separator may be drawn. Default 0. */
+  readonly minNewTokens?: number;
+  /** How tokens are drawn. Default: temperature 1 from the whole vocabulary, seed 0. */
+  readonly sampling?: SamplingOptions;
+  /** Strings that end the text. They are not part of it. */
+  readonly stop?: readonly string[];
+  /** Treats the separator as an ordinary token that does not end the text. */
+  readonly ignoreSeparator?: boolean;
+  /** Log-probabilities of each generated token and of this many most probable ones. */
+  readonly logprobs?: number;
+  /** The same for the tokens of the prompt; the first has none. Such a request does not use the prefix cache. */
+  readonly promptLogprobs?: number;
+  /** Prefixes are shared only between requests with the same salt. Default ''. */
+  readonly cacheSalt?: string;
+  /** Creates the mask of the request when it starts. */
+  readonly mask?: () => TokenMask;
+  /** Once aborted, the request ends with the finish reason `aborted` and its pages are freed before the next step. */
+  readonly signal?: AbortSignal;
+}
+
+/** A token and its log-probability under the unmodified distribution of the model. */
+export interface TokenLogprob {
+  readonly token: number;
+  readonly logprob: number;
+}
+
+/** The log-probability of a token and those of the most probable ones at its place, best first. */
+export interface PositionLogprobs extends TokenLogprob {
+  readonly top: readonly TokenLogprob[];
+}
+
+/** What a request cost. Times in seconds. */
+export interface RequestUsage {
+  readonly promptTokens: number;
+  /** Tokens of the prompt that came from the prefix cache. */
+  readonly cachedTokens: number;
+  /** Generated tokens, without the separator. */
+  readonly newTokens: number;
+  readonly queueSeconds: number;
+  readonly prefillSeconds: number;
+  readonly decodeSeconds: number;
+}
+
+/** An event of a request, in the order: `progress`*, `prompt`?, `token`*, `end`. */
+export type EngineEvent =
+  /** `processed` of `total` tokens of the prompt are read, `cached` of them from the prefix cache. */
+  | { readonly type: 'progress'; readonly total: number; readonly cached: number; readonly processed: number }
+  /** The prompt is read; log-probabilities of its tokens from the second on, if requested. */
+  | { readonly type: 'prompt'; readonly logprobs: readonly PositionLogprobs[] }
+  /** A generated token and the text that is final with it: whole code points, often empty inside a character. */
+  | { readonly type: 'token'; readonly token: number; readonly text: string; readonly logprobs?: PositionLogprobs }
+  /** The last event. `text` was held back until the end was certain. */
+  | { readonly type: 'end'; readonly text: string; readonly finishReason: FinishReason; readonly usage: RequestUsage };
+
+/** Why the engine refuses a request. `too_large`: it can never fit. `busy`: the queue is full. `closed`: the engine ended. */
+export type RefusalReason = 'too_large' | 'busy' | 'closed';
+
+/** A request that the engine does not accept. */
+export class RequestRefused extends TrefoilError {
+  readonly reason: RefusalReason;
+
+  constructor(reason: RefusalReason, message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+/** A request with its defaults. */
+export interface CheckedRequest {
+  readonly prompt: readonly number[];
+  readonly maxNewTokens: number;
+  readonly minNewTokens: number;
+  readonly sample: Sampler;
+  readonly stop: readonly string[];
+  readonly ignoreSeparator: boolean;
+  readonly logprobs: number | null;
+  readonly promptLogprobs: number | null;
+  readonly cacheSalt: string;
+  readonly mask: (() => TokenMask) | null;
+}
+
+const DEFAULT_NEW_TOKENS = 128;
+
+/** Throws a `UsageError` that names the wrong value. */
+export function checkRequest(request: EngineRequest, vocabulary: number): CheckedRequest {
+  const { prompt, stop = [], maxNewTokens = DEFAULT_NEW_TOKENS, minNewTokens = 0 } = request;
+  if (prompt.length === 0) throw new UsageError('prompt: at least one token is needed; begin with the separator');
+  const wrong = prompt.find((token) => !(Number.isInteger(token) && token >= 0 && token < vocabulary));
+  if (wrong !== undefined)
+    throw new UsageError(`prompt: ${wrong} is not a token; the model has the tokens 0 to ${vocabulary - 1}`);
+  expectCount('maxNewTokens', maxNewTokens);
+  expectCount('minNewTokens', minNewTokens);
+  if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
+  for (const name of ['logprobs', 'promptLogprobs'] as const)
+    if (request[name] !== undefined) expectCount(name, request[name]);
+  return {
+    ...{ prompt, maxNewTokens, minNewTokens, stop, sample: createSampler(request.sampling) },
+    ignoreSeparator: request.ignoreSeparator ?? false,
+    logprobs: request.logprobs ?? null,
+    promptLogprobs: request.promptLogprobs ?? null,
+    cacheSalt: request.cacheSalt ?? '',
+    mask: request.mask ?? null,
+  };
+}
+
+function expectCount(name: string, value: number): void {
+  if (!Number.isSafeInteger(value) || value < 0)
+    throw new UsageError(`${name}: ${value} is not allowed; use an integer of at least 0`);
+}
