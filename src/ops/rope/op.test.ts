@@ -2,6 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
+import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
 import { Sequences } from '../common/sequences.js';
@@ -220,6 +221,35 @@ describe.each(devices())('splitHeads on $name', ({ device, dtype }) => {
       'rotate: x must have shape [2, *, *]',
     );
     tape.end();
+    sequences.free();
+  });
+});
+
+describe('splitHeads on an emulated GPU', () => {
+  it.each(['f32', 'bf16'] as const)('equals the reference in %s, with YaRN', (dtype) => {
+    const device = new EmulatedCuda();
+    const lengths = [3, 0, 30];
+    const shape = { size: 16, theta: 1000, scaling: YARN };
+    const parts = [
+      { heads: 3, size: 16, rotate: true },
+      { heads: 2, size: 8, rotate: false },
+    ];
+    const at = positions(lengths, 1, 5);
+    const fused = rounded(randomValues(at.length * 64, 1), dtype);
+    const gradients = parts.map(({ heads, size }, i) => rounded(randomValues(at.length * heads * size, i + 2), dtype));
+    const tape = new Tape(device);
+    const table = new RotaryTable(device, shape);
+    const sequences = new Sequences(device, lengths);
+    const x = tape.watch(tape.from(fused, [at.length, 64], dtype));
+    const outputs = splitHeads(tape, x, parts, sequences, { table, start: 5 });
+    splitForward(fused, parts, at, rotaryAngles(shape)).forEach((expected, i) => {
+      expect(relativeError(outputs[i].read(), expected)).toBeLessThan(tolerance(dtype));
+    });
+    tape.backward(outputs, gradients);
+    const expected = splitBackward(gradients, parts, at, rotaryAngles(shape));
+    expect(relativeError(tape.gradient(x)!.read(), expected)).toBeLessThan(tolerance(dtype));
+    tape.end();
+    table.free();
     sequences.free();
   });
 });
