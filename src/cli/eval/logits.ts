@@ -39,7 +39,7 @@ Positions start at 0 in every row. Nothing is padded or masked but by causality.
 The model needs no tokenizer.
 
 Example:
-  trefoil eval logits --model llama-folder --in ids.safetensors --out logits.safetensors
+  trefoil eval logits --model llama --in ids.safetensors --out out.safetensors
 `;
 
 function run(options: Options, io: Io): void {
