@@ -49,6 +49,7 @@ export class RotaryTable implements Disposable {
     this.frequencies = Tensor.from(device, frequencies, [frequencies.length]);
   }
 
+  /** Frees the frequencies. */
   free(): void {
     this.frequencies.free();
     this.#isFreed = true;
