@@ -8,7 +8,7 @@ export interface Terminal {
   readonly columns?: number;
 }
 
-/** Of terminals that do not report theirs. */
+/** Of terminals that do not report theirs, or report 0. */
 const DEFAULT_COLUMNS = 80;
 
 export class LiveLine {
@@ -36,7 +36,7 @@ export class LiveLine {
 
   show(text: string): void {
     if (this.isLive) {
-      const { columns = DEFAULT_COLUMNS } = this.#stream!;
+      const columns = this.#stream!.columns || DEFAULT_COLUMNS;
       this.#stream!.write(`\r\x1b[K${text.slice(0, columns - 1)}`);
       this.#shown = true;
     } else if (this.#stream && this.#clock() - this.#printed >= this.#everyMs) {

@@ -79,7 +79,7 @@ describe.each(pages)('%s', (name) => {
 
   it('names only npm scripts and shipped configs there are', () => {
     const { scripts } = JSON.parse(text('package.json')) as { scripts: Record<string, string> };
-    const builtIn = ['ci', 'install', 'exec', 'pack', 'publish', 'run'];
+    const builtIn = ['ci', 'install', 'exec', 'init', 'pack', 'pkg', 'publish', 'run'];
     const wrong = codeOf(page).flatMap((line) => [
       ...[...line.matchAll(/npm (?:run )?([a-z:]+)/g)]
         .map((match) => match[1])

@@ -17,8 +17,8 @@ const documents = ['guide', 'runbooks'].flatMap((folder) =>
     .filter((name) => name.endsWith('.md'))
     .map((name) => join(folder, name)),
 );
-/** Documents about changing the code: they have no commands to run. */
-const WITHOUT_COMMANDS = new Set([join('guide', 'add-an-operation.md')]);
+/** Documents about code: they have no commands to run. */
+const WITHOUT_COMMANDS = new Set([join('guide', 'add-an-operation.md'), join('guide', 'typescript.md')]);
 
 /** Blocks that take minutes run in the long form only. */
 const HERE = new Set(process.env['TREFOIL_LONG'] ? ['bash', 'bash slow'] : ['bash']);

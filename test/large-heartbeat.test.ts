@@ -9,7 +9,7 @@ import { runPaths } from '../src/run/paths.js';
 import { trefoil } from '../src/testing/cli.js';
 import { countUsage, cpuMs } from '../src/testing/cpu-time.js';
 import { temporaryFolder } from '../src/testing/run.js';
-import { checkHealth } from '../src/watch/health.js';
+import { checkHealth } from '../src/watch/rules.js';
 import { runStatus } from '../src/watch/status.js';
 import { healthyStep } from '../src/watch/testing/recorded-run.js';
 import { resolveThresholds } from '../src/watch/thresholds.js';

@@ -89,17 +89,19 @@ describe('the package', () => {
     expect(rows.length).toBeGreaterThanOrEqual(passed);
   });
 
-  it('has types that stand on their own, with TypeScript 5.4 too, and the programs of README and docs/reference/api.md run', async () => {
+  it('has types that stand on their own, with TypeScript 5.4 too, and the programs of README, docs/reference/api.md and docs/guide/typescript.md run', async () => {
     const [program] = programsOf('README.md');
     writeFileSync(join(user, 'program.ts'), `${program}\n${EVERY_PART}`);
     // The blocks of the page continue each other.
     writeFileSync(join(user, 'api.ts'), programsOf(join('docs', 'reference', 'api.md')).join('\n'));
+    writeFileSync(join(user, 'guide.ts'), programsOf(join('docs', 'guide', 'typescript.md')).join('\n'));
     // No types of Node, every library file checked: nothing of ours may lean on the user's setup.
     const options = {
       target: 'ES2022',
       module: 'NodeNext',
       strict: true,
       skipLibCheck: false,
+      noUncheckedIndexedAccess: true, // in what `tsc --init` writes
       exactOptionalPropertyTypes: true,
     };
     const compilerOptions = {
@@ -108,7 +110,10 @@ describe('the package', () => {
       lib: ['ES2023', 'DOM'],
       outDir: 'built',
     };
-    writeFileSync(join(user, 'tsconfig.json'), JSON.stringify({ compilerOptions, files: ['program.ts', 'api.ts'] }));
+    writeFileSync(
+      join(user, 'tsconfig.json'),
+      JSON.stringify({ compilerOptions, files: ['program.ts', 'api.ts', 'guide.ts'] }),
+    );
     await run(process.execPath, [tsc, '-p', '.']);
     const oldest = join(user, 'node_modules', 'typescript', 'bin', 'tsc');
     expect(await run(process.execPath, [oldest, '--version'])).toBe(`Version ${OLDEST_TYPESCRIPT}\n`);
@@ -123,6 +128,10 @@ describe('the package', () => {
     const losses = [...printed.matchAll(/^own loop: ([\d.]+)$/gm)].map((match) => Number(match[1]));
     expect(losses).toHaveLength(12);
     expect(losses[11]).toBeLessThan(losses[0] / 2);
+    const guided = await run(process.execPath, [join('built', 'guide.js')]);
+    expect(guided).toMatch(
+      /^done: loss 5\.\d+ -> [23]\.\d+\nThe [\s\S]{20,}\nsignalled at step 22\ndone at step 24\n$/m,
+    );
   });
 });
 

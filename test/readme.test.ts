@@ -19,7 +19,7 @@ const REASONS: Readonly<Record<string, string>> = {
 /** Words added to a command that would take minutes; later flags win over earlier ones. */
 const SMALLER: Readonly<Record<string, readonly string[]>> = {
   'npm start': ['--', '--steps', '3'],
-  'npx trefoil train --config quickstart --out-dir artifacts/mine --steps 500': ['--steps', '3'],
+  'npx trefoil train --config text_cpu --local-path docs --out-dir artifacts/mine': ['--steps', '3'],
   'npx trefoil train --config artifacts/mine/config.yaml --resume auto': ['--steps', '5'],
 };
 
@@ -116,6 +116,13 @@ describe('npm start', () => {
     expect(output).toContain('A story it wrote');
     expect(output).toMatch(/^ +256 to 511 +\d+ /m);
     expect(output).toContain('Which blocks did it read?');
+    expect(output).toContain('npm start goes on from there');
+    // The last of the commands it ends with works as printed, with a folder of text.
+    const own = output.trimEnd().split('\n').at(-1)!.trim().replace('YOUR_FOLDER', 'docs');
+    expect(own).toMatch(/^npx trefoil train --config /);
+    const trained = await start(`${own} --steps 2`);
+    expect(trained.code, trained.output).toBe(0);
+    expect(trained.output).toMatch(/^use it: npx trefoil generate --model \S+artifacts\/text$/m);
     const lines = output.split('\n');
     const [first, last] = ['Does it remember?', 'Files: '].map((start) =>
       lines.findIndex((line) => line.startsWith(start)),

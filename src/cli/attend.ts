@@ -1,15 +1,15 @@
 /** `trefoil attend`: runs one attention case from a safetensors file and writes outputs and gradients to another. */
 import { dirname, resolve } from 'node:path';
-import type { Command } from 'commander';
 import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
 import { SELECTION_KERNELS } from '../ops/attention/selected/op.js';
 import { writeSafetensors } from '../run/safetensors.js';
 import { attend, attendReference } from '../verify/attend.js';
 import { caseTensors, readCase } from '../verify/case-file.js';
+import { runBlocking } from './shared/blocking.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, choice, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
+import { choice, configured, jsonOption, type OptionValues, required, threadsOption } from './shared/options.js';
 
 const OPTIONS = {
   in: required('--in <file>', 'safetensors file with the inputs'),
@@ -26,12 +26,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
-
 const HELP = `
 Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
   q      [S, H, d_k]                gates  [S, H, 3]
@@ -46,6 +40,8 @@ Output (F32; selected is I32, ascending, padded with -1 at the front of a row):
 NaN in the input propagates to the output and is not an error.
 `;
 
+export const configure = configured(OPTIONS, run, HELP);
+
 function run(options: Options, io: Io): void {
   const { in: from, out: to, kernel } = options;
   if (resolve(from) === resolve(to)) throw new UsageError(`--out: must differ from --in; both are ${from}`);
@@ -55,7 +51,9 @@ function run(options: Options, io: Io): void {
   const file = readCase(from);
   const device = kernel === 'reference' ? null : openDevice(options);
   const started = performance.now();
-  const result = kernel === 'reference' || !device ? attendReference(file) : attend(file, kernel, device);
+  const result = runBlocking(() =>
+    kernel === 'reference' || !device ? attendReference(file) : attend(file, kernel, device),
+  );
   const ms = performance.now() - started;
   const tensors = caseTensors(file, result);
   writeSafetensors(to, tensors, { ...file.metadata, kernel, device: device?.kind ?? 'float64 reference' });

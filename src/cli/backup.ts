@@ -1,9 +1,8 @@
 /** `trefoil backup`: archives a run as .tar.gz. */
 import { basename, join, resolve } from 'node:path';
-import type { Command } from 'commander';
 import { backupRun } from '../watch/backup.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, choice, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { choice, configured, flag, jsonOption, type OptionValues } from './shared/options.js';
 import { dirOption } from './shared/run-options.js';
 
 const OPTIONS = {
@@ -19,9 +18,7 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS).action((options: Options) => backup(options, io));
-}
+export const configure = configured(OPTIONS, backup);
 
 async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise<void> {
   const stamp = new Date().toISOString().slice(0, 19).replace(/[-:]/g, '').replace('T', '_');

@@ -2,7 +2,6 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { Command } from 'commander';
 import { parseConfig } from '../config/parse.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { runPaths } from '../run/paths.js';
@@ -10,7 +9,7 @@ import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline 
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, flag, jsonOption, numberFrom, type OptionValues, parsed, wholeNumber } from './shared/options.js';
+import { configured, flag, jsonOption, numberFrom, type OptionValues, parsed, wholeNumber } from './shared/options.js';
 import { printRows } from './shared/rows.js';
 import { runTraining } from './train.js';
 
@@ -36,11 +35,7 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did.\n')
-    .action((options: Options) => check(options, io));
-}
+export const configure = configured(OPTIONS, check, '\nExit code: 0 no rule failed, 1 at least one did.\n');
 
 async function check(options: Options, io: Io): Promise<void> {
   // Read before any training, so that a missing file is reported at once.

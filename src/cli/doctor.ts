@@ -1,12 +1,11 @@
 /** `trefoil doctor`: checks that a machine, and optionally a config, is ready for a run. */
-import type { Command } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { defaultCompilerOptions, KernelCompiler } from '../device/cpu/compile.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
 import { CompileProgressLine } from './shared/compile-progress.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { configured, flag, jsonOption, type OptionValues } from './shared/options.js';
 import { formatTable, wrapped } from './shared/table.js';
 
 const OPTIONS = {
@@ -17,11 +16,7 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', '\nExit code: 0 no check is red, 1 at least one is.\n')
-    .action((options: Options) => doctor(options, io));
-}
+export const configure = configured(OPTIONS, doctor, '\nExit code: 0 no check is red, 1 at least one is.\n');
 
 async function doctor({ config, set = [], compile, json }: Options, io: Io): Promise<void> {
   if (compile) {

@@ -1,8 +1,9 @@
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { Writable } from 'node:stream';
+import { Readable, Writable } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { byteLevelTokenizerJson } from '../data/testing/tokenizer-json.js';
 import { writeFinalModel } from '../infer/load-model.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { configure, type Input } from './generate.js';
@@ -193,6 +194,63 @@ describe('trefoil generate', () => {
     expect(err).toContain('warning: NSA_FORCE_PARTY: unknown variable, ignored (did you mean NSA_FORCE_PARITY?)');
   });
 
+  describe('--chat', () => {
+    let chatModel: string;
+    beforeAll(() => {
+      const folder = join(root, 'tokenizer');
+      mkdirSync(folder);
+      writeFileSync(join(folder, 'tokenizer.json'), JSON.stringify(byteLevelTokenizerJson()));
+      writeFileSync(join(folder, 'tokenizer_config.json'), JSON.stringify({ eos_token: '<|endoftext|>' }));
+      writeFileSync(
+        join(folder, 'chat_template.jinja'),
+        '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}',
+      );
+      const config = tinyConfig({ data: { tokenizer: folder } });
+      const model = tinyModel(config, 263);
+      chatModel = join(root, 'chat-model');
+      writeFinalModel(chatModel, model, config);
+      model.free();
+      rmSync(folder, { recursive: true }); // the model's folder holds all that is needed
+    });
+    const options = ['--greedy', '--max-new-tokens', '6'];
+
+    it('writes the prompt through the template of the model', async () => {
+      const written = '[system] Be brief.\n[user] Hello\n[assistant] ';
+      const { text } = await json(['--model', chatModel, '--prompt', written, ...options]);
+      const words = ['--model', chatModel, '--chat', '--system', 'Be brief.', ...options];
+      const chat = await json([...words, '--prompt', 'Hello']);
+      expect(chat).toMatchObject({ prompt: 'Hello', text });
+      const plain = await generate(words, { stdin: piped('Hel', 'lo\n') });
+      expect(plain).toMatchObject({ code: 0, out: `${text}\n` });
+    });
+
+    it('is a conversation on a terminal: turns, /reset and /exit', async () => {
+      const lines = ['Hello', 'Again', '/reset', 'Hello', '/exit', 'never read'];
+      const stdin = Object.assign(Readable.from(lines.map((line) => `${line}\n`)), { isTTY: true }) as Input;
+      const stdout = new Sink(true);
+      const { code, err } = await generate(['--model', chatModel, '--chat', ...options], { stdin, stdout });
+      expect(code).toBe(0);
+      const contexts = [...err.matchAll(/\[(\d+) tokens of context/g)].map((match) => Number(match[1]));
+      // One token per character, but for the merged "er" of "user".
+      const first = '[user] Hello\n[assistant] '.length - 1 + 6;
+      expect(contexts[0]).toBe(first);
+      expect(contexts[1]).toBeGreaterThan(first);
+      expect(contexts.slice(2)).toEqual([first]);
+      expect(err).toContain('started over');
+      expect(err).toContain('--max-new-tokens was reached');
+    });
+
+    it('needs a template, and names the remedy', async () => {
+      const { code, out, err } = await generate(['--model', run, '--chat', '--prompt', 'a']);
+      expect({ code, out }).toEqual({ code: 2, out: '' });
+      expect(err).toContain(
+        'tokenizer byte has no chat template; put a chat_template.jinja beside its tokenizer.json, or use a model',
+      );
+      const system = await generate(['--model', run, '--system', 'x', '--prompt', 'a']);
+      expect(system).toMatchObject({ code: 2, err: 'trefoil: --system: is the first message of a chat; add --chat\n' });
+    });
+  });
+
   const bad: [string, string[], RegExp][] = [
     ['no model', [], /required option '--model <path>' not specified/],
     ['a missing model', ['--model', '/none'], /\/none: there is no such file or folder; give a run folder/],
@@ -232,7 +290,7 @@ describe('trefoil generate', () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
     const flags =
-      'model prompt prompt-file max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop device';
+      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop device';
     for (const flag of [...flags.split(' '), 'threads', 'json']) expect(out).toContain(`--${flag}`);
   });
 });

@@ -3,8 +3,10 @@ import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
+import { requireChatTemplate } from '../data/chat.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
+import { Chat, encodeChatPrompt } from '../infer/chat.js';
 import { Conversation } from '../infer/conversation.js';
 import { withEnvironment } from '../infer/environment.js';
 import {
@@ -29,7 +31,9 @@ interface Options {
   readonly model: string;
   readonly prompt?: readonly string[];
   readonly promptFile?: string;
-  readonly maxNewTokens: number;
+  readonly chat?: boolean;
+  readonly system?: string;
+  readonly maxNewTokens?: number;
   readonly maxContext: number;
   readonly temperature: number;
   readonly topK: number;
@@ -56,7 +60,15 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
         .conflicts('promptFile'),
     )
     .option('--prompt-file <file>', 'read the prompt from a file, without its last newline')
-    .addOption(whole('--max-new-tokens <n>', 'maximum number of generated tokens', 1).default(DEFAULT_NEW_TOKENS))
+    .option('--chat', 'prompts are messages to a chat model, written through its chat template')
+    .option('--system <text>', 'first message of a chat: how the model should behave')
+    .addOption(
+      whole(
+        '--max-new-tokens <n>',
+        `maximum number of generated tokens (default: ${DEFAULT_NEW_TOKENS}, ${CHAT_NEW_TOKENS} with --chat)`,
+        1,
+      ),
+    )
     .addOption(whole('--max-context <n>', 'maximum number of tokens, prompt included', 2).default(DEFAULT_MAX_CONTEXT))
     .addOption(new Option('--temperature <t>', 'divides the logits; 0 = greedy').argParser(temperature).default(0.8))
     .addOption(whole('--top-k <k>', 'sample from the k most probable tokens; 0 = all', 0).default(0))
@@ -91,21 +103,33 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
     .action((options: Options) => run(options, io, stdin));
 }
 
+/** Answers are longer than continuations, and end by themselves. */
+const CHAT_NEW_TOKENS = 1024;
+
 const HELP = `
 Without --prompt and --prompt-file the prompt is read from stdin if it is
-piped. On a terminal the model continues line by line: ${INTERACTIVE_HELP}.
+piped. On a terminal the model continues line by line:
+${INTERACTIVE_HELP}.
 With an empty prompt the model starts a document. Text goes to stdout,
 everything else to stderr. Several prompts are decoded as one batch; each gets
 the text it would get alone, printed after a line with its number.
 
+With --chat each prompt is a message and the text is the answer; on a terminal
+without a prompt it is a conversation. The template is the model's own
+(chat_template.jinja or tokenizer_config.json beside its tokenizer.json).
+
 Examples:
   trefoil generate --model artifacts/quickstart --prompt "Once upon a time"
   trefoil generate --model artifacts/quickstart --greedy --json < prompt.txt
+  trefoil generate --model SmolLM2-135M-Instruct --chat --system "Be brief."
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.warn(warning);
-  const { json = false, maxNewTokens, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
+  if (options.system !== undefined && !options.chat)
+    throw new UsageError('--system: is the first message of a chat; add --chat');
+  const { json = false, chat = false, system, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
+  const maxNewTokens = options.maxNewTokens ?? (chat ? CHAT_NEW_TOKENS : DEFAULT_NEW_TOKENS);
   const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
@@ -119,15 +143,20 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
     const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };
+    const generation = { maxNewTokens, maxContext, stop, sampling };
+    // Before the first line is typed: a model without a template cannot chat at all.
+    if (chat) requireChatTemplate(tokenizer);
     if (isInteractive) {
-      await interact(new Conversation(source, { maxNewTokens, maxContext, stop, sampling }), io, stdin);
+      const talk = chat ? new Chat(source, { ...generation, system }) : new Conversation(source, generation);
+      await interact(talk, io, stdin);
       return;
     }
+    const inputs = chat ? prompts.map((prompt) => encodeChatPrompt(source, prompt, system)) : prompts;
     const started = performance.now();
     const elapsed = () => (performance.now() - started) / 1000;
     // Time to the first text: reads the prompt and, the first time on a machine, compiles kernels.
     let first = 0;
-    const stream = generateAll(source, prompts, { maxNewTokens, maxContext, stop, sampling });
+    const stream = generateAll(source, inputs, generation);
     const results = await print(stream, prompts.length, io, json, () => {
       first ||= elapsed();
     });
@@ -153,7 +182,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   }
 }
 
-async function interact(talk: Conversation, io: Io, stdin: Input): Promise<void> {
+async function interact(talk: Conversation | Chat, io: Io, stdin: Input): Promise<void> {
   io.err(INTERACTIVE_HELP);
   try {
     await converse(talk, io, stdin as Input & NodeJS.ReadableStream); // a terminal is one

@@ -1,9 +1,8 @@
 /** `trefoil halt`: stops a run after its step and a checkpoint. */
-import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { haltRun } from '../watch/halt.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
+import { configured, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
 import { dirOption } from './shared/run-options.js';
 
 const OPTIONS = {
@@ -14,11 +13,11 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', '\nExit code: 0 the run has ended (or --timeout 0), 1 it is still active.\n')
-    .action((options: Options) => halt(options, io));
-}
+export const configure = configured(
+  OPTIONS,
+  halt,
+  '\nExit code: 0 the run has ended (or --timeout 0), 1 it is still active.\n',
+);
 
 async function halt(options: Options, io: Io): Promise<void> {
   const result = await haltRun(options.dir, options);

@@ -1,10 +1,9 @@
 /** `trefoil health`: checks a run once, with an exit code for cron. */
-import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
-import { checkHealth } from '../watch/health.js';
+import { checkHealth } from '../watch/rules.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, jsonOption, type OptionValues } from './shared/options.js';
+import { configured, jsonOption, type OptionValues } from './shared/options.js';
 import { printRows } from './shared/rows.js';
 import { dirOption, givenThresholds, thresholdOptions } from './shared/run-options.js';
 
@@ -15,11 +14,11 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', '\nExit code: 0 no rule failed, 1 at least one did, 2 no such run.\n')
-    .action((options: Options) => health(options, io));
-}
+export const configure = configured(
+  OPTIONS,
+  health,
+  '\nExit code: 0 no rule failed, 1 at least one did, 2 no such run.\n',
+);
 
 function health(options: Options, io: Io): void {
   const verdict = checkHealth(options.dir, resolveThresholds(io.env, givenThresholds(options)));

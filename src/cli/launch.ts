@@ -25,7 +25,8 @@ const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train [opti
 
 Starts the ranks of a training run on this machine: through mpirun on CPUs, as
 one process per GPU otherwise. Output lines are prefixed with their rank.
-SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are forwarded to all ranks.
+SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are forwarded to all ranks; a closed
+terminal counts as SIGTERM.
 
   -n, --nproc-per-node <ranks>    ranks on this machine
                                   (default: PET_NPROC_PER_NODE, if set)
@@ -76,17 +77,19 @@ interface Place {
 async function launch(request: Request, place: Place, io: Io): Promise<number> {
   let running: Launched | null = null;
   let isAsked = false;
-  const handlers = (['SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGUSR2'] as const).map((name) => {
+  const handlers = (['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1', 'SIGUSR2'] as const).map((name) => {
     const handler = () => {
-      isAsked ||= name === 'SIGTERM' || name === 'SIGINT';
-      running?.signal(name);
+      const isHangup = name === 'SIGHUP';
+      if (isHangup && !io.stdout.isTTY && !io.stderr.isTTY) return; // as train does: under nohup the ranks go on
+      isAsked ||= isHangup || name === 'SIGTERM' || name === 'SIGINT';
+      running?.signal(isHangup ? 'SIGTERM' : name); // the ranks write to pipes and would ignore SIGHUP
     };
     process.on(name, handler);
     return () => process.off(name, handler);
   });
   try {
     for (let attempt = 0; ; attempt++) {
-      running = await start(request, attempt > 0, place, io);
+      running = await start(request, attempt > 0, () => isAsked, place, io);
       const code = await running.ended;
       if (code !== 0) for (const lost of lostRanks(place.outDir)) io.err(`launch: ${lost}`);
       if (isAsked || attempt >= request.restarts || !isRestartable(code)) return code;
@@ -111,7 +114,13 @@ function isRestartable(code: number): boolean {
   return !final.includes(code);
 }
 
-async function start(request: Request, isAgain: boolean, { isCuda, json }: Place, io: Io): Promise<Launched> {
+async function start(
+  request: Request,
+  isAgain: boolean,
+  isAsked: () => boolean,
+  { isCuda, json }: Place,
+  io: Io,
+): Promise<Launched> {
   const main = fileURLToPath(new URL('./main.js', import.meta.url));
   const words = isAgain ? withResume(request.words) : request.words;
   const node = petNode(io.env);
@@ -119,7 +128,8 @@ async function start(request: Request, isAgain: boolean, { isCuda, json }: Place
   if (ranks === undefined) throw new UsageError('launch: number of ranks missing; give -n <ranks>');
   const onLine = (line: string, rank: number | null, isError: boolean) => {
     if (json && !isError && rank === 0) io.out(line);
-    else (isError || json ? io.err : io.out)(`[${rank ?? 'mpirun'}] ${line}`);
+    // After a stop that was asked for, mpirun reports the exit codes of the ranks as a failure.
+    else if (!(rank === null && isAsked())) (isError || json ? io.err : io.out)(`[${rank ?? 'mpirun'}] ${line}`);
   };
   const options = { ranks, command: [process.execPath, main, 'train', ...words], env: io.env, onLine };
   if (!isCuda) {

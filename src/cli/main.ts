@@ -1,12 +1,13 @@
 #!/usr/bin/env node
 /** The executable. Everything else is in program.ts, where tests can call it. */
 import { main } from './program.js';
+import { endLine } from './shared/blocking.js';
 import { processIo } from './shared/io.js';
 
 process.on('SIGINT', () => {
   // Commands that stop in order (train, launch, watch) have a handler of their own.
   if (process.listenerCount('SIGINT') > 1) return;
-  process.stderr.write(`${process.stderr.isTTY ? '\r\x1b[K' : ''}trefoil: interrupted\n`);
+  process.stderr.write(endLine('interrupted'));
   process.removeAllListeners('SIGINT');
   process.kill(process.pid, 'SIGINT'); // so that the shell sees an interrupted process, exit code 130
 });

@@ -1,5 +1,5 @@
 /** `trefoil plan`: predicts a training run on many GPUs. */
-import { type Command, InvalidArgumentError } from 'commander';
+import { InvalidArgumentError } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { createTokenizer } from '../data/tokenizer.js';
@@ -13,8 +13,8 @@ import type { Parallel, PlanCase } from '../plan/step.js';
 import { plural, wrapText } from '../text.js';
 import { type Io, printJson } from './shared/io.js';
 import {
-  addOptions,
   choice,
+  configured,
   flag,
   jsonOption,
   numberFrom,
@@ -66,12 +66,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => plan(options, io));
-}
-
 const HELP = `
 Predicts data-parallel training from the measured step of one device: gradients
 are exchanged in buckets by ring or tree all-reduce, overlapped with the
@@ -83,6 +77,8 @@ useful/day = tokens/day / (1 + global batch / critical batch): tokens of small
 batches that would teach as much.
 --json adds nodes, tokens per second and further columns.
 `;
+
+export const configure = configured(OPTIONS, plan, HELP);
 
 function above0(text: string): number {
   const value = numberFrom(0)(text);

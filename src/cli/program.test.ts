@@ -90,6 +90,11 @@ describe('the command line', () => {
     [['verify', '--device', 'gpu'], "argument 'gpu' is invalid. Allowed choices are auto, cpu, cuda."],
     [['verify', '--device', 'cuda'], 'trefoil: --device cuda: no CUDA device: '],
     [['attend'], "trefoil: required option '--in <file>' not specified"],
+    [['attend'], "'--in <file>' not specified; see trefoil attend --help"],
+    [
+      ['generate', '--modle', 'x'],
+      "'--model <path>' not specified (is --modle a misspelling?); see trefoil generate --help",
+    ],
     [['attend', '--in'], "trefoil: option '--in <file>' argument missing"],
     [['bench', 'attention', '--csv', '--json'], "option '--csv' cannot be used with option '--json'"],
     [['bench', 'attention', '--heads', '5'], 'trefoil: groups must divide heads: 2 does not divide 5'],
@@ -174,6 +179,7 @@ describe('output', () => {
 
   it('goes on when the reader of a pipe is gone, and fails on anything else', () => {
     expect(() => ignoreClosedPipe(Object.assign(new Error('write'), { code: 'EPIPE' }))).not.toThrow();
+    expect(() => ignoreClosedPipe(Object.assign(new Error('terminal'), { code: 'EIO' }))).not.toThrow();
     expect(() => ignoreClosedPipe(Object.assign(new Error('disk full'), { code: 'ENOSPC' }))).toThrow('disk full');
   });
 

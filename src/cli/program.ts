@@ -1,5 +1,6 @@
 /** The program `trefoil`: runs a command, and turns an error into one line and an exit code. */
 import { Command, CommanderError } from 'commander';
+import { nearest } from '../config/suggest.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { trefoilVersion } from '../run/version.js';
 import { COMMANDS, type CommandEntry, type PlainCommand } from './commands.js';
@@ -37,7 +38,7 @@ export async function main(
     await program.parseAsync(args, { from: 'user' });
     return io.exitCode;
   } catch (error) {
-    return report(error, io);
+    return report(error, argv, io);
   }
 }
 
@@ -45,7 +46,7 @@ const HELP = `
 New here? \`trefoil start\` trains a small model on this machine's CPU and shows
 what it learned. Then train on your own text files:
 
-  trefoil train --config quickstart --local-path texts --out-dir artifacts/mine
+  trefoil train --config text_cpu --local-path texts --out-dir artifacts/mine
   trefoil generate --model artifacts/mine --prompt "Once upon a time"
 
 \`trefoil <command> --help\` lists the options of a command. Most commands take
@@ -90,12 +91,12 @@ function configurePlain(command: Command, module: PlainCommand, io: Io): void {
 }
 
 /** Prints an error in one line and returns its exit code. */
-function report(error: unknown, io: Io): number {
+function report(error: unknown, argv: readonly string[], io: Io): number {
   const name = stylesFor(io.stderr, io.env).red('trefoil:');
   if (error instanceof CommanderError) {
     if (error.exitCode === 0) return ExitCode.done; // --help, --version
     // Without a command, commander has printed the help already.
-    if (error.code !== 'commander.help') io.err(`${name} ${usageLine(error.message)}`);
+    if (error.code !== 'commander.help') io.err(`${name} ${usageLine(error, argv)}`);
     return ExitCode.usage;
   }
   const isExpected = error instanceof TrefoilError;
@@ -107,9 +108,19 @@ function report(error: unknown, io: Io): number {
 }
 
 /** Commander's "error: unknown option '--ful'\n(Did you mean --full?)" on one line. */
-function usageLine(message: string): string {
-  return message
+function usageLine({ code, message }: CommanderError, argv: readonly string[]): string {
+  const line = message
     .replace(/^error: /, '')
     .replace(/\s*\n\s*/g, ' ')
     .replace('(Did you mean', '(did you mean');
+  return code === 'commander.missingMandatoryOptionValue' ? `${line}${missingHint(line, argv)}` : line;
+}
+
+/** Commander reports a missing option before an unknown one, which may be the same, misspelled. */
+function missingHint(line: string, argv: readonly string[]): string {
+  const missing = /--[\w-]+/.exec(line)?.[0] ?? '';
+  const misspelled = argv.find((word) => word.startsWith('--') && nearest(word, [missing]) !== undefined);
+  const end = argv.findIndex((word) => word.startsWith('-'));
+  const command = argv.slice(0, end < 0 ? argv.length : end).join(' ');
+  return `${misspelled ? ` (is ${misspelled} a misspelling?)` : ''}; see trefoil ${command} --help`;
 }

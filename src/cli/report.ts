@@ -1,9 +1,8 @@
 /** `trefoil report`: writes a report of one or several runs. */
 import { join } from 'node:path';
-import type { Command } from 'commander';
 import { buildReport, writeReport } from '../watch/report/report.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues, parsed, required } from './shared/options.js';
+import { configured, flag, jsonOption, type OptionValues, parsed, required } from './shared/options.js';
 
 const OPTIONS = {
   dir: required('--dir <folder...>', 'run folders'),
@@ -15,12 +14,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => writeAll(options, io));
-}
-
 const HELP = `
 A folder receives report.html, report.md with its plots as SVG files, and
 report.json with all the data. report.html is self-contained: the plots are
@@ -30,6 +23,8 @@ only that file.
 Example:
   trefoil report --dir artifacts/s512 artifacts/s1024 --out report.html
 `;
+
+export const configure = configured(OPTIONS, writeAll, HELP);
 
 function writeAll({ dir, out, title, json }: Options, io: Io): void {
   const report = buildReport(dir, title);

@@ -58,7 +58,8 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const config = inFreeFolder(loaded);
   const { out_dir: outDir, steps } = config.train;
   io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
-  io.out('The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\nnpm start goes on from there.\n');
+  const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
+  io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const result = await runTraining(config, { resume: line.resume ?? resume, save: line.save, say: io.out }, io);
   if (result.status !== 'done') return EXIT_CODES[result.status];
@@ -94,7 +95,7 @@ async function showResult(config: Config, validationLoss: number | null, io: Io)
   io.out('Next:');
   io.out(`  npx trefoil generate --model ${outDir} --prompt "One windy morning"`);
   io.out(`  npx trefoil eval selection --model ${outDir} --text-file ${join(outDir, 'sample.txt')}`);
-  io.out('  npx trefoil train --config quickstart --local-path YOUR_FOLDER --tokenizer byte');
+  io.out('  npx trefoil train --config text_cpu --local-path YOUR_FOLDER');
 }
 
 async function writeSample(loaded: LoadedModel, outDir: string, io: Io): Promise<void> {

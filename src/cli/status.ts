@@ -1,11 +1,10 @@
 /** `trefoil status`: the progress of runs. */
-import type { Command } from 'commander';
 import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
 import { duration } from '../train/records.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues } from './shared/options.js';
+import { configured, flag, jsonOption, type OptionValues } from './shared/options.js';
 import { formatTable, right, wrapped } from './shared/table.js';
 
 const OPTIONS = {
@@ -17,15 +16,14 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
-left: estimated time left; beat: age of the last heartbeat; saved: step of the
-newest checkpoint.
+State: running; ended: all steps are done; stopped: by a signal, .HALT or an
+error, train --resume auto continues it; gone: the process disappeared without
+a message; empty: nothing has started. left: estimated time left; beat: age of
+the last heartbeat; saved: step of the newest checkpoint. Times are h:mm:ss or
+m:ss.
 `;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => status(options, io));
-}
+export const configure = configured(OPTIONS, status, HELP);
 
 function status({ dir: folders = [], json }: Options, io: Io): void {
   const runs = folders.flatMap(findRuns).map((dir) => runStatus(dir));
@@ -51,7 +49,7 @@ function table(runs: readonly RunStatus[], width: number): string {
     [wrapped('run'), 'state', ...right('step', 'loss', 'val', 'tok/s', 'left', 'beat', 'saved')],
     runs.map((run) => [
       visible(run.run),
-      run.state,
+      run.state === 'ended' && run.detail !== 'stop: done' ? 'stopped' : run.state,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',
       run.val_loss?.toFixed(3) ?? '-',

@@ -11,12 +11,13 @@ import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import { ExitCode, TrefoilError } from '../errors.js';
-import { shellQuote } from '../text.js';
+import { shellQuote, wrapText } from '../text.js';
 import { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
+import type { SignalSource } from '../train/signals.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
-import type { Io } from './shared/io.js';
+import { type Io, isPipe } from './shared/io.js';
 import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
 
 const HELP = `Usage: trefoil train [options]
@@ -29,11 +30,12 @@ the result.
 ${trainFlagHelp()}
 
 Defaults apply where the config does not set the key; shipped configs set many.
-Ctrl-C, SIGTERM or a file .HALT in the run folder stop the run after its step
-and a checkpoint; --resume auto continues it.
+Ctrl-C, SIGTERM, a closed terminal or a file .HALT in the run folder stop the
+run after its step and a checkpoint; --resume auto continues it. Where neither
+stdout nor stderr is a terminal (nohup), SIGHUP is ignored.
 
 Examples:
-  trefoil train --config quickstart --local-path texts --out-dir artifacts/mine
+  trefoil train --config text_cpu --local-path texts --out-dir artifacts/mine
   trefoil train --config m7c_125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
   trefoil train --config artifacts/mine/config.yaml --resume auto --steps 5000
   trefoil train --config base --set model.n_layers=6 --print-config
@@ -76,7 +78,14 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const result = await runTraining(resolved.config, request, io, (done) => {
     if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
   });
+  if (result.status === 'done' && writesText(resolved.config))
+    say(`use it: npx trefoil generate --model ${shellQuote(result.outDir)}`);
   return EXIT_CODES[result.status];
+}
+
+/** Models of synthetic tokens and needles have no text to write. */
+function writesText({ data }: Config): boolean {
+  return data.source !== 'synthetic' && data.source !== 'needle';
 }
 
 function configTable(rows: readonly ConfigRow[], width: number): string {
@@ -120,7 +129,7 @@ export async function runTraining(
   report: (result: TrainResult) => void = () => {},
 ): Promise<TrainResult> {
   // Log files get the whole step line, which scripts parse; a terminal gets what fits.
-  const say = (line: string) => print(io.stdout.isTTY ? fitFields(line, io.width) : line);
+  const say = (line: string) => print(io.stdout.isTTY ? fitLine(line, io.width) : line);
   const device = openDevice({ ...ownShare(identity, io), ...deviceOptions(config) });
   const timeoutSeconds = 60 * readTimeoutMinutes(io.env);
   const world = identity && (await openWorld(identity, device, { timeoutSeconds }));
@@ -131,13 +140,13 @@ export async function runTraining(
     const result = await train({
       ...{ config, device, world, resume, save, say, peakFlops },
       warn: io.warn,
-      terminal: io.stderr,
-      signals: process,
+      ...(!(print === io.out && isPipe(io.stdout)) && { terminal: io.stderr }),
+      signals: io.stdout.isTTY || io.stderr.isTTY ? process : withoutHangup(io),
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
     else {
       const launch = world ? `launch -n ${world.size} -- ` : '';
-      say(
+      print(
         `continue with: npx trefoil ${launch}train --config ${shellQuote(join(result.outDir, 'config.yaml'))} --resume auto`,
       );
     }
@@ -145,6 +154,25 @@ export async function runTraining(
     return result;
   };
   return world ? await asRank(world, io, work) : await work();
+}
+
+/** A line that fits a terminal: a step line loses fields, others are wrapped between words. */
+function fitLine(line: string, width: number): string {
+  const fitted = fitFields(line, width);
+  if (fitted.length <= width || fitted.includes('\n')) return fitted;
+  return wrapText(fitted, width - 2).join('\n  ');
+}
+
+/**
+ * Signals of a run whose output is not on a terminal. Node resets the ignored SIGHUP of nohup at its start, so a run
+ * that has nothing to do with the terminal must ignore the end of it here.
+ */
+function withoutHangup(io: Io): SignalSource {
+  const hangup = () => io.warn('SIGHUP: ignored, because the output is not a terminal; stop the run with trefoil halt');
+  return {
+    on: (name, handler) => process.on(name, name === 'SIGHUP' ? hangup : handler),
+    off: (name, handler) => process.off(name, name === 'SIGHUP' ? hangup : handler),
+  };
 }
 
 /** Ends all ranks on an error of one: the others would wait forever. */

@@ -1,10 +1,10 @@
 /** `trefoil verify`: checks every invariant of the attention mathematics on every device of this machine. */
-import type { Command } from 'commander';
 import { ExitCode } from '../errors.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
+import { runBlocking } from './shared/blocking.js';
 import { deviceOption, listDevices } from './shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues, threadsOption } from './shared/options.js';
+import { configured, flag, jsonOption, type OptionValues, threadsOption } from './shared/options.js';
 import { formatTable, right, wrapped } from './shared/table.js';
 
 const OPTIONS = {
@@ -14,12 +14,6 @@ const OPTIONS = {
   json: jsonOption('{passed, failed, skipped, rows: [{device, invariant, case, ok, error, limit, reason}]}'),
 };
 type Options = OptionValues<typeof OPTIONS>;
-
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => verify(options, io));
-}
 
 const HELP = `
 Checks (numbered as in docs/explain/attention.md):
@@ -37,6 +31,8 @@ differ where the limit is 0.
 Exit code: 0 all checks passed, 1 a check failed.
 `;
 
+export const configure = configured(OPTIONS, verify, HELP);
+
 async function verify(options: Options, io: Io): Promise<void> {
   const started = performance.now();
   const { present, absent } = listDevices(options);
@@ -47,7 +43,7 @@ async function verify(options: Options, io: Io): Promise<void> {
     for (const [index, check] of checks.entries()) {
       progress.show(`${device.kind} ${index + 1}/${checks.length} ${check.invariant}: ${check.case}`);
       await yieldToSignals();
-      rows.push(...verifyDevice(device, [check]));
+      rows.push(...runBlocking(() => verifyDevice(device, [check])));
     }
   }
   progress.clear();

@@ -1,15 +1,14 @@
 /** `trefoil watch`: the watchdog of a run, in a process of its own. */
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Command } from 'commander';
 import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { visible } from '../text.js';
+import { visible, wrapText } from '../text.js';
 import { type Channels, notify } from '../watch/notify.js';
 import { type Row, verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Tick, Watchdog } from '../watch/watchdog.js';
 import { type Io, ProgressLine, printJson } from './shared/io.js';
-import { addOptions, choice, flag, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
+import { choice, configured, flag, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
 import { printRows } from './shared/rows.js';
 import { dirOption, givenThresholds, thresholdOptions } from './shared/run-options.js';
 
@@ -32,12 +31,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => watch(options, io));
-}
-
 const HELP = `
 Watches until the run ends, or until SIGTERM or Ctrl-C. On a critical alert it
 writes .anomaly_type, with --halt 1 also .HALT; for collapsed gates
@@ -45,6 +38,8 @@ gate_collapse_details.json, for a stall stackdump_*.txt. The alert command
 receives the alert as JSON on stdin and in TREFOIL_ALERT_RULE, _LEVEL, _LINE
 and _RUN. Exit code: 0 no critical alert, 1 at least one.
 `;
+
+export const configure = configured(OPTIONS, watch, HELP);
 
 async function watch(options: Options, io: Io): Promise<void> {
   const halt = options.halt === undefined ? readVariable(io.env, 'NSA_WATCH_HALT') === true : options.halt === '1';
@@ -60,7 +55,8 @@ async function watch(options: Options, io: Io): Promise<void> {
   const watchdog = new Watchdog({ dir: options.dir, thresholds, halt });
   if (!options.once) {
     const action = halt ? 'halts the run (--halt 1)' : 'is reported and does not stop the run (--halt 1 would)';
-    io.err(`watching ${options.dir} every ${interval} s; a critical alert ${action}; Ctrl-C ends`);
+    const opening = `watching ${options.dir} every ${interval} s; a critical alert ${action}; Ctrl-C ends`;
+    io.err(io.stderr.isTTY ? wrapText(opening, (io.stderr.columns ?? io.width) - 2).join('\n  ') : opening);
   }
   const seen = options.once
     ? await checkOnce(watchdog, channels, io)

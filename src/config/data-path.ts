@@ -4,7 +4,7 @@ import { basename, join } from 'node:path';
 import { isDynamicPattern } from 'tinyglobby';
 
 /** The sources that read `data.path`. All others make their data or know its address. */
-const PATH_SOURCES: readonly unknown[] = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'];
+const PATH_SOURCES: readonly unknown[] = ['text', 'jsonl', 'fineweb_edu_local', 'tokens', 'chat'];
 
 export function readsPath(source: unknown): boolean {
   return PATH_SOURCES.includes(source);
@@ -39,6 +39,7 @@ export function canRead(source: unknown, path: string): boolean {
   if (!readsPath(source)) return false;
   const implied = impliedSource(path);
   if (implied === 'tokens' || source === 'tokens') return source === implied || !existsSync(path);
+  if (source === 'chat') return implied === 'jsonl' || !existsSync(path);
   return source === implied || source === 'fineweb_edu_local' || implied === 'text';
 }
 

@@ -34,7 +34,7 @@ export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
   Data: [
     flag('dataset', 'source', 'data.source', 'where documents come from'),
     flag('local-path', 'path', 'data.path', 'file, folder or glob of a local source'),
-    flag('tokenizer', 'name|file', 'data.tokenizer', 'byte, gpt2 or the path of a tokenizer.json'),
+    flag('tokenizer', 'name|file', 'data.tokenizer', 'byte, gpt2, stories or the path of a tokenizer.json'),
     flag('loader-timeout', 'seconds', 'data.loader_timeout', 'give up on a source that yields nothing for this long'),
     flag('fwe-report-docs', 'n', 'data.report_docs', 'print progress every n documents'),
     flag('synthetic-on-fail', null, 'data.synthetic_on_fail', 'train on synthetic tokens if the source fails', true),

@@ -163,7 +163,7 @@ describe('data.path', () => {
     for (const source of ['synthetic', 'needle', 'stories', 'fineweb_edu'])
       expect(() => load(['--dataset', source, '--local-path', at('prose')])).toThrow(
         `data.path: not read by data.source ${source}; leave data.source (--dataset) out, or set it to one of text, ` +
-          'jsonl, fineweb_edu_local, tokens [flag --local-path]',
+          'jsonl, fineweb_edu_local, tokens, chat [flag --local-path]',
       );
   });
 

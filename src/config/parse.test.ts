@@ -50,6 +50,13 @@ describe('unknown names', () => {
   it('without a near one, lists what there is', () => {
     expect(unknownKeyProblem('nsa.zzzzzz').message).toMatch(/^unknown key; nsa has l, d, l_sel/);
   });
+
+  it.each([
+    ['lr', 'unknown section; one of model, nsa, data, runtime, train (did you mean train.lr?)'],
+    ['seed', 'unknown section; one of model, nsa, data, runtime, train (did you mean data.seed or train.seed?)'],
+  ])('a key without its section: %s', (path, message) => {
+    expect(unknownKeyProblem(path).message).toBe(message);
+  });
 });
 
 describe('show', () => {

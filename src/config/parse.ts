@@ -26,7 +26,12 @@ export function unknownKeyProblem(path: string): ConfigProblem {
   const section = dot < 0 ? path : path.slice(0, dot);
   if (dot < 0 || !configSections.includes(section)) {
     const allowed = `one of ${configSections.join(', ')}`;
-    return { path, message: `unknown section; ${allowed}${hint(section, configSections)}` };
+    const keys = dot < 0 ? configSections.filter((name) => keysOf(name).includes(path)) : [];
+    const near =
+      keys.length > 0
+        ? ` (did you mean ${keys.map((name) => `${name}.${path}`).join(' or ')}?)`
+        : hint(section, configSections);
+    return { path, message: `unknown section; ${allowed}${near}` };
   }
   const names = keysOf(section);
   const near = hint(path.slice(dot + 1), names);

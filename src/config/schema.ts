@@ -106,7 +106,7 @@ const nsa = {
 const data = {
   /** Where documents come from. */
   source: z
-    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens'])
+    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens', 'chat'])
     .default('synthetic'),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
 import { packageRoot, shippedConfigs } from './files.js';
+import { parseTrainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
 import { parseConfig } from './parse.js';
@@ -24,12 +25,16 @@ const CONFIGS = [
   'runbook_s2048',
   'runbook_prod_2048',
   'quickstart',
+  'text_cpu',
   'needle_h200',
   'needle_cpu',
 ];
 const PROFILES = ['a100', 'cpu', 'h200'];
 
-const load = (name: string, env: Record<string, string> = {}) => loadConfig({ env, config: name }).config;
+/** Settings that a config leaves to the user. */
+const GIVEN: Readonly<Record<string, readonly string[]>> = { text_cpu: ['--local-path', 'texts'] };
+const load = (name: string, env: Record<string, string> = {}) =>
+  loadConfig({ env, config: name, flags: parseTrainFlags(GIVEN[name] ?? []).layer }).config;
 const text = (name: string) => readFileSync(join(packageRoot, 'configs', `${name}.yaml`), 'utf8');
 
 it('ships exactly the promised files', () => {
@@ -50,6 +55,19 @@ describe.each(PROFILES)('profile %s', (name) => {
     expect([...origins.values()]).toContain(`profile ${name}`);
   });
   it('says at the top what it is for', () => expect(text(`profiles/${name}`)).toMatch(/^# .{15,}\n/));
+});
+
+describe('text_cpu', () => {
+  it('asks for the text', () => {
+    expect(() => loadConfig({ env: {}, config: 'text_cpu' })).toThrow(/^data\.path: .*--local-path/);
+  });
+
+  it('suits any text: positions, a window of words, a folder of its own', () => {
+    const { model, nsa, data, train } = load('text_cpu');
+    expect([data.source, data.tokenizer, model.rope_scale]).toEqual(['text', 'byte', 1]);
+    expect(nsa.w).toBeGreaterThanOrEqual(64);
+    expect(CONFIGS.filter((name) => load(name).train.out_dir === train.out_dir)).toEqual(['text_cpu']);
+  });
 });
 
 describe('base', () => {

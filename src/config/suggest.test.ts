@@ -19,5 +19,10 @@ describe('nearest', () => {
 
   it('prefers the nearer of two', () => expect(nearest('steps', ['step', 'steps_', 'steps'])).toBe('steps'));
 
+  it('knows what people call a CUDA device', () => {
+    expect(nearest('gpu', ['auto', 'cpu', 'cuda'])).toBe('cuda');
+    expect(nearest('gpu', ['auto', 'cpu'])).toBe('cpu');
+  });
+
   it('asks in words', () => expect(hint('cosin', known)).toBe(' (did you mean cosine?)'));
 });

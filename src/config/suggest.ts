@@ -20,8 +20,14 @@ function editDistance(a: string, b: string): number {
   return last[b.length];
 }
 
-export function nearest(typed: string, known: Iterable<string>): string | undefined {
+/** Words that people use for a name that is spelled quite differently. */
+const SYNONYMS: Readonly<Record<string, string>> = { gpu: 'cuda' };
+
+export function nearest(typed: string, names: Iterable<string>): string | undefined {
   const wanted = typed.toLowerCase();
+  const known = [...names];
+  const synonym = SYNONYMS[wanted];
+  if (synonym !== undefined && known.includes(synonym)) return synonym;
   // At most a third of the letters may differ.
   let best = Math.max(1, Math.floor(wanted.length / 3)) + 1;
   let found: string | undefined;

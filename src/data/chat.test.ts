@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../errors.js';
-import { applyChatTemplate, encodeChat, hasChatTemplate } from './chat.js';
+import { applyChatTemplate, encodeChat, requireChatTemplate } from './chat.js';
 import { createTokenizer, type Tokenizer } from './tokenizer.js';
 
 const TEMPLATE = `{%- if tools %}[{{ tools | length }} tools]{% endif %}
@@ -49,8 +49,8 @@ describe('applyChatTemplate', () => {
   });
 
   it('names the remedy where there is no template', () => {
-    expect(hasChatTemplate(tokenizer)).toBe(true);
-    expect(hasChatTemplate(createTokenizer('byte'))).toBe(false);
+    expect(() => requireChatTemplate(tokenizer)).not.toThrow();
+    expect(() => requireChatTemplate(createTokenizer('byte'))).toThrow('tokenizer byte has no chat template');
     expect(() => applyChatTemplate(createTokenizer('byte'), messages)).toThrow(
       'tokenizer byte has no chat template; put a chat_template.jinja beside its tokenizer.json',
     );

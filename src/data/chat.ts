@@ -54,9 +54,9 @@ export function encodeChat(
   return tokenizer.encode(applyChatTemplate(tokenizer, messages, options), { parseSpecial: true });
 }
 
-/** Whether the tokenizer has the template that `applyChatTemplate` uses by default. */
-export function hasChatTemplate(tokenizer: Tokenizer): boolean {
-  return tokenizer.chat?.templates.has('default') ?? false;
+/** Throws a `UsageError` that names the remedy unless the tokenizer has a template. */
+export function requireChatTemplate(tokenizer: Tokenizer, name = 'default'): void {
+  if (!tokenizer.chat?.templates.has(name)) throw noTemplate(tokenizer, name);
 }
 
 function noTemplate(tokenizer: Tokenizer, name: string): UsageError {

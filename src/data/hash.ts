@@ -32,6 +32,7 @@ export const Purpose = {
   storiesTrain: 11,
   storiesValidation: 12,
   storiesEvaluation: 13,
+  chatValidation: 14,
 } as const;
 
 const ROUNDS = 8;

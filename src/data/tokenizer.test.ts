@@ -2,9 +2,10 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
+import { trainFlags } from '../config/flags.js';
 import { UsageError } from '../errors.js';
 import { byteLevelTokenizerJson } from './testing/tokenizer-json.js';
-import { createTokenizer } from './tokenizer.js';
+import { BUILT_IN_TOKENIZERS, createTokenizer } from './tokenizer.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-tokenizer-'));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -21,10 +22,17 @@ describe('createTokenizer', () => {
     expect(createTokenizer(folder).identity).toBe(createTokenizer(path).identity);
   });
 
+  it('is offered by name in the help of --tokenizer', () => {
+    const meaning = trainFlags.find(({ name }) => name === 'tokenizer')!.meaning;
+    expect(meaning).toBe(`${BUILT_IN_TOKENIZERS.join(', ')} or the path of a tokenizer.json`);
+  });
+
   it('refuses what is neither, by name', () => {
     expect(() => createTokenizer('llama')).toThrow(UsageError);
     expect(() => createTokenizer('llama')).toThrow(
       'data.tokenizer: "llama" is not one of byte, gpt2, stories and not an existing',
     );
+    const empty = mkdtempSync(join(folder, 'empty-'));
+    expect(() => createTokenizer(empty)).toThrow(`data.tokenizer: the folder ${empty} has no tokenizer.json`);
   });
 });

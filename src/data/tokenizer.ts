@@ -71,6 +71,9 @@ export interface StreamDecoder {
 
 const BUILT_IN = { byte: createByteTokenizer, gpt2: createGpt2Tokenizer, stories: createStoryTokenizer } as const;
 
+/** The names that `createTokenizer` knows. */
+export const BUILT_IN_TOKENIZERS = Object.keys(BUILT_IN);
+
 /** Whether `spec` names a tokenizer of Trefoil; otherwise it is a path. */
 export function isBuiltInTokenizer(spec: string): spec is keyof typeof BUILT_IN {
   return Object.hasOwn(BUILT_IN, spec);
@@ -81,10 +84,13 @@ export function createTokenizer(spec: string): Tokenizer {
   if (isBuiltInTokenizer(spec)) return BUILT_IN[spec]();
   if (!existsSync(spec)) {
     throw new UsageError(
-      `data.tokenizer: "${spec}" is not one of ${Object.keys(BUILT_IN).join(', ')} and not an existing tokenizer.json file`,
+      `data.tokenizer: "${spec}" is not one of ${BUILT_IN_TOKENIZERS.join(', ')} and not an existing tokenizer.json file`,
     );
   }
-  return createHuggingFaceTokenizer(statSync(spec).isDirectory() ? join(spec, 'tokenizer.json') : spec);
+  if (!statSync(spec).isDirectory()) return createHuggingFaceTokenizer(spec);
+  const file = join(spec, 'tokenizer.json');
+  if (!existsSync(file)) throw new UsageError(`data.tokenizer: the folder ${spec} has no tokenizer.json`);
+  return createHuggingFaceTokenizer(file);
 }
 
 /** Refuses a tokenizer with more tokens than the model has. */

@@ -217,7 +217,7 @@ describe('the end', () => {
   it('a prompt that fills the context is refused with both numbers', async () => {
     await expect(run({ maxContext: 4 })).rejects.toThrow(UsageError);
     await expect(run({ maxContext: 4 })).rejects.toThrow(
-      'the prompt has 4 tokens and max-context is 4: shorten the prompt, or raise --max-context',
+      'the prompt has 4 tokens and max-context is 4: shorten the prompt, or raise maxContext (--max-context)',
     );
   });
 });

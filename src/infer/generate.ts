@@ -50,7 +50,7 @@ export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'> & P
 /** Yields pieces of text as they become final; returns the tokens and why the text ended. */
 export async function* generate(
   source: TextSource,
-  prompt: string,
+  prompt: string | readonly number[],
   options: GenerateOptions = {},
 ): AsyncGenerator<string, Generation, void> {
   const stream = generateAll(source, [prompt], options);
@@ -65,10 +65,10 @@ export async function* generate(
   }
 }
 
-/** Generates for several prompts as one batch. Each gets the text it would get alone. */
+/** Generates for several prompts, texts or token ids, as one batch. Each gets the text it would get alone. */
 export async function* generateAll(
   { model, tokenizer, config, endTokens = [] }: TextSource,
-  prompts: readonly string[],
+  prompts: readonly (string | readonly number[])[],
   options: GenerateOptions = {},
 ): AsyncGenerator<TextPiece, Generation[], void> {
   const { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, sampling, stop = [], signal } = options;
@@ -140,11 +140,20 @@ export async function* extend(
 
 export function promptTooLong(length: number, maxContext: number): UsageError {
   return new UsageError(
-    `the prompt has ${length} tokens and max-context is ${maxContext}: shorten the prompt, or raise --max-context`,
+    `the prompt has ${length} tokens and max-context is ${maxContext}: shorten the prompt, or raise maxContext (--max-context)`,
   );
 }
 
-export function encodePrompt(prompt: string, tokenizer: LoadedModel['tokenizer'], vocabulary: number): number[] {
+export function encodePrompt(
+  prompt: string | readonly number[],
+  tokenizer: LoadedModel['tokenizer'],
+  vocabulary: number,
+): number[] {
+  if (typeof prompt !== 'string') {
+    if (prompt.length === 0) throw new UsageError('a prompt has no tokens; give at least one');
+    expectInVocabulary(prompt, tokenizer, vocabulary);
+    return [...prompt];
+  }
   const { separator, documentStart = [] } = tokenizer;
   // A document begins after a separator, so an empty prompt starts there.
   const start = prompt === '' && documentStart.length === 0 ? [separator] : documentStart;

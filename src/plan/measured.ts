@@ -30,7 +30,6 @@ const fileSchema = z.object({
 });
 
 export type MeasuredFile = z.infer<typeof fileSchema>;
-export type MeasuredInput = z.input<typeof fileSchema>;
 type MeasuredRow = MeasuredFile['rows'][number];
 
 export interface Speed {

@@ -54,6 +54,13 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
     expect([...copy.read()]).toEqual([...tensor.read()]);
   });
 
+  it('item() without an index is for a tensor of one element', () => {
+    expect(own(Tensor.from(device(), [7], [1, 1])).item()).toBe(7);
+    const two = own(Tensor.from(device(), [1, 2], [1, 2]));
+    expect(() => two.item()).toThrow(UsageError);
+    expect(() => two.item()).toThrow('item() reads one element, but the shape is [1, 2]: give an index, or use read()');
+  });
+
   it('rounds to bfloat16 once: writing what was read changes nothing', () => {
     fc.assert(
       fc.property(fc.array(fc.float(), { maxLength: 50 }), (values) => {

@@ -221,11 +221,15 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     this.writeBytes(bytesOf(encode(values, this.dtype)));
   }
 
-  /** One element, by its index in row-major order. Waits for the device. */
-  item(index = 0): number {
-    if (!(index >= 0 && index < this.size))
-      throw new UsageError(`index ${index} is outside a tensor of ${this.size} elements`);
-    const one = new Tensor<Dtype>(this.storage, [1], this.dtype, this.#offset + index * DTYPE_BYTES[this.dtype]);
+  /** One element: the only one, or that at `index` in row-major order. Waits for the device. */
+  item(index?: number): number {
+    const at = index ?? 0;
+    if (index === undefined && this.size !== 1)
+      throw new UsageError(
+        `item() reads one element, but the shape is [${this.shape.join(', ')}]: give an index, or use read()`,
+      );
+    if (!(at >= 0 && at < this.size)) throw new UsageError(`index ${at} is outside a tensor of ${this.size} elements`);
+    const one = new Tensor<Dtype>(this.storage, [1], this.dtype, this.#offset + at * DTYPE_BYTES[this.dtype]);
     return one.read()[0];
   }
 

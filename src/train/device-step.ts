@@ -13,7 +13,6 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
-import { StepTelemetry } from './observers.js';
 import {
   HostStepper,
   launchGradients,
@@ -21,6 +20,7 @@ import {
   type StepInputs,
   type Stepper,
   type StepResult,
+  StepTelemetry,
   targetWeights,
   weightedLoss,
 } from './step.js';

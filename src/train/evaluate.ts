@@ -1,11 +1,17 @@
 /** The mean loss over validation batches, weighted by their numbers of targets. */
 import type { Config } from '../config/schema.js';
-import type { Batch } from '../data/batch.js';
+import { type Batch, IGNORED_TARGET } from '../data/batch.js';
+import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { UsageError } from '../errors.js';
+import type { Terminal } from '../live-line.js';
 import { kernelOptions } from '../model/kernels.js';
+import type { LanguageModel } from '../model/language-model.js';
 import { Tape } from '../tensor/tape.js';
-import type { BatchUploader } from './batches.js';
+import { BatchUploader } from './batches.js';
+import { type PositionLoss, PositionLosses } from './position-loss.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 import type { LossFunction, TrainableModel } from './step.js';
+import { openTrainingData } from './training-data.js';
 
 /** The result of an evaluation. */
 export interface Evaluation {
@@ -15,7 +21,10 @@ export interface Evaluation {
   readonly targets: number;
 }
 
-/** Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss. */
+/**
+ * Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss; otherwise `observe`
+ * receives the loss of every target.
+ */
 export function evaluate(
   model: Pick<TrainableModel, 'device' | 'losses'>,
   uploader: BatchUploader,
@@ -23,6 +32,7 @@ export function evaluate(
   config: Config,
   agreement: Agreement = new SingleAgreement(),
   loss?: LossFunction,
+  observe?: (batch: Batch, losses: ArrayLike<number>) => void,
 ): Evaluation {
   let [total, targets] = [0, 0];
   for (const batch of batches) {
@@ -34,7 +44,9 @@ export function evaluate(
       tape.end();
     } else {
       const losses = model.losses(onDevice.ids, onDevice.targets, options);
-      for (const value of losses.read()) total += value; // ignored targets have loss 0
+      const values = losses.read();
+      for (const value of values) total += value; // ignored targets have loss 0
+      observe?.(batch, values);
       losses.free();
     }
     targets += batch.targetCount;
@@ -44,4 +56,78 @@ export function evaluate(
   [total, targets] = agreement.sum([total, targets]);
   const mean = total / targets;
   return { loss: mean, perplexity: Math.exp(mean), targets };
+}
+
+export interface SourceEvaluation extends Evaluation {
+  readonly batches: number;
+  /** Whether every sample of the evaluated part was counted; false when `count` batches did not reach its end. */
+  readonly complete: boolean;
+  /** Bits of loss per UTF-8 byte of the predicted text; null for sources that are no text. */
+  readonly bitsPerByte: number | null;
+  readonly byPosition: readonly PositionLoss[];
+}
+
+type Say = (line: string) => void;
+
+export interface EvaluationOptions {
+  readonly say: Say;
+  readonly warn: Say;
+  readonly environment: Readonly<Record<string, string | undefined>>;
+  /** Where the live line of tokenising goes. */
+  readonly terminal?: Terminal;
+}
+
+/**
+ * At most `count` batches: of the validation part where data.val_fraction sets one aside, else of the whole source from its
+ * beginning. Every target counts once, also those of a last sample that is short and of a last batch that is not full.
+ */
+export async function evaluateSource(
+  model: LanguageModel,
+  config: Config,
+  count: number,
+  { say, warn, environment, terminal }: EvaluationOptions,
+): Promise<SourceEvaluation> {
+  const { data } = config;
+  const part = data.val_fraction > 0 ? 'validation' : 'all';
+  const { loader } = await openTrainingData(config, say, warn, {
+    environment,
+    evaluate: part,
+    ...(terminal && { terminal }),
+  });
+  const uploader = new BatchUploader(model.device, config.nsa);
+  try {
+    if (loader.vocabSize > model.shape.vocabSize)
+      throw new UsageError(
+        `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocabSize}: it was trained with another tokenizer`,
+      );
+    await loader.readyToEvaluate?.(count);
+    const batches = [...loader.evalBatches(count)];
+    if (batches.length === 0)
+      throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
+    const positions = new PositionLosses();
+    const evaluation = evaluate(model, uploader, batches, config, undefined, undefined, (batch, losses) =>
+      positions.add(batch, losses),
+    );
+    const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
+    const isText = data.source !== 'synthetic' && data.source !== 'needle';
+    const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
+    return {
+      ...evaluation,
+      batches: batches.length,
+      complete: samples === loader.validationSamples,
+      bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
+      byPosition: positions.rows(),
+    };
+  } finally {
+    uploader.free();
+    loader.close();
+  }
+}
+
+/** UTF-8 bytes of all targets that count. */
+function targetBytes(batches: readonly Batch[], tokenizer: Tokenizer): number {
+  let bytes = 0;
+  for (const { targets } of batches)
+    for (const target of targets) if (target !== IGNORED_TARGET) bytes += tokenizer.byteLength(target);
+  return bytes;
 }

@@ -6,9 +6,10 @@ import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import type { Device } from '../device/device.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
-import type { LiveLine } from '../live-line.js';
+import type { LiveLine, Terminal } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
@@ -27,7 +28,7 @@ import {
   type StepRecord,
   stepLine,
 } from './records.js';
-import type { SignalRequests, StopSignal } from './signals.js';
+import type { SignalRequests, SignalSource, StopSignal } from './signals.js';
 import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
 
 /** How a run ended. */
@@ -62,6 +63,31 @@ export interface RunCallbacks {
   readonly onCheckpoint?: (record: CheckpointRecord) => void;
 }
 
+/** Options of `train`. */
+export interface TrainOptions extends RunCallbacks {
+  readonly config: Config;
+  readonly device: Device;
+  /** The ranks of the run (`openWorld`). Default: this process alone. */
+  readonly world?: World | null;
+  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
+  readonly resume?: string | null;
+  /** Also write the final model to this file. */
+  readonly save?: string | null;
+  /** Receives progress lines. Ignored by default. */
+  readonly say?: (line: string) => void;
+  /** Receives warnings, one line each. Default: stderr. */
+  readonly warn?: (line: string) => void;
+  /** The stream of the live progress line. Default: none. */
+  readonly terminal?: Terminal | null;
+  /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
+  readonly peakFlops?: number | null;
+  /** The source of SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
+  readonly signals?: SignalSource | null;
+  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
+  readonly signal?: { readonly aborted: boolean };
+  readonly saveOptions?: SaveOptions;
+}
+
 /** Everything a run works with. */
 export interface RunParts {
   readonly config: Config;
@@ -73,18 +99,11 @@ export interface RunParts {
   readonly log: RankLogger;
   readonly live: LiveLine;
   readonly requests: SignalRequests;
-  readonly callbacks: RunCallbacks;
+  readonly options: TrainOptions;
   /** The source of the batches now, for heartbeats. */
   readonly data: () => string;
   /** The step of the checkpoint that the run was resumed from. */
   readonly resumedFrom: number | null;
-  /** Whether the calling program wants the run to stop. */
-  readonly isAborted: () => boolean;
-  /** Peak of the device in FLOP/s, for MFU; null if it was not measured. */
-  readonly peakFlops: number | null;
-  /** Also write the final model to this file. */
-  readonly save: string | null;
-  readonly saveOptions: SaveOptions;
 }
 
 const MIB = 2 ** 20;
@@ -97,13 +116,15 @@ export class Run {
   readonly #fetchTimes = new FetchTimes();
   #failedSaves = 0;
   #savedAt: number | null;
+  /** Null until the second step. */
   #secondsPerStep: number | null = null;
+  #isFirstStep = true;
   #peakFlops: number | null;
 
   constructor(parts: RunParts) {
     this.#parts = parts;
     this.#savedAt = parts.resumedFrom;
-    this.#peakFlops = parts.peakFlops;
+    this.#peakFlops = parts.options.peakFlops ?? null;
   }
 
   /** Trains to the end, or until it is stopped, and writes the final files. */
@@ -126,6 +147,8 @@ export class Run {
         writeAnomaly(folder.path, error.anomaly);
       }
       throw error;
+    } finally {
+      this.#parts.live.clear();
     }
   }
 
@@ -143,7 +166,7 @@ export class Run {
         records.enter('between', step);
         await setImmediate(); // signals arrive here
         const requests = this.#requests();
-        if (requests.save && this.#savedAt !== step) await this.#save();
+        if (requests.save) await this.#saveOnRequest();
         const ending = await this.#ending(requests);
         if (ending) return ending;
       }
@@ -156,7 +179,7 @@ export class Run {
   }
 
   #record(trained: TrainingStep): void {
-    const { config, model, trainer, records, live, log, callbacks } = this.#parts;
+    const { config, model, trainer, records, live, log, options } = this.#parts;
     const { step, loss, tokens, tokensPerSecond, result, batches } = trained;
     const { steps, log_every: every } = config.train;
     const { peakBytes, reservedBytes } = model.device.memory;
@@ -186,15 +209,21 @@ export class Run {
       loader: trainer.loader.telemetry?.(),
     };
     records.progress(record);
-    callbacks.onStep?.(record);
-    this.#secondsPerStep ??= seconds;
-    this.#secondsPerStep += SMOOTHING * (seconds - this.#secondsPerStep);
+    options.onStep?.(record);
+    this.#estimate(seconds);
     if (step === 1 || step % every === 0 || step === steps) {
       records.logged(record);
       live.clear();
       log.say(stepLine(record, dropped));
     }
-    live.show(progressText(step, steps, loss, tokensPerSecond, this.#secondsPerStep * (steps - step)));
+    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
+    live.show(progressText(step, steps, loss, tokensPerSecond, left));
+  }
+
+  /** The first step of a process compiles kernels, so it does not count. */
+  #estimate(seconds: number): void {
+    if (this.#isFirstStep) this.#isFirstStep = false;
+    else this.#secondsPerStep = seconds * SMOOTHING + (this.#secondsPerStep ?? seconds) * (1 - SMOOTHING);
   }
 
   /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
@@ -211,37 +240,55 @@ export class Run {
     if (isDue(step, every, config) || (every > 0 && isEvaluationDue(step, config))) await this.#save();
   }
 
+  async #saveOnRequest(): Promise<void> {
+    const { trainer, live, log } = this.#parts;
+    const { step } = trainer.progress;
+    if (this.#savedAt !== step) await this.#save();
+    if (this.#savedAt !== step) return; // the failure was reported
+    live.clear();
+    log.say(`saved the checkpoint of step ${step} (SIGUSR2)`);
+  }
+
   /** Saves a checkpoint. If the disk refuses it, training continues and the next interval tries again. */
   async #save(): Promise<void> {
-    const { folder, config, trainer, records, callbacks, saveOptions, log } = this.#parts;
+    const { folder, config, trainer, records, options, log } = this.#parts;
     const { step } = trainer.progress;
     records.enter('save', step);
     // The rows of a checkpoint must be on the disk before it is.
     const isLogged = records.flush();
     try {
-      const { path, warnings } = await trainer.save(folder.path, { keepLast: config.train.keep_last, ...saveOptions });
+      const { path, warnings } = await trainer.save(folder.path, {
+        keepLast: config.train.keep_last,
+        ...options.saveOptions,
+      });
       this.#savedAt = step;
       // The disk took the checkpoint but not its rows a moment ago: try again before they can be lost.
       if (!isLogged) records.flush();
       records.event({ step, msg: 'checkpoint', detail: path });
-      callbacks.onCheckpoint?.({ step, path });
+      options.onCheckpoint?.({ step, path });
       for (const warning of warnings) log.warn(warning);
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
       this.#failedSaves += 1;
-      this.#warn(`${error.message}; training goes on and the next checkpoint will be tried`);
+      this.#warn(`${error.message}; ${this.#afterFailedSave(step)}`);
       records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
-      callbacks.onCheckpoint?.({ step, path: null });
+      options.onCheckpoint?.({ step, path: null });
     }
   }
 
+  #afterFailedSave(step: number): string {
+    if (step < this.#parts.config.train.steps) return 'training goes on and the next checkpoint will be tried';
+    const point = this.#savedAt === null ? 'from the start' : `from step ${this.#savedAt}`;
+    return `this was the last step, so --resume auto would continue ${point}`;
+  }
+
   async #evaluate(): Promise<void> {
-    const { trainer, records, live, log, callbacks } = this.#parts;
+    const { trainer, records, live, log, options } = this.#parts;
     if (trainer.loader.validationSamples === 0) return;
     const { step } = trainer.progress;
     const evaluation = await trainer.evaluate();
     records.evaluated(step, evaluation);
-    callbacks.onEvaluation?.({ step, ...evaluation });
+    options.onEvaluation?.({ step, ...evaluation });
     live.clear();
     log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
   }
@@ -262,10 +309,10 @@ export class Run {
 
   /** What signals, the calling program and .HALT request; the same on all ranks. */
   #requests(): StopRequests {
-    const { folder, requests, isAborted, world } = this.#parts;
+    const { folder, requests, options, world } = this.#parts;
     const own: StopRequests = {
       halt: world.isFirst ? readHalt(folder.path) : undefined,
-      stop: requests.stop ?? (isAborted() ? 'abort' : null),
+      stop: requests.stop ?? (options.signal?.aborted ? 'abort' : null),
       save: requests.save,
     };
     requests.save = false;
@@ -323,7 +370,7 @@ export class Run {
 
   /** metrics.json always; the final model if the run is done. */
   #writeFinalFiles(status: TrainStatus, seconds: number): void {
-    const { config, folder, model, trainer, records, world, save, log } = this.#parts;
+    const { config, folder, model, trainer, records, world, options, log } = this.#parts;
     const { progress } = trainer;
     const { seq_len, batch_size, accumulate_grad_batches, steps } = config.train;
     records.flush();
@@ -349,7 +396,7 @@ export class Run {
     });
     if (status !== 'done') return;
     writeFinalModel(folder.path, model, config, { step: progress.step });
-    if (save !== null) writeFinalModel(save, model, config, { step: progress.step });
+    if (options.save) writeFinalModel(options.save, model, config, { step: progress.step });
   }
 
   #warn(line: string): void {
@@ -366,7 +413,7 @@ interface StopRequests {
   readonly save: boolean;
 }
 
-const STOPS = ['abort', 'SIGINT', 'SIGTERM'] as const;
+const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /** Ranks must act alike at the same step: a request to one rank is a request to all. */
 function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {

@@ -1,10 +1,10 @@
 /**
- * Requests to a run from signals: SIGTERM and SIGINT stop it after the step, SIGUSR2 saves now, SIGUSR1 dumps where it is.
+ * Requests to a run from signals: SIGTERM, SIGINT and SIGHUP stop it after the step, SIGUSR2 saves now, SIGUSR1 dumps where it is.
  * Shortly after the first stop request the handlers are removed, so a second signal ends the process at once.
  */
 import { setTimeout } from 'node:timers/promises';
 
-export type StopSignal = 'SIGTERM' | 'SIGINT';
+export type StopSignal = 'SIGTERM' | 'SIGINT' | 'SIGHUP';
 
 /** The source of signals: `process`, or any event emitter. */
 export interface SignalSource {
@@ -43,6 +43,7 @@ export function watchSignals(dump: () => void, source: SignalSource | null): Sig
   const handlers: (readonly [string, () => void])[] = [
     ['SIGTERM', stop('SIGTERM')],
     ['SIGINT', stop('SIGINT')],
+    ['SIGHUP', stop('SIGHUP')],
     ['SIGUSR1', dump],
     [
       'SIGUSR2',

@@ -194,7 +194,7 @@ describe('train', () => {
 
   it('saves on SIGUSR2 and dumps on SIGUSR1, and goes on', async () => {
     const config = tinyConfig(folder.path, { train: { save_every: 0, eval_every: 0 } });
-    const { result, warned } = await runTraining(config, {
+    const { result, said, warned } = await runTraining(config, {
       onLine: (line, signals) => {
         if (line.startsWith('step 0002')) signals.emit('SIGUSR2');
         if (line.startsWith('step 0003')) signals.emit('SIGUSR1');
@@ -202,12 +202,56 @@ describe('train', () => {
     });
     expect(result.status).toBe('done');
     expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(2);
+    expect(said).toContain('saved the checkpoint of step 2 (SIGUSR2)');
     const dump = readFileSync(
       warned.find((line) => line.startsWith('SIGUSR1'))!.replace('SIGUSR1: wrote ', ''),
       'utf8',
     );
     expect(JSON.parse(dump)).toMatchObject({ step: 3, section: 'step' });
     expect(dump).not.toContain('environmentVariables');
+  });
+
+  it('stops on SIGHUP as on SIGTERM: the terminal is gone, the work is not', async () => {
+    const config = tinyConfig(folder.path, { train: { save_every: 0, eval_every: 0 } });
+    const { result, said } = await runTraining(config, {
+      onLine: (line, signals) => line.startsWith('step 0003') && signals.emit('SIGHUP'),
+    });
+    expect(result).toMatchObject({ status: 'signalled', step: 3 });
+    expect(said).toContain('stopped after step 3 by SIGHUP');
+    expect(findCheckpoint(config.train.out_dir, 'auto')!.step).toBe(3);
+  });
+
+  it('estimates the time left without the first step, which compiles kernels, and removes the live line at the end', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 3, save_every: 0, eval_every: 0 } });
+    let shown = '';
+    const terminal = { isTTY: true, columns: 100, write: (text: string) => (shown += text) };
+    await train({ config, device: cpu(), terminal, say: () => {}, warn: () => {} });
+    expect(shown).toMatch(/ 1\/3 .* \? left/);
+    expect(shown).toMatch(/ 2\/3 .* \d+:\d\d left/);
+    expect(shown.endsWith('\r\x1b[K')).toBe(true); // whatever is printed next has a line of its own
+  });
+
+  it('says that nothing is left to do when all steps are done', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 4 } });
+    await runTraining(config);
+    const { said } = await runTraining(config, { resume: 'auto' });
+    expect(said).toContain('all 4 steps are done; --steps with more than 4 continues');
+  });
+
+  it('says what a failed save of the last step means', async () => {
+    const config = tinyConfig(folder.path, { train: { steps: 4, save_every: 2, eval_every: 0 } });
+    let saves = 0;
+    const { warned } = await runTraining(config, {
+      saveOptions: {
+        onWrite: () => {
+          if (saves > 0) throw Object.assign(new Error('no space'), { code: 'ENOSPC', syscall: 'write', errno: -28 });
+        },
+      },
+      onCheckpoint: () => {
+        saves += 1;
+      },
+    });
+    expect(warned.join('\n')).toContain('this was the last step, so --resume auto would continue from step 2');
   });
 
   it('applies nothing when the loss is not finite, and says where to look', async () => {
@@ -229,7 +273,9 @@ describe('train', () => {
   it('refuses a folder that holds a run, and a model of another shape on resume', async () => {
     const config = tinyConfig(folder.path, { train: { steps: 4 } });
     await runTraining(config);
-    await expect(runTraining(config)).rejects.toThrow('holds a run already: go on with --resume auto');
+    await expect(runTraining(config)).rejects.toThrow(
+      "go on with --resume auto or choose another --out-dir (in TypeScript: resume: 'auto' or train.out_dir)",
+    );
     const other = tinyConfig(folder.path, { model: { dim: 48 }, train: { steps: 4 } });
     await expect(runTraining(other, { resume: 'auto' })).rejects.toThrow(
       'model.dim: 32 -> 48 is not allowed on resume',

@@ -6,13 +6,12 @@ import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
-import { LiveLine, type Terminal } from '../live-line.js';
+import { LiveLine } from '../live-line.js';
 import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
-import type { SaveOptions } from '../run/checkpoint/save.js';
 import { RunFolder } from '../run/folder.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 import { LogThread } from '../run/logs/log-thread.js';
@@ -21,37 +20,12 @@ import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
-import { isEvaluationDue, type RankLogger, Run, type RunCallbacks, type TrainResult, type TrainStatus } from './run.js';
-import { type SignalSource, watchSignals } from './signals.js';
+import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
+import { watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
-/** Options of `train`. */
-export interface TrainOptions extends RunCallbacks {
-  readonly config: Config;
-  readonly device: Device;
-  /** The ranks of the run (`openWorld`). Default: this process alone. */
-  readonly world?: World | null;
-  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
-  readonly resume?: string | null;
-  /** Also write the final model to this file. */
-  readonly save?: string | null;
-  /** Receives progress lines. Ignored by default. */
-  readonly say?: (line: string) => void;
-  /** Receives warnings, one line each. Default: stderr. */
-  readonly warn?: (line: string) => void;
-  /** The stream of the live progress line. Default: none. */
-  readonly terminal?: Terminal | null;
-  /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
-  readonly peakFlops?: number | null;
-  /** The source of SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
-  readonly signals?: SignalSource | null;
-  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
-  readonly signal?: { readonly aborted: boolean };
-  readonly saveOptions?: SaveOptions;
-}
-
-export type { TrainResult, TrainStatus } from './run.js';
+export type { TrainOptions, TrainResult, TrainStatus } from './run.js';
 
 /** The exit code of `trefoil train` for each way a run ends. */
 export const EXIT_CODES: Record<TrainStatus, number> = {
@@ -144,14 +118,10 @@ async function openAndRun(
   records.event({ step, msg: 'loader_ready', data: opened.data() });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
   const run = new Run({
-    ...{ config, world, folder, model, trainer, records, log, callbacks: options, data: opened.data },
+    ...{ options, config, world, folder, model, trainer, records, log, data: opened.data },
     live: new LiveLine(isFirst ? (options.terminal ?? null) : null),
     requests: signals.requests,
     resumedFrom: point?.found.step ?? null,
-    isAborted: () => options.signal?.aborted ?? false,
-    peakFlops: options.peakFlops ?? null,
-    save: options.save ?? null,
-    saveOptions: options.saveOptions ?? {},
   });
   return await run.execute(isEvaluationMissing(point, folder, config, world));
 }
@@ -177,6 +147,7 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
       `train.steps is ${steps}, but the checkpoint is already at step ${step}: nothing is trained; ` +
         `use --steps with more than ${step}`,
     );
+  else if (steps === step) log.say(`all ${steps} steps are done; --steps with more than ${steps} continues`);
 }
 
 /** config.yaml and env.json. */
@@ -202,7 +173,7 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   log.say(
     `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
-      `(${(memory.state / 2 ** 20).toFixed(0)} weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} activations)`,
+      `(${(memory.state / 2 ** 20).toFixed(0)} for weights, gradients and moments, ${(memory.activations / 2 ** 20).toFixed(0)} for activations)`,
   );
 }
 
@@ -215,7 +186,8 @@ function refuseUsedFolder(outDir: string): void {
     readCsv(paths.training, TRAINING_CSV).rows.length > 0;
   if (isUsed)
     throw new UsageError(
-      `${outDir} holds a run already: go on with --resume auto, or choose another folder with --out-dir`,
+      `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
+        "(in TypeScript: resume: 'auto' or train.out_dir)",
     );
 }
 

@@ -41,7 +41,7 @@ describe('tokenising', () => {
     const { written, said } = await open(false);
     expect(written).toEqual([]);
     expect(said).toEqual([
-      'data: 1 files taken, 0.0 MB: text.txt',
+      expect.stringMatching(/^data: 1 file taken, \d+\.\d kB: text\.txt$/),
       expect.stringMatching(/^data: text .*text\.txt, \d+ training tokens, \d+ validation samples$/),
     ]);
   });

@@ -3,8 +3,10 @@ import type { Row } from './row.js';
 
 const EXPLANATIONS: Readonly<Record<string, string>> = {
   process: 'The training process is not running as expected. Restart it with train --resume auto if it should run.',
-  halt: 'A .HALT file stops the run after its step. Delete the file to let a later run continue.',
-  anomaly: 'The trainer or a watchdog found a critical problem and wrote .anomaly_type; resolve it before resuming.',
+  halt: 'A .HALT file stops the run after its step. The next start with train --resume auto removes it.',
+  anomaly:
+    'The trainer or a watchdog found a critical problem and wrote .anomaly_type. Find its cause; delete the file if ' +
+    'the run has recovered. The next start with train --resume auto removes it.',
   files: 'Some files of the run cannot be read, so the other rules may be incomplete.',
   ranks: 'Ranks must advance together. A rank that is missing or behind is lost or stuck.',
   heartbeat:

@@ -5,10 +5,10 @@
  */
 import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
-import type { RankView, RunView } from '../run/reader.js';
-import type { AgeOf } from './ages.js';
+import { type RankView, type RunView, readRun } from '../run/reader.js';
+import { type AgeOf, wallAges } from './ages.js';
 import { median, round } from './numbers.js';
-import { green, judge, type Row } from './row.js';
+import { green, judge, type Row, type Verdict, verdict } from './row.js';
 import { type RunState, runState } from './state.js';
 import type { Thresholds } from './thresholds.js';
 
@@ -300,4 +300,9 @@ function memoryRow(path: string, last: Heartbeat): Row {
   const before = sizes.length >= ENOUGH ? median(sizes.slice(0, sizes.length / 4)) : after;
   const isGrowing = after > before * MEMORY_GROWTH && after - before > MEMORY_FLOOR_MIB;
   return judge('memory', isGrowing, 'yellow', after, `flat (${before} MiB before)`);
+}
+
+/** `now` in seconds since 1970. */
+export function checkHealth(dir: string, thresholds: Thresholds, now: number = Date.now() / 1000): Verdict {
+  return verdict(healthFindings(readRun(dir), thresholds, wallAges(now)));
 }

@@ -12,7 +12,7 @@ import { SteadyAges } from './ages.js';
 import { dumpProcess } from './dump.js';
 import { explainRule } from './explain.js';
 import type { Alert } from './notify.js';
-import type { Level, Row } from './row.js';
+import { describeRow, type Level, type Row } from './row.js';
 import { type Finding, healthFindings } from './rules.js';
 import { type RunState, runState } from './state.js';
 import type { Thresholds } from './thresholds.js';
@@ -81,9 +81,11 @@ export class Watchdog {
       state,
       step: view.ranks[0].beats.at(-1)?.step,
       rows: findings,
-      alerts: worse.map(({ rule, level, value, limit, rank }) => {
+      alerts: worse.map((finding) => {
+        const { rule, level, value, limit, rank } = finding;
+        const shown = describeRow(finding);
         const name = level === 'red' ? 'CRITICAL' : 'warning';
-        const line = `${name} ${view.name} rank ${rank}: ${rule} is ${value} (limit ${limit}). ${explainRule(rule)}`;
+        const line = `${name} ${view.name} rank ${rank}: ${rule} is ${shown.value} (limit ${shown.limit}). ${explainRule(rule)}`;
         return { run: view.name, rank, rule, level, value, limit, line, iso };
       }),
       recovered: recovered.map(({ rule }) => rule),

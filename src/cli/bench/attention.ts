@@ -1,6 +1,5 @@
 /** `trefoil bench attention`: measures sparse and dense attention by sequence length. */
 import { availableParallelism } from 'node:os';
-import type { Command } from 'commander';
 import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
 import { measureDevicePeak } from '../../bench/peak/device.js';
 import type { Budget } from '../../bench/timing.js';
@@ -11,11 +10,12 @@ import { UsageError } from '../../errors.js';
 import { SELECTED_PATHS } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
 import { plural } from '../../text.js';
+import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
-  addOptions,
   choice,
+  configured,
   csvOption,
   flag,
   jsonOption,
@@ -78,12 +78,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => runBlocking(() => bench(options, io)));
-}
-
 const HELP = `
 Blocks as in the paper: l 32, d 16, l_sel 64, n_sel 16, w 512. Times are
 medians. The CPU computes one sequence in fp32. CUDA computes in bf16, with as
@@ -92,6 +86,8 @@ there the fused kernels are one operation, whose parts are also launched alone.
 GFLOP/s counts the visible (query, key) pairs; the peak is measured. extra MiB
 is memory beyond inputs and outputs.
 `;
+
+export const configure = configured(OPTIONS, (options, io) => runBlocking(() => bench(options, io)), HELP);
 
 interface Result {
   readonly machine: string;

@@ -1,14 +1,14 @@
 /** Shared by `bench decode` and `bench prefill`: flags, and rows as a table, CSV or JSON. */
-import type { Command } from 'commander';
 import type { DecodeBench } from '../../bench/decode-setup.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
 import { plural } from '../../text.js';
+import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
-  addOptions,
+  configured,
   csvOption,
   flag,
   jsonOption,
@@ -58,10 +58,9 @@ const optionsOf = <Column extends string>(bench: CacheBench<Column>) => ({
 });
 type Options = OptionValues<ReturnType<typeof optionsOf>>;
 
-export function configureCacheBench<Column extends string>(command: Command, io: Io, bench: CacheBench<Column>): void {
-  addOptions(command, optionsOf(bench))
-    .addHelpText('after', bench.help)
-    .action((options: Options) => runBlocking(() => run(options, io, bench)));
+/** The `configure` of such a command. */
+export function cacheBench<Column extends string>(bench: CacheBench<Column>) {
+  return configured(optionsOf(bench), (options, io) => runBlocking(() => run(options, io, bench)), bench.help);
 }
 
 function run<Column extends string>(options: Options, io: Io, bench: CacheBench<Column>): void {
@@ -72,7 +71,15 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
   const usual = device.kind === 'cuda' ? bench.gpuLengths : bench.lengths;
   const lengths = [...new Set(options.lengths ?? (quick ? bench.quickLengths : usual))].sort((a, b) => a - b);
   const runs = options.runs ?? (quick ? QUICK_RUNS : bench.runs);
-  const measured = bench.measure(device, lengths, { shape, batch: batchSize, runs, dense }, () => {});
+  const progress = new ProgressLine(io);
+  const show = (done: number) =>
+    progress.show(
+      `${done} of ${lengths.length} lengths measured${done < lengths.length ? `; now S ${lengths[done]}` : ''}`,
+    );
+  let done = 0;
+  show(done);
+  const measured = bench.measure(device, lengths, { shape, batch: batchSize, runs, dense }, () => show(++done));
+  progress.clear();
   const rows = measured.map((row) => Object.fromEntries(bench.columns.map((name) => [name, rounded(row[name])])));
   if (options.json) printJson(io, { rows });
   else if (options.csv) io.out(formatCsv<string>(bench.columns, rows));

@@ -2,7 +2,6 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { Command } from 'commander';
 import { parquetWriteBuffer } from 'hyparquet-writer';
 import {
   localCorpus,
@@ -19,13 +18,13 @@ import { createStreamLoader } from '../../data/pipeline/stream-loader.js';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import type { CorpusSpec } from '../../data/sources/spec.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { configured, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { formatTable, right, wrapped } from '../shared/table.js';
 
 const OPTIONS = {
   localPath: flag('--local-path <path>', 'your own corpus instead of the generated web text'),
   textField: parsed('--text-field <name>', 'column or field that holds the text', String, 'text'),
-  tokenizer: parsed('--tokenizer <name>', 'byte, gpt2 or the path of a tokenizer.json', String, 'gpt2'),
+  tokenizer: parsed('--tokenizer <name>', 'byte, gpt2, stories or the path of a tokenizer.json', String, 'gpt2'),
   workers: parsed('--workers <n>', 'threads that tokenise', wholeNumber(1), 2),
   rate: parsed('--rate <n>', 'tokens per second of the simulated trainer', wholeNumber(1), 600_000),
   quick: flag('--quick', 'less text and shorter measurements'),
@@ -60,12 +59,6 @@ const NOTHING = {
   fetch_p95_ms: null,
 };
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => bench(options, io));
-}
-
 const HELP = `
 prepared: batches from token shards. bare: the tokenizer alone on documents in
 memory, with as many threads. pipeline: Parquet to batches. wait: how long a
@@ -76,11 +69,14 @@ repeated). share and CPU: speed relative to bare, by the clock and by CPU time.
 Rates are the better of two rounds (one with --quick).
 `;
 
+export const configure = configured(OPTIONS, bench, HELP);
+
 async function bench(options: Options, io: Io): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-data-'));
   try {
     const progress = new ProgressLine(io);
-    const rows = await measure(options, folder, (row) => progress.show(line(row)));
+    progress.show('making texts');
+    const rows = await measure(options, folder, (text) => progress.show(text));
     progress.clear();
     const machine = `${cpus()[0]?.model ?? 'unknown'}, ${availableParallelism()} cores`;
     if (options.json) printJson(io, { machine, workers: options.workers, rate: options.rate, rows });
@@ -90,13 +86,13 @@ async function bench(options: Options, io: Io): Promise<void> {
   }
 }
 
-async function measure(options: Options, folder: string, onRow: (row: Row) => void): Promise<Row[]> {
+async function measure(options: Options, folder: string, onProgress: (text: string) => void): Promise<Row[]> {
   const { tokenizer, workers, rate, quick = false } = options;
   const seconds = quick ? 0.4 : 4;
   const rows: Row[] = [];
   const add = (row: Row): void => {
     rows.push(row);
-    onRow(row);
+    onProgress(line(row));
   };
   const web = options.localPath ?? 'web';
   const corpora: [string, CorpusSpec][] = [
@@ -111,6 +107,7 @@ async function measure(options: Options, folder: string, onRow: (row: Row) => vo
     let [bare, pipeline] = [NO_RATE, NO_RATE];
     // Alternating, so that another process on the machine slows both down alike.
     for (let round = 0; round < (quick ? 1 : 2); round++) {
+      onProgress(`${text}, round ${round + 1}: tokenizer, then pipeline`);
       bare = better(bare, await measureTokenizerBaseline(spec, tokenizer, workers, seconds));
       pipeline = better(pipeline, await measurePipeline(spec, tokenizer, workers, SHAPE, seconds));
     }

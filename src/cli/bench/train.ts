@@ -1,6 +1,6 @@
 /** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
 import { availableParallelism } from 'node:os';
-import { type Command, InvalidArgumentError } from 'commander';
+import { InvalidArgumentError } from 'commander';
 import { measureDevicePeak } from '../../bench/peak/device.js';
 import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
 import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
@@ -11,11 +11,12 @@ import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
 import { plural } from '../../text.js';
+import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
-  addOptions,
   choice,
+  configured,
   csvOption,
   flag,
   jsonOption,
@@ -48,12 +49,6 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => runBlocking(() => bench(options, io)));
-}
-
 function kernels(text: string): SelectionKernel[] {
   return text.split(',').map((name) => {
     const known = SELECTION_KERNELS.find((kernel) => kernel === name.trim());
@@ -74,6 +69,8 @@ visible (query, key) pairs; mfu_palm (--json, --csv) counts attention as dense
 and not causal. Both are relative to the measured peak. More:
 docs/benchmarks.md.
 `;
+
+export const configure = configured(OPTIONS, (options, io) => runBlocking(() => bench(options, io)), HELP);
 
 interface Row {
   readonly config: string;

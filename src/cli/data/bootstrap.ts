@@ -1,9 +1,8 @@
 /** `trefoil data bootstrap`: some gigabytes of a source as local JSON Lines, for starts that wait for no network. */
-import type { Command } from 'commander';
 import { bootstrap } from '../../data/bootstrap.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
-import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addOptions, type OptionValues, parsed, required } from '../shared/options.js';
+import { type Io, ProgressLine, printJson, whileWaiting } from '../shared/io.js';
+import { configured, type OptionValues, parsed, required } from '../shared/options.js';
 import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
@@ -13,22 +12,19 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
-
 const HELP = `
 Documents come in the shuffled order of training. An interrupted download
 continues when the command is repeated; a larger --bytes adds to the folder.
 Train from it with --dataset fineweb_edu_local --local-path FOLDER.
 `;
 
+export const configure = configured(OPTIONS, run, HELP);
+
 async function run(options: Options, io: Io): Promise<void> {
   const { bytes, out: folder } = options;
   const config = sourceConfig(options, io);
-  const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
+  const opening = openCorpus(corpusOptions(config, { environment: io.env }));
+  const spec = await whileWaiting(io, `waiting for the file list of ${config.data.source}`, opening);
   for (const text of describeFiles(spec)) io.err(text);
   const line = new ProgressLine(io);
   const result = await bootstrap({

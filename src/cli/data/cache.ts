@@ -1,9 +1,8 @@
 /** `trefoil data cache`: lists the tokenised text and the fetched data on this machine, and removes them. */
-import type { Command } from 'commander';
 import { type CacheEntry, clearCache, listCache, shrinkCache } from '../../data/shards/cache.js';
 import { defaultCacheFolder } from '../../data/sources/range-cache.js';
 import { type Io, printJson } from '../shared/io.js';
-import { addOptions, flag, jsonOption, type OptionValues, parsed } from '../shared/options.js';
+import { configured, flag, jsonOption, type OptionValues, parsed } from '../shared/options.js';
 import { formatTable, right } from '../shared/table.js';
 import { byteCount, megabytes } from './source-options.js';
 
@@ -14,18 +13,14 @@ const OPTIONS = {
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
-
 const HELP = `
 The cache is in $TREFOIL_CACHE/data, else in the user's cache folder. It holds
 the shards of text and JSON Lines sources, and data fetched from the hub.
 Training keeps each of the two below data.cache_gb. What is removed is tokenized
 or fetched again when a run needs it.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 function run({ clear, limit, json }: Options, io: Io): void {
   const folder = defaultCacheFolder(io.env);

@@ -171,8 +171,8 @@ describe('data cache', () => {
     const words = ['data', 'smoke', '--local-path', mixed, '--seq-len', '16', '--json'];
     const { stdout, stderr } = await runCli(words, { env: own });
     expect(JSON.parse(stdout)).toMatchObject({ source: 'text', ok: true });
-    expect(stderr).toContain('data: 1 files taken, 0.0 MB: a.txt');
-    expect(stderr).toContain('data: 1 files skipped: b.bin (binary)');
+    expect(stderr).toContain('data: 1 file taken, 0.5 kB: a.txt');
+    expect(stderr).toContain('data: 1 file skipped: b.bin (binary)');
   });
 });
 

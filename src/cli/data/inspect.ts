@@ -1,12 +1,11 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
-import type { Command } from 'commander';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import { wrapText } from '../../text.js';
 import { type Io, printJson } from '../shared/io.js';
-import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { DEFAULT_WIDTH, formatTable, right } from '../shared/table.js';
 import { megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
@@ -20,11 +19,11 @@ type Options = OptionValues<typeof OPTIONS>;
 const SAMPLE_LENGTH = 160;
 const BAR = 40;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', '\nPrepared shards (--dataset tokens) are counted whole, and their hashes compared.\n')
-    .action((options: Options) => run(options, io));
-}
+export const configure = configured(
+  OPTIONS,
+  run,
+  '\nPrepared shards (--dataset tokens) are counted whole, and their hashes compared.\n',
+);
 
 async function run(options: Options, io: Io): Promise<void> {
   const config = sourceConfig(options, io, { 'data.val_fraction': '0' });
@@ -36,6 +35,9 @@ async function run(options: Options, io: Io): Promise<void> {
     if (path === null) throw new UsageError('data.path: needed by data.source tokens (--local-path)');
     found = inspectShards(path, tokenizer, shown);
   } else {
+    // The hub may take a while to answer, or never do: say whom the command waits for.
+    if (source === 'fineweb_edu')
+      io.err(`asking the Hugging Face hub for ${config.data.hub_dataset}; for files of yours give --local-path`);
     const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
     for (const text of describeFiles(spec)) io.err(text);
     found = await inspectCorpus(spec, tokenizer, options.documents, shown);

@@ -1,10 +1,9 @@
 /** `trefoil data prepare`: tokenises a source once, to shards that any number of runs read by position. */
 import { availableParallelism } from 'node:os';
-import type { Command } from 'commander';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { addOptions, type OptionValues, parsed, required } from '../shared/options.js';
+import { configured, type OptionValues, parsed, required } from '../shared/options.js';
 import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
@@ -20,18 +19,14 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const BAR = 24;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
-
 const HELP = `
 All cores are used unless --workers names fewer. An interrupted command
 continues with the next part when it is repeated with the same flags. The shards
 depend neither on --workers nor on --part-bytes. Train from them with
 --local-path FOLDER and the same tokenizer.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 async function run(options: Options, io: Io): Promise<void> {
   const config = sourceConfig(options, io, { 'data.shuffle': 'false', 'data.val_fraction': '0' });

@@ -1,9 +1,8 @@
 /** `trefoil data smoke`: does the source give batches, and how soon? */
-import type { Command } from 'commander';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { openTrainingData } from '../../train/training-data.js';
-import { type Io, printJson } from '../shared/io.js';
-import { addOptions, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
+import { type Io, printJson, whileWaiting } from '../shared/io.js';
+import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
@@ -17,17 +16,13 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const SHOWN_TOKENS = 40;
 
-export function configure(command: Command, io: Io): void {
-  addOptions(command, OPTIONS)
-    .addHelpText('after', HELP)
-    .action((options: Options) => smoke(options, io));
-}
-
 const HELP = `
 Opens the source as training would and takes a few batches. Exit code 6 if a
 batch takes longer than --timeout. HF_ENDPOINT sets a mirror of the hub,
 HF_TOKEN the token for datasets that require one.
 `;
+
+export const configure = configured(OPTIONS, smoke, HELP);
 
 async function smoke(options: Options, io: Io): Promise<void> {
   const config = sourceConfig(options, io, {
@@ -37,14 +32,15 @@ async function smoke(options: Options, io: Io): Promise<void> {
     'data.val_fraction': '0',
   });
   const started = performance.now();
-  const { loader } = await openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
+  const opening = openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
+  const { loader } = await whileWaiting(io, `waiting for ${config.data.source}`, opening);
   try {
     const times: number[] = [];
     let tokens = 0;
     let sample = '';
     for (let batch = 0; batch < options.batches; batch++) {
       const asked = batch === 0 ? started : performance.now();
-      await loader.ready?.(1);
+      if (loader.ready) await whileWaiting(io, `waiting for batch ${batch + 1} of ${options.batches}`, loader.ready(1));
       const { inputs } = loader.next();
       times.push((performance.now() - asked) / 1000);
       tokens += inputs.length;

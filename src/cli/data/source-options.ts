@@ -12,7 +12,7 @@ export const SOURCE_OPTIONS = {
   localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
   hubDataset: flag('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'),
   hubConfig: flag('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'),
-  tokenizer: flag('--tokenizer <name>', 'data.tokenizer: byte, gpt2 or the path of a tokenizer.json'),
+  tokenizer: flag('--tokenizer <name>', 'data.tokenizer: byte, gpt2, stories or the path of a tokenizer.json'),
   workers: parsed('--workers <n>', 'data.workers: threads', wholeNumber(1)),
   set: new Flag<string[] | undefined>('--set <key=value>', 'set any config key; may be repeated').argParser(
     (text: string, before: string[] | undefined) => [...(before ?? []), text],

@@ -1,7 +1,8 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { byteLevelTokenizerJson } from '../../data/testing/tokenizer-json.js';
 import { lastLogits } from '../../infer/decode.js';
 import { writeFinalModel } from '../../infer/load-model.js';
 import { tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
@@ -51,6 +52,136 @@ async function evaluate(words: readonly string[]) {
 }
 
 describe('eval loss', () => {
+  describe('--by-position', () => {
+    const words = ['--dataset', 'text', '--local-path'];
+
+    it('has the loss of each length of context, in all formats', async () => {
+      const svg = join(root, 'positions.svg');
+      const { code, stdout, stderr } = await evaluate([...words, file, '--by-position', '--json', '--svg', svg]);
+      expect(code, stderr).toBe(0);
+      const { by_position: rows, loss } = JSON.parse(stdout);
+      // Samples of 24 targets and one of 9.
+      const counts = [1, 1, 2, 4, 8, 8].map((positions, i) => SAMPLES * positions + [1, 1, 2, 4, 1, 0][i]);
+      expect(rows.map(({ targets }: { targets: number }) => targets)).toEqual(counts);
+      expect(rows.map(({ from, to }: { from: number; to: number }) => [from, to])).toEqual([
+        ...[
+          [1, 1],
+          [2, 2],
+          [3, 4],
+          [5, 8],
+          [9, 16],
+          [17, 32],
+        ],
+      ]);
+      const total = rows.reduce(
+        (sum: number, row: { loss: number; targets: number }) => sum + row.loss * row.targets,
+        0,
+      );
+      expect(total / TARGETS).toBeCloseTo(loss, 6);
+      expect(readFileSync(svg, 'utf8')).toContain('Loss by position');
+      const csv = await evaluate([...words, file, '--by-position', '--csv']);
+      expect(csv.stdout.split('\n')[0]).toBe('model,from,to,targets,loss');
+      expect(csv.stdout.trim().split('\n')).toHaveLength(7);
+    });
+
+    it('compares models on the same data', async () => {
+      const { code, stdout, stderr } = await evaluate([...words, file, '--by-position', '--compare', run]);
+      expect(code, stderr).toBe(0);
+      expect(stdout).toMatch(/context\s+targets\s+loss 1\s+loss 2\s+- loss 1/);
+      expect(stdout).toMatch(/17-32\s+40\s+\d\.\d{4}\s+\d\.\d{4}\s+\+0\.0000/);
+      const json = JSON.parse((await evaluate([...words, file, '--compare', run, '--json'])).stdout);
+      expect(json.models).toHaveLength(2);
+      expect(json.models[1]).toEqual(json.models[0]);
+    });
+
+    it('is asked for by the flags that show it', async () => {
+      expect(await evaluate([...words, file, '--csv'])).toMatchObject({
+        code: 2,
+        stderr: 'trefoil: --csv: shows the loss by position; add --by-position\n',
+      });
+    });
+  });
+
+  it('of chats counts the tokens of the assistant alone, each chat by itself', async () => {
+    const folder = join(root, 'chat-tokenizer');
+    mkdirSync(folder);
+    writeFileSync(join(folder, 'tokenizer.json'), JSON.stringify(byteLevelTokenizerJson()));
+    const template =
+      "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>\n{% endif %}{% endfor %}" +
+      '{% if add_generation_prompt %}<a>{% endif %}';
+    writeFileSync(join(folder, 'chat_template.jinja'), template);
+    const config = tinyConfig({ data: { tokenizer: folder } });
+    const chatModel = tinyModel(config, 263);
+    const chatRun = join(root, 'chat-run');
+    writeFinalModel(chatRun, chatModel, config);
+    const chats = [
+      {
+        messages: [
+          { role: 'user', content: 'hi' },
+          { role: 'assistant', content: 'yo' },
+        ],
+      },
+      {
+        messages: [
+          { role: 'user', content: 'a' },
+          { role: 'assistant', content: 'b' },
+          { role: 'user', content: 'c' },
+          { role: 'assistant', content: 'dd' },
+        ],
+      },
+      { messages: [{ role: 'assistant', content: 'alone' }] },
+    ];
+    const path = join(root, 'chats.jsonl');
+    writeFileSync(path, chats.map((chat) => JSON.stringify(chat)).join('\n'));
+    // Float64 reference: every chat read alone, its answers written out as tokens.
+    const bytes = (text: string) => [...Buffer.from(text)];
+    const END = 262;
+    const documents = [
+      [
+        [bytes('<u>hi<a>'), [...bytes('yo'), END]],
+        [bytes('\n'), []],
+      ],
+      [
+        [bytes('<u>a<a>'), [...bytes('b'), END]],
+        [bytes('\n<u>c<a>'), [...bytes('dd'), END]],
+        [bytes('\n'), []],
+      ],
+      [
+        [bytes('<a>'), [...bytes('alone'), END]],
+        [bytes('\n'), []],
+      ],
+    ];
+    let [total, targets] = [0, 0];
+    for (const parts of documents) {
+      const context: number[] = [];
+      for (const [given, written] of parts) {
+        context.push(...given);
+        for (const token of written) {
+          const logits = Float64Array.from(lastLogits(chatModel, context));
+          const most = Math.max(...logits);
+          total += most + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0)) - logits[token];
+          targets += 1;
+          context.push(token);
+        }
+      }
+    }
+    chatModel.free();
+    for (const [seqLen, batchSize] of [
+      [64, 1],
+      [24, 2],
+      [200, 3],
+    ]) {
+      const words = ['eval', 'loss', '--model', chatRun, '--dataset', 'chat', '--local-path', path, '--json'];
+      const { code, stdout, stderr } = await runCli([
+        ...[...words, '--seq-len', String(seqLen), '--batch-size', String(batchSize)],
+      ]);
+      expect(code, stderr).toBe(0);
+      const result = JSON.parse(stdout);
+      expect(result).toMatchObject({ source: 'chat', targets, complete: true });
+      expect(result.loss / (total / targets)).toBeCloseTo(1, 5);
+    }
+  });
+
   it('is the mean over every token of the source, however it is cut into batches', async () => {
     // 129 targets are five samples of 24 and one of 9.
     for (const [batchSize, batches] of [

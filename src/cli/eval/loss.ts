@@ -5,12 +5,16 @@ import { loadConfig } from '../../config/load.js';
 import { parseConfig } from '../../config/parse.js';
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
+import { writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load-model.js';
-import { evaluateSource } from '../../train/evaluate-source.js';
+import { evaluateSource } from '../../train/evaluate.js';
+import type { PositionLoss } from '../../train/position-loss.js';
+import { lineChart } from '../../watch/report/svg.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
+import { csvOption, jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
+import { formatCsv, formatTable, right } from '../shared/table.js';
 
 interface Options {
   readonly model: string;
@@ -22,6 +26,10 @@ interface Options {
   readonly set?: string[];
   readonly device: DeviceChoice;
   readonly threads?: number;
+  readonly byPosition?: boolean;
+  readonly compare?: string[];
+  readonly svg?: string;
+  readonly csv?: boolean;
   readonly json?: boolean;
 }
 
@@ -31,7 +39,7 @@ export function configure(command: Command, io: Io): void {
     .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
     .option(
       '--dataset <source>',
-      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle, stories (default: implied by the path)',
+      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle, stories, chat (default: implied by the path)',
     )
     .option('--local-path <path>', 'data.path: file, folder or pattern of a local source')
     .addOption(whole('--seq-len <n>', 'tokens of a sample').default(1024))
@@ -43,7 +51,15 @@ export function configure(command: Command, io: Io): void {
     ])
     .addOption(deviceOption('where to compute'))
     .addOption(threadsOption())
-    .addOption(jsonOption('{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete}'))
+    .option('--by-position', 'also the loss by the length of the context, in powers of two')
+    .option('--compare <path...>', 'further models to evaluate on the same data')
+    .option('--svg <file>', 'with --by-position: write a chart')
+    .addOption(csvOption())
+    .addOption(
+      jsonOption(
+        '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}]}, or {models: […]} with --compare',
+      ),
+    )
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io));
 }
@@ -53,40 +69,115 @@ The tokenizer is the model's. The source is read from its start, each target
 once, the last short sample included. --set data.val_fraction=0.01 reads only
 the part that a training run with this fraction and seed sets aside.
 bpb: bits of loss per byte of UTF-8 text, comparable between tokenizers.
+--by-position groups targets by the tokens of context they are predicted from:
+1, 2, 3-4, 5-8 and so on. A model that uses its context has a falling loss.
 `;
 
+/** The result for one model, as `--json` prints it. */
+interface Row {
+  readonly model: string;
+  readonly step: number;
+  readonly source: string;
+  readonly loss: number;
+  readonly perplexity: number;
+  readonly targets: number;
+  readonly batches: number;
+  readonly bits_per_byte: number | null;
+  readonly complete: boolean;
+  readonly by_position?: readonly PositionLoss[];
+}
+
 async function run(options: Options, io: Io): Promise<void> {
-  const loaded = loadModel(openDevice(options), options.model, 'f32');
-  const { model, path, step, warnings } = loaded;
-  try {
-    for (const warning of warnings) io.warn(warning);
-    const config = evaluationConfig(loaded, options, io);
-    const { loss, perplexity, targets, batches, bitsPerByte, complete } = await evaluateSource(
-      model,
-      config,
-      options.batches,
-      {
-        say: (line) => io.err(line),
-        warn: io.warn,
-        environment: io.env,
-        terminal: io.stderr,
-      },
-    );
-    const { source } = config.data;
-    if (options.json)
-      printJson(io, {
-        ...{ model: path, step, source, loss, perplexity, targets, batches },
-        ...{ bits_per_byte: bitsPerByte, complete },
-      });
-    else
-      io.out(
-        `loss ${loss.toFixed(4)} | ppl ${perplexity.toFixed(2)} | ` +
-          `${bitsPerByte === null ? '' : `bpb ${bitsPerByte.toFixed(4)} | `}${targets} targets in ${batches} batches` +
-          `${complete ? '' : ' (more with --batches)'}, step ${step}`,
-      );
-  } finally {
-    model.free();
+  const { byPosition = false, compare = [] } = options;
+  for (const [name, value] of Object.entries({ '--csv': options.csv, '--svg': options.svg }))
+    if (value !== undefined && !byPosition)
+      throw new UsageError(`${name}: shows the loss by position; add --by-position`);
+  const rows: Row[] = [];
+  let tokenizer: string | undefined;
+  for (const path of [options.model, ...compare]) {
+    const loaded = loadModel(openDevice(options), path, 'f32');
+    try {
+      tokenizer ??= loaded.tokenizer.identity;
+      if (loaded.tokenizer.identity !== tokenizer)
+        throw new UsageError(
+          `--compare: ${path} has another tokenizer than ${options.model}; their losses are not comparable`,
+        );
+      rows.push(await measure(loaded, options, io));
+    } finally {
+      loaded.free();
+    }
   }
+  if (options.svg !== undefined) writeFileAtomic(options.svg, chart(rows));
+  if (options.json) printJson(io, compare.length === 0 ? rows[0] : { models: rows });
+  else if (options.csv) io.out(csv(rows));
+  else {
+    for (const row of rows) io.out(`${compare.length === 0 ? '' : `${row.model}: `}${summary(row)}`);
+    if (byPosition) io.out(table(rows, io.width));
+  }
+}
+
+async function measure(loaded: LoadedModel, options: Options, io: Io): Promise<Row> {
+  const { model, path, step, warnings } = loaded;
+  for (const warning of warnings) io.warn(warning);
+  const config = evaluationConfig(loaded, options, io);
+  const { loss, perplexity, targets, batches, bitsPerByte, complete, byPosition } = await evaluateSource(
+    model,
+    config,
+    options.batches,
+    {
+      say: (line) => io.err(line),
+      warn: io.warn,
+      environment: io.env,
+      terminal: io.stderr,
+    },
+  );
+  return {
+    ...{ model: path, step, source: config.data.source, loss, perplexity, targets, batches },
+    ...{ bits_per_byte: bitsPerByte, complete, ...(options.byPosition && { by_position: byPosition }) },
+  };
+}
+
+function summary({ loss, perplexity, bits_per_byte: bitsPerByte, targets, batches, complete, step }: Row): string {
+  return (
+    `loss ${loss.toFixed(4)} | ppl ${perplexity.toFixed(2)} | ` +
+    `${bitsPerByte === null ? '' : `bpb ${bitsPerByte.toFixed(4)} | `}${targets} targets in ${batches} batches` +
+    `${complete ? '' : ' (more with --batches)'}, step ${step}`
+  );
+}
+
+/** The same positions for every model: they read the same data. Columns after the first model show the difference to it. */
+function table(rows: readonly Row[], width: number): string {
+  const [first, ...others] = rows.map(({ by_position: positions = [] }) => positions);
+  const titles = others.flatMap((_, i) => [`loss ${i + 2}`, `- loss 1`]);
+  return formatTable(
+    right('context', 'targets', others.length === 0 ? 'loss' : 'loss 1', ...titles),
+    first.map(({ from, to, targets, loss }, i) => [
+      ...[from === to ? String(to) : `${from}-${to}`, String(targets), loss.toFixed(4)],
+      ...others.flatMap((other) => [other[i].loss.toFixed(4), signed(other[i].loss - loss)]),
+    ]),
+    width,
+  ).trimEnd();
+}
+
+function signed(value: number): string {
+  return `${value < 0 ? '' : '+'}${value.toFixed(4)}`;
+}
+
+function csv(rows: readonly Row[]): string {
+  return formatCsv(
+    ['model', 'from', 'to', 'targets', 'loss'],
+    rows.flatMap(({ model, by_position: positions = [] }) => positions.map((row) => ({ model, ...row }))),
+  );
+}
+
+function chart(rows: readonly Row[]): string {
+  return lineChart({
+    ...{ title: 'Loss by position', x: 'log2 of the tokens of context', y: 'loss' },
+    series: rows.map(({ model, by_position: positions = [] }) => ({
+      name: model,
+      points: positions.map(({ to, loss }) => [Math.log2(to), loss] as const),
+    })),
+  });
 }
 
 /** The model's own config with the data that the flags name. */

@@ -10,8 +10,9 @@ import { withoutBranch } from '../../infer/without-branch.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { Branch } from '../../ops/attention/gate/op.js';
 import { heatMap, percent } from '../../watch/report/heat-map.js';
+import { runBlocking } from '../shared/blocking.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, ProgressLine, printJson, runBlocking } from '../shared/io.js';
+import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -72,7 +73,7 @@ export function configure(command: Command, io: Io): void {
       ),
     )
     .addHelpText('after', HELP)
-    .action((options: Options) => runBlocking(() => run(options, io)));
+    .action((options: Options) => run(options, io));
 }
 
 const HELP = `
@@ -111,7 +112,7 @@ function run(options: Options, io: Io): void {
       const measure = () => evaluateNeedle(model, grid, { kernels, onProgress });
       return (off ? withoutBranch(model, off, measure) : measure()).map((cell) => ({ without: off, ...cell }));
     };
-    const rows = [...rowsWith(null), ...(without ? rowsWith(without) : [])];
+    const rows = runBlocking(() => [...rowsWith(null), ...(without ? rowsWith(without) : [])]);
     progress.clear();
     const seconds = (performance.now() - started) / 1000;
     const result = { model: path, step, device: device.name, precision, trials, records, facts, seed, seconds, rows };

@@ -10,8 +10,9 @@ import { inspectSelection, type LayerSelection } from '../../infer/selection.js'
 import { kernelOptions } from '../../model/kernels.js';
 import { densityMap } from '../../watch/report/heat-map.js';
 import { lineChart } from '../../watch/report/svg.js';
+import { runBlocking } from '../shared/blocking.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
-import { type Io, printJson, runBlocking } from '../shared/io.js';
+import { type Io, printJson } from '../shared/io.js';
 import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
@@ -46,12 +47,14 @@ export function configure(command: Command, io: Io): void {
         '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
       ),
     )
-    .action((options: Options) => runBlocking(() => run(options, io)));
+    .action((options: Options) => run(options, io));
 }
 
 function run(options: Options, io: Io): void {
   const text = readText(options.textFile);
-  const { model, tokenizer, config, path, step, warnings } = loadModel(openDevice(options), options.model, 'f32');
+  const { model, tokenizer, config, path, step, warnings } = runBlocking(() =>
+    loadModel(openDevice(options), options.model, 'f32'),
+  );
   try {
     for (const warning of warnings) io.warn(warning);
     const tokens = Array.from(tokenizer.encode(text)).slice(0, options.maxTokens);
@@ -61,7 +64,7 @@ function run(options: Options, io: Io): void {
       throw new UsageError(
         `${options.textFile}: contains token ${unknown}, but the vocabulary of the model has ${model.shape.vocabSize}`,
       );
-    const layers = inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env)));
+    const layers = runBlocking(() => inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env))));
     const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
     if (options.json) printJson(io, result);

@@ -1,4 +1,5 @@
 /** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
+import { fstatSync } from 'node:fs';
 import type { Environment } from '../../config/legacy/typed-variable.js';
 import { LiveLine } from '../../live-line.js';
 import { toJson } from '../../run/json.js';
@@ -43,9 +44,23 @@ export function processIo(): Io {
   return createIo(process.stdout, process.stderr, process.env);
 }
 
-/** `trefoil … | head` closes the pipe. The command continues: a training run must not end with the reader of its log. */
+/**
+ * `trefoil … | head` closes the pipe (EPIPE), a lost connection the terminal (EIO). The command continues: a training run
+ * must not end with the reader of its log.
+ */
 export function ignoreClosedPipe(error: NodeJS.ErrnoException): void {
-  if (error.code !== 'EPIPE') throw error;
+  if (error.code !== 'EPIPE' && error.code !== 'EIO') throw error;
+}
+
+/**
+ * Whether the stream is a pipe. Its reader may print to the terminal, as tee does, and what is rewritten in place there
+ * would then be mixed with its lines.
+ */
+export function isPipe(stream: Stream): boolean {
+  const { fd } = stream as { readonly fd?: number };
+  if (fd === undefined) return false;
+  const facts = fstatSync(fd);
+  return facts.isFIFO() || facts.isSocket();
 }
 
 export function printJson(io: Io, value: unknown): void {
@@ -55,20 +70,6 @@ export function printJson(io: Io, value: unknown): void {
 /** Lets signal handlers run. Kernels block the event loop, so a command calls this between its units of work. */
 export function yieldToSignals(): Promise<void> {
   return new Promise((resolve) => setImmediate(resolve));
-}
-
-/**
- * Runs work that blocks the event loop for long. Meanwhile SIGINT has its default action: a handler in JavaScript would
- * run only after the work, the default action ends the process at once.
- */
-export function runBlocking<Result>(work: () => Result): Result {
-  const handlers = process.listeners('SIGINT');
-  process.removeAllListeners('SIGINT');
-  try {
-    return work();
-  } finally {
-    for (const handler of handlers) process.on('SIGINT', handler);
-  }
 }
 
 /** Functions that add colour to a text, or return it unchanged where colour is off. */
@@ -104,5 +105,22 @@ export function stylesFor(stream: { readonly isTTY?: boolean }, env: Environment
 export class ProgressLine extends LiveLine {
   constructor(io: Io) {
     super(io.stderr, { everyMs: 10_000 });
+  }
+}
+
+const WAIT_SHOWN_AFTER_MS = 2000;
+
+/** Awaits `work`; if it takes longer than two seconds, progress tells for how long it has been waited for. */
+export async function whileWaiting<Result>(io: Io, text: string, work: Promise<Result>): Promise<Result> {
+  const progress = new ProgressLine(io);
+  const started = performance.now();
+  const timer = setInterval(() => {
+    progress.show(`${text}: ${Math.round((performance.now() - started) / 1000)} s`);
+  }, WAIT_SHOWN_AFTER_MS);
+  try {
+    return await work;
+  } finally {
+    clearInterval(timer);
+    if (performance.now() - started >= WAIT_SHOWN_AFTER_MS) progress.clear();
   }
 }

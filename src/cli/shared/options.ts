@@ -3,6 +3,7 @@
  * receives follow from it. Parsers reject bad values with one line.
  */
 import { type Command, InvalidArgumentError, Option } from 'commander';
+import type { Io } from './io.js';
 
 /** An option whose value, in the action of a command, has the type `Value`. */
 export class Flag<Value> extends Option {
@@ -76,6 +77,18 @@ export function addOptions(command: Command, flags: Readonly<Record<string, Opti
     command.addOption(option);
   }
   return command;
+}
+
+/** The `configure` of a command: its options, what it does with them, and the text after the list of options. */
+export function configured<Flags extends Readonly<Record<string, Option>>>(
+  flags: Flags,
+  run: (options: OptionValues<Flags>, io: Io) => void | Promise<void>,
+  help?: string,
+): (command: Command, io: Io) => void {
+  return (command, io) => {
+    addOptions(command, flags).action((options: OptionValues<Flags>) => run(options, io));
+    if (help !== undefined) command.addHelpText('after', help);
+  };
 }
 
 export function wholeNumber(least: number): (text: string) => number {

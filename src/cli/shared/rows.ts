@@ -2,7 +2,7 @@
 
 import { visible, wrapText } from '../../text.js';
 import { explainRows } from '../../watch/explain.js';
-import type { Row } from '../../watch/row.js';
+import { describeRow, type Row } from '../../watch/row.js';
 import type { Io } from './io.js';
 import { formatTable, wrapped } from './table.js';
 
@@ -18,16 +18,16 @@ export function printRows(io: Io, rows: readonly Row[], result: string): void {
 function rowTable(rows: readonly Row[], { style, width }: Io): string {
   return formatTable(
     ['', 'rule', wrapped('value'), wrapped('limit')],
-    rows.map(({ rule, level, value, limit }) => [style[level](MARKS[level]), rule, cell(value), cell(limit)]),
+    rows.map((row) => {
+      const { value, limit } = describeRow(row);
+      return [style[row.level](MARKS[row.level]), row.rule, visible(value), visible(limit)]; // the run may be someone else's
+    }),
     width,
   ).trimEnd();
 }
 
 function rowSummary(rows: readonly Row[]): string {
   const count = (level: Row['level']) => rows.filter((row) => row.level === level).length;
-  return `${count('green')} ok, ${count('yellow')} warnings, ${count('red')} failed`;
-}
-
-function cell(value: Row['value']): string {
-  return value === null ? '-' : visible(String(value)); // a run folder may come from someone else
+  const warnings = count('yellow');
+  return `${count('green')} ok, ${warnings} ${warnings === 1 ? 'warning' : 'warnings'}, ${count('red')} failed`;
 }

@@ -39,7 +39,7 @@ export const environmentVariables: readonly EnvironmentVariable[] = [
   sets('NSA_BATCH_SIZE', 'integer', 'train.batch_size', 'sequences per micro-batch'),
   sets('NSA_ACCUM', 'integer', 'train.accumulate_grad_batches', 'micro-batches per optimizer step'),
   sets('NSA_LR', 'number', 'train.lr', 'peak learning rate'),
-  sets('NSA_TOKENIZER', 'text', 'data.tokenizer', 'byte, gpt2 or the path of a tokenizer.json'),
+  sets('NSA_TOKENIZER', 'text', 'data.tokenizer', 'byte, gpt2, stories or the path of a tokenizer.json'),
   sets('NSA_NO_GC', 'disable', 'runtime.gradient_checkpointing', 'disable gradient checkpointing'),
   sets('NSA_ROPE_SCALE', 'number', 'model.rope_scale', 'positions are divided by this factor'),
   sets('NSA_PREFILL_BATCHED', 'flag', 'runtime.prefill_batched', 'process the prompt in one pass'),

@@ -67,7 +67,7 @@ describe('openNumberedSource', () => {
       );
       source.close();
       expect(notices).toEqual([
-        'data: 2 files taken, 0.0 MB: a.txt, d.txt',
+        'data: 2 files taken, 0.1 kB: a.txt, d.txt',
         'data: 2 files skipped: c.txt (empty), b.bin (binary)',
         'data: 2 invalid UTF-8 sequences became U+FFFD in d.txt',
       ]);
@@ -86,7 +86,10 @@ describe('openNumberedSource', () => {
       { vocab_size: 200 },
       'data.tokenizer: byte has 256 tokens, more than the vocabulary of 200; raise it to at least 256',
     ],
-    [{ seq_len: 100 }, `${shards} has 100 tokens, fewer than one sample of 101; add text or lower train.seq_len`],
+    [
+      { seq_len: 100 },
+      `${shards} has 100 tokens, fewer than one sample of 101; add text or lower train.seq_len (--seq-len)`,
+    ],
     [{ seq_len: 60, val_fraction: 0.1 }, 'or set data.val_fraction to 0'],
   ])('refuses %j with a remedy', async (change, message) => {
     const opening = async () => open(change);

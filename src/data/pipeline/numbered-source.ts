@@ -2,6 +2,7 @@
 
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
+import { openChats } from '../chats/source.js';
 import { Purpose } from '../hash.js';
 import type { OpenOptions } from '../loader.js';
 import { openCached } from '../shards/cache.js';
@@ -46,6 +47,7 @@ export async function openNumberedSource(
   if (source === 'synthetic') return openSynthetic(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   if (source === 'needle') return openNeedle(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   checkVocabulary(config.data.tokenizer, tokenizer, vocab_size);
+  if (source === 'chat') return openChats(config, tokenizer, options, paths);
   if (source === 'stories') return openStories(config, tokenizer, options.evaluate);
   const reader = await openShards(config, tokenizer, options, paths);
   try {

@@ -59,14 +59,14 @@ function checked<State extends LoaderState>(
   if (state.dataset !== dataset)
     throw new UsageError(
       `data.path: ${place} holds other data than this run was trained on (${dataset.slice(0, 12)}, ` +
-        `not ${state.dataset.slice(0, 12)}); use the same data and tokenizer, or start a new run from the weights`,
+        `not ${state.dataset.slice(0, 12)}); use the same data and tokenizer, or start a new run in another folder`,
     );
   for (const [key, now] of Object.entries(settings)) {
     const before = state[key as keyof SampleSettings];
     if (before === now) continue;
     throw new UsageError(
       `${key} is ${now}, but was ${before} when this run was saved, which gives another order of the data; ` +
-        'set it back or start a new run from the weights',
+        'set it back or start a new run in another folder',
     );
   }
   return state;

@@ -91,7 +91,7 @@ describe('splitCorpus', () => {
   it('refuses a corpus that is too short, with the remedy', () => {
     expect(() => splitCorpus(request([8], 0))).toThrow(UsageError);
     expect(() => splitCorpus(request([8], 0))).toThrow(
-      'corpus has 8 tokens, fewer than one sample of 9; add text or lower train.seq_len',
+      'corpus has 8 tokens, fewer than one sample of 9; add text or lower train.seq_len (--seq-len)',
     );
     expect(() => splitCorpus(request([17], 0.1))).toThrow('or set data.val_fraction to 0');
     expect(splitCorpus(request([18], 0.1)).method).toBe('tail');

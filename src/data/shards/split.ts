@@ -34,7 +34,7 @@ export function splitCorpus(request: SplitRequest): Split {
   const sample = sequenceLength + 1;
   if (tokens < sample) {
     throw new UsageError(
-      `${name} has ${tokens} tokens, fewer than one sample of ${sample}; add text or lower train.seq_len`,
+      `${name} has ${tokens} tokens, fewer than one sample of ${sample}; add text or lower train.seq_len (--seq-len)`,
     );
   }
   if (valFraction === 0) return { train: singleRange(0, tokens), validation: undefined, method: 'none' };
@@ -81,7 +81,7 @@ function splitTail({ name, tokens, valFraction, sequenceLength }: SplitRequest):
   if (samples < 1) {
     throw new UsageError(
       `${name} has ${tokens} tokens, too few for training and validation samples of ${sequenceLength + 1}; ` +
-        'add text, lower train.seq_len or set data.val_fraction to 0',
+        'add text, lower train.seq_len (--seq-len) or set data.val_fraction to 0',
     );
   }
   const cut = samples * sequenceLength + 1;

@@ -3,6 +3,7 @@
 import { join, relative, resolve } from 'node:path';
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
+import { plural } from '../../text.js';
 import { BlobOpener } from './blob.js';
 import { type FileReport, resolveFiles, type SkippedFile } from './files.js';
 import type { HttpOptions } from './http.js';
@@ -166,7 +167,8 @@ export function describeFiles({ files, skipped }: CorpusSpec, report?: FileRepor
     (names.length > NAMED_FILES ? ` and ${names.length - NAMED_FILES} more` : '');
   const binary = new Set(report?.skipped);
   const taken = files.filter(({ name }) => !binary.has(name));
-  const megabytes = taken.reduce((sum, { size }) => sum + size, 0) / 1e6;
+  const bytes = taken.reduce((sum, { size }) => sum + size, 0);
+  const amount = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
   const left = [
     ...skipped.map(({ path, reason }) => `${path.split('/').pop()} (${reason})`),
     ...[...binary].map((name) => `${name} (binary)`),
@@ -174,8 +176,8 @@ export function describeFiles({ files, skipped }: CorpusSpec, report?: FileRepor
   const replaced = report?.replaced ?? [];
   const sequences = replaced.reduce((sum, { count }) => sum + count, 0);
   return [
-    `data: ${taken.length} files taken, ${megabytes.toFixed(1)} MB: ${list(taken.map(({ name }) => name))}`,
-    ...(left.length > 0 ? [`data: ${left.length} files skipped: ${list(left)}`] : []),
+    `data: ${plural(taken.length, 'file')} taken, ${amount}: ${list(taken.map(({ name }) => name))}`,
+    ...(left.length > 0 ? [`data: ${plural(left.length, 'file')} skipped: ${list(left)}`] : []),
     ...(sequences > 0
       ? [`data: ${sequences} invalid UTF-8 sequences became U+FFFD in ${list(replaced.map(({ file }) => file))}`]
       : []),

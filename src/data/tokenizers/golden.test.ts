@@ -75,3 +75,27 @@ describe.skipIf(names.length === 0).each(names)('golden %s', (name) => {
       expect(() => applyChatTemplate(tokenizer, messages)).toThrow(message);
   });
 });
+
+const GENERATIONS = join(ROOT, 'llama3-tied', 'generate_golden.json');
+if (!existsSync(GENERATIONS)) console.log(`skipped: ${GENERATIONS} is not there`);
+
+describe.skipIf(!existsSync(GENERATIONS))('golden generations', () => {
+  it('begin with the tokens of their messages, and decode to their texts', () => {
+    const tokenizer = createTokenizer(join(ROOT, 'llama3-tied'));
+    const { cases } = JSON.parse(readFileSync(GENERATIONS, 'utf8')) as {
+      cases: {
+        messages: ChatMessage[];
+        prompt_ids: number[];
+        new_ids: number[];
+        text: string;
+        stopped_by_eos: boolean;
+      }[];
+    };
+    expect(cases.length).toBeGreaterThan(0);
+    for (const { messages, prompt_ids, new_ids, text, stopped_by_eos } of cases) {
+      expect([...encodeChat(tokenizer, messages, { addGenerationPrompt: true })]).toEqual(prompt_ids);
+      expect(tokenizer.decode(new_ids)).toBe(text);
+      expect(tokenizer.endTokens?.includes(new_ids.at(-1)!)).toBe(stopped_by_eos);
+    }
+  });
+});

@@ -4,6 +4,9 @@
 // crashes the process. These threads are never joined, and the library is never unloaded.
 #include "runtime.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -39,7 +42,7 @@ Pool& pool() {
   return *instance;
 }
 
-inline void pause() {
+inline void spin_hint() {
 #if defined(__x86_64__)
   _mm_pause();
 #else
@@ -64,7 +67,7 @@ void helper(int id, uint64_t seen) {
     int spins = 0;
     while (p.generation.load(std::memory_order_acquire) == seen) {
       if (++spins < kSpins) {
-        pause();
+        spin_hint();
       } else {
         std::unique_lock<std::mutex> lock(p.mutex);
         p.wake.wait(lock, [&] { return p.generation.load(std::memory_order_acquire) != seen; });
@@ -83,6 +86,16 @@ struct Scratch {
   size_t bytes[kScratchSlots] = {};
 };
 thread_local Scratch thread_scratch;
+
+char last_words[32][128];  // by signal number
+
+// Async-signal-safe. SA_RESETHAND has restored the default action, which follows when the handler returns.
+void end_by_signal(int signal) {
+  const char* text = last_words[signal];
+  const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
+  (void)written;  // an error cannot be reported: the process ends here
+  raise(signal);
+}
 
 }  // namespace
 
@@ -107,7 +120,7 @@ void trefoil_parallel(int64_t count, Body body, void* context) {
   drain(p);
   int spins = 0;
   while (p.busy.load(std::memory_order_acquire) > 0) {
-    if (++spins < kSpins) pause();
+    if (++spins < kSpins) spin_hint();
     else std::this_thread::yield();
   }
   p.taken.clear(std::memory_order_release);
@@ -154,5 +167,19 @@ void* trefoil_allocate(size_t bytes) { return std::aligned_alloc(4096, (bytes + 
 void trefoil_free(void* memory) { std::free(memory); }
 void trefoil_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void trefoil_zero(void* memory, size_t bytes) { std::memset(memory, 0, bytes); }
+
+// Ends the process on `signal` by its default action, after `line` has been written to stderr; an empty line restores the
+// default action alone. Node runs handlers in JavaScript between calls only, so during a long kernel they come too late.
+void trefoil_end_on_signal(int signal, const char* line) {
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal, &action, nullptr);
+  char* text = last_words[signal];
+  std::snprintf(text, sizeof(last_words[signal]), "%s", line);
+  if (text[0] == 0) return;
+  action.sa_handler = end_by_signal;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(signal, &action, nullptr);
+}
 
 }  // extern "C"

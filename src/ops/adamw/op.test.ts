@@ -79,6 +79,18 @@ describe.each(devices())('AdamW on $name', ({ device, dtype }) => {
     expect(parameter.gradient).toBeNull();
   });
 
+  it('refuses a learning rate that is missing or would ruin the weights', () => {
+    const parameter = own(parameterWith(device(), 'w', [1, 2]));
+    const optimizer = own(new AdamW(device(), [{ parameter, weightDecay: 0 }]));
+    for (const learningRate of [Number.NaN, -1, Number.POSITIVE_INFINITY, undefined as unknown as number]) {
+      setGradient(parameter, [1, 1]);
+      const message = `AdamW: learningRate must be a finite number of at least 0, not ${learningRate}`;
+      expect(() => optimizer.step({ learningRate })).toThrow(message);
+      expect(() => optimizer.nextStep({ learningRate })).toThrow(message);
+    }
+    expect([optimizer.steps, ...parameter.value.read()]).toEqual([0, 1, 2]);
+  });
+
   it.each([1, 5, 16, 40001, 0])('follows the reference for ten steps with %i numbers', (count) => {
     const values = randomValues(count, 1);
     const parameter = own(parameterWith(device(), 'w', values));

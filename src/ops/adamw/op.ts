@@ -109,6 +109,7 @@ export class AdamW implements Disposable {
 
   /** Updates every parameter that has a gradient, and clears the gradients unless `keepGradients` is set. */
   step({ learningRate, gradientScale = 1, keepGradients = false }: AdamWStep): void {
+    expectLearningRate(learningRate);
     const kernel = this.#device.kernels(kernels);
     const [beta1, beta2] = this.#betas;
     this.steps += 1;
@@ -144,6 +145,7 @@ export class AdamW implements Disposable {
    * turns out not to be finite the device changes nothing: the caller then subtracts 1 from `steps`.
    */
   nextStep({ learningRate, gradientScale = 1, maxNorm = 0 }: DeviceStep): Float32Array {
+    expectLearningRate(learningRate);
     this.steps += 1;
     const { stepSize, inverseRootBias } = this.#corrections(learningRate);
     const limit = maxNorm > 0 ? maxNorm : Number.POSITIVE_INFINITY;
@@ -204,4 +206,10 @@ export class AdamW implements Disposable {
     this.#factor?.free();
     this.#factor = null;
   }
+}
+
+/** One step with NaN would turn every weight into NaN. */
+function expectLearningRate(learningRate: number): void {
+  if (!(Number.isFinite(learningRate) && learningRate >= 0))
+    throw new UsageError(`AdamW: learningRate must be a finite number of at least 0, not ${learningRate}`);
 }

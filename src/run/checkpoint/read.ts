@@ -250,8 +250,12 @@ function findNewest(checkpoints: string): FoundCheckpoint | undefined {
     }
   }
   if (skipped.length === 0) return undefined;
-  const reasons = skipped.map(({ reason }) => reason).join(' | ');
-  throw new UsageError(`${checkpoints}: no checkpoint verifies: ${reasons}; to start again, choose another out_dir`);
+  const reasons = skipped.map(({ reason }) =>
+    reason.replace(`${checkpoints}/`, '').replace(/; use another checkpoint$/, ''),
+  );
+  throw new UsageError(
+    `${checkpoints}: no checkpoint verifies: ${reasons.join('; ')}. Restore one from a backup, or start again in another out_dir`,
+  );
 }
 
 /** A checkpoint folder, or the `latest` file that points to one. */

@@ -73,7 +73,9 @@ test('a truncated, empty or missing file is detected', () => {
 test('when all are damaged nothing is started over in silence', () => {
   for (const step of [1, 2]) truncateSync(join(folder(step), 'state.json'), 1);
   expect(() => findCheckpoint(run, 'auto')).toThrow(UsageError);
-  expect(() => findCheckpoint(run, 'auto')).toThrow(/no checkpoint verifies: .*step-2.*step-1/);
+  expect(() => findCheckpoint(run, 'auto')).toThrow(
+    /no checkpoint verifies: step-2.*; step-1.*\. Restore one from a backup/,
+  );
 });
 
 test('a named checkpoint must verify itself', () => {

@@ -21,8 +21,7 @@ export function gpuRows(): DoctorRow[] {
 function deviceRow(): DoctorRow {
   const absence = cudaAbsence();
   if (absence !== null) {
-    const remedy = 'training uses the CPU; for a GPU install NVIDIA’s driver, and in a container pass the device in';
-    return warn('gpu', absence, remedy);
+    return warn('gpu', absence, 'without one, training uses the CPU');
   }
   try {
     const { name, totalBytes } = new CudaDevice();

@@ -162,5 +162,6 @@ function freeBytes(folder: string): number {
 }
 
 export function gib(bytes: number): string {
+  if (bytes < GIB) return `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)} MiB`;
   return `${(bytes / GIB).toFixed(bytes < 10 * GIB ? 2 : 0)} GiB`;
 }
