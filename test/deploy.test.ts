@@ -10,6 +10,7 @@ import { parse } from 'yaml';
 import { z } from 'zod';
 import { shippedConfigs } from '../src/config/files.js';
 import { parseTrainFlags } from '../src/config/flags.js';
+import { Metrics } from '../src/serve/metrics.js';
 import { temporaryFolder } from '../src/testing/run.js';
 
 const deploy = join(import.meta.dirname, '..', 'deploy');
@@ -263,7 +264,52 @@ const jobSetSpec = z.strictObject({
     .array(z.strictObject({ name, replicas: z.number().int().min(0).optional(), template: jobTemplate }))
     .length(1),
 });
+const labels = z.record(z.string(), z.string());
+const probe = z.strictObject({
+  httpGet: z.strictObject({ path: z.literal('/health'), port: z.literal('http') }),
+  periodSeconds: z.number().int().positive().optional(),
+  failureThreshold: z.number().int().positive().optional(),
+});
+/** Of apps/v1 DeploymentSpec, the fields that are used. */
+const deploymentSpec = z.strictObject({
+  replicas: z.number().int().positive(),
+  selector: z.strictObject({ matchLabels: labels }),
+  template: z.strictObject({
+    metadata: z.strictObject({ labels }),
+    spec: z.strictObject({
+      terminationGracePeriodSeconds: z.number().int().positive(),
+      containers: z
+        .array(
+          z.strictObject({
+            ...{ name, image: z.string(), args: z.array(z.string()), resources },
+            ports: z.array(z.strictObject({ name, containerPort: z.number().int() })),
+            ...{ startupProbe: probe, readinessProbe: probe, livenessProbe: probe },
+            volumeMounts: z.array(
+              z.strictObject({ name, mountPath: z.string().startsWith('/'), readOnly: z.literal(true) }),
+            ),
+          }),
+        )
+        .length(1),
+      volumes: z.array(
+        z.union([
+          z.strictObject({ name, persistentVolumeClaim: z.strictObject({ claimName: name }) }),
+          z.strictObject({ name, secret: z.strictObject({ secretName: name }) }),
+        ]),
+      ),
+    }),
+  }),
+});
 const SCHEMAS: Readonly<Record<string, z.ZodType>> = {
+  'serve.yaml': z.strictObject({
+    ...{ apiVersion: z.literal('apps/v1'), kind: z.literal('Deployment'), metadata, spec: deploymentSpec },
+  }),
+  'serve-service.yaml': z.strictObject({
+    ...{ apiVersion: z.literal('v1'), kind: z.literal('Service'), metadata },
+    spec: z.strictObject({
+      selector: labels,
+      ports: z.array(z.strictObject({ name, port: z.number().int(), targetPort: name })),
+    }),
+  }),
   'jobset.yaml': z.strictObject({
     ...{ apiVersion: z.literal('jobset.x-k8s.io/v1alpha2'), kind: z.literal('JobSet'), metadata, spec: jobSetSpec },
   }),
@@ -344,6 +390,15 @@ describe('manifests', () => {
     expect(values.get('PET_MASTER_ADDR')).toBe(`${named.name}-${replicated}-0-0.${named.name}`);
   });
 
+  it('the server: mounts have volumes, the Service selects its pods', () => {
+    const { template, selector } = manifest('serve.yaml').spec;
+    const [container] = template.spec.containers;
+    const names = (all: { name: string }[]) => all.map((one) => one.name).sort();
+    expect(names(container.volumeMounts)).toEqual(names(template.spec.volumes));
+    expect(template.metadata.labels).toEqual(selector.matchLabels);
+    expect(manifest('serve-service.yaml').spec.selector).toEqual(selector.matchLabels);
+  });
+
   it('Kubeflow: the job refers to the runtime, whose names are those Kubeflow requires', () => {
     const [runtime, job] = [manifest('kubeflow-runtime.yaml'), manifest('kubeflow-trainjob.yaml')];
     expect(job.spec.runtimeRef).toMatchObject({ kind: runtime.kind, name: runtime.metadata.name });
@@ -364,6 +419,22 @@ describe('manifests', () => {
     expect(shippedConfigs()).toContain(config);
     expect(resume).toBe('auto');
   });
+});
+
+it('grafana-serve.json shows metrics that the server has', () => {
+  const names = [...text('grafana-serve.json').matchAll(/trefoil:([a-z0-9_]+)/g)].map((match) => match[1]);
+  const stats = {
+    running: 0,
+    waiting: 0,
+    pageBytes: 0,
+    reservedBytes: 0,
+    cacheBytes: 1,
+    prefixQueries: 0,
+    prefixHits: 0,
+  };
+  const metrics = new Metrics().text(stats);
+  expect(names.length).toBeGreaterThan(10);
+  for (const metric of names) expect(metrics, metric).toMatch(new RegExp(`^trefoil:${metric}[ {]`, 'm'));
 });
 
 describe('systemd', () => {

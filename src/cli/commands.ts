@@ -70,6 +70,11 @@ export const BENCHES: readonly SingleCommand[] = [
     summary: 'tokenizing and loading speed, and how long a trainer waits for data',
     load: () => import('./bench/data.js'),
   },
+  {
+    name: 'serve',
+    summary: 'a server under load: latencies, throughput, refusals',
+    load: () => import('./bench/serve.js'),
+  },
 ];
 
 /** Commands of `trefoil eval`. */
@@ -168,6 +173,12 @@ export const COMMANDS: readonly CommandEntry[] = [
     name: 'generate',
     summary: 'generate text with a trained model',
     load: () => import('./generate.js'),
+  },
+  {
+    heading: USE,
+    name: 'serve',
+    summary: 'serve a model over HTTP with the OpenAI API',
+    load: () => import('./serve.js'),
   },
   { heading: USE, name: 'eval', summary: 'evaluate a trained model', commands: EVALUATIONS },
   { heading: USE, name: 'import', summary: "bring in another program's model", commands: IMPORTS },

@@ -1,6 +1,6 @@
 /**
- * Decoding on a GPU: token after token of the same sequences is one graph that is replayed. The host makes room in the cache
- * (a page every 64 tokens), writes the tokens if it draws them itself, and waits once, when it reads the result.
+ * Decoding on a GPU: each step of the same sequences replays one CUDA graph. The host allocates cache pages (one every 64
+ * tokens), uploads the tokens if it samples them itself, and synchronizes once, when it reads the result.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
@@ -13,7 +13,7 @@ export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'>
   readonly graph?: boolean;
 }
 
-/** Room for scores is made for this many tokens, and doubled as far as it goes when a sequence comes near it. */
+/** Initial capacity of the score buffers [tokens]. It is doubled when a sequence comes within `HEADROOM` of it. */
 const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
 
@@ -22,25 +22,25 @@ export class DeviceDecoder {
   readonly #cache: DecodeCache;
   readonly #options: DeviceDecoderOptions;
   #sequences: readonly CachedSequence[] = [];
-  /** What the device holds: the sequences' lengths, and the addresses of their tables. */
+  /** Copies of what was uploaded: lengths of the sequences, and addresses of their page tables. */
   #lengths: number[] = [];
   #addresses = new Map<Kind, BigUint64Array>();
   #forks: number[] = [];
-  /** Steps of these sequences for which the device knows all pages. */
+  /** Number of further steps that need no upload: all their pages are in the device's tables. */
   #slack = 0;
   #step: DeviceStep | null = null;
-  /** A step runs once before it is recorded: then all of its kernels are compiled. */
+  /** A step runs once before it is recorded, so that all of its kernels are compiled. */
   #hasRun = false;
   #graph: CudaGraph | null = null;
 
-  /** The caller has asked `deviceDecoderRefusal`. */
+  /** The caller has checked `deviceDecoderRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, options: DeviceDecoderOptions = {}) {
     this.#model = model;
     this.#cache = cache;
     this.#options = options;
   }
 
-  /** Whether a step can take one more token of each sequence: that of very long ones needs more than a GPU may have. */
+  /** Whether the next token of each sequence is within the context limit of the GPU. */
   hasRoom(sequences: readonly CachedSequence[]): boolean {
     const longest = longestAfter(sequences);
     if (this.#step?.batch === sequences.length && longest <= this.#step.context) return true;
@@ -48,8 +48,8 @@ export class DeviceDecoder {
   }
 
   /**
-   * Launches a step: `tokens[i]` follows sequence i, without `tokens` the most probable ones of the step before, which must
-   * have been one of the same sequences.
+   * Launches a step that appends `tokens[i]` to sequence i. Without `tokens` it appends the argmax tokens of the previous
+   * step, which must have had the same sequences.
    */
   launch(sequences: readonly CachedSequence[], tokens: readonly number[] | null = null): void {
     const ready = this.#isReady(sequences) ? this.#step : null;
@@ -64,7 +64,7 @@ export class DeviceDecoder {
     });
   }
 
-  /** Makes room for a token of each sequence and tells the device where; `launch` does it by itself. */
+  /** Allocates pages for the next token of each sequence and uploads their tables. `launch` calls it when needed. */
   prepare(sequences: readonly CachedSequence[]): DeviceStep {
     const step = this.#stepFor(sequences);
     for (const sequence of sequences) this.#cache.reserve(sequence);
@@ -83,12 +83,12 @@ export class DeviceDecoder {
     return this.#step;
   }
 
-  /** The most probable token after each sequence; -1 where no logit is a number. Waits for the step. */
+  /** The argmax token after each sequence; -1 if all logits are NaN. Synchronizes. */
   next(): Int32Array {
     return this.#launched().next.read() as Int32Array;
   }
 
-  /** Logits after each sequence. Waits for the step. */
+  /** Logits after each sequence. Synchronizes. */
   logits(): Float32Array[] {
     const { logits, batch } = this.#launched();
     const all = logits.read() as Float32Array;
@@ -105,7 +105,7 @@ export class DeviceDecoder {
     return this.#step;
   }
 
-  /** Nothing has happened to the sequences since the last step, and it left room for another. */
+  /** Whether the sequences are unchanged since the last step and their next pages are already uploaded. */
   #isReady(sequences: readonly CachedSequence[]): boolean {
     if (this.#slack <= 0 || sequences.length !== this.#sequences.length) return false;
     return sequences.every(
@@ -154,7 +154,7 @@ export class DeviceDecoder {
   }
 
   #run(step: DeviceStep): void {
-    const device = this.#model.device as CudaDevice; // deviceDecoderRefusal has said so
+    const device = this.#model.device as CudaDevice; // checked by deviceDecoderRefusal
     if (!this.#hasRun || this.#options.graph === false) {
       step.launch();
       this.#hasRun = true;
@@ -182,7 +182,7 @@ function longestAfter(sequences: readonly CachedSequence[]): number {
   return sequences.reduce((most, { length }) => Math.max(most, length + 1), 0);
 }
 
-/** Why a model cannot be decoded this way; null when it can. */
+/** The reason why a model cannot be decoded with graphs; null if it can. */
 export function deviceDecoderRefusal(model: LanguageModel): string | null {
   const canRecord = 'record' in model.device;
   return canRecord ? deviceStepRefusal(model) : `${model.device.kind} records no graphs`;

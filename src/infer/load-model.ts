@@ -1,7 +1,7 @@
 /**
- * A model from its files, and the final files of a run. Nothing is believed before it was checked: a checkpoint is
- * verified by its manifest, final weights by the hash in config.json, and both against the shapes of the config before
- * memory is taken for them.
+ * Loads a model from its files, and writes the final files of a run. Everything is verified first: a checkpoint by its
+ * manifest, final weights by the hash in config.json, and both against the shapes of the config before memory is
+ * allocated.
  */
 import { readFileSync, renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
@@ -125,7 +125,7 @@ function locateFile(path: string): LocatedModel {
   if (basename(path) === LATEST_NAME) return locateCheckpoint(findCheckpoint('', path)!);
   if (!path.endsWith('.safetensors')) throw new UsageError(`${path}: is not a model; ${FORMS}`);
   const folder = dirname(path);
-  // The weights of a checkpoint, named one level too deep: what describes them is the checkpoint.
+  // The weights file of a checkpoint was named instead of its folder.
   if (exists(join(folder, MANIFEST_NAME)) && basename(path) === CHECKPOINT_FILES.model) return locateInFolder(folder);
   const { modelConfig } = runPaths(folder);
   if (!exists(modelConfig))
@@ -186,7 +186,7 @@ function numbersIn(path: string): number {
   return total;
 }
 
-/** A checkpoint's config may leave the vocabulary to the tokenizer or to synthetic data; the weights know. */
+/** Vocabulary size, from the weights: the config of a checkpoint may leave it to the tokenizer or the data. */
 function embeddingRows(path: string): number {
   const file = openSafetensors(path);
   file.close();
@@ -231,7 +231,7 @@ export function writeFinalModel(
   });
 }
 
-/** A config.json of another program, in a folder that was a model's before, is moved aside and not lost. */
+/** Renames a config.json that another program wrote, instead of overwriting it. */
 function keepForeign(path: string): void {
   if (!exists(path) || isModelConfig(path)) return;
   try {
@@ -241,11 +241,11 @@ function keepForeign(path: string): void {
   }
 }
 
-/** How config.json names the tokenizer. */
+/** Copies tokenizer files into `folder`; returns the name of the tokenizer for config.json. */
 function placeTokenizer(folder: string, spec: string): string {
   if (isBuiltInTokenizer(spec)) return spec;
   const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
-  // Gone since the run began: the weights must not be lost over that.
+  // The file was deleted during the run. Failing here would lose the weights.
   if (!exists(source)) return resolve(source);
   copyFile(source, join(folder, 'tokenizer.json'));
   for (const name of TOKENIZER_COMPANIONS) {

@@ -1,7 +1,7 @@
 /**
- * Retrieval by depth and length: a record of facts lies at a given depth of a haystack, and the model is asked for one of its
- * values (data/sources/needle.ts). The answer is one token and the question ends the context, so the most probable next token is what
- * greedy decoding would say: one forward pass over many packed cases answers them all.
+ * Retrieval by depth and length: a record of facts is placed at a given depth of a haystack, and the model is asked for one
+ * of its values (data/sources/needle.ts). The answer is one token after the end of the context, so the argmax of the last
+ * logits is the greedy answer, and one forward pass over packed cases evaluates them all.
  */
 import { absorb, Purpose } from '../data/hash.js';
 import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/sources/needle.js';
@@ -14,7 +14,7 @@ import { Tape } from '../tensor/tape.js';
 export interface NeedleGrid {
   /** Tokens of a case, its answer included. */
   readonly lengths: readonly number[];
-  /** Where the needle lies, in percent of the haystack. */
+  /** Positions of the needle, in percent of the haystack. */
   readonly depths: readonly number[];
   /** Cases for each length and depth. */
   readonly trials: number;
@@ -30,8 +30,8 @@ export interface NeedleCell {
   readonly correct: number;
   readonly accuracy: number;
   /**
-   * Whether the question's token selected the block that holds the answer, so that a wrong answer can be told from a needle
-   * never looked at; null without selection (dense attention).
+   * How often the last token selected the block that holds the answer: distinguishes a wrong answer from a needle that was
+   * not read. Null for dense attention.
    */
   readonly recall: NeedleRecall | null;
 }
@@ -54,7 +54,7 @@ interface Seen {
   readonly layers: number[];
 }
 
-/** Tokens of one forward pass, where a single case does not take more. */
+/** Maximum tokens of one forward pass; a longer case is a pass of its own. */
 const BATCH_TOKENS = { cpu: 2 ** 14, cuda: 2 ** 18 };
 
 /** One cell for each length and depth, lengths first. */
@@ -97,12 +97,12 @@ function recallOf({ cases, layers }: Seen, trials: number, groups: number): Need
   return { any: cases / trials, layers: layers.map((count) => count / (trials * groups)) };
 }
 
-/** The task as it is asked at this length; refuses a length or vocabulary that does not hold it. */
+/** The task for this length. Throws if the length or the vocabulary is too small. */
 function taskOf({ shape }: LanguageModel, { records, facts }: NeedleGrid, length: number): NeedleTask {
   return fitTask({ vocabSize: shape.vocabSize, records, facts, questions: 1, absent: 0 }, length);
 }
 
-/** Case number `index` of a length: other hashes than any training has. */
+/** Tokens of case `index` of a length. Their hashes differ from those of all training data. */
 export function caseTokens(task: NeedleTask, length: number, depth: number, seed: number, index: number): Int32Array {
   const tokens = new Int32Array(length);
   const state = absorb(absorb(absorb(0, Purpose.needleEvaluation), seed), length);
@@ -110,7 +110,7 @@ export function caseTokens(task: NeedleTask, length: number, depth: number, seed
   return tokens;
 }
 
-/** Counts the cases whose answer is the most probable token after all that stands before it, and those that saw it. */
+/** Counts the cases whose answer is the argmax of the last logits, and those that selected its block. */
 function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOptions): void {
   const { device, shape } = model;
   const contexts = cases.map(({ tokens }) => tokens.subarray(0, -1));

@@ -1,10 +1,10 @@
 /**
- * The decode cache: what attention needs of the tokens a model has read, so that the next ones cost what they read and
- * not the whole context again.
+ * The decode cache: keys and values of the tokens that a model has read, so that a new token does not recompute the
+ * context.
  *
- * Per sequence and layer: keys and values of the selected branch for all tokens, of the window for its last w, the
- * compressed ones, and the raw rows that compressed blocks to come still need. All but the last lie in pages that hold one
- * block of every layer: memory grows by need, and sequences with a common beginning share it (`fork`).
+ * Per sequence and layer it holds keys and values of the selected branch for all tokens, of the window branch for the
+ * last w tokens, the compressed keys and values, and the raw rows that future compressed blocks need. They are stored in
+ * pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
@@ -28,7 +28,7 @@ import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
 import { headShapeOf, type ModelShape, shapeDifference, sparseShapeOf } from './shape.js';
 
-/** `tail`: one page with the raw rows. A dense model has the window alone, and it never ends. */
+/** Kinds of pages. `tail`: one page with the raw rows. A dense model has only `win`, with an unlimited window. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
 
 /** How pages of one kind are laid out. */
@@ -39,7 +39,7 @@ export interface KindLayout {
   readonly numbers: number;
 }
 
-/** How a model's cache is cut into pages on a device. */
+/** The page layout of every kind for a model on a device. */
 function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const heads = headShapeOf(shape);
   const { block, lanes } = pageSizes(device);
@@ -58,7 +58,7 @@ function rawRow({ groups, dk, dv }: HeadShape): number {
   return groups * (dk + dv);
 }
 
-/** Tokens of the window branch; a dense model sees all. */
+/** Window size in tokens; Infinity for dense attention. */
 function windowOf({ attention, nsa }: ModelShape): number {
   return attention === 'dense' ? Number.POSITIVE_INFINITY : nsa.w;
 }
@@ -92,7 +92,7 @@ export function predictedReads({ nsa, attention }: ModelShape, S: number): numbe
   return compressedCount(S, nsa.l, nsa.d) + nsa.nSel * nsa.lSel + Math.min(nsa.w, S);
 }
 
-/** One sequence's place in a cache. */
+/** The cached keys and values of one sequence. */
 export class CachedSequence implements Disposable {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
@@ -121,7 +121,7 @@ export class CachedSequence implements Disposable {
     this.#length += count;
   }
 
-  /** How often it was forked: a page that was its own may be shared since. */
+  /** Number of forks taken. Each may have made an unshared page shared. */
   get forks(): number {
     return this.#forks;
   }
@@ -221,12 +221,12 @@ export class DecodeCache {
     return pagesOf(this.#kinds, kind, layer, tables);
   }
 
-  /** Room for one more token of a sequence, which a step on the device writes (`CachedSequence.table` may be new then). */
+  /** Allocates pages for one more token, which a device step will write. `CachedSequence.table` may change. */
   reserve(sequence: CachedSequence): void {
     makeRoom(sequence, sequence.length + 1, this.#kinds, this.shape, false);
   }
 
-  /** That token was written. */
+  /** Records that the token of `reserve` was written. */
   grow(sequence: CachedSequence): void {
     grow(sequence, 1, this.#kinds, this.shape);
   }
@@ -266,12 +266,12 @@ export class DecodeCache {
   }
 }
 
-/** One forward pass: where the new tokens stand and where each layer reads and writes. */
+/** One forward pass: positions of the new tokens, and the pages that each layer reads and writes. */
 export class CacheStep {
   /** The new tokens, and the compressed blocks that they complete. */
   readonly layout: SparseLayout;
   readonly tokens: NewTokens;
-  /** No sequence had tokens before: attention over the new tokens alone is attention over all. */
+  /** All sequences were empty, so attention over the new tokens alone is complete. */
   readonly isFresh: boolean;
   /** The raw rows kept and the new ones. */
   readonly joined: Sequences;
@@ -345,7 +345,7 @@ export class CacheStep {
     return { tables, place: place + (part === 'keys' ? 0 : size * groups * dk), size };
   }
 
-  /** The pass has run: its tokens belong to the sequences. */
+  /** Adds the tokens of the pass to the sequences. Called after it has run. */
   commit(): void {
     this.#sequences.forEach((sequence, i) => {
       grow(sequence, this.#counts[i], this.#kinds, this.#shape);
@@ -398,14 +398,14 @@ function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number
   return { tables, place: layer * numbers, size };
 }
 
-/** The tokens were written; pages that no later window reaches are given back. */
+/** Adds `count` written tokens, and releases window pages that no later token reads. */
 function grow(sequence: CachedSequence, count: number, kinds: ReadonlyMap<Kind, KindLayout>, shape: ModelShape): void {
   sequence.advance(count);
   const { size } = listOf(kinds, 'win');
   listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
 }
 
-/** Makes the pages that tokens `sequence.length` to `end` are written to the sequence's own. */
+/** Allocates or copies the pages that tokens `sequence.length` to `end` (exclusive) are written to. */
 function makeRoom(
   { lists, length }: CachedSequence,
   end: number,
@@ -422,7 +422,7 @@ function makeRoom(
     if (kind === 'sel') room(length, end);
     else if (kind === 'cmp') room(compressedCount(length, l, d), compressedCount(end, l, d));
     else if (kind === 'tail') room(0, size);
-    // A prefill of everything at once needs no page of the tokens that its last window has left behind.
+    // A prefill in one pass stores only the keys that the window of the next token reads.
     else room(isFresh ? Math.max(0, end - windowOf(shape) + 1) : length, end);
   }
 }

@@ -1,7 +1,7 @@
 /**
- * One decode step of a whole model on a GPU: a token for each of some sequences goes from its embedding to its logits and to
- * the most probable next token, in launches that are the same for every length. Positions, tokens and tables of pages lie on
- * the device: a recorded step can be replayed for token after token.
+ * One decode step of a whole model on a GPU, from token ids to logits and the argmax, for a batch of sequences. The
+ * launches do not depend on the lengths of the sequences: positions, tokens and page tables are in device memory, so a
+ * recorded step can be replayed for every token.
  */
 import type { CudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
@@ -28,7 +28,7 @@ export interface DeviceStepOptions extends StepOptions {
   readonly vocabulary?: number;
 }
 
-/** Tiles of a block of the linear layers: as many weights under way as hide the way to memory. */
+/** Tiles per thread block of the linear layers, chosen so that loads in flight hide the memory latency. */
 const TILES = { projection: 1, output: 1, up: 2, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
@@ -36,7 +36,7 @@ function stepShape(shape: ModelShape): StepShape {
   return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmpRope };
 }
 
-/** Why a model cannot be stepped by these kernels, in words; null when it can. */
+/** The reason why these kernels do not support a model; null if they do. */
 export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
@@ -46,12 +46,12 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
   return stepRefusal(stepShape(shape), [shape.dim, heads * dv, hiddenSize(shape)]);
 }
 
-/** Tokens that each of `batch` sequences may have at most in a step of this model. */
+/** Maximum context length of a step with `batch` sequences. */
 export function deviceStepContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
   return stepContextLimit(launcherOf(device), stepShape(shape), batch, cluster);
 }
 
-/** The device as what launches kernels; `deviceStepRefusal` has said that it is one. */
+/** The CUDA runtime of the device; the caller has checked `deviceStepRefusal`. */
 function launcherOf(device: Device): Device & CudaRuntime {
   const cuda = cudaRuntime(device);
   if (!cuda) throw new Error('a fused decode step needs a CUDA device');
@@ -61,7 +61,7 @@ function launcherOf(device: Device): Device & CudaRuntime {
 export class DeviceStep {
   readonly batch: number;
   readonly context: number;
-  /** i32 [batch]: the tokens to read. A step leaves the most probable next ones there. */
+  /** i32 [batch]: the tokens to read. A step overwrites them with the argmax tokens. */
   readonly ids: Tensor;
   /** i32 [batch]: the most probable next tokens. */
   readonly next: Tensor;
@@ -85,7 +85,7 @@ export class DeviceStep {
   readonly #active: Tensor;
   readonly #rotations: RotaryTable;
 
-  /** The caller has asked `deviceStepRefusal`. */
+  /** The caller has checked `deviceStepRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
     const { shape, device } = model;
     const { heads, groups, dk, dv } = headShapeOf(shape);
@@ -117,17 +117,17 @@ export class DeviceStep {
     this.#rotations = new RotaryTable(device, rotaryShapeOf(shape));
   }
 
-  /** Where the sequences stand: tokens that each has already. A step adds one. */
+  /** Sets the current length of each sequence. A step increments them. */
   place(lengths: readonly number[]): void {
     this.#buffers.positions.write(lengths);
   }
 
-  /** Addresses of the sequences' tables of pages of one kind. */
+  /** Sets the addresses of the sequences' page tables of one kind. */
   point(kind: Kind, addresses: BigUint64Array): void {
     this.#tables.get(kind)?.writeBytes(new Uint8Array(addresses.buffer));
   }
 
-  /** Launches the whole step; the host waits for nothing. */
+  /** Launches the whole step asynchronously. */
   launch(): void {
     const { shape } = this.#model;
     const kernels = this.#kernels;
@@ -141,7 +141,7 @@ export class DeviceStep {
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
-  /** The attention of all layers alone, or parts of it where it is sparse (STEP_PARTS), for a measurement. */
+  /** Launches only the attention of all layers, or parts of sparse attention (STEP_PARTS), for measurements. */
   launchAttention(parts?: number): void {
     for (let layer = 0; layer < this.#model.shape.nLayers; layer++) this.#attend(layer, parts);
   }

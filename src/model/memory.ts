@@ -1,9 +1,9 @@
 /**
- * How much memory training will take, from the shapes alone: weights with gradients and Adam moments, the activations
- * that the backward pass needs, and the largest working set beside them. docs/reference/model.md lists what each block keeps.
+ * Estimates the memory of training from the shapes: weights with gradients and Adam moments, the activations that the
+ * backward pass needs, and the peak working set. docs/reference/model.md lists what each block keeps.
  *
- * In bf16 on a GPU weights, gradients and moments stay f32, every matrix has a bf16 copy, and activations have two bytes
- * but for gates, log-sum-exps and the scales of norms. Tests hold the figures against a step whose tensors are counted.
+ * With bf16 on a GPU, weights, gradients and moments are f32, every matrix has a bf16 copy, and activations are bf16
+ * except gates, log-sum-exps and norm scales. Tests compare the estimate with the tensors of a real step.
  */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
@@ -18,7 +18,7 @@ const FLOAT = 4;
 const BF16 = 2;
 /** Value, gradient, and the two moments. */
 const COPIES = 4;
-/** The fused kernels' buffers do not depend on the GPU; whether a shape fits them hardly does. */
+/** Assumed compute capability: buffer sizes of the fused kernels do not depend on the GPU. */
 const ARCHITECTURE = 90;
 
 /** Bytes of a training step by purpose. */
@@ -41,7 +41,7 @@ function blockParameters(shape: ModelShape): number {
   return blockTensors(shape).reduce((sum, size) => sum + size, 0);
 }
 
-/** How many numbers each parameter of a block has, in the model's order. */
+/** Number of elements of each parameter of a block, in the model's order. */
 export function blockTensors(shape: ModelShape): number[] {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
@@ -58,7 +58,7 @@ export function blockTensors(shape: ModelShape): number[] {
   return [dim, projection, ...bias, ...norms, ...gate, ...phi, ...output, dim, up, feedForward, ...biases];
 }
 
-/** What compresses keys, or values, of `size` numbers. */
+/** The same for the compression of keys or values with head size `size`. */
 function phiTensors(shape: ModelShape, size: number): number[] {
   const { phi, l } = shape.nsa;
   if (shape.attention === 'dense' || phi === 'avg') return [];
@@ -67,7 +67,7 @@ function phiTensors(shape: ModelShape, size: number): number[] {
   return phi === 'conv' ? [position] : [position, hidden * l * size, size * hidden];
 }
 
-/** Those of them that matrix products read: in bf16 they have a copy. */
+/** Number of elements of the matrices of a block, which have a bf16 copy. */
 function blockMatrices(shape: ModelShape): number {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
@@ -85,7 +85,7 @@ function phiMatrices(shape: ModelShape): number {
   return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
 }
 
-/** Bytes that a training step will need, computed before anything is allocated. */
+/** Estimated bytes of a training step. Allocates nothing. */
 export function estimateMemory(
   shape: ModelShape,
   config: Pick<Config, 'train' | 'runtime'>,
@@ -100,13 +100,13 @@ export function estimateMemory(
   return { weights, state, activations, total: state + activations };
 }
 
-/** Where activations are, and the bytes of one number. */
+/** Device kind, and bytes per activation element. */
 interface Setting {
   readonly on: Device['kind'];
   readonly bytes: number;
 }
 
-/** The most that is held at once in a step: in one of the four moments that can be the busiest. */
+/** Peak bytes of a step: the maximum over the four points where it can occur. */
 function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
   const { train, runtime } = config;
   const tokens = train.seq_len * train.batch_size;
@@ -144,7 +144,7 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   return ids + Math.max(atLoss, inForward, inFeedForward, inAttention);
 }
 
-/** On a GPU an evaluation has memory of its own: what a step holds must stay where its graph has it. */
+/** Bytes of an evaluation on a GPU, which cannot reuse the memory that the recorded graph of a step refers to. */
 function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
   const { train } = config;
   const { on, bytes } = setting;
@@ -156,7 +156,7 @@ function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runt
   return 2 * stream + Math.max(bytes * logitRows(shape, tokens, setting) * shape.vocabSize, inAttention, inFeedForward);
 }
 
-/** What the fused kernels hold beside the tensors that every kernel has; null where they do not serve. */
+/** Additional buffers of the fused kernels; null if they are not used. */
 function fusedParts(
   shape: ModelShape,
   config: Pick<Config, 'train' | 'runtime'>,
@@ -176,7 +176,7 @@ function fusedParts(
   return fusedBytes(lengths, fusedShape, { path: fusedPath(options), deterministic: runtime.deterministic });
 }
 
-/** Bytes per token that attention keeps until its backward pass: all but the block's input and the attended values. */
+/** Bytes per token that attention keeps for its backward pass, without the block's input and the attended values. */
 function attentionKept(shape: ModelShape, bytes: number): number {
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
@@ -194,7 +194,7 @@ function attentionKept(shape: ModelShape, bytes: number): number {
   return norm + bytes * (heads * dk + 2 * pair + compressed + raw + unfolded + branches) + FLOAT * numbers;
 }
 
-/** The same of the feed-forward: what attention added to, its norm, and the two sides of the activation. */
+/** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
 function feedForwardKept(shape: ModelShape, bytes: number): number {
   return bytes * (2 * shape.dim + upSize(shape) + hiddenSize(shape)) + FLOAT;
 }
@@ -215,7 +215,7 @@ function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean):
   return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
 }
 
-/** The chunk of logits the loss holds at a time, and the gradients it makes beside them. */
+/** Bytes of one chunk of logits and of the gradients that the loss computes. */
 function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number {
   const { vocabSize: vocab, dim } = shape;
   const { bytes } = setting;

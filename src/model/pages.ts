@@ -1,4 +1,4 @@
-/** Pages of cached keys and values: taken when a sequence grows into them, shared by forks, copied when one writes. */
+/** Pages of cached keys and values: allocated as a sequence grows, shared by forks, copied on write. */
 import type { Device } from '../device/device.js';
 import { DTYPE_BYTES, type Dtype, Tensor } from '../tensor/tensor.js';
 
@@ -11,7 +11,7 @@ export interface Page {
   holders: number;
 }
 
-/** All pages of one kind: as many numbers for each. */
+/** Allocates the pages of one kind; all have the same size. */
 export class PageStore {
   readonly device: Device;
   readonly numbers: number;
@@ -24,7 +24,7 @@ export class PageStore {
     this.dtype = dtype;
   }
 
-  /** What the pages take that some sequence holds; one that is shared counts once. */
+  /** Bytes of all pages in use; a shared page counts once. */
   get bytes(): number {
     return this.#pages * this.numbers * DTYPE_BYTES[this.dtype];
   }
@@ -57,7 +57,7 @@ export class PageList {
   readonly #store: PageStore;
   readonly #pages: (Page | null)[];
   #table: Tensor;
-  /** Where the host's table differs from the device's. */
+  /** Whether the host's table differs from the device's. */
   #changed = true;
 
   constructor(store: PageStore, pages: readonly (Page | null)[] = []) {
@@ -67,7 +67,7 @@ export class PageList {
     this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'f64');
   }
 
-  /** Makes the pages `from` to `to` (exclusive) this sequence's own, to be written. */
+  /** Allocates or copies the pages `from` to `to` (exclusive) so that this sequence can write to them. */
   writable(from: number, to: number): void {
     while (this.#pages.length < to) this.#put(this.#pages.length, null);
     for (let i = from; i < to; i++) {
@@ -77,12 +77,12 @@ export class PageList {
     }
   }
 
-  /** Whether another sequence holds the page too: then this one may not write to it. */
+  /** Whether another sequence holds the page too. A shared page must not be written. */
   isShared(index: number): boolean {
     return (this.#pages[index]?.holders ?? 0) > 1;
   }
 
-  /** Gives back the pages before `first`. */
+  /** Releases the pages before `first`. */
   dropBefore(first: number): void {
     // Pages are dropped in order: the ones before the first null were dropped earlier.
     for (let i = Math.min(first, this.#pages.length) - 1; i >= 0; i--) {

@@ -8,7 +8,7 @@
  */
 import { freemem } from 'node:os';
 import { setImmediate } from 'node:timers/promises';
-import { UsageError } from '../../errors.js';
+import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
@@ -65,8 +65,14 @@ export interface EngineStats {
 export interface Engine {
   /** Maximum tokens of a request, prompt included. */
   readonly maxContext: number;
+  /** Longest text, prompt included, for which there is memory; at most `maxContext`. */
+  readonly maxTokens: number;
+  readonly maxBatch: number;
+  /** Why the engine failed; null while all is well. */
+  readonly failure: string | null;
   /** Starts a request. Throws `RequestRefused` or `UsageError` at once; leaving the iteration cancels the request. */
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
+  /** Requests, memory and cache hits now. */
   stats(): EngineStats;
   /** Cancels all requests and frees the cache. The model is the caller's. */
   close(): Promise<void>;
@@ -109,9 +115,12 @@ interface Share {
 
 class BatchEngine implements Engine {
   readonly maxContext: number;
+  readonly maxTokens: number;
+  readonly maxBatch: number;
   readonly #source: TextSource;
   readonly #kernels: SparseOptions;
   readonly #vocabulary: number;
+  readonly #endTokens: readonly number[];
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
@@ -133,6 +142,7 @@ class BatchEngine implements Engine {
         'the engine decodes from a cache, which the reference kernels do not: unset NSA_FORCE_PARITY',
       );
     this.#vocabulary = usedVocabulary(source);
+    this.#endTokens = source.tokenizer.endTokens ?? [source.tokenizer.separator];
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
     this.#decoder =
       deviceDecoderRefusal(model) === null
@@ -146,9 +156,18 @@ class BatchEngine implements Engine {
     this.maxContext = maxContext;
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
     const { cacheBytes = Math.min(needed, freemem() / 2), prefixCacheBytes = Math.min(GIB, freemem() / 4) } = options;
+    this.maxBatch = maxBatch;
+    this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
+    if (this.maxTokens < 2)
+      throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
     this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes };
     this.#prefixes =
       prefixCacheBytes > 0 ? new PrefixCache(this.#cache, prefixBlock(this.#cache, tile), prefixCacheBytes) : null;
+  }
+
+  get failure(): string | null {
+    if (this.#failure === null) return null;
+    return this.#failure instanceof TrefoilError ? this.#failure.message : 'the model failed';
   }
 
   submit(request: EngineRequest): AsyncIterable<EngineEvent> {
@@ -363,17 +382,16 @@ class BatchEngine implements Engine {
 
   #draw(slot: Slot, logits: Float32Array): void {
     const { request, sequence, mask, channel } = slot;
-    const { separator } = this.#source.tokenizer;
-    const isEarly = sequence.drawn < request.minNewTokens && separator < this.#vocabulary;
+    const isEarly = sequence.drawn < request.minNewTokens;
     let candidates = logits.subarray(0, this.#vocabulary);
     if (mask || isEarly) {
       candidates = candidates.slice();
       mask?.apply(candidates);
-      if (isEarly) candidates[separator] = Number.NEGATIVE_INFINITY;
+      if (isEarly) for (const token of this.#endTokens) candidates[token] = Number.NEGATIVE_INFINITY;
     }
     const token = request.sample(candidates, sequence.drawn, sequence.seen);
     mask?.accept(token);
-    const isEnd = token === separator && !request.ignoreSeparator;
+    const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
     const text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
     if (isEnd) {
       this.#end(slot, 'separator', text);
@@ -416,6 +434,17 @@ class BatchEngine implements Engine {
     }
     slot.channel.end(error);
   }
+}
+
+/** The largest length up to `most` that takes at most `bytes`. */
+function longestWithin(bytes: number, most: number, bytesOf: (length: number) => number): number {
+  let [low, high] = [0, most];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (bytesOf(middle) <= bytes) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }
 
 function mib(bytes: number): string {

@@ -3,12 +3,11 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import type { FinishReason } from '../generated-sequence.js';
 import { createSampler, type Sampler, type SamplingOptions } from '../sampler.js';
 
-/**
- * Restricts the next token of one request, for constrained decoding. `apply` sets the logits of forbidden tokens to
- * -Infinity in place; `accept` is called with every token that was drawn.
- */
+/** Restricts the next token of one request, for constrained decoding. */
 export interface TokenMask {
+  /** Sets the logits of forbidden tokens to -Infinity in place. */
   apply(logits: Float32Array): void;
+  /** Called with every token that was drawn. */
   accept(token: number): void;
 }
 
@@ -18,13 +17,13 @@ export interface EngineRequest {
   readonly prompt: readonly number[];
   /** Maximum number of generated tokens; 0 reads the prompt only. Default 128. */
   readonly maxNewTokens?: number;
-  /** Number of tokens before the separator may be drawn. Default 0. */
+  /** Number of tokens before one that ends the text may be drawn. Default 0. */
   readonly minNewTokens?: number;
   /** How tokens are drawn. Default: temperature 1 from the whole vocabulary, seed 0. */
   readonly sampling?: SamplingOptions;
   /** Strings that end the text. They are not part of it. */
   readonly stop?: readonly string[];
-  /** Treats the separator as an ordinary token that does not end the text. */
+  /** Treats the separator and other end tokens as ordinary tokens that do not end the text. */
   readonly ignoreSeparator?: boolean;
   /** Log-probabilities of each generated token and of this many most probable ones. */
   readonly logprobs?: number;

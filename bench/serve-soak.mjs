@@ -1,0 +1,94 @@
+// Soaks a server: 4 times the load it can take, random disconnects, slow readers and malformed requests, for ten minutes.
+// Prints memory, pages and latencies every round, and fails if pages leak, memory grows or a request fails.
+//
+//   node bench/serve-soak.mjs MODEL [--minutes 10]
+import { spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { connect } from 'node:net';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { loadServer } from '../dist/bench/serve.js';
+
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: { minutes: { type: 'string', default: '10' } },
+});
+const [model] = positionals;
+if (!model) throw new Error('usage: node bench/serve-soak.mjs MODEL [--minutes N]');
+const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
+const words = ['--model', model, '--port', '0', '--max-batch', '8', '--max-queued', '8', '--prefix-cache-gb', '0'];
+const server = spawn(process.execPath, [main, 'serve', ...words], { stdio: ['ignore', 'pipe', 'inherit'] });
+const ended = new Promise((resolve) => server.once('exit', resolve));
+const url = await new Promise((resolve) => {
+  createInterface({ input: server.stdout }).on('line', (line) => {
+    if (line.startsWith('listening on ')) resolve(line.slice('listening on '.length));
+  });
+});
+
+const metric = async (name) => {
+  const text = await (await fetch(`${url}/metrics`)).text();
+  return Number(new RegExp(`^trefoil:${name} (\\S+)$`, 'm').exec(text)[1]);
+};
+/** Resident memory in MiB. */
+const memory = () => Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${server.pid}/status`, 'utf8'))[1]) / 1024;
+
+/** Connections that send nonsense, or ask for a stream and read nothing. */
+async function abuse() {
+  const { port, hostname } = new URL(url);
+  const raw = (text, ms) =>
+    new Promise((resolve) => {
+      const socket = connect(Number(port), hostname, () => socket.write(text));
+      socket.on('error', resolve);
+      socket.on('close', resolve);
+      socket.pause();
+      setTimeout(() => socket.destroy(), ms);
+    });
+  const body = JSON.stringify({ prompt: 'slow', max_tokens: 400, ignore_eos: true, stream: true });
+  const post = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  await Promise.all([
+    raw('NONSENSE\r\n\r\n', 500),
+    raw(`GET / HTTP/1.1\r\na: ${'b'.repeat(30_000)}\r\n\r\n`, 500),
+    raw('POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"prompt"', 500),
+    raw(post, 2000),
+    raw(post, 300),
+  ]);
+}
+
+const load = { url, key: null, promptTokens: [4, 300], outputTokens: [4, 60], sharedPrefix: 0 };
+const closed = { ...load, requests: 96, concurrency: 8, rate: null, disconnect: 0, seed: 0 };
+const capacity = await loadServer(closed);
+const perSecond = capacity.completed / capacity.seconds;
+console.log(`capacity ${perSecond.toFixed(1)} requests/s, ${capacity.goodput.toFixed(0)} tok/s`);
+const rounds = [];
+const until = Date.now() + Number(values.minutes) * 60_000;
+for (let seed = 1; Date.now() < until; seed++) {
+  const requests = Math.ceil(perSecond * 4 * 20);
+  const [result] = await Promise.all([
+    loadServer({ ...load, requests, concurrency: 1, rate: 4 * perSecond, disconnect: 0.2, seed }),
+    abuse(),
+  ]);
+  // The last disconnects are seen within one step.
+  for (let i = 0; i < 100 && (await metric('num_requests_running')) > 0; i++)
+    await new Promise((r) => setTimeout(r, 50));
+  const round = { ...result, pages: await metric('kv_cache_page_bytes'), mib: memory() };
+  rounds.push(round);
+  console.log(
+    `round ${seed}: ${round.completed} completed, ${round.refused} refused, ${round.disconnected} disconnected, ` +
+      `${round.failed} failed; goodput ${round.goodput.toFixed(0)} tok/s; p99 first byte ${round.first_byte_ms.p99.toFixed(1)}, ` +
+      `TTFT ${round.ttft_ms.p99.toFixed(0)}, ITL ${round.itl_ms.p99.toFixed(0)}, E2E ${round.e2e_ms.p99.toFixed(0)} ms; ` +
+      `pages ${round.pages} bytes, memory ${round.mib.toFixed(0)} MiB`,
+  );
+}
+server.kill('SIGTERM');
+const code = await ended;
+const half = rounds.slice(Math.floor(rounds.length / 2));
+const growth = rounds.at(-1).mib - half[0].mib;
+const checks = {
+  'no page leaked': rounds.every(({ pages }) => pages === 0),
+  'no request failed': rounds.every(({ failed }) => failed === 0),
+  'memory flat in the second half (32 MiB)': growth < 32,
+  'exit code 0': code === 0,
+};
+console.log(JSON.stringify({ growth_mib: Math.round(growth), ...checks }));
+process.exitCode = Object.values(checks).every(Boolean) ? 0 : 1;

@@ -1,0 +1,96 @@
+/** `trefoil serve` as a process: the model in its worker thread, the first line, signals, refusals. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { writeFinalModel } from '../infer/load-model.js';
+import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import { ended, startTrefoil, trefoil } from '../testing/cli.js';
+
+const folder = mkdtempSync(join(tmpdir(), 'trefoil-serve-cli-'));
+
+beforeAll(() => {
+  const config = tinyConfig();
+  const model = tinyModel(config);
+  writeFinalModel(folder, model, config);
+  model.free();
+});
+afterAll(() => rmSync(folder, { recursive: true }));
+
+/** Starts a server; resolves with its URL, which the first line on stdout names. */
+async function serving(...words: string[]) {
+  const child = startTrefoil([
+    'serve',
+    '--model',
+    folder,
+    '--port',
+    '0',
+    '--device',
+    'cpu',
+    '--threads',
+    '1',
+    ...words,
+  ]);
+  const lines: string[] = [];
+  let stderr = '';
+  child.stderr?.setEncoding('utf8').on('data', (text) => {
+    stderr += text;
+  });
+  const end = ended(child);
+  const first = await new Promise<string>((resolve, reject) => {
+    createInterface({ input: child.stdout! }).on('line', (line) => {
+      lines.push(line);
+      resolve(lines[0]);
+    });
+    void end.then(() => reject(new Error(`the server ended: ${stderr}`)));
+  });
+  expect(first).toMatch(/^listening on http:\/\/127\.0\.0\.1:\d+$/);
+  return { child, end, lines, url: first.slice('listening on '.length), stderr: () => stderr };
+}
+
+const post = (url: string, body: object) =>
+  fetch(`${url}/v1/completions`, { method: 'POST', body: JSON.stringify(body) });
+
+describe('trefoil serve', () => {
+  it('answers while the model computes, and ends a stream before it exits with 0 on SIGTERM', async () => {
+    const { child, end, lines, url } = await serving('--max-context', '3000', '--name', 'tiny');
+    const models = (await (await fetch(`${url}/v1/models`)).json()) as { data: { id: string }[] };
+    expect(models.data.map(({ id }) => id)).toEqual(['tiny']);
+    // The headers of a stream arrive although its prompt takes long, and /health answers meanwhile.
+    const body = { prompt: 'z'.repeat(2500), max_tokens: 20, ignore_eos: true, stream: true, seed: 1 };
+    const stream = await post(url, body);
+    expect(stream.headers.get('content-type')).toBe('text/event-stream');
+    expect((await fetch(`${url}/health`)).status).toBe(200);
+    child.kill('SIGTERM');
+    const text = await stream.text();
+    expect(text).toContain('"finish_reason":"length"');
+    expect(text.endsWith('data: [DONE]\n\n')).toBe(true);
+    expect(await end).toEqual({ code: 0, signal: null });
+    expect(lines.slice(1).map((line) => JSON.parse(line).path)).toEqual(['/v1/models', '/health', '/v1/completions']);
+  });
+
+  it('cuts off what does not end within --drain', async () => {
+    const { child, end, url } = await serving('--drain', '0', '--max-context', '100000');
+    const stream = await post(url, { prompt: 'a', max_tokens: 90000, ignore_eos: true, stream: true });
+    const reader = stream.body!.getReader();
+    await reader.read();
+    child.kill('SIGTERM');
+    expect(await end).toEqual({ code: 0, signal: null });
+    await reader.cancel();
+  });
+
+  it.each([
+    ['a folder without a model', ['--model', '/nonexistent'], 'there is no such file or folder'],
+    ['an open address without a key', ['--model', 'MODEL', '--host', '0.0.0.0'], 'needs --api-key'],
+    ['a key file that is missing', ['--model', 'MODEL', '--api-key-file', '/nonexistent'], '/nonexistent'],
+    ['too little memory', ['--model', 'MODEL', '--cache-gb', '0.00001'], 'cacheBytes'],
+  ])('refuses %s with one line', async (_, words, message) => {
+    const given = words.map((word) => (word === 'MODEL' ? folder : word));
+    const { code, stderr, stdout } = await trefoil(['serve', '--port', '0', '--device', 'cpu', ...given]);
+    expect(stdout).toBe('');
+    expect(stderr).toContain(message);
+    expect(stderr).not.toMatch(/\n\s+at /);
+    expect(code).toBe(2);
+  });
+});

@@ -1,0 +1,154 @@
+/** `trefoil serve`: serves a model over HTTP with the OpenAI API. */
+import { readFileSync } from 'node:fs';
+import { basename, resolve } from 'node:path';
+import type { Command } from 'commander';
+import { environmentWarnings } from '../config/legacy/environment.js';
+import { UsageError } from '../errors.js';
+import { fileError } from '../files.js';
+import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
+import { WorkerHost } from '../serve/host.js';
+import { startServer } from '../serve/server.js';
+import { deviceOption } from './shared/device.js';
+import type { Io } from './shared/io.js';
+import {
+  addOptions,
+  choice,
+  flag,
+  numberFrom,
+  type OptionValues,
+  parsed,
+  required,
+  threadsOption,
+  wholeNumber,
+} from './shared/options.js';
+
+const OPTIONS = {
+  model: required('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json'),
+  name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
+  host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
+  port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),
+  apiKey: flag('--api-key <key>', 'key that clients must send').conflicts('apiKeyFile'),
+  apiKeyFile: flag('--api-key-file <file>', 'file with accepted keys, one per line'),
+  device: deviceOption('where to compute'),
+  precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  threads: threadsOption(),
+  maxContext: parsed(
+    '--max-context <n>',
+    'maximum tokens of a request, prompt included',
+    wholeNumber(2),
+    DEFAULT_MAX_CONTEXT,
+  ),
+  maxBatch: parsed('--max-batch <n>', 'requests that are computed at the same time', wholeNumber(1), 32),
+  maxQueued: parsed('--max-queued <n>', 'requests that may wait; more get status 429', wholeNumber(0), 256),
+  tile: parsed('--tile <n>', 'tokens of prompts that one step reads (default: 256, on CUDA 2048)', wholeNumber(1)),
+  cacheGb: parsed(
+    '--cache-gb <x>',
+    'memory for running requests (default: at most half of what is free)',
+    numberFrom(0),
+  ),
+  prefixCacheGb: parsed(
+    '--prefix-cache-gb <x>',
+    'memory for prefixes of earlier requests; 0 = off (default: 1)',
+    numberFrom(0),
+  ),
+  chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
+  corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
+  drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
+export function configure(command: Command, io: Io): void {
+  addOptions(command, OPTIONS)
+    .addHelpText('after', HELP)
+    .action((options: Options) => run(options, io));
+}
+
+const HELP = `
+The first line on stdout is "listening on http://HOST:PORT", printed when the
+model is ready; then one line of JSON per request. Everything else goes to
+stderr. SIGTERM and SIGINT stop accepting, finish what runs, and exit with 0.
+
+Routes: /v1/completions /v1/chat/completions /v1/models /tokenize /detokenize
+/health /metrics. docs/guide/serve.md shows clients, proxies and services.
+
+Examples:
+  trefoil serve --model artifacts/quickstart
+  trefoil serve --model model/ --host 0.0.0.0 --api-key-file keys.txt
+`;
+
+const GB = 2 ** 30;
+
+async function run(options: Options, io: Io): Promise<void> {
+  for (const warning of environmentWarnings(io.env)) io.warn(warning);
+  const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb } = options;
+  const keys = readKeys(options);
+  const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
+  if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
+    io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
+  const host = await WorkerHost.start(
+    {
+      ...{ model, device: options.device },
+      ...(options.threads === undefined ? {} : { threads: options.threads }),
+      ...(options.precision === undefined ? {} : { precision: options.precision }),
+      engine: {
+        // The server bounds the queue; the engine takes what it accepted.
+        ...{ maxContext, maxBatch, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
+        ...(tile === undefined ? {} : { tile }),
+        ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
+        ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
+      },
+    },
+    (line) => io.err(line),
+  );
+  try {
+    const server = await startServer(host, {
+      ...{
+        id: options.name ?? basename(resolve(model)),
+        host: options.host,
+        port: options.port,
+        keys,
+        maxQueued,
+        ...chatTemplate,
+      },
+      ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
+      log: (line) => io.out(line),
+    });
+    io.out(`listening on ${server.url}`);
+    await stopSignal();
+    io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
+    await server.drain(options.drain);
+  } finally {
+    await host.close();
+  }
+}
+
+/** Resolves at SIGTERM or SIGINT. A second signal ends the process at once. */
+function stopSignal(): Promise<void> {
+  return new Promise((resolve) => {
+    const stop = () => {
+      process.off('SIGTERM', stop);
+      process.off('SIGINT', stop);
+      resolve();
+    };
+    process.on('SIGTERM', stop);
+    process.on('SIGINT', stop);
+  });
+}
+
+function readKeys({ apiKey, apiKeyFile }: Options): string[] {
+  if (apiKey !== undefined) return [apiKey];
+  if (apiKeyFile === undefined) return [];
+  const text = readText(apiKeyFile);
+  const keys = text.split(/\r?\n/).map((line) => line.trim());
+  const given = keys.filter((line) => line !== '');
+  if (given.length === 0) throw new UsageError(`${apiKeyFile}: holds no key; write one per line`);
+  return given;
+}
+
+function readText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
+}

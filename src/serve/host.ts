@@ -1,0 +1,256 @@
+/**
+ * The model behind a server: an engine in this thread (`LocalHost`), or in a worker thread that answers with messages
+ * (`WorkerHost`), so that HTTP goes on while a step computes.
+ */
+import { existsSync } from 'node:fs';
+import { isMainThread, type MessagePort, Worker } from 'node:worker_threads';
+import { TrefoilError } from '../errors.js';
+import { createEngine, type Engine, type EngineOptions, type EngineStats } from '../infer/engine/engine.js';
+import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
+import { type TextSource, usedVocabulary } from '../infer/generate.js';
+
+/** A request that can be sent to another thread. */
+export type HostRequest = Omit<EngineRequest, 'signal' | 'mask'>;
+
+/** An event of a request, or the error that ended it. */
+export type HostEvent = EngineEvent | { readonly type: 'error'; readonly message: string; readonly isBusy: boolean };
+
+/** What the HTTP layer needs to know about the model. */
+export interface ModelInfo {
+  /** As `createTokenizer` takes it. */
+  readonly tokenizer: string;
+  /** Tokens that may be in a prompt are below it. */
+  readonly vocabulary: number;
+  readonly maxContext: number;
+  /** Longest text, prompt included, for which there is memory. */
+  readonly maxTokens: number;
+  readonly maxBatch: number;
+  readonly parameters: number;
+}
+
+/** A model that answers requests. */
+export interface ModelHost {
+  readonly info: ModelInfo;
+  /** Why no request can be answered any more; null while all is well. */
+  readonly failure: string | null;
+  /** Starts a request. `listener` gets the events of one wake-up at a time. Returns a function that cancels it. */
+  submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void;
+  /** As of the last events. */
+  stats(): EngineStats;
+  close(): Promise<void>;
+}
+
+/** An engine in this thread. */
+export class LocalHost implements ModelHost {
+  readonly info: ModelInfo;
+  readonly #engine: Engine;
+  /** Events that were not delivered yet. */
+  readonly #pending = new Map<(events: readonly HostEvent[]) => void, HostEvent[]>();
+  #isScheduled = false;
+  readonly #onDelivered: () => void;
+
+  /** `onDelivered` is called after the events of a wake-up went to their listeners. */
+  constructor(source: TextSource, options: EngineOptions = {}, onDelivered: () => void = () => {}) {
+    this.#engine = createEngine(source, options);
+    this.#onDelivered = onDelivered;
+    const { model, config } = source;
+    this.info = {
+      ...{ tokenizer: config.data.tokenizer, vocabulary: usedVocabulary(source) },
+      ...{ maxContext: this.#engine.maxContext, maxTokens: this.#engine.maxTokens, maxBatch: this.#engine.maxBatch },
+      parameters: model.parameterCount,
+    };
+  }
+
+  get failure(): string | null {
+    return this.#engine.failure;
+  }
+
+  submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void {
+    const abort = new AbortController();
+    void this.#follow({ ...request, signal: abort.signal }, listener);
+    return () => abort.abort();
+  }
+
+  stats(): EngineStats {
+    return this.#engine.stats();
+  }
+
+  close(): Promise<void> {
+    return this.#engine.close();
+  }
+
+  async #follow(request: EngineRequest, listener: (events: readonly HostEvent[]) => void): Promise<void> {
+    try {
+      for await (const event of this.#engine.submit(request)) this.#push(listener, event);
+    } catch (error) {
+      const isBusy = error instanceof RequestRefused && error.reason === 'busy';
+      // Only messages that were written for people leave the server.
+      const message = error instanceof TrefoilError ? error.message : 'the model failed';
+      this.#push(listener, { type: 'error', message, isBusy });
+    }
+  }
+
+  /** All requests of a step wake up in the same run of the microtask queue: their events are delivered together. */
+  #push(listener: (events: readonly HostEvent[]) => void, event: HostEvent): void {
+    const events = this.#pending.get(listener);
+    if (events) events.push(event);
+    else this.#pending.set(listener, [event]);
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    queueMicrotask(() => {
+      this.#isScheduled = false;
+      const all = [...this.#pending];
+      this.#pending.clear();
+      for (const [to, events] of all) to(events);
+      this.#onDelivered();
+    });
+  }
+}
+
+/** Messages to the worker, and from it. */
+export type ToWorker =
+  | { readonly type: 'submit'; readonly id: number; readonly request: HostRequest }
+  | { readonly type: 'cancel'; readonly id: number }
+  | { readonly type: 'close' };
+export type FromWorker =
+  | {
+      readonly type: 'ready';
+      readonly info: ModelInfo;
+      readonly warnings: readonly string[];
+      readonly describe: string;
+    }
+  | { readonly type: 'refused'; readonly message: string; readonly exitCode: number }
+  | {
+      readonly type: 'events';
+      readonly events: readonly (readonly [id: number, events: readonly HostEvent[]])[];
+      readonly stats: EngineStats;
+      readonly failure: string | null;
+    }
+  | { readonly type: 'closed' };
+
+/** What the worker loads. */
+export interface WorkerSettings {
+  readonly model: string;
+  readonly device: 'auto' | 'cpu' | 'cuda';
+  readonly threads?: number;
+  readonly precision?: 'fp32' | 'bf16';
+  readonly engine: EngineOptions;
+}
+
+const NO_STATS: EngineStats = {
+  ...{ running: 0, waiting: 0, pageBytes: 0, reservedBytes: 0, cacheBytes: 1, prefixQueries: 0, prefixHits: 0 },
+};
+
+/** An engine in a worker thread. */
+export class WorkerHost implements ModelHost {
+  readonly info: ModelInfo;
+  readonly #worker: Worker;
+  readonly #listeners = new Map<number, (events: readonly HostEvent[]) => void>();
+  #stats = NO_STATS;
+  #failure: string | null = null;
+  #lastId = 0;
+
+  /** Loads the model in a new thread. Throws the error of the load. */
+  static async start(settings: WorkerSettings, say: (line: string) => void): Promise<WorkerHost> {
+    const file = new URL('./model-worker.js', import.meta.url);
+    if (!existsSync(file)) throw new Error('the worker of the server is part of the built package: npm run build');
+    const worker = new Worker(file, { workerData: settings });
+    const first = await new Promise<FromWorker>((resolve, reject) => {
+      worker.once('message', resolve);
+      worker.once('error', reject);
+    });
+    if (first.type === 'refused') throw new TrefoilError(first.message, first.exitCode);
+    if (first.type !== 'ready') throw new Error(`the worker began with ${first.type}`);
+    for (const warning of first.warnings) say(`warning: ${warning}`);
+    say(first.describe);
+    return new WorkerHost(worker, first.info);
+  }
+
+  private constructor(worker: Worker, info: ModelInfo) {
+    this.#worker = worker;
+    this.info = info;
+    worker.on('message', (message: FromWorker) => this.#receive(message));
+    worker.on('error', (error) => this.#fail(error instanceof TrefoilError ? error.message : 'the model failed'));
+    worker.on('exit', () => this.#fail('the model has ended'));
+  }
+
+  get failure(): string | null {
+    return this.#failure;
+  }
+
+  submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void {
+    this.#lastId += 1;
+    const id = this.#lastId;
+    this.#listeners.set(id, listener);
+    this.#send({ type: 'submit', id, request });
+    return () => this.#send({ type: 'cancel', id });
+  }
+
+  stats(): EngineStats {
+    return this.#stats;
+  }
+
+  async close(): Promise<void> {
+    if (this.#failure !== null) return;
+    await new Promise<void>((resolve) => {
+      this.#worker.once('exit', () => resolve());
+      this.#send({ type: 'close' });
+    });
+  }
+
+  #send(message: ToWorker): void {
+    this.#worker.postMessage(message);
+  }
+
+  #receive(message: FromWorker): void {
+    if (message.type !== 'events') return;
+    this.#stats = message.stats;
+    this.#failure ??= message.failure;
+    for (const [id, events] of message.events) {
+      const listener = this.#listeners.get(id);
+      const last = events[events.length - 1];
+      if (last.type === 'end' || last.type === 'error') this.#listeners.delete(id);
+      listener?.(events);
+    }
+  }
+
+  #fail(message: string): void {
+    this.#failure ??= message;
+    const listeners = [...this.#listeners.values()];
+    this.#listeners.clear();
+    for (const listener of listeners) listener([{ type: 'error', message, isBusy: false }]);
+  }
+}
+
+/** Runs an engine for the thread at the other end of `port`, until it says `close`. */
+export function serveThread(
+  port: MessagePort,
+  source: TextSource,
+  engine: EngineOptions,
+  ready: Omit<Extract<FromWorker, { type: 'ready' }>, 'type' | 'info'>,
+): void {
+  if (isMainThread) throw new Error('serveThread runs in a worker');
+  const outbox: [number, readonly HostEvent[]][] = [];
+  const send = (message: FromWorker) => port.postMessage(message);
+  const host = new LocalHost(source, engine, () => {
+    send({ type: 'events', events: outbox.splice(0), stats: host.stats(), failure: host.failure });
+  });
+  const cancels = new Map<number, () => void>();
+  port.on('message', (message: ToWorker) => {
+    if (message.type === 'cancel') cancels.get(message.id)?.();
+    else if (message.type === 'submit') {
+      const { id } = message;
+      const cancel = host.submit(message.request, (events) => {
+        outbox.push([id, events]);
+        const last = events[events.length - 1];
+        if (last.type === 'end' || last.type === 'error') cancels.delete(id);
+      });
+      cancels.set(id, cancel);
+    } else
+      void host.close().then(() => {
+        source.model.free();
+        port.close();
+      });
+  });
+  send({ type: 'ready', info: host.info, ...ready });
+}

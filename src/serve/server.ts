@@ -1,0 +1,332 @@
+/** The HTTP server: routes, authentication, limits, overload, draining, one log line per request. */
+import { createHash, randomUUID, timingSafeEqual } from 'node:crypto';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo, Socket } from 'node:net';
+import { createTokenizer } from '../data/tokenizer.js';
+import { UsageError } from '../errors.js';
+import { Answer, type Outcome } from './answer.js';
+import { ApiError, asApiError } from './errors.js';
+import type { ModelHost } from './host.js';
+import { Metrics } from './metrics.js';
+import { detokenize, type Job, parseChat, parseCompletion, type ServedModel, tokenize } from './protocol.js';
+
+/** Options of a server. */
+export interface ServerOptions {
+  /** The name of the model in the API. */
+  readonly id: string;
+  /** Default 127.0.0.1. Any address that is not loopback needs keys. */
+  readonly host?: string;
+  /** 0 takes a free port. Default 8080. */
+  readonly port?: number;
+  /** Accepted keys; none: the server is open to everyone who can connect. */
+  readonly keys?: readonly string[];
+  /** Choices that may wait. Default 256. */
+  readonly maxQueued?: number;
+  /** Tokens of prompts that may wait. Default 8 times the context. */
+  readonly maxQueuedTokens?: number;
+  /** Jinja template of chats. Default: that of the model's tokenizer. */
+  readonly chatTemplate?: string;
+  /** The origin that browsers may call from; CORS is off without it. */
+  readonly corsOrigin?: string;
+  /** One line of JSON per request. */
+  readonly log?: (line: string) => void;
+}
+
+/** A server that listens. */
+export interface RunningServer {
+  /** `http://HOST:PORT` */
+  readonly url: string;
+  /** Accepts no more requests, waits up to `seconds` for those under way, cancels the rest. */
+  drain(seconds: number): Promise<void>;
+}
+
+const MOST_BODY = 16 * 2 ** 20;
+const MOST_CONNECTIONS = 1024;
+const HEADER_MS = 10_000;
+const BODY_MS = 60_000;
+const KEEP_ALIVE_SECONDS = 1;
+const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
+
+type Handler = (body: unknown) => object;
+
+export async function startServer(host: ModelHost, options: ServerOptions): Promise<RunningServer> {
+  const { host: address = '127.0.0.1', port = 8080, keys = [] } = options;
+  if (!LOOPBACK.has(address) && keys.length === 0)
+    throw new UsageError(`--host ${address}: an address other than loopback needs --api-key or --api-key-file`);
+  if (keys.includes('')) throw new UsageError('an API key is empty; give at least one character');
+  const server = new ModelServer(host, options);
+  return server.listen(address, port);
+}
+
+class ModelServer {
+  readonly #host: ModelHost;
+  readonly #options: ServerOptions;
+  readonly #model: ServedModel;
+  readonly #metrics = new Metrics();
+  readonly #server: Server;
+  readonly #keys: readonly Buffer[];
+  readonly #created = Math.floor(Date.now() / 1000);
+  readonly #answers = new Set<Answer>();
+  /** Choices and tokens of prompts that were accepted and have not ended. */
+  #load = { choices: 0, tokens: 0 };
+  #isDraining = false;
+
+  constructor(host: ModelHost, options: ServerOptions) {
+    this.#host = host;
+    this.#options = options;
+    const { info } = host;
+    const tokenizer = createTokenizer(info.tokenizer);
+    const { chatTemplate } = options;
+    const chat =
+      chatTemplate === undefined
+        ? (tokenizer.chat ?? null)
+        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
+    this.#model = { id: options.id, info, tokenizer, chat };
+    this.#keys = (options.keys ?? []).map(digest);
+    this.#server = createServer(
+      {
+        headersTimeout: HEADER_MS,
+        requestTimeout: BODY_MS,
+        connectionsCheckingInterval: 1000,
+        keepAliveTimeout: 65_000,
+      },
+      (request, response) => void this.#serve(request, response),
+    );
+    this.#server.maxConnections = MOST_CONNECTIONS;
+    this.#server.on('clientError', refuseConnection);
+  }
+
+  async listen(address: string, port: number): Promise<RunningServer> {
+    await new Promise<void>((resolve, reject) => {
+      this.#server.once('error', (error: NodeJS.ErrnoException) =>
+        reject(new UsageError(`--host ${address} --port ${port}: cannot listen (${error.code}); choose another port`)),
+      );
+      this.#server.listen(port, address, resolve);
+    });
+    const timer = setInterval(() => {
+      for (const answer of this.#answers) answer.keepAlive(KEEP_ALIVE_SECONDS);
+    }, 500);
+    timer.unref();
+    const bound = this.#server.address() as AddressInfo;
+    const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
+    return { url: `http://${name}:${bound.port}`, drain: (seconds) => this.#drain(seconds) };
+  }
+
+  async #drain(seconds: number): Promise<void> {
+    this.#isDraining = true;
+    const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    this.#server.closeIdleConnections();
+    const all = Promise.all([...this.#answers].map(({ done }) => done));
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, seconds * 1000);
+    });
+    await Promise.race([all, late]);
+    clearTimeout(timer);
+    for (const answer of this.#answers) answer.cancel();
+    await Promise.race([all, new Promise((resolve) => setTimeout(resolve, 1000))]);
+    this.#server.closeAllConnections();
+    await closed;
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const startedAt = performance.now();
+    const id = randomUUID();
+    const path = (request.url ?? '/').split('?')[0];
+    response.setHeader('x-request-id', id);
+    if (this.#options.corsOrigin !== undefined) allowOrigin(response, this.#options.corsOrigin);
+    let outcome: Outcome | null = null;
+    try {
+      if (request.method === 'OPTIONS' && this.#options.corsOrigin !== undefined) response.writeHead(204).end();
+      else outcome = await this.#route(request, response, path, id);
+    } catch (error) {
+      sendError(request, response, asApiError(error));
+    }
+    const ms = Math.round((performance.now() - startedAt) * 10) / 10;
+    const detail = outcome
+      ? { usage: outcome.usage, finish: outcome.finish, first_token_ms: outcome.firstTokenMs }
+      : {};
+    this.#options.log?.(
+      JSON.stringify({
+        ...{ time: new Date().toISOString(), id, method: request.method, path: path.slice(0, 200) },
+        ...{ status: response.statusCode, ms, ...detail },
+      }),
+    );
+  }
+
+  async #route(request: IncomingMessage, response: ServerResponse, path: string, id: string): Promise<Outcome | null> {
+    if (path === '/health') {
+      expectMethod(request, 'GET');
+      const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
+      if (failure !== null) throw new ApiError(503, failure);
+      sendJson(response, { status: 'ok' });
+      return null;
+    }
+    this.#authenticate(request);
+    const posts: Record<string, Handler> = {
+      '/tokenize': (body) => tokenize(body, this.#model),
+      '/detokenize': (body) => detokenize(body, this.#model),
+    };
+    if (path === '/v1/completions' || path === '/v1/chat/completions') {
+      expectMethod(request, 'POST');
+      const body = await readBody(request);
+      const job = path === '/v1/completions' ? parseCompletion(body, this.#model) : parseChat(body, this.#model);
+      return this.#answer(job, response, id);
+    }
+    if (path in posts) {
+      expectMethod(request, 'POST');
+      sendJson(response, posts[path](await readBody(request)));
+      return null;
+    }
+    expectMethod(request, 'GET');
+    if (path === '/metrics') {
+      response.setHeader('content-type', 'text/plain; version=0.0.4; charset=utf-8');
+      response.end(this.#metrics.text(this.#host.stats()));
+    } else if (path === '/v1/models') sendJson(response, { object: 'list', data: [this.#card()] });
+    else if (path === `/v1/models/${encodeURIComponent(this.#model.id)}`) sendJson(response, this.#card());
+    else if (path.startsWith('/v1/models/'))
+      throw new ApiError(404, 'there is no such model', { param: 'model', code: 'model_not_found' });
+    else throw new ApiError(404, 'there is no such route', { code: 'unknown_url' });
+    return null;
+  }
+
+  #card(): object {
+    const { id, info } = this.#model;
+    const limits = { max_model_len: info.maxContext, vocab_size: info.vocabulary, parameters: info.parameters };
+    return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits };
+  }
+
+  async #answer(job: Job, response: ServerResponse, id: string): Promise<Outcome> {
+    const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
+    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
+    const load = {
+      choices: job.prompts.length * job.n,
+      tokens: job.n * job.prompts.reduce((sum, { tokens }) => sum + tokens.length, 0),
+    };
+    this.#expectCapacity(load);
+    const prefix = job.kind === 'chat' ? 'chatcmpl' : 'cmpl';
+    const { id: model, tokenizer } = this.#model;
+    const answer = new Answer(response, job, {
+      ...{ id: `${prefix}-${id}`, model, tokenizer, host: this.#host, metrics: this.#metrics },
+    });
+    this.#load = { choices: this.#load.choices + load.choices, tokens: this.#load.tokens + load.tokens };
+    this.#answers.add(answer);
+    try {
+      answer.start(job.unknown.length > 0 ? { 'x-trefoil-warning': unknownFields(job.unknown) } : {});
+      return await answer.done;
+    } finally {
+      this.#answers.delete(answer);
+      this.#load = { choices: this.#load.choices - load.choices, tokens: this.#load.tokens - load.tokens };
+    }
+  }
+
+  /** Decided here, from what was accepted: the engine may be inside a step and could not answer. */
+  #expectCapacity({ choices, tokens }: { choices: number; tokens: number }): void {
+    const { maxQueued = 256, maxQueuedTokens = 8 * this.#model.info.maxContext } = this.#options;
+    const { maxBatch } = this.#model.info;
+    const isIdle = this.#load.choices === 0;
+    const fits = this.#load.choices + choices <= maxBatch + maxQueued;
+    if (isIdle || (fits && this.#load.tokens + tokens <= maxQueuedTokens)) return;
+    const rounds = Math.max(1, this.#load.choices / maxBatch);
+    const seconds = Math.min(60, Math.max(1, Math.ceil(this.#metrics.meanSeconds * rounds)));
+    throw new ApiError(429, `the server has ${this.#load.choices} requests and its queue is full: try again later`, {
+      ...{ type: 'rate_limit_error', code: 'queue_full', headers: { 'retry-after': String(seconds) } },
+    });
+  }
+
+  #authenticate(request: IncomingMessage): void {
+    if (this.#keys.length === 0) {
+      expectLoopback(request);
+      return;
+    }
+    const [scheme, key = ''] = (request.headers.authorization ?? '').split(' ');
+    const given = digest(key);
+    // All keys are compared, each in constant time: the time tells nothing about them.
+    const matches = this.#keys.map((known) => timingSafeEqual(known, given));
+    if (scheme.toLowerCase() === 'bearer' && matches.includes(true)) return;
+    throw new ApiError(401, 'the API key is missing or wrong: send "Authorization: Bearer KEY"', {
+      ...{ code: 'invalid_api_key', headers: { 'www-authenticate': 'Bearer' } },
+    });
+  }
+}
+
+/**
+ * Without a key the server is open to programs on this machine, not to web pages: a page whose name resolves to the
+ * loopback address (DNS rebinding) sends its own name as host.
+ */
+function expectLoopback({ headers }: IncomingMessage): void {
+  const name = (headers.host ?? '').replace(/:\d+$/, '').replace(/^\[|\]$/g, '');
+  if (!LOOPBACK.has(name.toLowerCase()))
+    throw new ApiError(403, 'without an API key the host must be 127.0.0.1, ::1 or localhost', { code: 'wrong_host' });
+}
+
+function digest(key: string): Buffer {
+  return createHash('sha256').update(key).digest();
+}
+
+function unknownFields(names: readonly string[]): string {
+  const shown = names.slice(0, 20).map((name) => name.replace(/[^\w.-]/g, '?').slice(0, 60));
+  return `unknown fields were ignored: ${shown.join(', ')}`;
+}
+
+function expectMethod(request: IncomingMessage, method: string): void {
+  if (request.method === method || (method === 'GET' && request.method === 'HEAD')) return;
+  throw new ApiError(405, `use ${method} for this route`, { headers: { allow: method } });
+}
+
+async function readBody(request: IncomingMessage): Promise<unknown> {
+  const tooLarge = new ApiError(413, `the body is larger than ${MOST_BODY / 2 ** 20} MiB`, { code: 'body_too_large' });
+  if (Number(request.headers['content-length'] ?? 0) > MOST_BODY) throw tooLarge;
+  const pieces: Buffer[] = [];
+  let bytes = 0;
+  for await (const piece of request as AsyncIterable<Buffer>) {
+    bytes += piece.length;
+    if (bytes > MOST_BODY) throw tooLarge;
+    pieces.push(piece);
+  }
+  try {
+    return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(Buffer.concat(pieces)));
+  } catch {
+    throw new ApiError(400, 'the body is not JSON in UTF-8');
+  }
+}
+
+function sendJson(response: ServerResponse, value: object): void {
+  response.setHeader('content-type', 'application/json');
+  response.end(JSON.stringify(value));
+}
+
+function sendError(request: IncomingMessage, response: ServerResponse, error: ApiError): void {
+  if (response.headersSent || response.destroyed) {
+    response.destroy();
+    return;
+  }
+  // A body that was not read to its end cannot be followed by another request.
+  const close = request.complete ? {} : { connection: 'close' };
+  response.writeHead(error.status, { 'content-type': 'application/json', ...error.headers, ...close });
+  response.end(JSON.stringify(error.body));
+}
+
+function allowOrigin(response: ServerResponse, origin: string): void {
+  response.setHeader('access-control-allow-origin', origin);
+  response.setHeader('access-control-allow-headers', 'authorization, content-type');
+  response.setHeader('access-control-allow-methods', 'GET, POST');
+  response.setHeader('vary', 'origin');
+}
+
+/** Requests that are not HTTP, or whose headers are too large or too slow. */
+function refuseConnection(error: NodeJS.ErrnoException, socket: Socket): void {
+  if (!socket.writable || error.code === 'ECONNRESET') {
+    socket.destroy();
+    return;
+  }
+  const statuses: Record<string, string> = {
+    HPE_HEADER_OVERFLOW: '431 Request Header Fields Too Large',
+    ERR_HTTP_REQUEST_TIMEOUT: '408 Request Timeout',
+  };
+  const status = statuses[error.code ?? ''] ?? '400 Bad Request';
+  const body = JSON.stringify(new ApiError(Number(status.slice(0, 3)), status.slice(4).toLowerCase()).body);
+  socket.end(
+    `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\nconnection: close\r\n\r\n${body}`,
+  );
+}
