@@ -103,6 +103,7 @@ export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/
 export type { GradientSlot, Storage } from './tensor/tensor.js';
 export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
 export type { Spike as LossSpike, Spikes } from './train/anomalies.js';
+export type { AttentionStatistics } from './train/attention-statistics.js';
 export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';

@@ -2,13 +2,14 @@
  * Every command and every subcommand of the real program, from end to end on a small model: it does its work, with code 0,
  * and `--json` prints exactly one JSON value of the promised shape. A new command without a row here fails.
  */
+import { once } from 'node:events';
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
 import { readSafetensors } from '../src/run/safetensors.js';
-import { root, trefoil } from '../src/testing/cli.js';
+import { ended, root, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { GOLDEN_SMALL } from '../src/testing/golden.js';
 import { mpirunAbsence } from '../src/testing/ranks.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
@@ -38,6 +39,17 @@ beforeAll(async () => {
   writeFileSync(at('text.txt'), 'line 1 of a text to look at. '.repeat(20));
 });
 afterAll(() => folder.remove());
+
+/** Starts a command that serves, asks it for `path`, and ends it by SIGTERM. Returns the status of the answer. */
+async function statusFrom(path: string, ...words: string[]): Promise<number> {
+  const child = startTrefoil([...words, '--port', '0']);
+  const [line] = await once(child.stdout!.setEncoding('utf8'), 'data');
+  const [, url] = /^listening on (http:\S+)/.exec(line) ?? expect.fail(`first line: ${line}`);
+  const { status } = await fetch(url + path);
+  child.kill('SIGTERM');
+  expect(await ended(child)).toMatchObject({ code: 0 });
+  return status;
+}
 
 const keys = (value: object) => Object.keys(value);
 const rowKeys = (result: { rows: object[] }) => keys(result.rows[0]);
@@ -70,6 +82,12 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
   generate: async () => {
     const words = ['--model', model, '--prompt', 'line ', '--max-new-tokens', '5', '--greedy'];
     expect(await jsonOf('generate', ...words)).toMatchObject({ prompt: 'line ', tokens: 5, text: expect.any(String) });
+  },
+  serve: async () => expect(await statusFrom('/v1/models', 'serve', '--model', model)).toBe(200),
+  dashboard: async () => expect(await statusFrom('/', 'dashboard', '--dir', folder.path)).toBe(200),
+  'bench serve': async () => {
+    const load = ['--requests', '4', '--concurrency', '2', '--prompt-tokens', '8', '--output-tokens', '4'];
+    expect(await jsonOf('bench', 'serve', '--model', model, ...load)).toMatchObject({ requests: 4, completed: 4 });
   },
   'eval loss': async () => {
     const words = ['--model', model, '--dataset', 'text', '--local-path', at('text.txt'), '--seq-len', '64'];
@@ -198,6 +216,8 @@ const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${
 /** What takes minutes is run as a program in another test, and not twice. */
 const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
   start: ['test/readme.test.ts', 'npm start'],
+  serve: ['src/cli/serve.test.ts', "'serve'"],
+  'bench serve': ['src/cli/bench/serve.test.ts', "'serve'"],
   verify: ['src/cli/main.test.ts', "trefoil('verify'"],
 };
 

@@ -42,7 +42,7 @@ export function measureSteps(device: Device, { shape, lengths, batch, runs }: Mo
         let reads = 0;
         const observer = {
           reads: (_: number, counts: Record<Branch, Tensor>) => {
-            reads = counts.cmp.item() + counts.sel.item() + counts.win.item();
+            reads = counts.cmp.item(0) + counts.sel.item(0) + counts.win.item(0);
           },
         };
         const step = () =>

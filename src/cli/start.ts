@@ -25,6 +25,7 @@ import { runPaths } from '../run/paths.js';
 import { wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
 import { blockPicture } from './shared/block-picture.js';
+import { withDashboard } from './shared/dashboard-process.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
@@ -61,7 +62,8 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
   io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
-  const result = await runTraining(config, { resume: line.resume ?? resume, save: line.save, say: io.out }, io);
+  const request = { resume: line.resume ?? resume, save: line.save, say: io.out };
+  const result = await withDashboard(line.dashboard, outDir, io.out, io, () => runTraining(config, request, io));
   if (result.status !== 'done') return EXIT_CODES[result.status];
   await showResult(config, result.valLoss, io);
   return 0;

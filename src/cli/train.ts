@@ -16,6 +16,7 @@ import { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
 import type { SignalSource } from '../train/signals.js';
 import { EXIT_CODES, type TrainResult, train } from '../train/train.js';
+import { withDashboard } from './shared/dashboard-process.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import { type Io, isPipe } from './shared/io.js';
 import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
@@ -75,9 +76,12 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const say = isFirst ? (line.json ? io.err : io.out) : () => {};
   say(`config: ${resolved.file ?? 'defaults'}`);
   const request = { resume: line.resume, save: line.save, say, identity };
-  const result = await runTraining(resolved.config, request, io, (done) => {
-    if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
-  });
+  const { out_dir: outDir } = resolved.config.train;
+  const result = await withDashboard(line.dashboard && isFirst, outDir, say, io, () =>
+    runTraining(resolved.config, request, io, (done) => {
+      if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
+    }),
+  );
   if (result.status === 'done' && writesText(resolved.config))
     say(`use it: npx trefoil generate --model ${shellQuote(result.outDir)}`);
   return EXIT_CODES[result.status];

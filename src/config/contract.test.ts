@@ -203,7 +203,18 @@ const FLAGS: [string[], string, unknown][] = [
 ];
 
 /** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */
-const STEERING = ['config', 'resume', 'resume-from', 'save', 'set', 'print-config', 'json', 'help', 'no-gc'];
+const STEERING = [
+  'config',
+  'resume',
+  'resume-from',
+  'save',
+  'set',
+  'print-config',
+  'dashboard',
+  'json',
+  'help',
+  'no-gc',
+];
 
 describe('every train flag', () => {
   it('is in these lists', () => {

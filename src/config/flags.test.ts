@@ -21,7 +21,15 @@ describe('the table of flags', () => {
 
 describe('parseTrainFlags', () => {
   it('knows nothing without flags', () => {
-    const nothing = { config: null, resume: null, save: null, printConfig: false, json: false, help: false };
+    const nothing = {
+      config: null,
+      resume: null,
+      save: null,
+      printConfig: false,
+      dashboard: false,
+      json: false,
+      help: false,
+    };
     expect(parseTrainFlags([])).toEqual({ layer: new Map(), ...nothing });
   });
 

@@ -59,6 +59,7 @@ export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
     flag('resume', 'auto|checkpoint', null, 'continue from the newest checkpoint in --out-dir, or from the one given'),
     flag('resume-from', 'auto|checkpoint', null, 'same as --resume'),
     flag('save', 'file', null, 'also write the final model to this file'),
+    flag('dashboard', null, null, 'serve the dashboard of the run in another process and print its address'),
     flag('json', null, null, 'print the result as one JSON value on stdout, everything else on stderr'),
     flag('help', null, null, 'print this help'),
   ],
@@ -73,6 +74,8 @@ export interface TrainCommandLine {
   resume: string | null;
   save: string | null;
   printConfig: boolean;
+  /** Whether to start the dashboard beside the training. */
+  dashboard: boolean;
   json: boolean;
   help: boolean;
 }
@@ -140,6 +143,7 @@ export function parseTrainFlags(argv: readonly string[]): TrainCommandLine {
     resume: values.get('resume') ?? null,
     save: values.get('save') ?? null,
     printConfig: switches.has('print-config'),
+    dashboard: switches.has('dashboard'),
     json: switches.has('json'),
     help: switches.has('help'),
   };

@@ -195,10 +195,10 @@ class Handler {
     overview: (run) => this.#overview(run),
     columns: (run, asked) => this.#columns(run, asked),
     attention: ({ dir }) => ({
-      records: readRecords(join(dir, 'attention.jsonl')),
+      records: readRecords(runPaths(dir).attention),
       needle: readJson(join(dir, 'needle.json')),
     }),
-    samples: ({ dir }) => ({ samples: readRecords(join(dir, 'samples.jsonl')) }),
+    samples: ({ dir }) => ({ samples: readRecords(runPaths(dir).samples) }),
     trace: (run, { rest }) => this.#trace(run, rest),
   };
 

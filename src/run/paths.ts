@@ -15,6 +15,8 @@ export function runPaths(outDir: string) {
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
     /** Heartbeats of a rank. */
+    attention: path('attention.jsonl'),
+    samples: path('samples.jsonl'),
     heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
     /** The current section of a rank. */
     section: (rank: number): string => path(`.section_rank${rank}`),

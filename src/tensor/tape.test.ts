@@ -79,7 +79,7 @@ describe('gradients', () => {
     const tape = new Tape(device);
     const x = tape.watch(tape.from([3], [1]));
     tape.backward(squared(tape, x));
-    expect(tape.gradient(x)!.item()).toBe(6);
+    expect(tape.gradient(x)!.item(0)).toBe(6);
     tape.end();
   });
 
@@ -161,7 +161,7 @@ describe('gradients', () => {
     const parameter = new Parameter(device, 'w', [1]);
     parameter.value.write([3]);
     const y = squared(tape, parameter.value);
-    expect(y.item()).toBe(9);
+    expect(y.item(0)).toBe(9);
     expect(tape.tracks(y)).toBe(false);
     expect(() => tape.backward(y)).toThrow('this tape does not record');
     expect(parameter.gradient).toBeNull();
@@ -177,7 +177,7 @@ describe('a gradient passed on', () => {
     const again = scaled(tape, x, 2); // recorded first, so its rule runs last and finds the shared gradient
     const y = add(tape, x, r);
     tape.backward([again, y], [new Float32Array(SIZE).fill(10), new Float32Array(SIZE).fill(1)]);
-    expect([tape.gradient(x)!.item(), tape.gradient(r)!.item()]).toEqual([21, 1]);
+    expect([tape.gradient(x)!.item(0), tape.gradient(r)!.item(0)]).toEqual([21, 1]);
     expect(tape.gradient(x)!.pointer).not.toBe(tape.gradient(r)!.pointer);
     tape.end();
   });
@@ -190,7 +190,7 @@ describe('a gradient passed on', () => {
     const started = device.pool.bytesInUse + BYTES; // the gradient of y
     tape.backward(y, 1);
     expect(device.pool.peakBytesInUse).toBe(started);
-    expect(tape.gradient(x)!.item()).toBe(4);
+    expect(tape.gradient(x)!.item(0)).toBe(4);
     tape.end();
   });
 
@@ -226,7 +226,7 @@ describe('memory', () => {
     expect(() => middle.read()).toThrow('tensor f32[1024] was used after its memory was freed by Tape.drop()');
     tape.drop(middle); // twice is harmless
     tape.backward(y, new Float32Array(SIZE).fill(1));
-    expect(tape.gradient(x)!.item()).toBe(4);
+    expect(tape.gradient(x)!.item(0)).toBe(4);
     tape.end();
   });
 
@@ -236,9 +236,9 @@ describe('memory', () => {
     const middle = scaled(tape, x, 1);
     const [a, b] = [squared(tape, middle), squared(tape, middle)];
     tape.drop(middle);
-    expect(middle.item()).toBe(3);
+    expect(middle.item(0)).toBe(3);
     tape.backward([a, b], [1, 1]);
-    expect(tape.gradient(x)!.item()).toBe(12);
+    expect(tape.gradient(x)!.item(0)).toBe(12);
     tape.end();
   });
 
@@ -260,7 +260,7 @@ describe('memory', () => {
     const y = tape.release(squared(tape, x));
     tape.backward(y);
     tape.end();
-    expect(y.item()).toBe(9);
+    expect(y.item(0)).toBe(9);
     y.free();
   });
 
@@ -334,9 +334,9 @@ describe('checkpoint', () => {
       const doubled = scaled(outer, x, 2);
       return outer.checkpoint([doubled], (inner) => squared(inner, doubled));
     });
-    expect(y.item()).toBe(16);
+    expect(y.item(0)).toBe(16);
     tape.backward(y);
-    expect(tape.gradient(x)!.item()).toBe(16); // of 4x²
+    expect(tape.gradient(x)!.item(0)).toBe(16); // of 4x²
     tape.end();
   });
 
@@ -359,14 +359,14 @@ describe('checkpoint', () => {
       computed = 0;
       const x = tape.watch(tape.from(new Float32Array(SIZE).fill(2), [SIZE]));
       const y = tape.checkpoint([x], (inner) => squared(inner, expensive(inner, expensive(inner, x))));
-      expect(y.item()).toBe(324);
+      expect(y.item(0)).toBe(324);
       return { x, y };
     };
     const tape = new Tape(device);
     const { x, y } = run(tape);
     expect(inUse()).toBe(4 * BYTES); // input, output, and two factors
     tape.backward(y, new Float32Array(SIZE).fill(1));
-    expect(tape.gradient(x)!.item()).toBe(324); // of 81x²
+    expect(tape.gradient(x)!.item(0)).toBe(324); // of 81x²
     expect([computed, inUse()]).toEqual([2, 2 * BYTES]); // x and its gradient
     tape.end();
     // Without gradients nothing is held; where the backward pass never runs all goes back at the end.
@@ -383,7 +383,7 @@ describe('checkpoint', () => {
     const tape = new Tape(device, { record: false });
     const x = tape.from(new Float32Array(SIZE).fill(2), [SIZE]);
     const y = tape.checkpoint([x], (inner) => squared(inner, squared(inner, x)));
-    expect([y.item(), inUse()]).toEqual([16, 2 * BYTES]);
+    expect([y.item(0), inUse()]).toEqual([16, 2 * BYTES]);
     tape.end();
   });
 });
@@ -539,7 +539,7 @@ describe('withTape and using', () => {
     const value = withTape(device, async (tape) => {
       const x = tape.from([4], [1]);
       await Promise.resolve();
-      return x.item();
+      return x.item(0);
     });
     expect(await value).toBe(4);
     expect(inUse()).toBe(0);

@@ -16,6 +16,7 @@ import { BatchUploader, type DeviceBatch } from './batches.js';
 import {
   HostStepper,
   launchGradients,
+  NOTHING_OBSERVED,
   type StepContext,
   type StepInputs,
   type Stepper,
@@ -109,10 +110,10 @@ export class DeviceStepper implements Stepper {
   read(): StepResult {
     const { means, telemetry } = this.#outputs!;
     const { agreement, optimizer } = this.#context;
-    const { batches, targets } = this.#inputsOfStep!;
+    const { batches, targets, isDetailed } = this.#inputsOfStep!;
     const { norm, each, nonFinite } = this.#norms.read();
     const [loss] = agreement.sum([weightedLoss(means, targetWeights(batches, targets))]);
-    const observed = telemetry?.read() ?? { gates: null, selection: null };
+    const observed = telemetry?.read(isDetailed ? batches[0] : null) ?? NOTHING_OBSERVED;
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
     if (!finite) optimizer.steps -= 1; // the device has skipped the update
     const counters = { ...this.#counters.read(), attention_portable: this.#refused };
@@ -179,8 +180,9 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { optimizer, config, exchange } = this.#context;
-    const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device) : null;
+    const { optimizer, config, exchange, model } = this.#context;
+    // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
+    const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device, model.shape, true) : null;
     const counters = this.#counters;
     const before = counters.portable;
     const extras = { observer: telemetry ?? undefined, counters };

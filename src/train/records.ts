@@ -5,10 +5,12 @@ import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 import { type HeartbeatFields, HeartbeatWriter } from '../run/logs/heartbeat.js';
+import { JsonLinesWriter } from '../run/logs/json-lines.js';
 import type { LogThread } from '../run/logs/log-thread.js';
 import { type SectionName, SectionWriter } from '../run/logs/section.js';
 import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
+import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
 
 /** The facts of one optimizer step, as a run records them. */
@@ -26,6 +28,8 @@ export interface StepRecord {
   readonly mfu: number | null;
   readonly gates: GateStatistics | null;
   readonly selection: SelectionStatistics | null;
+  /** By layer; null for dense attention and in most steps. */
+  readonly attention: AttentionStatistics | null;
   readonly memoryMib: { readonly allocated: number; readonly reserved: number };
   /** Counters of failures, fallbacks and attention kernels since the start, by name. */
   readonly counters: Readonly<Record<string, number>>;
@@ -56,6 +60,9 @@ export class RunRecords {
   readonly #val: CsvWriter<typeof VAL_CSV> | null = null;
   readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
   readonly #counters: CsvWriter<typeof FALLBACK_COUNTERS_CSV> | null = null;
+  readonly #paths: RunPaths;
+  #attention: JsonLinesWriter | null = null;
+  #samples: JsonLinesWriter | null = null;
   readonly #tensorboard: TensorboardWriter | null = null;
   readonly #writers: { flush(): boolean; close(): void; readonly drops: number }[];
 
@@ -68,6 +75,7 @@ export class RunRecords {
     logThread: LogThread,
   ) {
     this.#logThread = logThread;
+    this.#paths = paths;
     this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
     this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world: size });
     this.#writers = [this.#heartbeat];
@@ -149,6 +157,25 @@ export class RunRecords {
       ...(record.loader && { docs_seen: record.loader.documents, queue_fill: record.loader.queueFill }),
       data: record.data,
     });
+  }
+
+  /** A line of attention.jsonl. */
+  attended(step: number, statistics: AttentionStatistics): void {
+    this.#attention ??= this.#open(this.#paths.attention);
+    this.#attention.write(step, statistics);
+  }
+
+  /** A line of samples.jsonl: text that the model wrote after a step. */
+  sampled(step: number, text: string): void {
+    this.#samples ??= this.#open(this.#paths.samples);
+    this.#samples.write(step, { text });
+  }
+
+  /** Opens a file that only some runs have. */
+  #open(path: string): JsonLinesWriter {
+    const writer = new JsonLinesWriter(path, { logThread: this.#logThread });
+    this.#writers.push(writer);
+    return writer;
   }
 
   /** Rows and events of a logged step. */

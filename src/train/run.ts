@@ -209,6 +209,7 @@ export class Run {
       loader: trainer.loader.telemetry?.(),
     };
     records.progress(record);
+    if (record.attention && this.#parts.world.isFirst) records.attended(step, record.attention);
     options.onStep?.(record);
     this.#estimate(seconds);
     if (step === 1 || step % every === 0 || step === steps) {
@@ -304,6 +305,7 @@ export class Run {
     const sampling = { temperature: 0.8, seed: config.train.seed };
     for await (const piece of generate(loaded, '', { maxNewTokens: SAMPLE_TOKENS, sampling })) text += piece;
     live.clear();
+    records.sampled(step, text);
     log.say(`sample ${step} | ${JSON.stringify(text)}`);
   }
 

@@ -18,10 +18,12 @@ import { AdamW, type Trainable } from '../ops/adamw/op.js';
 import type { AttentionCounters } from '../ops/attention/counters.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
+import { sampleSelection } from '../ops/attention/selection-sample/op.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { type AttentionStatistics, attentionStatistics } from './attention-statistics.js';
 import type { BatchUploader, DeviceBatch } from './batches.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 
@@ -119,6 +121,8 @@ export interface StepInputs {
   /** Targets of the step over all ranks; by default those of the batches. */
   readonly targets?: number;
   readonly learningRate: number;
+  /** Whether statistics of the attention by layer are wanted. */
+  readonly isDetailed?: boolean;
 }
 
 /** Loss and gradient norm of a step. */
@@ -174,7 +178,9 @@ export class HostStepper implements Stepper {
     const { runtime } = config;
     this.#inputs = inputs;
     this.#comparisons = [];
-    this.#telemetry = runtime.aux_stats ? new StepTelemetry(model.device) : null;
+    this.#telemetry = runtime.aux_stats
+      ? new StepTelemetry(model.device, model.shape, inputs.isDetailed ?? false)
+      : null;
     const telemetry = this.#telemetry ?? undefined;
     this.#held = inputs.batches.map((batch) => uploader.upload(batch));
     const options: ForwardExtras = {
@@ -186,7 +192,7 @@ export class HostStepper implements Stepper {
 
   read(): StepResult {
     const { exchange, uploader, agreement, model } = this.#context;
-    const { batches, targets } = this.#inputs!;
+    const { batches, targets, isDetailed } = this.#inputs!;
     const norms = new GradientNorms(model.device);
     const sums = norms.launch(exchange.gradients);
     exchange.reduceSums(sums);
@@ -195,7 +201,7 @@ export class HostStepper implements Stepper {
     const [loss] = agreement.sum([weightedLoss(this.#means, targetWeights(batches, targets))]);
     for (const mean of this.#means) mean.free();
     for (const batch of this.#held) uploader.release(batch);
-    const observed = this.#telemetry?.read() ?? { gates: null, selection: null };
+    const observed = this.#telemetry?.read(isDetailed ? batches[0] : null) ?? NOTHING_OBSERVED;
     this.#telemetry?.free();
     this.#norm = norm;
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
@@ -269,16 +275,32 @@ export interface Observed {
   readonly gates: GateStatistics | null;
   /** Selected blocks per token; null for dense attention. */
   readonly selection: SelectionStatistics | null;
+  /** By layer; null for dense attention and in steps without details. */
+  readonly attention: AttentionStatistics | null;
 }
 
-/** Collects during the forward passes of one step. Nine numbers per layer stay on the device for the gates. */
+/** What a step observed that collects nothing. */
+export const NOTHING_OBSERVED: Observed = { gates: null, selection: null, attention: null };
+
+/** Pairs of neighbouring tokens that the statistics of the selection are computed from. */
+const SAMPLED_PAIRS = 128;
+
+/**
+ * Collects during the forward passes of one step. Nine numbers per layer stay on the device for the gates, and, if `sampled`,
+ * a few kilobytes per layer for the selection of the first micro-batch.
+ */
 export class StepTelemetry implements Observer {
   readonly #device: Device;
   readonly #gateSums: Tensor[] = [];
+  readonly #shape: ModelShape;
+  readonly #isSampled: boolean;
+  readonly #samples: Tensor[] = [];
   #selection: Tensor | null = null;
 
-  constructor(device: Device) {
+  constructor(device: Device, shape: ModelShape, isSampled: boolean) {
     this.#device = device;
+    this.#shape = shape;
+    this.#isSampled = isSampled;
   }
 
   gates(_layer: number, gates: Tensor): void {
@@ -288,19 +310,34 @@ export class StepTelemetry implements Observer {
   /** The number of selected blocks depends on sequence lengths only, so one layer stands for all. */
   selected(layer: number, selected: Tensor): void {
     if (layer === 0) this.#selection ??= selectionCounts(this.#device, selected);
+    // Recomputed layers and later micro-batches call again: the first call of each layer counts.
+    if (this.#isSampled && layer === this.#samples.length)
+      this.#samples.push(sampleSelection(this.#device, selected, SAMPLED_PAIRS));
   }
 
-  /** Reads what was collected. A replayed graph fills the same memory again. */
-  read(): Observed {
+  /**
+   * Reads what was collected. A replayed graph fills the same memory again. `detailed`: the first micro-batch, if statistics
+   * by layer are wanted.
+   */
+  read(detailed: Batch | null): Observed {
     const sums = this.#gateSums.map((tensor) => tensor.read());
     const gates = sums.length === 0 ? null : summarizeGates(sums);
-    return { gates, selection: this.#selection && summarizeSelection(this.#selection.read()) };
+    const selection = this.#selection && summarizeSelection(this.#selection.read());
+    const attention = detailed && this.#samples.length > 0 ? this.#layers(sums, detailed) : null;
+    return { gates, selection, attention };
+  }
+
+  #layers(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
+    const { nKvGroups: groups, nsa } = this.#shape;
+    const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
+    return attentionStatistics(layers, { groups, slots: nsa.nSel, blockSize: nsa.lSel }, batch);
   }
 
   free(): void {
-    for (const tensor of this.#gateSums) tensor.free();
+    for (const tensor of [...this.#gateSums, ...this.#samples]) tensor.free();
     this.#selection?.free();
     this.#gateSums.length = 0;
+    this.#samples.length = 0;
     this.#selection = null;
   }
 }

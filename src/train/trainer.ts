@@ -104,6 +104,9 @@ export class NonFiniteStep extends TrefoilError {
   }
 }
 
+/** Steps between statistics of the attention by layer, which cost a copy from the device. */
+const DETAIL_EVERY = 20;
+
 /** The data source failed. The position is that before the step, so a checkpoint can still be saved. */
 export class SourceFailed extends TrefoilError {}
 
@@ -270,7 +273,8 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.#options.onSection?.('step', step);
     const rate = this.#schedule(step);
     const computing = performance.now();
-    stepper.launch({ batches, targets, learningRate: rate });
+    const isDetailed = step === 1 || step % DETAIL_EVERY === 0 || step === this.steps;
+    stepper.launch({ batches, targets, learningRate: rate, isDetailed });
     if (stepper.prefetch && step < this.steps) stepper.prefetch(this.loader.lookAhead?.(batches.length) ?? []);
     const result = stepper.read();
     const updating = performance.now();

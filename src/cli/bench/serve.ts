@@ -111,11 +111,11 @@ function report(result: ServeResult, alone: number | null, { json }: Options, io
     `${requests} requests in ${seconds.toFixed(1)} s: ${completed} completed, ${refused} refused (429), ` +
       `${disconnected} disconnected, ${failed} failed`,
   );
-  const share =
-    alone === null
-      ? ''
-      : `, ${(result.decode_tokens_per_s / alone).toFixed(3)} of ${alone.toFixed(0)} without a server`;
-  io.out(`goodput ${result.goodput.toFixed(1)} tok/s, decode ${result.decode_tokens_per_s.toFixed(1)} tok/s${share}`);
+  const { decode_tokens_per_s: decode } = result;
+  const share = alone === null ? '' : `, ${(decode / alone).toFixed(3)} of ${alone.toFixed(0)} without a server`;
+  // Not measured where requests did not all decode at the same time.
+  const rate = Number.isFinite(decode) ? `, decode ${decode.toFixed(1)} tok/s${share}` : '';
+  io.out(`goodput ${result.goodput.toFixed(1)} tok/s${rate}`);
   const row = (name: string, { p50, p99, max }: Percentiles) => [name, ...[p50, p99, max].map((ms) => ms.toFixed(2))];
   const rows = [
     row('first byte', result.first_byte_ms),

@@ -1,13 +1,15 @@
 /** `trefoil eval selection`: which blocks a model selects while it reads a text, as numbers, charts and a map. */
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { existsSync, readFileSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, fileError, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { loadModel } from '../../infer/load-model.js';
 import { inspectSelection, type LayerSelection } from '../../infer/selection.js';
+import { traceText, writeTrace } from '../../infer/trace.js';
 import { kernelOptions } from '../../model/kernels.js';
+import { runPaths } from '../../run/paths.js';
 import { densityMap } from '../../watch/report/heat-map.js';
 import { lineChart } from '../../watch/report/svg.js';
 import { runBlocking } from '../shared/blocking.js';
@@ -21,6 +23,7 @@ interface Options {
   readonly textFile: string;
   readonly maxTokens: number;
   readonly outDir?: string;
+  readonly trace?: string | true;
   readonly layer?: number;
   readonly device: DeviceChoice;
   readonly threads?: number;
@@ -35,6 +38,10 @@ export function configure(command: Command, io: Io): void {
       new Option('--max-tokens <n>', 'read at most this many tokens of it').argParser(wholeNumber(1)).default(8192),
     )
     .option('--out-dir <folder>', 'write selection.json, selection.svg, selection-map.svg and gates.svg')
+    .option(
+      '--trace [file]',
+      'save what every token read, for the dashboard (default: traces/TEXT.safetensors in the run)',
+    )
     .addOption(
       new Option('--layer <n>', 'layer of the printed map (default: the one with the largest sel share)').argParser(
         wholeNumber(0),
@@ -67,6 +74,14 @@ function run(options: Options, io: Io): void {
     const layers = runBlocking(() => inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env))));
     const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
+    if (options.trace !== undefined) {
+      const file = options.trace === true ? defaultTrace(path, options.textFile) : options.trace;
+      ensureFolder(dirname(file));
+      const pieces = tokens.map((token) => tokenizer.decode([token]));
+      const kernels = kernelOptions(withEnvironment(config, io.env));
+      writeTrace(file, model, traceText(model, tokens, kernels), { model: basename(path), step, pieces });
+      io.err(`trace: ${file}`);
+    }
     if (options.json) printJson(io, result);
     else {
       io.out(table(layers));
@@ -75,6 +90,17 @@ function run(options: Options, io: Io): void {
   } finally {
     model.free();
   }
+}
+
+/** Inside the run that the model belongs to, where the dashboard looks for traces. */
+function defaultTrace(model: string, textFile: string): string {
+  const folders = [model, dirname(model), dirname(dirname(model)), dirname(dirname(dirname(model)))];
+  const run = folders.find(
+    (folder) => existsSync(runPaths(folder).config) || existsSync(runPaths(folder).heartbeat(0)),
+  );
+  if (run === undefined) throw new UsageError(`--trace: ${model} is not in a run folder; name a file`);
+  const name = basename(textFile).replace(/[^\w.-]/g, '_');
+  return join(run, 'traces', `${name}.safetensors`);
 }
 
 function readText(path: string): string {

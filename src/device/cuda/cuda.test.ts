@@ -120,7 +120,7 @@ describe('a CUDA device', () => {
     expect([...to.read()]).toEqual([112.5, 113, 113.5]);
     expect(code.constant('answer')).toBe(42);
     code.launch('shared_sum', { grid: 1, block: 64, shared: 200_000 }, to, 50_000);
-    expect(to.item()).toBe(Math.fround((50_000 * 49_999) / 2));
+    expect(to.item(0)).toBe(Math.fround((50_000 * 49_999) / 2));
     code.launch('every_argument', { grid: 0, block: 32 }, to, from, 3, 0, f32(0), f64(0)); // an empty grid is a no-op
     expect(() => code.launch('missing', { grid: 1, block: 1 })).toThrow('has no kernel missing');
     expect(() => code.launch('shared_sum', { grid: 1, block: 64, shared: 10 ** 6 }, to, 1)).toThrow(/CUDA: /);

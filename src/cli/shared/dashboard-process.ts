@@ -1,0 +1,39 @@
+/** The dashboard as a process of its own beside a training: the trainer serves no requests. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { dirname } from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import type { Io } from './io.js';
+
+/** Runs `work` while the dashboard serves the folder of the run; prints its address as soon as it has one. */
+export async function withDashboard<Result>(
+  isWanted: boolean,
+  outDir: string,
+  say: (line: string) => void,
+  io: Io,
+  work: () => Promise<Result>,
+): Promise<Result> {
+  if (!isWanted) return await work();
+  const child = startDashboardProcess(dirname(outDir), say, io);
+  try {
+    return await work();
+  } finally {
+    child.kill('SIGTERM');
+  }
+}
+
+function startDashboardProcess(dir: string, say: (line: string) => void, io: Io): ChildProcess {
+  const main = fileURLToPath(new URL('../main.js', import.meta.url));
+  // Its own process group would survive a Ctrl-C of the training; in this one both receive the signal.
+  const child = spawn(process.execPath, [main, 'dashboard', '--dir', dir, '--port', '0'], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  child.on('error', (error) => io.warn(`the dashboard did not start: ${error.message}`));
+  createInterface({ input: child.stdout }).on('line', (line) => {
+    const url = /^listening on (.*)$/.exec(line)?.[1];
+    say(url === undefined ? line : `dashboard: ${url}`);
+  });
+  createInterface({ input: child.stderr }).on('line', (line) => io.warn(`dashboard: ${line}`));
+  child.unref(); // a training that ends does not wait for it
+  return child;
+}

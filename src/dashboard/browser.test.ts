@@ -1,0 +1,277 @@
+/** The pages in Chromium: clicks, zoom, the keyboard, both themes and two widths. Skipped by name where there is no Chromium. */
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import { traceText, writeTrace } from '../infer/trace.js';
+import { acquireLock, type RunLock } from '../run/lock.js';
+import { HeartbeatWriter } from '../run/logs/heartbeat.js';
+import { runPaths } from '../run/paths.js';
+import { resolveThresholds } from '../watch/thresholds.js';
+import { type Dashboard, startDashboard } from './server.js';
+import { writeExampleRun } from './testing/example-run.js';
+
+const NAMES = ['chromium', 'chromium-browser', 'google-chrome'];
+const executablePath = (process.env['PATH'] ?? '')
+  .split(delimiter)
+  .flatMap((folder) => NAMES.map((name) => join(folder, name)))
+  .find((path) => existsSync(path));
+const reason = executablePath === undefined ? 'no Chromium (Debian: apt-get install chromium)' : undefined;
+if (reason) console.warn(`skipped: the pages of the dashboard: ${reason}`);
+
+const HOSTILE = '<img src=x onerror=alert(1)>';
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+let folder: string;
+let dashboard: Dashboard;
+let browser: Browser;
+let lock: RunLock;
+let context: BrowserContext;
+let page: Page;
+let problems: string[];
+
+/** A run that is active: this process holds its lock. */
+const live = () => join(folder, 'live');
+
+describe.skipIf(reason !== undefined)('the pages', () => {
+  beforeAll(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'trefoil-pages-'));
+    writeExampleRun(live(), { steps: 3000, planned: 6000, spikeAt: 1500 });
+    lock = acquireLock(runPaths(live()).lock);
+    writeExampleRun(join(folder, 'other'), { steps: 400, seed: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 });
+    const hostile = join(folder, HOSTILE);
+    mkdirSync(hostile);
+    const beat = { ts: 1, iso: '', pid: 1, rank: 0, step: 3, msg: 'stop', detail: '<script>alert(2)</script>' };
+    writeFileSync(runPaths(hostile).heartbeat(0), `${JSON.stringify(beat)}\n{"half`);
+    writeFileSync(runPaths(hostile).config, 'train:\n  note: "<b onclick=alert(3)>bold</b>"\n');
+    mkdirSync(join(folder, 'broken'));
+    mkdirSync(runPaths(join(folder, 'broken')).heartbeat(0));
+    const config = tinyConfig();
+    const model = tinyModel(config);
+    const text = `${'def f(x):\n    return x + 1\n'.repeat(8)}<i>f(2)</i>`;
+    mkdirSync(join(live(), 'traces'));
+    writeTrace(join(live(), 'traces', 'code.safetensors'), model, traceText(model, [...Buffer.from(text)]), {
+      ...{ model: 'tiny', step: 7, pieces: [...text] },
+    });
+    model.free();
+    const needle = [0, 50, 100].flatMap((depth) =>
+      [256, 1024].map((length) => ({ without: null, length, depth, trials: 10, correct: 9, accuracy: 0.9 })),
+    );
+    writeFileSync(join(live(), 'needle.json'), JSON.stringify({ rows: needle }));
+    dashboard = await startDashboard({ dir: folder, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}) });
+    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'] });
+  });
+  afterAll(async () => {
+    await browser.close();
+    await dashboard.close();
+    lock.release();
+    rmSync(folder, { recursive: true, force: true });
+  });
+
+  async function open(width: number, colorScheme: 'light' | 'dark'): Promise<void> {
+    problems = [];
+    context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, reducedMotion: 'reduce' });
+    page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    page.on('console', (message) => {
+      if (['error', 'warning'].includes(message.type())) problems.push(message.text());
+    });
+    page.on('pageerror', (error) => problems.push(String(error)));
+    page.on('dialog', (dialog) => {
+      problems.push(`dialog ${dialog.message()}`);
+      void dialog.dismiss();
+    });
+    page.on('request', (request) => {
+      if (!request.url().startsWith(dashboard.url)) problems.push(`request to ${request.url()}`);
+    });
+  }
+
+  const go = (route: string) => page.goto(`${dashboard.url}/#/${route}`);
+  const run = (name: string, ...rest: string[]) => ['run', name, ...rest].map(encodeURIComponent).join('/');
+
+  beforeEach(() => open(1400, 'light'));
+  afterEach(async () => {
+    await context.close();
+    expect(problems).toEqual([]);
+  });
+
+  it('list runs: sorted, searched, broken and hostile ones inert, several compared', async () => {
+    await go('');
+    await page.getByRole('link', { name: 'live' }).waitFor();
+    const names = () => page.locator('td.col-name a').allTextContents();
+    expect(new Set(await names())).toEqual(new Set(['live', 'other', 'broken', HOSTILE]));
+    await page.getByRole('button', { name: 'Run' }).click();
+    expect(await names()).toEqual([HOSTILE, 'broken', 'live', 'other'].sort((a, b) => a.localeCompare(b)));
+    expect(await page.locator('tr', { hasText: 'broken' }).first().textContent()).toContain('is a folder');
+    await page.getByRole('searchbox').fill('lr 0.0003');
+    await expect.poll(names).toEqual(['other']);
+    await page.getByRole('searchbox').fill('');
+    await page.getByLabel('Compare live').check();
+    await page.getByLabel('Compare other').check();
+    await page.getByRole('link', { name: 'Compare' }).click();
+    await page.getByRole('heading', { name: 'Config: differences' }).waitFor();
+    expect(await page.locator('table.config').first().textContent()).toContain('train.lr');
+    const legend = page.locator('.chart').first().locator('.legend-name');
+    await expect.poll(() => legend.allTextContents()).toEqual(expect.arrayContaining(['live', 'other']));
+    await go(run(HOSTILE));
+    await page.getByRole('heading', { name: HOSTILE }).waitFor();
+    expect(await page.locator('.events').textContent()).toContain('<script>');
+    expect(await page.locator('.config').textContent()).toContain('<b onclick');
+    expect(await page.locator('main img, main script, main b[onclick]').count()).toBe(0);
+    await go(run('broken'));
+    await page.getByText('This folder is not a readable run').waitFor();
+  });
+
+  it('draw a run: the spike, a new step, zoom by mouse, axes, smoothing, config', async () => {
+    await go(run('live'));
+    const loss = page.locator('.chart', { hasText: 'Loss' }).first();
+    const plot = loss.locator('.plot');
+    await loss.locator('canvas').waitFor();
+    expect(await page.locator('.chart').count()).toBe(8);
+    const writer = new HeartbeatWriter(runPaths(live()).heartbeat(0), 0);
+    await page.locator('.live.on').waitFor();
+    const started = Date.now();
+    writer.write({ step: 3001, msg: 'progress', loss: 1.2345, toks_per_s: 100 });
+    await expect.poll(() => page.locator('.figures').textContent(), { interval: 20 }).toContain('1.234');
+    console.log(`a new step was visible after ${Date.now() - started} ms`);
+    writer.close();
+    const box = (await plot.boundingBox())!;
+    const detail = page.waitForResponse((response) => /columns\?.*from=/.test(response.url()));
+    await page.mouse.move(box.x + box.width * 0.45, box.y + 80);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.6, box.y + 80, { steps: 5 });
+    await page.mouse.up();
+    await detail;
+    // All charts show the zoomed range and the cursor.
+    await page.getByRole('button', { name: 'Show all' }).waitFor();
+    const steps = await page.locator('.legend-x').allTextContents();
+    expect(steps.length).toBeGreaterThan(4);
+    expect(new Set(steps).size).toBeLessThanOrEqual(2);
+    await page.getByRole('button', { name: 'Show all' }).click();
+    await page.getByRole('button', { name: 'Tokens' }).click();
+    await page.getByRole('button', { name: 'Time' }).click();
+    await page.getByLabel('Log scale').check();
+    await page.getByLabel('Smoothing').fill('0.9');
+    expect(await page.locator('.slider output').first().textContent()).toBe('0.90');
+    await page.getByLabel('Compare the config with').selectOption('other');
+    await page.getByRole('heading', { name: 'Config: differences' }).waitFor();
+    expect(await page.locator('.sample').textContent()).not.toBe('');
+  });
+
+  it('are used by keyboard alone: from the table to a zoomed chart and back', async () => {
+    await go('');
+    await page.getByRole('link', { name: 'live' }).waitFor();
+    const focused = () => page.evaluate<string>(`document.activeElement?.textContent ?? ''`);
+    for (let i = 0; i < 60 && (await focused()) !== 'live'; i++) await page.keyboard.press('Tab');
+    await page.keyboard.press('Enter');
+    await page.getByRole('heading', { name: 'live' }).waitFor();
+    await page.locator('.chart canvas').first().waitFor();
+    const onChart = () => page.evaluate<boolean>(`document.activeElement?.classList.contains('plot') ?? false`);
+    for (let i = 0; i < 60 && !(await onChart()); i++) await page.keyboard.press('Tab');
+    await page.keyboard.press('ArrowLeft');
+    await page.locator('.legend-x').first().waitFor();
+    await page.keyboard.press('+');
+    await page.getByRole('button', { name: 'Show all' }).waitFor();
+    await page.keyboard.press('0');
+    await page.getByText('Drag to zoom').waitFor();
+  });
+
+  it('show the health of attention by layer and step', async () => {
+    await go(run('live', 'attention'));
+    await page.getByRole('heading', { name: 'By layer, over time' }).waitFor();
+    expect(await page.locator('.heat').count()).toBe(7);
+    const heat = page.locator('.heat', { hasText: 'Gate entropy' }).locator('canvas');
+    await heat.hover();
+    expect(await page.locator('.heat output').first().textContent()).toMatch(/layer \d · step .* · [\d.]+/);
+    await heat.focus();
+    await page.keyboard.press('ArrowDown');
+    await page.getByLabel(/^step/).fill('3');
+    expect(await page.locator('.cards').textContent()).toContain('Overlap between layers');
+    await page.getByLabel('Layer').selectOption('2');
+    expect(await page.getByText('Needles found').count()).toBe(1);
+    await go(run('other', 'attention'));
+    await page.getByText('No needle results').waitFor();
+  });
+
+  it('show what a token read and who read a block', async () => {
+    await go(run('live', 'reader'));
+    const last = page.locator('.text [data-i="218"]');
+    await last.click();
+    await page.getByRole('heading', { name: 'Blocks it read' }).waitFor();
+    await expect.poll(() => page.locator('.block.read').count()).toBeGreaterThan(1);
+    expect(await page.locator('.text i').count()).toBe(0); // <i> of the text is text
+    await page.keyboard.press('ArrowLeft');
+    await expect.poll(() => page.locator('.facts').textContent()).toContain('217');
+    await page.locator('.blocks-read button').first().click();
+    await expect.poll(() => page.locator('.text .reader').count()).toBeGreaterThan(0);
+    await go(run('other', 'reader'));
+    await page.getByText('No traces yet').waitFor();
+  });
+
+  it('halt a run with the token only', async () => {
+    const { halt } = runPaths(live());
+    await go(run('live'));
+    await page.getByLabel(/^Token/).fill('wrong');
+    await page.getByRole('button', { name: 'Halt…' }).click();
+    await page.getByRole('button', { name: 'Halt live' }).click();
+    await page.getByText('the token is missing or wrong').waitFor();
+    expect(existsSync(halt)).toBe(false);
+    problems = problems.filter((text) => !text.includes('403')); // the browser reports the refusal
+    await page.getByLabel(/^Token/).fill(dashboard.token);
+    await page.getByRole('button', { name: 'Halt…' }).click();
+    await page.getByLabel('Reason').fill('enough');
+    await page.getByRole('button', { name: 'Halt live' }).click();
+    await page.getByText('stops after its step').waitFor();
+    expect(readFileSync(halt, 'utf8')).toBe('halt: enough\n');
+    rmSync(halt);
+  });
+
+  it.each([
+    [1400, 'light'],
+    [1400, 'dark'],
+    [400, 'light'],
+    [400, 'dark'],
+  ] as const)('fit %i px in %s, without serious accessibility problems', async (width, theme) => {
+    await context.close();
+    await open(width, theme);
+    for (const route of ['', run('live'), run('live', 'attention'), run('live', 'reader'), 'compare/live/other']) {
+      await go(route);
+      await page.locator('main h1').waitFor();
+      await page.locator('table, canvas, .text').first().waitFor();
+      expect(await page.evaluate<number>('document.documentElement.scrollWidth'), route).toBeLessThanOrEqual(width);
+      // Evaluated by the debugger, which the page's policy does not restrict.
+      await page.evaluate(axe);
+      const serious = await page.evaluate(async () => {
+        const checker = (globalThis as unknown as { axe: { run(): Promise<{ violations: Violation[] }> } }).axe;
+        type Violation = { id: string; impact: string; nodes: { html: string; failureSummary: string }[] };
+        const { violations } = await checker.run();
+        return violations
+          .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+          .map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
+      });
+      expect(serious, route).toEqual([]);
+    }
+  });
+
+  it('work without any run, and follow the switch of colours', async () => {
+    const empty = await startDashboard({
+      ...{ dir: join(folder, 'nothing'), host: '127.0.0.1', port: 0 },
+      thresholds: resolveThresholds({}),
+    });
+    try {
+      await context.close();
+      const own = await browser.newContext();
+      const first = await own.newPage();
+      await first.goto(empty.url);
+      await first.getByText('No runs yet').waitFor();
+      const before = await first.evaluate<string>('getComputedStyle(document.body).backgroundColor');
+      await first.getByRole('button', { name: /^Switch to/ }).click();
+      expect(await first.evaluate<string>('getComputedStyle(document.body).backgroundColor')).not.toBe(before);
+      await own.close();
+    } finally {
+      await empty.close();
+    }
+  });
+});
