@@ -27,7 +27,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
   [
     'trefoil/ops',
     ops,
-    words(`Sequences add clipFactor combine compressAverage compressConv compressMlp compressedAttention crossEntropy
+    words(`RotaryTable Sequences add clipFactor combine compressAverage compressConv compressMlp compressedAttention crossEntropy
       crossEntropyLosses denseAttention embedding fillIntegers fillNormal fillUniform gate gateStatistics gradientNorm linear
       linearCrossEntropy nativeSparseAttention rmsnorm rotate selectBlocks selectedAttention silu sparseLayout splitHeads
       swiglu validateShapes windowAttention`),

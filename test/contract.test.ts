@@ -92,6 +92,9 @@ const NEEDLE = { source: 'needle', needle_records: 2, needle_facts: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
 /** Key, what to change, and what must come of it. */
+const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32 } as const;
+const YARN = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64 } as const;
+
 const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.dim': [{ model: { dim: 48 } }, numbers],
   'model.n_layers': [{ model: { n_layers: 1 } }, numbers],
@@ -101,10 +104,24 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.d_v': [{ model: { d_v: 16 } }, numbers],
   'model.mlp': [{ model: { mlp: 'swiglu' } }, numbers],
   'model.mlp_ratio': [{ model: { mlp_ratio: 3 } }, numbers],
+  'model.mlp_hidden': [{ model: { mlp_hidden: 37 } }, numbers],
+  'model.qkv_bias': [{ model: { qkv_bias: true } }, numbers],
+  'model.qk_norm': [{ model: { qk_norm: true } }, numbers],
+  'model.out_bias': [{ model: { out_bias: true } }, numbers],
+  'model.mlp_bias': [{ model: { mlp_bias: true } }, numbers],
   'model.tie_embeddings': [{ model: { tie_embeddings: true } }, numbers],
   'model.attention': [{ model: { attention: 'dense' } }, numbers],
   'model.rope_theta': [{ model: { rope_theta: 500 } }, numbers],
   'model.rope_scale': [{ model: { rope_scale: 2 } }, numbers],
+  'model.rope_type': [{ model: { rope_type: 'yarn', rope_factor: 4 } }, numbers],
+  'model.rope_factor': [{ model: { rope_type: 'linear', rope_factor: 2 } }, numbers],
+  // src/ops/rope/frequencies.test.ts compares the table with the formulas.
+  'model.rope_original_context': [{ model: { ...LLAMA3, rope_original_context: 16 } }, numbers],
+  'model.rope_low_freq_factor': [{ model: { ...LLAMA3, rope_low_freq_factor: 0.5 } }, numbers],
+  'model.rope_high_freq_factor': [{ model: { ...LLAMA3, rope_high_freq_factor: 8 } }, numbers],
+  'model.rope_beta_fast': [{ model: { ...YARN, rope_beta_fast: 8 } }, numbers],
+  'model.rope_beta_slow': [{ model: { ...YARN, rope_beta_slow: 2 } }, numbers],
+  'model.rope_attention_factor': [{ model: { ...YARN, rope_attention_factor: 2 } }, numbers],
   'model.vocab_size': [{ model: { vocab_size: 300 } }, numbers],
   'model.norm_eps': [{ model: { norm_eps: 1e-2 } }, numbers],
   'nsa.l': [{ nsa: { l: 16 } }, numbers],

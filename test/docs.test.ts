@@ -2,7 +2,7 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { describe, expect, it } from 'vitest';
-import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
+import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS, EXPORTS, IMPORTS } from '../src/cli/commands.js';
 import { configSchema } from '../src/config/schema.js';
 import { ExitCode } from '../src/errors.js';
 import { LanguageModel } from '../src/model/language-model.js';
@@ -64,6 +64,8 @@ describe.each(pages)('%s', (name) => {
       ['bench', new Set(BENCHES.map((command) => command.name))],
       ['eval', new Set(EVALUATIONS.map((command) => command.name))],
       ['data', new Set(DATA_COMMANDS.map((command) => command.name))],
+      ['import', new Set(IMPORTS.map((command) => command.name))],
+      ['export', new Set(EXPORTS.map((command) => command.name))],
     ]);
     const unknown = codeOf(page).flatMap((line) => {
       const words = /^\s*(?:npx )?trefoil ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?/.exec(line);
@@ -109,10 +111,12 @@ describe('docs/reference/cli.md', () => {
       .filter(([name]) => name !== ''),
   );
   const commands = [
-    ...COMMANDS.map(({ name }) => name).filter((name) => !['bench', 'eval', 'data'].includes(name)),
+    ...COMMANDS.map(({ name }) => name).filter((name) => !['bench', 'eval', 'data', 'import', 'export'].includes(name)),
     ...BENCHES.map(({ name }) => `bench ${name}`),
     ...EVALUATIONS.map(({ name }) => `eval ${name}`),
     ...DATA_COMMANDS.map(({ name }) => `data ${name}`),
+    ...IMPORTS.map(({ name }) => `import ${name}`),
+    ...EXPORTS.map(({ name }) => `export ${name}`),
   ];
 
   it('has a section for every command, and no other', () => {

@@ -90,6 +90,15 @@ export const EVALUATIONS: readonly SingleCommand[] = [
     summary: 'which blocks each token selects and how branches are weighted, with charts',
     load: () => import('./eval/selection.js'),
   },
+  { name: 'logits', summary: 'logits of given tokens, as safetensors', load: () => import('./eval/logits.js') },
+];
+
+/** Formats of `trefoil import` and `trefoil export`. */
+export const IMPORTS: readonly SingleCommand[] = [
+  { name: 'hf', summary: 'a folder of Hugging Face transformers', load: () => import('./exchange/import-hf.js') },
+];
+export const EXPORTS: readonly SingleCommand[] = [
+  { name: 'hf', summary: 'a folder that transformers loads', load: () => import('./exchange/export-hf.js') },
 ];
 
 /** Commands of `trefoil data`. */
@@ -172,6 +181,8 @@ export const COMMANDS: readonly CommandEntry[] = [
     load: () => import('./serve.js'),
   },
   { heading: USE, name: 'eval', summary: 'evaluate a trained model', commands: EVALUATIONS },
+  { heading: USE, name: 'import', summary: "bring in another program's model", commands: IMPORTS },
+  { heading: USE, name: 'export', summary: 'write a model for another program', commands: EXPORTS },
   { heading: RUNS, name: 'status', summary: 'progress of runs', load: () => import('./status.js') },
   {
     heading: RUNS,

@@ -53,7 +53,7 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
   const whole = (flags: string, meaning: string, least: number) =>
     new Option(flags, meaning).argParser(wholeNumber(least));
   command
-    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
     .addOption(
       new Option('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch')
         .argParser((text: string, all: readonly string[] = []) => [...all, text])
@@ -137,11 +137,11 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   const device = openDevice(options);
   const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
   const dtype = precision === 'bf16' ? 'bf16' : 'f32';
-  const { model, tokenizer, config, path, step, warnings } = loadModel(device, options.model, dtype);
+  const { model, tokenizer, config, path, step, warnings, endTokens } = loadModel(device, options.model, dtype);
   try {
     for (const warning of warnings) io.warn(warning);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
-    const source = { model, tokenizer, config: withEnvironment(config, io.env) };
+    const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
     const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };
     const generation = { maxNewTokens, maxContext, stop, sampling };
     // Before the first line is typed: a model without a template cannot chat at all.

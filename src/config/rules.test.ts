@@ -23,9 +23,14 @@ describe('relations between keys', () => {
       ['model.n_kv_groups: 2 does not divide model.n_heads 1; 1'],
     ],
     [
-      'at most 16 heads in a group',
-      { model: { n_heads: 34, n_kv_groups: 2 } },
-      ['model.n_kv_groups: 2 leaves 17 heads in a group, more than 16; one of 17, 34'],
+      'at most 32 heads in a group',
+      { model: { n_heads: 66, n_kv_groups: 2 } },
+      ['model.n_kv_groups: 2 leaves 33 heads in a group, more than 32; one of 3, 6, 11, 22, 33, 66'],
+    ],
+    [
+      'llama3 factors in order',
+      { model: { rope_type: 'llama3', rope_low_freq_factor: 4 } },
+      ['model.rope_low_freq_factor: 4 is not below model.rope_high_freq_factor 4; lower it'],
     ],
     ['d_k even', { model: { d_k: 63 } }, ['model.d_k: 63 is odd; rotary positions need an even size such as 64']],
     ['d divides l', { nsa: { l: 24 } }, ['nsa.d: 16 does not divide nsa.l 24; one of 1, 2, 4, 8']],

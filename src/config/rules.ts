@@ -7,8 +7,8 @@ export interface RelationProblem {
   message: string;
 }
 
-/** Maximum heads per group that the tiles of all kernels support. */
-const MAX_HEADS_PER_GROUP = 16;
+/** Maximum heads per group that the kernels of all devices support. */
+const MAX_HEADS_PER_GROUP = 32;
 
 /** Limits the search for divisors when a config contains a nonsensical size. */
 const MAX_LISTED_DIVISOR = 1024;
@@ -21,7 +21,7 @@ function divisors(value: number): number[] {
   return found;
 }
 
-/** Numbers of groups with 1 to 16 heads per group. */
+/** Numbers of groups with 1 to 32 heads per group. */
 function groupCounts(heads: number): number[] {
   return divisors(heads)
     .filter((perGroup) => perGroup <= MAX_HEADS_PER_GROUP)
@@ -35,7 +35,7 @@ function greatestCommonDivisor(a: number, b: number): number {
   return b === 0 ? a : greatestCommonDivisor(b, a % b);
 }
 
-function headProblems({ n_heads, n_kv_groups, d_k }: Config['model']): RelationProblem[] {
+function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']): RelationProblem[] {
   const problems: RelationProblem[] = [];
   const perGroup = n_heads / n_kv_groups;
   if (!Number.isInteger(perGroup) || perGroup > MAX_HEADS_PER_GROUP) {
@@ -48,6 +48,11 @@ function headProblems({ n_heads, n_kv_groups, d_k }: Config['model']): RelationP
   if (d_k % 2 !== 0) {
     const message = `${d_k} is odd; rotary positions need an even size such as ${d_k + 1}`;
     problems.push({ path: 'model.d_k', message });
+  }
+  const { rope_low_freq_factor: low, rope_high_freq_factor: high } = model;
+  if (model.rope_type === 'llama3' && low >= high) {
+    const message = `${low} is not below model.rope_high_freq_factor ${high}; lower it`;
+    problems.push({ path: 'model.rope_low_freq_factor', message });
   }
   return problems;
 }

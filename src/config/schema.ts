@@ -24,7 +24,7 @@ const model = {
   n_layers: count().default(12),
   /** Number of query heads H. */
   n_heads: count().default(12),
-  /** Number of key/value groups G; must divide n_heads, with 1 to 16 heads per group. */
+  /** Number of key/value groups G; must divide n_heads, with 1 to 32 heads per group. */
   n_kv_groups: count().default(2),
   /** Size of a query or key head; even, because rotary embeddings rotate pairs. */
   d_k: count().default(64),
@@ -32,8 +32,18 @@ const model = {
   d_v: count().default(64),
   /** Feed-forward: two matrices with SiLU, or three with a gate (SwiGLU). */
   mlp: z.enum(['silu', 'swiglu']).default('silu'),
-  /** Hidden size of the feed-forward is round(dim * mlp_ratio). */
+  /** Hidden size of the feed-forward is round(dim * mlp_ratio), unless mlp_hidden is set. */
   mlp_ratio: positive().default(4),
+  /** Hidden size of the feed-forward; null = from mlp_ratio. */
+  mlp_hidden: count().nullable().default(null),
+  /** Bias of the projections to queries, keys and values. */
+  qkv_bias: off(),
+  /** RMSNorm of every query and key head, before rotary positions. */
+  qk_norm: off(),
+  /** Bias of the output projection of attention. */
+  out_bias: off(),
+  /** Biases of the feed-forward layers. */
+  mlp_bias: off(),
   /** Use the embedding table as the output matrix. */
   tie_embeddings: off(),
   /** Native sparse attention, or dense attention as a baseline. */
@@ -42,6 +52,22 @@ const model = {
   rope_theta: positive().default(10000),
   /** Positions are divided by this factor. */
   rope_scale: positive().default(1),
+  /** Scaling of the rotary frequencies: none, all of them, or by wavelength as Llama 3 or YaRN do. */
+  rope_type: z.enum(['default', 'linear', 'llama3', 'yarn']).default('default'),
+  /** Frequencies are divided by up to this factor (rope_type linear, llama3 and yarn). */
+  rope_factor: positive().default(1),
+  /** Context length before scaling (rope_type llama3 and yarn). */
+  rope_original_context: count().default(8192),
+  /** Waves that fit fewer times into the original context are divided by the factor (llama3). */
+  rope_low_freq_factor: positive().default(1),
+  /** Waves that fit more times into the original context are unchanged (llama3). */
+  rope_high_freq_factor: positive().default(4),
+  /** Pairs that turn more often in the original context are unchanged (yarn). */
+  rope_beta_fast: positive().default(32),
+  /** Pairs that turn less often in the original context are divided by the factor (yarn). */
+  rope_beta_slow: positive().default(1),
+  /** Factor on queries and keys (yarn); null = 0.1 ln(rope_factor) + 1. */
+  rope_attention_factor: positive().nullable().default(null),
   /** Rows of the embedding; null = the vocabulary of the data. */
   vocab_size: z.int().min(2).nullable().default(null),
   /** Epsilon of RMSNorm. */

@@ -44,5 +44,6 @@ export type { GradientNorm } from '../ops/gradnorm/op.js';
 export { clipFactor, gradientNorm } from '../ops/gradnorm/op.js';
 export { linear } from '../ops/linear/op.js';
 export { rmsnorm } from '../ops/rmsnorm/op.js';
-export { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
+export type { RotaryScaling, RotaryShape } from '../ops/rope/frequencies.js';
+export { type HeadPart, type RotaryOptions, RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
 export { fillIntegers, fillNormal, fillUniform, type RandomSource } from '../tensor/random/op.js';

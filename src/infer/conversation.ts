@@ -56,7 +56,7 @@ export class Conversation {
   }
 
   async *#append(tokens: readonly number[]): AsyncGenerator<string, Generation, void> {
-    const { model, tokenizer, config } = this.#source;
+    const { model, tokenizer, config, endTokens = [] } = this.#source;
     const {
       maxNewTokens = DEFAULT_NEW_TOKENS,
       maxContext = DEFAULT_MAX_CONTEXT,
@@ -74,7 +74,8 @@ export class Conversation {
     // A different seed for each turn: the same one would repeat the draws of the first turn.
     const turned = { ...sampling, seed: (sampling?.seed ?? 0) + this.#turns };
     this.#turns += 1;
-    const options = { tokenizer, vocabulary: this.#vocabulary, sampling: turned, maxNewTokens, maxContext, signal };
+    const limits = { maxNewTokens, maxContext, signal };
+    const options = { tokenizer, endTokens, vocabulary: this.#vocabulary, sampling: turned, ...limits };
     for await (const piece of extend(this.#reader, [sequence], options)) yield piece.text;
     return { tokens: sequence.tokens, finishReason: sequence.finishReason ?? 'length' };
   }

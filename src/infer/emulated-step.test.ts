@@ -3,6 +3,7 @@ import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
 import { DecodeCache } from '../model/cache.js';
 import { EmulatedCuda } from '../testing/emulated-cuda.js';
+import { randomValues } from '../testing/numbers.js';
 import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
 import { Comparison } from './testing/comparison.js';
 import { ReplayWeights, selectionOf } from './testing/step-replay.js';
@@ -38,6 +39,31 @@ describe('a step on an emulated GPU', () => {
     comparison.finish('one sequence');
     decoder.free();
     sequence.free();
+  });
+
+  it('equals float64 with biases, norms of heads and yarn', { timeout: 600_000 }, async () => {
+    const rope = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 };
+    const options = { ...config.model, qkv_bias: true, qk_norm: true, ...rope };
+    const own = tinyModel(tinyConfig({ model: options, nsa: NSA }), 256, 5, { device, dtype: 'bf16' });
+    own.parameters.forEach(({ name, value }, k) => {
+      const isNorm = /[qk]_norm$/.test(name);
+      if (!isNorm && !name.endsWith('qkv_bias')) return;
+      value.write(randomValues(value.size, k).map((x) => (isNorm ? 1 + 0.3 * x : x)));
+    });
+    expect(deviceDecoderRefusal(own)).toBeNull();
+    const comparison = new Comparison(new ReplayWeights(own));
+    const cache = new DecodeCache(device, own.shape, own.dtype);
+    const decoder = new DeviceDecoder(own, cache);
+    const sequence = cache.sequence();
+    for (let at = 0; at < 48; at++) {
+      decoder.launch([sequence], [tokenAt(at, 1)]);
+      comparison.next(tokenAt(at, 1), selectionOfRow(decoder, 0), `token ${at}`, decoder.logits()[0]);
+      await setImmediate();
+    }
+    comparison.finish('with biases and norms');
+    decoder.free();
+    sequence.free();
+    own.free();
   });
 
   it('keeps forks apart', { timeout: 600_000 }, async () => {

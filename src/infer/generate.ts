@@ -45,7 +45,7 @@ export interface TextPiece {
 }
 
 /** A model with its tokenizer and config, as `loadModel` returns them. */
-export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'>;
+export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'> & Partial<Pick<LoadedModel, 'endTokens'>>;
 
 /** Yields pieces of text as they become final; returns the tokens and why the text ended. */
 export async function* generate(
@@ -67,7 +67,7 @@ export async function* generate(
 
 /** Generates for several prompts, texts or token ids, as one batch. Each gets the text it would get alone. */
 export async function* generateAll(
-  { model, tokenizer, config }: TextSource,
+  { model, tokenizer, config, endTokens = [] }: TextSource,
   prompts: readonly (string | readonly number[])[],
   options: GenerateOptions = {},
 ): AsyncGenerator<TextPiece, Generation[], void> {
@@ -83,7 +83,7 @@ export async function* generateAll(
   });
   const reader = contextReader(model, config, vocabulary);
   try {
-    yield* extend(reader, sequences, { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal });
+    yield* extend(reader, sequences, { tokenizer, endTokens, vocabulary, sampling, maxNewTokens, maxContext, signal });
   } finally {
     reader.free();
   }
@@ -98,6 +98,8 @@ export function usedVocabulary({ model, tokenizer }: Pick<LoadedModel, 'model' |
 export interface ExtendOptions {
   readonly signal?: GenerateOptions['signal'] | undefined;
   readonly tokenizer: LoadedModel['tokenizer'];
+  /** Tokens that end a text, besides the separator. */
+  readonly endTokens?: readonly number[];
   readonly vocabulary: number;
   readonly sampling?: SamplingOptions | undefined;
   readonly maxNewTokens: number;
@@ -108,10 +110,10 @@ export interface ExtendOptions {
 export async function* extend(
   reader: ContextReader,
   sequences: readonly GeneratedSequence[],
-  { tokenizer, vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
+  { tokenizer, endTokens = [], vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
-  const endTokens = tokenizer.endTokens ?? [tokenizer.separator];
   const sample = createSampler(sampling);
+  const ends = new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens]);
   const isGreedy = isArgmax(sampling);
   for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
     if (signal?.aborted) {
@@ -129,7 +131,7 @@ export async function* extend(
       const token = logits
         ? sample(logits[i].subarray(0, vocabulary), sequence.drawn, sequence.seen)
         : (best?.[i] ?? -1);
-      const text = sequence.add(token, endTokens.includes(token), maxNewTokens, maxContext);
+      const text = sequence.add(token, ends.has(token), maxNewTokens, maxContext);
       if (text !== '') yield { index: sequence.index, text };
     }
     await setImmediate(); // the model blocks the event loop: let output and signals through

@@ -213,7 +213,8 @@ describe('where a model is found', () => {
   });
 
   it('anything else is refused with what to give', () => {
-    const forms = 'give a run folder, a checkpoint such as checkpoints/step-100, or a model.safetensors';
+    const forms =
+      'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, or a Hugging Face folder';
     expect(refusal(join(root, 'none'))).toBe(`${join(root, 'none')}: there is no such file or folder; ${forms}`);
     expect(refusal(root)).toBe(`${root}: holds no model; ${forms}`);
     mkdirSync(join(root, 'checkpoints'));
@@ -288,11 +289,11 @@ describe('damage', () => {
     const halved = [...tensors].map(([name, tensor]) => ({
       name,
       ...tensor,
-      dtype: 'BF16' as const,
+      dtype: 'I16' as const,
       data: tensor.data.subarray(0, tensor.data.length / 2),
     }));
     writeSafetensors(path, halved);
-    expect(refusal(run)).toMatch(/embedding is BF16 \[256, 16\], this model needs F32 \[256, 16\]/);
+    expect(refusal(run)).toMatch(/embedding is I16 \[256, 16\], this model needs F32, BF16 or F16 \[256, 16\]/);
   });
 
   const edits: [string, (content: Record<string, unknown>) => void, RegExp][] = [

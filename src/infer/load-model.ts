@@ -11,11 +11,13 @@ import { createTokenizer, isBuiltInTokenizer, type Tokenizer } from '../data/tok
 import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
 import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
 import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
-import { modelShape } from '../model/shape.js';
-import { loadWeights, modelTensors } from '../model/weights.js';
+import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
+import { type ModelShape, modelShape } from '../model/shape.js';
+import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
 import {
   CHECKPOINT_FILES,
   type FoundCheckpoint,
@@ -30,7 +32,6 @@ import { runPaths } from '../run/paths.js';
 import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { dispose } from '../tensor/dispose.js';
-import { inFile, isModelConfig, readModelConfig, writeModelConfig } from './model-config.js';
 
 /** A model from a file, with what is needed to read and write its text. */
 export interface LoadedModel extends Disposable {
@@ -44,107 +45,137 @@ export interface LoadedModel extends Disposable {
   readonly path: string;
   /** Messages about newer checkpoints that are damaged and were skipped. */
   readonly warnings: readonly string[];
+  /** Tokens that end a text, besides the tokenizer's separator. */
+  readonly endTokens: readonly number[];
   /** Frees the model. */
   free(): void;
 }
 
-const FORMS = 'give a run folder, a checkpoint such as checkpoints/step-100, or a model.safetensors';
+const FORMS =
+  'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, or a Hugging Face folder';
 
-/** Where a model is loaded, and what it computes in. */
-interface Place {
-  readonly device: Device;
-  readonly dtype: ComputeDtype;
+/** A model's files: checked, and the weights open but not read. */
+export interface LocatedModel {
+  readonly shape: ModelShape;
+  readonly config: Config;
+  readonly weights: TensorSource;
+  readonly step: number;
+  /** The weights file, or the folder of a Hugging Face model. */
+  readonly path: string;
+  /** The file with the config, for messages. */
+  readonly describedBy: string;
+  readonly warnings: readonly string[];
+  readonly endTokens: readonly number[];
+  /** What it was imported from; null for a model that was trained here. */
+  readonly origin: ModelOrigin | null;
 }
 
-/** `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, or a file of weights. */
+/**
+ * `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, a file of weights, or a folder
+ * with a Hugging Face model.
+ */
 export function loadModel(device: Device, path: string, dtype: ComputeDtype = defaultDtype(device)): LoadedModel {
+  const located = locateModel(path);
+  const { shape, weights, config, step, warnings, endTokens, origin, describedBy } = located;
+  try {
+    const model = new LanguageModel(device, shape, 0, dtype);
+    try {
+      loadWeights(weights, model);
+      const create = () => inFile(describedBy, () => createTokenizer(config.data.tokenizer));
+      // Weights of others may come without a tokenizer, and token ids need none.
+      let tokenizer = origin ? null : create();
+      return {
+        ...{ model, config, step, warnings, endTokens, path: located.path },
+        get tokenizer() {
+          tokenizer ??= create();
+          return tokenizer;
+        },
+        free: () => model.free(),
+        [dispose]: () => model[dispose](),
+      };
+    } catch (error) {
+      model.free();
+      throw error;
+    }
+  } finally {
+    weights.close();
+  }
+}
+
+/** Finds and checks what `loadModel` would load; the caller closes the weights. */
+export function locateModel(path: string): LocatedModel {
   const facts = statOrUndefined(path);
   if (!facts) throw new UsageError(`${path}: there is no such file or folder; ${FORMS}`);
-  return facts.isDirectory() ? loadFolder({ device, dtype }, path) : loadFile({ device, dtype }, path);
+  return facts.isDirectory() ? locateInFolder(path) : locateFile(path);
 }
 
-function loadFolder(place: Place, folder: string): LoadedModel {
-  if (exists(join(folder, MANIFEST_NAME))) return loadCheckpoint(place, openCheckpoint(folder));
+function locateInFolder(folder: string): LocatedModel {
+  if (exists(join(folder, MANIFEST_NAME))) return locateCheckpoint(openCheckpoint(folder));
+  if (isHfFolder(folder)) return locateForeign(folder);
   const { model, modelConfig, checkpoints } = runPaths(folder);
-  if (exists(model) && exists(modelConfig)) return loadFinal(place, model);
+  if (exists(model) && exists(modelConfig)) return locateFinal(model);
   const found = findCheckpoint(folder, 'auto');
-  if (found) return loadCheckpoint(place, found);
+  if (found) return locateCheckpoint(found);
   if (exists(model)) throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run`);
   const reason = exists(checkpoints) ? 'has no checkpoint yet' : 'holds no model';
   throw new UsageError(`${folder}: ${reason}; ${FORMS}`);
 }
 
-function loadFile(place: Place, path: string): LoadedModel {
-  if (basename(path) === LATEST_NAME) return loadCheckpoint(place, findCheckpoint('', path)!);
+function locateFile(path: string): LocatedModel {
+  if (basename(path) === LATEST_NAME) return locateCheckpoint(findCheckpoint('', path)!);
   if (!path.endsWith('.safetensors')) throw new UsageError(`${path}: is not a model; ${FORMS}`);
   const folder = dirname(path);
   // The weights file of a checkpoint was named instead of its folder.
-  if (exists(join(folder, MANIFEST_NAME)) && basename(path) === CHECKPOINT_FILES.model)
-    return loadFolder(place, folder);
+  if (exists(join(folder, MANIFEST_NAME)) && basename(path) === CHECKPOINT_FILES.model) return locateInFolder(folder);
   const { modelConfig } = runPaths(folder);
   if (!exists(modelConfig))
     throw new UsageError(`${modelConfig}: is missing; copy it from the folder of the run to where ${path} lies`);
-  return loadFinal(place, path);
+  return isHfFolder(folder) ? locateForeign(folder) : locateFinal(path);
 }
 
-function loadFinal(place: Place, path: string): LoadedModel {
+function locateFinal(path: string): LocatedModel {
   const { modelConfig } = runPaths(dirname(path));
   const { saved, config } = readModelConfig(modelConfig);
   if (saved.weights?.file === basename(path)) {
     const { file, ...digest } = saved.weights;
     verifyFiles(dirname(path), { files: { [file]: digest } } as Manifest);
   }
-  const model = buildModel(place, path, modelConfig, config, saved.vocab_size);
-  return finish(model, modelConfig, config, { step: saved.step, path, warnings: [] });
+  return {
+    ...openWeights(path, modelConfig, config, saved.vocab_size),
+    ...{ step: saved.step, warnings: [], endTokens: saved.end_tokens ?? [], origin: saved.origin ?? null },
+  };
 }
 
-function loadCheckpoint(place: Place, found: FoundCheckpoint): LoadedModel {
+function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
   const path = join(found.path, CHECKPOINT_FILES.model);
   const state = join(found.path, CHECKPOINT_FILES.state);
   const config = inFile(state, () => parseSavedConfig(found.state['config']));
-  const model = buildModel(place, path, state, config, embeddingRows(path));
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
-  return finish(model, state, config, { step: found.step, path, warnings });
+  return {
+    ...openWeights(path, state, config, embeddingRows(path)),
+    ...{ step: found.step, warnings, endTokens: [], origin: null },
+  };
 }
 
-function finish(
-  model: LanguageModel,
-  describedBy: string,
-  config: Config,
-  facts: Pick<LoadedModel, 'step' | 'path' | 'warnings'>,
-): LoadedModel {
-  try {
-    const tokenizer = inFile(describedBy, () => createTokenizer(config.data.tokenizer));
-    return { model, tokenizer, config, ...facts, free: () => model.free(), [dispose]: () => model[dispose]() };
-  } catch (error) {
-    model.free();
-    throw error;
-  }
+function locateForeign(folder: string): LocatedModel {
+  const model = readHfModel(folder);
+  const { shape, config, endTokens, origin } = model;
+  return {
+    ...{ shape, config, endTokens, origin, weights: new HfWeights(model), step: 0, path: folder },
+    ...{ describedBy: join(folder, HF_FILES.config), warnings: [] },
+  };
 }
 
 /** `describedBy` is the file that holds the config, for messages. */
-function buildModel(
-  { device, dtype }: Place,
-  weights: string,
-  describedBy: string,
-  config: Config,
-  vocabulary: number,
-): LanguageModel {
+function openWeights(path: string, describedBy: string, config: Config, vocabulary: number) {
   const shape = inFile(describedBy, () => modelShape(config, vocabulary));
-  const [needed, held] = [parameterCount(shape), numbersIn(weights)];
+  const [needed, held] = [parameterCount(shape), numbersIn(path)];
   if (needed !== held)
     throw new UsageError(
-      `${weights}: holds ${held} numbers, but ${describedBy} describes a model of ${needed}: the two do not belong together; ` +
+      `${path}: holds ${held} numbers, but ${describedBy} describes a model of ${needed}: the two do not belong together; ` +
         'take both from the same run',
     );
-  const model = new LanguageModel(device, shape, 0, dtype);
-  try {
-    loadWeights(weights, model);
-    return model;
-  } catch (error) {
-    model.free();
-    throw error;
-  }
+  return { shape, config, path, describedBy, weights: openSafetensors(path) };
 }
 
 function numbersIn(path: string): number {

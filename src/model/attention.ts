@@ -13,8 +13,11 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import type { FusedColumns } from '../ops/common/fused-columns.js';
+import type { Sequences } from '../ops/common/sequences.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
-import { type HeadPart, type RotaryOptions, rotate, splitHeads } from '../ops/rope/op.js';
+import { rmsnorm } from '../ops/rmsnorm/op.js';
+import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
@@ -22,7 +25,7 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
 import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
-import { headShapeOf, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
+import { headShapeOf, type ModelShape, phiHiddenSize, rotaryShapeOf, sparseShapeOf } from './shape.js';
 
 /** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
@@ -65,19 +68,31 @@ export interface PhiParameters {
   readonly mlp?: Readonly<Record<'position' | 'w1' | 'w2', Parameter>>;
 }
 
+/** Columns of the fused projection, and which of the norms its heads have in a model with `qkNorm`. */
+interface Part extends HeadPart {
+  readonly norm: 'query' | 'key' | null;
+}
+
 /** An attention layer, sparse or dense as `shape.attention` says. */
 export class Attention {
   /** Fused projection of the input to queries, keys and values [columns, dim]; docs/reference/model.md gives the order. */
   readonly projection: Parameter;
+  /** Bias [columns] of the projection; null without. */
+  readonly projectionBias: Parameter | null;
+  /** Weights [dK] of the norms of query and key heads, the same for all heads and branches; null without. */
+  readonly norms: { readonly query: Parameter; readonly key: Parameter } | null;
   /** Output projection [dim, H * dV]. */
   readonly output: Parameter;
+  /** Bias [dim] of the output projection; null without. */
+  readonly outputBias: Parameter | null;
   /** Weight [3 * H, dim] and bias [3 * H] of the gate; null for dense attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
   /** Compression of keys and values; null for dense attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   readonly #shape: ModelShape;
   readonly #layer: number;
-  readonly #parts: readonly HeadPart[];
+  readonly #parts: readonly Part[];
+  readonly #rotations: RotaryTable;
   /**
    * The gate's rows below those of the projection, where the kernels allow it: the few outputs of the gate alone would
    * cost one pass over the input forward and two backward.
@@ -88,23 +103,29 @@ export class Attention {
   constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
     const isSparse = shape.attention === 'nsa';
-    const query = { heads, size: dk, rotate: true };
-    const key = { heads: groups, size: dk, rotate: true };
-    const value = { heads: groups, size: dv, rotate: false };
+    const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
+    const key: Part = { heads: groups, size: dk, rotate: true, norm: 'key' };
+    const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
     // Queries, then keys and values of the compressed, the selected and the window branch.
     this.#parts = isSparse
       ? [query, { ...key, rotate: shape.nsa.cmpRope === 'before' }, value, key, value, key, value]
       : [query, key, value];
+    this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.projectionBias = shape.qkvBias ? store.zeros(`${name}.qkv_bias`, [width(this.#parts)]) : null;
+    this.norms = shape.qkNorm
+      ? { query: store.constant(`${name}.q_norm`, [dk], 1), key: store.constant(`${name}.k_norm`, [dk], 1) }
+      : null;
     this.gate = isSparse
       ? {
           weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
           bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
         }
       : null;
-    this.#stack = this.gate && isTrained(gateOptions(shape)) ? store.stack(this.projection, this.gate.weight) : null;
+    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias;
+    this.#stack = this.gate && isStacked ? store.stack(this.projection, this.gate.weight) : null;
     this.phi = isSparse
       ? {
           keys: createPhi(store, `${name}.phi_k`, shape, dk),
@@ -112,22 +133,22 @@ export class Attention {
         }
       : null;
     this.output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
+    this.outputBias = shape.outBias ? store.zeros(`${name}.out_bias`, [shape.dim]) : null;
   }
 
   /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
     const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendDense(tape, x, context);
-    const out = linear(tape, flat(attended), operand(this.output, attended), null, residual);
+    const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
   #attendDense(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
-    const { ropeTheta: theta, ropeScale: scale } = this.#shape;
-    const fused = linear(tape, x, operand(this.projection, x));
-    const start = cache?.tokens.starts ?? 0;
-    const [q, k, v] = splitHeads(tape, fused, this.#parts, layout.tokens, { theta, scale, start });
+    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
+    const [q, k, v] = this.#split(tape, fused, layout.tokens, rotary);
     tape.drop(fused);
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
@@ -146,9 +167,10 @@ export class Attention {
   }
 
   #attendSparse(tape: Tape, x: Tensor, { layout, kernels, observer, cache }: AttentionContext): Tensor {
-    const { ropeTheta: theta, ropeScale: scale, nsa } = this.#shape;
+    const { nsa } = this.#shape;
+    const table = this.#rotations;
     const start = cache?.tokens.starts ?? 0;
-    const { split, gates } = this.#project(tape, x, layout, { theta, scale, start });
+    const { split, gates } = this.#project(tape, x, layout, { table, start });
     const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
     // Blocks that began in cached tokens need the raw rows of those tokens.
     const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
@@ -159,7 +181,7 @@ export class Attention {
     const blockStart = cache?.blockPositions ?? 0;
     const kCmp =
       nsa.cmpRope === 'after'
-        ? rotate(tape, compressedKeys, layout.blocks, { theta, scale, stride: nsa.d, start: blockStart })
+        ? rotate(tape, compressedKeys, layout.blocks, { table, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
     const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
@@ -209,17 +231,41 @@ export class Attention {
       const weights = this.#stack.parameters.map(({ value }) => value);
       const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights);
       const columns = gateColumns(tape, fused, width(this.#parts), bias.value, options);
-      const split = splitHeads(tape, fused, this.#parts, tokens, rotary, columns);
+      const split = this.#split(tape, fused, tokens, rotary, columns);
       tape.drop(fused);
       return { split, gates: columns.gates };
     }
-    const fused = linear(tape, x, operand(this.projection, x));
-    const split = splitHeads(tape, fused, this.#parts, tokens, rotary);
+    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
     const logits = linear(tape, x, operand(weight, x), bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
     return { split, gates };
+  }
+
+  /** The parts of the fused projection, normalised and rotated as each requires. */
+  #split(
+    tape: Tape,
+    fused: Tensor,
+    tokens: Sequences,
+    rotary: RotaryOptions,
+    behind: FusedColumns | null = null,
+  ): Tensor[] {
+    const { norms } = this;
+    if (!norms) return splitHeads(tape, fused, this.#parts, tokens, rotary, behind);
+    const plain = this.#parts.map((part) => ({ ...part, rotate: false }));
+    return splitHeads(tape, fused, plain, tokens, null, behind).map((x, i) => {
+      const { norm, rotate: isRotated, size } = this.#parts[i];
+      if (norm === null) return x;
+      const rows = x.reshape([x.size / size, size]);
+      const normed = rmsnorm(tape, rows, norms[norm].value, this.#shape.normEps).reshape(x.shape);
+      tape.drop(x);
+      if (!isRotated) return normed;
+      const rotated = rotate(tape, normed, tokens, rotary).reshape(x.shape);
+      tape.drop(normed);
+      return rotated;
+    });
   }
 
   #compress(tape: Tape, phi: PhiParameters, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {

@@ -16,6 +16,8 @@ export interface FeedForwardShape {
   readonly hidden: number;
   /** `silu`: down(silu(up x)). `swiglu`: up has twice the rows, a then b, and the layer is down(silu(a) * b). */
   readonly activation: 'silu' | 'swiglu';
+  /** Whether both matrices have a bias. */
+  readonly bias?: boolean;
 }
 
 /** A feed-forward layer: two matrices around an activation. */
@@ -24,13 +26,19 @@ export class FeedForward {
   readonly up: Parameter;
   /** [dim, hidden] */
   readonly down: Parameter;
+  /** Biases of the two matrices; null without. */
+  readonly biases: { readonly up: Parameter; readonly down: Parameter } | null;
   readonly #activation: FeedForwardShape['activation'];
 
   /** `name` prefixes the parameters. */
-  constructor(store: ParameterStore, name: string, { dim, hidden, activation }: FeedForwardShape) {
+  constructor(store: ParameterStore, name: string, { dim, hidden, activation, bias = false }: FeedForwardShape) {
+    const rows = activation === 'swiglu' ? 2 * hidden : hidden;
     this.#activation = activation;
-    this.up = store.matrix(`${name}.up`, [activation === 'swiglu' ? 2 * hidden : hidden, dim]);
+    this.up = store.matrix(`${name}.up`, [rows, dim]);
     this.down = store.residualMatrix(`${name}.down`, [dim, hidden]);
+    this.biases = bias
+      ? { up: store.zeros(`${name}.up_bias`, [rows]), down: store.zeros(`${name}.down_bias`, [dim]) }
+      : null;
   }
 
   /**
@@ -38,11 +46,11 @@ export class FeedForward {
    * result is only allocated: the second run of a checkpointed block does not need its values.
    */
   forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
-    const up = linear(tape, x, operand(this.up, x));
+    const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
     tape.drop(x);
     const active = this.#activation === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
     tape.drop(up);
-    const out = linear(tape, active, operand(this.down, active), null, residual, computesResult);
+    const out = linear(tape, active, operand(this.down, active), this.biases?.down.value, residual, computesResult);
     tape.drop(active);
     return out;
   }
@@ -62,7 +70,7 @@ export class Block {
     this.attentionNorm = store.constant(`${name}.attention_norm`, [shape.dim], 1);
     this.attention = new Attention(store, `${name}.attention`, shape, layer);
     this.feedForwardNorm = store.constant(`${name}.mlp_norm`, [shape.dim], 1);
-    const sizes = { dim: shape.dim, hidden: hiddenSize(shape), activation: shape.mlp };
+    const sizes = { dim: shape.dim, hidden: hiddenSize(shape), activation: shape.mlp, bias: shape.mlpBias };
     this.feedForward = new FeedForward(store, `${name}.mlp`, sizes);
   }
 

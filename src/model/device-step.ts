@@ -15,12 +15,13 @@ import {
   stepContextLimit,
 } from '../ops/attention/decode/step/step.js';
 import { cudaRuntime } from '../ops/attention/fused/code.js';
+import { RotaryTable } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
 import type { LanguageModel } from './language-model.js';
 import { operand } from './operand.js';
-import { headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from './shape.js';
 
 export interface DeviceStepOptions extends StepOptions {
   /** Only the first `vocabulary` logits are candidates. */
@@ -40,6 +41,7 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
+  if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';
   const { heads, dv } = headShapeOf(shape);
   return stepRefusal(stepShape(shape), [shape.dim, heads * dv, hiddenSize(shape)]);
 }
@@ -81,7 +83,7 @@ export class DeviceStep {
   readonly #gateLogits: Tensor;
   readonly #attended: Tensor;
   readonly #active: Tensor;
-  readonly #frequencies: Tensor;
+  readonly #rotations: RotaryTable;
 
   /** The caller has checked `deviceStepRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
@@ -112,8 +114,7 @@ export class DeviceStep {
     this.#gateLogits = this.#make([batch, 3 * heads], 'f32');
     this.#attended = this.#make([batch, heads * dv], 'bf16');
     this.#active = this.#make([batch, hiddenSize(shape)], 'bf16');
-    this.#frequencies = this.#make([dk / 2], 'f32');
-    this.#frequencies.write(Float32Array.from({ length: dk / 2 }, (_, j) => shape.ropeTheta ** ((-2 * j) / dk)));
+    this.#rotations = new RotaryTable(device, rotaryShapeOf(shape));
   }
 
   /** Sets the current length of each sequence. A step increments them. */
@@ -132,7 +133,7 @@ export class DeviceStep {
     const kernels = this.#kernels;
     const [x] = this.#x;
     const table = this.#named('embedding');
-    kernels.begin(table.value, this.ids, this.#frequencies, shape.ropeScale, x, this.#buffers);
+    kernels.begin(table.value, this.ids, this.#rotations, x, this.#buffers);
     for (let layer = 0; layer < shape.nLayers; layer++) this.#launchLayer(layer);
     const head = this.#named(shape.tieEmbeddings ? 'embedding' : 'head');
     const norm = { weight: this.#named('norm').value, epsilon: shape.normEps };
@@ -147,6 +148,7 @@ export class DeviceStep {
 
   free(): void {
     for (const tensor of this.#owned) tensor.free();
+    this.#rotations.free();
     this.#kernels.free();
   }
 
@@ -162,6 +164,11 @@ export class DeviceStep {
       ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
       ...{ norm: norm('attention_norm'), ...also },
     });
+    if (shape.qkvBias || shape.qkNorm) {
+      const value = (name: string) => this.#parameter(layer, `attention.${name}`).value;
+      const norms = shape.qkNorm ? { query: value('q_norm'), key: value('k_norm'), epsilon: shape.normEps } : null;
+      kernels.heads(this.#buffers.projection, shape.qkvBias ? value('qkv_bias') : null, norms);
+    }
     this.#attend(layer);
     const out = {
       x: this.#attended,

@@ -56,6 +56,11 @@ describe('memory estimate on the CPU', () => {
     ['dense', { model: { attention: 'dense' } }],
     ['swiglu, phi conv', { model: { mlp: 'swiglu' }, nsa: { phi: 'conv' } }],
     ['phi mlp', { nsa: { phi: 'mlp' } }],
+    [
+      'q/k norm and biases',
+      { model: { qk_norm: true, qkv_bias: true, out_bias: true, mlp_bias: true, mlp_hidden: 333 } },
+    ],
+    ['dense, q/k norm and bias', { model: { attention: 'dense', qk_norm: true, qkv_bias: true } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
   ])('%s: is within 10 %% of what a step takes', (_, overrides) => {
     const config = parseConfig({

@@ -47,11 +47,15 @@ export function blockTensors(shape: ModelShape): number[] {
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const isSparse = shape.attention === 'nsa';
   const projection = dim * (heads * dk + (isSparse ? 3 : 1) * groups * (dk + dv));
+  const bias = shape.qkvBias ? [projection / dim] : [];
+  const norms = shape.qkNorm ? [dk, dk] : [];
   const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
   const phi = [dk, dv].flatMap((size) => phiTensors(shape, size));
   const feedForward = dim * hiddenSize(shape);
   const up = (mlp === 'swiglu' ? 2 : 1) * feedForward;
-  return [dim, projection, ...gate, ...phi, dim * heads * dv, dim, up, feedForward];
+  const output = [dim * heads * dv, ...(shape.outBias ? [dim] : [])];
+  const biases = shape.mlpBias ? [up / dim, dim] : [];
+  return [dim, projection, ...bias, ...norms, ...gate, ...phi, ...output, dim, up, feedForward, ...biases];
 }
 
 /** The same for the compression of keys or values with head size `size`. */
@@ -177,7 +181,10 @@ function attentionKept(shape: ModelShape, bytes: number): number {
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
-  const norm = bytes * dim + FLOAT; // and 1/rms
+  const isSparse = shape.attention === 'nsa';
+  // Heads before their norm, and their 1/rms. The selected and the window branch keep their keys; compression may not.
+  const normed = shape.qkNorm ? heads + (isSparse ? 3 : 1) * groups : 0;
+  const norm = bytes * (dim + normed * dk) + FLOAT * (1 + normed); // and 1/rms
   if (shape.attention === 'dense') return norm + bytes * (heads * dk + pair) + FLOAT * heads;
   const compressed = pair / nsa.d;
   const raw = nsa.phi === 'conv' ? pair : 0;

@@ -6,6 +6,8 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import type { RotaryShape } from '../ops/rope/frequencies.js';
+import { RotaryTable } from '../ops/rope/op.js';
 import { dispose } from '../tensor/dispose.js';
 import { Parameter } from '../tensor/parameter.js';
 import { ParameterStack } from '../tensor/parameter-stack.js';
@@ -22,6 +24,7 @@ export class ParameterStore implements Disposable {
   readonly #layers: number;
   readonly #dtype: Dtype;
   readonly #stacks: ParameterStack[] = [];
+  readonly #tables = new Map<string, RotaryTable>();
   #isFreed = false;
 
   /** `dtype`: what the model computes in. */
@@ -69,10 +72,19 @@ export class ParameterStore implements Disposable {
     return stack;
   }
 
+  /** The rotations of this shape: not trained, and one table for all layers. */
+  rotary(shape: RotaryShape): RotaryTable {
+    const key = JSON.stringify(shape);
+    const table = this.#tables.get(key) ?? new RotaryTable(this.#device, shape);
+    this.#tables.set(key, table);
+    return table;
+  }
+
   /** Frees all parameters and their gradients. */
   free(): void {
     for (const parameter of this.parameters) parameter.free();
     for (const stack of this.#stacks) stack.free();
+    for (const table of this.#tables.values()) table.free();
     this.#isFreed = true;
   }
 

@@ -1,6 +1,7 @@
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
+import type { RotaryScaling, RotaryShape } from '../ops/rope/frequencies.js';
 
 /** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
 export interface ModelShape {
@@ -18,8 +19,18 @@ export interface ModelShape {
   readonly dV: number;
   /** Feed-forward layer: two matrices with SiLU, or three with a gate. */
   readonly mlp: 'silu' | 'swiglu';
-  /** Hidden size of the feed-forward layer = round(dim * mlpRatio). */
+  /** Hidden size of the feed-forward layer = round(dim * mlpRatio), unless `mlpHidden` is given. */
   readonly mlpRatio: number;
+  /** Hidden size of the feed-forward layer; null = from `mlpRatio`. */
+  readonly mlpHidden: number | null;
+  /** Whether queries, keys and values have a bias. */
+  readonly qkvBias: boolean;
+  /** Whether every query and key head is normalised before rotary positions. */
+  readonly qkNorm: boolean;
+  /** Whether the output projection of attention has a bias. */
+  readonly outBias: boolean;
+  /** Whether the feed-forward layers have biases. */
+  readonly mlpBias: boolean;
   /** Whether the output matrix is the embedding table. */
   readonly tieEmbeddings: boolean;
   /** Sparse attention, or the dense baseline. */
@@ -28,6 +39,8 @@ export interface ModelShape {
   readonly ropeTheta: number;
   /** Positions are divided by this. */
   readonly ropeScale: number;
+  /** Scaling of the rotary frequencies. */
+  readonly ropeScaling: RotaryScaling;
   /** Rows of the embedding. */
   readonly vocabSize: number;
   /** Epsilon of RMSNorm. */
@@ -88,10 +101,16 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
     dV: model.d_v,
     mlp: model.mlp,
     mlpRatio: model.mlp_ratio,
+    mlpHidden: model.mlp_hidden,
+    qkvBias: model.qkv_bias,
+    qkNorm: model.qk_norm,
+    outBias: model.out_bias,
+    mlpBias: model.mlp_bias,
     tieEmbeddings: model.tie_embeddings,
     attention: model.attention,
     ropeTheta: model.rope_theta,
     ropeScale: model.rope_scale,
+    ropeScaling: ropeScaling(model),
     vocabSize: model.vocab_size ?? roundedVocabulary(vocabulary),
     normEps: model.norm_eps,
     nsa: {
@@ -114,11 +133,38 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
   return shape;
 }
 
+function ropeScaling(model: Config['model']): RotaryScaling {
+  const [type, factor] = [model.rope_type, model.rope_factor];
+  switch (type) {
+    case 'default':
+      return { type };
+    case 'linear':
+      return { type, factor };
+    case 'llama3':
+      return {
+        ...{ type, factor, originalContext: model.rope_original_context },
+        ...{ lowFreqFactor: model.rope_low_freq_factor, highFreqFactor: model.rope_high_freq_factor },
+      };
+    case 'yarn':
+      return {
+        ...{ type, factor, originalContext: model.rope_original_context },
+        ...{ betaFast: model.rope_beta_fast, betaSlow: model.rope_beta_slow },
+        attentionFactor: model.rope_attention_factor,
+      };
+  }
+}
+
+/** The rotations of a model's queries and keys. */
+export function rotaryShapeOf({ dK, ropeTheta, ropeScale, ropeScaling }: ModelShape): RotaryShape {
+  return { size: dK, theta: ropeTheta, scale: ropeScale, scaling: ropeScaling };
+}
+
 /** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
 export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
-  const flat = ({ nsa, ...model }: ModelShape) =>
+  const flat = ({ nsa, ropeScaling, ...model }: ModelShape) =>
     new Map<string, unknown>([
       ...Object.entries(model),
+      ['ropeScaling', JSON.stringify(ropeScaling)],
       ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
     ]);
   const [first, second] = [flat(a), flat(b)];
@@ -135,8 +181,8 @@ export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
 }
 
 /** Width of the feed-forward layer. */
-export function hiddenSize({ dim, mlpRatio }: ModelShape): number {
-  return Math.round(dim * mlpRatio);
+export function hiddenSize({ dim, mlpRatio, mlpHidden }: ModelShape): number {
+  return mlpHidden ?? Math.round(dim * mlpRatio);
 }
 
 /** Width of phi's hidden layer (nsa.phi: mlp). */

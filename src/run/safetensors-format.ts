@@ -34,6 +34,11 @@ export function isSafeDtype(name: unknown): name is SafeDtype {
   return typeof name === 'string' && Object.hasOwn(DTYPE_BYTES, name);
 }
 
+/** Bytes of one element. */
+export function dtypeBytes(dtype: SafeDtype): number {
+  return DTYPE_BYTES[dtype];
+}
+
 export function dtypeNames(): string[] {
   return Object.keys(DTYPE_BYTES);
 }
@@ -56,6 +61,23 @@ function f16ToNumber(bits: number): number {
   if (exponent === 0) return sign * fraction * 2 ** -24;
   if (exponent === 31) return fraction === 0 ? sign * Number.POSITIVE_INFINITY : Number.NaN;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+/** F16 has only 65,536 values: a table converts faster than arithmetic. */
+let f16Values: Float32Array | null = null;
+
+/** Elements of F32, BF16 or F16 as float32, exactly; null for other types. */
+export function toFloat32({ dtype, data }: Pick<SafeTensor, 'dtype' | 'data'>): Float32Array | null {
+  // Typed arrays demand alignment; data may begin anywhere.
+  const { buffer, byteOffset, byteLength } = data.byteOffset % 4 === 0 ? data : new Uint8Array(data);
+  if (dtype === 'F32') return new Float32Array(buffer, byteOffset, byteLength / 4);
+  if (dtype !== 'BF16' && dtype !== 'F16') return null;
+  const bits = new Uint16Array(buffer, byteOffset, byteLength / 2);
+  if (dtype === 'BF16') return bfloat16ToFloat32(bits);
+  f16Values ??= Float32Array.from({ length: 1 << 16 }, (_, value) => f16ToNumber(value));
+  const values = new Float32Array(bits.length);
+  for (let i = 0; i < bits.length; i++) values[i] = f16Values[bits[i]];
+  return values;
 }
 
 /** All elements as float64. Exact for every type but I64 and U64, which round beyond 2^53. */

@@ -17,15 +17,21 @@ import {
   type TensorEntry,
 } from './safetensors-format.js';
 
-export { type SafeDtype, type SafeTensor, toFloat64 } from './safetensors-format.js';
+export { dtypeBytes, type SafeDtype, type SafeTensor, toFloat32, toFloat64 } from './safetensors-format.js';
+
+/** Bytes of a piece of a tensor that is copied. */
+const PIECE_BYTES = 8 * 1024 * 1024;
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
   name: string;
   dtype: SafeDtype;
   shape: readonly number[];
-  /** The bytes, or a function that fetches them when their turn comes, so that one tensor is in host memory at a time. */
-  data: Uint8Array | (() => Uint8Array);
+  /**
+   * The bytes, or a function that fetches them when their turn comes, whole or in pieces: one tensor or one piece is in
+   * host memory at a time. A piece may be overwritten once the next is asked for.
+   */
+  data: Uint8Array | (() => Uint8Array | Iterable<Uint8Array>);
 }
 
 /** How a safetensors file is written. */
@@ -78,6 +84,16 @@ export class SafetensorsFile {
       if (readFully(this.#descriptor, target, this.#dataStart + begin) < target.length) throw changed(this.path);
     } catch (error) {
       throw fileError('read', this.path, error);
+    }
+  }
+
+  /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
+  *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
+    const memory = new Uint8Array(Math.min(PIECE_BYTES, to - from));
+    for (let at = from; at < to; at += memory.length) {
+      const piece = memory.subarray(0, Math.min(memory.length, to - at));
+      this.readPart(name, at, piece);
+      yield piece;
     }
   }
 
@@ -152,10 +168,12 @@ export function writeSafetensors(
     for (const [name, entry] of entries) {
       const source = byName.get(name)!.data;
       const data = typeof source === 'function' ? source() : source;
-      const needed = entry.end - entry.begin;
-      if (data.length !== needed)
-        throw new UsageError(`${path}: tensor ${quote(name)} has ${data.length} bytes, its shape needs ${needed}`);
-      writeFully(descriptor, data, count);
+      const [needed, before] = [entry.end - entry.begin, bytes];
+      const wrong = (given: number) =>
+        new UsageError(`${path}: tensor ${quote(name)} has ${given} bytes, its shape needs ${needed}`);
+      if (data instanceof Uint8Array && data.length !== needed) throw wrong(data.length);
+      for (const piece of data instanceof Uint8Array ? [data] : data) writeFully(descriptor, piece, count);
+      if (bytes - before !== needed) throw wrong(bytes - before);
     }
   };
   replaceFile(path, write, options.fsync ?? false);

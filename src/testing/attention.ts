@@ -29,6 +29,7 @@ export const AWKWARD: readonly AttentionCase[] = [
   { name: '5 heads a group', lengths: [90], heads: heads(5, 1, 8), sparse: SMALL },
   { name: '6 heads a group, two groups', lengths: [130], heads: heads(12, 2), sparse: SMALL },
   { name: '16 heads a group', lengths: [80], heads: heads(16, 1, 8), sparse: SMALL },
+  { name: '32 heads a group, two groups', lengths: [70], heads: heads(64, 2, 8), sparse: SMALL },
   { name: 'dk != dv, neither a multiple of the vector', lengths: [77], heads: heads(4, 2, 10, 7), sparse: SMALL },
   { name: 'dk 24, dv 40', lengths: [66], heads: heads(2, 1, 24, 40), sparse: SMALL },
   { name: 'no overlap, d = l', lengths: [100], heads: heads(2, 1), sparse: { l: 8, d: 8, lSel: 8, nSel: 3, w: 5 } },

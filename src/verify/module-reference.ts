@@ -1,9 +1,11 @@
 /** The attention module in float64, composed of the references of its operations. */
-import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
+import { addRow, headsForward } from '../model/heads-reference.js';
+import { headShapeOf, type ModelShape, rotaryShapeOf, sparseShapeOf } from '../model/shape.js';
 import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/attention/compress/reference.js';
 import { gateForward } from '../ops/attention/gate/reference.js';
 import { type NsaInputs, type NsaLayout, nsaForward } from '../ops/attention/reference.js';
 import { linearForward } from '../ops/linear/reference.js';
+import { rotaryAngles } from '../ops/rope/frequencies.js';
 import { splitForward } from '../ops/rope/reference.js';
 import { layoutOf } from './cases.js';
 
@@ -30,7 +32,8 @@ export function moduleForward(
   const { out } = nsaForward(inputs, layout, selected);
   const tokens = x.length / shape.dim;
   const width = shape.nHeads * shape.dV;
-  return { out: linearForward(out, weights['out'], tokens, shape.dim, width), inputs, layout };
+  const projected = linearForward(out, weights['out'], tokens, shape.dim, width);
+  return { out: shape.outBias ? addRow(projected, weights['out_bias']) : projected, inputs, layout };
 }
 
 /** The inputs of the core: projections, rotated keys, compressed keys and gates. */
@@ -44,14 +47,11 @@ function coreInputs(
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = x.length / dim;
-  const rope = { theta: shape.ropeTheta, scale: shape.ropeScale };
-  const key = { heads: groups, size: dk, rotate: true };
-  const value = { heads: groups, size: dv, rotate: false };
-  const query = { heads, size: dk, rotate: true };
-  const parts = [query, { ...key, rotate: nsa.cmpRope === 'before' }, value, key, value, key, value];
+  const rope = rotaryAngles(rotaryShapeOf(shape));
   const fused = linearForward(x, weights['qkv'], tokens, weights['qkv'].length / dim, dim);
   const positions = lengths.flatMap((length) => Array.from({ length }, (_, t) => t));
-  const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = splitForward(fused, parts, positions, rope);
+  const split = headsForward(shape, fused, (name) => weights[name], positions, rope);
+  const [q, rawKeys, rawValues, kSel, vSel, kWin, vWin] = split;
   const compress = (values: Float64Array, size: number, name: string) =>
     compressForward(values, weights, name, nsa.phi, starts, { groups, size, l: nsa.l, d: nsa.d });
   let kCmp = compress(rawKeys, dk, 'phi_k');
@@ -60,7 +60,7 @@ function coreInputs(
     const blocks = lengths.flatMap((_, s) =>
       Array.from({ length: cmpStarts[s + 1] - cmpStarts[s] }, (_, i) => i * nsa.d),
     );
-    [kCmp] = splitForward(kCmp, [key], blocks, rope);
+    [kCmp] = splitForward(kCmp, [{ heads: groups, size: dk, rotate: true }], blocks, rope);
   }
   const logits = linearForward(x, weights['gate.weight'], tokens, 3 * heads, dim);
   const bias = weights['gate.bias'];

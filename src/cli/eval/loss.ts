@@ -36,7 +36,7 @@ interface Options {
 export function configure(command: Command, io: Io): void {
   const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
   command
-    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
     .option(
       '--dataset <source>',
       'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle, stories, chat (default: implied by the path)',

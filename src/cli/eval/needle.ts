@@ -36,7 +36,7 @@ const DEPTHS = Array.from({ length: 11 }, (_, i) => 10 * i);
 export function configure(command: Command, io: Io): void {
   const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
   command
-    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
     .addOption(
       new Option('--lengths <list>', 'context lengths in tokens')
         .argParser(wholeNumbers(1))

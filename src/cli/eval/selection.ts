@@ -32,7 +32,7 @@ interface Options {
 
 export function configure(command: Command, io: Io): void {
   command
-    .requiredOption('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json')
+    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
     .requiredOption('--text-file <file>', 'text for the model to read')
     .addOption(
       new Option('--max-tokens <n>', 'read at most this many tokens of it').argParser(wholeNumber(1)).default(8192),

@@ -3,8 +3,9 @@
  * it selected. Either nothing is rounded but the weights, or numbers are where the device stores them, which shows what
  * bf16 does to a token.
  */
+import { headsForward } from '../../model/heads-reference.js';
 import type { LanguageModel } from '../../model/language-model.js';
-import { headShapeOf, hiddenSize, sparseShapeOf } from '../../model/shape.js';
+import { headShapeOf, hiddenSize, rotaryShapeOf, sparseShapeOf } from '../../model/shape.js';
 import { siluForward, swigluForward } from '../../ops/activation/reference.js';
 import {
   type StepHistory,
@@ -15,6 +16,7 @@ import {
 import { gateForward } from '../../ops/attention/gate/reference.js';
 import { linearForward } from '../../ops/linear/reference.js';
 import { rmsnormForward } from '../../ops/rmsnorm/reference.js';
+import { rotaryAngles } from '../../ops/rope/frequencies.js';
 import { rounded } from '../../testing/devices.js';
 
 /** Blocks that one token selected: [layer][group][slot], -1 behind the last. */
@@ -91,7 +93,7 @@ export class StepReplay {
       const phi = (part: string) => weights.value(`blocks.${layer}.attention.phi_${part}.weight`);
       return {
         ...{ heads: headShapeOf(shape), sparse: sparseShapeOf(shape), cmpRope: shape.nsa.cmpRope, round },
-        rope: { theta: shape.ropeTheta, scale: shape.ropeScale },
+        rope: rotaryAngles(rotaryShapeOf(shape)),
         phi: shape.nsa.phi === 'conv' ? { keys: phi('k'), values: phi('v') } : null,
       };
     });
@@ -116,7 +118,7 @@ export class StepReplay {
     for (let layer = 0; layer < shape.nLayers; layer++) {
       const name = `blocks.${layer}`;
       const input = normed(x, `${name}.attention_norm`);
-      const projection = this.#round(weights.multiply(input, `${name}.attention.qkv`));
+      const projection = this.#heads(`${name}.attention`, weights.multiply(input, `${name}.attention.qkv`));
       scores.push(stepImportance(this.#problems[layer], this.#histories[layer], projection, this.#position));
       const attended = this.#round(this.#attend(layer, projection, this.#gates(layer, input), selection[layer]));
       const middle = this.#added(x, weights.multiply(attended, `${name}.attention.out`));
@@ -143,6 +145,17 @@ export class StepReplay {
       const head = 3 * Math.floor(i / problem.heads.dv);
       return gates[head] * value + gates[head + 1] * result.oSel[i] + gates[head + 2] * result.oWin[i];
     });
+  }
+
+  /** Bias and norms of the projection, stored before and after. */
+  #heads(name: string, projected: Float64Array): Float64Array {
+    const { shape } = this.#weights.model;
+    const stored = this.#round(projected);
+    if (!shape.qkvBias && !shape.qkNorm) return stored;
+    // At position 0 a rotation changes nothing but by the amplitude: here the heads are not rotated yet.
+    const still = { ...rotaryAngles(rotaryShapeOf(shape)), amplitude: 1 };
+    const parts = headsForward(shape, stored, (part) => this.#weights.value(`${name}.${part}`), [0], still);
+    return this.#round(Float64Array.from(parts.flatMap((part) => Array.from(part))));
   }
 
   #gates(layer: number, input: Float64Array): Float64Array {

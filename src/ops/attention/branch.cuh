@@ -226,7 +226,7 @@ struct Inputs {
   int heads, groups, dk, dv;
 
   __device__ int per_group() const { return heads / groups; }
-  __device__ int tile_tokens() const { return TILE / per_group(); }  // at most 16 heads in a group
+  __device__ int tile_tokens() const { return TILE / per_group(); }  // at most 32 heads in a group
   __device__ float scale() const { return 1.0f / sqrtf((float)dk); }
 };
 

@@ -18,7 +18,7 @@ export interface SparseShape {
   readonly w: number;
 }
 
-const MAX_HEADS_PER_GROUP = 16;
+const MAX_HEADS_PER_GROUP = 32;
 
 /** Throws a `UsageError` that names the size which does not fit. */
 export function validateShapes(heads: HeadShape, sparse?: SparseShape): void {

@@ -26,7 +26,7 @@ export function linear(
   tape: Tape,
   x: Tensor,
   weight: Tensor,
-  bias: Tensor | null = null,
+  bias: Tensor | null | undefined = null,
   residual: Tensor | null = null,
   computesResult = true,
 ): Tensor {
@@ -39,7 +39,7 @@ export function linear(
   const y = tape.empty([rows, outputs], x.dtype);
   if (computesResult) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
   if (computesResult && bias) kernel.bias_forward(y, bias, rows, outputs);
-  tape.record([x, weight, bias, residual], [y], [x, weight], () => {
+  tape.record([x, weight, bias ?? null, residual], [y], [x, weight], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(tape.device, into, value));

@@ -1,7 +1,7 @@
 // Splits a fused projection into heads and rotates them; the backward merges the gradients with the inverse rotation.
 //
-// Cosines and sines are computed anew for every token: a vectorised double polynomial costs less than reading a table,
-// and a part needs no memory and no state. The angle itself is rounded to float32 (reference.ts says why).
+// Cosines and sines are computed anew for every token from a table of frequencies: a vectorised double polynomial costs
+// less than reading a table of cosines. The angle itself is rounded to float32 (reference.ts says why).
 #include <algorithm>
 
 #include "runtime.h"
@@ -9,12 +9,6 @@
 
 namespace {
 constexpr int64_t kTokens = 64;  // tokens of one task
-
-// float32(theta^(-2j/size)) for the pairs of a head.
-void frequencies(double theta, int64_t size, float* out) {
-  for (int64_t j = 0; j < size / 2; ++j)
-    out[j] = static_cast<float>(std::pow(theta, static_cast<double>(-2 * j) / static_cast<double>(size)));
-}
 
 // factors[0] + x factors[1] + x² factors[2] + ...
 template <int count>
@@ -29,9 +23,9 @@ inline double polynomial(double x, const double (&factors)[count]) {
 constexpr double kSine[] = {1, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800};
 constexpr double kCosine[] = {1, -0.5, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600};
 
-// Cosine and sine of position * frequency, right to float32 for angles up to 2^20, without branches: the compiler
+// amplitude times cosine and sine of position * frequency, right to float32 for angles up to 2^20, without branches: the compiler
 // vectorises it. Reduced by multiples of pi/2 in two parts (the first has 33 bits, so its product is exact).
-void cosines_sines(float position, const float* frequency, int64_t half, float* __restrict cosines,
+void cosines_sines(float position, const float* frequency, float amplitude, int64_t half, float* __restrict cosines,
                    float* __restrict sines) {
   constexpr double kTwoOverPi = 0.63661977236758134308, kHigh = 1.57079632673412561417e+00,
                    kLow = 6.07710050650619224932e-11;
@@ -45,8 +39,8 @@ void cosines_sines(float position, const float* frequency, int64_t half, float* 
     const double quadrant = turns - 4 * std::floor(turns * 0.25);
     const bool odd = (quadrant == 1) | (quadrant == 3);
     const double sine = odd ? c : s, cosine = odd ? s : c;
-    sines[j] = static_cast<float>(quadrant >= 2 ? -sine : sine);
-    cosines[j] = static_cast<float>(((quadrant == 1) | (quadrant == 2)) ? -cosine : cosine);
+    sines[j] = amplitude * static_cast<float>(quadrant >= 2 ? -sine : sine);
+    cosines[j] = amplitude * static_cast<float>(((quadrant == 1) | (quadrant == 2)) ? -cosine : cosine);
   }
 }
 
@@ -68,8 +62,8 @@ void copy_head(const float* __restrict from, float* __restrict to, int64_t size)
 
 struct Rotation {
   bool rotate;
-  double theta;
-  float scale;
+  const float* frequencies;  // of the pairs of a head
+  float scale, amplitude;
   int64_t stride, start;
 };
 
@@ -78,18 +72,16 @@ template <class Body>
 void for_each_token(const int32_t* offsets, const int32_t* starts, int64_t sequences, int64_t tokens, int64_t size,
                     const Rotation& how, const Body& body) {
   const int64_t half = size / 2;
-  float* frequency = scratch<float>(0, half + 1);
-  if (how.rotate) frequencies(how.theta, size, frequency);
   parallel_chunks(tokens, kTokens, [&](int64_t begin, int64_t end) {
-    float* cosines = scratch<float>(1, half + 1);
-    float* sines = scratch<float>(2, half + 1);
+    float* cosines = scratch<float>(0, half + 1);
+    float* sines = scratch<float>(1, half + 1);
     int64_t sequence = std::upper_bound(offsets, offsets + sequences + 1, begin) - offsets - 1;
     for (int64_t t = begin; t < end; ++t) {
       while (offsets[sequence + 1] <= t) ++sequence;
       if (how.rotate) {
         const int64_t first = starts != nullptr ? starts[sequence] : how.start;
         const int64_t position = (t - offsets[sequence]) * how.stride + first;
-        cosines_sines(static_cast<float>(position) / how.scale, frequency, half, cosines, sines);
+        cosines_sines(static_cast<float>(position) / how.scale, how.frequencies, how.amplitude, half, cosines, sines);
       }
       body(t, cosines, sines);
     }
@@ -143,15 +135,16 @@ void each_part(float* const (&parts)[8], const int64_t (&shapes)[8], int64_t col
 #define PARTS                                                                                                      \
   float *p0, float *p1, float *p2, float *p3, float *p4, float *p5, float *p6, float *p7, int64_t s0, int64_t s1, \
       int64_t s2, int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7
-#define POSITIONS \
-  int64_t column, int64_t sequences, int64_t tokens, int64_t width, double theta, float scale, int64_t stride, int64_t start
+#define POSITIONS                                                                                                      \
+  int64_t column, int64_t sequences, int64_t tokens, int64_t width, const float *frequencies, float scale,         \
+      float amplitude, int64_t stride, int64_t start
 
 extern "C" {
 
 void rope_split(const float* fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS) {
   each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
             [&](float* part, int64_t at, int64_t heads, int64_t size, bool rotate) {
-              const Rotation how = {rotate, theta, scale, stride, start};
+              const Rotation how = {rotate, frequencies, scale, amplitude, stride, start};
               split_part(fused, part, offsets, starts, sequences, tokens, width, at, heads, size, how);
             });
 }
@@ -159,7 +152,7 @@ void rope_split(const float* fused, const int32_t* offsets, const int32_t* start
 void rope_merge(float* d_fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS, int64_t accumulate) {
   each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
             [&](float* d_part, int64_t at, int64_t heads, int64_t size, bool rotate) {
-              const Rotation how = {rotate, theta, scale, stride, start};
+              const Rotation how = {rotate, frequencies, scale, amplitude, stride, start};
               merge_part(d_part, d_fused, offsets, starts, sequences, tokens, width, at, heads, size, how, accumulate);
             });
 }

@@ -13,11 +13,11 @@ constexpr int PARTS = 8, N = VECTOR, BLOCK = 256, BATCH = 4;
 // Blocks of a multiprocessor (cuda.ts has the same): the registers must do for them.
 constexpr int RESIDENT = 3;
 
-// A part's tensor [tokens][heads][size], or null; its first column; where the cosines of its pairs begin; and how many
-// pieces of work a token has in it: N numbers, or N pairs of a rotated head.
+// A part's tensor [tokens][heads][size], or null; its first column; and how many pieces of work a token has in it: N
+// numbers, or N pairs of a rotated head. All rotated heads have one size.
 struct Part {
   T* data;
-  int heads, size, rotate, column, table, units;
+  int heads, size, rotate, column, units;
 };
 
 // heads + size * 2^20 + rotate * 2^40
@@ -33,7 +33,8 @@ __device__ __forceinline__ void describe(Part& part, const void* data, i64 shape
   void *p0, void *p1, void *p2, void *p3, void *p4, void *p5, void *p6, void *p7, i64 s0, i64 s1, i64 s2, i64 s3, \
       i64 s4, i64 s5, i64 s6, i64 s7
 #define POSITION_PARAMETERS                                                                                        \
-  int column, i64 sequences, i64 tokens, i64 width, double theta, float scale, i64 stride, i64 start, int halves, int tile
+  int column, i64 sequences, i64 tokens, i64 width, const float *frequencies, float scale, float amplitude,        \
+      i64 stride, i64 start, int halves, int tile
 
 // N numbers as they lie in memory.
 template <bool wide> struct PieceOf {
@@ -55,36 +56,21 @@ template <bool merge>
 __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* starts, PART_PARAMETERS,
                                      POSITION_PARAMETERS, bool accumulate) {
   extern __shared__ float4 turns4[];
-  float2* const turns = (float2*)turns4;  // [tile][halves], then the frequencies
+  float2* const turns = (float2*)turns4;  // [tile][halves]
   __shared__ Part parts[PARTS];
   __shared__ int units;
-  float* const frequencies = (float*)(turns + tile * halves);
   if (threadIdx.x == 0) {
     describe(parts[0], p0, s0), describe(parts[1], p1, s1), describe(parts[2], p2, s2), describe(parts[3], p3, s3);
     describe(parts[4], p4, s4), describe(parts[5], p5, s5), describe(parts[6], p6, s6), describe(parts[7], p7, s7);
     units = 0;
-    int table = 0;
     for (int p = 0; p < PARTS; p++) {
       parts[p].column = column;
       column += parts[p].heads * parts[p].size;
       units += parts[p].units;
-      if (!parts[p].rotate) continue;
-      parts[p].table = table;
-      for (int q = 0; q < p; q++)
-        if (parts[q].rotate && parts[q].size == parts[p].size) parts[p].table = parts[q].table;
-      if (parts[p].table == table) table += parts[p].size / 2;
     }
   }
   __syncthreads();
   if (units == 0) return;
-  for (int i = threadIdx.x; i < halves; i += BLOCK)
-    for (int p = 0; p < PARTS; p++) {
-      const int j = i - parts[p].table, size = parts[p].size;
-      if (parts[p].rotate && j >= 0 && j < size / 2) {
-        frequencies[i] = (float)pow(theta, (double)(-2 * j) / (double)size);
-        break;
-      }
-    }
   // Columns in groups of equal width that a block has threads for; usually there is one, and several tokens side by side.
   const int groups = (units + BLOCK - 1) / BLOCK, most = (units + groups - 1) / groups;
   for (int begin = 0; begin < units; begin += most) {
@@ -100,7 +86,7 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
     const i64 own_width = (i64)part.heads * part.size;
     T* const whole = fused + part.column + at;
     T* const own = part.data + at;
-    const float2* const angles = turns + part.table + j;
+    const float2* const angles = turns + j;
     for (i64 first = (i64)blockIdx.x * tile; first < tokens; first += (i64)gridDim.x * tile) {
       const int count = (int)(tokens - first < tile ? tokens - first : tile);
       __syncthreads();
@@ -108,7 +94,8 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
         const i64 t = first + i / halves;
         const int s = sequence_of(offsets, sequences, t);
         const i64 position = (t - offsets[s]) * stride + (starts != nullptr ? starts[s] : start);
-        turns[i] = cosine_sine(__fmul_rn(__fdiv_rn((float)position, scale), frequencies[i % halves]));
+        const float2 turn = cosine_sine(__fmul_rn(__fdiv_rn((float)position, scale), frequencies[i % halves]));
+        turns[i] = make_float2(amplitude * turn.x, amplitude * turn.y);
       }
       __syncthreads();
       if (idle) continue;
@@ -153,7 +140,7 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
 }
 
 #define PART_ARGUMENTS p0, p1, p2, p3, p4, p5, p6, p7, s0, s1, s2, s3, s4, s5, s6, s7
-#define POSITION_ARGUMENTS column, sequences, tokens, width, theta, scale, stride, start, halves, tile
+#define POSITION_ARGUMENTS column, sequences, tokens, width, frequencies, scale, amplitude, stride, start, halves, tile
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
 rope_split(const T* fused, const i32* offsets, const i32* starts, PART_PARAMETERS, POSITION_PARAMETERS) {

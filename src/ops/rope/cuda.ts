@@ -1,6 +1,6 @@
 import { aligned, byDtype, wide } from '../../device/cuda/elements.js';
 import type { CudaRuntime, LaunchArgument } from '../../device/cuda/runtime.js';
-import { f32, f64 } from '../../device/cuda/runtime.js';
+import { f32 } from '../../device/cuda/runtime.js';
 import type { Addressable, Kernels } from '../../device/device.js';
 import type { signatures } from './op.js';
 
@@ -22,7 +22,9 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   function launch(name: string, values: Split, ...more: LaunchArgument[]): void {
     const [fused, offsets, starts, ...rest] = values;
     const [parts, shapes] = [rest.slice(0, 8) as (Addressable | null)[], rest.slice(8, 16) as number[]];
-    const [column, sequences, tokens, width, theta, scale, stride, start] = rest.slice(16) as number[];
+    const [column, sequences, tokens, width] = rest.slice(16, 20) as number[];
+    const frequencies = rest[20] as Addressable | null;
+    const [scale, amplitude, stride, start] = rest.slice(21) as number[];
     if (fused === null || tokens === 0) return;
     const split = shapes.map((shape) => ({ size: Math.floor(shape / 2 ** 20) % 2 ** 20, rotate: shape >= 2 ** 40 }));
     const vector = wide(fused);
@@ -33,21 +35,30 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
       split.every(({ size, rotate }) => fits(rotate ? size / 2 : size)) &&
       aligned(fused, ...parts);
     const code = (isWide ? (vector === 8 ? wideBf16 : wideF32) : single)(fused);
-    // Parts of one size share their cosines.
-    const halves = [...new Set(split.flatMap(({ size, rotate }) => (rotate ? [size / 2] : [])))].reduce(
-      (total, half) => total + half,
-      0,
-    );
+    const halves = (split.find(({ rotate }) => rotate)?.size ?? 0) / 2;
     const tile = Math.max(1, Math.min(TILE, Math.floor(SHARED_BYTES / Math.max(1, 8 * halves))));
     code.launch(
       name,
       {
         grid: Math.min(Math.ceil(tokens / tile), cuda.multiprocessors * RESIDENT),
         block: BLOCK,
-        shared: 8 * tile * halves + 4 * halves,
+        shared: 8 * tile * halves,
       },
       ...[fused, offsets, starts, ...parts, ...shapes],
-      ...[column, sequences, tokens, width, f64(theta), f32(scale), stride, start, halves, tile, ...more],
+      ...[
+        column,
+        sequences,
+        tokens,
+        width,
+        frequencies,
+        f32(scale),
+        f32(amplitude),
+        stride,
+        start,
+        halves,
+        tile,
+        ...more,
+      ],
     );
   }
   return {

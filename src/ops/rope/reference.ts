@@ -4,12 +4,7 @@
  * The angle is a float32 product of float32 factors, as Llama computes it: at position 131072 its rounding alone is
  * worth 0.004, so code that loads such weights must round the same way, and kernel and reference agree only if both do.
  */
-
-export interface RotaryShape {
-  readonly theta: number;
-  /** Positions are divided by it. */
-  readonly scale: number;
-}
+import type { RotaryAngles } from './frequencies.js';
 
 export interface PartShape {
   readonly heads: number;
@@ -18,19 +13,20 @@ export interface PartShape {
 }
 
 /** The angle of pair j at a position, in float32. */
-export function angle(position: number, j: number, size: number, { theta, scale }: RotaryShape): number {
-  const frequency = Math.fround(theta ** ((-2 * j) / size));
+export function angle(position: number, j: number, { frequencies, scale }: RotaryAngles): number {
+  const frequency = Math.fround(frequencies[j]);
   return Math.fround(Math.fround(Math.fround(position) / Math.fround(scale)) * frequency);
 }
 
-/** Rotates the pairs (x[j], x[j + size/2]) of one head by `direction` times their angles. */
-function rotateHead(x: Float64Array, position: number, shape: RotaryShape, direction: 1 | -1): Float64Array {
+/** Rotates the pairs (x[j], x[j + size/2]) of one head by `direction` times their angles, and multiplies by the amplitude. */
+function rotateHead(x: Float64Array, position: number, angles: RotaryAngles, direction: 1 | -1): Float64Array {
   const half = x.length / 2;
   const y = new Float64Array(x.length);
   for (let j = 0; j < half; j++) {
-    const a = direction * angle(position, j, x.length, shape);
-    y[j] = x[j] * Math.cos(a) - x[j + half] * Math.sin(a);
-    y[j + half] = x[j + half] * Math.cos(a) + x[j] * Math.sin(a);
+    const a = direction * angle(position, j, angles);
+    const [cosine, sine] = [angles.amplitude * Math.cos(a), angles.amplitude * Math.sin(a)];
+    y[j] = x[j] * cosine - x[j + half] * sine;
+    y[j + half] = x[j + half] * cosine + x[j] * sine;
   }
   return y;
 }
@@ -40,14 +36,14 @@ export function splitForward(
   fused: Float64Array,
   parts: readonly PartShape[],
   positions: ArrayLike<number>,
-  shape: RotaryShape,
+  angles: RotaryAngles,
 ): Float64Array[] {
   const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
   const outputs = parts.map(({ heads, size }) => new Float64Array(positions.length * heads * size));
   forEachHead(parts, positions.length, width, (part, token, from, to) => {
     const { size, rotate } = parts[part];
     const x = fused.subarray(from, from + size);
-    outputs[part].set(rotate ? rotateHead(x, positions[token], shape, 1) : x, to);
+    outputs[part].set(rotate ? rotateHead(x, positions[token], angles, 1) : x, to);
   });
   return outputs;
 }
@@ -57,14 +53,14 @@ export function splitBackward(
   gradients: readonly (Float64Array | null)[],
   parts: readonly PartShape[],
   positions: ArrayLike<number>,
-  shape: RotaryShape,
+  angles: RotaryAngles,
 ): Float64Array {
   const width = parts.reduce((total, { heads, size }) => total + heads * size, 0);
   const dFused = new Float64Array(positions.length * width);
   forEachHead(parts, positions.length, width, (part, token, from, to) => {
     const { size, rotate } = parts[part];
     const dy = gradients[part]?.subarray(to, to + size);
-    if (dy) dFused.set(rotate ? rotateHead(dy, positions[token], shape, -1) : dy, from);
+    if (dy) dFused.set(rotate ? rotateHead(dy, positions[token], angles, -1) : dy, from);
   });
   return dFused;
 }

@@ -4,7 +4,8 @@ import { cpu, devices, rounded, tolerance } from '../../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../../testing/numbers.js';
 import { eachThreadCount } from '../../../testing/threads.js';
 import { Sequences } from '../../common/sequences.js';
-import { splitHeads } from '../../rope/op.js';
+import { rotaryAngles } from '../../rope/frequencies.js';
+import { RotaryTable, splitHeads } from '../../rope/op.js';
 import { splitBackward, splitForward } from '../../rope/reference.js';
 import { type GateOptions, gate, gateColumns, gateStatistics, gateSums, summarizeGates } from './op.js';
 import { gateBackward, gateForward, gateStatisticsReference } from './reference.js';
@@ -76,7 +77,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
         { heads: 2, size: 4, rotate: true },
         { heads: 1, size: 3, rotate: false },
       ];
-      const [first, logits, rotary] = [11, 3 * heads, { theta: 10000, scale: 1 }];
+      const [first, logits, rotary] = [11, 3 * heads, { size: 4, theta: 10000 }];
       const width = first + logits + behind;
       const values = random(tokens * width, 1);
       const bias = randomValues(logits, 2);
@@ -93,17 +94,18 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       const dHeads = parts.map((part, i) => random(tokens * part.heads * part.size, 4 + i));
       const sequences = new Sequences(device(), [tokens]);
       const tape = new Tape(device());
+      const [table, angles] = [new RotaryTable(device(), rotary), rotaryAngles(rotary)];
       const fused = tape.watch(tape.from(values, [tokens, width], dtype));
       const tb = tape.watch(tape.from(bias, [logits]));
       // Twice, so that both ways of writing the gradient are taken.
       const runs = [0, 1].map(() => {
         const columns = gateColumns(tape, fused, first, tb, options);
-        return { heads: splitHeads(tape, fused, parts, sequences, rotary, columns), gates: columns.gates };
+        return { heads: splitHeads(tape, fused, parts, sequences, { table }, columns), gates: columns.gates };
       });
       const positions = Array.from({ length: tokens }, (_, i) => i);
       for (const run of runs) {
         expect(relativeError(run.gates.read(), gateForward(ownLogits, options))).toBeLessThan(tolerance('f32'));
-        splitForward(projected, parts, positions, rotary).forEach((part, i) => {
+        splitForward(projected, parts, positions, angles).forEach((part, i) => {
           expect(relativeError(run.heads[i].read(), part)).toBeLessThan(tolerance(dtype));
         });
       }
@@ -112,7 +114,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
         runs.flatMap(() => [dGates, ...dHeads]),
       );
       const dLogits = gateBackward(ownLogits, options, dGates);
-      const dProjected = splitBackward(dHeads, parts, positions, rotary);
+      const dProjected = splitBackward(dHeads, parts, positions, angles);
       const expected = new Float64Array(tokens * width);
       const dBias = new Float64Array(logits);
       for (let t = 0; t < tokens; t++) {
@@ -128,6 +130,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       expect(actual.every((value, i) => i % width < first + logits || value === 0)).toBe(true);
       expect(relativeError(tape.gradient(tb)!.read(), dBias)).toBeLessThan(tolerance('f32'));
       tape.end();
+      table.free();
       sequences.free();
     });
 
@@ -137,7 +140,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       const fused = tape.watch(tape.from(random(9 * 12, 1), [9, 12], dtype));
       const columns = gateColumns(tape, fused, 2, tape.zeros([9]), options);
       const part = { heads: 1, size: 2, rotate: false };
-      const [head] = splitHeads(tape, fused, [part], sequences, { theta: 10000, scale: 1 }, columns);
+      const [head] = splitHeads(tape, fused, [part], sequences, null, columns);
       tape.backward(head, new Float64Array(18).fill(1));
       const expected = Float32Array.from({ length: 9 * 12 }, (_, i) => Number(i % 12 < 2));
       expect(Float32Array.from(tape.gradient(fused)!.read())).toEqual(expected);

@@ -4,7 +4,8 @@
  */
 
 import { compressedCount } from '../../../common/sequences.js';
-import { angle, type RotaryShape } from '../../../rope/reference.js';
+import type { RotaryAngles } from '../../../rope/frequencies.js';
+import { angle } from '../../../rope/reference.js';
 import { attendForward, range } from '../../branch-reference.js';
 import { importance } from '../../select/reference.js';
 import type { HeadShape, SparseShape } from '../../shape.js';
@@ -25,7 +26,7 @@ export interface StepHistory {
 export interface StepProblem {
   readonly heads: HeadShape;
   readonly sparse: SparseShape;
-  readonly rope: RotaryShape;
+  readonly rope: RotaryAngles;
   readonly cmpRope: 'before' | 'after' | 'none';
   /** Weights of phi conv [l, groups, size]; null for the mean. */
   readonly phi: { readonly keys: Float64Array; readonly values: Float64Array } | null;
@@ -124,14 +125,13 @@ function queries(problem: StepProblem, projection: Float64Array, position: numbe
   return turned(problem, projection.slice(0, problem.heads.heads * problem.heads.dk), position);
 }
 
-function rotated(x: Float64Array, size: number, position: number, rope: RotaryShape): Float64Array {
+function rotated(x: Float64Array, size: number, position: number, rope: RotaryAngles): Float64Array {
   const half = size / 2;
   return x.map((value, i) => {
     const j = i % size;
-    const turn = angle(position, j % half, size, rope);
-    return j < half
-      ? value * Math.cos(turn) - x[i + half] * Math.sin(turn)
-      : value * Math.cos(turn) + x[i - half] * Math.sin(turn);
+    const turn = angle(position, j % half, rope);
+    const [cosine, sine] = [rope.amplitude * Math.cos(turn), rope.amplitude * Math.sin(turn)];
+    return j < half ? value * cosine - x[i + half] * sine : value * cosine + x[i - half] * sine;
   });
 }
 

@@ -13,6 +13,8 @@ import { siluForward, swigluForward } from '../../../activation/reference.js';
 import { compressedCount, Sequences } from '../../../common/sequences.js';
 import { linearForward } from '../../../linear/reference.js';
 import { rmsnormForward } from '../../../rmsnorm/reference.js';
+import { type RotaryScaling, rotaryAngles } from '../../../rope/frequencies.js';
+import { RotaryTable } from '../../../rope/op.js';
 import { gateForward } from '../../gate/reference.js';
 import { isSelection } from '../../select/reference.js';
 import type { HeadShape, SparseShape } from '../../shape.js';
@@ -92,6 +94,46 @@ describe('linear layers of a step', () => {
     );
 });
 
+describe('bias and norms of heads', () => {
+  for (const [name, sparse, hasBias, hasNorms] of [
+    ['both, sparse', PAPER, true, true],
+    ['a bias, dense', null, true, false],
+    ['norms, dense', null, false, true],
+  ] as const)
+    onGpu(`equal the reference: ${name}`, (device) => {
+      const [batch, epsilon] = [3, 1e-5];
+      const heads = { heads: 6, groups: 2, dk: 64, dv: 40 };
+      const [keys, values] = [
+        { size: heads.dk, count: heads.groups, norm: 'key' },
+        { size: heads.dv, count: heads.groups, norm: null },
+      ] as const;
+      const branches = Array.from({ length: sparse ? 3 : 1 }, () => [keys, values]).flat();
+      const parts = [{ size: heads.dk, count: heads.heads, norm: 'query' } as const, ...branches];
+      const rows = parts.flatMap(({ size, count, norm }) => Array.from({ length: count }, () => ({ size, norm })));
+      const width = rows.reduce((total, { size }) => total + size, 0);
+      const tape = new Tape(device, { record: false });
+      const kernels = new StepKernels(device, { heads, sparse, cmpRope: 'after' }, 96, batch, { context: 64 });
+      const [x, bias] = [bf16(batch * width, 1, 2), randomValues(width, 2)];
+      const norms = { query: randomValues(heads.dk, 3), key: randomValues(heads.dk, 4) };
+      const projection = tape.from(x, [batch, width], 'bf16');
+      const put = (numbers: Float64Array) => tape.from(numbers, [numbers.length]);
+      const weights = { query: put(norms.query), key: put(norms.key), epsilon };
+      kernels.heads(projection, hasBias ? put(bias) : null, hasNorms ? weights : null);
+      const biased = x.map((value, i) => value + (hasBias ? bias[i % width] : 0));
+      let at = 0;
+      const expected = Array.from({ length: batch }, () => rows)
+        .flat()
+        .flatMap(({ size, norm }) => {
+          const head = biased.slice(at, at + size);
+          at += size;
+          return Array.from(hasNorms && norm ? rmsnormForward(head, norms[norm], epsilon) : head);
+        });
+      expect(relativeError(projection.read(), expected)).toBeLessThan(4e-3);
+      tape.end();
+      kernels.free();
+    });
+});
+
 describe('the ends of a step', () => {
   onGpu('embed, and choose the most probable token, the lower of equals', (device) => {
     const tape = new Tape(device, { record: false });
@@ -122,17 +164,22 @@ describe('the ends of a step', () => {
       rotations: tape.empty([3, 2, 32, 2]),
     };
     ids.write([3, 19, 0]);
-    const frequencies = tape.from(
-      Array.from({ length: 32 }, (_, j) => 10_000 ** ((-2 * j) / 64)),
-      [32],
-    );
-    kernels.begin(tape.from(table, [20, 96]), ids, frequencies, 1, x, buffers);
+    const attentionFactor = 1.25;
+    const scaling: RotaryScaling = {
+      ...{ type: 'yarn', factor: 1, originalContext: 64 },
+      ...{ betaFast: 32, betaSlow: 1, attentionFactor },
+    };
+    const turns = new RotaryTable(device, { size: 64, theta: 10_000, scaling });
+    tape.own(turns.frequencies);
+    kernels.begin(tape.from(table, [20, 96]), ids, turns, x, buffers);
     const wanted = [3, 19, 0].flatMap((id) => Array.from(table.slice(id * 96, (id + 1) * 96)));
     expect(relativeError(x.read(), wanted)).toBeLessThan(4e-3);
     const turn = (position: number, j: number) => position * 10_000 ** ((-2 * j) / 64);
     const expected = [6, 7, 8].flatMap((position) =>
       [position, 0].flatMap((at) =>
-        Array.from({ length: 32 }, (_, j) => [Math.cos(turn(at, j)), Math.sin(turn(at, j))]).flat(),
+        Array.from({ length: 32 }, (_, j) => [Math.cos(turn(at, j)), Math.sin(turn(at, j))])
+          .flat()
+          .map((value) => attentionFactor * value),
       ),
     );
     expect(relativeError(buffers.rotations.read(), expected)).toBeLessThan(1e-6);
@@ -295,7 +342,8 @@ function check(device: StepDevice, example: Case): void {
   const batch = positions.length;
   const { groups, dk, dv } = heads;
   const width = heads.heads * dk + 3 * groups * (dk + dv);
-  const rope = { theta: 10_000, scale: 1 };
+  const rotary = { size: dk, theta: 10_000 };
+  const rope = rotaryAngles(rotary);
   const weights = (size: number, seed: number) => randomValues(sparse.l * groups * size, seed);
   const phi = conv ? { keys: weights(dk, 90), values: weights(dv, 91) } : null;
   const problem: StepProblem = { heads, sparse, rope, cmpRope, phi, round: (x) => rounded(x, 'bf16') };
@@ -385,18 +433,9 @@ function check(device: StepDevice, example: Case): void {
     positions: tape.from(positions, [batch], 'i32'),
     rotations: tape.empty([batch, 2, dk / 2, 2]),
   };
-  const frequencies = tape.from(
-    Array.from({ length: dk / 2 }, (_, j) => rope.theta ** ((-2 * j) / dk)),
-    [dk / 2],
-  );
-  kernels.begin(
-    tape.zeros([1, 96]),
-    tape.zeros([batch], 'i32'),
-    frequencies,
-    1,
-    tape.empty([batch, 96], 'bf16'),
-    buffers,
-  );
+  const turns = new RotaryTable(device, rotary);
+  tape.own(turns.frequencies);
+  kernels.begin(tape.zeros([1, 96]), tape.zeros([batch], 'i32'), turns, tape.empty([batch, 96], 'bf16'), buffers);
   const device_phi = phi && {
     keys: tape.from(phi.keys, [sparse.l, groups, dk]),
     values: tape.from(phi.values, [sparse.l, groups, dv]),

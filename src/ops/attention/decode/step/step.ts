@@ -7,6 +7,7 @@ import type { Device } from '../../../../device/device.js';
 import { UsageError } from '../../../../errors.js';
 import { Tensor } from '../../../../tensor/tensor.js';
 import { compressedCount } from '../../../common/sequences.js';
+import type { RotaryTable } from '../../../rope/op.js';
 import { sharedLimit } from '../../fused/plan.js';
 import type { Pages } from '../paged/op.js';
 import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
@@ -24,6 +25,9 @@ const BATCH_TILE = 16;
 const MOST_BATCH_TILES = 2;
 /** Rows of w in a tile of linear.cu. */
 const WEIGHT_TILE = 8;
+
+/** Heads that a block of `step_heads` takes, a warp for each. */
+const WARPS_OF_HEADS = 4;
 
 export interface StepLinear {
   readonly x: Tensor;
@@ -204,8 +208,7 @@ export class StepKernels {
   begin(
     table: Tensor,
     ids: Tensor,
-    frequencies: Tensor,
-    ropeScale: number,
+    { frequencies, scale, amplitude }: RotaryTable,
     x: Tensor,
     { positions, rotations }: StepBuffers,
   ): void {
@@ -213,7 +216,7 @@ export class StepKernels {
     this.#token.launch(
       'step_begin',
       shape,
-      ...[table, ids, positions, frequencies, f32(ropeScale), x, rotations, table.shape[0]],
+      ...[table, ids, positions, frequencies, f32(scale), f32(amplitude), x, rotations, table.shape[0]],
     );
   }
 
@@ -232,6 +235,22 @@ export class StepKernels {
       this.#launched([Math.ceil(all / tiles), Math.ceil(this.#batch / (batchTiles * BATCH_TILE)), 1], 256),
       ...[x, norm?.weight ?? null, f32(norm?.epsilon ?? 0), weight, results, y],
       ...[also?.weight ?? null, also?.weight.shape[0] ?? 0, also?.y ?? null, residual ?? null, this.#batch],
+    );
+  }
+
+  /** Adds `bias` f32 [columns] to the rows of the fused projection, then normalises its query and key heads in place. */
+  heads(
+    projection: Tensor,
+    bias: Tensor | null,
+    norms: { readonly query: Tensor; readonly key: Tensor; readonly epsilon: number } | null,
+  ): void {
+    const { heads, groups } = this.#shape.heads;
+    const branches = this.#shape.sparse ? 3 : 1;
+    const warps = heads + 2 * branches * groups;
+    this.#token.launch(
+      'step_heads',
+      this.#launched([Math.ceil(warps / WARPS_OF_HEADS), this.#batch, 1], 32 * WARPS_OF_HEADS),
+      ...[projection, bias, norms?.query ?? null, norms?.key ?? null, f32(norms?.epsilon ?? 0), branches],
     );
   }
 

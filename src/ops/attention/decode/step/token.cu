@@ -9,8 +9,8 @@
 // x [batch][DIM] = table[ids]; rotations [batch][2][DK / 2] of the token's position, and of the first position of the
 // compressed block that it may complete. frequencies: [DK / 2].
 extern "C" __global__ void __launch_bounds__(256) step_begin(const float* table, const int* ids, const int* positions,
-                                                             const float* frequencies, float rope_scale, bf16* x,
-                                                             float2* rotations, int vocabulary) {
+                                                             const float* frequencies, float scale, float amplitude,
+                                                             bf16* x, float2* rotations, int vocabulary) {
   let_next_start();
   wait_for_previous();
   const int b = blockIdx.x, id = ids[b];
@@ -19,7 +19,42 @@ extern "C" __global__ void __launch_bounds__(256) step_begin(const float* table,
     write_one(x + (i64)b * DIM + c, known ? table[(i64)id * DIM + c] : not_a_number());
   for (int i = threadIdx.x; i < DK; i += 256) {
     const int position = i < DK / 2 ? positions[b] : count_compressed(positions[b]) * CMP_D;
-    rotations[b * DK + i] = cosine_sine(__fmul_rn(__fdiv_rn((float)position, rope_scale), frequencies[i % (DK / 2)]));
+    const float2 turn = cosine_sine(__fmul_rn(__fdiv_rn((float)position, scale), frequencies[i % (DK / 2)]));
+    rotations[b * DK + i] = make_float2(amplitude * turn.x, amplitude * turn.y);
+  }
+}
+
+// Bias and norms of the fused projection [batch][columns], in place, a warp for each head: HEADS queries, then GROUPS
+// keys and GROUPS values for each of `branches`. bias: [columns], or null; query_norm and key_norm: [DK], or null.
+extern "C" __global__ void __launch_bounds__(128) step_heads(bf16* projection, const float* bias,
+                                                             const float* query_norm, const float* key_norm,
+                                                             float epsilon, int branches) {
+  constexpr int PER_LANE = ((DK > DV ? DK : DV) + 31) / 32;
+  let_next_start();
+  wait_for_previous();
+  const int head = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (head >= HEADS + 2 * branches * GROUPS) return;
+  const int behind = head - HEADS, branch = behind / (2 * GROUPS), within = behind % (2 * GROUPS);
+  const bool is_query = behind < 0, is_value = !is_query && within >= GROUPS;
+  const int size = is_value ? DV : DK;
+  const int column = is_query ? head * DK
+                              : HEADS * DK + branch * GROUPS * (DK + DV) +
+                                    (is_value ? GROUPS * DK + (within - GROUPS) * DV : within * DK);
+  bf16* const row = projection + (i64)blockIdx.y * (HEADS * DK + branches * GROUPS * (DK + DV)) + column;
+  float x[PER_LANE], squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++) {
+    const int c = lane + 32 * i;
+    x[i] = c < size ? read_one(row + c) + (bias != nullptr ? bias[column + c] : 0.0f) : 0.0f;
+    squares += x[i] * x[i];
+  }
+  squares = warp_sum(squares);
+  const float* const weight = is_value ? nullptr : is_query ? query_norm : key_norm;
+  const float scale = 1.0f / sqrtf(squares / (float)size + epsilon);
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++) {
+    const int c = lane + 32 * i;
+    if (c < size) write_one(row + c, weight != nullptr ? x[i] * scale * weight[c] : x[i]);
   }
 }
 

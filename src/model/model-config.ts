@@ -1,6 +1,6 @@
 /** config.json beside model.safetensors: all that is needed to build the model and to read its tokens. */
 import { closeSync } from 'node:fs';
-import { dirname, resolve } from 'node:path';
+import { basename, dirname, resolve } from 'node:path';
 import { z } from 'zod';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
@@ -29,11 +29,26 @@ const savedModel = z.strictObject({
   // By the config's own schema, which has better messages.
   model: z.unknown(),
   nsa: z.unknown(),
+  /** Tokens that end a text, besides the tokenizer's separator. */
+  end_tokens: z.array(z.int().min(0)).optional(),
+  /** What the model was imported from. */
+  origin: z
+    .strictObject({
+      format: z.literal('huggingface'),
+      architecture: z.string().min(1),
+      /** `max_position_embeddings` and `bos_token_id`, which only an export needs. */
+      max_positions: z.int().min(1).nullable(),
+      bos_token: z.int().min(0).nullable(),
+    })
+    .optional(),
   /** Without it the weights are not compared: for weights that were changed on purpose. */
   weights: z.strictObject({ file: z.string(), bytes: z.int(), sha256: z.string() }).optional(),
 });
 
 export type SavedModel = Omit<z.infer<typeof savedModel>, 'model' | 'nsa'> & Pick<Config, 'model' | 'nsa'>;
+
+/** What a model was imported from. */
+export type ModelOrigin = NonNullable<SavedModel['origin']>;
 
 export function writeModelConfig(path: string, saved: Omit<SavedModel, 'format' | 'version'>): void {
   writeFileAtomic(path, `${JSON.stringify({ format: FORMAT, version: VERSION, ...saved }, null, 2)}\n`);
@@ -89,10 +104,11 @@ export function inFile<T>(path: string, read: () => T): T {
   }
 }
 
-function readJson(path: string): unknown {
+/** A JSON file of at most `most` bytes. */
+export function readJson(path: string, most = MAX_BYTES): unknown {
   const { descriptor, size } = openRegularFile(path);
   try {
-    if (size > MAX_BYTES) throw new UsageError(`${path}: ${size} bytes is too large for a config.json`);
+    if (size > most) throw new UsageError(`${path}: ${size} bytes is too large for a ${basename(path)}`);
     const bytes = new Uint8Array(size);
     return JSON.parse(new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, 0))));
   } catch (error) {

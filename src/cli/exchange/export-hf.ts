@@ -1,0 +1,61 @@
+/** `trefoil export hf`: a model as a folder that transformers loads. */
+import { type Command, Option } from 'commander';
+import { exportHf } from '../../exchange/export-hf.js';
+import { locateModel } from '../../infer/load-model.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption, wholeNumber } from '../shared/options.js';
+import { byteProgress } from './progress.js';
+
+interface Options {
+  readonly out: string;
+  readonly dtype?: 'f32' | 'bf16';
+  readonly maxPositions?: number;
+  readonly shardMb?: number;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
+  command
+    .argument('<model>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
+    .requiredOption('--out <folder>', 'new folder for config.json, weights and tokenizer')
+    .addOption(new Option('--dtype <name>', 'type of the weights (default: as stored)').choices(['f32', 'bf16']))
+    .addOption(whole('--max-positions <n>', 'max_position_embeddings (default: as imported, else train.seq_len)'))
+    .addOption(whole('--shard-mb <n>', 'largest file of weights in MB (default: 5000)'))
+    .addOption(jsonOption('{folder, architecture, bytes, files, seconds, companions}'))
+    .addHelpText('after', HELP)
+    .action((model: string, options: Options) => run(model, options, io));
+}
+
+const HELP = `
+Dense models with SwiGLU become LlamaForCausalLM, Qwen2ForCausalLM (bias on
+queries, keys and values), Qwen3ForCausalLM (norms of heads) or
+MistralForCausalLM. Sparse attention and other features that transformers does
+not have are refused. config.json has the rotary settings in the old and the
+new style.
+
+Example:
+  trefoil export hf artifacts/run --out exported --dtype bf16
+`;
+
+function run(path: string, { out, dtype, maxPositions, shardMb, json }: Options, io: Io): void {
+  const { shape, config, weights, endTokens, origin, warnings } = locateModel(path);
+  try {
+    for (const warning of warnings) io.warn(warning);
+    const progress = byteProgress(io);
+    const { architecture, bytes, files, companions } = exportHf(
+      { path, shape, config, weights, endTokens, origin },
+      out,
+      { dtype, maxPositions, shardBytes: shardMb === undefined ? undefined : shardMb * 1e6, onProgress: progress.show },
+    );
+    const seconds = progress.end();
+    if (json) printJson(io, { folder: out, architecture, bytes, files, seconds, companions });
+    else {
+      const count = `${files} file${files === 1 ? '' : 's'}`;
+      io.out(`${out}: ${architecture}, ${(bytes / 1e6).toFixed(1)} MB in ${count}, ${seconds.toFixed(1)} s`);
+      if (!companions.includes('tokenizer.json')) io.warn('the model has no tokenizer.json; none was written');
+    }
+  } finally {
+    weights.close();
+  }
+}

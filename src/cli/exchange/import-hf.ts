@@ -1,0 +1,45 @@
+/** `trefoil import hf`: a folder of Hugging Face transformers as a model of this program. */
+import type { Command } from 'commander';
+import { importHf } from '../../exchange/import-hf.js';
+import { type Io, printJson } from '../shared/io.js';
+import { jsonOption } from '../shared/options.js';
+import { byteProgress } from './progress.js';
+
+interface Options {
+  readonly out: string;
+  readonly json?: boolean;
+}
+
+export function configure(command: Command, io: Io): void {
+  command
+    .argument('<folder>', 'config.json, *.safetensors and, for text, tokenizer.json')
+    .requiredOption('--out <folder>', 'new folder for the model')
+    .addOption(jsonOption('{folder, architecture, parameters, bytes, seconds, companions}'))
+    .addHelpText('after', HELP)
+    .action((folder: string, options: Options) => run(folder, options, io));
+}
+
+const HELP = `
+Supported: LlamaForCausalLM (Llama 2 and 3, SmolLM2), MistralForCausalLM,
+Qwen2ForCausalLM and Qwen3ForCausalLM, with F32, BF16 or F16 weights in one file
+or in shards. Weights keep their type; files of the tokenizer are copied. Every
+--model also takes such a folder directly.
+
+Example:
+  trefoil import hf ~/models/SmolLM2-135M --out models/smollm2
+`;
+
+function run(folder: string, { out, json }: Options, io: Io): void {
+  const progress = byteProgress(io);
+  const { architecture, parameters, bytes, companions } = importHf(folder, out, progress.show);
+  const seconds = progress.end();
+  if (json) printJson(io, { folder: out, architecture, parameters, bytes, seconds, companions });
+  else {
+    io.out(
+      `${out}: ${architecture}, ${parameters.toLocaleString('en')} parameters, ${(bytes / 1e6).toFixed(1)} MB ` +
+        `in ${seconds.toFixed(1)} s`,
+    );
+    if (!companions.includes('tokenizer.json'))
+      io.warn(`${folder} has no tokenizer.json: the model reads token ids only`);
+  }
+}

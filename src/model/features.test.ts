@@ -1,0 +1,126 @@
+/** Options of dense models (biases, norms of heads, scaled rotary positions, …) against float64: logits, gradients, decoding. */
+import { describe, expect, it } from 'vitest';
+import { parseConfig } from '../config/parse.js';
+import { prefill, readTokens } from '../infer/decode.js';
+import { sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
+import { Tape } from '../tensor/tape.js';
+import { denseModelForward } from '../testing/dense-reference.js';
+import { devices, tolerance } from '../testing/devices.js';
+import { dot, randomValues, relativeError } from '../testing/numbers.js';
+import { DecodeCache } from './cache.js';
+import { LanguageModel } from './language-model.js';
+import { modelShape } from './shape.js';
+
+const VOCABULARY = 40;
+const TOKENS = 70;
+const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32, rope_theta: 100 };
+const CASES: Record<string, object> = {
+  'a feed-forward of 37': { mlp_hidden: 37 },
+  'bias of queries, keys and values': { qkv_bias: true },
+  'norms of heads': { qk_norm: true, norm_eps: 1e-3 },
+  'all biases': { qkv_bias: true, out_bias: true, mlp_bias: true },
+  'heads wider than the model, tied': { n_heads: 8, d_k: 12, d_v: 12, tie_embeddings: true },
+  '32 heads in a group': { n_heads: 32, n_kv_groups: 1, d_k: 4, d_v: 4 },
+  'rope linear': { rope_type: 'linear', rope_factor: 3 },
+  'rope llama3': LLAMA3,
+  'rope yarn, norms and bias': {
+    ...{ rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 },
+    ...{ qk_norm: true, qkv_bias: true },
+  },
+};
+
+const ids = Array.from({ length: TOKENS }, (_, t) => (t * 7 + (t % 5) * 3) % VOCABULARY);
+
+describe.each(devices())('dense models on $name', ({ device, dtype }) => {
+  /** A model with every parameter away from its start: norms of 1 and biases of 0 would hide mistakes. */
+  function createModel(overrides: object) {
+    const config = parseConfig({
+      model: {
+        ...{ dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8 },
+        ...{ attention: 'dense', mlp: 'swiglu', mlp_ratio: 2, ...overrides },
+      },
+    });
+    const shape = modelShape(config, VOCABULARY);
+    const model = new LanguageModel(device(), shape, 1, dtype);
+    const weights = new Map<string, Float64Array>();
+    model.parameters.forEach((parameter, k) => {
+      const isNorm = /norm$/.test(parameter.name);
+      const values = randomValues(parameter.value.size, k + 1).map((value) =>
+        Math.fround(isNorm ? 1 + 0.2 * value : 0.3 * value),
+      );
+      parameter.value.write(values);
+      parameter.changed();
+      weights.set(parameter.name, values);
+    });
+    return { model, shape, config, weights };
+  }
+
+  const weightOf = (weights: ReadonlyMap<string, Float64Array>) => (name: string) =>
+    weights.get(name) ?? expect.fail(`there is no ${name}`);
+
+  it.each(Object.keys(CASES))('have the logits of the reference, and decode as they prefill: %s', (name) => {
+    const { model, shape, config, weights } = createModel(CASES[name]);
+    const { logits: expected } = denseModelForward(shape, weightOf(weights), ids);
+    const tape = new Tape(device(), { record: false });
+    const tokens = new Sequences(device(), [TOKENS]);
+    const layout = sparseLayout(tokens, config.nsa);
+    const rows = ids.map((_, t) => t);
+    const logits = model.logits(tape, tape.from(ids, [TOKENS], 'i32'), rows, { layout }).read();
+    tape.end();
+    const limit = dtype === 'f32' ? 2e-5 : 3e-2;
+    expect(relativeError(logits, expected)).toBeLessThan(limit);
+
+    const cache = new DecodeCache(device(), shape, dtype);
+    const sequence = cache.sequence();
+    let [next] = prefill(model, [sequence], [ids.slice(0, 33)]);
+    for (let t = 33; t < TOKENS; t++) {
+      const wanted = expected.slice((t - 1) * VOCABULARY, t * VOCABULARY);
+      expect(relativeError(next, wanted), `after ${t} tokens`).toBeLessThan(limit);
+      [next] = readTokens(model, [sequence], [[ids[t]]]);
+    }
+    for (const object of [sequence, layout, tokens, model]) object.free();
+  });
+
+  it.each(Object.keys(CASES))('have the gradients of the reference: %s', (name) => {
+    const { model, shape, config, weights } = createModel(CASES[name]);
+    const targets = ids.map((id) => (id * 3 + 1) % VOCABULARY);
+    const tape = new Tape(device());
+    const tokens = new Sequences(device(), [TOKENS]);
+    const layout = sparseLayout(tokens, config.nsa);
+    const loss = model.loss(tape, tape.from(ids, [TOKENS], 'i32'), tape.from(targets, [TOKENS], 'i32'), { layout });
+    tape.backward(loss);
+    const lossAt = () => meanLoss(denseModelForward(shape, weightOf(weights), ids).logits, targets);
+    expect(Math.abs(loss.read()[0] - lossAt())).toBeLessThan(tolerance(dtype) * 10);
+    // One direction for each parameter of the first block and of the last norm.
+    for (const { name: parameter, gradient } of model.parameters) {
+      if (!/^blocks\.0|^norm$/.test(parameter)) continue;
+      const values = weightOf(weights)(parameter);
+      const direction = randomValues(values.length, 77);
+      const start = values.slice();
+      const move = (step: number) => values.set(start.map((value, i) => value + step * direction[i]));
+      const step = 1e-5;
+      move(step);
+      const above = lossAt();
+      move(-step);
+      const below = lossAt();
+      move(0);
+      const slope = Float64Array.from(gradient!.read());
+      const analytic = dot(slope, direction);
+      const size = Math.sqrt(dot(slope, slope)) + 1e-6;
+      const error = Math.abs(analytic - (above - below) / (2 * step)) / (size * Math.sqrt(values.length));
+      expect(error, parameter).toBeLessThan(dtype === 'f32' ? 1e-4 : 3e-2);
+    }
+    tape.end();
+    for (const object of [layout, tokens, model]) object.free();
+  });
+});
+
+function meanLoss(logits: Float64Array, targets: readonly number[]): number {
+  const losses = targets.map((target, t) => {
+    const row = logits.subarray(t * VOCABULARY, (t + 1) * VOCABULARY);
+    const most = Math.max(...row);
+    return most + Math.log(row.reduce((sum, value) => sum + Math.exp(value - most), 0)) - row[target];
+  });
+  return losses.reduce((sum, value) => sum + value, 0) / losses.length;
+}
