@@ -52,6 +52,12 @@ describe.each(pages)('%s', (name) => {
     expect(broken).toEqual([]);
   });
 
+  it('wraps its prose at 100 columns', () => {
+    const prose = page.replace(/^```[\s\S]*?^```/gm, '').split('\n');
+    const isProse = (line: string) => !/^\s*(\||#|<|!\[)/.test(line) && line.includes(' '); // no table, heading, HTML, image
+    expect(prose.filter((line) => isProse(line) && line.length > 100)).toEqual([]);
+  });
+
   it('names only files there are', () => {
     const paths = /^(?:src|test|docs|dev|bench|scripts|configs|examples|deploy)\/[\w./-]+$/;
     const spans = [...page.replace(/^```[\s\S]*?^```/gm, '').matchAll(/`([^`\n]+)`/g)].map((match) => match[1]);
