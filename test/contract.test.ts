@@ -91,10 +91,10 @@ const STORIES = { source: 'stories', tokenizer: 'stories' };
 const NEEDLE = { source: 'needle', needle_records: 2, needle_facts: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
-/** Key, what to change, and what must come of it. */
 const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32 } as const;
 const YARN = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64 } as const;
 
+/** Key, what to change, and what must come of it. */
 const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.dim': [{ model: { dim: 48 } }, numbers],
   'model.n_layers': [{ model: { n_layers: 1 } }, numbers],
@@ -114,14 +114,26 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.rope_theta': [{ model: { rope_theta: 500 } }, numbers],
   'model.rope_scale': [{ model: { rope_scale: 2 } }, numbers],
   'model.rope_type': [{ model: { rope_type: 'yarn', rope_factor: 4 } }, numbers],
-  'model.rope_factor': [{ model: { rope_type: 'linear', rope_factor: 2 } }, numbers],
+  'model.rope_factor': [{ model: { ...YARN, rope_factor: 2 } }, numbersAgainst({ model: YARN })],
   // src/ops/rope/frequencies.test.ts compares the table with the formulas.
-  'model.rope_original_context': [{ model: { ...LLAMA3, rope_original_context: 16 } }, numbers],
-  'model.rope_low_freq_factor': [{ model: { ...LLAMA3, rope_low_freq_factor: 0.5 } }, numbers],
-  'model.rope_high_freq_factor': [{ model: { ...LLAMA3, rope_high_freq_factor: 8 } }, numbers],
-  'model.rope_beta_fast': [{ model: { ...YARN, rope_beta_fast: 8 } }, numbers],
-  'model.rope_beta_slow': [{ model: { ...YARN, rope_beta_slow: 2 } }, numbers],
-  'model.rope_attention_factor': [{ model: { ...YARN, rope_attention_factor: 2 } }, numbers],
+  'model.rope_original_context': [
+    { model: { ...LLAMA3, rope_original_context: 16 } },
+    numbersAgainst({ model: LLAMA3 }),
+  ],
+  'model.rope_low_freq_factor': [
+    { model: { ...LLAMA3, rope_low_freq_factor: 0.5 } },
+    numbersAgainst({ model: LLAMA3 }),
+  ],
+  'model.rope_high_freq_factor': [
+    { model: { ...LLAMA3, rope_high_freq_factor: 8 } },
+    numbersAgainst({ model: LLAMA3 }),
+  ],
+  'model.rope_beta_fast': [
+    { model: { ...YARN, rope_original_context: 4096, rope_beta_fast: 2 } },
+    numbersAgainst({ model: { ...YARN, rope_original_context: 4096 } }),
+  ],
+  'model.rope_beta_slow': [{ model: { ...YARN, rope_beta_slow: 2 } }, numbersAgainst({ model: YARN })],
+  'model.rope_attention_factor': [{ model: { ...YARN, rope_attention_factor: 2 } }, numbersAgainst({ model: YARN })],
   'model.vocab_size': [{ model: { vocab_size: 300 } }, numbers],
   'model.norm_eps': [{ model: { norm_eps: 1e-2 } }, numbers],
   'nsa.l': [{ nsa: { l: 16 } }, numbers],
