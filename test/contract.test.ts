@@ -272,6 +272,8 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   ],
   'train.keep_last': [{ train: { keep_last: 1 } }, same(({ paths }) => expect(steps(paths)).toEqual(['step-3']))],
   'train.seed': [{ train: { seed: 7 } }, numbers],
+  // src/train/init-from.test.ts has what it does.
+  'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
   'train.out_dir': [
     { train: { out_dir: 'elsewhere' } },
     same(({ paths }) => expect(paths.model).toMatch(/elsewhere\/model/)),

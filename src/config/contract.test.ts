@@ -131,6 +131,7 @@ const KEYS: [string, string, unknown][] = [
   ['train.save_every', '5000', 5000],
   ['train.keep_last', '1', 1],
   ['train.seed', '7', 7],
+  ['train.init_from', 'runs/base', 'runs/base'],
   ['train.out_dir', 'artifacts/x', 'artifacts/x'],
   ['train.spike_skip', 'true', true],
   ['train.spike_z', '4', 4],

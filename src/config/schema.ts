@@ -260,6 +260,8 @@ const train = {
   keep_last: count().default(3),
   /** Seed of the weights and the data order. */
   seed: countOrZero().default(1337),
+  /** Model of the same shape whose weights a new run starts from: anything `--model` takes; null = random weights. */
+  init_from: text().nullable().default(null),
   /** Run folder. */
   out_dir: text().default('artifacts/train'),
   /** Skip the update of a step whose loss or gradient spikes. */

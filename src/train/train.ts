@@ -6,11 +6,13 @@ import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
+import { type LocatedModel, locateModel } from '../infer/load-model.js';
 import { LiveLine } from '../live-line.js';
 import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
-import { modelShape } from '../model/shape.js';
+import { type ModelShape, modelShape } from '../model/shape.js';
+import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import { RunFolder } from '../run/folder.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
@@ -67,6 +69,8 @@ async function openAndRun(
   const point = resume === null ? null : findResumePoint(folder.path, resume, config, world);
   for (const { path, reason } of point?.found.skipped ?? []) log.warn(`checkpoint ${path} is skipped: ${reason}`);
 
+  const initial = point === null ? locateInitial(config.train.init_from) : null;
+  onEnd(() => initial?.weights.close());
   for (const line of world.describe()) log.say(line);
   const open = () =>
     openTrainingData(config, log.say, log.warnOwn, {
@@ -83,6 +87,11 @@ async function openAndRun(
   const shape = modelShape(config, loader.vocabSize);
   const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));
   onEnd(() => model.free());
+  if (initial !== null) {
+    expectShape(initial, shape);
+    loadWeights(initial.weights, model);
+    log.say(`weights: from ${initial.path}`);
+  }
   announce(model, config, log);
   if (isFirst) {
     clearMarks(folder.path);
@@ -234,4 +243,27 @@ function kernelSettings(runtime: Config['runtime']): string[] {
 
 function computeDtype({ runtime }: Config, device: Device): 'f32' | 'bf16' {
   return runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
+}
+
+/** The model of `train.init_from`: its files are checked before data is read. */
+function locateInitial(path: string | null): LocatedModel | null {
+  if (path === null) return null;
+  try {
+    return locateModel(path);
+  } catch (error) {
+    throw error instanceof UsageError ? new UsageError(`train.init_from: ${error.message}`) : error;
+  }
+}
+
+/** Throws if the model of `train.init_from` has another shape than the config's. */
+function expectShape(initial: LocatedModel, shape: ModelShape): void {
+  const names = Object.keys(shape) as (keyof ModelShape)[];
+  const differing = names.filter((name) => JSON.stringify(initial.shape[name]) !== JSON.stringify(shape[name]));
+  if (differing.length === 0) return;
+  const all = differing.map(
+    (name) => `${name} ${JSON.stringify(initial.shape[name])}, not ${JSON.stringify(shape[name])}`,
+  );
+  throw new UsageError(
+    `train.init_from: ${initial.path} has ${all.join('; ')}; change the config's model section to match`,
+  );
 }
