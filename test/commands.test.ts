@@ -7,8 +7,8 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS } from '../src/cli/commands.js';
-import { readSafetensors } from '../src/run/safetensors.js';
+import { BENCHES, COMMANDS, DATA_COMMANDS, EVALUATIONS, EXPORTS, IMPORTS } from '../src/cli/commands.js';
+import { readSafetensors, writeSafetensors } from '../src/run/safetensors.js';
 import { ended, root, startTrefoil, trefoil } from '../src/testing/cli.js';
 import { GOLDEN_SMALL } from '../src/testing/golden.js';
 import { mpirunAbsence } from '../src/testing/ranks.js';
@@ -49,6 +49,19 @@ async function statusFrom(path: string, ...words: string[]): Promise<number> {
   child.kill('SIGTERM');
   expect(await ended(child)).toMatchObject({ code: 0 });
   return status;
+}
+
+/** A folder in the format of Hugging Face, exported once from a dense model. */
+let exported: Promise<{ folder: string; result: unknown }> | null = null;
+function hfFolder() {
+  exported ??= (async () => {
+    const file = at('dense.yaml');
+    const train = { steps: 2, eval_every: 0, save_every: 0, out_dir: at('dense') };
+    writeFileSync(file, stringify(tinyConfig(folder.path, { model: { attention: 'dense', mlp: 'swiglu' }, train })));
+    expect((await trefoil(['train', '--config', file])).code).toBe(0);
+    return { folder: at('hf'), result: await jsonOf('export', 'hf', at('dense'), '--out', at('hf')) };
+  })();
+  return exported;
 }
 
 const keys = (value: object) => Object.keys(value);
@@ -116,6 +129,32 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     await jsonOf('eval', 'selection', '--model', model, ...words);
     for (const name of ['selection.svg', 'gates.svg'])
       expect(readFileSync(at('selection', name), 'utf8')).toMatch(/^<svg /);
+  },
+  'export hf': async () => {
+    const { folder: out, result } = await hfFolder();
+    expect(result).toMatchObject({ architecture: 'LlamaForCausalLM', files: 1 });
+    expect(JSON.parse(readFileSync(join(out, 'config.json'), 'utf8'))).toMatchObject({ model_type: 'llama' });
+  },
+  'import hf': async () => {
+    const { folder: from } = await hfFolder();
+    const result = await jsonOf('import', 'hf', from, '--out', at('imported'));
+    expect(result).toMatchObject({ folder: at('imported'), architecture: 'LlamaForCausalLM' });
+  },
+  'eval logits': async () => {
+    const data = new Uint8Array(Int32Array.of(1, 2, 3).buffer);
+    writeSafetensors(at('ids.safetensors'), [{ name: 'input_ids', dtype: 'I32', shape: [3], data: () => data }]);
+    const { code, stderr } = await trefoil([
+      'eval',
+      'logits',
+      '--model',
+      model,
+      '--in',
+      at('ids.safetensors'),
+      '--out',
+      at('logits.safetensors'),
+    ]);
+    expect(code, stderr).toBe(0);
+    expect(readSafetensors(at('logits.safetensors')).tensors.get('logits')!.shape).toEqual([3, 256]);
   },
   'bench attention': async () => {
     const small = ['--heads', '2', '--groups', '1', '--dim', '16', '--lengths', '64', '--quick'];
@@ -210,6 +249,8 @@ const GROUPS = new Map([
   ['bench', BENCHES],
   ['eval', EVALUATIONS],
   ['data', DATA_COMMANDS],
+  ['import', IMPORTS],
+  ['export', EXPORTS],
 ]);
 const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${name} ${second.name}`) ?? [name]);
 
