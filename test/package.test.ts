@@ -65,7 +65,8 @@ describe('the package', () => {
     const orphans = files
       .filter((path) => /^dist\/.*\.js$/.test(path))
       .filter((path) => {
-        return !existsSync(join(root, 'src', path.slice('dist/'.length, -'js'.length).concat('ts')));
+        const source = join(root, 'src', path.slice('dist/'.length, -'.js'.length));
+        return !['.ts', '.tsx'].some((ending) => existsSync(source + ending));
       });
     expect(orphans).toEqual([]);
   });

@@ -41,8 +41,9 @@ interface Known extends FoundRun {
   signature: string;
   lookedAt: number;
   row: RunRow;
-  /** The signature for which `alerts` were computed. */
+  /** The signature for which `alerts` were computed, and when. */
   judged: string;
+  judgedAt: number;
 }
 
 export class Runs {
@@ -97,8 +98,12 @@ export class Runs {
     this.#judging = true;
     try {
       for (const known of [...this.#known.values()]) {
-        if (known.judged === known.signature || known.row.state === 'broken') continue;
+        // Rules about time can turn red while no file changes: a run that hangs writes nothing.
+        const isOver = known.row.state !== 'running' && known.row.state !== 'gone';
+        const isFresh = known.judged === known.signature && (isOver || performance.now() - known.judgedAt < REFRESH_MS);
+        if (isFresh || known.row.state === 'broken') continue;
         known.judged = known.signature;
+        known.judgedAt = performance.now();
         const alerts = this.alerts(known);
         if (JSON.stringify(alerts) !== JSON.stringify(known.row.alerts)) {
           known.row = { ...known.row, alerts };
@@ -133,7 +138,7 @@ export class Runs {
     const isAlive = known?.row.state === 'running';
     if (known && known.signature === signature && !(isAlive && now - known.lookedAt > REFRESH_MS)) return known;
     const row = { ...this.#read(run), alerts: known?.row.alerts ?? [] };
-    const next = { ...run, signature, lookedAt: now, row, judged: known?.judged ?? '' };
+    const next = { ...run, signature, lookedAt: now, row, judged: known?.judged ?? '', judgedAt: known?.judgedAt ?? 0 };
     this.#known.set(run.name, next);
     return next;
   }
@@ -211,7 +216,7 @@ function kindOf(entry: Dirent): string {
   return entry.isFile() ? 'file' : 'special file';
 }
 
-/** Changes whenever a file changes that a row is computed from. */
+/** Changes with the files that a row is computed from, except section files and heartbeats of other ranks. */
 function signatureOf(dir: string): string {
   const paths = runPaths(dir);
   const files = [
@@ -225,8 +230,12 @@ function signatureOf(dir: string): string {
   ];
   return [...files, paths.latest]
     .map((path) => {
-      const facts = statSync(path, { throwIfNoEntry: false });
-      return facts ? `${facts.size} ${facts.mtimeMs}` : '';
+      try {
+        const facts = statSync(path, { throwIfNoEntry: false });
+        return facts ? `${facts.size} ${facts.mtimeMs}` : '';
+      } catch (error) {
+        return errorCode(error) ?? String(error); // a folder that may not be entered: reading it explains why
+      }
     })
     .join('|');
 }

@@ -166,6 +166,9 @@ describe('security', () => {
     for (const path of ['/../package.json', '/app.js/..%2f..%2f', '/etc/passwd', '/%2e%2e/%2e%2e/etc/passwd'])
       expect((await get(path)).status, path).toBe(404);
     expect((await get('/api/runs/long/trace/..%2f..%2fmetrics')).status).toBe(404);
+    for (const inherited of ['constructor', 'toString', '__proto__'])
+      expect((await get(`/api/runs/long/${inherited}`)).status, inherited).toBe(404);
+    expect((await get('//')).status).toBe(400);
   });
 
   it('needs the token on an address other than loopback, once in the address, then as a cookie', async () => {

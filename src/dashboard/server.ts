@@ -142,7 +142,7 @@ class Handler {
   async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
     if (!isOwnHost(request.headers.host, this.#options.host))
       throw new Refusal(421, 'the Host header does not name this server');
-    const url = new URL(request.url ?? '/', 'http://dashboard');
+    const url = parseUrl(request.url);
     if (!isLoopback(this.#options.host) && !this.#login(request, response, url)) return;
     const isRead = request.method === 'GET' || request.method === 'HEAD';
     const parts = url.pathname.split('/').slice(1).map(decode);
@@ -154,7 +154,7 @@ class Handler {
     const [, first, name, what = 'overview', ...rest] = parts;
     if (first === 'runs' && name === undefined) return sendJson(response, this.#table());
     if (first === 'stream') return this.#stream(request, url.searchParams, response);
-    const answer = first === 'runs' ? this.#answers[what] : undefined;
+    const answer = first === 'runs' && Object.hasOwn(this.#answers, what) ? this.#answers[what] : undefined;
     if (!answer) throw new Refusal(404, 'there is no such page');
     const run = this.#find(name);
     const { state, detail } = this.#runs.row(run);
@@ -349,4 +349,12 @@ function sendJson(response: ServerResponse, value: unknown, status = 200): void 
   const text = toJson(value);
   response.writeHead(status, { 'Content-Type': 'application/json; charset=utf-8' });
   response.end(text);
+}
+
+function parseUrl(path = '/'): URL {
+  try {
+    return new URL(path, 'http://dashboard');
+  } catch {
+    throw new Refusal(400, 'the path is not valid');
+  }
 }

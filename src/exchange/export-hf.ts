@@ -3,7 +3,7 @@ import { dirname, join } from 'node:path';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
-import { writeFileAtomic } from '../files.js';
+import { statOrUndefined, writeFileAtomic } from '../files.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { hiddenSize, type ModelShape } from '../model/shape.js';
 import type { TensorSource } from '../model/weights.js';
@@ -52,7 +52,7 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
   const shards = intoShards(tensors, options.shardBytes ?? SHARD_BYTES);
   const total = tensors.reduce((sum, { bytes }) => sum + bytes, 0);
   const architecture = architectureOf(shape, origin);
-  const folderOfTokenizer = isBuiltInTokenizer(config.data.tokenizer) ? null : dirname(config.data.tokenizer);
+  const folderOfTokenizer = folderOf(config.data.tokenizer);
   return writeFolder(out, (aside) => {
     let before = 0;
     const files = shards.map((shard, i) => {
@@ -196,4 +196,10 @@ function intoShards(tensors: readonly HfTensor[], most: number): HfTensor[][] {
     room -= tensor.bytes;
   }
   return shards;
+}
+
+/** The folder with the files of a tokenizer, which is named by the folder or by its tokenizer.json; null if built in. */
+function folderOf(tokenizer: string): string | null {
+  if (isBuiltInTokenizer(tokenizer)) return null;
+  return statOrUndefined(tokenizer)?.isDirectory() ? tokenizer : dirname(tokenizer);
 }

@@ -14,9 +14,9 @@ export function runPaths(outDir: string) {
     val: path('val.csv'),
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
-    /** Heartbeats of a rank. */
     attention: path('attention.jsonl'),
     samples: path('samples.jsonl'),
+    /** Heartbeats of a rank. */
     heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
     /** The current section of a rank. */
     section: (rank: number): string => path(`.section_rank${rank}`),

@@ -26,7 +26,9 @@ export class ApiError extends Error {
   }
 }
 
-/** The error that a client sees of anything thrown: internals stay inside. */
+/** The error that a client sees of anything thrown. The details of a defect go to the terminal, not to the client. */
 export function asApiError(error: unknown): ApiError {
-  return error instanceof ApiError ? error : new ApiError(500, 'the server failed to answer this request');
+  if (error instanceof ApiError) return error;
+  console.error(error);
+  return new ApiError(500, 'the server failed to answer this request');
 }

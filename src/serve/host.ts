@@ -84,6 +84,7 @@ export class LocalHost implements ModelHost {
       for await (const event of this.#engine.submit(request)) this.#push(listener, event);
     } catch (error) {
       const isBusy = error instanceof RequestRefused && error.reason === 'busy';
+      if (!(error instanceof TrefoilError)) console.error(error); // a defect: its details belong to the terminal
       // Only messages that were written for people leave the server.
       const message = error instanceof TrefoilError ? error.message : 'the model failed';
       this.#push(listener, { type: 'error', message, isBusy });
@@ -170,7 +171,10 @@ export class WorkerHost implements ModelHost {
     this.#worker = worker;
     this.info = info;
     worker.on('message', (message: FromWorker) => this.#receive(message));
-    worker.on('error', (error) => this.#fail(error instanceof TrefoilError ? error.message : 'the model failed'));
+    worker.on('error', (error) => {
+      if (!(error instanceof TrefoilError)) console.error(error);
+      this.#fail(error instanceof TrefoilError ? error.message : 'the model failed');
+    });
     worker.on('exit', () => this.#fail('the model has ended'));
   }
 
@@ -191,7 +195,10 @@ export class WorkerHost implements ModelHost {
   }
 
   async close(): Promise<void> {
-    if (this.#failure !== null) return;
+    if (this.#failure !== null) {
+      await this.#worker.terminate(); // alive, but its engine takes no request any more
+      return;
+    }
     await new Promise<void>((resolve) => {
       this.#worker.once('exit', () => resolve());
       this.#send({ type: 'close' });

@@ -11,9 +11,9 @@ const { model: path, device: kind, threads, precision, engine } = workerData as 
 try {
   const device = openDevice(kind, threads === undefined ? {} : { threads });
   const dtype = precision === undefined ? undefined : precision === 'bf16' ? 'bf16' : 'f32';
-  const { model, tokenizer, config, step, warnings } = loadModel(device, path, dtype);
+  const { model, tokenizer, config, step, warnings, endTokens } = loadModel(device, path, dtype);
   const describe = `model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters, ${device.kind})`;
-  const source = { model, tokenizer, config: withEnvironment(config, process.env) };
+  const source = { model, tokenizer, endTokens, config: withEnvironment(config, process.env) };
   serveThread(parentPort, source, engine, { warnings, describe });
 } catch (error) {
   if (!(error instanceof TrefoilError)) throw error;

@@ -273,7 +273,7 @@ const detokenizeBody = z.strictObject({ tokens: z.array(token), model: z.string(
 export function tokenize(body: unknown, { tokenizer, info }: ServedModel): object {
   const parsed = tokenizeBody.safeParse(body);
   if (!parsed.success) throw invalid(parsed.error);
-  const tokens = Array.from(tokenizer.encode(parsed.data.prompt));
+  const tokens = Array.from(asBadRequest('prompt', () => encodePrompt(parsed.data.prompt, tokenizer, info.vocabulary)));
   return { tokens, count: tokens.length, max_model_len: info.maxContext };
 }
 

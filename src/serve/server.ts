@@ -18,11 +18,11 @@ export interface ServerOptions {
   readonly host?: string;
   /** 0 takes a free port. Default 8080. */
   readonly port?: number;
-  /** Accepted keys; none: the server is open to everyone who can connect. */
+  /** Accepted keys. Without keys the server listens on loopback only and answers only requests whose Host is loopback. */
   readonly keys?: readonly string[];
   /** Choices that may wait. Default 256. */
   readonly maxQueued?: number;
-  /** Tokens of prompts that may wait. Default 8 times the context. */
+  /** Tokens of all prompts that were accepted and have not ended. Default: maxBatch + 8 times the context. */
   readonly maxQueuedTokens?: number;
   /** Jinja template of chats. Default: that of the model's tokenizer. */
   readonly chatTemplate?: string;
@@ -222,8 +222,8 @@ class ModelServer {
 
   /** Decided here, from what was accepted: the engine may be inside a step and could not answer. */
   #expectCapacity({ choices, tokens }: { choices: number; tokens: number }): void {
-    const { maxQueued = 256, maxQueuedTokens = 8 * this.#model.info.maxContext } = this.#options;
-    const { maxBatch } = this.#model.info;
+    const { maxBatch, maxContext } = this.#model.info;
+    const { maxQueued = 256, maxQueuedTokens = (maxBatch + 8) * maxContext } = this.#options;
     const isIdle = this.#load.choices === 0;
     const fits = this.#load.choices + choices <= maxBatch + maxQueued;
     if (isIdle || (fits && this.#load.tokens + tokens <= maxQueuedTokens)) return;

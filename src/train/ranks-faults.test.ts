@@ -169,7 +169,8 @@ describe('a rank on a GPU that is lost', () => {
     const faults = ['ncclAllGather:1:STOP', ''] as const;
     const behaviour = { IDLE_GPU_CONNECT: '1' };
     const { signal, output } = await loseRank('connect', { faults, behaviour, config: { train: { zero: 1 } } });
-    expect(output).toMatch(stalls('section \\w+ at step \\d+'));
+    // The log thread may not have written the first section yet.
+    expect(output).toMatch(stalls(`(?:section \\w+ at step \\d+|${NOWHERE})`));
     expect(signal).toBe('SIGKILL');
   });
 

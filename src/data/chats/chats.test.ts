@@ -147,12 +147,14 @@ describe('data.source chat', () => {
     const onWarning = (text: string) => warnings.push(text);
     writeFileSync(
       path,
-      [line(user('a'), assistant('b'.repeat(90))), line(user('c'.repeat(90)), assistant('d'))].join('\n'),
+      [line(user('a'), assistant('b'.repeat(90))), line(user('c'.repeat(90)), assistant('d')), line(user('e'))].join(
+        '\n',
+      ),
     );
     (await createLoader({ ...options, val_fraction: 0, onWarning })).close();
     expect(warnings).toEqual([
       '2 chats are longer than train.seq_len (80) and lose their end',
-      '1 chats have no message of the assistant within train.seq_len and are left out',
+      '2 chats have no message of the assistant within train.seq_len and are left out',
     ]);
     writeFileSync(path, `${line(user('a'), assistant('b'))}\n{"text": 1}\n`);
     await expect(createLoader(options)).rejects.toThrow(`${path}:2: not a chat`);

@@ -14,6 +14,11 @@ import type { Tokenizer } from '../tokenizer.js';
 import { type EncodedChat, encodeChatLine } from './encode.js';
 import { ChatSamples } from './samples.js';
 
+/** A document, and the number of its conversation among those of all files. */
+interface ReadChat extends EncodedChat {
+  readonly line: number;
+}
+
 /** Chats between two progress reports, and turns of the event loop. */
 const REPORT_EVERY = 256;
 
@@ -35,8 +40,8 @@ export async function openChats(
   );
   const seed = data.seed ?? train.seed;
   const base = { sequenceLength: train.seq_len, padding: tokenizer.separator, seed };
-  const isHeld = (_: EncodedChat, index: number) => isValidation(index, seed, data.val_fraction);
-  const training = options.evaluate === 'all' ? all : all.filter((chat, index) => !isHeld(chat, index));
+  const isHeld = ({ line }: ReadChat) => isValidation(line, seed, data.val_fraction);
+  const training = options.evaluate === 'all' ? all : all.filter((chat) => !isHeld(chat));
   const held = options.evaluate === 'all' ? all : all.filter(isHeld);
   if (training.length === 0) throw new UsageError('data.val_fraction: leaves no chat for training; lower it');
   const validation = held.length > 0 ? new ChatSamples(held, { ...base, shuffle: false }) : undefined;
@@ -54,9 +59,9 @@ export async function openChats(
   };
 }
 
-/** Depends on the number of the chat and the seed alone. */
-function isValidation(index: number, seed: number, fraction: number): boolean {
-  return absorb(absorb(absorb(0, Purpose.chatValidation), seed), index) / 2 ** 32 < fraction;
+/** Depends on the number of the line and the seed alone: all documents of a conversation are on the same side. */
+function isValidation(line: number, seed: number, fraction: number): boolean {
+  return absorb(absorb(absorb(0, Purpose.chatValidation), seed), line) / 2 ** 32 < fraction;
 }
 
 async function readChats(
@@ -64,8 +69,8 @@ async function readChats(
   tokenizer: Tokenizer,
   longest: number,
   { onNotice, onWarning, onProgress }: OpenOptions,
-): Promise<EncodedChat[]> {
-  const chats: EncodedChat[] = [];
+): Promise<ReadChat[]> {
+  const chats: ReadChat[] = [];
   let [lines, tokens, bytes, empty, cut, parts] = [0, 0, 0, 0, 0, 0];
   const report = () => onProgress?.({ documents: chats.length, tokens, bytes, parts, totalParts: files.length });
   for (const file of files) {
@@ -74,8 +79,10 @@ async function readChats(
       number += 1;
       const text = Buffer.from(line).toString('utf8');
       if (text.trim() === '') continue;
-      for (const chat of encodeLine(text, `${file}:${number}`, tokenizer)) {
-        const kept = { tokens: chat.tokens.slice(0, longest), counted: chat.counted.slice(0, longest) };
+      const documents = encodeLine(text, `${file}:${number}`, tokenizer);
+      if (documents.length === 0) empty += 1;
+      for (const chat of documents) {
+        const kept = { tokens: chat.tokens.slice(0, longest), counted: chat.counted.slice(0, longest), line: lines };
         if (chat.tokens.length > longest) cut += 1;
         if (kept.counted.indexOf(1, 1) < 0) empty += 1;
         else {

@@ -144,6 +144,20 @@ describe('the same answer under load', () => {
   });
 });
 
+describe('a text', () => {
+  it('ends at the end tokens of the tokenizer and at those of the model', async () => {
+    const request = { prompt: text(40, 5), maxNewTokens: 12, sampling: { seed: 4 } };
+    const { tokens } = await withEngine(sparse, {}, async (engine) =>
+      answer(await events(engine, { ...request, ignoreSeparator: true })),
+    );
+    const [third] = tokens.slice(2);
+    const ended = await withEngine({ ...sparse, endTokens: [third] }, {}, async (engine) =>
+      answer(await events(engine, request)),
+    );
+    expect([ended.finish, ended.tokens.length]).toEqual(['separator', tokens.indexOf(third)]);
+  });
+});
+
 describe('the prefix cache', () => {
   it('reads a repeated prompt from the last block on, for the same salt only', async () => {
     await withEngine(sparse, { tile: 128 }, async (engine) => {

@@ -142,7 +142,8 @@ class BatchEngine implements Engine {
         'the engine decodes from a cache, which the reference kernels do not: unset NSA_FORCE_PARITY',
       );
     this.#vocabulary = usedVocabulary(source);
-    this.#endTokens = source.tokenizer.endTokens ?? [source.tokenizer.separator];
+    const { tokenizer, endTokens = [] } = source;
+    this.#endTokens = [...new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens])];
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
     this.#decoder =
       deviceDecoderRefusal(model) === null
@@ -305,7 +306,7 @@ class BatchEngine implements Engine {
     if (slot.cachedTokens > 0) this.#progress(slot);
   }
 
-  /** A token of every request that generates, and `tile` tokens of prompts, the oldest request first. */
+  /** A token of every request that generates, and at most `tile` tokens of prompts, the oldest request first. */
   #plan(): Share[] {
     let left = this.#options.tile;
     const shares: Share[] = [];

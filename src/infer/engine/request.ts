@@ -27,7 +27,7 @@ export interface EngineRequest {
   readonly ignoreSeparator?: boolean;
   /** Log-probabilities of each generated token and of this many most probable ones. */
   readonly logprobs?: number;
-  /** The same for the tokens of the prompt; the first has none. Such a request does not use the prefix cache. */
+  /** The same for the tokens of the prompt; the first has none. Such a request does not read from the prefix cache. */
   readonly promptLogprobs?: number;
   /** Prefixes are shared only between requests with the same salt. Default ''. */
   readonly cacheSalt?: string;

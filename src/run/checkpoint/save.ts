@@ -199,17 +199,20 @@ function finish(checkpoints: string, path: string, keepLast: number, onWrite: (w
   };
   attempt(() => writeFileAtomic(join(checkpoints, LATEST_NAME), `${path.slice(checkpoints.length + 1)}\n`));
   onWrite('latest');
+  let old: readonly { readonly path: string; readonly step: number }[] = [];
   attempt(() => {
-    for (const { path: old, step } of expired(checkpoints, path, keepLast)) {
+    old = expired(checkpoints, path, keepLast);
+  });
+  for (const { path: expiredPath, step } of old)
+    attempt(() => {
       // Renamed first: a crash in the middle of deleting must not leave something that looks like a damaged checkpoint.
       const trash = temporaryFolder(checkpoints, 'trash', step);
       rmSync(trash, { recursive: true, force: true });
-      renameSync(old, trash);
+      renameSync(expiredPath, trash);
       onWrite('trash');
       rmSync(trash, { recursive: true, force: true });
       onWrite('deleted');
-    }
-  });
+    });
   return warnings;
 }
 
