@@ -37,6 +37,8 @@ test('the names are those of the contract', () => {
     '/out/val.csv',
     '/out/k_stats.csv',
     '/out/fallback_counters.csv',
+    '/out/attention.jsonl',
+    '/out/samples.jsonl',
     '/out/metrics.json',
     '/out/env.json',
     '/out/config.yaml',
