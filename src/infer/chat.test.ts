@@ -61,7 +61,7 @@ describe.each(devices())('a chat on $name', ({ device, dtype }) => {
       { role: 'user', content: 'one' },
       { role: 'assistant', content: given },
     ]);
-    await expect(drain(chat.say('x'.repeat(60)))).rejects.toThrow('raise --max-context');
+    await expect(drain(chat.say('x'.repeat(60)))).rejects.toThrow('raise maxContext (--max-context)');
     expect(chat.messages).toHaveLength(2);
     await drain(chat.say('two'));
     expect(chat.messages).toHaveLength(4);

@@ -23,7 +23,7 @@ describe('attention shapes', () => {
 
   it.each<[string, Partial<HeadShape>, Partial<SparseShape>]>([
     ['groups must divide heads: 5 does not divide 12', { groups: 5 }, {}],
-    ['groups must leave at most 16 heads in a group, not 17', { heads: 34 }, {}],
+    ['groups must leave at most 32 heads in a group, not 33', { heads: 66 }, {}],
     ['groups must divide heads: 24 does not divide 12', { groups: 24 }, {}],
     ['heads must be a whole number from 1, not 0', { heads: 0 }, {}],
     ['groups must be a whole number from 1, not -1', { groups: -1 }, {}],
