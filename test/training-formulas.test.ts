@@ -28,7 +28,9 @@ function shareOf(name: string, wsdDecayFraction: number): (p: number) => number 
 
 describe('formulas of docs/reference/training.md', () => {
   it.each(['cosine', 'linear', 'wsd', 'constant'] as const)('learning rate: %s', (kind) => {
-    expect(page).toContain('`W = min(warmup_steps, floor(T / 2))`, `r = lr_min_ratio`, `p = (t - W) / (T - W)`');
+    expect(page.replaceAll('\n', ' ')).toContain(
+      '`W = min(warmup_steps, floor(T / 2))`, `r = lr_min_ratio`, `p = (t - W) / (T - W)`',
+    );
     expect(page).toContain('t <= W:  rate = lr * t / W\nt >  W:  rate = lr * (r + (1 - r) * s(p))');
     for (const [T, warmup, r, fraction] of [
       [50, 7, 0.1, 0.2],

@@ -340,6 +340,10 @@ describe('errors', () => {
     );
     expect(await raw(`GET /health HTTP/1.1\r\nhost: x\r\na: ${'b'.repeat(40_000)}\r\n\r\n`)).toContain(' 431 ');
     expect(await raw('GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n')).toContain(' 403 ');
+    const from = (origin: string) =>
+      raw(`GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: ${origin}\r\nconnection: close\r\n\r\n`);
+    expect(await from('https://evil.example')).toContain(' 403 ');
+    expect(await from('http://localhost:5173')).toContain(' 200 ');
     expect(await raw('NONSENSE\r\n\r\n')).toContain(' 400 ');
     expect((await fetch(`${url}/health`)).status).toBe(200);
   });

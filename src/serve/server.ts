@@ -236,7 +236,7 @@ class ModelServer {
 
   #authenticate(request: IncomingMessage): void {
     if (this.#keys.length === 0) {
-      expectLoopback(request);
+      expectLocal(request, this.#options.corsOrigin);
       return;
     }
     const [scheme, key = ''] = (request.headers.authorization ?? '').split(' ');
@@ -251,13 +251,22 @@ class ModelServer {
 }
 
 /**
- * Without a key the server is open to programs on this machine, not to web pages: a page whose name resolves to the
- * loopback address (DNS rebinding) sends its own name as host.
+ * Without a key the server is open to programs on this machine, not to web pages. A page whose name resolves to the
+ * loopback address (DNS rebinding) sends its own name as host; any other page sends its origin.
  */
-function expectLoopback({ headers }: IncomingMessage): void {
-  const name = (headers.host ?? '').replace(/:\d+$/, '').replace(/^\[|\]$/g, '');
-  if (!LOOPBACK.has(name.toLowerCase()))
+function expectLocal({ headers }: IncomingMessage, corsOrigin: string | undefined): void {
+  const isLoopback = (host: string) =>
+    LOOPBACK.has(
+      host
+        .replace(/:\d+$/, '')
+        .replace(/^\[|\]$/g, '')
+        .toLowerCase(),
+    );
+  if (!isLoopback(headers.host ?? ''))
     throw new ApiError(403, 'without an API key the host must be 127.0.0.1, ::1 or localhost', { code: 'wrong_host' });
+  const { origin } = headers;
+  if (origin === undefined || origin === corsOrigin || isLoopback(origin.replace(/^https?:\/\//, ''))) return;
+  throw new ApiError(403, 'without an API key web pages of other origins are refused', { code: 'wrong_origin' });
 }
 
 function digest(key: string): Buffer {

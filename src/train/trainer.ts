@@ -378,14 +378,14 @@ type ScheduleConfig = Pick<
 /** The rate of a step, counted from 1. */
 export function learningRate(step: number, config: ScheduleConfig): number {
   const { steps, lr, lr_min_ratio: floor, lr_schedule: kind } = config;
-  // A run shortened with --steps keeps the config's warm-up: it is capped at half of the run.
+  // At most half of the run: a run shortened with --steps may be shorter than the config's warm-up.
   const warmup = Math.min(config.warmup_steps, Math.floor(steps / 2));
   if (step <= warmup) return (lr * step) / warmup;
   const progress = steps === warmup ? 1 : (step - warmup) / (steps - warmup);
   return lr * (floor + (1 - floor) * share(kind, progress, config.wsd_decay_fraction));
 }
 
-/** Falls from 1 to 0 while `progress` rises from 0 to 1. */
+/** The part of the decaying rate at `progress`, from 0 after the warm-up to 1 at the last step; 1 is the whole rate. */
 function share(kind: ScheduleConfig['lr_schedule'], progress: number, decay: number): number {
   switch (kind) {
     case 'constant':
