@@ -51,6 +51,7 @@ describe('a command whose kernels block the event loop', () => {
   });
 
   const hasProc = existsSync('/proc/self/stat');
+  if (!hasProc) console.log('skipped: the processor time of a process is read from /proc, which is not there');
   it.skipIf(!hasProc)(
     `bench decode says that it was interrupted${hasProc ? '' : ' (needs /proc)'}`,
     {
