@@ -19,7 +19,7 @@ const Chat = z.looseObject({
 /**
  * The documents of a line `{"messages": [{"role": …, "content": …}, …]}`; `tools` is passed to the template. Normally it is
  * one. A template that writes older answers differently from the last one (without their reasoning, for example) makes one
- * document per answer, so that each is trained on as the model would have written it. Without an answer there is none.
+ * document per answer, so that each is trained on as the model would have written it. Returns [] without an answer.
  */
 export function encodeChatLine(line: string, tokenizer: Tokenizer): EncodedChat[] {
   const { messages, tools } = parseLine(line);
