@@ -131,17 +131,17 @@ describe('the package', () => {
     expect(losses[11]).toBeLessThan(losses[0] / 2);
     const guided = await run(process.execPath, [join('built', 'guide.js')]);
     expect(guided).toMatch(
-      /^done: loss 5\.\d+ -> [23]\.\d+\nThe [\s\S]{20,}\nsignalled at step 22\ndone at step 24\n$/m,
+      /^done: loss 5\.\d+ -> [1-4]\.\d+\nThe [\s\S]{20,}\nsignalled at step 22\ndone at step 24\n$/m,
     );
   });
 });
 
 describe('the examples', () => {
   const names = EXAMPLES.map((name) => name.replace(/\.ts$/, ''));
-  /** What each program prints, at least; losses must fall where a program trains. */
+  /** What each program prints, at least; losses must fall where a program trains, how far depends on the documents. */
   const EXPECTED: Readonly<Record<string, RegExp>> = {
-    'first-model': /^done: loss 5\.\d+ -> [34]\.\d+\nThe [\s\S]{20,}/m,
-    'own-data': /^done: loss 5\.\d+ -> [12]\.\d+, validation [12]\.\d+$/m,
+    'first-model': /^done: loss 5\.\d+ -> [1-4]\.\d+\nThe [\s\S]{20,}/m,
+    'own-data': /^done: loss 5\.\d+ -> [0-3]\.\d+, validation [0-3]\.\d+$/m,
     'training-loop': /^step 1: loss 5\.\d+, .*\n[\s\S]*^step 40: loss [01]\.\d+/m,
     'own-model': /^step 1: loss 0\.[67]\d+\n[\s\S]*^step 120: loss 0\.[0-5]\d+/m,
     streaming: /^ended: aborted after \d+ tokens in 10 pieces\ncharacters of three texts: \d+ \d+ \d+$/m,
