@@ -274,6 +274,20 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'train.seed': [{ train: { seed: 7 } }, numbers],
   // src/train/init-from.test.ts has what it does.
   'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
+  // src/train/sparse-start.test.ts has what they do to a converted model.
+  'train.gate_release_steps': [{ train: { gate_release_steps: 2 } }, refused('train.gate_release_steps: the gates of')],
+  'train.gate_release_share': [
+    { train: { gate_release_steps: 2, gate_release_share: 0.5 } },
+    refused('train.gate_release_steps: the gates of'),
+  ],
+  'train.n_sel_from': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 2 } },
+    numbersAgainst({ nsa: { n_sel: 3 } }),
+  ],
+  'train.n_sel_steps': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 1 } },
+    numbersAgainst({ nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 3 } }),
+  ],
   'train.out_dir': [
     { train: { out_dir: 'elsewhere' } },
     same(({ paths }) => expect(paths.model).toMatch(/elsewhere\/model/)),
