@@ -50,14 +50,15 @@ export class StructuredOutput {
 
   /** Throws what `mask` would throw. Cheaper where it is clear that the document fits. */
   check(format: ResponseFormat, budget: number): void {
-    const { close } = this.#compiled(format).grammar.root;
-    const isClear = this.#tokenizer.tokenBytes && close !== null && this.#tokenizer.encode(close).length <= budget;
-    if (!isClear) this.mask(format, budget);
+    const close = Buffer.from(this.#compiled(format).grammar.root.close ?? '', 'latin1');
+    const tokens = Array.from(this.#tokenizer.encode(close.toString('utf8')));
+    const pieces = tokens.map((token) => this.#tokenizer.tokenBytes?.(token) ?? new Uint8Array());
+    if (tokens.length > budget || !Buffer.concat(pieces).equals(close)) this.mask(format, budget);
   }
 
   #compiled(format: ResponseFormat): CompiledFormat {
     const schema = format.type === 'json_object' ? { type: 'object' } : format.schema;
-    const key = JSON.stringify(schema);
+    const key = textOf(schema);
     let compiled = this.#formats.get(key);
     if (!compiled) compiled = { grammar: compileSchema(schema), inner: new Map() };
     // The least recently used format is the first of the map.
@@ -65,5 +66,13 @@ export class StructuredOutput {
     this.#formats.set(key, compiled);
     if (this.#formats.size > MOST_FORMATS) this.#formats.delete(this.#formats.keys().next().value!);
     return compiled;
+  }
+}
+
+function textOf(schema: JsonSchema): string {
+  try {
+    return JSON.stringify(schema);
+  } catch (error) {
+    throw new UsageError('schema: it is nested deeper than can be read, or contains itself', { cause: error });
   }
 }
