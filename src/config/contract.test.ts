@@ -51,6 +51,7 @@ const KEYS: [string, string, unknown][] = [
   ['nsa.n_sel', '8', 8],
   ['nsa.init_blocks', '0', 0],
   ['nsa.local_blocks', '1', 1],
+  ['nsa.score_pool', 'max', 'max'],
   ['nsa.w', '256', 256],
   ['nsa.phi', 'conv', 'conv'],
   ['nsa.phi_hidden', '64', 64],

@@ -80,7 +80,7 @@ function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config
 
 /** The schedule from dense to sparse attention. */
 function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
-  const { gate_release_steps: gateSteps, n_sel_from: from, n_sel_steps: steps } = train;
+  const { gate_release_steps: gateSteps, n_sel_from: from } = train;
   const problems: RelationProblem[] = [];
   const add = (path: string, message: string) => void problems.push({ path, message });
   if (gateSteps > 0) {
@@ -90,12 +90,9 @@ function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
     else if (nsa.force_branch !== 'none' || nsa.force_uniform_gate)
       add(path, `${gateSteps} has no effect with a forced gate (nsa.force_branch, nsa.force_uniform_gate); set 0`);
   }
-  if (from === null) {
-    if (steps > 0) add('train.n_sel_from', `missing; train.n_sel_steps ${steps} needs it`);
-  } else {
+  if (from !== null) {
     if (model.attention !== 'nsa') add('train.n_sel_from', `${from} needs model.attention nsa; set it, or null`);
     if (from < nsa.n_sel) add('train.n_sel_from', `${from} is less than nsa.n_sel ${nsa.n_sel}; at least nsa.n_sel`);
-    if (steps === 0) add('train.n_sel_steps', `0 leaves train.n_sel_from ${from} no steps; at least 1`);
   }
   return problems;
 }

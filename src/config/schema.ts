@@ -87,6 +87,8 @@ const nsa = {
   init_blocks: countOrZero().default(1),
   /** Blocks up to its own, its own included, that every token selects. */
   local_blocks: count().default(2),
+  /** Importance of a selection block: sum of its compressed blocks, weighted by their overlap, or the largest of them. */
+  score_pool: z.enum(['sum', 'max']).default('sum'),
   /** Tokens in the sliding window. */
   w: count().default(512),
   /** Compression of a block to one key and value: mean, convolution or MLP. */
@@ -276,8 +278,8 @@ const train = {
     .default(0.2),
   /** nsa.n_sel at the first step, halved at equal intervals down to nsa.n_sel; null = nsa.n_sel from the start. */
   n_sel_from: z.int().min(3).nullable().default(null),
-  /** Steps after which nsa.n_sel is reached. */
-  n_sel_steps: countOrZero().default(0),
+  /** With n_sel_from: steps after which nsa.n_sel is reached. */
+  n_sel_steps: count().default(1000),
   /** Run folder. */
   out_dir: text().default('artifacts/train'),
   /** Skip the update of a step whose loss or gradient spikes. */

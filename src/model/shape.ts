@@ -62,6 +62,8 @@ export interface SparseModelShape {
   readonly initBlocks: number;
   /** Blocks up to its own, its own included, that every token selects. */
   readonly localBlocks: number;
+  /** Importance of a selection block from its compressed blocks: their weighted sum, or the largest. */
+  readonly scorePool: 'sum' | 'max';
   /** Tokens in the sliding window. */
   readonly w: number;
   /** How a block becomes one compressed key and value. */
@@ -124,6 +126,7 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       nSel: nsa.n_sel,
       initBlocks: nsa.init_blocks,
       localBlocks: nsa.local_blocks,
+      scorePool: nsa.score_pool,
       w: nsa.w,
       phi: nsa.phi,
       phiHidden: nsa.phi_hidden,
@@ -183,8 +186,8 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  const { l, d, lSel, nSel, w, initBlocks, localBlocks } = nsa;
-  return { l, d, lSel, nSel, w, initBlocks, localBlocks };
+  const { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool } = nsa;
+  return { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool };
 }
 
 /** Width of the feed-forward layer. */

@@ -24,8 +24,8 @@ export class SparseStart {
 
   /** Null without a schedule, and when it is over. */
   state(step: number): SparseStartState | null {
-    const { gate_release_steps: gateSteps, n_sel_steps: blockSteps } = this.#config.train;
-    if (step > Math.max(gateSteps, blockSteps)) return null;
+    const { gate_release_steps: gateSteps, n_sel_from: from, n_sel_steps: blockSteps } = this.#config.train;
+    if (step > Math.max(gateSteps, from === null ? 0 : blockSteps)) return null;
     return { nSel: selectedBlocks(this.#config, step), releasedShare: releasedShare(this.#config, step) };
   }
 
