@@ -51,7 +51,9 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     folder = mkdtempSync(join(tmpdir(), 'trefoil-pages-'));
     writeExampleRun(live(), { steps: 3000, planned: 6000, spikeAt: 1500 });
     lock = acquireLock(runPaths(live()).lock);
-    writeExampleRun(join(folder, 'other'), { steps: 400, seed: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 });
+    writeExampleRun(join(folder, 'other'), {
+      ...{ steps: 400, seed: 2, ranks: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 },
+    });
     const hostile = join(folder, HOSTILE);
     mkdirSync(hostile);
     const beat = { ts: 1, iso: '', pid: 1, rank: 0, step: 3, msg: 'stop', detail: '<script>alert(2)</script>' };
@@ -175,6 +177,16 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     await page.getByLabel('Compare the config with').selectOption('other');
     await page.getByRole('heading', { name: 'Config: differences' }).waitFor();
     expect(await page.locator('.sample').textContent()).not.toBe('');
+  });
+
+  it('draw the ranks of a run over each other', async () => {
+    await go(run('other'));
+    await page.getByLabel('Ranks').selectOption('all ranks');
+    const legend = page.locator('.chart', { hasText: 'Throughput' }).locator('.legend-name');
+    await expect.poll(() => legend.allTextContents()).toEqual(['rank 0', 'rank 1']);
+    // training.csv is that of rank 0.
+    const rate = page.locator('.chart', { hasText: 'Learning rate' }).locator('.legend-name');
+    expect(await rate.allTextContents()).toEqual(['rank 0']);
   });
 
   it('are used by keyboard alone: from the table to a zoomed chart and back', async () => {

@@ -210,11 +210,11 @@ class Handler {
   readonly #answers: Readonly<Record<string, Answer>> = {
     overview: (run) => this.#overview(run),
     columns: (run, asked) => this.#columns(run, asked),
-    attention: ({ dir }) => ({
-      records: readRecords(runPaths(dir).attention),
+    attention: async ({ dir }) => ({
+      records: await readRecords(runPaths(dir).attention),
       needle: readJson(join(dir, 'needle.json')),
     }),
-    samples: ({ dir }) => ({ samples: readRecords(runPaths(dir).samples) }),
+    samples: async ({ dir }) => ({ samples: await readRecords(runPaths(dir).samples) }),
     trace: (run, { rest }) => this.#trace(run, rest),
   };
 
@@ -264,8 +264,9 @@ class Handler {
       return;
     }
     const runs = names.map((name) => this.#find(name));
-    const rank = Number(query.get('rank') ?? 0);
-    if (!Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'rank is wrong');
+    const given = query.getAll('rank').map(Number);
+    const ranks = names.map((_, i) => given[i] ?? 0);
+    if (!ranks.every((rank) => Number.isSafeInteger(rank) && rank >= 0)) throw new Refusal(400, 'rank is wrong');
     const last = request.headers['last-event-id'];
     const offsets =
       parseOffsets(typeof last === 'string' ? last : undefined, runs.length) ??
@@ -273,7 +274,7 @@ class Handler {
     if (!offsets) throw new Refusal(400, 'from must hold an offset for each run');
     streamRows(
       response,
-      runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(rank), offset: offsets[i] })),
+      runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(ranks[i]), offset: offsets[i] })),
     );
   }
 
