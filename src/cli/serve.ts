@@ -70,7 +70,8 @@ model is ready; then one line of JSON per request. Everything else goes to
 stderr. SIGTERM and SIGINT stop accepting, finish what runs, and exit with 0.
 
 Routes: /v1/completions /v1/chat/completions /v1/models /tokenize /detokenize
-/health /metrics, and / with a playground for browsers. docs/guide/serve.md shows clients, proxies and services.
+/health /metrics, and / with a playground for browsers. docs/guide/serve.md
+shows clients, proxies and services.
 
 Examples:
   trefoil serve --model artifacts/quickstart

@@ -87,7 +87,7 @@ describe('POST /reader', () => {
     expect((await fetch(`${server.url}/reader/1`)).status).toBe(401);
   });
 
-  it('waits for nobody: while the model answers, it is refused with 429', async () => {
+  it('is refused with 429 while the model answers', async () => {
     const answer = await fetch(`${server.url}/v1/completions`, {
       ...{ method: 'POST', headers },
       body: JSON.stringify({ prompt: 'a', max_tokens: 250, ignore_eos: true, stream: true }),
