@@ -60,6 +60,8 @@ export interface MountedModel {
 export interface RunningServer {
   /** `http://HOST:PORT` */
   readonly url: string;
+  /** Answers with this model from now on, if the server was started without one. */
+  attach(host: ModelHost): void;
   /** Accepts no more requests, waits up to `seconds` for those under way, cancels the rest. */
   drain(seconds: number): Promise<void>;
 }
@@ -73,27 +75,36 @@ const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 type Handler = (body: unknown) => object;
 
-export async function startServer(host: ModelHost, options: ServerOptions): Promise<RunningServer> {
+/** Listens. Without a host (the model is being loaded) all routes answer 503 until one is attached. */
+export async function startServer(host: ModelHost | null, options: ServerOptions): Promise<RunningServer> {
   const { host: address = '127.0.0.1', port = 8080, keys = [] } = options;
   if (!LOOPBACK.has(address) && keys.length === 0)
     throw new UsageError(`--host ${address}: an address other than loopback needs --api-key or --api-key-file`);
   if (keys.includes('')) throw new UsageError('an API key is empty; give at least one character');
-  const server = new ModelServer(host, options);
+  const server = new ModelServer(options);
+  if (host) server.attach(host);
   return server.listen(address, port);
 }
 
 /** The routes for a server that has its own socket and has authenticated the requests it passes on. */
 export function mountModel(host: ModelHost, options: Pick<ServerOptions, 'id' | 'chatTemplate'>): MountedModel {
-  const server = new ModelServer(host, options, true);
+  const server = new ModelServer(options, true);
+  server.attach(host);
   return { answer: (request, response) => server.answer(request, response), close: () => server.close() };
 }
 
+/** A model that is loaded. */
+interface Served {
+  readonly host: ModelHost;
+  readonly model: ServedModel;
+  readonly readings: Readings;
+}
+
 class ModelServer {
-  readonly #host: ModelHost;
   readonly #options: ServerOptions;
-  readonly #model: ServedModel;
+  /** Null while the model is being loaded. */
+  #served: Served | null = null;
   readonly #metrics = new Metrics();
-  readonly #readings: Readings;
   readonly #isTrusted: boolean;
   readonly #keepAlive: NodeJS.Timeout;
   readonly #keys: readonly Buffer[];
@@ -104,25 +115,46 @@ class ModelServer {
   #isDraining = false;
 
   /** `isTrusted`: requests were authenticated before they come here. */
-  constructor(host: ModelHost, options: ServerOptions, isTrusted = false) {
-    this.#host = host;
+  constructor(options: ServerOptions, isTrusted = false) {
     this.#options = options;
-    const { info } = host;
-    const tokenizer = createTokenizer(info.tokenizer);
-    const { chatTemplate } = options;
-    const chat =
-      chatTemplate === undefined
-        ? (tokenizer.chat ?? null)
-        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
-    const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
-    this.#model = { id: options.id, info, tokenizer, chat, structured };
     this.#keys = (options.keys ?? []).map(digest);
-    this.#readings = new Readings(host, options.id);
     this.#isTrusted = isTrusted;
     this.#keepAlive = setInterval(() => {
       for (const answer of this.#answers) answer.keepAlive(KEEP_ALIVE_SECONDS);
     }, 500);
     this.#keepAlive.unref();
+  }
+
+  attach(host: ModelHost): void {
+    const { info } = host;
+    const { id, chatTemplate } = this.#options;
+    const tokenizer = createTokenizer(info.tokenizer);
+    const chat =
+      chatTemplate === undefined
+        ? (tokenizer.chat ?? null)
+        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
+    const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
+    const model = { id, info, tokenizer, chat, structured };
+    this.#served = { host, model, readings: new Readings(host, id) };
+  }
+
+  get #host(): ModelHost {
+    return this.#ready.host;
+  }
+
+  get #model(): ServedModel {
+    return this.#ready.model;
+  }
+
+  get #ready(): Served {
+    if (this.#served) return this.#served;
+    throw new ApiError(503, 'the model is being loaded', { headers: { 'retry-after': '5' } });
+  }
+
+  /** Throws while or since no request can be answered. */
+  #expectHealthy(): void {
+    const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
+    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
   }
 
   async listen(address: string, port: number): Promise<RunningServer> {
@@ -145,14 +177,18 @@ class ModelServer {
     });
     const bound = server.address() as AddressInfo;
     const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
-    return { url: `http://${name}:${bound.port}`, drain: (seconds) => this.#drain(server, seconds) };
+    return {
+      url: `http://${name}:${bound.port}`,
+      attach: (host) => this.attach(host),
+      drain: (seconds) => this.#drain(server, seconds),
+    };
   }
 
   /** Cancels what runs. */
   close(): void {
     clearInterval(this.#keepAlive);
     for (const answer of this.#answers) answer.cancel();
-    this.#readings.close();
+    this.#served?.readings.close();
   }
 
   async #drain(server: Server, seconds: number): Promise<void> {
@@ -200,8 +236,7 @@ class ModelServer {
   async #route(request: IncomingMessage, response: ServerResponse, path: string, id: string): Promise<Outcome | null> {
     if (path === '/health') {
       expectMethod(request, 'GET');
-      const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
-      if (failure !== null) throw new ApiError(503, failure);
+      this.#expectHealthy();
       sendJson(response, { status: 'ok' });
       return null;
     }
@@ -231,7 +266,7 @@ class ModelServer {
         throw new ApiError(429, 'the model is answering other requests: try again later', {
           ...{ type: 'rate_limit_error', code: 'reader_busy', headers: { 'retry-after': '5' } },
         });
-      await this.#readings.stream(tokens, response);
+      await this.#ready.readings.stream(tokens, response);
       return null;
     }
     if (Object.hasOwn(posts, path)) {
@@ -245,7 +280,7 @@ class ModelServer {
       response.end(this.#metrics.text(this.#host.stats()));
     } else if (path === '/v1/models') sendJson(response, { object: 'list', data: [this.#card()] });
     else if (path === `/v1/models/${encodeURIComponent(this.#model.id)}`) sendJson(response, this.#card());
-    else if (path.startsWith('/reader/')) sendJson(response, this.#readings.answer(path.split('/').slice(2)));
+    else if (path.startsWith('/reader/')) sendJson(response, this.#ready.readings.answer(path.split('/').slice(2)));
     else if (path.startsWith('/v1/models/'))
       throw new ApiError(404, 'there is no such model', { param: 'model', code: 'model_not_found' });
     else throw new ApiError(404, 'there is no such route', { code: 'unknown_url' });
@@ -260,8 +295,7 @@ class ModelServer {
   }
 
   async #answer(job: Job, response: ServerResponse, id: string): Promise<Outcome> {
-    const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
-    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
+    this.#expectHealthy();
     const load = {
       choices: job.prompts.length * job.n,
       tokens: job.n * job.prompts.reduce((sum, { tokens }) => sum + tokens.length, 0),

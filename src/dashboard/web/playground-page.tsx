@@ -51,7 +51,24 @@ export function PlaygroundPage({ session, change }: Props) {
     if (!parts.has('key') || session.key !== '') void connect();
   }, []);
   if (card) return <Playground {...{ session, change, card }} />;
-  if (!parts.has('key')) return error ? <Empty title={error} /> : <p class="loading">Connecting…</p>;
+  if (!parts.has('key'))
+    return error ? (
+      <Empty title="The model does not answer">
+        <p>{error}</p>
+        <button
+          type="button"
+          class="button"
+          onClick={() => {
+            setError(null);
+            void connect();
+          }}
+        >
+          Try again
+        </button>
+      </Empty>
+    ) : (
+      <p class="loading">Connecting…</p>
+    );
   return (
     <Empty title="This model needs a key">
       <h1 class="hidden">Playground</h1>
