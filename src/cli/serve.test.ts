@@ -80,7 +80,7 @@ describe('trefoil serve', () => {
     await reader.cancel();
   });
 
-  it('finds prompts in --prefix-cache-dir that another process has read, whoever else uses the folder', async () => {
+  it('finds prompts in --prefix-cache-dir of other processes, also while they use the folder', async () => {
     const cache = join(folder, 'prefixes');
     const words = ['--prefix-cache-dir', cache, '--tile', '128'];
     const body = (i: number) => ({ prompt: `${i}`.repeat(600), max_tokens: 12, ignore_eos: true, seed: i });

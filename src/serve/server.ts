@@ -4,6 +4,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo, Socket } from 'node:net';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
+import { StructuredOutput } from '../infer/structured/structured-output.js';
 import { Answer, type Outcome } from './answer.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
@@ -81,7 +82,8 @@ class ModelServer {
       chatTemplate === undefined
         ? (tokenizer.chat ?? null)
         : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
-    this.#model = { id: options.id, info, tokenizer, chat };
+    const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
+    this.#model = { id: options.id, info, tokenizer, chat, structured };
     this.#keys = (options.keys ?? []).map(digest);
     this.#server = createServer(
       {

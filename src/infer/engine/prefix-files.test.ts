@@ -249,7 +249,7 @@ describe('the folder', () => {
     expect((await asked({ prompt: text(1000, 1) }, options)).cached).toBe(3 * 128);
   });
 
-  it('is private, and is refused where everyone can write or nobody can', () => {
+  it('is private, and is refused where everyone can write or no folder can be made', () => {
     new PrefixFiles(folder, 1);
     expect(statSync(folder).mode & 0o777).toBe(0o700);
     chmodSync(folder, 0o777);

@@ -3,7 +3,7 @@
  *
  * A file holds a mark of its format, the key, the content and a checksum. It is written aside and renamed, so several
  * processes can use one folder; a file that is not sound is deleted and never used. The time of modification is the time
- * of the last use: beyond the limit the least recently used files are deleted first, whoever wrote them. Everything is
+ * of the last use: beyond the limit the least recently used files are deleted first, also those of other processes. All is
  * asynchronous, and no piece of work in the calling thread is longer than one `PIECE`.
  */
 import { randomBytes, webcrypto } from 'node:crypto';
