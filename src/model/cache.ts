@@ -3,8 +3,8 @@
  * context.
  *
  * Per sequence and layer it holds keys and values of the selected branch for all tokens, of the window branch for the
- * last w tokens, the compressed keys and values, and the raw rows that future compressed blocks need. They are stored in
- * pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
+ * last w tokens (unless the branches share theirs: then the window reads those of the selected branch), the compressed
+ * keys and values, and the raw rows that future compressed blocks need. They are stored in pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
@@ -45,10 +45,10 @@ function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const { block, lanes } = pageSizes(device);
   const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
   if (shape.attention === 'dense') return new Map([['win', page(block)]]);
-  const { l, lSel } = shape.nsa;
+  const { l, lSel, sharedKv } = shape.nsa;
   return new Map([
     ['sel', page(lSel)],
-    ['win', page(block)],
+    ...(sharedKv ? [] : [['win', page(block)] as const]),
     ['cmp', page(block)],
     ['tail', { size: l, numbers: l * rawRow(heads) }],
   ]);
@@ -412,7 +412,8 @@ export function cachedSparseAttention(
   const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
   const { selected } = cmp;
   const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
-  const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
+  const windowPages = cache.pages(shape.nsa.sharedKv ? 'sel' : 'win', layer);
+  const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
   const out = combine(tape, gates, cmp.out, sel.out, win.out);
   for (const { lse } of [cmp, sel, win]) tape.drop(lse);
   return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
@@ -441,8 +442,9 @@ function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape:
 /** Adds `count` written tokens, and releases window pages that no later token reads. */
 function grow(sequence: CachedSequence, count: number, kinds: ReadonlyMap<Kind, KindLayout>, shape: ModelShape): void {
   sequence.advance(count);
-  const { size } = listOf(kinds, 'win');
-  listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
+  const size = kinds.get('win')?.size;
+  if (size !== undefined)
+    listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
 }
 
 /** Allocates or copies the pages that tokens `sequence.length` to `end` (exclusive) are written to. */

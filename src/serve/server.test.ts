@@ -6,9 +6,11 @@ import { zodResponseFormat } from 'openai/helpers/zod';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { z } from 'zod';
 import { createTokenizer } from '../data/tokenizer.js';
+import { TrefoilError } from '../errors.js';
 import type { EngineOptions } from '../infer/engine/engine.js';
 import type { TextSource } from '../infer/generate.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import type { LanguageModel } from '../model/language-model.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
@@ -411,6 +413,46 @@ describe('errors', () => {
     expect(await from('http://localhost:5173')).toContain(' 200 ');
     expect(await raw('NONSENSE\r\n\r\n')).toContain(' 400 ');
     expect((await fetch(`${url}/health`)).status).toBe(200);
+  });
+});
+
+describe('a server that cannot answer', () => {
+  const status = async (base: string, path: string, body?: object) => {
+    const init = body ? { method: 'POST', body: JSON.stringify(body) } : {};
+    const response = await fetch(base + path, init);
+    return [response.status, response.headers.get('retry-after'), await response.json()];
+  };
+  const refused = (message: string) => [503, '5', { error: expect.objectContaining({ message }) }];
+
+  it('answers 503 until its model is attached', async () => {
+    const host = new LocalHost(source, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
+    const server = await startServer(null, { id: 'tiny', port: 0 });
+    open.push({ server, host });
+    const loading = refused('the model is being loaded');
+    for (const path of ['/health', '/v1/models', '/metrics']) expect(await status(server.url, path)).toEqual(loading);
+    expect(await status(server.url, '/v1/completions', BASE)).toEqual(loading);
+    server.attach(host);
+    expect((await status(server.url, '/health'))[0]).toBe(200);
+    expect((await status(server.url, '/v1/completions', BASE))[0]).toBe(200);
+  });
+
+  it('answers 503 after its engine failed', async () => {
+    const broken: LanguageModel = Object.create(source.model, {
+      parameterCount: { value: source.model.parameterCount },
+      logits: {
+        value: () => {
+          throw new TrefoilError('the device is gone');
+        },
+      },
+    });
+    const host = new LocalHost({ ...source, model: broken }, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
+    const server = await startServer(host, { id: 'tiny', port: 0 });
+    open.push({ server, host });
+    expect((await status(server.url, '/health'))[0]).toBe(200);
+    expect((await status(server.url, '/v1/completions', BASE))[0]).toBe(500);
+    const gone = refused('the device is gone');
+    expect(await status(server.url, '/health')).toEqual(gone);
+    expect(await status(server.url, '/v1/completions', BASE)).toEqual(gone);
   });
 });
 

@@ -89,6 +89,7 @@ describe('after a restart', () => {
   it.each<[string, Parameters<typeof tinyConfig>[0]]>([
     ['sparse, a window longer than a block', { nsa: { w: 300, n_sel: 5 } }],
     ['sparse, a short window, phi mlp', { nsa: { w: 6, phi: 'mlp', gate: 'sigmoid' } }],
+    ['shared keys and values', { nsa: { shared_kv: true, w: 70 } }],
     ['dense', { model: { attention: 'dense' } }],
   ])('a prompt continues from files bit for bit: %s', async (_, sections) => {
     const of = source(sections);
