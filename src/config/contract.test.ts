@@ -53,6 +53,7 @@ const KEYS: [string, string, unknown][] = [
   ['nsa.local_blocks', '1', 1],
   ['nsa.score_pool', 'max', 'max'],
   ['nsa.w', '256', 256],
+  ['nsa.shared_kv', 'true', true],
   ['nsa.phi', 'conv', 'conv'],
   ['nsa.phi_hidden', '64', 64],
   ['nsa.cmp_rope', 'before', 'before'],
