@@ -183,10 +183,6 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const { rows } = await jsonOf('bench', 'prefill', '--config', configFile, '--lengths', '64', '--quick');
     expect(rows[0]).toMatchObject({ S: 64, ms_total: expect.any(Number), ms_dense: expect.any(Number) });
   },
-  'bench data': async () => {
-    const { rows } = await jsonOf('bench', 'data', '--quick', '--tokenizer', 'byte');
-    expect(rows.map(({ what }: { what: string }) => what)).toEqual(expect.arrayContaining(['prepared', 'pipeline']));
-  },
   'data smoke': async () => {
     const result = await jsonOf('data', 'smoke', ...documents(), '--seq-len', '32', '--batches', '2');
     expect(result).toMatchObject({ ok: true, source: 'fineweb_edu_local', batches: 2, tokens: 64 });
@@ -254,10 +250,12 @@ const GROUPS = new Map([
 ]);
 const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${name} ${second.name}`) ?? [name]);
 
-/** What takes minutes is run as a program in another test, and not twice. */
+/** What takes long is run as a program in another test, and not twice. */
 const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
   start: ['test/readme.test.ts', 'npm start'],
-  verify: ['src/cli/main.test.ts', "trefoil('verify'"],
+  verify: ['test/package.test.ts', "'verify', '--json'"],
+  // As JSON in src/cli/data/data.test.ts.
+  'bench data': ['test/terminal.test.ts', "'bench', 'data'"],
 };
 
 describe('the real program', () => {

@@ -5,7 +5,9 @@
  * flags and variables, other commands must know their flags.
  */
 import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import { chmodSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { root } from '../src/testing/cli.js';
@@ -22,6 +24,18 @@ const WITHOUT_COMMANDS = new Set([join('guide', 'add-an-operation.md'), join('gu
 
 /** Blocks that take minutes run in the long form only. */
 const HERE = new Set(process.env['TREFOIL_LONG'] ? ['bash', 'bash slow'] : ['bash']);
+
+/** The port of the guides; here it may be in use. */
+const PORT = '18080';
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}
 
 interface Block {
   readonly kind: string;
@@ -147,10 +161,11 @@ describe.each(documents.filter((name) => !WITHOUT_COMMANDS.has(name)))('%s', (do
     const text = blocks
       .filter(({ kind }) => HERE.has(kind))
       .map((block) => block.text)
-      .join('\n');
+      .join('\n')
+      .replaceAll(PORT, String(await freePort()));
     const result = await bash(text, real, cwd);
     expect(result.status, `${result.stdout.slice(-3000)}\n${result.stderr.slice(-3000)}`).toBe(0);
-  }, 600_000);
+  });
 
   const elsewhere = blocks
     .filter(({ kind }) => kind !== 'ini' && !HERE.has(kind))

@@ -21,10 +21,12 @@ describe('measured peak', () => {
     );
     try {
       await sleep(300);
-      device.threads = 1;
-      const one = measurePeak(device);
-      device.threads = 2;
-      const two = measurePeak(device);
+      // The best of several: a single measurement is as good as its luckiest burst.
+      const best = (threads: number) => {
+        device.threads = threads;
+        return Math.max(...Array.from({ length: 5 }, () => measurePeak(device)));
+      };
+      const [one, two] = [best(1), best(2)];
       expect(two / one).toBeGreaterThan(1.4);
       expect(two / one).toBeLessThan(2.8);
     } finally {

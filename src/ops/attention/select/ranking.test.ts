@@ -1,6 +1,7 @@
 /** Ranking of blocks on the CPU: importances given, with blocks of one token (l = d = l' = 1). */
 import { expect, it } from 'vitest';
 import { Tensor } from '../../../tensor/tensor.js';
+import { cpuMs } from '../../../testing/cpu-time.js';
 import { cpu } from '../../../testing/devices.js';
 import { randomNumbers } from '../../../testing/random.js';
 import { topBlocks } from './reference.js';
@@ -11,9 +12,7 @@ function choose(importance: Float32Array, count: number): { blocks: number[]; ms
   const probability = Tensor.from(device, importance, [importance.length]);
   const out = Tensor.empty(device, [count], 'i32');
   const kernel = device.kernels(ranking);
-  const start = performance.now();
-  kernel.choose_blocks(probability, out, importance.length - 1, 1, 1, 1, count);
-  const ms = performance.now() - start;
+  const ms = cpuMs(() => kernel.choose_blocks(probability, out, importance.length - 1, 1, 1, 1, count));
   const blocks = [...out.read()];
   probability.free();
   out.free();
