@@ -84,6 +84,10 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     }
     const printed = await trefoil(['configs', 'quickstart']);
     expect(printed.stdout).toBe(readFileSync(join(root, 'configs', 'quickstart.yaml'), 'utf8'));
+    expect(await jsonOf('configs', 'quickstart')).toMatchObject({
+      ...{ name: 'quickstart', description: expect.stringMatching(/^The first run/) },
+      config: { data: { source: 'stories' } },
+    });
   },
   launch: async () => {
     if (mpirunAbsence()) return console.log(`launch is not run: ${mpirunAbsence()}`);
@@ -91,6 +95,7 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const { code, stdout, stderr } = await trefoil(['launch', '-n', '2', '--', ...words]);
     expect(code, stderr).toBe(0);
     expect(stdout).toMatch(/^\[0\] step 0002 \| loss /m);
+    expect(stderr).toMatch(/^launch: starting 2 ranks with mpirun\n/);
   },
   generate: async () => {
     const words = ['--model', model, '--prompt', 'line ', '--max-new-tokens', '5', '--greedy'];
