@@ -47,8 +47,8 @@ it('counts the seconds on a terminal while this thread waits for the compiler', 
   const text = readFileSync(path, 'utf8');
   expect(text.split('\r\x1b[K').slice(0, 3)).toEqual([
     '',
-    'compiling kernels, once per machine: 1 of at m, 1 s',
-    'compiling kernels, once per machine: 1 of at m, 2 s',
+    'compiling kernels, once per machine: 1 of at, 1 s',
+    'compiling kernels, once per machine: 1 of at, 2 s',
   ]);
   Atomics.wait(cell, 0, 0, 1500);
   expect(readFileSync(path, 'utf8')).toBe(text); // nothing after the end
