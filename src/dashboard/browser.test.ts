@@ -14,6 +14,9 @@ import { resolveThresholds } from '../watch/thresholds.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
 
+/** Longer than a busy machine takes for anything. */
+const PATIENCE_MS = 300_000;
+
 const NAMES = ['chromium', 'chromium-browser', 'google-chrome'];
 const executablePath = (process.env['PATH'] ?? '')
   .split(delimiter)
@@ -61,7 +64,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     );
     writeFileSync(join(live(), 'needle.json'), JSON.stringify({ rows: needle }));
     dashboard = await startDashboard({ dir: folder, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}) });
-    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'] });
+    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'], timeout: PATIENCE_MS });
   });
   afterAll(async () => {
     await browser.close();
@@ -74,7 +77,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     problems = [];
     context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, reducedMotion: 'reduce' });
     page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(PATIENCE_MS);
     page.on('console', (message) => {
       if (['error', 'warning'].includes(message.type())) problems.push(message.text());
     });
@@ -263,6 +266,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     try {
       await context.close();
       const own = await browser.newContext();
+      own.setDefaultTimeout(PATIENCE_MS);
       const first = await own.newPage();
       await first.goto(empty.url);
       await first.getByText('No runs yet').waitFor();
