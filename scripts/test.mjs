@@ -1,6 +1,6 @@
 // Everything `npm test` does: style, types, build, kernels, tests. Words after `npm test --` choose test files, as vitest takes
 // them. The last line is always `N passed, N failed`, with the number skipped when there are any.
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { delimiter, dirname, join } from 'node:path';
@@ -20,16 +20,38 @@ const TOOLS = [
 /** The program of an installed package, run by this Node: no shell, no search in PATH. */
 const program = (name, file) => [process.execPath, join(dirname(resolve(`${name}/package.json`)), file)];
 
-const STEPS = {
-  style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
-  types: [...program('typescript', 'bin/tsc'), '--noEmit'],
-  pages: [...program('typescript', 'bin/tsc'), '--noEmit', '-p', 'src/dashboard/web'],
-  build: [process.execPath, 'scripts/build.mjs'],
-  kernels: [process.execPath, 'scripts/kernels.mjs'],
-};
+/** Two rows of steps, side by side: most of them use one core. */
+const STEPS = [
+  {
+    style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
+    types: [...program('typescript', 'bin/tsc'), '--noEmit'],
+    pages: [...program('typescript', 'bin/tsc'), '--noEmit', '-p', 'src/dashboard/web'],
+  },
+  { build: [process.execPath, 'scripts/build.mjs'], kernels: [process.execPath, 'scripts/kernels.mjs'] },
+];
 
 function run([command, ...words]) {
   return spawnSync(command, words, { cwd: root, stdio: 'inherit' }).status === 0;
+}
+
+/** Runs one step and prints what it said when it has ended; returns whether it succeeded. */
+async function runStep(name, [command, ...words]) {
+  const child = spawn(command, words, { cwd: root, stdio: ['ignore', 'pipe', 'pipe'] });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr])
+    stream.setEncoding('utf8').on('data', (text) => {
+      output += text;
+    });
+  const code = await new Promise((resolve) => child.once('close', resolve));
+  console.log(`\n== ${name}\n${output.trimEnd()}`);
+  return code === 0;
+}
+
+/** Runs the steps of a row in order; returns the names of those that failed. */
+async function runRow(row) {
+  const broken = [];
+  for (const [name, command] of Object.entries(row)) if (!(await runStep(name, command))) broken.push(name);
+  return broken;
 }
 
 function isThere(name) {
@@ -48,10 +70,7 @@ function provide({ names, debian }) {
 }
 
 TOOLS.forEach(provide);
-const broken = Object.entries(STEPS).flatMap(([name, command]) => {
-  console.log(`\n== ${name}`);
-  return run(command) ? [] : [name];
-});
+const broken = (await Promise.all(STEPS.map(runRow))).flat();
 console.log('\n== tests');
 const { passed, failed, skipped, passedAlone } = runTests(root, process.argv.slice(2));
 const failures = failed + broken.length;
