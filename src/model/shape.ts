@@ -56,10 +56,16 @@ export interface SparseModelShape {
   readonly d: number;
   /** Tokens in a selection block. */
   readonly lSel: number;
-  /** Selected blocks per token and group, the three forced ones included. */
+  /** Selected blocks per token and group, the forced ones included. */
   readonly nSel: number;
+  /** Blocks at the beginning of a sequence that every token selects. */
+  readonly initBlocks: number;
+  /** Blocks up to its own, its own included, that every token selects. */
+  readonly localBlocks: number;
   /** Tokens in the sliding window. */
   readonly w: number;
+  /** Whether the three branches have the same keys and values. */
+  readonly sharedKv: boolean;
   /** How a block becomes one compressed key and value. */
   readonly phi: 'avg' | 'conv' | 'mlp';
   /** Hidden size of phi mlp; null = 2 * dK. */
@@ -118,7 +124,10 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       d: nsa.d,
       lSel: nsa.l_sel,
       nSel: nsa.n_sel,
+      initBlocks: nsa.init_blocks,
+      localBlocks: nsa.local_blocks,
       w: nsa.w,
+      sharedKv: nsa.shared_kv,
       phi: nsa.phi,
       phiHidden: nsa.phi_hidden,
       cmpRope: nsa.cmp_rope,
@@ -177,7 +186,13 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  return { l: nsa.l, d: nsa.d, lSel: nsa.lSel, nSel: nsa.nSel, w: nsa.w };
+  const { l, d, lSel, nSel, w, initBlocks, localBlocks } = nsa;
+  return { l, d, lSel, nSel, w, initBlocks, localBlocks };
+}
+
+/** Pairs of keys and values in the fused projection: one for each branch unless they share it. */
+export function projectionPairs({ attention, nsa }: ModelShape): number {
+  return attention === 'dense' || nsa.sharedKv ? 1 : 3;
 }
 
 /** Width of the feed-forward layer. */
