@@ -43,13 +43,14 @@ export interface ExportReport {
 }
 
 const SHARD_BYTES = 5e9;
-const FORMATS = 'transformers and fla';
 
 export function exportHf(model: ExportedModel, out: string, options: ExportOptions = {}): ExportReport {
   const { path, shape, config, weights, endTokens, origin } = model;
   const found = architectureOf(shape, origin);
   if ('missing' in found)
-    throw new UsageError(`${path}: ${found.missing}, which the formats of ${FORMATS} cannot express`);
+    throw new UsageError(
+      `${path}: ${found.missing}, which the formats of ${shape.attention === 'nsa' ? 'fla and LlamaNSA' : 'transformers'} cannot express`,
+    );
   const { architecture } = found;
   const tensors = hfTensors(model, architecture, options.dtype);
   const shards = intoShards(tensors, options.shardBytes ?? SHARD_BYTES);
