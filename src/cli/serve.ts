@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { basename, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
+import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
@@ -51,6 +52,8 @@ const OPTIONS = {
     'memory for prefixes of earlier requests; 0 = off (default: 1)',
     numberFrom(0),
   ),
+  prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes that survive a restart (default: none)'),
+  prefixCacheDirGb: parsed('--prefix-cache-dir-gb <x>', 'size of that folder', numberFrom(0), 16),
   chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
   corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
   drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
@@ -70,7 +73,8 @@ request. Everything else goes to stderr. SIGTERM and SIGINT stop accepting,
 finish what runs, and exit with 0.
 
 Routes: /v1/completions /v1/chat/completions /v1/models /tokenize /detokenize
-/health /metrics. docs/guide/serve.md shows clients, proxies and services.
+/health /metrics, and / with a playground for browsers. docs/guide/serve.md
+shows clients, proxies and services.
 
 Examples:
   trefoil serve --model artifacts/quickstart
@@ -81,7 +85,7 @@ const GB = 2 ** 30;
 
 async function run(options: Options, io: Io): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.warn(warning);
-  const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb } = options;
+  const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
@@ -91,6 +95,7 @@ async function run(options: Options, io: Io): Promise<void> {
   const server = await startServer(null, {
     ...{ id, host: options.host, port: options.port, keys, maxQueued, ...chatTemplate },
     ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
+    pages: loadAssets(keys.length > 0 ? ['model', 'key'] : ['model']),
     log: (line) => (host ? io.out(line) : io.err(line)),
   });
   io.err(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
@@ -100,6 +105,8 @@ async function run(options: Options, io: Io): Promise<void> {
     ...(tile === undefined ? {} : { tile }),
     ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
     ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
+    ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
+    prefixCacheDirBytes: options.prefixCacheDirGb * GB,
   };
   const settings = {
     ...{ model, device: options.device, engine },

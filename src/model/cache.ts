@@ -204,6 +204,36 @@ export class DecodeCache {
     });
   }
 
+  /**
+   * Memory of the pages that the tokens of `sequence` from `from` on are in, in a fixed order: with those of the tokens
+   * before, all that a later token reads. `from` and the length are multiples of `pageTokens`.
+   */
+  blockPages({ lists, length }: CachedSequence, from: number): Tensor[] {
+    return [...this.#kinds].flatMap(([kind, { size }]) => {
+      const [first, end] = pagesOfBlock(kind, size, from, length, this.shape);
+      return listOf(lists, kind).memory(first, end);
+    });
+  }
+
+  /** Bytes of these pages for a block from token `from` to token `to`. */
+  blockPageBytes(from: number, to: number): number {
+    return this.#pageBytes((kind, size) => {
+      const [first, end] = pagesOfBlock(kind, size, from, to, this.shape);
+      return end - first;
+    });
+  }
+
+  /** Adds `count` tokens whose pages the caller fills (`blockPages`). */
+  append(sequence: CachedSequence, count: number): void {
+    makeRoom(sequence, sequence.length + count, this.#kinds, this.shape, false);
+    grow(sequence, count, this.#kinds, this.shape);
+  }
+
+  /** What determines the content of pages besides the weights: page sizes, layers and the number type. */
+  get layout(): readonly unknown[] {
+    return [this.dtype, this.shape.nLayers, ...this.#kinds];
+  }
+
   /** The least number of tokens that fills whole pages of the selected branch and the window. */
   get pageTokens(): number {
     const sizes = [...this.#kinds].flatMap(([kind, { size }]) => (kind === 'sel' || kind === 'win' ? [size] : []));
@@ -397,6 +427,16 @@ function leastCommonMultiple(a: number, b: number): number {
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
   const { size, numbers } = listOf(kinds, kind);
   return { tables, place: layer * numbers, size };
+}
+
+/** The pages `[first, end)` of one kind that tokens `from` to `to` of a sequence of `to` tokens are in. */
+function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape: ModelShape): [number, number] {
+  const { l, d } = shape.nsa;
+  if (kind === 'tail') return [0, 1];
+  if (kind === 'cmp')
+    return [Math.floor(compressedCount(from, l, d) / size), Math.ceil(compressedCount(to, l, d) / size)];
+  const first = kind === 'win' ? firstWindowPage(to, windowOf(shape), size) : 0;
+  return [Math.max(from / size, Math.min(first, to / size)), to / size];
 }
 
 /** Adds `count` written tokens, and releases window pages that no later token reads. */
