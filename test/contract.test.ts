@@ -153,6 +153,11 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
   'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
   'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],
+  // Training takes all of data.path then, as it does with val_fraction 0.
+  'data.val_path': [
+    { data: { source: 'jsonl', path: 'docs.jsonl', val_path: 'docs.jsonl' } },
+    numbersAgainst({ data: { source: 'jsonl', path: 'docs.jsonl' } }),
+  ],
   'data.document_mask': [{ data: { document_mask: true } }, numbers],
   'data.shuffle': [{ data: { shuffle: false } }, numbers],
   'data.seed': [{ data: { seed: 99 } }, numbers],
