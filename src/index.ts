@@ -73,6 +73,8 @@ export {
 } from './infer/generate.js';
 export { type LoadedModel, loadModel, writeFinalModel } from './infer/load-model.js';
 export type { SamplingOptions } from './infer/sampler.js';
+export type { JsonSchema } from './infer/structured/schema.js';
+export type { ResponseFormat } from './infer/structured/structured-output.js';
 export type { Terminal as ProgressTerminal } from './live-line.js';
 export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';

@@ -140,6 +140,15 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const result = await jsonOf('import', 'hf', from, '--out', at('imported'));
     expect(result).toMatchObject({ folder: at('imported'), architecture: 'LlamaForCausalLM' });
   },
+  convert: async () => {
+    await hfFolder();
+    const result = await jsonOf('convert', '--sparse', at('dense'), '--out', at('sparse'), '--context', '200');
+    expect(keys(result)).toEqual(['folder', 'parameters', 'bytes', 'seconds', 'exact_tokens', 'nsa', 'companions']);
+    expect(result).toMatchObject({ folder: at('sparse'), exact_tokens: 208, nsa: { n_sel: 13, cmp_rope: 'before' } });
+    const prompt = ['--prompt', 'line ', '--max-new-tokens', '4', '--greedy'];
+    const [dense, sparse] = [at('dense'), at('sparse')].map((path) => jsonOf('generate', '--model', path, ...prompt));
+    expect((await sparse).text).toBe((await dense).text);
+  },
   'eval logits': async () => {
     const data = new Uint8Array(Int32Array.of(1, 2, 3).buffer);
     writeSafetensors(at('ids.safetensors'), [{ name: 'input_ids', dtype: 'I32', shape: [3], data: () => data }]);

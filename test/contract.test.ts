@@ -140,6 +140,8 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.d': [{ nsa: { d: 8 } }, numbers],
   'nsa.l_sel': [{ nsa: { l_sel: 8 } }, numbers],
   'nsa.n_sel': [{ nsa: { n_sel: 3 } }, numbers],
+  'nsa.init_blocks': [{ nsa: { init_blocks: 0 } }, numbers],
+  'nsa.local_blocks': [{ nsa: { local_blocks: 1 } }, numbers],
   'nsa.w': [{ nsa: { w: 4 } }, numbers],
   'nsa.phi': [{ nsa: { phi: 'mlp' } }, numbers],
   'nsa.phi_hidden': [{ nsa: { phi: 'mlp', phi_hidden: 24 } }, numbersAgainst({ nsa: { phi: 'mlp' } })],

@@ -183,6 +183,12 @@ export const COMMANDS: readonly CommandEntry[] = [
   { heading: USE, name: 'eval', summary: 'evaluate a trained model', commands: EVALUATIONS },
   { heading: USE, name: 'import', summary: "bring in another program's model", commands: IMPORTS },
   { heading: USE, name: 'export', summary: 'write a model for another program', commands: EXPORTS },
+  {
+    heading: USE,
+    name: 'convert',
+    summary: 'make a dense model sparse',
+    load: () => import('./exchange/convert.js'),
+  },
   { heading: RUNS, name: 'status', summary: 'progress of runs', load: () => import('./status.js') },
   {
     heading: RUNS,

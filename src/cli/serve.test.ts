@@ -38,6 +38,21 @@ async function serving(...words: string[]) {
     stderr += text;
   });
   const end = ended(child);
+  const loading = new Promise<number[]>((resolve, reject) => {
+    const ask = (text: string) => {
+      const url = /^loading .*: (http\S+)\/health answers 503/m.exec(text)?.[1];
+      // The port listens before the model is loaded; on a busy machine the model may be ready first.
+      if (url)
+        void Promise.all(['/health', '/v1/models'].map(async (path) => (await fetch(url + path)).status)).then(
+          resolve,
+          reject,
+        );
+      return url !== undefined;
+    };
+    const timer = setInterval(() => {
+      if (ask(stderr) || child.exitCode !== null) clearInterval(timer);
+    }, 5);
+  });
   const first = await new Promise<string>((resolve, reject) => {
     createInterface({ input: child.stdout! }).on('line', (line) => {
       lines.push(line);
@@ -46,6 +61,7 @@ async function serving(...words: string[]) {
     void end.then(() => reject(new Error(`the server ended: ${stderr}`)));
   });
   expect(first).toMatch(/^listening on http:\/\/127\.0\.0\.1:\d+$/);
+  for (const status of await loading) expect([503, 200]).toContain(status);
   return { child, end, lines, url: first.slice('listening on '.length), stderr: () => stderr };
 }
 
@@ -67,7 +83,8 @@ describe('trefoil serve', () => {
     expect(text).toContain('"finish_reason":"length"');
     expect(text.endsWith('data: [DONE]\n\n')).toBe(true);
     expect(await end).toEqual({ code: 0, signal: null });
-    expect(lines.slice(1).map((line) => JSON.parse(line).path)).toEqual(['/v1/models', '/health', '/v1/completions']);
+    const paths = lines.slice(1).map((line) => JSON.parse(line).path);
+    expect(paths.slice(-3)).toEqual(['/v1/models', '/health', '/v1/completions']);
   });
 
   it('cuts off what does not end within --drain', async () => {
@@ -75,6 +92,7 @@ describe('trefoil serve', () => {
     const stream = await post(url, { prompt: 'a', max_tokens: 90000, ignore_eos: true, stream: true });
     const reader = stream.body!.getReader();
     await reader.read();
+    expect(await (await fetch(`${url}/metrics`)).text()).toMatch(/^trefoil:num_requests_running 1$/m);
     child.kill('SIGTERM');
     expect(await end).toEqual({ code: 0, signal: null });
     await reader.cancel();

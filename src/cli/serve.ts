@@ -64,9 +64,10 @@ export function configure(command: Command, io: Io): void {
 }
 
 const HELP = `
-The first line on stdout is "listening on http://HOST:PORT", printed when the
-model is ready; then one line of JSON per request. Everything else goes to
-stderr. SIGTERM and SIGINT stop accepting, finish what runs, and exit with 0.
+The server listens at once and answers 503 until the model is ready. Then stdout
+gets its first line, "listening on http://HOST:PORT", and one line of JSON per
+request. Everything else goes to stderr. SIGTERM and SIGINT stop accepting,
+finish what runs, and exit with 0.
 
 Routes: /v1/completions /v1/chat/completions /v1/models /tokenize /detokenize
 /health /metrics. docs/guide/serve.md shows clients, proxies and services.
@@ -85,40 +86,35 @@ async function run(options: Options, io: Io): Promise<void> {
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
-  const host = await WorkerHost.start(
-    {
-      ...{ model, device: options.device },
-      ...(options.threads === undefined ? {} : { threads: options.threads }),
-      ...(options.precision === undefined ? {} : { precision: options.precision }),
-      engine: {
-        // The server bounds the queue; the engine takes what it accepted.
-        ...{ maxContext, maxBatch, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
-        ...(tile === undefined ? {} : { tile }),
-        ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
-        ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
-      },
-    },
-    (line) => io.err(line),
-  );
+  const id = options.name ?? basename(resolve(model));
+  let host: WorkerHost | null = null;
+  const server = await startServer(null, {
+    ...{ id, host: options.host, port: options.port, keys, maxQueued, ...chatTemplate },
+    ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
+    log: (line) => (host ? io.out(line) : io.err(line)),
+  });
+  io.err(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
+  const engine = {
+    // The server bounds the queue; the engine takes what it accepted.
+    ...{ maxContext, maxBatch, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
+    ...(tile === undefined ? {} : { tile }),
+    ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
+    ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
+  };
+  const settings = {
+    ...{ model, device: options.device, engine },
+    ...(options.threads === undefined ? {} : { threads: options.threads }),
+    ...(options.precision === undefined ? {} : { precision: options.precision }),
+  };
   try {
-    const server = await startServer(host, {
-      ...{
-        id: options.name ?? basename(resolve(model)),
-        host: options.host,
-        port: options.port,
-        keys,
-        maxQueued,
-        ...chatTemplate,
-      },
-      ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
-      log: (line) => io.out(line),
-    });
+    host = await WorkerHost.start(settings, (line) => io.err(line));
+    server.attach(host);
     io.out(`listening on ${server.url}`);
     await stopSignal();
     io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
-    await server.drain(options.drain);
   } finally {
-    await host.close();
+    await server.drain(host ? options.drain : 0);
+    await host?.close();
   }
 }
 

@@ -49,6 +49,8 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.d', '8', 8],
   ['nsa.l_sel', '128', 128],
   ['nsa.n_sel', '8', 8],
+  ['nsa.init_blocks', '0', 0],
+  ['nsa.local_blocks', '1', 1],
   ['nsa.w', '256', 256],
   ['nsa.phi', 'conv', 'conv'],
   ['nsa.phi_hidden', '64', 64],

@@ -21,7 +21,7 @@ describe('parseConfig', () => {
     [{ train: { lr: -1 } }, 'train.lr: -1 is not allowed; a number > 0'],
     [{ train: { lr: '3e-4' } }, 'train.lr: "3e-4" is not allowed; a number > 0'],
     [{ train: { steps: Number.POSITIVE_INFINITY } }, 'train.steps: Infinity is not allowed; an integer >= 1'],
-    [{ nsa: { n_sel: 2 } }, 'nsa.n_sel: 2 is not allowed; an integer >= 3'],
+    [{ nsa: { n_sel: 2 } }, 'nsa.n_sel: 2 is less than nsa.init_blocks 1 + nsa.local_blocks 2; at least their sum'],
     [{ train: { ddp: 2 } }, 'train.ddp: 2 is not allowed; one of -1, 0, 1'],
     [{ train: { stepz: 1 } }, 'train.stepz: unknown key (did you mean steps?)'],
     [{ trian: {} }, 'trian: unknown section; one of model, nsa, data, runtime, train (did you mean train?)'],

@@ -58,7 +58,7 @@ function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']):
   return problems;
 }
 
-function blockProblems({ l, d, l_sel }: Config['nsa']): RelationProblem[] {
+function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config['nsa']): RelationProblem[] {
   const problems: RelationProblem[] = [];
   const missed = [
     ...(l % d === 0 ? [] : [`nsa.l ${l}`]),
@@ -71,6 +71,10 @@ function blockProblems({ l, d, l_sel }: Config['nsa']): RelationProblem[] {
   }
   if (l > l_sel) {
     problems.push({ path: 'nsa.l', message: `${l} is greater than nsa.l_sel ${l_sel}; at most nsa.l_sel` });
+  }
+  if (n_sel < init_blocks + local_blocks) {
+    const forced = `nsa.init_blocks ${init_blocks} + nsa.local_blocks ${local_blocks}`;
+    problems.push({ path: 'nsa.n_sel', message: `${n_sel} is less than ${forced}; at least their sum` });
   }
   return problems;
 }

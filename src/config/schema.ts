@@ -82,8 +82,12 @@ const nsa = {
   d: count().default(16),
   /** Tokens per selection block; at least l. */
   l_sel: count().default(64),
-  /** Selection blocks per token, including the three that are always selected. */
-  n_sel: z.int().min(3).default(16),
+  /** Selection blocks per token, including the forced ones: at least init_blocks + local_blocks. */
+  n_sel: count().default(16),
+  /** Blocks at the beginning of a sequence that every token selects. */
+  init_blocks: countOrZero().default(1),
+  /** Blocks up to its own, its own included, that every token selects. */
+  local_blocks: count().default(2),
   /** Tokens in the sliding window. */
   w: count().default(512),
   /** Compression of a block to one key and value: mean, convolution or MLP. */

@@ -27,6 +27,11 @@ export interface Tokenizer {
   encodeInto?(text: string, tokens: TokenBuffer): void;
   /** UTF-8 bytes of the text of a token; 0 for the separator. */
   byteLength(id: number): number;
+  /**
+   * The bytes of the text that a token adds; null for special tokens, which have none. Absent where the text of a token
+   * depends on its neighbours, but for a space that the first token of a text may lose.
+   */
+  tokenBytes?(id: number): Uint8Array | null;
   /** The text of these tokens; bytes that are no valid UTF-8 become U+FFFD. */
   decode(ids: ArrayLike<number>, options?: DecodeOptions): string;
   /** For output token by token: keeps the bytes of an incomplete character until it is complete. */

@@ -3,6 +3,7 @@ import { execFileSync } from 'node:child_process';
 import {
   cpSync,
   existsSync,
+  mkdirSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
@@ -16,10 +17,12 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { runCli } from '../cli/testing/run.js';
+import { parseConfig } from '../config/parse.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { loadModel } from '../infer/load-model.js';
-import { sequenceLogits } from '../infer/logits.js';
+import { loadModel, writeFinalModel } from '../infer/load-model.js';
 import { DecodeCache } from '../model/cache.js';
+import { LanguageModel } from '../model/language-model.js';
+import { modelShape } from '../model/shape.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { embedding } from '../ops/embedding/op.js';
@@ -28,28 +31,12 @@ import { Tape } from '../tensor/tape.js';
 import { cpu } from '../testing/devices.js';
 import { LLAMA, writeHfFolder } from './testing/hf-folder.js';
 import { hfReferenceLogits } from './testing/hf-reference.js';
+import { distance, logitsOf } from './testing/logits.js';
 
 const root = mkdtempSync(join(tmpdir(), 'trefoil-exchange-'));
 afterAll(() => rmSync(root, { recursive: true, force: true }));
 let folders = 0;
 const fresh = (name = 'folder') => join(root, `${name}-${++folders}`);
-
-/** The largest distance, relative to the largest expected number. */
-function distance(found: ArrayLike<number>, expected: ArrayLike<number>): number {
-  expect(found.length).toBe(expected.length);
-  let [worst, largest] = [0, 0];
-  for (let i = 0; i < expected.length; i++) {
-    largest = Math.max(largest, Math.abs(expected[i]));
-    const error = Math.abs(found[i] - expected[i]);
-    if (!(error <= worst)) worst = error; // NaN wins
-  }
-  return worst / largest;
-}
-
-const logitsOf = (path: string, ids: ArrayLike<number>): Float32Array => {
-  using loaded = loadModel(cpu(), path, 'f32');
-  return Float32Array.from([...sequenceLogits(loaded.model, ids)].flatMap((chunk) => Array.from(chunk)));
-};
 
 const QWEN3 = { ...LLAMA, architectures: ['Qwen3ForCausalLM'], head_dim: 12, model_type: 'qwen3' };
 const CASES: Record<string, [Record<string, unknown>, object?]> = {
@@ -133,27 +120,34 @@ describe.each(Object.keys(CASES))('%s', (name) => {
 });
 
 describe('export', () => {
-  it('refuses what the format cannot express, and writes nothing', async () => {
-    const { folder } = writeHfFolder(fresh(), LLAMA);
-    const path = fresh('imported');
-    await runCli(['import', 'hf', folder, '--out', path]);
-    const file = join(path, 'config.json');
-    const saved = JSON.parse(readFileSync(file, 'utf8'));
-    const { weights: _, ...rest } = saved;
-    const out = fresh('out');
-    for (const [changes, reason] of [
-      [
-        { mlp: 'silu', mlp_hidden: 2 * LLAMA.intermediate_size * 1.5 },
-        'a feed-forward without a gate (model.mlp silu)',
-      ],
-      [{ rope_scale: 2, rope_type: 'linear' }, 'model.rope_scale 2 is combined with rope_type linear'],
-    ] as const) {
-      writeFileSync(file, JSON.stringify({ ...rest, model: { ...saved.model, ...changes } }));
-      const { code, stderr } = await runCli(['export', 'hf', path, '--out', out]);
-      expect(stderr).toContain(changes.rope_scale ? reason : 'numbers');
-      expect(code).toBe(2);
-      expect(existsSync(out)).toBe(false);
-    }
+  /** Models that transformers cannot express, and the reason. */
+  const INEXPRESSIBLE: readonly [Record<string, unknown>, string][] = [
+    [{ attention: 'nsa' }, 'the model has sparse attention (model.attention nsa)'],
+    [{ mlp: 'silu' }, 'the model has a feed-forward without a gate (model.mlp silu)'],
+    [{ d_v: 8 }, 'keys of 16 and values of 8 numbers differ (model.d_k, model.d_v)'],
+    [{ rope_scale: 2, rope_type: 'linear', rope_factor: 2 }, 'model.rope_scale 2 is combined with rope_type linear'],
+    [{ qk_norm: true, mlp_bias: true }, 'norms of heads are combined with some biases only (model.qk_norm)'],
+    [{ out_bias: true }, 'the output projection has a bias and the others have not (model.out_bias)'],
+    [{ qkv_bias: true, mlp_bias: true }, 'qkv_bias and mlp_bias are set and out_bias is not'],
+  ];
+
+  it.each(INEXPRESSIBLE)('refuses %j by name, and writes nothing', async (changes, reason) => {
+    const config = parseConfig({
+      model: {
+        ...{ dim: 32, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 16, d_v: 16 },
+        ...{ mlp_hidden: 24, mlp: 'swiglu', attention: 'dense', ...changes },
+      },
+      nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16 },
+    });
+    const [path, parent] = [fresh('model'), fresh('parent')];
+    const model = new LanguageModel(cpu(), modelShape(config, 256), 1);
+    writeFinalModel(path, model, config);
+    model.free();
+    mkdirSync(parent);
+    const { code, stdout, stderr } = await runCli(['export', 'hf', path, '--out', join(parent, 'out')]);
+    expect(stderr).toBe(`trefoil: ${path}: ${reason}, which the formats of transformers cannot express\n`);
+    expect([code, stdout]).toEqual([2, '']);
+    expect(readdirSync(parent)).toEqual([]);
   });
 
   it('converts to bf16', async () => {
@@ -435,5 +429,50 @@ describe('golden folders of transformers', () => {
       expect(errors.length, text).toBeGreaterThan(0);
       expect(Math.max(...errors), text).toBeLessThan(3e-4);
     });
+  });
+});
+
+/** From messages to text, as `generate` of transformers made it. */
+interface GoldenChat {
+  readonly messages: readonly { readonly role: string; readonly content: string }[];
+  readonly max_new_tokens: number;
+  readonly new_ids: readonly number[];
+  readonly stopped_by_eos: boolean;
+  readonly text: string;
+}
+
+describe('golden chats of transformers', () => {
+  const folder = join(GOLDEN, 'llama3-tied');
+  const file = join(folder, 'generate_golden.json');
+  const chats: GoldenChat[] = existsSync(file) ? JSON.parse(readFileSync(file, 'utf8')).cases : [];
+
+  it('are here', ({ skip }) => {
+    if (chats.length === 0) skip(`${file} is not present: it is not part of the repository`);
+    expect(chats.length).toBeGreaterThanOrEqual(5);
+  });
+
+  it.each(chats)('trefoil generate --chat: $messages', async (chat) => {
+    const { content: prompt } = chat.messages.find(({ role }) => role === 'user')!;
+    const system = chat.messages.find(({ role }) => role === 'system')?.content;
+    const words = ['--prompt', prompt, '--max-new-tokens', String(chat.max_new_tokens), '--precision', 'fp32'];
+    if (system !== undefined) words.push('--system', system);
+    const { code, stdout, stderr } = await runCli([
+      'generate',
+      '--model',
+      folder,
+      '--chat',
+      '--greedy',
+      '--device',
+      'cpu',
+      '--json',
+      ...words,
+    ]);
+    expect(code, stderr).toBe(0);
+    const { text, tokens, finish_reason: reason } = JSON.parse(stdout);
+    expect(reason).toBe(chat.stopped_by_eos ? 'separator' : 'length');
+    // The token that ends the answer is not part of it.
+    const isEnded = chat.stopped_by_eos ? 1 : 0;
+    expect(tokens).toBe(chat.new_ids.length - isEnded);
+    expect(text).toBe(isEnded ? chat.text.replace('<|eot_id|>', '') : chat.text);
   });
 });

@@ -1,15 +1,14 @@
 /** A model of this program as a folder that transformers loads. What the format cannot express is refused by name. */
-import { dirname, join } from 'node:path';
+import { join } from 'node:path';
 import type { Config } from '../config/schema.js';
-import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
-import { statOrUndefined, writeFileAtomic } from '../files.js';
+import { writeFileAtomic } from '../files.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { hiddenSize, type ModelShape } from '../model/shape.js';
 import type { TensorSource } from '../model/weights.js';
 import { dtypeBytes, type SafeDtype, type TensorToWrite, toFloat32, writeSafetensors } from '../run/safetensors.js';
 import { float32ToBfloat16 } from '../tensor/bfloat16.js';
-import { copyCompanions, writeFolder } from './folder.js';
+import { copyTokenizer, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';
 import { type HfPart, hfParameters } from './hf-names.js';
 import type { OnProgress } from './import-hf.js';
@@ -52,7 +51,6 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
   const shards = intoShards(tensors, options.shardBytes ?? SHARD_BYTES);
   const total = tensors.reduce((sum, { bytes }) => sum + bytes, 0);
   const architecture = architectureOf(shape, origin);
-  const folderOfTokenizer = folderOf(config.data.tokenizer);
   return writeFolder(out, (aside) => {
     let before = 0;
     const files = shards.map((shard, i) => {
@@ -68,7 +66,7 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
       const map = files.flatMap(({ name, tensors: held }) => held.map((tensor) => [tensor, name]));
       writeJson(join(aside, HF_FILES.index), { metadata: { total_size: total }, weight_map: Object.fromEntries(map) });
     }
-    const companions = folderOfTokenizer === null ? [] : copyCompanions(folderOfTokenizer, aside);
+    const companions = copyTokenizer(config.data.tokenizer, aside);
     const largest = [...weights.entries.values()][0].dtype;
     const dtype = { f32: 'float32', bf16: 'bfloat16' }[options.dtype ?? 'f32'];
     const own = { F32: 'float32', BF16: 'bfloat16', F16: 'float16' }[largest as 'F32' | 'BF16' | 'F16'];
@@ -196,10 +194,4 @@ function intoShards(tensors: readonly HfTensor[], most: number): HfTensor[][] {
     room -= tensor.bytes;
   }
   return shards;
-}
-
-/** The folder with the files of a tokenizer, which is named by the folder or by its tokenizer.json; null if built in. */
-function folderOf(tokenizer: string): string | null {
-  if (isBuiltInTokenizer(tokenizer)) return null;
-  return statOrUndefined(tokenizer)?.isDirectory() ? tokenizer : dirname(tokenizer);
 }

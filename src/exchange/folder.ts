@@ -1,6 +1,7 @@
 /** Folders that appear whole or not at all, and the small files that travel with a model. */
 import { mkdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
+import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import {
   asideName,
@@ -15,8 +16,9 @@ import {
 import { readJson } from '../model/model-config.js';
 
 /** Files of a tokenizer, and of how text is generated. */
+const TOKENIZER = 'tokenizer.json';
 const COMPANIONS = [
-  'tokenizer.json',
+  TOKENIZER,
   'tokenizer_config.json',
   'special_tokens_map.json',
   'added_tokens.json',
@@ -56,19 +58,32 @@ export function writeFolder<T>(out: string, fill: (folder: string) => T): T {
 /** Copies what belongs to the tokenizer; returns the names. */
 export function copyCompanions(from: string, to: string): string[] {
   const present = COMPANIONS.filter((name) => statOrUndefined(join(from, name))?.isFile());
-  for (const name of present) {
-    try {
-      writeFileAtomic(join(to, name), readFileSync(join(from, name)));
-    } catch (error) {
-      throw fileError('copy', join(from, name), error);
-    }
-  }
+  for (const name of present) copyFile(join(from, name), join(to, name));
   return present;
+}
+
+/** Copies the files of a tokenizer, named by its folder or by its file, under their usual names; returns these. */
+export function copyTokenizer(tokenizer: string, to: string): string[] {
+  if (isBuiltInTokenizer(tokenizer)) return [];
+  if (statOrUndefined(tokenizer)?.isDirectory()) return copyCompanions(tokenizer, to);
+  const copied = copyCompanions(dirname(tokenizer), to);
+  // A tokenizer may have any name, and lie beside one with the usual name.
+  if (basename(tokenizer) === TOKENIZER || !statOrUndefined(tokenizer)) return copied;
+  copyFile(tokenizer, join(to, TOKENIZER));
+  return [TOKENIZER, ...copied.filter((name) => name !== TOKENIZER)];
+}
+
+function copyFile(from: string, to: string): void {
+  try {
+    writeFileAtomic(to, readFileSync(from));
+  } catch (error) {
+    throw fileError('copy', from, error);
+  }
 }
 
 /** Refuses a tokenizer.json with ids beyond the rows of the embedding. A missing one is accepted. */
 export function expectTokenizerFits(folder: string, vocabulary: number): void {
-  const path = join(folder, 'tokenizer.json');
+  const path = join(folder, TOKENIZER);
   if (!statOrUndefined(path)) return;
   const json = readJson(path, TOKENIZER_BYTES) as {
     model?: { vocab?: Record<string, unknown> | unknown[] };

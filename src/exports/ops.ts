@@ -33,7 +33,7 @@ export {
 export type { SelectInputs } from '../ops/attention/select/op.js';
 export { selectBlocks } from '../ops/attention/select/op.js';
 export { type SelectionKernel, selectedAttention } from '../ops/attention/selected/op.js';
-export { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
+export { type ForcedBlocks, type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 export { windowAttention } from '../ops/attention/window/op.js';
 export type { FusedColumns } from '../ops/common/fused-columns.js';
 export { Sequences } from '../ops/common/sequences.js';

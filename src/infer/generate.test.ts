@@ -68,6 +68,18 @@ describe('generation', () => {
     expect(finishReason === 'separator' || tokens.length === 24).toBe(true);
   });
 
+  it('writes documents of a schema, greedy or not, and whole when the tokens run out', async () => {
+    const schema = { type: 'object', properties: { a: { type: 'string' } }, required: ['a'] };
+    const responseFormat = { type: 'json_schema' as const, schema };
+    for (const sampling of [{ temperature: 0 }, { seed: 1 }, { seed: 2 }]) {
+      const { text, finishReason, tokens } = await run({ sampling, responseFormat, maxNewTokens: 30 });
+      expect(Object.keys(JSON.parse(text))).toEqual(['a']);
+      expect(finishReason).toBe(tokens.length === 30 ? 'length' : 'stop');
+    }
+    await expect(run({ responseFormat, stop: ['x'] })).rejects.toThrow('together with responseFormat');
+    await expect(run({ responseFormat, maxNewTokens: 7 })).rejects.toThrow('the shortest document has 8 tokens');
+  });
+
   it('draws what the sampler draws from the logits of the whole context', async () => {
     const sampling = { temperature: 1.3, topK: 50, topP: 0.95, seed: 8 };
     const { tokens, text } = await run({ sampling });

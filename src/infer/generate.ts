@@ -6,9 +6,11 @@
 import { setImmediate } from 'node:timers/promises';
 import { UsageError } from '../errors.js';
 import { type ContextReader, contextReader } from './decode.js';
+import type { TokenMask } from './engine/request.js';
 import { type FinishReason, GeneratedSequence, StopFilter } from './generated-sequence.js';
 import type { LoadedModel } from './load-model.js';
 import { createSampler, isArgmax, type SamplingOptions } from './sampler.js';
+import { type ResponseFormat, StructuredOutput } from './structured/structured-output.js';
 
 /** Options of `generate` and `generateAll`. */
 export interface GenerateOptions {
@@ -20,6 +22,11 @@ export interface GenerateOptions {
   readonly sampling?: SamplingOptions;
   /** Strings that end the text. They are not part of it. */
   readonly stop?: readonly string[];
+  /**
+   * The form of the text: any JSON object, or a document of a JSON schema. The text is always a whole document within
+   * `maxNewTokens`. Not together with `stop`.
+   */
+  readonly responseFormat?: ResponseFormat;
   /** An AbortSignal: once aborted, generation ends before the next token with the finish reason `aborted`. */
   readonly signal?: { readonly aborted: boolean };
 }
@@ -81,9 +88,19 @@ export async function* generateAll(
     if (context.length >= maxContext) throw promptTooLong(context.length, maxContext);
     return new GeneratedSequence(index, context, tokenizer.createStreamDecoder(), new StopFilter(stop));
   });
+  const { responseFormat } = options;
+  if (responseFormat && stop.length > 0) throw new UsageError('stop: not supported together with responseFormat');
+  const ends = [...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens];
+  const structured = new StructuredOutput(tokenizer, vocabulary, ends);
+  const masks = responseFormat
+    ? sequences.map(({ context }) =>
+        structured.mask(responseFormat, Math.min(maxNewTokens, maxContext - context.length)),
+      )
+    : [];
   const reader = contextReader(model, config, vocabulary);
+  const limits = { maxNewTokens, maxContext, signal };
   try {
-    yield* extend(reader, sequences, { tokenizer, endTokens, vocabulary, sampling, maxNewTokens, maxContext, signal });
+    yield* extend(reader, sequences, { tokenizer, endTokens, vocabulary, sampling, masks, ...limits });
   } finally {
     reader.free();
   }
@@ -102,6 +119,8 @@ export interface ExtendOptions {
   readonly endTokens?: readonly number[];
   readonly vocabulary: number;
   readonly sampling?: SamplingOptions | undefined;
+  /** By the index of the sequence. */
+  readonly masks?: readonly TokenMask[];
   readonly maxNewTokens: number;
   readonly maxContext: number;
 }
@@ -110,11 +129,11 @@ export interface ExtendOptions {
 export async function* extend(
   reader: ContextReader,
   sequences: readonly GeneratedSequence[],
-  { tokenizer, endTokens = [], vocabulary, sampling, maxNewTokens, maxContext, signal }: ExtendOptions,
+  { tokenizer, endTokens = [], vocabulary, sampling, masks = [], maxNewTokens, maxContext, signal }: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
   const sample = createSampler(sampling);
   const ends = new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens]);
-  const isGreedy = isArgmax(sampling);
+  const isGreedy = isArgmax(sampling) && masks.length === 0;
   for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
     if (signal?.aborted) {
       for (const sequence of active) {
@@ -128,10 +147,14 @@ export async function* extend(
     // A device returns -1 where logits are not finite: the sampler reports what is wrong with them.
     const logits = best?.every((token) => token >= 0) ? null : scores.logits();
     for (const [i, sequence] of active.entries()) {
-      const token = logits
-        ? sample(logits[i].subarray(0, vocabulary), sequence.drawn, sequence.seen)
-        : (best?.[i] ?? -1);
-      const text = sequence.add(token, ends.has(token), maxNewTokens, maxContext);
+      const mask = masks[sequence.index];
+      const candidates = logits?.[i].subarray(0, vocabulary);
+      if (candidates) mask?.apply(candidates);
+      let token = candidates ? sample(candidates, sequence.drawn, sequence.seen) : (best?.[i] ?? -1);
+      if (candidates && mask?.narrow?.(token, candidates)) token = sample(candidates, sequence.drawn, sequence.seen);
+      mask?.accept(token);
+      let text = sequence.add(token, ends.has(token), maxNewTokens, maxContext);
+      if (mask?.isComplete || (ends.has(token) && mask?.isCut)) text += sequence.complete(mask.isCut ?? false);
       if (text !== '') yield { index: sequence.index, text };
     }
     await setImmediate(); // the model blocks the event loop: let output and signals through

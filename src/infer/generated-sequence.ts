@@ -2,8 +2,8 @@
 import type { LoadedModel } from './load-model.js';
 
 /**
- * Why a text ended. `separator`: the model ended its document. `stop`: a stop string. `length`: `maxNewTokens`.
- * `context`: `maxContext`. `aborted`: the signal.
+ * Why a text ended. `separator`: the model ended its document. `stop`: a stop string, or the end of a structured text.
+ * `length`: `maxNewTokens`. `context`: `maxContext`. `aborted`: the signal.
  */
 export type FinishReason = 'separator' | 'stop' | 'length' | 'context' | 'aborted';
 
@@ -63,6 +63,13 @@ export class GeneratedSequence {
     }
     if (this.drawn === maxNewTokens) return text + this.finish('length');
     return this.context.length === maxContext ? text + this.finish('context') : text;
+  }
+
+  /** The last token completed a structured text, which was shortened to fit if `isCut`; returns the text held back. */
+  complete(isCut: boolean): string {
+    const text = this.finishReason === null ? this.finish('stop') : '';
+    this.finishReason = isCut ? 'length' : 'stop';
+    return text;
   }
 
   /** Ends the sequence; returns the text that was held back. */

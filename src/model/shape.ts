@@ -56,8 +56,12 @@ export interface SparseModelShape {
   readonly d: number;
   /** Tokens in a selection block. */
   readonly lSel: number;
-  /** Selected blocks per token and group, the three forced ones included. */
+  /** Selected blocks per token and group, the forced ones included. */
   readonly nSel: number;
+  /** Blocks at the beginning of a sequence that every token selects. */
+  readonly initBlocks: number;
+  /** Blocks up to its own, its own included, that every token selects. */
+  readonly localBlocks: number;
   /** Tokens in the sliding window. */
   readonly w: number;
   /** How a block becomes one compressed key and value. */
@@ -118,6 +122,8 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       d: nsa.d,
       lSel: nsa.l_sel,
       nSel: nsa.n_sel,
+      initBlocks: nsa.init_blocks,
+      localBlocks: nsa.local_blocks,
       w: nsa.w,
       phi: nsa.phi,
       phiHidden: nsa.phi_hidden,
@@ -177,7 +183,8 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  return { l: nsa.l, d: nsa.d, lSel: nsa.lSel, nSel: nsa.nSel, w: nsa.w };
+  const { l, d, lSel, nSel, w, initBlocks, localBlocks } = nsa;
+  return { l, d, lSel, nSel, w, initBlocks, localBlocks };
 }
 
 /** Width of the feed-forward layer. */

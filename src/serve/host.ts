@@ -35,7 +35,7 @@ export interface ModelHost {
   readonly failure: string | null;
   /** Starts a request. `listener` gets the events of one wake-up at a time. Returns a function that cancels it. */
   submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void;
-  /** As of the last events. */
+  /** Requests that run and wait now; memory and the prefix cache as of the last events. */
   stats(): EngineStats;
   close(): Promise<void>;
 }
@@ -190,8 +190,13 @@ export class WorkerHost implements ModelHost {
     return () => this.#send({ type: 'cancel', id });
   }
 
+  /** A request that was submitted since the last message runs from the next step on, if there is a place for it. */
   stats(): EngineStats {
-    return this.#stats;
+    const { running, waiting } = this.#stats;
+    const open = this.#listeners.size;
+    const places = waiting > 0 ? 0 : this.info.maxBatch - running;
+    const started = Math.min(open, running + Math.min(places, Math.max(0, open - running - waiting)));
+    return { ...this.#stats, running: started, waiting: open - started };
   }
 
   async close(): Promise<void> {

@@ -5,6 +5,8 @@ import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
 import type { ChatTemplates, Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { encodePrompt } from '../infer/generate.js';
+import type { JsonSchema } from '../infer/structured/schema.js';
+import type { ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
 import { ApiError } from './errors.js';
 import type { HostRequest, ModelInfo } from './host.js';
 
@@ -13,6 +15,20 @@ const MOST_CHOICES = 256;
 const MOST_LOGPROBS = 20;
 
 const token = z.int().min(0);
+const responseFormat = z.discriminatedUnion('type', [
+  z.strictObject({ type: z.literal('text') }),
+  z.strictObject({ type: z.literal('json_object') }),
+  z.strictObject({
+    type: z.literal('json_schema'),
+    json_schema: z.strictObject({
+      name: z.string().optional(),
+      description: z.string().optional(),
+      schema: z.record(z.string(), z.unknown()),
+      // The schema always holds, strict or not.
+      strict: z.boolean().nullish(),
+    }),
+  }),
+]);
 const sampling = {
   model: z.string().optional(),
   n: z.int().min(1).max(128).default(1),
@@ -30,6 +46,7 @@ const sampling = {
   return_token_ids: z.boolean().default(false),
   return_progress: z.boolean().default(false),
   cache_salt: z.string().default(''),
+  response_format: responseFormat.default({ type: 'text' }),
   // Accepted without effect: they describe the caller.
   user: z.string().optional(),
   metadata: z.unknown().optional(),
@@ -62,13 +79,7 @@ const chat = z.looseObject({
 /** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
 const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
   ...{ frequency_penalty: [0], presence_penalty: [0], logit_bias: ['{}'], best_of: [1], suffix: [''] },
-  ...{
-    response_format: ['{"type":"text"}'],
-    tools: ['[]'],
-    tool_choice: ['none'],
-    functions: ['[]'],
-    function_call: ['none'],
-  },
+  ...{ tools: ['[]'], tool_choice: ['none'], functions: ['[]'], function_call: ['none'] },
   ...{ parallel_tool_calls: [true, false], modalities: ['["text"]'], audio: [], prediction: [], reasoning_effort: [] },
   ...{ web_search_options: [], store: [false], service_tier: ['auto', 'default'], verbosity: [] },
 };
@@ -104,6 +115,8 @@ export interface ServedModel {
   readonly tokenizer: Tokenizer;
   /** The chat templates of the tokenizer, or the one that the server was given. */
   readonly chat: ChatTemplates | null;
+  /** Checks response formats; the engine applies them. */
+  readonly structured: StructuredOutput;
 }
 
 export function parseCompletion(body: unknown, model: ServedModel): Job {
@@ -155,6 +168,8 @@ function jobOf(
   if (prompts.length * n > MOST_CHOICES)
     throw new ApiError(400, `${prompts.length * n} choices were asked for; at most ${MOST_CHOICES}`, { param: 'n' });
   for (const prompt of prompts) expectRoom(prompt.tokens, kind, model.info, maxNewTokens);
+  const format = responseFormatOf(known);
+  if (format) for (const { tokens } of prompts) expectDocument(format, tokens, model, maxNewTokens);
   const seed = known.seed ?? randomInt(2 ** 32);
   const topK = Math.max(0, known.top_k);
   const stop = typeof known.stop === 'string' ? [known.stop] : known.stop;
@@ -166,6 +181,7 @@ function jobOf(
       ...{ prompt: prompts[Math.floor(index / n)].tokens, maxNewTokens, minNewTokens: known.min_tokens, stop },
       ...{ ignoreSeparator: known.ignore_eos, cacheSalt: known.cache_salt, ...listed },
       ...(echo && logprobs !== null ? { promptLogprobs: logprobs } : {}),
+      ...(format ? { responseFormat: format } : {}),
       // Choices of one prompt differ by their seeds.
       sampling: { temperature, topK, topP, minP, repetitionPenalty, seed: (seed + (index % n)) % 2 ** 53 },
     }),
@@ -187,6 +203,33 @@ function expectRoom(tokens: readonly number[], kind: Job['kind'], info: ModelInf
       `the prompt has ${tokens.length} tokens and max_tokens is ${maxNewTokens}: memory is there for ${info.maxTokens} together`,
       { param: 'max_tokens', code: 'context_length_exceeded' },
     );
+}
+
+/** The form that the text must have; null for any. Such a text ends where its document ends, and nowhere else. */
+function responseFormatOf(known: Sampling): ResponseFormat | null {
+  const { response_format: format, stop, ignore_eos, min_tokens } = known;
+  if (format.type === 'text') return null;
+  const [other] = Object.entries({ stop: stop.length > 0, ignore_eos, min_tokens: min_tokens > 0 }).filter(
+    ([, is]) => is,
+  );
+  if (other)
+    throw new ApiError(400, `${other[0]} is not supported together with response_format`, {
+      ...{ param: other[0], code: 'unsupported_parameter' },
+    });
+  return format.type === 'json_object'
+    ? format
+    : { type: format.type, schema: format.json_schema.schema as JsonSchema };
+}
+
+/** Refuses a format that is not supported, or whose shortest document does not fit. */
+function expectDocument(
+  format: ResponseFormat,
+  prompt: readonly number[],
+  model: ServedModel,
+  maxNewTokens: number,
+): void {
+  const budget = Math.min(maxNewTokens, model.info.maxContext - prompt.length);
+  asBadRequest('response_format', () => model.structured.check(format, budget));
 }
 
 function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedModel): Prompt[] {

@@ -1,11 +1,16 @@
 /** The HTTP interface, driven by the official client of OpenAI and by raw sockets, on a real engine. */
 import { connect } from 'node:net';
 import OpenAI, { APIError, APIUserAbortError, AuthenticationError, NotFoundError, RateLimitError } from 'openai';
+import { LengthFinishReasonError } from 'openai/core/error';
+import { zodResponseFormat } from 'openai/helpers/zod';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { z } from 'zod';
 import { createTokenizer } from '../data/tokenizer.js';
+import { TrefoilError } from '../errors.js';
 import type { EngineOptions } from '../infer/engine/engine.js';
 import type { TextSource } from '../infer/generate.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import type { LanguageModel } from '../model/language-model.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
@@ -208,6 +213,62 @@ describe('POST /v1/chat/completions', () => {
   });
 });
 
+describe('response_format', () => {
+  const messages = [{ role: 'user' as const, content: 'Who?' }];
+  const Person = z.object({
+    name: z.string().max(20),
+    age: z.int().min(0).max(150),
+    mood: z.enum(['glad', 'sad']).nullable(),
+    friends: z.array(z.object({ name: z.string(), since: z.number() })).max(3),
+  });
+  const format = zodResponseFormat(Person, 'person');
+  const base = { model: 'tiny', messages, response_format: format };
+
+  it('a schema holds for every seed, whole or streamed, and when max_tokens cuts', async () => {
+    const finish = new Set<string>();
+    for (let seed = 0; seed < 12; seed++) {
+      const body = { ...base, seed, max_tokens: seed < 6 ? 80 : 1500, temperature: 1.5 };
+      const whole = await client.chat.completions.create(body);
+      const { message, finish_reason: reason } = whole.choices[0];
+      expect(() => Person.parse(JSON.parse(message.content!))).not.toThrow();
+      finish.add(reason);
+      let text = '';
+      for await (const { choices } of await client.chat.completions.create({ ...body, stream: true }))
+        text += choices[0].delta.content ?? '';
+      expect(text).toBe(message.content);
+    }
+    expect([...finish].sort()).toEqual(['length', 'stop']);
+  });
+
+  it('the client parses the answer', async () => {
+    // The client refuses answers that were cut, so the seeds are tried until one is not.
+    for (let seed = 0; ; seed++) {
+      const answer = client.chat.completions.parse({ ...base, seed, max_tokens: 1500 });
+      const parsed = await answer.catch((error: unknown) => {
+        if (!(error instanceof LengthFinishReasonError) || seed > 30) throw error;
+        return null;
+      });
+      if (!parsed) continue;
+      expect(Person.parse(parsed.choices[0].message.parsed)).toEqual(parsed.choices[0].message.parsed);
+      return;
+    }
+  });
+
+  it('json_object gives an object, in completions as well, and for every choice', async () => {
+    const body = { ...BASE, max_tokens: 40, n: 4, response_format: { type: 'json_object' } };
+    for (const { text } of (await client.completions.create(extra(body))).choices)
+      expect(JSON.parse(text)).toEqual(expect.objectContaining({}));
+  });
+
+  it('names the keyword that is not supported', async () => {
+    const schema = { type: 'object', properties: { a: { type: 'string', contentEncoding: 'base64' } } };
+    const body = { ...base, response_format: { type: 'json_schema' as const, json_schema: { name: 'x', schema } } };
+    await expect(client.chat.completions.create(body)).rejects.toThrow(
+      'schema /properties/a: the keyword "contentEncoding" is not supported',
+    );
+  });
+});
+
 describe('other routes', () => {
   it('lists the model', async () => {
     const [model] = (await client.models.list()).data;
@@ -266,7 +327,13 @@ describe('errors', () => {
   it.each<[object, unknown[]]>([
     [{ logit_bias: { 5: 1 } }, [400, 'logit_bias', 'unsupported_parameter']],
     [{ best_of: 2 }, [400, 'best_of', 'unsupported_parameter']],
-    [{ response_format: { type: 'json_object' } }, [400, 'response_format', 'unsupported_parameter']],
+    [{ response_format: { type: 'grammar' } }, [400, 'response_format.type', null]],
+    [{ response_format: { type: 'json_object' }, stop: 'x' }, [400, 'stop', 'unsupported_parameter']],
+    [{ response_format: { type: 'json_object' }, max_tokens: 1 }, [400, 'response_format', null]],
+    [
+      { response_format: { type: 'json_schema', json_schema: { schema: { not: {} } } } },
+      [400, 'response_format', null],
+    ],
     [{ max_tokens: -1 }, [400, 'max_tokens', null]],
     [{ temperature: 'hot' }, [400, 'temperature', null]],
     [{ stop: ['a', 'b', 'c', 'd', 'e'] }, [400, 'stop', null]],
@@ -346,6 +413,46 @@ describe('errors', () => {
     expect(await from('http://localhost:5173')).toContain(' 200 ');
     expect(await raw('NONSENSE\r\n\r\n')).toContain(' 400 ');
     expect((await fetch(`${url}/health`)).status).toBe(200);
+  });
+});
+
+describe('a server that cannot answer', () => {
+  const status = async (base: string, path: string, body?: object) => {
+    const init = body ? { method: 'POST', body: JSON.stringify(body) } : {};
+    const response = await fetch(base + path, init);
+    return [response.status, response.headers.get('retry-after'), await response.json()];
+  };
+  const refused = (message: string) => [503, '5', { error: expect.objectContaining({ message }) }];
+
+  it('answers 503 until its model is attached', async () => {
+    const host = new LocalHost(source, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
+    const server = await startServer(null, { id: 'tiny', port: 0 });
+    open.push({ server, host });
+    const loading = refused('the model is being loaded');
+    for (const path of ['/health', '/v1/models', '/metrics']) expect(await status(server.url, path)).toEqual(loading);
+    expect(await status(server.url, '/v1/completions', BASE)).toEqual(loading);
+    server.attach(host);
+    expect((await status(server.url, '/health'))[0]).toBe(200);
+    expect((await status(server.url, '/v1/completions', BASE))[0]).toBe(200);
+  });
+
+  it('answers 503 after its engine failed', async () => {
+    const broken: LanguageModel = Object.create(source.model, {
+      parameterCount: { value: source.model.parameterCount },
+      logits: {
+        value: () => {
+          throw new TrefoilError('the device is gone');
+        },
+      },
+    });
+    const host = new LocalHost({ ...source, model: broken }, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
+    const server = await startServer(host, { id: 'tiny', port: 0 });
+    open.push({ server, host });
+    expect((await status(server.url, '/health'))[0]).toBe(200);
+    expect((await status(server.url, '/v1/completions', BASE))[0]).toBe(500);
+    const gone = refused('the device is gone');
+    expect(await status(server.url, '/health')).toEqual(gone);
+    expect(await status(server.url, '/v1/completions', BASE)).toEqual(gone);
   });
 });
 

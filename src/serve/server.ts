@@ -4,6 +4,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo, Socket } from 'node:net';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
+import { StructuredOutput } from '../infer/structured/structured-output.js';
 import { Answer, type Outcome } from './answer.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
@@ -36,6 +37,8 @@ export interface ServerOptions {
 export interface RunningServer {
   /** `http://HOST:PORT` */
   readonly url: string;
+  /** Answers with this model from now on, if the server was started without one. */
+  attach(host: ModelHost): void;
   /** Accepts no more requests, waits up to `seconds` for those under way, cancels the rest. */
   drain(seconds: number): Promise<void>;
 }
@@ -49,19 +52,21 @@ const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 type Handler = (body: unknown) => object;
 
-export async function startServer(host: ModelHost, options: ServerOptions): Promise<RunningServer> {
+/** Listens. Without a host (the model is being loaded) all routes answer 503 until one is attached. */
+export async function startServer(host: ModelHost | null, options: ServerOptions): Promise<RunningServer> {
   const { host: address = '127.0.0.1', port = 8080, keys = [] } = options;
   if (!LOOPBACK.has(address) && keys.length === 0)
     throw new UsageError(`--host ${address}: an address other than loopback needs --api-key or --api-key-file`);
   if (keys.includes('')) throw new UsageError('an API key is empty; give at least one character');
-  const server = new ModelServer(host, options);
+  const server = new ModelServer(options);
+  if (host) server.attach(host);
   return server.listen(address, port);
 }
 
 class ModelServer {
-  readonly #host: ModelHost;
   readonly #options: ServerOptions;
-  readonly #model: ServedModel;
+  /** Null while the model is being loaded. */
+  #served: { readonly host: ModelHost; readonly model: ServedModel } | null = null;
   readonly #metrics = new Metrics();
   readonly #server: Server;
   readonly #keys: readonly Buffer[];
@@ -71,17 +76,8 @@ class ModelServer {
   #load = { choices: 0, tokens: 0 };
   #isDraining = false;
 
-  constructor(host: ModelHost, options: ServerOptions) {
-    this.#host = host;
+  constructor(options: ServerOptions) {
     this.#options = options;
-    const { info } = host;
-    const tokenizer = createTokenizer(info.tokenizer);
-    const { chatTemplate } = options;
-    const chat =
-      chatTemplate === undefined
-        ? (tokenizer.chat ?? null)
-        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
-    this.#model = { id: options.id, info, tokenizer, chat };
     this.#keys = (options.keys ?? []).map(digest);
     this.#server = createServer(
       {
@@ -94,6 +90,37 @@ class ModelServer {
     );
     this.#server.maxConnections = MOST_CONNECTIONS;
     this.#server.on('clientError', refuseConnection);
+  }
+
+  attach(host: ModelHost): void {
+    const { info } = host;
+    const { id, chatTemplate } = this.#options;
+    const tokenizer = createTokenizer(info.tokenizer);
+    const chat =
+      chatTemplate === undefined
+        ? (tokenizer.chat ?? null)
+        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
+    const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
+    this.#served = { host, model: { id, info, tokenizer, chat, structured } };
+  }
+
+  get #host(): ModelHost {
+    return this.#ready.host;
+  }
+
+  get #model(): ServedModel {
+    return this.#ready.model;
+  }
+
+  get #ready(): { readonly host: ModelHost; readonly model: ServedModel } {
+    if (this.#served) return this.#served;
+    throw new ApiError(503, 'the model is being loaded', { headers: { 'retry-after': '5' } });
+  }
+
+  /** Throws while or since no request can be answered. */
+  #expectHealthy(): void {
+    const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
+    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
   }
 
   async listen(address: string, port: number): Promise<RunningServer> {
@@ -109,7 +136,11 @@ class ModelServer {
     timer.unref();
     const bound = this.#server.address() as AddressInfo;
     const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
-    return { url: `http://${name}:${bound.port}`, drain: (seconds) => this.#drain(seconds) };
+    return {
+      url: `http://${name}:${bound.port}`,
+      attach: (host) => this.attach(host),
+      drain: (seconds) => this.#drain(seconds),
+    };
   }
 
   async #drain(seconds: number): Promise<void> {
@@ -157,8 +188,7 @@ class ModelServer {
   async #route(request: IncomingMessage, response: ServerResponse, path: string, id: string): Promise<Outcome | null> {
     if (path === '/health') {
       expectMethod(request, 'GET');
-      const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
-      if (failure !== null) throw new ApiError(503, failure);
+      this.#expectHealthy();
       sendJson(response, { status: 'ok' });
       return null;
     }
@@ -197,8 +227,7 @@ class ModelServer {
   }
 
   async #answer(job: Job, response: ServerResponse, id: string): Promise<Outcome> {
-    const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
-    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
+    this.#expectHealthy();
     const load = {
       choices: job.prompts.length * job.n,
       tokens: job.n * job.prompts.reduce((sum, { tokens }) => sum + tokens.length, 0),

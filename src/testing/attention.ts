@@ -60,6 +60,24 @@ export const AWKWARD: readonly AttentionCase[] = [
     heads: heads(2, 2, 8),
     sparse: { l: 4, d: 2, lSel: 4, nSel: 40, w: 64 },
   },
+  {
+    name: 'forced: the own block only',
+    lengths: [150, 40],
+    heads: heads(4, 2, 8),
+    sparse: { ...SMALL, nSel: 3, initBlocks: 0, localBlocks: 1 },
+  },
+  {
+    name: 'forced: three first and three last blocks',
+    lengths: [230],
+    heads: heads(2, 1, 8),
+    sparse: { ...SMALL, nSel: 8, initBlocks: 3, localBlocks: 3 },
+  },
+  {
+    name: 'forced: nothing but the last two blocks, no other slot',
+    lengths: [90],
+    heads: heads(2, 1, 8),
+    sparse: { ...SMALL, nSel: 2, initBlocks: 0, localBlocks: 2 },
+  },
 ];
 
 const total = (lengths: readonly number[]) => lengths.reduce((sum, length) => sum + length, 0);

@@ -5,6 +5,7 @@
 import type { Batch } from '../data/batch.js';
 import { summarizeGates } from '../ops/attention/gate/op.js';
 import { sampledToken } from '../ops/attention/selection-sample/op.js';
+import { type ForcedBlocks, forcedBlocks } from '../ops/attention/shape.js';
 
 /** Statistics of sparse attention. Arrays are by layer; shares and overlaps are between 0 and 1. */
 export interface AttentionStatistics {
@@ -18,7 +19,7 @@ export interface AttentionStatistics {
   readonly sel: readonly number[];
   /** Mean share of the window branch. */
   readonly win: readonly number[];
-  /** Share of selected blocks that every token reads: the first, the previous and its own. */
+  /** Share of selected blocks that every token reads: by default the first, the previous and its own. */
   readonly forced: readonly number[];
   /** Share of a token's blocks that the previous token selected too. */
   readonly neighbours: readonly number[];
@@ -36,7 +37,7 @@ export interface LayerSample {
   readonly selection: ArrayLike<number>;
 }
 
-export interface SampleShape {
+export interface SampleShape extends ForcedBlocks {
   readonly groups: number;
   /** Blocks per token and group. */
   readonly slots: number;
@@ -46,9 +47,11 @@ export interface SampleShape {
 
 export function attentionStatistics(
   layers: readonly LayerSample[],
-  { groups, slots, blockSize }: SampleShape,
+  shape: SampleShape,
   { cuSeqlens, inputs }: Pick<Batch, 'cuSeqlens' | 'inputs'>,
 ): AttentionStatistics {
+  const { groups, slots, blockSize } = shape;
+  const { initBlocks, localBlocks } = forcedBlocks(shape);
   const gates = layers.map((layer) => summarizeGates([layer.gates]));
   const width = groups * slots;
   const pairs = (layers[0]?.selection.length ?? 0) / (2 * width);
@@ -72,7 +75,7 @@ export function attentionStatistics(
           const bin = block >= own ? 0 : Math.floor(Math.log2(own - block)) + 1;
           while (distance.length <= bin) distance.push(0);
           distance[bin] += 1;
-          forced += Number(block === 0 || block >= own - 1);
+          forced += Number(block < initBlocks || block > own - localBlocks);
         }
         // The first token of a sequence has no neighbour in it.
         if (token > start) {

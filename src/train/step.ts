@@ -19,6 +19,7 @@ import type { AttentionCounters } from '../ops/attention/counters.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import { sampleSelection } from '../ops/attention/selection-sample/op.js';
+import { forcedBlocks } from '../ops/attention/shape.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
@@ -330,7 +331,7 @@ export class StepTelemetry implements Observer {
   #layers(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
     const { nKvGroups: groups, nsa } = this.#shape;
     const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
-    return attentionStatistics(layers, { groups, slots: nsa.nSel, blockSize: nsa.lSel }, batch);
+    return attentionStatistics(layers, { groups, slots: nsa.nSel, blockSize: nsa.lSel, ...forcedBlocks(nsa) }, batch);
   }
 
   free(): void {
@@ -370,7 +371,8 @@ export function strictObserver(shape: ModelShape, next?: Observer): Observer {
             );
           previous = blocks[row + slot];
         }
-        if (blocks[row] !== 0) throw new Error(`layer ${layer}: a selection does not contain block 0`);
+        if (shape.nsa.initBlocks > 0 && blocks[row] !== 0)
+          throw new Error(`layer ${layer}: a selection does not contain block 0`);
       }
       next?.selected?.(layer, selected);
     },

@@ -66,7 +66,7 @@ export function wrongSelection(
     for (let group = 0; group < heads.groups; group++) {
       const at = (token * heads.groups + group) * sparse.nSel;
       const row = selected.subarray(at, at + sparse.nSel);
-      if (!isSelection(scores(token, group), row, nearTie))
+      if (!isSelection(scores(token, group), row, nearTie, sparse))
         return `token ${token}, group ${group} selects [${row.join(', ')}], which are not its best blocks`;
     }
   return null;

@@ -14,6 +14,7 @@ export function createByteTokenizer(): Tokenizer {
     identity: 'byte',
     encode: (text) => new Int32Array(Buffer.from(text, 'utf8')),
     byteLength: (id) => (id === SEPARATOR ? 0 : 1),
+    tokenBytes: (id) => (id === SEPARATOR ? null : BYTES[checkedId(id, 256, 'byte')]),
     decode: (ids) => decodeUtf8(Uint8Array.from(ids, (id) => checkedId(id, 256, 'byte'))),
     createStreamDecoder: () => createByteStreamDecoder((id) => BYTES[checkedId(id, 256, 'byte')]),
   };

@@ -74,6 +74,7 @@ export function createGpt2Tokenizer(): Tokenizer {
     encode,
     encodeInto,
     byteLength: (id) => (id === END_OF_TEXT ? 0 : bytesOf(id).length),
+    tokenBytes: (id) => (id === END_OF_TEXT ? null : bytesOf(id)),
     decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
     createStreamDecoder: () => createByteStreamDecoder(bytesOf),
   };

@@ -9,7 +9,13 @@ import { UsageError } from '../../errors.js';
 import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder } from './bytes.js';
 import { createAddedTokenSplitter, type Piece } from './huggingface/added-tokens.js';
-import { byteOfFallbackToken, bytesOfToken, createDecoder, isByteLevelDecoder } from './huggingface/decoders.js';
+import {
+  byteOfFallbackToken,
+  bytesOfToken,
+  createDecoder,
+  isByteLevelDecoder,
+  isConcatenatingDecoder,
+} from './huggingface/decoders.js';
 import { readTokenizerFiles, type TokenizerFiles } from './huggingface/files.js';
 import { createModel } from './huggingface/models.js';
 import { createNormalizer } from './huggingface/normalizers.js';
@@ -49,6 +55,15 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
   };
   const isByteLevel = isByteLevelDecoder(decoderStep);
   const bytesOf = (id: number): Uint8Array => bytesOfToken(tokens[checked(id)] ?? '');
+  /** The text that a token adds after another. */
+  const addedText = (token: string): string => decodeTokens(['a', token]).join('').slice(1);
+  const tokenBytes = (id: number): Uint8Array | null => {
+    const token: string | undefined = tokens[checked(id)];
+    if (token === undefined || id === separator || special.has(id)) return null;
+    if (isByteLevel) return bytesOf(id);
+    const byte = byteOfFallbackToken(token);
+    return byte === undefined ? Buffer.from(addedText(token), 'utf8') : Uint8Array.of(byte);
+  };
   return {
     name: basename(dirname(resolve(path))),
     vocabSize,
@@ -67,6 +82,7 @@ export function createHuggingFaceTokenizer(path: string): Tokenizer {
       if (id === separator || special.has(checked(id))) return 0;
       return isByteLevel ? bytesOf(id).length : byteLengthOfPiece(tokens[id] ?? '');
     },
+    ...(isConcatenatingDecoder(decoderStep) ? { tokenBytes } : {}),
     decode,
     createStreamDecoder: ({ skipSpecial = false } = {}) => {
       const isSkipped = (id: number) => skipSpecial && special.has(checked(id));

@@ -38,6 +38,7 @@ export function createStoryTokenizer(): Tokenizer {
         }),
       ),
     byteLength: (id) => (id === SEPARATOR ? 0 : bytesOf(id).length),
+    tokenBytes: (id) => (id === SEPARATOR ? null : bytesOf(id)),
     decode: (tokens) => decodeUtf8(Buffer.concat(Array.from(tokens, bytesOf))),
     createStreamDecoder: () => createByteStreamDecoder(bytesOf),
   };

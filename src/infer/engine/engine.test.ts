@@ -359,6 +359,53 @@ describe('a request', () => {
     });
   });
 
+  it('gets a document of its schema, the same under load, and whole when the tokens run out', async () => {
+    const schema = {
+      type: 'object',
+      properties: { story: { type: 'string' }, mood: { enum: ['glad', 'sad'] }, size: { type: 'integer' } },
+      required: ['story', 'mood'],
+      additionalProperties: false,
+    };
+    const requests = Array.from({ length: 12 }, (_, seed): EngineRequest => {
+      const responseFormat =
+        seed % 3 === 0 ? { type: 'json_object' as const } : { type: 'json_schema' as const, schema };
+      return { prompt: text(30, seed), maxNewTokens: seed < 8 ? 45 : 1000, sampling: { seed }, responseFormat };
+    });
+    await withEngine(sparse, { maxBatch: 5, maxContext: 600 }, async (engine) => {
+      const together = await Promise.all(requests.map(async (request) => answer(await events(engine, request))));
+      for (const [i, request] of requests.entries()) {
+        const { text: document, finish, tokens } = together[i];
+        const value = JSON.parse(document);
+        if (i % 3 === 0) expect(value).toEqual(expect.objectContaining({}));
+        else expect(Object.keys(value).slice(0, 2)).toEqual(['story', 'mood']);
+        expect(tokens.length).toBeLessThanOrEqual(request.maxNewTokens!);
+        expect(['stop', 'length']).toContain(finish);
+        expect(answer(await events(engine, request))).toEqual(together[i]);
+      }
+      expect(new Set(together.map(({ finish }) => finish)).size).toBe(2);
+      for (const other of [{ stop: ['x'] }, { minNewTokens: 1 }, { ignoreSeparator: true }])
+        expect(() => engine.submit({ ...requests[0], ...other })).toThrow('together with responseFormat');
+      expect(() => engine.submit({ ...requests[0], maxNewTokens: 1 })).toThrow('the shortest document has 2 tokens');
+    });
+  });
+
+  it('fails alone when its mask throws', async () => {
+    const broken = () => {
+      throw new Error('broken mask');
+    };
+    const later = (): TokenMask => ({ apply: broken, accept: () => {} });
+    await withEngine(sparse, {}, async (engine) => {
+      const other = events(engine, { prompt: text(30, 4), maxNewTokens: 5, ignoreSeparator: true });
+      for (const mask of [broken, later])
+        await expect(events(engine, { prompt: text(30, 5), maxNewTokens: 5, mask })).rejects.toThrow('broken mask');
+      expect(answer(await other).tokens).toHaveLength(5);
+      expect(engine.failure).toBeNull();
+      expect(answer(await events(engine, { prompt: text(9, 1), maxNewTokens: 2, ignoreSeparator: true })).finish).toBe(
+        'length',
+      );
+    });
+  });
+
   it('fails alone when its logits are not finite', async () => {
     const mask = (): TokenMask => ({ apply: (logits) => void logits.fill(Number.NaN), accept: () => {} });
     await withEngine(sparse, {}, async (engine) => {

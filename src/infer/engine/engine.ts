@@ -16,6 +16,7 @@ import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
+import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
 import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
@@ -121,6 +122,7 @@ class BatchEngine implements Engine {
   readonly #kernels: SparseOptions;
   readonly #vocabulary: number;
   readonly #endTokens: readonly number[];
+  readonly #structured: StructuredOutput;
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
@@ -144,6 +146,7 @@ class BatchEngine implements Engine {
     this.#vocabulary = usedVocabulary(source);
     const { tokenizer, endTokens = [] } = source;
     this.#endTokens = [...new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens])];
+    this.#structured = new StructuredOutput(tokenizer, this.#vocabulary, this.#endTokens);
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
     this.#decoder =
       deviceDecoderRefusal(model) === null
@@ -185,10 +188,13 @@ class BatchEngine implements Engine {
         'too_large',
         `the request can need ${mib(reserved)} of cache, and there are ${mib(cacheBytes)}: ask for fewer tokens`,
       );
+    const { responseFormat } = request;
+    const budget = Math.min(checked.maxNewTokens, maxContext - length);
+    const mask = responseFormat ? this.#structured.mask(responseFormat, budget) : null;
     const isFull = this.#waiting.length >= maxQueued + maxBatch - this.#running.length;
     if (isFull || (this.#waitingTokens > 0 && this.#waitingTokens + length > maxQueuedTokens))
       throw new RequestRefused('busy', `${this.#waiting.length} requests are waiting: try again later`);
-    const slot = this.#newSlot(checked, reserved);
+    const slot = this.#newSlot(mask ? { ...checked, mask: () => mask } : checked, reserved);
     request.signal?.addEventListener('abort', () => this.#cancel(slot), { once: true });
     if (request.signal?.aborted) slot.isCancelled = true;
     this.#waiting.push(slot);
@@ -290,17 +296,22 @@ class BatchEngine implements Engine {
       if (this.#reserved + slot.reserved > cacheBytes) return;
       this.#waiting.shift();
       this.#waitingTokens -= slot.request.prompt.length;
+      try {
+        slot.mask = slot.request.mask?.() ?? null;
+      } catch (error) {
+        this.#release(slot, error); // the caller's function: its request fails, not the engine
+        continue;
+      }
       this.#start(slot);
     }
   }
 
   #start(slot: Slot): void {
-    const { prompt, promptLogprobs, cacheSalt, mask } = slot.request;
+    const { prompt, promptLogprobs, cacheSalt } = slot.request;
     this.#reserved += slot.reserved;
     const found = promptLogprobs === null ? this.#prefixes?.longest(cacheSalt, prompt) : null;
     slot.cached = found ?? this.#cache.sequence();
     slot.cachedTokens = slot.cached.length;
-    slot.mask = mask?.() ?? null;
     slot.startedAt = performance.now();
     this.#running.push(slot);
     if (slot.cachedTokens > 0) this.#progress(slot);
@@ -390,10 +401,12 @@ class BatchEngine implements Engine {
       mask?.apply(candidates);
       if (isEarly) for (const token of this.#endTokens) candidates[token] = Number.NEGATIVE_INFINITY;
     }
-    const token = request.sample(candidates, sequence.drawn, sequence.seen);
+    let token = request.sample(candidates, sequence.drawn, sequence.seen);
+    if (mask?.narrow?.(token, candidates)) token = request.sample(candidates, sequence.drawn, sequence.seen);
     mask?.accept(token);
     const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
-    const text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
+    let text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
+    if (mask?.isComplete || (isEnd && mask?.isCut)) text += sequence.complete(mask.isCut ?? false);
     if (isEnd) {
       this.#end(slot, 'separator', text);
       return;

@@ -2,6 +2,7 @@
 import { TrefoilError, UsageError } from '../../errors.js';
 import type { FinishReason } from '../generated-sequence.js';
 import { createSampler, type Sampler, type SamplingOptions } from '../sampler.js';
+import type { ResponseFormat } from '../structured/structured-output.js';
 
 /** Restricts the next token of one request, for constrained decoding. */
 export interface TokenMask {
@@ -9,6 +10,15 @@ export interface TokenMask {
   apply(logits: Float32Array): void;
   /** Called with every token that was drawn. */
   accept(token: number): void;
+  /**
+   * Called with a drawn token before `accept`. If the text could not end in time after it, forbids all such tokens in the
+   * logits and returns true; then another token is drawn.
+   */
+  narrow?(token: number, logits: Float32Array): boolean;
+  /** Whether the text is complete: the request ends without an end token. */
+  readonly isComplete?: boolean;
+  /** Whether `narrow` has forbidden tokens: the text ends by its length. */
+  readonly isCut?: boolean;
 }
 
 /** One text to continue. */
@@ -31,6 +41,12 @@ export interface EngineRequest {
   readonly promptLogprobs?: number;
   /** Prefixes are shared only between requests with the same salt. Default ''. */
   readonly cacheSalt?: string;
+  /**
+   * The form of the text: any JSON object, or a document of a JSON schema. The text is always a whole document: near
+   * `maxNewTokens` only tokens are drawn after which it can still end. Not together with `stop`, `minNewTokens`,
+   * `ignoreSeparator` and `mask`.
+   */
+  readonly responseFormat?: ResponseFormat;
   /** Creates the mask of the request when it starts. */
   readonly mask?: () => TokenMask;
   /** Once aborted, the request ends with the finish reason `aborted` and its pages are freed before the next step. */
@@ -110,6 +126,7 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
   expectCount('maxNewTokens', maxNewTokens);
   expectCount('minNewTokens', minNewTokens);
   if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
+  if (request.responseFormat) expectStructured(request);
   for (const name of ['logprobs', 'promptLogprobs'] as const)
     if (request[name] !== undefined) expectCount(name, request[name]);
   return {
@@ -120,6 +137,15 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
     cacheSalt: request.cacheSalt ?? '',
     mask: request.mask ?? null,
   };
+}
+
+/** A structured text ends where its document ends, and nowhere else. */
+function expectStructured(request: EngineRequest): void {
+  const { stop = [], minNewTokens = 0, ignoreSeparator = false, mask } = request;
+  const [other] = Object.entries({ stop: stop.length > 0, minNewTokens: minNewTokens > 0, ignoreSeparator, mask })
+    .filter(([, isGiven]) => isGiven)
+    .map(([name]) => name);
+  if (other !== undefined) throw new UsageError(`${other}: not supported together with responseFormat`);
 }
 
 function expectCount(name: string, value: number): void {

@@ -4,9 +4,17 @@
 
 namespace attention {
 
+// The blocks [0, init) and the last `local` ones, the current one included, are selected whatever their importance is.
 struct Sparse {
-  int64_t l, d, block, count;
+  int64_t l, d, block, count, init, local;
+
+  // Blocks [init, candidates(t)) compete for the other slots.
+  int64_t candidates(int64_t t) const { return t / block - local + 1; }
+  // Compressed blocks that the token at position t sees.
+  int64_t visible(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
 };
+
+#define SPARSE int64_t l, int64_t d, int64_t block, int64_t count, int64_t init, int64_t local
 
 // Selection block j overlaps compressed blocks j * block / d - lead and the following weights - 1. The weight of each,
 // tokens shared / d, is the same for every j because d divides the block.
@@ -58,22 +66,25 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
   if (current + 1 <= sparse.count) {  // fewer blocks than slots: all
     for (; n <= current; ++n) out[n] = static_cast<int32_t>(n);
   } else {
-    // Here current >= count >= 3, so block 0, current-1 and current are three different blocks.
+    // Here current >= count >= init + local, so no forced block is both initial and local.
+    const int64_t visible = sparse.visible(t), candidates = sparse.candidates(t);
     Best best;
-    best.room = sparse.count - 3;
+    best.room = sparse.count - sparse.init - sparse.local;
     best.entries = scratch<Candidate>(kMembers, sparse.count);
     if (best.room > 0)
-      for (int64_t j = 1; j < current - 1; ++j) {
-        const float* p = probability + j * (sparse.block / sparse.d) - pooling.lead;
+      for (int64_t j = sparse.init; j < candidates; ++j) {
+        // A block next to the current one may overlap compressed blocks that the token does not see.
+        const int64_t first = j * (sparse.block / sparse.d) - pooling.lead;
+        const int64_t begin = std::max<int64_t>(-first, 0), end = std::min(pooling.weights, visible - first);
         float importance = 0;
-        for (int64_t i = 0; i < pooling.weights; ++i) importance = multiply_add(pooling.weight[i], p[i], importance);
+        for (int64_t i = begin; i < end; ++i)
+          importance = multiply_add(pooling.weight[i], probability[first + i], importance);
         best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
       }
-    out[n++] = 0;
+    for (; n < sparse.init; ++n) out[n] = static_cast<int32_t>(n);
     for (int64_t i = 0; i < best.count; ++i) out[n++] = best.entries[i].index;
-    std::sort(out + 1, out + n);
-    out[n++] = static_cast<int32_t>(current - 1);
-    out[n++] = static_cast<int32_t>(current);
+    std::sort(out + sparse.init, out + n);
+    for (int64_t j = candidates; j <= current; ++j) out[n++] = static_cast<int32_t>(j);
   }
   for (; n < sparse.count; ++n) out[n] = -1;
 }

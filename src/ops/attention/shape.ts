@@ -9,8 +9,16 @@ export interface HeadShape {
   readonly dv: number;
 }
 
+/** Blocks that every token selects whatever their importance is. */
+export interface ForcedBlocks {
+  /** Blocks from the beginning of the sequence. Default 1. */
+  readonly initBlocks?: number;
+  /** Blocks up to the current one, which is one of them. Default 2. */
+  readonly localBlocks?: number;
+}
+
 /** Compression block `l` and its stride `d`, selection block `lSel`, selected blocks `nSel`, window `w`. */
-export interface SparseShape {
+export interface SparseShape extends ForcedBlocks {
   readonly l: number;
   readonly d: number;
   readonly lSel: number;
@@ -19,6 +27,21 @@ export interface SparseShape {
 }
 
 const MAX_HEADS_PER_GROUP = 32;
+
+/** The numbers of forced blocks with their defaults. */
+export function forcedBlocks({ initBlocks = 1, localBlocks = 2 }: ForcedBlocks): Required<ForcedBlocks> {
+  return { initBlocks, localBlocks };
+}
+
+/** Why kernels that fix the forced blocks do not support others. */
+export const FORCED_REFUSAL =
+  'the fused kernels force block 0, the previous and the current block (init_blocks 1, local_blocks 2)';
+
+/** Whether the forced blocks are block 0, the previous and the current one, as kernels that fix them require. */
+export function hasDefaultForcedBlocks(forced: ForcedBlocks): boolean {
+  const { initBlocks, localBlocks } = forcedBlocks(forced);
+  return initBlocks === 1 && localBlocks === 2;
+}
 
 /** Throws a `UsageError` that names the size which does not fit. */
 export function validateShapes(heads: HeadShape, sparse?: SparseShape): void {
@@ -37,11 +60,15 @@ function validateHeads(shape: HeadShape): void {
     );
 }
 
-function validateSparse({ l, d, lSel, nSel, w }: SparseShape): void {
+function validateSparse(sparse: SparseShape): void {
+  const { l, d, lSel, nSel, w } = sparse;
+  const { initBlocks, localBlocks } = forcedBlocks(sparse);
   expectWhole('l', l, 1);
   expectWhole('d', d, 1);
   expectWhole('l_sel', lSel, 1);
-  expectWhole('n_sel', nSel, 3); // block 0, the previous and the current block are always selected
+  expectWhole('init_blocks', initBlocks, 0);
+  expectWhole('local_blocks', localBlocks, 1); // a token always reads itself
+  expectWhole('n_sel', nSel, initBlocks + localBlocks);
   expectWhole('w', w, 1);
   if (l % d !== 0) throw new UsageError(`d must divide l: ${d} does not divide ${l}`);
   if (lSel % d !== 0) throw new UsageError(`d must divide l_sel: ${d} does not divide ${lSel}`);

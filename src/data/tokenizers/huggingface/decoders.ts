@@ -47,6 +47,12 @@ export function isByteLevelDecoder(step: Step | null | undefined): boolean {
   return step?.type === 'ByteLevel';
 }
 
+/** Whether a token after the first adds the same text whatever its neighbours are. */
+export function isConcatenatingDecoder(step: Step | null | undefined): boolean {
+  if (step?.type === 'Sequence') return stepsOf(step, 'decoders').every(isConcatenatingDecoder);
+  return ['ByteLevel', 'ByteFallback', 'Fuse', 'Metaspace', 'Replace', 'Strip'].includes(step?.type ?? '');
+}
+
 const BYTE_OF = new Map(BYTE_CHARACTERS.map((character, byte) => [character, byte]));
 
 /** A token of a byte-level vocabulary. One with other characters, such as an added token, is its own text. */

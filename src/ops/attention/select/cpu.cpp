@@ -12,10 +12,10 @@ extern "C" {
 
 void select_forward(const float* q, const float* k, const float* lse, const int32_t* offsets,
                     const int32_t* key_offsets, int32_t* selected, int64_t sequences, int64_t heads, int64_t groups,
-                    int64_t dk, int64_t l, int64_t d, int64_t block, int64_t count) {
+                    int64_t dk, SPARSE) {
   const Inputs in = {{heads, groups, dk, dk}, q, k, nullptr, offsets, key_offsets, sequences};
   const Shape& shape = in.shape;
-  const Sparse sparse = {l, d, block, count};
+  const Sparse sparse = {l, d, block, count, init, local};
   const Pooling pooling(sparse);
   const int64_t h = shape.per_group(), dk_width = pad(dk), width = pad(kKeyBlock);
   int64_t* first = scratch<int64_t>(kIndex, sequences + 1);
@@ -36,8 +36,8 @@ void select_forward(const float* q, const float* k, const float* lse, const int3
       for (int64_t t = t0; t < t1; ++t)
         gather_rows(q + ((token0 + t) * heads + g * h) * dk, h, dk, shape.scale() * kLog2E,
                     query + (t - t0) * h * dk_width);
-      // Only blocks before the local ones can be chosen, and their compressed blocks are visible to the whole tile.
-      const int64_t last = ((t1 - 1) / block - 1) * (block / d);
+      // Only blocks before the local ones can be chosen. `choose` reads what a token sees of their compressed blocks.
+      const int64_t last = sparse.candidates(t1 - 1) * (block / d);
       for (int64_t k0 = 0; k0 < std::min(last, key_count); k0 += kKeyBlock) {
         const float* block_keys = keys_t + ((first[s] + k0 / kKeyBlock) * groups + g) * dk * width;
         multiply<Into::kOverwrite>((t1 - t0) * h, query, dk_width, 1, block_keys, width, scores, width, dk, width);

@@ -43,7 +43,7 @@ struct Best {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
     const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
-    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count) {
+    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count, int init, int local) {
   __shared__ i64 place[TILE];
   __shared__ float open[2][TILE];  // unfinished sums, by the parity of the block
   __shared__ u64 worst[TILE];      // of the token's list
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
   const Inputs in = {q, k, nullptr, offsets, key_offsets, sequences, heads, groups, dk, 1};
   float *const queries = tile_buffer(0), *const keys = tile_buffer(1), *const weights = tile_buffer(2);
   const int y = threadIdx.x / 16 * 4, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int h = in.per_group(), size = in.tile_tokens(), room = count - 3;
+  const int h = in.per_group(), size = in.tile_tokens(), room = count - init - local;
   // Selection block j takes part of the compressed blocks [j * step - lead, (j + 1) * step).
   const int step = (int)(block / d), lead = (int)(l / d) - 1;
   const float scale = in.scale();
@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
       }
       __syncthreads();
       if (KC == 1) load_tile(queries, q, dk, 0, row);
-      // Only blocks before the local ones can be chosen, and every token sees all their compressed blocks.
-      const i64 end = min((last - 1) * step, (i64)span.keys);
+      // Only blocks before the local ones can be chosen.
+      const i64 end = (last - local + 1) * step;
       for (int k0 = 0; k0 < end; k0 += TILE) {
         // ---- Probabilities [64 rows, 64 compressed blocks]
         const auto key = [&](int r) { return span.key(in, k0 + r); };
@@ -107,21 +107,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
         __syncthreads();
         // ---- Pooled into selection blocks and offered to each token's list, one warp per token
         for (int u = warp; u < span.t1 - span.t0; u += WARPS) {
-          const i64 current = (span.t0 + u) / block;
+          const i64 t = span.t0 + u, current = t / block;
           if (current < count) continue;
+          const int visible = (int)((t + 1 - l) / d) + 1;  // compressed blocks; t >= block >= l
           const Best best = {lists + (i64)u * room, room};
           u64 least = worst[u];
           int least_at = worst_place[u];
           for (int j0 = k0 / step; j0 <= (k0 + TILE - 1 + lead) / step; j0 += 32) {
             const int j = j0 + lane, begin = j * step - lead, stop = (j + 1) * step;
             float sum = begin >= k0 || k0 == 0 ? 0.0f : open[j & 1][u];
-            for (int i = max(max(begin, 0), k0); i < min(stop, k0 + TILE); i++) {
+            for (int i = max(max(begin, 0), k0); i < min(min(stop, k0 + TILE), visible); i++) {
               const int shared = min(i - begin + 1, step) - max(i - begin - lead, 0);  // strides
               sum = fmaf((float)shared, sums[u * STRIDE + i - k0], sum);
             }
             __syncwarp();
             if (begin < k0 + TILE && stop > k0 + TILE) open[j & 1][u] = sum;
-            const bool candidate = stop <= k0 + TILE && j >= 1 && j < current - 1;
+            const bool candidate = stop <= k0 + TILE && j >= init && j <= current - local;
             const u64 rank = candidate ? rank_of(sum, j) : 0;
             for (u32 better = __ballot_sync(~0u, rank > least); better != 0; better &= better - 1) {
               const u64 offered = __shfl_sync(~0u, rank, __ffs(better) - 1);
@@ -147,15 +148,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
         for (int i = lane; i < count; i += 32) out[i] = i <= current ? i : -1;
         continue;
       }
-      // Here current >= count >= 3, so block 0, current-1 and current are three different blocks, and the list is full.
+      // Here current >= count >= init + local, so no block is both initial and local, and the list is full.
       const u64* const chosen = lists + (i64)u * room;
       for (int i = lane; i < room; i += 32) {
         const int index = index_of(chosen[i]);
         int before = 0;
         for (int other = 0; other < room; other++) before += index_of(chosen[other]) < index;
-        out[1 + before] = index;
+        out[init + before] = index;
       }
-      if (lane == 0) out[0] = 0, out[count - 2] = (int)current - 1, out[count - 1] = (int)current;
+      for (int i = lane; i < init; i += 32) out[i] = i;
+      for (int i = lane; i < local; i += 32) out[count - 1 - i] = (int)current - i;
     }
     __syncthreads();
   }

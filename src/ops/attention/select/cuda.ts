@@ -6,21 +6,21 @@ import type { signatures } from './op.js';
 
 /** Blocks for each multiprocessor: every one holds the lists of a tile of tokens. */
 const BLOCKS = 4;
-const FORCED_BLOCKS = 3;
 const ENTRY_BYTES = 8;
 
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   return {
-    select_forward: (q, k, lse, offsets, keyOffsets, selected, sequences, heads, groups, dk, l, d, block, count) => {
+    select_forward: (q, k, lse, offsets, keyOffsets, selected, sequences, heads, groups, dk, ...sparse) => {
+      const [, , , count, init, local] = sparse;
       const shape = branchLaunch(cuda, { blocks: BLOCKS });
       const tokens = Math.floor(TILE / (heads / groups));
-      const listBytes = cuda.multiprocessors * BLOCKS * tokens * (count - FORCED_BLOCKS) * ENTRY_BYTES;
+      const listBytes = cuda.multiprocessors * BLOCKS * tokens * (count - init - local) * ENTRY_BYTES;
       cuda.withScratch(listBytes, (lists) =>
         branchCode(cuda, new URL('./cuda.cu', import.meta.url), q, dk, dk).launch(
           'select_forward',
           shape,
           ...[q, k, lse, offsets, keyOffsets, selected, lists],
-          ...[sequences, heads, groups, dk, l, d, block, count],
+          ...[sequences, heads, groups, dk, ...sparse],
         ),
       );
     },

@@ -47,7 +47,9 @@ describe.each(devices())('select on $name', ({ device, dtype }) => {
       d: fc.integer({ min: 1, max: 5 }),
       perBlock: fc.integer({ min: 1, max: 4 }),
       perSelection: fc.integer({ min: 0, max: 3 }),
-      nSel: fc.integer({ min: 3, max: 8 }),
+      initBlocks: fc.integer({ min: 0, max: 3 }),
+      localBlocks: fc.integer({ min: 1, max: 3 }),
+      free: fc.integer({ min: 0, max: 5 }),
     });
     fc.assert(
       fc.property(shape, fc.nat(1000), (s, seed) => {
@@ -57,7 +59,17 @@ describe.each(devices())('select on $name', ({ device, dtype }) => {
             name: 'random',
             lengths: [s.length, 5],
             heads: { heads: s.groups * s.perGroup, groups: s.groups, dk: s.dk, dv: 4 },
-            sparse: { l, d: s.d, lSel: l + s.d * s.perSelection, nSel: s.nSel, w: 4 },
+            sparse: {
+              ...{
+                l,
+                d: s.d,
+                lSel: l + s.d * s.perSelection,
+                w: 4,
+                initBlocks: s.initBlocks,
+                localBlocks: s.localBlocks,
+              },
+              nSel: s.initBlocks + s.localBlocks + s.free,
+            },
           },
           seed,
         );

@@ -1,6 +1,7 @@
 /**
- * Which selection blocks each (token, group) attends to: block 0, the current block and the one before it, and the
- * blocks of highest importance under the compressed attention's probabilities. No gradient flows through it.
+ * Which selection blocks each (token, group) attends to: the forced blocks (by default block 0, the current block and
+ * the one before it), and the blocks of highest importance under the compressed attention's probabilities. No gradient
+ * flows through it.
  */
 import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
@@ -8,13 +9,23 @@ import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import { expectCompressed, type Sequences } from '../../common/sequences.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
-import { type SparseShape, validateShapes } from '../shape.js';
+import { forcedBlocks, type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
+
+/** Types of `selectionArguments`. */
+export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
+
+/** What kernels that select blocks are told: the fields of `Sparse` in selection.h, in its order. */
+export function selectionArguments(sparse: SparseShape) {
+  const { initBlocks, localBlocks } = forcedBlocks(sparse);
+  return [sparse.l, sparse.d, sparse.lSel, sparse.nSel, initBlocks, localBlocks] as const;
+}
 
 export const signatures = {
   select_forward: [
     ...(['ptr', 'ptr', 'ptr', 'ptr', 'ptr', 'ptr'] as const),
-    ...(['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const),
+    ...(['i64', 'i64', 'i64', 'i64'] as const),
+    ...SELECTION_SIGNATURE,
   ],
 } as const;
 
@@ -69,10 +80,7 @@ export function selectBlocks(
       heads,
       groups,
       dk,
-      l,
-      d,
-      lSel,
-      nSel,
+      ...selectionArguments(sparse),
     );
   return selected;
 }

@@ -3,16 +3,19 @@ import { expect, it } from 'vitest';
 import { Tensor } from '../../../tensor/tensor.js';
 import { cpu } from '../../../testing/devices.js';
 import { randomNumbers } from '../../../testing/random.js';
+import type { ForcedBlocks } from '../shape.js';
+import { selectionArguments } from './op.js';
 import { topBlocks } from './reference.js';
 import { ranking } from './testing/choose.js';
 
-function choose(importance: Float32Array, count: number): { blocks: number[]; ms: number } {
+function choose(importance: Float32Array, count: number, forced: ForcedBlocks = {}): { blocks: number[]; ms: number } {
   const device = cpu();
   const probability = Tensor.from(device, importance, [importance.length]);
   const out = Tensor.empty(device, [count], 'i32');
   const kernel = device.kernels(ranking);
+  const sparse = { l: 1, d: 1, lSel: 1, nSel: count, w: 1, ...forced };
   const start = performance.now();
-  kernel.choose_blocks(probability, out, importance.length - 1, 1, 1, 1, count);
+  kernel.choose_blocks(probability, out, importance.length - 1, ...selectionArguments(sparse));
   const ms = performance.now() - start;
   const blocks = [...out.read()];
   probability.free();
@@ -39,7 +42,10 @@ it.each(CASES)('takes the greatest, and the lower index among equals: importance
     const noise = randomNumbers(3);
     const importance = Float32Array.from({ length }, (_, i) => value(i, noise()));
     const ranked = importance.map((x) => (Number.isNaN(x) ? -1 : x)); // NaN ranks last
-    expect(choose(importance, count).blocks, `${count} of ${length}`).toEqual(topBlocks(ranked, count));
+    for (const forced of [{}, { initBlocks: 0, localBlocks: 1 }, { initBlocks: 2, localBlocks: 1 }])
+      expect(choose(importance, count, forced).blocks, `${count} of ${length}, ${JSON.stringify(forced)}`).toEqual(
+        topBlocks(ranked, count, forced),
+      );
   }
 });
 

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { nsaInputs, nsaLayout } from '../../../testing/nsa.js';
+import type { ForcedBlocks } from '../shape.js';
 import { importance, isSelection, overlap, selectBlocks, topBlocks } from './reference.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
@@ -46,6 +47,19 @@ describe('top blocks', () => {
     ['zero scores from the left', [0, 0, 0, 0, 0, 0, 0], 5, [0, 1, 2, 5, 6]],
   ])('are %s', (_, score, count, expected) => {
     expect(topBlocks(score, count)).toEqual(expected);
+  });
+});
+
+describe('top blocks with other forced blocks', () => {
+  it.each<[string, number[], number, ForcedBlocks, number[]]>([
+    ['the own block and the highest others', [9, 1, 3, 2, 5, 0], 3, { initBlocks: 0, localBlocks: 1 }, [0, 4, 5]],
+    ['the first two and the last', [0, 0, 3, 4, 5, 0], 4, { initBlocks: 2, localBlocks: 1 }, [0, 1, 4, 5]],
+    ['all when they overlap', [1, 2, 3], 8, { initBlocks: 4, localBlocks: 3 }, [0, 1, 2]],
+    ['the last three alone', [9, 8, 7, 0, 0, 0], 3, { initBlocks: 0, localBlocks: 3 }, [3, 4, 5]],
+  ])('are %s', (_, score, count, forced, expected) => {
+    expect(topBlocks(score, count, forced)).toEqual(expected);
+    expect(isSelection(score, [...expected, ...new Array(count - expected.length).fill(-1)], 0, forced)).toBe(true);
+    expect(isSelection([...score].reverse(), expected.slice().reverse(), 0, forced)).toBe(false);
   });
 });
 

@@ -2,7 +2,7 @@
 
 import { scores, sequenceOf, softmax } from '../branch-reference.js';
 import { finishedBlocks } from '../compressed/reference.js';
-import type { HeadShape, SparseShape } from '../shape.js';
+import { type ForcedBlocks, forcedBlocks, type HeadShape, type SparseShape } from '../shape.js';
 
 /**
  * `q` [T,H,dk], `kCmp` [Tc,G,dk] -> a function that gives the scores I of one (token, group): one for each selection
@@ -55,13 +55,13 @@ export function selectBlocks(
   const selected = new Int32Array(tokens * shape.groups * sparse.nSel).fill(-1);
   for (let token = 0; token < tokens; token++)
     for (let group = 0; group < shape.groups; group++)
-      selected.set(topBlocks(score(token, group), sparse.nSel), (token * shape.groups + group) * sparse.nSel);
+      selected.set(topBlocks(score(token, group), sparse.nSel, sparse), (token * shape.groups + group) * sparse.nSel);
   return selected;
 }
 
-/** The first block and the last two, then the others of highest score; equal scores: the lower index. Ascending. */
-export function topBlocks(score: ArrayLike<number>, count: number): number[] {
-  const forced = forcedBlocks(score.length - 1);
+/** The forced blocks, then the others of highest score; equal scores: the lower index. Ascending. */
+export function topBlocks(score: ArrayLike<number>, count: number, rule: ForcedBlocks = {}): number[] {
+  const forced = forcedOf(score.length - 1, rule);
   const others = Array.from(score, (_, j) => j).filter((j) => !forced.includes(j));
   others.sort((a, b) => score[b] - score[a] || a - b);
   return [...forced, ...others.slice(0, count - forced.length)].sort((a, b) => a - b);
@@ -71,19 +71,26 @@ export function topBlocks(score: ArrayLike<number>, count: number): number[] {
  * Whether `selected` (one padded row) is a valid selection for these scores: scores that differ by less than
  * `tolerance` relative may be ranked either way, because they are equal within float32 rounding.
  */
-export function isSelection(score: ArrayLike<number>, selected: ArrayLike<number>, tolerance = 1e-6): boolean {
+export function isSelection(
+  score: ArrayLike<number>,
+  selected: ArrayLike<number>,
+  tolerance = 1e-6,
+  rule: ForcedBlocks = {},
+): boolean {
   const row = Array.from(selected);
   const blocks = row.filter((j) => j >= 0);
   const ascending = blocks.every((j, i) => j < score.length && (i === 0 || j > blocks[i - 1]));
   const padded = row.slice(blocks.length).every((j) => j === -1);
   const complete = blocks.length === Math.min(row.length, score.length);
-  const forced = forcedBlocks(score.length - 1);
+  const forced = forcedOf(score.length - 1, rule);
   if (!ascending || !padded || !complete || !forced.every((j) => blocks.includes(j))) return false;
   const taken = blocks.filter((j) => !forced.includes(j)).map((j) => score[j]);
   const left = Array.from(score).filter((_, j) => !blocks.includes(j));
   return Math.min(...taken, Number.POSITIVE_INFINITY) >= Math.max(...left, 0) * (1 - tolerance);
 }
 
-function forcedBlocks(current: number): number[] {
-  return [...new Set([0, Math.max(0, current - 1), current])];
+/** The first blocks and the last ones up to `current`, each once. */
+function forcedOf(current: number, rule: ForcedBlocks): number[] {
+  const { initBlocks, localBlocks } = forcedBlocks(rule);
+  return Array.from({ length: current + 1 }, (_, j) => j).filter((j) => j < initBlocks || j > current - localBlocks);
 }

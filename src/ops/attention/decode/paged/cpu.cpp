@@ -168,10 +168,10 @@ void paged_window(const float* q, float* out, float* lse, int32_t* reads, PAGES,
 // Attention over the compressed keys, and the blocks that it selects: the scores that attention computed are kept for
 // it.
 void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, int32_t* selected, PAGES, TOKENS, HEADS,
-                      int64_t l, int64_t d, int64_t block, int64_t count) {
+                      SPARSE) {
   const Shape shape = {heads, groups, dk, dv};
   const Pages pages = {tables, place, size};
-  const Sparse sparse = {l, d, block, count};
+  const Sparse sparse = {l, d, block, count, init, local};
   const Pooling pooling(sparse);
   const int64_t h = shape.per_group(), width = pad(size);
   for_each_row({offsets, starts, sequences}, groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {
@@ -179,7 +179,7 @@ void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, in
     const int64_t high = Finished{l, d}.high(position);
     // Only blocks before the local ones can be chosen; where all are taken nothing needs a score.
     const bool needed = position / block + 1 > count;
-    const int64_t last = needed ? (position / block - 1) * (block / d) : 0;
+    const int64_t last = needed ? std::min(sparse.candidates(position) * (block / d), high) : 0;
     const int64_t stride = (last + size - 1) / size * size + width;
     float* kept = needed ? scratch<float>(kGradScores, h * stride) : nullptr;
     rows.buffers.kept_stride = stride;

@@ -196,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_selected(const T* q,
 // Importance of the selection blocks before the local ones, a stretch of them at a time, and the best so far in falling
 // order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again.
 extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, const float* lse, i32* selected, PAGES,
-                                                                   TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count) {
+                                                                   TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count,
+                                                                   i64 init, i64 local) {
   const Pages pages = {tables, place, size};
   const Heads shape = {heads, groups, dk, dv};
   each_row({offsets, starts, sequences}, groups, [&](const Place& at) {
@@ -213,14 +214,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
     float* const best = importance + PROBABILITIES;
     i32* const index = (i32*)(best + count);
     const float* row_lse = lse + at.t * heads + at.g * h;
-    const int stride = (int)(block / d), lead = (int)(l / d) - 1, weights = lead + stride, room = (int)count - 3;
+    const int stride = (int)(block / d), lead = (int)(l / d) - 1, weights = lead + stride;
+    const int room = (int)(count - init - local);
+    const i64 visible = (at.position + 1 - l) / d + 1, end = current - local + 1;  // position >= block >= l
     const int most = (PROBABILITIES - lead) / stride;  // selection blocks of a stretch
     int held = 0;                                      // thread 0's
-    for (i64 first = 1; room > 0 && first < current - 1; first += most) {
-      const int blocks = (int)(current - 1 - first < most ? current - 1 - first : most);
+    for (i64 first = init; room > 0 && first < end; first += most) {
+      const int blocks = (int)(end - first < most ? end - first : most);
       const i64 begin = first * stride - lead;
       for (int i = threadIdx.x; i < blocks * stride + lead; i += THREADS) {
         const i64 k = begin + i;
+        if (k < 0 || k >= visible) {
+          probability[i] = 0.0f;
+          continue;
+        }
         const T* key = shape.keys(pages.page(at.s, k / size), size, at.g) + k % size * dk;
         float sum = 0.0f;
         for (int r = 0; r < h; r++) sum += exp2_approximate(rows.dot(r, key) - row_lse[r] * LOG2_E);
@@ -249,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
     }
     if (threadIdx.x == 0) {
       i64 n = 0;
-      to[n++] = 0;
+      for (; n < init; n++) to[n] = (i32)n;
       for (int i = 1; i < held; i++) {  // ascending
         const i32 value = index[i];
         int slot = i;
@@ -257,8 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
         index[slot] = value;
       }
       for (int i = 0; i < held; i++) to[n++] = index[i];
-      to[n++] = (i32)(current - 1);
-      to[n++] = (i32)current;
+      for (i64 j = end; j <= current; j++) to[n++] = (i32)j;
       for (; n < count; n++) to[n] = -1;
     }
   });

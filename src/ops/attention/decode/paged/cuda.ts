@@ -1,6 +1,7 @@
 import { byDtype } from '../../../../device/cuda/elements.js';
 import type { CudaRuntime, LaunchArgument, LaunchShape } from '../../../../device/cuda/runtime.js';
 import type { Addressable, Kernels } from '../../../../device/device.js';
+import { SELECTION_SIGNATURE } from '../../select/op.js';
 import type { signatures } from './op.js';
 
 /** Threads of a block, keys seen at a time and probabilities held at a time (cuda.cu has the same). */
@@ -41,8 +42,9 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
     paged_window: (...values) => attend('paged_window', values[0], headsAt(values, 10), values),
     paged_compressed: (q, out, lse, reads, selected, ...where) => {
       const heads = headsAt(where, 6);
-      const [l, d, , count] = where.slice(-4) as number[];
-      attend('paged_compressed', q, heads, [q, out, lse, reads, ...where.slice(0, -4), l, d]);
+      const sparse = where.slice(-SELECTION_SIGNATURE.length) as number[];
+      const [l, d, , count] = sparse;
+      attend('paged_compressed', q, heads, [q, out, lse, reads, ...where.slice(0, -sparse.length), l, d]);
       const shared = rowBytes(heads, 2 * PROBABILITIES + 2 * count);
       variant(q!).launch('paged_select', everywhere(shared), q, lse, selected, ...where);
     },

@@ -10,6 +10,7 @@ import type { Tape } from '../../../../tensor/tape.js';
 import { Tensor } from '../../../../tensor/tensor.js';
 import type { Sequences } from '../../../common/sequences.js';
 import { expectFloats, expectShape } from '../../../common/shapes.js';
+import { SELECTION_SIGNATURE, selectionArguments } from '../../select/op.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../../shape.js';
 import { CUDA_PAGE, launchers } from './cuda.js';
 
@@ -22,7 +23,7 @@ export const signatures = {
   paged_join: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_keep: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_window: [...attention, 'i64'],
-  paged_compressed: ['ptr', ...attention, 'i64', 'i64', 'i64', 'i64'],
+  paged_compressed: ['ptr', ...attention, ...SELECTION_SIGNATURE],
   paged_selected: ['ptr', ...attention, 'i64'],
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
@@ -139,13 +140,14 @@ export function pagedCompressed(
   from: Pages,
   tokens: NewTokens,
   shape: HeadShape,
-  { l, d, lSel, nSel }: SparseShape,
+  sparse: SparseShape,
   reads: Reads = null,
 ): PagedSelection {
   const { out, lse } = outputs(tape, q, tokens, shape);
-  const selected = tape.empty([tokens.sequences.total, shape.groups, nSel], 'i32');
+  const selected = tape.empty([tokens.sequences.total, shape.groups, sparse.nSel], 'i32');
   const kernel = tape.device.kernels(kernels);
-  kernel.paged_compressed(q, out, lse, reads, selected, ...where(from, tokens, shape), l, d, lSel, nSel);
+  const rule = selectionArguments(sparse);
+  kernel.paged_compressed(q, out, lse, reads, selected, ...where(from, tokens, shape), ...rule);
   return { out, lse, selected };
 }
 

@@ -1,0 +1,226 @@
+/** The token mask of one structured text: what a grammar allows, within a number of tokens. */
+import type { TokenMask } from '../engine/request.js';
+import type { Grammar } from './schema.js';
+import { type Configuration, closeBytes, closeOf, type State, States } from './states.js';
+import type { TokenTree } from './vocabulary.js';
+
+/** Tokens that stay inside a rule, and the nodes of the tree at which the rule may end. */
+interface InnerTokens {
+  /** One bit per token. */
+  readonly allowed: Uint32Array;
+  readonly exits: readonly number[];
+}
+
+/** Tokens that a configuration allows: a shared set of bits, and further ones. */
+interface AllowedTokens {
+  readonly shared: Uint32Array | null;
+  readonly more: Int32Array;
+}
+
+const MOST_INNER = 512;
+
+/** What texts of one vocabulary share: the tokens that are allowed inside strings. */
+export class InnerTokenCache {
+  readonly tree: TokenTree;
+  readonly #byKey = new Map<string, InnerTokens>();
+
+  constructor(tree: TokenTree) {
+    this.tree = tree;
+  }
+
+  /** `grammar` keeps what other grammars cannot share. */
+  of({ node, state }: Configuration, grammar: Map<string, InnerTokens>): InnerTokens {
+    const shared = node.machine?.sharedKey(state, this.tree.longest) ?? null;
+    const [cache, key] = shared === null ? [grammar, `${node.id}:${state}`] : [this.#byKey, shared];
+    let inner = cache.get(key);
+    if (!inner) {
+      if (cache.size >= MOST_INNER) cache.clear();
+      inner = this.#compute(new States(), { node, state });
+      cache.set(key, inner);
+    }
+    return inner;
+  }
+
+  #compute(states: States, top: Pick<Configuration, 'node' | 'state'>): InnerTokens {
+    const allowed = new Uint32Array(Math.ceil(this.tree.size / 32));
+    const exits: number[] = [];
+    walk(this.tree, states, 0, states.inside(top.node, top.state), (token, state, node) => {
+      if (token >= 0) allowed[token >>> 5] |= 1 << (token & 31);
+      else if (state.isEnd) exits.push(node);
+    });
+    return { allowed, exits };
+  }
+}
+
+/**
+ * Visits the nodes below `root` whose bytes the state allows, and their tokens: first the node with token -1, then each of
+ * its tokens.
+ */
+function walk(
+  tree: TokenTree,
+  states: States,
+  root: number,
+  start: State,
+  visit: (token: number, state: State, node: number) => void,
+): void {
+  const { byte, depth, skip, first, tokens } = tree;
+  const base = depth[root];
+  const path: State[] = [start];
+  for (let node = root + 1; node < skip[root]; ) {
+    const level = depth[node] - base;
+    const before = path[level - 1];
+    const known = before.next[byte[node]];
+    const state = known === undefined ? states.step(before, byte[node]) : known;
+    if (state === null) {
+      node = skip[node];
+      continue;
+    }
+    path[level] = state;
+    visit(-1, state, node);
+    for (let i = first[node]; i < first[node + 1]; i++) visit(tokens[i], state, node);
+    node += 1;
+  }
+}
+
+export interface MaskOptions {
+  readonly grammar: Grammar;
+  /** Tokens inside strings of this grammar that other grammars cannot share. */
+  readonly grammarInner: Map<string, InnerTokens>;
+  readonly inner: InnerTokenCache;
+  /** Tokens that end a text. */
+  readonly endTokens: readonly number[];
+  /** Most tokens of the text. */
+  readonly budget: number;
+}
+
+/** Fewest tokens from a state to the end of the text. */
+function fewestTokens(tree: TokenTree, state: State): number {
+  if (state.fewestTokens < 0) state.fewestTokens = tree.fewestTokens(closeOf(state));
+  return state.fewestTokens;
+}
+
+export class StructuredMask implements TokenMask {
+  readonly #options: MaskOptions;
+  readonly #tree: TokenTree;
+  readonly #hasAllBytes: boolean;
+  #states = new States();
+  #allowed = new Map<Configuration, AllowedTokens>();
+  #state: State;
+  #left: number;
+  #isCut = false;
+
+  constructor(options: MaskOptions) {
+    this.#options = options;
+    this.#tree = options.inner.tree;
+    this.#hasAllBytes = this.#tree.hasAllBytes;
+    this.#state = this.#states.start(options.grammar.root);
+    this.#left = options.budget;
+  }
+
+  /** Fewest tokens that end the text. */
+  get fewestTokens(): number {
+    return fewestTokens(this.#tree, this.#state);
+  }
+
+  get isComplete(): boolean {
+    return this.#state.isEnd && this.#state.configurations.length === 0;
+  }
+
+  get isCut(): boolean {
+    return this.#isCut;
+  }
+
+  apply(logits: Float32Array): void {
+    const parts = this.#state.configurations.map((configuration) => this.#tokens(configuration));
+    const kept = parts.flatMap(({ more }) => [...more]);
+    if (this.#state.isEnd) kept.push(...this.#options.endTokens);
+    const values = kept.map((token) => logits[token]);
+    forbid(
+      logits,
+      parts.flatMap(({ shared }) => (shared ? [shared] : [])),
+    );
+    for (const [i, token] of kept.entries()) logits[token] = values[i];
+  }
+
+  narrow(token: number, logits: Float32Array): boolean {
+    if (this.#fits(token)) return false;
+    this.#isCut = true;
+    for (let other = 0; other < logits.length; other++)
+      if (logits[other] !== Number.NEGATIVE_INFINITY && !this.#fits(other)) logits[other] = Number.NEGATIVE_INFINITY;
+    return true;
+  }
+
+  accept(token: number): void {
+    if (this.#options.endTokens.includes(token)) return;
+    const next = this.#after(token);
+    if (!next) throw new Error(`token ${token} does not continue the structured text`);
+    this.#state = next;
+    this.#left -= 1;
+    if (this.#states.trim(next)) this.#allowed.clear();
+  }
+
+  #after(token: number): State | null {
+    const bytes = this.#tree.bytes(token);
+    return bytes === null ? null : this.#states.advance(this.#state, bytes);
+  }
+
+  /** Whether the text can still end within its tokens after this one. */
+  #fits(token: number): boolean {
+    if (this.#options.endTokens.includes(token)) return true;
+    const next = this.#after(token);
+    if (!next) return false;
+    // One token per byte is enough; the exact number is computed only where that is too many.
+    if (this.#hasAllBytes && closeBytes(next) <= this.#left - 1) return true;
+    return fewestTokens(this.#tree, next) <= this.#left - 1;
+  }
+
+  /** The tokens of a set of configurations are those of each. */
+  #tokens(configuration: Configuration): AllowedTokens {
+    let allowed = this.#allowed.get(configuration);
+    if (!allowed) {
+      allowed = configuration.node.isText ? this.#textTokens(configuration) : this.#walked(configuration);
+      this.#allowed.set(configuration, allowed);
+    }
+    return allowed;
+  }
+
+  #walked(configuration: Configuration): AllowedTokens {
+    const more: number[] = [];
+    walk(this.#tree, this.#states, 0, this.#states.of([configuration]), (token) => {
+      if (token >= 0) more.push(token);
+    });
+    return { shared: null, more: Int32Array.from(more) };
+  }
+
+  /** Inside a string most tokens do not depend on what follows the string; only those beyond its end are walked. */
+  #textTokens(configuration: Configuration): AllowedTokens {
+    const { inner, grammarInner } = this.#options;
+    const { allowed, exits } = inner.of(configuration, grammarInner);
+    const more: number[] = [];
+    const { parent } = configuration;
+    if (parent) {
+      const after = this.#states.of([parent]);
+      for (const exit of exits)
+        walk(this.#tree, this.#states, exit, after, (token) => {
+          if (token >= 0) more.push(token);
+        });
+    }
+    return { shared: allowed, more: Int32Array.from(more) };
+  }
+}
+
+/** Forbids all tokens that none of the sets holds. */
+function forbid(logits: Float32Array, sets: readonly Uint32Array[]): void {
+  if (sets.length === 0) {
+    logits.fill(Number.NEGATIVE_INFINITY);
+    return;
+  }
+  for (let word = 0; word * 32 < logits.length; word++) {
+    let bits = 0;
+    for (const set of sets) bits |= set[word];
+    if (bits === -1) continue;
+    const end = Math.min(32, logits.length - word * 32);
+    for (let bit = 0; bit < end; bit++)
+      if (((bits >>> bit) & 1) === 0) logits[word * 32 + bit] = Number.NEGATIVE_INFINITY;
+  }
+}

@@ -1,0 +1,163 @@
+/**
+ * The states of one text that is matched with a grammar. A state is a set of configurations, each a node with the nodes
+ * to return to; they are interned, so that what was computed for one is found again. All of it belongs to one text.
+ */
+import { closesSooner, type MachineState, type Node } from './grammar.js';
+
+/** A node with the configuration to return to at the end of its rule; null ends the text. */
+export class Configuration {
+  readonly id: number;
+  readonly node: Node;
+  /** The state of the node's machine; '' without one. */
+  readonly state: MachineState;
+  readonly parent: Configuration | null;
+  /** Number of bytes of the shortest end of the text. */
+  readonly closeBytes: number;
+  readonly children = new Map<number | string, Configuration>();
+  readonly #close: string;
+
+  constructor(id: number, node: Node, state: MachineState, parent: Configuration | null) {
+    this.id = id;
+    this.node = node;
+    this.state = state;
+    this.parent = parent;
+    this.#close = (node.machine?.close(state) ?? '') + node.close;
+    this.closeBytes = this.#close.length + (parent?.closeBytes ?? 0);
+  }
+
+  /** The shortest end of the text. */
+  close(): string {
+    let text = '';
+    for (let at: Configuration | null = this; at; at = at.parent) text += at.#close;
+    return text;
+  }
+}
+
+export interface State {
+  /** Configurations that read a byte. */
+  readonly configurations: readonly Configuration[];
+  /** Whether the text may end here. */
+  readonly isEnd: boolean;
+  /** By byte: the next state, null if there is none, undefined if not computed yet. */
+  next: (State | null | undefined)[];
+  /** Fewest tokens that end the text; -1 if not computed yet. */
+  fewestTokens: number;
+}
+
+const MOST_STATES = 4096;
+
+export class States {
+  readonly #outermost = new Map<number | string, Configuration>();
+  readonly #states = new Map<string, State>();
+  #lastId = 0;
+
+  /** The state before the first byte of a rule. */
+  start(rule: Node): State {
+    return this.inside(rule, rule.machine?.start ?? '');
+  }
+
+  /** A state inside a rule whose end is the end of the text. */
+  inside(node: Node, state: MachineState): State {
+    return this.of([this.#configuration(node, state, null)]);
+  }
+
+  /** The state of these configurations. */
+  of(kernel: readonly Configuration[]): State {
+    const seen = new Set<Configuration>();
+    const found: Configuration[] = [];
+    const queue = [...kernel];
+    let isEnd = false;
+    const add = (node: Node, parent: Configuration | null) => {
+      // What cannot end is never begun.
+      if (node.close !== null) queue.push(this.#configuration(node, node.machine?.start ?? '', parent));
+    };
+    for (let at = queue.pop(); at; at = queue.pop()) {
+      if (seen.has(at)) continue;
+      seen.add(at);
+      const { node, state, parent } = at;
+      if (node.edges.length > 0 || node.machine) found.push(at);
+      if (node.isEnd) {
+        if (parent) queue.push(parent);
+        else isEnd = true;
+      }
+      if (!node.machine || node.machine.isEnd(state)) for (const to of node.empty) add(to, parent);
+      for (const { rule, after } of node.calls)
+        if (rule.close !== null && after.close !== null)
+          add(rule, this.#configuration(after, after.machine?.start ?? '', parent));
+    }
+    found.sort((a, b) => a.id - b.id);
+    const key = `${isEnd}:${found.map(({ id }) => id).join()}`;
+    let state = this.#states.get(key);
+    if (!state) {
+      state = { configurations: found, isEnd, next: [], fewestTokens: -1 };
+      this.#states.set(key, state);
+    }
+    return state;
+  }
+
+  /** The state after one byte; null if it is not allowed. */
+  step(state: State, byte: number): State | null {
+    const known = state.next[byte];
+    if (known !== undefined) return known;
+    const kernel: Configuration[] = [];
+    for (const { node, state: inner, parent } of state.configurations) {
+      const moved = node.machine?.step(inner, byte) ?? null;
+      if (moved !== null) kernel.push(this.#configuration(node, moved, parent));
+      for (const { low, high, to } of node.edges)
+        if (byte >= low && byte <= high && to.close !== null)
+          kernel.push(this.#configuration(to, to.machine?.start ?? '', parent));
+    }
+    const next = kernel.length === 0 ? null : this.of(kernel);
+    state.next[byte] = next;
+    return next;
+  }
+
+  /** The state after some bytes; null if they are not allowed. */
+  advance(state: State, bytes: string): State | null {
+    let at: State | null = state;
+    for (let i = 0; i < bytes.length && at; i++) at = this.step(at, bytes.charCodeAt(i));
+    return at;
+  }
+
+  /** Forgets what is not part of `current` once there are too many states, so that memory is bounded; whether it did. */
+  trim(current: State): boolean {
+    if (this.#states.size < MOST_STATES) return false;
+    this.#states.clear();
+    this.#outermost.clear();
+    current.next = [];
+    for (const configuration of current.configurations)
+      for (let at: Configuration | null = configuration; at; at = at.parent) at.children.clear();
+    return true;
+  }
+
+  #configuration(node: Node, state: MachineState, parent: Configuration | null): Configuration {
+    const siblings = parent ? parent.children : this.#outermost;
+    const key = node.machine ? `${node.id}:${state}` : node.id;
+    let found = siblings.get(key);
+    if (!found) {
+      this.#lastId += 1;
+      found = new Configuration(this.#lastId, node, state, parent);
+      siblings.set(key, found);
+    }
+    return found;
+  }
+}
+
+/** The first in byte order of the shortest ends of the text. */
+export function closeOf({ configurations, isEnd }: State): string {
+  if (isEnd) return '';
+  const least = closeBytes({ configurations, isEnd });
+  let best: string | null = null;
+  for (const configuration of configurations) {
+    if (configuration.closeBytes > least) continue;
+    const text = configuration.close();
+    if (closesSooner(text, best)) best = text;
+  }
+  return best ?? '';
+}
+
+/** Number of its bytes. */
+export function closeBytes({ configurations, isEnd }: Pick<State, 'configurations' | 'isEnd'>): number {
+  if (isEnd) return 0;
+  return configurations.reduce((least, one) => Math.min(least, one.closeBytes), Number.POSITIVE_INFINITY);
+}
