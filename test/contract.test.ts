@@ -143,6 +143,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.init_blocks': [{ nsa: { init_blocks: 0 } }, numbers],
   'nsa.local_blocks': [{ nsa: { local_blocks: 1 } }, numbers],
   'nsa.w': [{ nsa: { w: 4 } }, numbers],
+  'nsa.shared_kv': [{ nsa: { shared_kv: true } }, numbers],
   'nsa.phi': [{ nsa: { phi: 'mlp' } }, numbers],
   'nsa.phi_hidden': [{ nsa: { phi: 'mlp', phi_hidden: 24 } }, numbersAgainst({ nsa: { phi: 'mlp' } })],
   'nsa.cmp_rope': [{ nsa: { cmp_rope: 'before' } }, numbers],

@@ -431,6 +431,10 @@ it('grafana-serve.json shows metrics that the server has', () => {
     cacheBytes: 1,
     prefixQueries: 0,
     prefixHits: 0,
+    prefixFileHits: 0,
+    prefixFileBytes: 0,
+    prefixFilesDamaged: 0,
+    prefixFileErrors: 0,
   };
   const metrics = new Metrics().text(stats);
   expect(names.length).toBeGreaterThan(10);

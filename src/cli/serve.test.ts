@@ -1,5 +1,5 @@
 /** `trefoil serve` as a process: the model in its worker thread, the first line, signals, refusals. */
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -98,10 +98,45 @@ describe('trefoil serve', () => {
     await reader.cancel();
   });
 
+  it('finds prompts in --prefix-cache-dir of other processes, also while they use the folder', async () => {
+    const cache = join(folder, 'prefixes');
+    const words = ['--prefix-cache-dir', cache, '--tile', '128'];
+    const body = (i: number) => ({ prompt: `${i}`.repeat(600), max_tokens: 12, ignore_eos: true, seed: i });
+    type Answer = { choices: { text: string }[]; usage: { prompt_tokens_details: { cached_tokens: number } } };
+    const ask = async (url: string, i: number) => {
+      const { choices, usage } = (await (await post(url, body(i))).json()) as Answer;
+      return { text: choices[0].text, cached: usage.prompt_tokens_details.cached_tokens };
+    };
+    const askAll = (url: string) => Promise.all([1, 2, 3, 4].map((i) => ask(url, i)));
+    const texts = (answers: { text: string }[]) => answers.map(({ text }) => text);
+    const run = async () => {
+      const { child, end, url } = await serving(...words);
+      const answers = await askAll(url);
+      child.kill('SIGTERM');
+      expect(await end).toEqual({ code: 0, signal: null });
+      return answers;
+    };
+    const [first, second] = await Promise.all([run(), run()]);
+    expect(texts(second)).toEqual(texts(first));
+    const names = readdirSync(cache);
+    expect(names).toHaveLength(4 * 4);
+    expect(names.every((name) => name.endsWith('.prefix'))).toBe(true);
+    const { child, end, url } = await serving(...words);
+    const third = await askAll(url);
+    expect(third.map(({ cached }) => cached)).toEqual([512, 512, 512, 512]);
+    expect(texts(third)).toEqual(texts(first));
+    const metrics = await (await fetch(`${url}/metrics`)).text();
+    expect(metrics).toContain('trefoil:prefix_cache_file_hits_total 2048\n');
+    expect(metrics).toContain('trefoil:prefix_cache_files_damaged_total 0\n');
+    child.kill('SIGTERM');
+    await end;
+  });
+
   it.each([
     ['a folder without a model', ['--model', '/nonexistent'], 'there is no such file or folder'],
     ['an open address without a key', ['--model', 'MODEL', '--host', '0.0.0.0'], 'needs --api-key'],
     ['a key file that is missing', ['--model', 'MODEL', '--api-key-file', '/nonexistent'], '/nonexistent'],
+    ['a prefix cache that is a file', ['--model', 'MODEL', '--prefix-cache-dir', '/dev/null/a'], '/dev/null/a'],
     ['too little memory', ['--model', 'MODEL', '--cache-gb', '0.00001'], 'cacheBytes'],
   ])('refuses %s with one line', async (_, words, message) => {
     const given = words.map((word) => (word === 'MODEL' ? folder : word));

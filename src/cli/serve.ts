@@ -51,6 +51,8 @@ const OPTIONS = {
     'memory for prefixes of earlier requests; 0 = off (default: 1)',
     numberFrom(0),
   ),
+  prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes that survive a restart (default: none)'),
+  prefixCacheDirGb: parsed('--prefix-cache-dir-gb <x>', 'size of that folder', numberFrom(0), 16),
   chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
   corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
   drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
@@ -81,7 +83,7 @@ const GB = 2 ** 30;
 
 async function run(options: Options, io: Io): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.warn(warning);
-  const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb } = options;
+  const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
@@ -100,6 +102,8 @@ async function run(options: Options, io: Io): Promise<void> {
     ...(tile === undefined ? {} : { tile }),
     ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
     ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
+    ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
+    prefixCacheDirBytes: options.prefixCacheDirGb * GB,
   };
   const settings = {
     ...{ model, device: options.device, engine },

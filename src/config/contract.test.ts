@@ -52,6 +52,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.init_blocks', '0', 0],
   ['nsa.local_blocks', '1', 1],
   ['nsa.w', '256', 256],
+  ['nsa.shared_kv', 'true', true],
   ['nsa.phi', 'conv', 'conv'],
   ['nsa.phi_hidden', '64', 64],
   ['nsa.cmp_rope', 'before', 'before'],

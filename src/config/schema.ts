@@ -90,6 +90,8 @@ const nsa = {
   local_blocks: count().default(2),
   /** Tokens in the sliding window. */
   w: count().default(512),
+  /** One projection to keys and values for all three branches, instead of one for each. */
+  shared_kv: off(),
   /** Compression of a block to one key and value: mean, convolution or MLP. */
   phi: z.enum(['avg', 'conv', 'mlp']).default('avg'),
   /** Hidden size of phi mlp; null = 2 * d_k. */

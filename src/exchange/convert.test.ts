@@ -51,8 +51,8 @@ describe.each(Object.keys(CASES))('exact start: %s', (name) => {
     expect(error).toBeLessThan(1e-5);
   });
 
-  it('decodes as the dense model prefills', async () => {
-    const sparse = await convert(folder, '--context', '200');
+  it.each([false, true])('decodes as the dense model prefills; shared_kv %s', async (isShared) => {
+    const sparse = await convert(folder, '--context', '200', '--set', `nsa.shared_kv=${isShared}`);
     const ids = tokens(200);
     const expected = logitsOf(folder, ids);
     using loaded = loadModel(cpu(), sparse, 'f32');

@@ -12,7 +12,7 @@ import { writeFileAtomic } from '../files.js';
 import { closedGateBias } from '../model/closed-gate.js';
 import { parameterCount } from '../model/memory.js';
 import { type ModelOrigin, writeModelConfig } from '../model/model-config.js';
-import { type ModelShape, modelShape } from '../model/shape.js';
+import { type ModelShape, modelShape, projectionPairs } from '../model/shape.js';
 import type { TensorSource } from '../model/weights.js';
 import { runPaths } from '../run/paths.js';
 import { dtypeBytes, type SafeDtype, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
@@ -63,7 +63,7 @@ export function convertToSparse(dense: DenseModel, out: string, options: Convert
     throw new UsageError(`${path}: has sparse attention already (model.attention nsa); give a dense model`);
   const config = sparseConfig(dense, options.nsa ?? {});
   const shape = modelShape(config, dense.shape.vocabSize);
-  const tensors = sparseTensors(dense);
+  const tensors = sparseTensors(dense, projectionPairs(shape));
   const total = tensors.reduce((sum, tensor) => sum + bytesOf(tensor), 0);
   const { tokenizer } = config.data;
   return writeFolder(out, (aside) => {
@@ -107,8 +107,8 @@ function sparseConfig({ config }: DenseModel, asked: Partial<NsaConfig>): Config
   });
 }
 
-/** The tensors of the dense model, with wider projections and a gate in every layer. */
-function sparseTensors({ shape, weights }: DenseModel): TensorToWrite[] {
+/** The tensors of the dense model, its keys and values `pairs` times, and a gate in every layer. */
+function sparseTensors({ shape, weights }: DenseModel, pairs: number): TensorToWrite[] {
   const { nHeads, nKvGroups, dK, dV, dim } = shape;
   const [queries, rest] = [nHeads * dK, nKvGroups * (dK + dV)];
   const tensors: TensorToWrite[] = [];
@@ -120,8 +120,8 @@ function sparseTensors({ shape, weights }: DenseModel): TensorToWrite[] {
     const pieces = (from = 0) => weights.pieces(name, from, end);
     const tensor = isProjection
       ? {
-          shape: [queries + 3 * rest, ...extents.slice(1)],
-          data: () => inOrder(pieces, [0, queries * rowBytes, queries * rowBytes]),
+          shape: [queries + pairs * rest, ...extents.slice(1)],
+          data: () => inOrder(pieces, [0, ...new Array<number>(pairs - 1).fill(queries * rowBytes)]),
         }
       : { shape: extents, data: () => pieces() };
     tensors.push({ name, dtype, ...tensor });

@@ -25,7 +25,7 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
 import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
-import { headShapeOf, type ModelShape, phiHiddenSize, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
 
 /** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
@@ -108,10 +108,10 @@ export class Attention {
     const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
-    // Queries, then keys and values of the compressed, the selected and the window branch.
-    this.#parts = isSparse
-      ? [query, { ...key, rotate: shape.nsa.cmpRope === 'before' }, value, key, value, key, value]
-      : [query, key, value];
+    // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
+    const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
+    const others = projectionPairs(shape) > 1 ? [key, value, key, value] : [];
+    this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
     this.projectionBias = shape.qkvBias ? store.zeros(`${name}.qkv_bias`, [width(this.#parts)]) : null;
@@ -171,7 +171,10 @@ export class Attention {
     const table = this.#rotations;
     const start = cache?.tokens.starts ?? 0;
     const { split, gates } = this.#project(tape, x, layout, { table, start });
-    const [q, newKeys, newValues, kSel, vSel, kWin, vWin] = split;
+    const [q, newKeys, newValues] = split;
+    const [kSel, vSel, kWin, vWin] = nsa.sharedKv
+      ? this.#shared(tape, newKeys, newValues, layout.tokens, { table, start })
+      : split.slice(3);
     // Blocks that began in cached tokens need the raw rows of those tokens.
     const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
     const rawValues = cache ? this.#join(tape, newValues, 'values', cache) : newValues;
@@ -188,7 +191,7 @@ export class Attention {
     if (cache) {
       storePages(tape.device, kCmp, vCmp, cache.pages('cmp', this.#layer), cache.blocks);
       storePages(tape.device, kSel, vSel, cache.pages('sel', this.#layer), cache.tokens);
-      storePages(tape.device, kWin, vWin, cache.pages('win', this.#layer), cache.tokens);
+      if (!nsa.sharedKv) storePages(tape.device, kWin, vWin, cache.pages('win', this.#layer), cache.tokens);
     }
     const attended =
       cache && !cache.isFresh
@@ -196,7 +199,7 @@ export class Attention {
         : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
     observer?.selected?.(this.#layer, attended.selected);
     const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
-    const done = new Set([...split, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates, ...branches]);
+    const done = new Set([...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates, ...branches]);
     for (const tensor of done) tape.drop(tensor);
     return attended.out;
   }
@@ -213,6 +216,13 @@ export class Attention {
     const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
     if (reads) observer?.reads?.(this.#layer, reads);
     return attended;
+  }
+
+  /** Keys and values of the selected and of the window branch when all branches share theirs. */
+  #shared(tape: Tape, keys: Tensor, values: Tensor, tokens: Sequences, rotary: RotaryOptions): Tensor[] {
+    // Without `before` the compressed branch reads them unrotated, and the others need their positions.
+    const rotated = this.#shape.nsa.cmpRope === 'before' ? keys : rotate(tape, keys, tokens, rotary);
+    return [rotated, values, rotated, values];
   }
 
   /** The cached raw rows followed by the new ones. The rows that later blocks need replace those in the cache. */

@@ -3,8 +3,8 @@
  * context.
  *
  * Per sequence and layer it holds keys and values of the selected branch for all tokens, of the window branch for the
- * last w tokens, the compressed keys and values, and the raw rows that future compressed blocks need. They are stored in
- * pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
+ * last w tokens (unless the branches share theirs: then the window reads those of the selected branch), the compressed
+ * keys and values, and the raw rows that future compressed blocks need. They are stored in pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
@@ -45,10 +45,10 @@ function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
   const { block, lanes } = pageSizes(device);
   const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
   if (shape.attention === 'dense') return new Map([['win', page(block)]]);
-  const { l, lSel } = shape.nsa;
+  const { l, lSel, sharedKv } = shape.nsa;
   return new Map([
     ['sel', page(lSel)],
-    ['win', page(block)],
+    ...(sharedKv ? [] : [['win', page(block)] as const]),
     ['cmp', page(block)],
     ['tail', { size: l, numbers: l * rawRow(heads) }],
   ]);
@@ -202,6 +202,36 @@ export class DecodeCache {
       // The last page of compressed keys is not full: each snapshot keeps its own.
       return kind === 'cmp' ? Math.ceil(tokens / d / size) + 1 : Math.ceil(tokens / size);
     });
+  }
+
+  /**
+   * Memory of the pages that the tokens of `sequence` from `from` on are in, in a fixed order: with those of the tokens
+   * before, all that a later token reads. `from` and the length are multiples of `pageTokens`.
+   */
+  blockPages({ lists, length }: CachedSequence, from: number): Tensor[] {
+    return [...this.#kinds].flatMap(([kind, { size }]) => {
+      const [first, end] = pagesOfBlock(kind, size, from, length, this.shape);
+      return listOf(lists, kind).memory(first, end);
+    });
+  }
+
+  /** Bytes of these pages for a block from token `from` to token `to`. */
+  blockPageBytes(from: number, to: number): number {
+    return this.#pageBytes((kind, size) => {
+      const [first, end] = pagesOfBlock(kind, size, from, to, this.shape);
+      return end - first;
+    });
+  }
+
+  /** Adds `count` tokens whose pages the caller fills (`blockPages`). */
+  append(sequence: CachedSequence, count: number): void {
+    makeRoom(sequence, sequence.length + count, this.#kinds, this.shape, false);
+    grow(sequence, count, this.#kinds, this.shape);
+  }
+
+  /** What determines the content of pages besides the weights: page sizes, layers and the number type. */
+  get layout(): readonly unknown[] {
+    return [this.dtype, this.shape.nLayers, ...this.#kinds];
   }
 
   /** The least number of tokens that fills whole pages of the selected branch and the window. */
@@ -382,7 +412,8 @@ export function cachedSparseAttention(
   const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
   const { selected } = cmp;
   const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
-  const win = pagedWindow(tape, q, cache.pages('win', layer), tokens, heads, sparse.w, reads?.win);
+  const windowPages = cache.pages(shape.nsa.sharedKv ? 'sel' : 'win', layer);
+  const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
   const out = combine(tape, gates, cmp.out, sel.out, win.out);
   for (const { lse } of [cmp, sel, win]) tape.drop(lse);
   return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
@@ -398,11 +429,22 @@ function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number
   return { tables, place: layer * numbers, size };
 }
 
+/** The pages `[first, end)` of one kind that tokens `from` to `to` of a sequence of `to` tokens are in. */
+function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape: ModelShape): [number, number] {
+  const { l, d } = shape.nsa;
+  if (kind === 'tail') return [0, 1];
+  if (kind === 'cmp')
+    return [Math.floor(compressedCount(from, l, d) / size), Math.ceil(compressedCount(to, l, d) / size)];
+  const first = kind === 'win' ? firstWindowPage(to, windowOf(shape), size) : 0;
+  return [Math.max(from / size, Math.min(first, to / size)), to / size];
+}
+
 /** Adds `count` written tokens, and releases window pages that no later token reads. */
 function grow(sequence: CachedSequence, count: number, kinds: ReadonlyMap<Kind, KindLayout>, shape: ModelShape): void {
   sequence.advance(count);
-  const { size } = listOf(kinds, 'win');
-  listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
+  const size = kinds.get('win')?.size;
+  if (size !== undefined)
+    listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
 }
 
 /** Allocates or copies the pages that tokens `sequence.length` to `end` (exclusive) are written to. */

@@ -41,6 +41,7 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
+  if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';
   const { heads, dv } = headShapeOf(shape);
   return stepRefusal(stepShape(shape), [shape.dim, heads * dv, hiddenSize(shape)]);

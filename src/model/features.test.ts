@@ -1,21 +1,22 @@
-/** Options of dense models (biases, norms of heads, scaled rotary positions, …) against float64: logits, gradients, decoding. */
+/** Options of models (biases, norms of heads, scaled rotary positions, forced blocks, …) against float64: logits, gradients, decoding. */
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
 import { prefill, readTokens } from '../infer/decode.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
-import { denseModelForward } from '../testing/dense-reference.js';
-import { devices, tolerance } from '../testing/devices.js';
+
+import { cpu, devices, tolerance } from '../testing/devices.js';
+import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues, relativeError } from '../testing/numbers.js';
-import { DecodeCache } from './cache.js';
+import { cacheBytes, DecodeCache } from './cache.js';
 import { LanguageModel } from './language-model.js';
-import { modelShape } from './shape.js';
+import { headShapeOf, modelShape } from './shape.js';
 
 const VOCABULARY = 40;
 const TOKENS = 70;
 const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32, rope_theta: 100 };
-const CASES: Record<string, object> = {
+const DENSE: Record<string, object> = {
   'a feed-forward of 37': { mlp_hidden: 37 },
   'bias of queries, keys and values': { qkv_bias: true },
   'norms of heads': { qk_norm: true, norm_eps: 1e-3 },
@@ -29,17 +30,36 @@ const CASES: Record<string, object> = {
     ...{ qk_norm: true, qkv_bias: true },
   },
 };
+const SPARSE: Record<string, object> = {
+  'sparse, its own block forced': { nsa: { n_sel: 3, init_blocks: 0, local_blocks: 1 } },
+  'sparse, two first and one last block forced': { nsa: { init_blocks: 2, local_blocks: 1 } },
+  'sparse, shared keys and values': { nsa: { shared_kv: true } },
+  'sparse, shared keys and values, rope before, as fla has it': {
+    nsa: { shared_kv: true, cmp_rope: 'before', gate: 'sigmoid', l: 8, d: 8, l_sel: 8 },
+  },
+  'sparse, shared keys and values, no rope, norms and bias': {
+    model: { qk_norm: true, qkv_bias: true },
+    nsa: { shared_kv: true, cmp_rope: 'none' },
+  },
+};
+const CASES: Record<string, { model?: object; nsa?: object }> = {
+  ...Object.fromEntries(
+    Object.entries(DENSE).map(([name, model]) => [name, { model: { attention: 'dense', ...model } }]),
+  ),
+  ...SPARSE,
+};
 
 const ids = Array.from({ length: TOKENS }, (_, t) => (t * 7 + (t % 5) * 3) % VOCABULARY);
 
-describe.each(devices())('dense models on $name', ({ device, dtype }) => {
+describe.each(devices())('models on $name', ({ device, dtype }) => {
   /** A model with every parameter away from its start: norms of 1 and biases of 0 would hide mistakes. */
-  function createModel(overrides: object) {
+  function createModel({ model: overrides, nsa }: { model?: object; nsa?: object }) {
     const config = parseConfig({
       model: {
         ...{ dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8 },
-        ...{ attention: 'dense', mlp: 'swiglu', mlp_ratio: 2, ...overrides },
+        ...{ mlp: 'swiglu', mlp_ratio: 2, ...overrides },
       },
+      nsa: { l: 8, d: 4, l_sel: 8, n_sel: 4, w: 12, ...nsa },
     });
     const shape = modelShape(config, VOCABULARY);
     const model = new LanguageModel(device(), shape, 1, dtype);
@@ -61,7 +81,7 @@ describe.each(devices())('dense models on $name', ({ device, dtype }) => {
 
   it.each(Object.keys(CASES))('have the logits of the reference, and decode as they prefill: %s', (name) => {
     const { model, shape, config, weights } = createModel(CASES[name]);
-    const { logits: expected } = denseModelForward(shape, weightOf(weights), ids);
+    const { logits: expected } = modelForward(shape, weightOf(weights), ids);
     const tape = new Tape(device(), { record: false });
     const tokens = new Sequences(device(), [TOKENS]);
     const layout = sparseLayout(tokens, config.nsa);
@@ -90,7 +110,7 @@ describe.each(devices())('dense models on $name', ({ device, dtype }) => {
     const layout = sparseLayout(tokens, config.nsa);
     const loss = model.loss(tape, tape.from(ids, [TOKENS], 'i32'), tape.from(targets, [TOKENS], 'i32'), { layout });
     tape.backward(loss);
-    const lossAt = () => meanLoss(denseModelForward(shape, weightOf(weights), ids).logits, targets);
+    const lossAt = () => meanLoss(modelForward(shape, weightOf(weights), ids).logits, targets);
     expect(Math.abs(loss.read()[0] - lossAt())).toBeLessThan(tolerance(dtype) * 10);
     // One direction for each parameter of the first block and of the last norm.
     for (const { name: parameter, gradient } of model.parameters) {
@@ -114,6 +134,16 @@ describe.each(devices())('dense models on $name', ({ device, dtype }) => {
     tape.end();
     for (const object of [layout, tokens, model]) object.free();
   });
+});
+
+it('shared keys and values take no pages for the window', () => {
+  const shapeOf = (shared_kv: boolean) => modelShape(parseConfig({ nsa: { shared_kv } }), VOCABULARY);
+  const device = cpu();
+  const [shared, own] = [true, false].map((isShared) => cacheBytes(shapeOf(isShared), device, 8192));
+  // Of 8,192 tokens the window keeps 512, in pages of 128.
+  const { groups, dk, dv } = headShapeOf(shapeOf(false));
+  const perToken = 4 * groups * (dk + dv) * shapeOf(false).nLayers;
+  expect((own - shared) / perToken).toBe(512);
 });
 
 function meanLoss(logits: Float64Array, targets: readonly number[]): number {

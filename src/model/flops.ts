@@ -5,14 +5,13 @@
  * can be compared with others'.
  */
 import { compressedCount } from '../ops/common/sequences.js';
-import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
 
 /** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */
 export function matrixParameters(shape: ModelShape): number {
   const { dim, nLayers, vocabSize, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const branches = shape.attention === 'nsa' ? 3 : 1;
-  const projections = dim * (heads * dk + branches * groups * (dk + dv) + heads * dv);
+  const projections = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv) + heads * dv);
   const gate = shape.attention === 'nsa' ? 3 * heads * dim : 0;
   const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
   return nLayers * (projections + gate + feedForward) + vocabSize * dim;

@@ -16,7 +16,8 @@ export function referenceParts(shape: ModelShape): ReferencePart[] {
   const key: ReferencePart = { heads: groups, size: dk, rotate: true, norm: 'k_norm' };
   const value: ReferencePart = { heads: groups, size: dv, rotate: false, norm: null };
   if (shape.attention === 'dense') return [query, key, value];
-  return [query, { ...key, rotate: shape.nsa.cmpRope === 'before' }, value, key, value, key, value];
+  const compressed: ReferencePart = { ...key, rotate: shape.nsa.cmpRope === 'before' };
+  return shape.nsa.sharedKv ? [query, compressed, value] : [query, compressed, value, key, value, key, value];
 }
 
 /**

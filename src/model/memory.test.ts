@@ -60,6 +60,8 @@ describe('memory estimate on the CPU', () => {
       'q/k norm and biases',
       { model: { qk_norm: true, qkv_bias: true, out_bias: true, mlp_bias: true, mlp_hidden: 333 } },
     ],
+    ['shared keys and values', { nsa: { shared_kv: true } }],
+    ['shared keys and values, rope before, phi conv', { nsa: { shared_kv: true, cmp_rope: 'before', phi: 'conv' } }],
     ['dense, q/k norm and bias', { model: { attention: 'dense', qk_norm: true, qkv_bias: true } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
   ])('%s: is within 10 %% of what a step takes', (_, overrides) => {
@@ -140,6 +142,8 @@ describe('memory estimate on a GPU', () => {
     ['dense with checkpointing', { model: { attention: 'dense' }, runtime: { gradient_checkpointing: true } }],
     ['swiglu, phi conv, tied', { model: { mlp: 'swiglu', tie_embeddings: true }, nsa: { phi: 'conv' } }],
     ['phi mlp', { nsa: { phi: 'mlp' } }],
+    ['shared keys and values', { nsa: { shared_kv: true } }],
+    ['shared keys and values, other forced blocks', { nsa: { shared_kv: true, init_blocks: 0 } }],
     ['heads that the fused kernels refuse', { model: { d_k: 40, d_v: 40 } }],
     ['fused kernels switched off', { runtime: { use_fa2: false } }],
     ['fp32', { runtime: { precision: 'fp32' } }],

@@ -12,7 +12,7 @@ import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
 import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
 import { kernelOptions } from './kernels.js';
-import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
 
 const FLOAT = 4;
 const BF16 = 2;
@@ -46,7 +46,7 @@ export function blockTensors(shape: ModelShape): number[] {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const isSparse = shape.attention === 'nsa';
-  const projection = dim * (heads * dk + (isSparse ? 3 : 1) * groups * (dk + dv));
+  const projection = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv));
   const bias = shape.qkvBias ? [projection / dim] : [];
   const norms = shape.qkNorm ? [dk, dk] : [];
   const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
@@ -181,17 +181,21 @@ function attentionKept(shape: ModelShape, bytes: number): number {
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
-  const isSparse = shape.attention === 'nsa';
+  const pairs = projectionPairs(shape);
   // Heads before their norm, and their 1/rms. The selected and the window branch keep their keys; compression may not.
-  const normed = shape.qkNorm ? heads + (isSparse ? 3 : 1) * groups : 0;
+  const normed = shape.qkNorm ? heads + pairs * groups : 0;
   const norm = bytes * (dim + normed * dk) + FLOAT * (1 + normed); // and 1/rms
   if (shape.attention === 'dense') return norm + bytes * (heads * dk + pair) + FLOAT * heads;
   const compressed = pair / nsa.d;
-  const raw = nsa.phi === 'conv' ? pair : 0;
+  // phi conv keeps its input. With shared keys and values only keys that are rotated later are a tensor of their own.
+  const input = pairs > 1 ? pair : nsa.cmpRope === 'before' ? 0 : groups * dk;
+  const raw = nsa.phi === 'conv' ? input : 0;
   const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
   const branches = 3 * heads * dv;
   const numbers = 3 * heads + 3 * heads + groups * nsa.nSel; // log-sum-exps, gates, selections
-  return norm + bytes * (heads * dk + 2 * pair + compressed + raw + unfolded + branches) + FLOAT * numbers;
+  return (
+    norm + bytes * (heads * dk + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
+  );
 }
 
 /** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
@@ -211,7 +215,7 @@ function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean):
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
   if (shape.attention === 'dense') return bytes * (heads * dv + heads * dk + pair);
-  const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : 3 * pair;
+  const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : projectionPairs(shape) * pair;
   return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
 }
 

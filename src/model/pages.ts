@@ -82,6 +82,14 @@ export class PageList {
     return (this.#pages[index]?.holders ?? 0) > 1;
   }
 
+  /** Memory of the pages `from` to `to` (exclusive), none of which was dropped. */
+  memory(from: number, to: number): Tensor[] {
+    return this.#pages.slice(from, to).map((page, i) => {
+      if (!page) throw new Error(`page ${from + i} was dropped`);
+      return page.memory;
+    });
+  }
+
   /** Releases the pages before `first`. */
   dropBefore(first: number): void {
     // Pages are dropped in order: the ones before the first null were dropped earlier.

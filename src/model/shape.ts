@@ -64,6 +64,8 @@ export interface SparseModelShape {
   readonly localBlocks: number;
   /** Tokens in the sliding window. */
   readonly w: number;
+  /** Whether the three branches have the same keys and values. */
+  readonly sharedKv: boolean;
   /** How a block becomes one compressed key and value. */
   readonly phi: 'avg' | 'conv' | 'mlp';
   /** Hidden size of phi mlp; null = 2 * dK. */
@@ -125,6 +127,7 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       initBlocks: nsa.init_blocks,
       localBlocks: nsa.local_blocks,
       w: nsa.w,
+      sharedKv: nsa.shared_kv,
       phi: nsa.phi,
       phiHidden: nsa.phi_hidden,
       cmpRope: nsa.cmp_rope,
@@ -185,6 +188,11 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
   const { l, d, lSel, nSel, w, initBlocks, localBlocks } = nsa;
   return { l, d, lSel, nSel, w, initBlocks, localBlocks };
+}
+
+/** Pairs of keys and values in the fused projection: one for each branch unless they share it. */
+export function projectionPairs({ attention, nsa }: ModelShape): number {
+  return attention === 'dense' || nsa.sharedKv ? 1 : 3;
 }
 
 /** Width of the feed-forward layer. */

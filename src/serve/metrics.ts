@@ -104,6 +104,10 @@ export class Metrics {
     one('generation_tokens_total', 'counter', 'Generated tokens.', this.#generationTokens);
     one('prefix_cache_queries_total', 'counter', 'Tokens looked up in the prefix cache.', stats.prefixQueries);
     one('prefix_cache_hits_total', 'counter', 'Tokens found in the prefix cache.', stats.prefixHits);
+    one('prefix_cache_file_hits_total', 'counter', 'Tokens found in files of the prefix cache.', stats.prefixFileHits);
+    one('prefix_cache_file_bytes', 'gauge', 'Bytes of the files of the prefix cache.', stats.prefixFileBytes);
+    one('prefix_cache_files_damaged_total', 'counter', 'Damaged files that were deleted.', stats.prefixFilesDamaged);
+    one('prefix_cache_file_errors_total', 'counter', 'Refusals of the file system.', stats.prefixFileErrors);
     add('request_success_total', 'counter', 'Requests that ended, by reason.', (full) =>
       Object.entries(this.#finished).map(([reason, count]) => `${full}{finished_reason="${reason}"} ${count}`),
     );

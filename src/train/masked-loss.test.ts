@@ -7,8 +7,8 @@ import { ChatSamples } from '../data/chats/samples.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
 import { crossEntropyForward } from '../ops/crossentropy/reference.js';
-import { denseModelForward } from '../testing/dense-reference.js';
 import { cpu } from '../testing/devices.js';
+import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues } from '../testing/numbers.js';
 import { BatchUploader } from './batches.js';
 import { LocalGradients, launchGradients, targetWeights, weightedLoss } from './step.js';
@@ -66,7 +66,7 @@ it('has the gradients of the float64 reference', () => {
     for (const { tokens, counted } of chats) {
       const ids = Array.from(tokens.subarray(0, -1));
       const targets = ids.map((_, t) => (counted[t + 1] === 1 ? tokens[t + 1] : IGNORED_TARGET));
-      const { losses } = crossEntropyForward(denseModelForward(shape, weight, ids).logits, targets, VOCABULARY);
+      const { losses } = crossEntropyForward(modelForward(shape, weight, ids).logits, targets, VOCABULARY);
       sum += losses.reduce((total, loss) => total + loss, 0);
       count += targets.filter((target) => target !== IGNORED_TARGET).length;
     }

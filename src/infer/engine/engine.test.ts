@@ -78,6 +78,13 @@ function randomRequest(next: () => number): EngineRequest {
   const logprobs = next() < 0.3 ? { logprobs: whole(4) } : {};
   const promptLogprobs = next() < 0.1 ? { promptLogprobs: 2 } : {};
   const temperature = next() < 0.3 ? 0 : 0.5 + next();
+  if (next() < 0.1)
+    return {
+      prompt,
+      maxNewTokens: 2 + whole(24),
+      sampling: { seed: whole(1e6) },
+      responseFormat: { type: 'json_object' },
+    };
   return {
     ...{ prompt, maxNewTokens: whole(24), ...logprobs, ...promptLogprobs, stop: next() < 0.2 ? ['e', 'ab'] : [] },
     ...{ minNewTokens: whole(4), ignoreSeparator: next() < 0.2, cacheSalt: next() < 0.2 ? 'other' : '' },

@@ -7,7 +7,7 @@
  * before it starts, so a request that runs never lacks pages.
  */
 import { freemem } from 'node:os';
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
@@ -18,8 +18,10 @@ import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generat
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
+import { modelFingerprint } from './fingerprint.js';
 import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
+import { PrefixFiles } from './prefix-files.js';
 import {
   type CheckedRequest,
   checkRequest,
@@ -46,6 +48,10 @@ export interface EngineOptions {
   readonly cacheBytes?: number;
   /** Memory for prefixes of earlier requests; 0 disables the prefix cache. Default 1 GiB, at most a quarter of the free memory. */
   readonly prefixCacheBytes?: number;
+  /** Folder that prefixes are also written to, to be found after a restart and by other processes. Default: none. */
+  readonly prefixCacheDir?: string;
+  /** Maximum bytes of the files in it; the least recently used are deleted first. Default 16 GiB. */
+  readonly prefixCacheDirBytes?: number;
 }
 
 /** The state of an engine at one moment. */
@@ -60,6 +66,12 @@ export interface EngineStats {
   /** Tokens of prompts that were looked up in the prefix cache, and those found. */
   readonly prefixQueries: number;
   readonly prefixHits: number;
+  /** Those of the found tokens that were read from `prefixCacheDir`, and the bytes of its files. */
+  readonly prefixFileHits: number;
+  readonly prefixFileBytes: number;
+  /** Damaged files that were deleted, and reads and writes that the file system refused. */
+  readonly prefixFilesDamaged: number;
+  readonly prefixFileErrors: number;
 }
 
 /** Continuous batching on one model. */
@@ -75,7 +87,7 @@ export interface Engine {
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
   /** Requests, memory and cache hits now. */
   stats(): EngineStats;
-  /** Cancels all requests and frees the cache. The model is the caller's. */
+  /** Cancels all requests, completes the files of `prefixCacheDir` and frees the cache. The model is the caller's. */
   close(): Promise<void>;
 }
 
@@ -103,6 +115,8 @@ interface Slot {
   readAt: number;
   cachedTokens: number;
   isCancelled: boolean;
+  /** While the beginning of the prompt is read from files. */
+  isLoading: boolean;
 }
 
 /** What a step reads for one request. */
@@ -126,7 +140,7 @@ class BatchEngine implements Engine {
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
-  readonly #options: Required<Omit<EngineOptions, 'prefixCacheBytes'>>;
+  readonly #options: Required<Omit<EngineOptions, `prefixCache${string}`>>;
   readonly #waiting: Slot[] = [];
   #running: Slot[] = [];
   #waitingTokens = 0;
@@ -165,8 +179,19 @@ class BatchEngine implements Engine {
     if (this.maxTokens < 2)
       throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
     this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes };
-    this.#prefixes =
-      prefixCacheBytes > 0 ? new PrefixCache(this.#cache, prefixBlock(this.#cache, tile), prefixCacheBytes) : null;
+    this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
+    if (!this.#prefixes && options.prefixCacheDir !== undefined)
+      throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
+  }
+
+  #createPrefixes(bytes: number, tile: number, options: EngineOptions): PrefixCache {
+    const block = prefixBlock(this.#cache, tile);
+    const { prefixCacheDir, prefixCacheDirBytes = 16 * GIB } = options;
+    if (prefixCacheDir === undefined) return new PrefixCache(this.#cache, block, bytes);
+    const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
+    const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
+    fingerprint.catch(() => {}); // thrown when the first request opens the cache
+    return new PrefixCache(this.#cache, block, bytes, { files, fingerprint });
   }
 
   get failure(): string | null {
@@ -204,10 +229,13 @@ class BatchEngine implements Engine {
   }
 
   stats(): EngineStats {
+    const files = this.#prefixes?.files?.stats;
     return {
       ...{ running: this.#running.length, waiting: this.#waiting.length, pageBytes: this.#cache.bytes },
       ...{ reservedBytes: this.#reserved, cacheBytes: this.#options.cacheBytes },
       ...{ prefixQueries: this.#prefixes?.queries ?? 0, prefixHits: this.#prefixes?.hits ?? 0 },
+      ...{ prefixFileHits: this.#prefixes?.fileHits ?? 0, prefixFileBytes: files?.bytes ?? 0 },
+      ...{ prefixFilesDamaged: files?.damaged ?? 0, prefixFileErrors: files?.errors ?? 0 },
     };
   }
 
@@ -215,7 +243,7 @@ class BatchEngine implements Engine {
     this.#isClosed = true;
     for (const slot of [...this.#waiting, ...this.#running]) slot.isCancelled = true;
     await this.#loop;
-    this.#prefixes?.free();
+    await this.#prefixes?.close();
     this.#decoder?.free();
   }
 
@@ -223,7 +251,7 @@ class BatchEngine implements Engine {
     const { tokenizer } = this.#source;
     const slot: Slot = {
       ...{ request, reserved, submittedAt: performance.now(), promptLogprobs: [], cached: null, mask: null },
-      ...{ startedAt: 0, readAt: 0, cachedTokens: 0, isCancelled: false },
+      ...{ startedAt: 0, readAt: 0, cachedTokens: 0, isCancelled: false, isLoading: false },
       sequence: new GeneratedSequence(
         0,
         [...request.prompt],
@@ -243,9 +271,11 @@ class BatchEngine implements Engine {
   async #run(): Promise<void> {
     await setImmediate(); // requests that are submitted together start together
     try {
+      await this.#prefixes?.open();
       while (this.#waiting.length + this.#running.length > 0) {
         this.#step();
-        await setImmediate();
+        const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
+        await (isIdle ? setTimeout(1) : setImmediate());
       }
     } catch (error) {
       this.#fail(error);
@@ -262,6 +292,7 @@ class BatchEngine implements Engine {
   }
 
   #step(): void {
+    if (this.#failure) throw this.#failure;
     this.#dropCancelled();
     this.#admit();
     const shares = this.#plan();
@@ -315,6 +346,25 @@ class BatchEngine implements Engine {
     slot.startedAt = performance.now();
     this.#running.push(slot);
     if (slot.cachedTokens > 0) this.#progress(slot);
+    const prefixes = promptLogprobs === null && this.#prefixes?.files ? this.#prefixes : null;
+    const { length } = slot.cached;
+    if (prefixes && length + prefixes.untilBlock(length) < prompt.length) void this.#load(prefixes, slot, slot.cached);
+  }
+
+  /** Continues the cached part of a prompt with blocks from files; the request takes part in steps again after that. */
+  async #load(prefixes: PrefixCache, slot: Slot, cached: CachedSequence): Promise<void> {
+    const isWanted = () => slot.cached === cached;
+    const { cacheSalt, prompt } = slot.request;
+    slot.isLoading = true;
+    try {
+      await prefixes.load(cacheSalt, prompt, cached, isWanted);
+    } catch (error) {
+      this.#failure ??= error;
+    }
+    slot.isLoading = false;
+    if (!isWanted() || cached.length === slot.cachedTokens) return;
+    slot.cachedTokens = cached.length;
+    this.#progress(slot);
   }
 
   /** A token of every request that generates, and at most `tile` tokens of prompts, the oldest request first. */
@@ -323,7 +373,7 @@ class BatchEngine implements Engine {
     const shares: Share[] = [];
     for (const slot of this.#running) {
       const { cached, request, sequence } = slot;
-      if (!cached) continue;
+      if (!cached || slot.isLoading) continue;
       const unread = sequence.context.length - cached.length;
       const isPrompt = cached.length < request.prompt.length;
       const count = isPrompt ? Math.min(left, unread, this.#prefixes?.untilBlock(cached.length) ?? unread) : 1;

@@ -5,15 +5,30 @@
  * own block added: keys of the selected and the compressed branch, the window, and the raw rows at the end of the block.
  * Nodes form a tree, named by a hash over the salt and all tokens from the start. Only leaves are evicted, the least
  * recently used first, so that the cost of a node stays the cost of one block.
+ *
+ * With files, every node is also written to disk in the background, a file holding the pages of its own block. Pages are
+ * copied between steps, a few MiB at a time.
  */
 import { createHash } from 'node:crypto';
+import { setImmediate } from 'node:timers/promises';
 import type { CachedSequence, DecodeCache } from '../../model/cache.js';
+import { PIECE, type PrefixFiles } from './prefix-files.js';
 
 interface Node {
+  readonly key: string;
   readonly parent: Node | null;
   readonly sequence: CachedSequence;
   children: number;
   usedAt: number;
+  /** Time of use of its file [s since 1970]; 0 before the first. */
+  fileTime: number;
+}
+
+/** Where prefixes are stored besides memory. */
+export interface PrefixStorage {
+  readonly files: PrefixFiles;
+  /** Identifies everything that the content of pages depends on besides tokens, as hex digits. */
+  readonly fingerprint: Promise<string>;
 }
 
 /** Tokens of a block: a multiple of the page sizes, so that a node shares whole pages, and at least `tile`. */
@@ -22,18 +37,43 @@ export function prefixBlock(cache: DecodeCache, tile: number): number {
   return Math.ceil(tile / unit) * unit;
 }
 
+/** Files are younger than those of the next block by this [s]: the end of a text is deleted before its beginning. */
+const DEPTH_TIME = 1e-5;
+/** The time of use of a file is exact to this [s]. */
+const TIME_RESOLUTION = 60;
+/** Files that are read ahead of the one that is needed next. */
+const READ_AHEAD = 4;
+
 export class PrefixCache {
-  /** Tokens looked up, and tokens found. */
+  /** Tokens looked up, tokens found, and those of them that came from files. */
   queries = 0;
   hits = 0;
+  fileHits = 0;
+  readonly #cache: DecodeCache;
   readonly #block: number;
   readonly #most: number;
+  readonly #storage: PrefixStorage | null;
   readonly #nodes = new Map<string, Node>();
+  readonly #unwritten = new Set<Node>();
+  #writer: Promise<void> | null = null;
+  #failure: unknown = null;
+  #fingerprint = '';
   #clock = 0;
 
-  constructor(cache: DecodeCache, block: number, bytes: number) {
+  constructor(cache: DecodeCache, block: number, bytes: number, storage: PrefixStorage | null = null) {
+    this.#cache = cache;
     this.#block = block;
     this.#most = Math.floor(bytes / cache.blockBytes(block));
+    this.#storage = storage;
+  }
+
+  /** Waits for the fingerprint. No other method may be called before. */
+  async open(): Promise<void> {
+    this.#fingerprint = (await this.#storage?.fingerprint) ?? '';
+  }
+
+  get files(): PrefixFiles | null {
+    return this.#storage?.files ?? null;
   }
 
   /** Tokens from `length` to the end of its block: a pass ends there, so that the prefix can be kept. */
@@ -41,11 +81,11 @@ export class PrefixCache {
     return this.#block - (length % this.#block);
   }
 
-  /** A fork of the longest known prefix of `tokens`, shorter than all of them; null if there is none. */
+  /** A fork of the longest prefix of `tokens` in memory, shorter than all of them; null if there is none. */
   longest(salt: string, tokens: readonly number[]): CachedSequence | null {
     this.queries += tokens.length;
     let found: Node | null = null;
-    const name = new PrefixName(salt, this.#block);
+    const name = this.#name(salt);
     for (let end = this.#block; end < tokens.length; end += this.#block) {
       const node = this.#nodes.get(name.extend(tokens, end));
       if (!node) break;
@@ -57,11 +97,49 @@ export class PrefixCache {
     return found.sequence.fork();
   }
 
+  /** Extends `sequence`, which holds a prefix of `tokens` of whole blocks, by blocks from files while `isWanted`. */
+  async load(
+    salt: string,
+    tokens: readonly number[],
+    sequence: CachedSequence,
+    isWanted: () => boolean,
+  ): Promise<void> {
+    const { files } = this;
+    if (!files) return;
+    const name = this.#name(salt);
+    const start = sequence.length;
+    const keys: string[] = [];
+    for (let end = this.#block; end < tokens.length; end += this.#block) {
+      const key = name.extend(tokens, end);
+      if (end > start) keys.push(key);
+    }
+    const reads: Promise<Uint8Array | null>[] = [];
+    let copied = 0;
+    for (let i = 0; i < keys.length; i++) {
+      for (let next = reads.length; next < keys.length && next < i + READ_AHEAD; next++) {
+        const from = start + next * this.#block;
+        reads.push(files.read(keys[next], this.#cache.blockPageBytes(from, from + this.#block)));
+      }
+      const content = await reads[i];
+      if (!content || !isWanted()) break;
+      this.#append(sequence, content);
+      this.hits += this.#block;
+      this.fileHits += this.#block;
+      this.keep(salt, tokens, sequence);
+      copied += content.length;
+      if (copied < PIECE) continue;
+      copied = 0;
+      await setImmediate(); // steps of other requests come first
+      if (!isWanted()) break;
+    }
+    await Promise.all(reads);
+  }
+
   /** Keeps the prefix that `sequence` holds, if it ends with a block. `tokens`: at least those it has read. */
   keep(salt: string, tokens: readonly number[], sequence: CachedSequence): void {
     const { length } = sequence;
     if (length % this.#block !== 0 || this.#most === 0) return;
-    const name = new PrefixName(salt, this.#block);
+    const name = this.#name(salt);
     let [parent, key]: [Node | null, string] = [null, ''];
     for (let end = this.#block; end <= length; end += this.#block) {
       key = name.extend(tokens, end);
@@ -78,32 +156,105 @@ export class PrefixCache {
     if (parent) this.#touch(parent);
     if (this.#nodes.size >= this.#most && !this.#evict(parent)) return;
     if (parent) parent.children += 1;
-    this.#nodes.set(key, { parent, sequence: sequence.fork(), children: 0, usedAt: this.#clock });
+    const node = { key, parent, sequence: sequence.fork(), children: 0, usedAt: this.#clock, fileTime: 0 };
+    this.#nodes.set(key, node);
+    this.#store(node);
   }
 
-  free(): void {
+  /** Waits until all prefixes are in files, and frees the memory. */
+  async close(): Promise<void> {
+    while (this.#writer) await this.#writer;
     for (const { sequence } of this.#nodes.values()) sequence.free();
     this.#nodes.clear();
+  }
+
+  #name(salt: string): PrefixName {
+    return new PrefixName(this.#fingerprint + salt, this.#block);
   }
 
   #touch(node: Node): void {
     this.#clock += 1;
     for (let at: Node | null = node; at; at = at.parent) at.usedAt = this.#clock;
+    this.#store(node);
   }
 
   /** Frees the least recently used leaf other than `spared`; false if there is none. */
   #evict(spared: Node | null): boolean {
-    let oldest: [string, Node] | null = null;
-    for (const entry of this.#nodes) {
-      const [, node] = entry;
-      if (node.children === 0 && node !== spared && (!oldest || node.usedAt < oldest[1].usedAt)) oldest = entry;
-    }
+    let oldest: Node | null = null;
+    for (const node of this.#nodes.values())
+      if (node.children === 0 && node !== spared && (!oldest || node.usedAt < oldest.usedAt)) oldest = node;
     if (!oldest) return false;
-    const [key, { sequence, parent }] = oldest;
+    const { key, sequence, parent } = oldest;
     sequence.free();
     if (parent) parent.children -= 1;
     this.#nodes.delete(key);
+    this.#unwritten.delete(oldest);
     return true;
+  }
+
+  /** Has the files of a node and its ancestors written, or their time of use updated if that is long ago. */
+  #store(node: Node): void {
+    if (!this.files) return;
+    if (this.#failure) throw this.#failure;
+    const chain: Node[] = [];
+    for (let at: Node | null = node; at; at = at.parent) chain.unshift(at);
+    const now = Date.now() / 1000;
+    const isOld = chain[0].fileTime < now - TIME_RESOLUTION;
+    for (const [i, one] of chain.entries()) {
+      if (!isOld && one.fileTime > 0) continue;
+      one.fileTime = i === 0 ? now : chain[i - 1].fileTime - DEPTH_TIME;
+      this.#unwritten.add(one);
+    }
+    this.#writer ??= this.#write(this.files);
+  }
+
+  /** Writes in the order of use, so that a block is never in a file without those before it. */
+  async #write(files: PrefixFiles): Promise<void> {
+    try {
+      await setImmediate();
+      for (const node of this.#unwritten) {
+        this.#unwritten.delete(node);
+        await this.#writeNode(files, node);
+      }
+    } catch (error) {
+      this.#failure = error; // not of the file system: thrown by the next use of the cache
+    } finally {
+      this.#writer = null;
+    }
+  }
+
+  async #writeNode(files: PrefixFiles, { key, sequence, fileTime }: Node): Promise<void> {
+    const from = sequence.length - this.#block;
+    const held = sequence.fork(); // the node may be evicted while it is written
+    try {
+      const bytes = this.#cache.blockPageBytes(from, held.length);
+      await files.write(key, bytes, fileTime, (content) => this.#copy(held, from, content));
+    } finally {
+      held.free();
+    }
+  }
+
+  async #copy(sequence: CachedSequence, from: number, into: Uint8Array): Promise<void> {
+    let [offset, copied] = [0, 0];
+    for (const page of this.#cache.blockPages(sequence, from)) {
+      if (copied + page.bytes > PIECE) {
+        await setImmediate();
+        copied = 0;
+      }
+      page.device.download(page.pointer, into.subarray(offset, offset + page.bytes));
+      offset += page.bytes;
+      copied += page.bytes;
+    }
+  }
+
+  #append(sequence: CachedSequence, content: Uint8Array): void {
+    const from = sequence.length;
+    this.#cache.append(sequence, this.#block);
+    let offset = 0;
+    for (const page of this.#cache.blockPages(sequence, from)) {
+      page.writeBytes(content.subarray(offset, offset + page.bytes));
+      offset += page.bytes;
+    }
   }
 }
 
@@ -112,9 +263,9 @@ class PrefixName {
   readonly #block: number;
   #hash: string;
 
-  constructor(salt: string, block: number) {
+  constructor(start: string, block: number) {
     this.#block = block;
-    this.#hash = createHash('sha256').update(salt).digest('hex');
+    this.#hash = createHash('sha256').update(start).digest('hex');
   }
 
   /** The name of the prefix of `end` tokens; `end` grows by one block from call to call. */

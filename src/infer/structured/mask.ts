@@ -132,14 +132,15 @@ export class StructuredMask implements TokenMask {
 
   apply(logits: Float32Array): void {
     const parts = this.#state.configurations.map((configuration) => this.#tokens(configuration));
-    const kept = parts.flatMap(({ more }) => [...more]);
-    if (this.#state.isEnd) kept.push(...this.#options.endTokens);
-    const values = kept.map((token) => logits[token]);
+    const kept = parts.map(({ more }) => more);
+    if (this.#state.isEnd) kept.push(Int32Array.from(this.#options.endTokens));
+    const values = kept.map((tokens) => Float32Array.from(tokens, (token) => logits[token]));
     forbid(
       logits,
       parts.flatMap(({ shared }) => (shared ? [shared] : [])),
     );
-    for (const [i, token] of kept.entries()) logits[token] = values[i];
+    for (const [i, tokens] of kept.entries())
+      for (let at = 0; at < tokens.length; at++) logits[tokens[at]] = values[i][at];
   }
 
   narrow(token: number, logits: Float32Array): boolean {
@@ -218,9 +219,10 @@ function forbid(logits: Float32Array, sets: readonly Uint32Array[]): void {
   for (let word = 0; word * 32 < logits.length; word++) {
     let bits = 0;
     for (const set of sets) bits |= set[word];
-    if (bits === -1) continue;
-    const end = Math.min(32, logits.length - word * 32);
-    for (let bit = 0; bit < end; bit++)
-      if (((bits >>> bit) & 1) === 0) logits[word * 32 + bit] = Number.NEGATIVE_INFINITY;
+    const first = word * 32;
+    for (let forbidden = ~bits; forbidden !== 0; forbidden &= forbidden - 1) {
+      const token = first + 31 - Math.clz32(forbidden & -forbidden);
+      if (token < logits.length) logits[token] = Number.NEGATIVE_INFINITY;
+    }
   }
 }
