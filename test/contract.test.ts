@@ -303,9 +303,12 @@ function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
   const path = data?.['path'];
   if (path === 'many' || path === 'other' || path === 'stream') writeDocuments(String(path));
   const outDir = train?.['out_dir'];
+  const paths = Object.fromEntries(
+    ['path', 'val_path'].filter((key) => data?.[key]).map((key) => [key, join(folder.path, String(data![key]))]),
+  );
   return {
     ...rest,
-    ...(data && { data: { ...data, ...(path !== undefined && { path: join(folder.path, String(path)) }) } }),
+    ...(data && { data: { ...data, ...paths } }),
     ...(train && { train: { ...train, ...(outDir !== undefined && { out_dir: join(folder.path, String(outDir)) }) } }),
   };
 }

@@ -89,6 +89,7 @@ const validationProjects = [];
 for (const project of order) {
   if (parts.train.bytes + parts.val.bytes >= wanted) break;
   const files = firstBytes(projects.get(project), limit < total ? wanted * ONE_PROJECT_SHARE : total);
+  if (files.length === 0) continue;
   const bytes = files.reduce((sum, file) => sum + file.bytes, 0);
   // A project larger than the whole validation part would be all of it.
   const isValidation = parts.val.bytes < validationShare * wanted && bytes < 0.5 * validationShare * wanted;
@@ -204,7 +205,7 @@ function write(project, files, part) {
     languages[file.language] = (languages[file.language] ?? 0) + file.bytes;
   }
   end();
-  if (files.length > 0) sum.projects++;
+  sum.projects++;
 }
 
 function digest(text) {

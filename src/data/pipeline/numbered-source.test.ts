@@ -62,6 +62,9 @@ describe('openNumberedSource', () => {
         `data.val_path: ${other} has 46 tokens, too few for a sample of 51; add text or lower train.seq_len (--seq-len)`,
       ),
     );
+    await expect(open({ source: 'text', path: other, val_path: folder.path('nothing') })).rejects.toThrow(
+      `data.val_path: no such file or folder: ${folder.path('nothing')}`,
+    );
     expect(() => open({ source: 'synthetic', path: null, val_path: other })).toThrow(
       'data.val_path: not read by data.source synthetic; one of text, jsonl, tokens reads it',
     );

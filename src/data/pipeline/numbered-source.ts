@@ -53,7 +53,7 @@ export async function openNumberedSource(
   const readers = [await openShards(config, tokenizer, options, paths)];
   try {
     if (val_path !== null && options.evaluate !== 'all')
-      readers.push(await openShards({ ...config, data: { ...config.data, path: val_path } }, tokenizer, options));
+      readers.push(await openValidationShards(config, val_path, tokenizer, options));
     for (const reader of readers) checkTokenizer(reader, config.data.tokenizer, tokenizer);
     return openStream(config, readers[0], readers[1], tokenizer, options);
   } catch (error) {
@@ -139,6 +139,21 @@ async function openShards(
   });
   for (const line of describeFiles(spec, report)) options.onNotice?.(line);
   return reader;
+}
+
+/** As openShards, from `data.val_path`; messages name that key. */
+async function openValidationShards(
+  config: Config,
+  path: string,
+  tokenizer: Tokenizer,
+  options: OpenOptions,
+): Promise<ShardReader> {
+  try {
+    return await openShards({ ...config, data: { ...config.data, path } }, tokenizer, options);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new UsageError(error.message.replace(/^data\.path:/, 'data.val_path:'), { cause: error });
+  }
 }
 
 function checkTokenizer({ folder, index }: ShardReader, name: string, { identity }: Tokenizer): void {
