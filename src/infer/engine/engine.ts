@@ -6,7 +6,6 @@
  * only, in an order that does not depend on the batch or the tile. A request gets memory for its longest possible text
  * before it starts, so a request that runs never lacks pages.
  */
-import { freemem } from 'node:os';
 import { setImmediate, setTimeout } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
@@ -45,7 +44,7 @@ export interface EngineOptions {
   readonly maxQueuedTokens?: number;
   /** Tokens of prompts that one step reads. Default 256 on the CPU, 2048 on CUDA. */
   readonly tile?: number;
-  /** Memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of the free memory. */
+  /** Device memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of what is free. */
   readonly cacheBytes?: number;
   /** Memory for prefixes of earlier requests; 0 disables the prefix cache. Default 1 GiB, at most a quarter of the free memory. */
   readonly prefixCacheBytes?: number;
@@ -189,7 +188,8 @@ class BatchEngine implements Engine {
         throw new UsageError(`${name}: ${value} is not a positive integer`);
     this.maxContext = maxContext;
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
-    const { cacheBytes = Math.min(needed, freemem() / 2), prefixCacheBytes = Math.min(GIB, freemem() / 4) } = options;
+    const free = model.device.freeBytes();
+    const { cacheBytes = Math.min(needed, free / 2), prefixCacheBytes = Math.min(GIB, free / 4) } = options;
     this.maxBatch = maxBatch;
     this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
     if (this.maxTokens < 2)
