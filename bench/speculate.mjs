@@ -69,7 +69,7 @@ async function gain() {
   const line = 'Mia found the red ball under the old tree. ';
   const prompts = {
     'repeats itself': line.repeat(12) + line.slice(0, 9),
-    ordinary: 'Once there was a small boat on a wide lake, and nobody knew who had left it there. Mia',
+    ordinary: 'Once there was a small boat on a wide lake, and the children asked who had left it there. Mia',
   };
   console.log('prompt, sampling                  tok/s off   tok/s on   gain   accepted of guessed   same tokens');
   for (const [name, text] of Object.entries(prompts))

@@ -11,7 +11,7 @@ const LONGEST_PAUSE = 16;
 export class PromptLookup {
   readonly #context: readonly number[];
   readonly #most: number;
-  /** For each of `SIZES`, by hash of so many tokens: where the token after their last occurrence is. */
+  /** For each of `SIZES`, by hash of that number of tokens: where the token after their last occurrence is. */
   readonly #places = SIZES.map(() => new Map<number, number>());
   /** Places up to this one are entered. */
   #entered = 0;
