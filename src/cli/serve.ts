@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { basename, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
+import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
@@ -78,7 +79,8 @@ request. Everything else goes to stderr. SIGTERM and SIGINT stop accepting,
 finish what runs, and exit with 0.
 
 Routes: /v1/completions /v1/chat/completions /v1/models /tokenize /detokenize
-/health /metrics. docs/guide/serve.md shows clients, proxies and services.
+/health /metrics, and / with a playground for browsers. docs/guide/serve.md
+shows clients, proxies and services.
 
 Examples:
   trefoil serve --model artifacts/quickstart
@@ -99,6 +101,7 @@ async function run(options: Options, io: Io): Promise<void> {
   const server = await startServer(null, {
     ...{ id, host: options.host, port: options.port, keys, maxQueued, ...chatTemplate },
     ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
+    pages: loadAssets(keys.length > 0 ? ['model', 'key'] : ['model']),
     log: (line) => (host ? io.out(line) : io.err(line)),
   });
   io.err(`loading ${model}: ${server.url}/health answers 503 until it is ready`);

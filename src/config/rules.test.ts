@@ -1,6 +1,6 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { cpuMs } from '../testing/cpu-time.js';
+import fc from '../testing/properties.js';
 import { relationProblems } from './rules.js';
 import { type Config, configShape } from './schema.js';
 

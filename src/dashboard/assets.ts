@@ -1,11 +1,11 @@
 /** The files of the web application, which scripts/build.mjs bundles into dist/dashboard/web. */
 import { existsSync, readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
+import type { ServedPage } from '../serve/server.js';
+import { HEADERS } from './security.js';
 
-export interface Asset {
-  readonly type: string;
-  readonly content: Buffer;
-}
+/** What the server behind the pages has: runs, a model, a key that requests to the model need. */
+export type Part = 'runs' | 'model' | 'key';
 
 /** By path of the URL. */
 const FILES: Readonly<Record<string, { readonly file: string; readonly type: string }>> = {
@@ -21,13 +21,17 @@ export function webFolder(): URL {
   return new URL(isSource ? '../../dist/dashboard/web/' : './web/', import.meta.url);
 }
 
-export function loadAssets(): ReadonlyMap<string, Asset> {
+/** The pages of a server. They read `parts` from a meta element: a request that fails would be an error in the console. */
+export function loadAssets(parts: readonly Part[]): ReadonlyMap<string, ServedPage> {
   const folder = webFolder();
-  const assets = new Map<string, Asset>();
+  const assets = new Map<string, ServedPage>();
   for (const [path, { file, type }] of Object.entries(FILES)) {
     const url = new URL(file, folder);
     if (!existsSync(url)) throw new UsageError('the pages of the dashboard are not built; run npm run build');
-    assets.set(path, { type, content: readFileSync(url) });
+    const bytes = readFileSync(url);
+    const content = path === '/' ? Buffer.from(bytes.toString().replace('PARTS', parts.join(' '))) : bytes;
+    const headers = { ...HEADERS, 'Content-Type': type, 'Content-Length': String(content.length) };
+    assets.set(path, { headers, content });
   }
   return assets;
 }

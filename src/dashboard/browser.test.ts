@@ -5,14 +5,21 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { createTokenizer } from '../data/tokenizer.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { traceText, writeTrace } from '../infer/trace.js';
 import { acquireLock, type RunLock } from '../run/lock.js';
 import { HeartbeatWriter } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';
+import { LocalHost } from '../serve/host.js';
+import { type RunningServer, startServer } from '../serve/server.js';
 import { resolveThresholds } from '../watch/thresholds.js';
+import { loadAssets } from './assets.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
+
+/** Longer than a busy machine takes for anything. */
+const PATIENCE_MS = 300_000;
 
 const NAMES = ['chromium', 'chromium-browser', 'google-chrome'];
 const executablePath = (process.env['PATH'] ?? '')
@@ -25,6 +32,13 @@ if (reason) console.warn(`skipped: the pages of the dashboard: ${reason}`);
 const HOSTILE = '<img src=x onerror=alert(1)>';
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 let folder: string;
+const config = tinyConfig();
+const model = tinyModel(config);
+/** The model of the playground, in this thread. */
+const host = new LocalHost({ config, model, tokenizer: createTokenizer('byte') }, { maxContext: 4000 });
+const KEY = 'a-key-for-the-tests';
+const TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}';
+let server: RunningServer;
 let dashboard: Dashboard;
 let browser: Browser;
 let lock: RunLock;
@@ -40,7 +54,9 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     folder = mkdtempSync(join(tmpdir(), 'trefoil-pages-'));
     writeExampleRun(live(), { steps: 3000, planned: 6000, spikeAt: 1500 });
     lock = acquireLock(runPaths(live()).lock);
-    writeExampleRun(join(folder, 'other'), { steps: 400, seed: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 });
+    writeExampleRun(join(folder, 'other'), {
+      ...{ steps: 400, seed: 2, ranks: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 },
+    });
     const hostile = join(folder, HOSTILE);
     mkdirSync(hostile);
     const beat = { ts: 1, iso: '', pid: 1, rank: 0, step: 3, msg: 'stop', detail: '<script>alert(2)</script>' };
@@ -48,24 +64,29 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     writeFileSync(runPaths(hostile).config, 'train:\n  note: "<b onclick=alert(3)>bold</b>"\n');
     mkdirSync(join(folder, 'broken'));
     mkdirSync(runPaths(join(folder, 'broken')).heartbeat(0));
-    const config = tinyConfig();
-    const model = tinyModel(config);
     const text = `${'def f(x):\n    return x + 1\n'.repeat(8)}<i>f(2)</i>`;
     mkdirSync(join(live(), 'traces'));
     writeTrace(join(live(), 'traces', 'code.safetensors'), model, traceText(model, [...Buffer.from(text)]), {
       ...{ model: 'tiny', step: 7, pieces: [...text] },
     });
-    model.free();
     const needle = [0, 50, 100].flatMap((depth) =>
       [256, 1024].map((length) => ({ without: null, length, depth, trials: 10, correct: 9, accuracy: 0.9 })),
     );
     writeFileSync(join(live(), 'needle.json'), JSON.stringify({ rows: needle }));
-    dashboard = await startDashboard({ dir: folder, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}) });
-    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'] });
+    dashboard = await startDashboard({
+      ...{ dir: folder, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}), model: { host, id: 'tiny' } },
+    });
+    server = await startServer(host, {
+      ...{ id: 'tiny', port: 0, keys: [KEY], chatTemplate: TEMPLATE, pages: loadAssets(['model', 'key']) },
+    });
+    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'], timeout: PATIENCE_MS });
   });
   afterAll(async () => {
     await browser.close();
     await dashboard.close();
+    await server.drain(0);
+    await host.close();
+    model.free();
     lock.release();
     rmSync(folder, { recursive: true, force: true });
   });
@@ -74,7 +95,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     problems = [];
     context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, reducedMotion: 'reduce' });
     page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(PATIENCE_MS);
     page.on('console', (message) => {
       if (['error', 'warning'].includes(message.type())) problems.push(message.text());
     });
@@ -84,7 +105,8 @@ describe.skipIf(reason !== undefined)('the pages', () => {
       void dialog.dismiss();
     });
     page.on('request', (request) => {
-      if (!request.url().startsWith(dashboard.url)) problems.push(`request to ${request.url()}`);
+      const isOwn = [dashboard.url, server.url].some((url) => request.url().startsWith(url));
+      if (!isOwn) problems.push(`request to ${request.url()}`);
     });
   }
 
@@ -160,6 +182,16 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(await page.locator('.sample').textContent()).not.toBe('');
   });
 
+  it('draw the ranks of a run over each other', async () => {
+    await go(run('other'));
+    await page.getByLabel('Ranks').selectOption('all ranks');
+    const legend = page.locator('.chart', { hasText: 'Throughput' }).locator('.legend-name');
+    await expect.poll(() => legend.allTextContents()).toEqual(['rank 0', 'rank 1']);
+    // training.csv is that of rank 0.
+    const rate = page.locator('.chart', { hasText: 'Learning rate' }).locator('.legend-name');
+    expect(await rate.allTextContents()).toEqual(['rank 0']);
+  });
+
   it('are used by keyboard alone: from the table to a zoomed chart and back', async () => {
     await go('');
     await page.getByRole('link', { name: 'live' }).waitFor();
@@ -210,6 +242,86 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     await page.getByText('No traces yet').waitFor();
   });
 
+  /** A short text in the playground, with the alternatives of a token. */
+  async function fillOutput(): Promise<void> {
+    await page.getByLabel('Maximum tokens').fill('20');
+    await page.getByLabel('Seed').fill('5');
+    await page.getByRole('button', { name: 'Generate' }).click();
+    await page.getByText('ended at the limit of tokens').waitFor();
+    await page.locator('.token-text').focus();
+    await page.keyboard.press('End');
+    await page.locator('.alternatives li').first().waitFor();
+  }
+
+  it('generate in the playground by keyboard, list alternatives, take one, and stop', async () => {
+    await go('');
+    await page.getByRole('link', { name: 'live' }).waitFor();
+    const focused = () => page.evaluate<string>(`document.activeElement?.textContent ?? ''`);
+    for (let i = 0; i < 60 && (await focused()) !== 'Playground'; i++) await page.keyboard.press('Tab');
+    await page.keyboard.press('Enter');
+    await page.getByRole('heading', { name: 'Playground' }).waitFor();
+    const inPrompt = () => page.evaluate<boolean>(`document.activeElement?.tagName === 'TEXTAREA'`);
+    for (let i = 0; i < 60 && !(await inPrompt()); i++) await page.keyboard.press('Tab');
+    await page.keyboard.type('def f(x): ');
+    await page.getByLabel('Maximum tokens').fill('20');
+    await page.getByLabel('Seed').fill('5');
+    await page.getByLabel('Prompt').focus();
+    await page.keyboard.press('Control+Enter');
+    await expect.poll(() => page.locator('.status').textContent()).toMatch(/limit of tokens · 20 tokens · .*tokens\/s/);
+    const tokens = page.locator('.token-text [data-i]');
+    expect(await tokens.count()).toBe(20);
+    await page.locator('.token-text').focus();
+    await page.keyboard.press('Home');
+    await page.keyboard.press('ArrowRight');
+    const alternatives = page.locator('.alternatives li');
+    await expect.poll(() => alternatives.count()).toBeGreaterThan(3);
+    const other = page.locator('.alternatives button').first();
+    await other.click();
+    // One token before the chosen one, the chosen one, and 20 new ones.
+    await expect.poll(() => tokens.count()).toBe(22);
+    await page.getByText('ended at the limit').waitFor();
+    await page.getByLabel('Maximum tokens').fill('3900');
+    await page.getByLabel('Prompt').press('Control+Enter');
+    await expect.poll(() => tokens.count()).toBeGreaterThan(2);
+    await page.getByRole('button', { name: 'Stop' }).click();
+    await expect.poll(() => page.locator('.status').textContent()).toContain('stopped');
+    await expect.poll(() => host.stats().running).toBe(0); // the engine stops as well
+  });
+
+  it('show live what the model reads in the text of the playground', async () => {
+    await go('playground');
+    await page.getByLabel('Prompt').fill('def f(x):\n    return x + 1\n'.repeat(8));
+    await page.getByRole('button', { name: 'Show what it reads' }).click();
+    await page.getByRole('heading', { name: 'What it read' }).waitFor();
+    await page.locator('.text [data-i="200"]').click();
+    await expect.poll(() => page.locator('.block.read').count()).toBeGreaterThan(1);
+    await page.locator('.blocks-read button').first().click();
+    await expect.poll(() => page.locator('.text .reader').count()).toBeGreaterThan(0);
+    await page.getByRole('link', { name: 'Back to the playground' }).click();
+    expect(await page.getByLabel('Prompt').inputValue()).toContain('return x + 1');
+  });
+
+  it('ask for the key of a server, keep it in memory only, and chat', async () => {
+    await page.goto(server.url);
+    await page.getByLabel('API key').fill('wrong');
+    await page.getByRole('button', { name: 'Connect' }).click();
+    await page.getByText('the API key is missing or wrong').waitFor();
+    problems = problems.filter((text) => !text.includes('401')); // the browser reports the refusal
+    await page.getByLabel('API key').fill(KEY);
+    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'Chat' }).click();
+    await page.getByLabel('Maximum tokens').fill('12');
+    await page.getByLabel('Message', { exact: true }).fill('hello');
+    await page.keyboard.press('Enter');
+    await page.getByText('ended at the limit of tokens').waitFor();
+    expect(await page.locator('.message.user p').textContent()).toBe('hello');
+    expect(await page.locator('.message.assistant [data-i]').count()).toBe(12);
+    const stored = await page.evaluate<string>(
+      `JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie])`,
+    );
+    expect(stored).not.toContain(KEY);
+  });
+
   it('halt a run with the token only', async () => {
     const { halt } = runPaths(live());
     await go(run('live'));
@@ -236,10 +348,19 @@ describe.skipIf(reason !== undefined)('the pages', () => {
   ] as const)('fit %i px in %s, without serious accessibility problems', async (width, theme) => {
     await context.close();
     await open(width, theme);
-    for (const route of ['', run('live'), run('live', 'attention'), run('live', 'reader'), 'compare/live/other']) {
+    const pages = [
+      '',
+      run('live'),
+      run('live', 'attention'),
+      run('live', 'reader'),
+      'compare/live/other',
+      'playground',
+    ];
+    for (const route of pages) {
       await go(route);
       await page.locator('main h1').waitFor();
-      await page.locator('table, canvas, .text').first().waitFor();
+      await page.locator('table, canvas, .text, textarea').first().waitFor();
+      if (route === 'playground') await fillOutput();
       expect(await page.evaluate<number>('document.documentElement.scrollWidth'), route).toBeLessThanOrEqual(width);
       // Evaluated by the debugger, which the page's policy does not restrict.
       await page.evaluate(axe);
@@ -263,6 +384,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     try {
       await context.close();
       const own = await browser.newContext();
+      own.setDefaultTimeout(PATIENCE_MS);
       const first = await own.newPage();
       await first.goto(empty.url);
       await first.getByText('No runs yet').waitFor();

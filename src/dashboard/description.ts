@@ -1,6 +1,7 @@
 /** The small files of a run: config, environment, metrics, samples, attention statistics, needle results. */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
 import { errorCode, fileError } from '../files.js';
 import { isPlainObject } from '../run/json.js';
@@ -11,7 +12,9 @@ import { parseRecord } from './run-log.js';
 const SMALL_FILE_BYTES = 1024 * 1024;
 const MOST_KEYS = 2000;
 const MOST_RECORDS = 400;
-const RECORDS_BYTES = 256 * 1024 * 1024;
+const RECORDS_BYTES = 1024 * 1024 * 1024;
+/** Bytes read between two turns of the event loop. A line may have as many. */
+const RECORDS_PIECE = 1024 * 1024;
 
 /** config.yaml as `section.key` to value, in the order of the file. */
 export interface RunConfig {
@@ -61,27 +64,36 @@ export function tokensPerStep({ values }: RunConfig, ranks: number): number | nu
 
 /**
  * Records of a JSON Lines file by ascending step, thinned to at most 400. A record whose step is not above the last one
- * replaces those from it on: a resumed run repeats steps.
+ * replaces those from it on: a resumed run repeats steps. Yields to the event loop between pieces of the file, and parses
+ * only the lines that are kept.
  */
-export function readRecords(path: string): Record<string, unknown>[] {
-  let records: (Record<string, unknown> & { step: number })[] = [];
+export async function readRecords(path: string): Promise<Record<string, unknown>[]> {
+  let kept: { readonly step: number; readonly line: string }[] = [];
   let stride = 1;
-  let newest: (typeof records)[number] | undefined;
+  let newest: (typeof kept)[number] | undefined;
   let seen = 0;
-  readLines(path, 0, RECORDS_BYTES, (line) => {
-    const record = parseRecord(line);
-    const step = record?.['step'];
-    if (!record || typeof step !== 'number' || !Number.isFinite(step)) return;
-    while (records.length > 0 && records[records.length - 1].step >= step) records.pop();
-    newest = { ...record, step };
-    if (seen++ % stride === 0) records.push(newest);
-    if (records.length > MOST_RECORDS) {
-      records = records.filter((_, i) => i % 2 === 0);
+  const add = (line: string) => {
+    const step = Number(/^\{"step":(\d+)[,}]/.exec(line)?.[1] ?? parseRecord(line)?.['step']);
+    if (!Number.isFinite(step)) return;
+    while (kept.length > 0 && kept[kept.length - 1].step >= step) kept.pop();
+    newest = { step, line };
+    if (seen++ % stride === 0) kept.push(newest);
+    if (kept.length > MOST_RECORDS) {
+      kept = kept.filter((_, i) => i % 2 === 0);
       stride *= 2;
     }
+  };
+  for (let position = 0; position < RECORDS_BYTES; ) {
+    const found = readLines(path, position, position + RECORDS_PIECE, add);
+    if (!found || found.end === position) break;
+    position = found.end;
+    await setImmediate();
+  }
+  if (newest && kept.at(-1) !== newest) kept.push(newest);
+  return kept.flatMap(({ step, line }) => {
+    const record = parseRecord(line);
+    return record ? [{ ...record, step }] : [];
   });
-  if (newest && records.at(-1) !== newest) records.push(newest);
-  return records;
 }
 
 /** Names of the saved traces of a run. */

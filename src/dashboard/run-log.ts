@@ -1,15 +1,15 @@
 /** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
 import { setImmediate } from 'node:timers/promises';
-import { isPlainObject } from '../run/json.js';
+import { asNumber, isPlainObject } from '../run/json.js';
 import { parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
 import { readLines } from './log-reader.js';
-import { type Block, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
+import { appendRows, type Block, type BlockRow, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
 
 /** A line: a row of the charts, a mark, or neither. */
 export interface Parsed {
-  readonly row?: { readonly step: number; readonly time: number; readonly values: readonly number[] };
+  readonly row?: BlockRow;
   readonly mark?: Mark;
 }
 
@@ -23,12 +23,15 @@ export const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
 
 /** Buckets per log. A chart has fewer pixels. */
 const CAPACITY = 2048;
-/** Bytes read between two turns of the event loop. */
-const SLICE_BYTES = 2 * 1024 * 1024;
+/** Bytes read between two turns of the event loop: at least a piece of the reader, which skips longer lines. */
+const SLICE_BYTES = 1024 * 1024;
 /** A zoomed range of at most this many bytes is read again from the file, row by row. */
 const DETAIL_BYTES = 24 * 1024 * 1024;
-/** A window that holds a few rows of a CSV file. */
-const SAMPLE_BYTES = 256;
+/** A window that holds a whole line after the one it begins in. */
+const SAMPLE_BYTES: Readonly<Record<LogKind, number>> = { heartbeat: 2048, training: 256, val: 256 };
+/** A longer file is sampled before it is read, so that the whole run is drawn at once. */
+const SKETCH_BYTES = 8 * 1024 * 1024;
+const SKETCH_ROWS = 512;
 const MOST_MARKS = 4000;
 const MOST_NON_FINITE = 200;
 const DETAIL_LENGTH = 300;
@@ -43,6 +46,8 @@ export class RunLog {
   #size = 0;
   #inode = -1;
   #damaged = 0;
+  /** Rows at evenly spaced positions of a file that is being read. */
+  #sketch: readonly BlockRow[] = [];
   #catchingUp: Promise<void> | null = null;
   /** When the log was last used, for eviction. */
   usedAt = 0;
@@ -82,6 +87,8 @@ export class RunLog {
       this.#reset();
       return found.size > 0;
     }
+    if (this.#position === 0 && found.size > SKETCH_BYTES) this.#sketch = this.#rowsAt(SKETCH_ROWS);
+    else if (found.end >= found.size) this.#sketch = [];
     const moved = found.end > this.#position;
     this.#position = found.end;
     this.#size = found.size;
@@ -99,36 +106,45 @@ export class RunLog {
   /** Buckets of a range of steps; single rows where the range is small enough to be read again. */
   block(from = Number.NEGATIVE_INFINITY, to = Number.POSITIVE_INFINITY): Block {
     const coarse = this.#buckets.block(from, to, this.#position, this.#size);
+    const isInside = (step: number) => step >= from && step <= to;
+    const ahead = this.#sketch.filter(({ step }) => step > this.#buckets.lastStep && isInside(step));
+    if (ahead.length > 0) return appendRows(coarse, ahead);
     if (coarse.exact) return coarse;
     const [begin, end] = this.#buckets.bytes(this.#buckets.range(from, to), this.#position);
     if (end - begin > DETAIL_BYTES) return coarse;
     const detail = new Buckets(LOG_COLUMNS[this.kind], CAPACITY);
     readLines(this.path, begin, end, (line) => {
       const { row } = parseLine(this.kind, line);
-      if (row && row.step >= from && row.step <= to) detail.add(row.step, row.time, row.values);
+      if (row && isInside(row.step)) detail.add(row.step, row.time, row.values);
     });
     return detail.block(from, to, this.#position, this.#size);
   }
 
   /** Values of a column at up to `count` evenly spaced positions of the file, without reading all of it. */
   sample(count: number, column: number): number[] {
-    const sampled: { step: number; value: number }[] = [];
+    const rows = this.#rowsAt(count);
+    const stride = Math.max(1, rows.length / count);
+    const kept = Array.from({ length: Math.min(count, rows.length) }, (_, i) => rows[Math.floor(i * stride)]);
+    if (rows.length > 0) kept.push(rows.at(-1)!);
+    return kept.map(({ values }) => values[column]).filter(Number.isFinite);
+  }
+
+  /** Rows of ascending steps from `count` windows of the file; all rows of a small file. */
+  #rowsAt(count: number): BlockRow[] {
+    const rows: BlockRow[] = [];
+    const window = SAMPLE_BYTES[this.kind];
     const size = readLines(this.path, 0, 0, () => {})?.size ?? 0;
-    const starts = size <= SAMPLE_BYTES * count ? [0] : Array.from({ length: count }, (_, i) => (size * i) / count);
-    for (const start of starts.map(Math.floor)) {
-      const end = starts.length === 1 ? size : start + SAMPLE_BYTES;
+    const isSmall = size <= window * count;
+    const starts = isSmall ? [0] : Array.from({ length: count }, (_, i) => Math.floor((size * i) / count));
+    for (const start of starts) {
       let isPartial = start > 0; // a window mostly begins inside a line
-      readLines(this.path, start, end, (line) => {
-        const { row } = parseLine(this.kind, line);
-        if (!isPartial && row && (starts.length === 1 || sampled.length === 0 || row.step > sampled.at(-1)!.step))
-          sampled.push({ step: row.step, value: row.values[column] });
+      readLines(this.path, start, isSmall ? size : start + window, (line) => {
+        const { row } = isPartial ? {} : parseLine(this.kind, line);
+        if (row && (rows.length === 0 || row.step > rows.at(-1)!.step)) rows.push(row);
         isPartial = false;
       });
     }
-    const stride = Math.max(1, sampled.length / count);
-    const kept = Array.from({ length: Math.min(count, sampled.length) }, (_, i) => sampled[Math.floor(i * stride)]);
-    if (sampled.length > 0) kept.push(sampled.at(-1)!);
-    return kept.map(({ value }) => value).filter(Number.isFinite);
+    return rows;
   }
 
   async #readAll(): Promise<void> {
@@ -140,6 +156,7 @@ export class RunLog {
     this.#damaged = 0;
     this.#nonFinite = 0;
     this.#marks = [];
+    this.#sketch = [];
     this.#buckets.clear();
   }
 
@@ -164,24 +181,34 @@ export function parseLine(kind: LogKind, line: string): Parsed {
 /** Fields of a heartbeat in the order of HEARTBEAT_COLUMNS, up to the shares. */
 const SHARES_AT = HEARTBEAT_COLUMNS.indexOf('share_cmp');
 
+const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
+
+/** Millions of lines are steps: of these only the columns are checked. */
 function parseBeat(line: string): Parsed {
+  const record = parseRecord(line);
+  if (!record) return {};
+  if (record['msg'] !== 'progress') return parseEvent(line);
+  if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(record[name]))) return {};
+  const { step, ts } = record as { step: number; ts: number };
+  const numberIn = (value: unknown) => asNumber(value) ?? Number.NaN;
+  const values = HEARTBEAT_COLUMNS.map((name) => numberIn(record[name]));
+  const shares = record['gate_branch_shares'];
+  if (Array.isArray(shares))
+    shares.slice(0, 3).forEach((share, i) => {
+      values[SHARES_AT + i] = numberIn(share);
+    });
+  const row = { step, time: ts, values };
+  const [loss, norm] = [record['loss'], record['grad_norm']].map(asNumber);
+  if (!isNonFinite(loss) && !isNonFinite(norm)) return { row };
+  return { row, mark: { step, ts, kind: 'non-finite', detail: `loss ${loss}, gradient norm ${norm}` } };
+}
+
+function parseEvent(line: string): Parsed {
   const beat = parseHeartbeat(line);
   if (!beat) return {};
-  const { step, ts, msg } = beat;
-  if (msg !== 'progress') {
-    const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
-    return { mark: { step, ts, kind: msg, detail: (beat.detail ?? beat.data ?? loss).slice(0, DETAIL_LENGTH) } };
-  }
-  const fields = beat as unknown as Readonly<Record<string, number | undefined>>;
-  const values = HEARTBEAT_COLUMNS.map((name) => fields[name] ?? Number.NaN);
-  beat.gate_branch_shares?.slice(0, 3).forEach((share, i) => {
-    values[SHARES_AT + i] = share;
-  });
-  const row = { step, time: ts, values };
-  const isBad = isNonFinite(beat.loss) || isNonFinite(beat.grad_norm);
-  if (!isBad) return { row };
-  const detail = `loss ${beat.loss}, gradient norm ${beat.grad_norm}`;
-  return { row, mark: { step, ts, kind: 'non-finite', detail } };
+  const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
+  const detail = (beat.detail ?? beat.data ?? loss).slice(0, DETAIL_LENGTH);
+  return { mark: { step: beat.step, ts: beat.ts, kind: beat.msg, detail } };
 }
 
 function isNonFinite(value: number | undefined): boolean {

@@ -27,7 +27,7 @@ const PLAIN_FOLDERS = new Set(['checkpoints', 'tb', 'traces']);
 const REFRESH_MS = 5_000;
 const SPARK_POINTS = 32;
 /** Heartbeats that a row is computed from. */
-const BEATS = 64;
+const BEATS = 24;
 /** Logs kept in memory; one holds about a megabyte. */
 const MOST_LOGS = 96;
 

@@ -16,12 +16,15 @@ import { gzipSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { traceText, writeTrace } from '../infer/trace.js';
+import type { TraceReaders, TraceText, TraceToken } from '../infer/trace-view.js';
 import { acquireLock } from '../run/lock.js';
 import { HeartbeatWriter } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';
 import { resolveThresholds } from '../watch/thresholds.js';
-import type { Overview, Table, TraceReaders, TraceText, TraceToken } from './answers.js';
+import type { Overview, Table } from './answers.js';
 import { webFolder } from './assets.js';
+import { readRecords } from './description.js';
+import { RunLog } from './run-log.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
 import { decodeBlock } from './wire.js';
@@ -131,6 +134,18 @@ describe('streams', () => {
     writer.close();
   });
 
+  it('follow the ranks that are asked for', async () => {
+    const paths = runPaths(join(folder, 'ranks'));
+    const ends = [1, 2].map((rank) => readFileSync(paths.heartbeat(rank)).length);
+    const heard = events(`/api/stream?run=ranks&run=ranks&rank=1&rank=2&from=${ends.join('-')}`, (text) =>
+      text.includes('"run":1'),
+    );
+    const writer = new HeartbeatWriter(paths.heartbeat(2), 2);
+    writer.write({ step: 43, msg: 'progress', loss: 1.3 });
+    writer.close();
+    expect(await heard).toMatch(/"rows":\[\[43,/);
+  });
+
   it('ask the page to load anew after a file was replaced', async () => {
     expect(await events('/api/stream?run=ranks&from=99999999', (text) => text.includes('reset'))).toContain(
       'event: reset',
@@ -141,6 +156,52 @@ describe('streams', () => {
   it('send the table of runs', async () => {
     const text = await events('/api/stream', (more) => more.includes('"name":"ranks"'));
     expect(text).toContain('event: runs');
+  });
+});
+
+describe('a long log', () => {
+  const long = () => join(folder, 'million');
+  const rows = (from: number, to: number) => {
+    const lines: string[] = [];
+    for (let step = from; step <= to; step++)
+      lines.push(
+        `{"ts":${step},"pid":1,"rank":0,"step":${step},"msg":"progress","loss":${step === 77_777 ? 99 : 2}}\n`,
+      );
+    return lines.join('');
+  };
+
+  it('is drawn whole before it is read, and with every spike afterwards', async () => {
+    mkdirSync(long());
+    const path = runPaths(long()).heartbeat(0);
+    for (let from = 1; from <= 160_000; from += 20_000) appendFileSync(path, rows(from, from + 19_999));
+    const log = new RunLog(path, 'heartbeat');
+    expect(log.readSlice()).toBe(true);
+    const sketch = log.block();
+    expect(sketch.offset).toBeLessThan(sketch.size / 4);
+    expect(sketch.steps[1].at(-1)).toBeGreaterThan(159_000);
+    expect([...sketch.steps[1]]).toEqual([...sketch.steps[1]].sort((a, b) => a - b));
+    await log.catchUp();
+    const whole = log.block();
+    expect(whole.offset).toBe(whole.size);
+    expect(Math.max(...whole.values.get('loss')!.second)).toBe(99);
+    expect([...whole.steps[0]].slice(1)).toEqual([...whole.steps[1]].slice(0, -1).map((step) => step + 1));
+    rmSync(long(), { recursive: true });
+  });
+
+  it('of records is read in pieces: the server goes on', async () => {
+    const path = join(folder, 'records.jsonl');
+    const filler = 'x'.repeat(900);
+    const lines = Array.from({ length: 6000 }, (_, i) => `{"step":${i + 1},"note":"${filler}"}\n`);
+    writeFileSync(path, `${lines.join('')}{"half`);
+    let turns = 0;
+    const timer = setInterval(() => turns++, 0);
+    const records = await readRecords(path);
+    clearInterval(timer);
+    expect(turns).toBeGreaterThan(1);
+    expect(records.length).toBeLessThanOrEqual(401);
+    expect(records.map(({ step }) => step)).toEqual([...records.map(({ step }) => Number(step))].sort((a, b) => a - b));
+    expect([records[0]['step'], records.at(-1)!['step']]).toEqual([1, 6000]);
+    rmSync(path);
   });
 });
 

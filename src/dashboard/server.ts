@@ -4,9 +4,12 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
 import { errorCode } from '../files.js';
+import { TraceFile } from '../infer/trace-file.js';
 import { toJson } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { trefoilVersion } from '../run/version.js';
+import type { ModelHost } from '../serve/host.js';
+import { type MountedModel, mountModel } from '../serve/server.js';
 import { explainRule } from '../watch/explain.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { Overview, Table } from './answers.js';
@@ -26,7 +29,6 @@ import {
   tokenCookie,
 } from './security.js';
 import { parseOffsets, streamRows, streamTable } from './stream.js';
-import { TraceFile } from './trace.js';
 import { encodeBlock } from './wire.js';
 
 export interface DashboardOptions {
@@ -38,6 +40,8 @@ export interface DashboardOptions {
   readonly thresholds: Thresholds;
   /** Default: a random one. */
   readonly token?: string;
+  /** A model for the playground, with its name. The caller closes it. */
+  readonly model?: { readonly host: ModelHost; readonly id: string };
 }
 
 export interface Dashboard {
@@ -53,6 +57,9 @@ const MOST_STREAMS = 64;
 /** A request waits this long for a log that is being read, then gets what is there. */
 const READ_MS = 400;
 const LOG_KINDS = new Set<string>(['heartbeat', 'training', 'val'] satisfies LogKind[]);
+
+/** First parts of the paths that belong to the model. */
+const MODEL_ROUTES = new Set(['v1', 'reader']);
 
 /** An answer with a status other than 200. */
 class Refusal extends Error {
@@ -75,6 +82,7 @@ export async function startDashboard(options: DashboardOptions): Promise<Dashboa
   const host = options.host.includes(':') ? `[${options.host}]` : options.host;
   const close = () =>
     new Promise<void>((resolve) => {
+      handler.close();
       server.close(() => resolve());
       server.closeAllConnections();
     });
@@ -111,13 +119,20 @@ class Handler {
   readonly #runs: Runs;
   readonly #options: DashboardOptions;
   readonly #token: string;
-  readonly #assets = loadAssets();
+  readonly #model: MountedModel | null;
+  readonly #assets: ReturnType<typeof loadAssets>;
   #streams = 0;
 
   constructor(options: DashboardOptions, token: string) {
     this.#runs = new Runs(options.dir, options.thresholds);
     this.#options = options;
     this.#token = token;
+    this.#model = options.model ? mountModel(options.model.host, { id: options.model.id }) : null;
+    this.#assets = loadAssets(options.model ? ['runs', 'model'] : ['runs']);
+  }
+
+  close(): void {
+    this.#model?.close();
   }
 
   async answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
@@ -145,7 +160,9 @@ class Handler {
     const url = parseUrl(request.url);
     if (!isLoopback(this.#options.host) && !this.#login(request, response, url)) return;
     const isRead = request.method === 'GET' || request.method === 'HEAD';
+    if (!isRead) expectOwnOrigin(request);
     const parts = url.pathname.split('/').slice(1).map(decode);
+    if (this.#model && MODEL_ROUTES.has(parts[0])) return this.#model.answer(request, response);
     if (parts[0] !== 'api') {
       if (!isRead) throw new Refusal(405, 'only GET');
       return this.#asset(url.pathname, response);
@@ -176,8 +193,7 @@ class Handler {
   #asset(path: string, response: ServerResponse): void {
     const asset = this.#assets.get(path);
     if (!asset) throw new Refusal(404, 'there is no such page');
-    response.writeHead(200, { 'Content-Type': asset.type, 'Content-Length': asset.content.length });
-    response.end(asset.content);
+    response.writeHead(200, asset.headers).end(asset.content);
   }
 
   #find(name: string | undefined): FoundRun {
@@ -194,11 +210,11 @@ class Handler {
   readonly #answers: Readonly<Record<string, Answer>> = {
     overview: (run) => this.#overview(run),
     columns: (run, asked) => this.#columns(run, asked),
-    attention: ({ dir }) => ({
-      records: readRecords(runPaths(dir).attention),
+    attention: async ({ dir }) => ({
+      records: await readRecords(runPaths(dir).attention),
       needle: readJson(join(dir, 'needle.json')),
     }),
-    samples: ({ dir }) => ({ samples: readRecords(runPaths(dir).samples) }),
+    samples: async ({ dir }) => ({ samples: await readRecords(runPaths(dir).samples) }),
     trace: (run, { rest }) => this.#trace(run, rest),
   };
 
@@ -248,8 +264,9 @@ class Handler {
       return;
     }
     const runs = names.map((name) => this.#find(name));
-    const rank = Number(query.get('rank') ?? 0);
-    if (!Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'rank is wrong');
+    const given = query.getAll('rank').map(Number);
+    const ranks = names.map((_, i) => given[i] ?? 0);
+    if (!ranks.every((rank) => Number.isSafeInteger(rank) && rank >= 0)) throw new Refusal(400, 'rank is wrong');
     const last = request.headers['last-event-id'];
     const offsets =
       parseOffsets(typeof last === 'string' ? last : undefined, runs.length) ??
@@ -257,19 +274,18 @@ class Handler {
     if (!offsets) throw new Refusal(400, 'from must hold an offset for each run');
     streamRows(
       response,
-      runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(rank), offset: offsets[i] })),
+      runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(ranks[i]), offset: offsets[i] })),
     );
   }
 
   /** `trace/NAME`, `trace/NAME/token/I` or `trace/NAME/block/B`. */
-  #trace(run: FoundRun, [name, what, index]: readonly string[]): unknown {
+  #trace(run: FoundRun, [name, ...rest]: readonly string[]): unknown {
     if (!listTraces(run.dir).includes(name)) throw new Refusal(404, 'there is no such trace');
     const file = new TraceFile(join(run.dir, 'traces', `${name}.safetensors`));
     try {
-      if (what === undefined) return file.text();
-      if (what === 'token') return file.token(Number(index));
-      if (what === 'block') return file.readers(Number(index));
-      throw new Refusal(404, 'there is no such page');
+      const answer = file.answer(rest);
+      if (answer === undefined) throw new Refusal(404, 'there is no such page');
+      return answer;
     } finally {
       file.close();
     }
@@ -284,6 +300,12 @@ class Handler {
     const body = await readBody(request);
     return action === 'halt' ? await requestHalt(run.dir, reasonIn(body)) : requestSave(run.dir);
   }
+}
+
+/** A page of another site may send requests here, though it cannot read the answers: the model would compute for it. */
+function expectOwnOrigin({ headers: { origin, host } }: IncomingMessage): void {
+  if (origin === undefined || origin === `http://${host}` || origin === `https://${host}`) return;
+  throw new Refusal(403, 'requests from pages of other sites are refused');
 }
 
 function decode(part: string): string {

@@ -59,6 +59,30 @@ export interface ColumnBuckets {
   readonly last: Float64Array;
 }
 
+/** A row of a log; values in the order of its columns. */
+export interface BlockRow {
+  readonly step: number;
+  readonly time: number;
+  readonly values: readonly number[];
+}
+
+/** A block followed by rows, each a bucket of its own. */
+export function appendRows(block: Block, rows: readonly BlockRow[]): Block {
+  const joined = (array: Float64Array, more: readonly number[]) => Float64Array.from([...array, ...more]);
+  const [steps, times] = [rows.map(({ step }) => step), rows.map(({ time }) => time)];
+  const values = new Map<string, ColumnBuckets>();
+  block.columns.forEach((name, c) => {
+    const { first, second, last } = block.values.get(name)!;
+    const more = rows.map((row) => (Number.isFinite(row.values[c]) ? row.values[c] : Number.NaN));
+    values.set(name, { first: joined(first, more), second: joined(second, more), last: joined(last, more) });
+  });
+  return {
+    ...{ ...block, buckets: block.buckets + rows.length, exact: false, values },
+    steps: [joined(block.steps[0], steps), joined(block.steps[1], steps)],
+    times: [joined(block.times[0], times), joined(block.times[1], times)],
+  };
+}
+
 const PREFIX_BYTES = 8;
 
 /** Length of the header (u32), the header padded to 8 bytes, then the columns. */

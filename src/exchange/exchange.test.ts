@@ -122,7 +122,6 @@ describe.each(Object.keys(CASES))('%s', (name) => {
 describe('export', () => {
   /** Models that transformers cannot express, and the reason. */
   const INEXPRESSIBLE: readonly [Record<string, unknown>, string][] = [
-    [{ attention: 'nsa' }, 'the model has sparse attention (model.attention nsa)'],
     [{ mlp: 'silu' }, 'the model has a feed-forward without a gate (model.mlp silu)'],
     [{ d_v: 8 }, 'keys of 16 and values of 8 numbers differ (model.d_k, model.d_v)'],
     [{ rope_scale: 2, rope_type: 'linear', rope_factor: 2 }, 'model.rope_scale 2 is combined with rope_type linear'],

@@ -12,6 +12,7 @@ import { copyTokenizer, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';
 import { type HfPart, hfParameters } from './hf-names.js';
 import type { OnProgress } from './import-hf.js';
+import { isNsa, nsaArchitecture, nsaConfig } from './nsa-config.js';
 
 /** What is exported. */
 export interface ExportedModel {
@@ -45,12 +46,15 @@ const SHARD_BYTES = 5e9;
 
 export function exportHf(model: ExportedModel, out: string, options: ExportOptions = {}): ExportReport {
   const { path, shape, config, weights, endTokens, origin } = model;
-  const missing = inexpressible(shape);
-  if (missing) throw new UsageError(`${path}: ${missing}, which the formats of transformers cannot express`);
-  const tensors = hfTensors(model, options.dtype);
+  const found = architectureOf(shape, origin);
+  if ('missing' in found)
+    throw new UsageError(
+      `${path}: ${found.missing}, which the formats of ${shape.attention === 'nsa' ? 'fla and LlamaNSA' : 'transformers'} cannot express`,
+    );
+  const { architecture } = found;
+  const tensors = hfTensors(model, architecture, options.dtype);
   const shards = intoShards(tensors, options.shardBytes ?? SHARD_BYTES);
   const total = tensors.reduce((sum, { bytes }) => sum + bytes, 0);
-  const architecture = architectureOf(shape, origin);
   return writeFolder(out, (aside) => {
     let before = 0;
     const files = shards.map((shard, i) => {
@@ -67,11 +71,12 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
       writeJson(join(aside, HF_FILES.index), { metadata: { total_size: total }, weight_map: Object.fromEntries(map) });
     }
     const companions = copyTokenizer(config.data.tokenizer, aside);
+    const llama = hfConfig(shape, architecture, origin);
     const largest = [...weights.entries.values()][0].dtype;
     const dtype = { f32: 'float32', bf16: 'bfloat16' }[options.dtype ?? 'f32'];
     const own = { F32: 'float32', BF16: 'bfloat16', F16: 'float16' }[largest as 'F32' | 'BF16' | 'F16'];
     writeJson(join(aside, HF_FILES.config), {
-      ...hfConfig(shape, architecture, origin),
+      ...(isNsa(architecture) ? nsaConfig(shape, architecture, llama) : llama),
       max_position_embeddings: options.maxPositions ?? origin?.max_positions ?? config.train.seq_len,
       eos_token_id: endTokens.length === 1 ? endTokens[0] : endTokens.length === 0 ? null : [...endTokens],
       ...{ torch_dtype: options.dtype ? dtype : own, dtype: options.dtype ? dtype : own },
@@ -86,14 +91,14 @@ function writeJson(path: string, value: unknown): void {
   writeFileAtomic(path, `${JSON.stringify(value, null, 2)}\n`);
 }
 
-/** What a dense model of transformers does not have; null if the model is one. */
+/** What no model of the other programs has; null if nothing. */
 function inexpressible(shape: ModelShape): string | null {
-  if (shape.attention !== 'dense') return 'the model has sparse attention (model.attention nsa)';
   if (shape.mlp !== 'swiglu') return `the model has a feed-forward without a gate (model.mlp ${shape.mlp})`;
   if (shape.dK !== shape.dV)
     return `keys of ${shape.dK} and values of ${shape.dV} numbers differ (model.d_k, model.d_v)`;
   if (shape.ropeScale !== 1 && shape.ropeScaling.type !== 'default')
     return `model.rope_scale ${shape.ropeScale} is combined with rope_type ${shape.ropeScaling.type}`;
+  if (shape.attention === 'nsa') return null; // nsaArchitecture knows
   if (shape.qkNorm && (shape.qkvBias !== shape.outBias || shape.mlpBias))
     return 'norms of heads are combined with some biases only (model.qk_norm)';
   if (shape.outBias && !shape.qkvBias)
@@ -102,11 +107,18 @@ function inexpressible(shape: ModelShape): string | null {
   return null;
 }
 
-function architectureOf(shape: ModelShape, origin: ModelOrigin | null): string {
-  if (shape.qkNorm) return 'Qwen3ForCausalLM';
-  if (shape.qkvBias && !shape.outBias) return 'Qwen2ForCausalLM';
+/** The architecture that expresses a model, or what none does. */
+function architectureOf(
+  shape: ModelShape,
+  origin: ModelOrigin | null,
+): { readonly architecture: string } | { readonly missing: string } {
+  const missing = inexpressible(shape);
+  if (missing) return { missing };
+  if (shape.attention === 'nsa') return nsaArchitecture(shape);
+  if (shape.qkNorm) return { architecture: 'Qwen3ForCausalLM' };
+  if (shape.qkvBias && !shape.outBias) return { architecture: 'Qwen2ForCausalLM' };
   const isMistral = origin?.architecture === 'MistralForCausalLM' && !shape.qkvBias && !shape.mlpBias;
-  return isMistral ? 'MistralForCausalLM' : 'LlamaForCausalLM';
+  return { architecture: isMistral ? 'MistralForCausalLM' : 'LlamaForCausalLM' };
 }
 
 function hfConfig(shape: ModelShape, architecture: string, origin: ModelOrigin | null): Record<string, unknown> {
@@ -119,7 +131,7 @@ function hfConfig(shape: ModelShape, architecture: string, origin: ModelOrigin |
     ...{ num_hidden_layers: shape.nLayers, num_attention_heads: shape.nHeads, num_key_value_heads: shape.nKvGroups },
     ...{ head_dim: shape.dK, hidden_act: 'silu', rms_norm_eps: shape.normEps },
     tie_word_embeddings: shape.tieEmbeddings,
-    ...(architecture === 'LlamaForCausalLM' ? { attention_bias: shape.qkvBias, mlp_bias: shape.mlpBias } : {}),
+    ...(architecture.startsWith('Llama') ? { attention_bias: shape.qkvBias, mlp_bias: shape.mlpBias } : {}),
     ...(architecture === 'Qwen3ForCausalLM' ? { attention_bias: shape.qkvBias } : {}),
     ...(architecture === 'MistralForCausalLM' ? { sliding_window: null } : {}),
     ...(isQwen ? { sliding_window: null, use_sliding_window: false } : {}),
@@ -155,10 +167,16 @@ function ropeOf({ ropeScale, ropeScaling: scaling }: ModelShape): Record<string,
 type HfTensor = TensorToWrite & { readonly bytes: number };
 
 /** The parts of every parameter as tensors of their own. */
-function hfTensors({ path, shape, weights }: ExportedModel, wanted: 'f32' | 'bf16' | undefined): HfTensor[] {
-  return hfParameters(shape).flatMap((parameter) => {
+function hfTensors(
+  { path, shape, weights }: ExportedModel,
+  architecture: string,
+  wanted: 'f32' | 'bf16' | undefined,
+): HfTensor[] {
+  return hfParameters(shape, architecture).flatMap((parameter) => {
     const entry = weights.entries.get(parameter.name);
     if (!entry) throw new UsageError(`${path}: has no ${parameter.name}; use another checkpoint`);
+    if (parameter.parts.length === 0 && toFloat32(weights.read(parameter.name))?.some((value) => value !== 0))
+      throw new UsageError(`${path}: ${parameter.name} is not zero, and the gate of ${architecture} has no bias`);
     const dtype = wanted ? ({ f32: 'F32', bf16: 'BF16' } as const)[wanted] : entry.dtype;
     let at = 0;
     return parameter.parts.map((part): HfTensor => {

@@ -7,6 +7,7 @@ import type { ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { yarnAttentionFactor } from '../ops/rope/frequencies.js';
+import { FLA, fromFla, isNsa, LLAMA_NSA, missingInFla, nsaKeys } from './nsa-config.js';
 
 /** What the architectures differ in, and the values that transformers assumes for missing keys. */
 interface Architecture {
@@ -15,7 +16,7 @@ interface Architecture {
   readonly maxPositions: number;
   readonly hasKeyNorm: boolean;
   /** Biases of q, k, v and of the output: always, never, or as `attention_bias` says. */
-  readonly bias: 'qkv' | 'never' | 'attention_bias';
+  readonly bias: 'qkv' | 'never' | 'attention_bias' | 'qkv_bias';
   readonly slidingWindow: number | null;
 }
 
@@ -38,6 +39,14 @@ export const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
     ...{ kvHeads: () => 32, headDim: () => 128, maxPositions: 32_768 },
     ...{ hasKeyNorm: true, bias: 'attention_bias', slidingWindow: null },
   },
+  [FLA]: {
+    ...{ kvHeads: (heads) => heads, headDim: () => 64, maxPositions: 2048 },
+    ...{ hasKeyNorm: false, bias: 'qkv_bias', slidingWindow: null },
+  },
+  [LLAMA_NSA]: {
+    ...{ kvHeads: (heads) => heads, headDim: evenHeads, maxPositions: 2048 },
+    ...{ hasKeyNorm: false, bias: 'attention_bias', slidingWindow: null },
+  },
 };
 
 const NAMES = Object.keys(ARCHITECTURES).join(', ');
@@ -45,7 +54,6 @@ const NAMES = Object.keys(ARCHITECTURES).join(', ');
 /** What is missing for architectures that people are likely to try, by a part of their names. */
 const MISSING: readonly (readonly [RegExp, string])[] = [
   [/moe|mixtral|deepseekv[23]|granitemoe/i, 'layers of experts (MoE)'],
-  [/nsa/i, 'sparse attention with keys and values shared by the branches'],
   [/gemma/i, 'norms with an offset, GELU and scaled embeddings'],
   [/phi3/i, 'fused projections and LongRoPE'],
   [/gpt2|gptneox|opt/i, 'LayerNorm and learned or partial positions'],
@@ -88,6 +96,7 @@ const schema = z.looseObject({
   rms_norm_eps: optional(z.number().positive()),
   tie_word_embeddings: optional(z.boolean()),
   attention_bias: optional(z.boolean()),
+  qkv_bias: optional(z.boolean()),
   mlp_bias: optional(z.boolean()),
   sliding_window: optional(count),
   use_sliding_window: optional(z.boolean()),
@@ -99,6 +108,9 @@ const schema = z.looseObject({
   bos_token_id: optional(token),
   eos_token_id: optional(z.union([token, z.array(token)])),
   quantization_config: z.unknown().optional(),
+  block_size: optional(count),
+  block_counts: optional(count),
+  window_size: optional(z.int().min(0)),
 });
 
 type HfConfig = z.infer<typeof schema>;
@@ -107,6 +119,8 @@ type ModelKeys = NonNullable<ConfigInput['model']>;
 /** A foreign model in the terms of a config. */
 export interface HfModelConfig {
   readonly model: ModelKeys;
+  /** Of a sparse model; empty for a dense one. */
+  readonly nsa: NonNullable<ConfigInput['nsa']>;
   /** Rows of the embedding. */
   readonly vocabulary: number;
   readonly endTokens: readonly number[];
@@ -132,25 +146,34 @@ export function parseHfConfig(path: string, json: unknown, generation: unknown =
       `the architecture ${name} is not supported${missing ? ` (missing: ${missing})` : ''}; ${NAMES} are supported`,
     );
   }
-  const parsed = schema.safeParse(json);
+  const isFla = name === FLA;
+  const parsed = schema.safeParse(isFla ? fromFla(json as Record<string, unknown>) : json);
   if (!parsed.success) {
     const [{ path: key, message }] = parsed.error.issues;
     throw refuse(`${key.join('.')}: ${message}`);
   }
   const config = parsed.data;
-  const missing = missingFeature(config, architecture);
-  if (missing) throw refuse(`${missing} is not supported`);
+  const sparse = isNsa(name) ? nsaKeys(name, config) : { nsa: {} };
+  const missing =
+    missingFeature(config, architecture) ??
+    (isFla ? missingInFla(config) : null) ??
+    ('missing' in sparse ? sparse.missing : null);
+  if (missing !== null || !('nsa' in sparse)) throw refuse(`${missing} is not supported`);
   const heads = config.num_attention_heads;
   const headDim = config.head_dim ?? architecture.headDim(config.hidden_size, heads);
   if (!Number.isInteger(headDim)) throw refuse(`hidden_size ${config.hidden_size} is not a multiple of ${heads} heads`);
   const bias = architecture.bias === 'attention_bias' && (config.attention_bias ?? false);
+  const hasOnlyQkvBias =
+    architecture.bias === 'qkv' || (architecture.bias === 'qkv_bias' && (config.qkv_bias ?? false));
   return {
+    nsa: sparse.nsa,
     model: {
       ...{ dim: config.hidden_size, n_layers: config.num_hidden_layers, n_heads: heads },
       n_kv_groups: config.num_key_value_heads ?? architecture.kvHeads(heads),
-      ...{ d_k: headDim, d_v: headDim, attention: 'dense', mlp: 'swiglu', mlp_hidden: config.intermediate_size },
-      ...{ qkv_bias: bias || architecture.bias === 'qkv', out_bias: bias, qk_norm: architecture.hasKeyNorm },
-      mlp_bias: name === 'LlamaForCausalLM' && (config.mlp_bias ?? false),
+      ...{ d_k: headDim, d_v: headDim, attention: isNsa(name) ? 'nsa' : 'dense' },
+      ...{ mlp: 'swiglu', mlp_hidden: config.intermediate_size },
+      ...{ qkv_bias: bias || hasOnlyQkvBias, out_bias: bias, qk_norm: architecture.hasKeyNorm },
+      mlp_bias: name.startsWith('Llama') && (config.mlp_bias ?? false),
       ...{ tie_embeddings: config.tie_word_embeddings ?? false, norm_eps: config.rms_norm_eps ?? 1e-6 },
       vocab_size: config.vocab_size,
       ...ropeKeys(config, architecture, refuse),

@@ -39,7 +39,7 @@ const indexSchema = z.looseObject({ weight_map: z.record(z.string(), z.string())
 export interface HfModel {
   readonly folder: string;
   readonly shape: ModelShape;
-  /** `model`, and the tokenizer's path; the rest has defaults. */
+  /** `model`, `nsa` of a sparse model, and the tokenizer's path; the rest has defaults. */
   readonly config: Config;
   readonly endTokens: readonly number[];
   readonly origin: ModelOrigin;
@@ -61,13 +61,13 @@ export function readHfModel(folder: string): HfModel {
   const path = join(folder, HF_FILES.config);
   if (!statOrUndefined(path)) throw new UsageError(`${path}: is missing; name the folder of a Hugging Face model`);
   const generation = join(folder, HF_FILES.generation);
-  const { model, vocabulary, endTokens, origin } = parseHfConfig(
+  const { model, nsa, vocabulary, endTokens, origin } = parseHfConfig(
     path,
     readJson(path),
     statOrUndefined(generation) ? readJson(generation) : null,
   );
   const tokenizer = join(folder, HF_FILES.tokenizer);
-  const config = inFile(path, () => parseConfig({ model, data: { tokenizer } }));
+  const config = inFile(path, () => parseConfig({ model, nsa, data: { tokenizer } }));
   return { folder, shape: inFile(path, () => modelShape(config, vocabulary)), config, endTokens, origin };
 }
 
@@ -79,9 +79,11 @@ export class HfWeights implements TensorSource {
   readonly #files: readonly SafetensorsFile[];
   readonly #fileOf: ReadonlyMap<string, SafetensorsFile>;
 
-  constructor({ folder, shape }: HfModel) {
+  constructor({ folder, shape, origin }: HfModel) {
     this.path = folder;
-    this.#parameters = new Map(hfParameters(shape).map((parameter) => [parameter.name, parameter]));
+    this.#parameters = new Map(
+      hfParameters(shape, origin.architecture).map((parameter) => [parameter.name, parameter]),
+    );
     const index = join(folder, HF_FILES.index);
     const listed = statOrUndefined(index) ? readIndex(index) : null;
     const names = listed ? [...new Set(listed.values())].sort() : [HF_FILES.weights];
@@ -114,8 +116,10 @@ export class HfWeights implements TensorSource {
 
   *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
     const { dtype } = this.#entry(name);
+    const parts = this.#parameters.get(name)?.parts ?? [];
+    if (parts.length === 0) yield new Uint8Array(to - from);
     let begin = 0;
-    for (const part of this.#parameters.get(name)?.parts ?? []) {
+    for (const part of parts) {
       const end = begin + bytesOf(dtype, part.shape);
       const [first, last] = [Math.max(from, begin), Math.min(to, end)];
       if (first < last) yield* this.#file(part.name).pieces(part.name, first - begin, last - begin);
@@ -161,7 +165,7 @@ export class HfWeights implements TensorSource {
           `${this.path}: ${parameter.parts.map(({ name }, i) => `${name} is ${dtypes[i]}`).join(', ')}: ` +
             'they are used as one matrix and must have one type; convert the weights first',
         );
-      entries.set(parameter.name, { dtype: dtypes[0], shape: parameter.shape });
+      entries.set(parameter.name, { dtype: dtypes[0] ?? 'F32', shape: parameter.shape });
     }
     for (const [name, file] of this.#fileOf)
       if (!known.has(name) && !isIgnored(name, shape))

@@ -23,7 +23,7 @@ const selectionOfRow = (decoder: DeviceDecoder, row: number) => {
 };
 
 describe('a step on an emulated GPU', () => {
-  it('equals float64', { timeout: 600_000 }, async () => {
+  it('equals float64', async () => {
     expect(deviceDecoderRefusal(model)).toBeNull();
     const comparison = new Comparison(new ReplayWeights(model));
     const cache = new DecodeCache(device, model.shape, model.dtype);
@@ -41,7 +41,7 @@ describe('a step on an emulated GPU', () => {
     sequence.free();
   });
 
-  it('equals float64 with biases, norms of heads and yarn', { timeout: 600_000 }, async () => {
+  it('equals float64 with biases, norms of heads and yarn', async () => {
     const rope = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 };
     const options = { ...config.model, qkv_bias: true, qk_norm: true, ...rope };
     const own = tinyModel(tinyConfig({ model: options, nsa: NSA }), 256, 5, { device, dtype: 'bf16' });
@@ -66,7 +66,7 @@ describe('a step on an emulated GPU', () => {
     own.free();
   });
 
-  it('records one graph for each batch size, whatever the sequences', { timeout: 600_000 }, async () => {
+  it('records one graph for each batch size, whatever the sequences', async () => {
     const own = new EmulatedCuda({ multiprocessors: 8 });
     const record = own.record.bind(own);
     let graphs = 0;
@@ -98,7 +98,7 @@ describe('a step on an emulated GPU', () => {
     small.free();
   });
 
-  it('keeps forks apart', { timeout: 600_000 }, async () => {
+  it('keeps forks apart', async () => {
     const cache = new DecodeCache(device, model.shape, model.dtype);
     const decoder = new DeviceDecoder(model, cache);
     const trunk = cache.sequence();

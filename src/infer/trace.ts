@@ -25,8 +25,13 @@ export interface Trace {
   readonly gates: Uint8Array;
 }
 
-/** Reads `tokens` in one pass. */
-export function traceText(model: LanguageModel, tokens: readonly number[], kernels: SparseOptions = {}): Trace {
+/** Reads `tokens` in one pass. `onLayer` is called with the number of layers that are done. */
+export function traceText(
+  model: LanguageModel,
+  tokens: readonly number[],
+  kernels: SparseOptions = {},
+  onLayer: (done: number) => void = () => {},
+): Trace {
   const { device, shape } = model;
   const { nLayers: layers, nKvGroups: groups, nHeads: heads } = shape;
   const { nSel: slots, lSel } = shape.nsa;
@@ -41,6 +46,7 @@ export function traceText(model: LanguageModel, tokens: readonly number[], kerne
     },
     gates: (layer: number, values: { read(): ArrayLike<number> }) => {
       gates.set(groupShares(values.read(), length, heads, groups), layer * length * groups * 3);
+      onLayer(layer + 1);
     },
   };
   const sequences = new Sequences(device, [length]);

@@ -8,6 +8,8 @@ import { TrefoilError } from '../errors.js';
 import { createEngine, type Engine, type EngineOptions, type EngineStats } from '../infer/engine/engine.js';
 import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
 import { type TextSource, usedVocabulary } from '../infer/generate.js';
+import { traceText, writeTrace } from '../infer/trace.js';
+import { kernelOptions } from '../model/kernels.js';
 
 /** A request that can be sent to another thread. */
 export type HostRequest = Omit<EngineRequest, 'signal' | 'mask'>;
@@ -28,6 +30,17 @@ export interface ModelInfo {
   readonly parameters: number;
 }
 
+/** A text whose trace is to be written to `file`. */
+export interface TraceRequest {
+  readonly tokens: readonly number[];
+  readonly file: string;
+  /** The name of the model in the trace. */
+  readonly model: string;
+}
+
+/** Called with the layers that are done, and how many there are. */
+export type TraceProgress = (done: number, layers: number) => void;
+
 /** A model that answers requests. */
 export interface ModelHost {
   readonly info: ModelInfo;
@@ -35,6 +48,8 @@ export interface ModelHost {
   readonly failure: string | null;
   /** Starts a request. `listener` gets the events of one wake-up at a time. Returns a function that cancels it. */
   submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void;
+  /** Writes the trace of a text in one pass, during which no other request is answered. */
+  trace(request: TraceRequest, onProgress: TraceProgress): Promise<void>;
   /** Requests that run and wait now; memory and the prefix cache as of the last events. */
   stats(): EngineStats;
   close(): Promise<void>;
@@ -44,6 +59,7 @@ export interface ModelHost {
 export class LocalHost implements ModelHost {
   readonly info: ModelInfo;
   readonly #engine: Engine;
+  readonly #source: TextSource;
   /** Events that were not delivered yet. */
   readonly #pending = new Map<(events: readonly HostEvent[]) => void, HostEvent[]>();
   #isScheduled = false;
@@ -52,6 +68,7 @@ export class LocalHost implements ModelHost {
   /** `onDelivered` is called after the events of a wake-up went to their listeners. */
   constructor(source: TextSource, options: EngineOptions = {}, onDelivered: () => void = () => {}) {
     this.#engine = createEngine(source, options);
+    this.#source = source;
     this.#onDelivered = onDelivered;
     const { model, config } = source;
     this.info = {
@@ -69,6 +86,14 @@ export class LocalHost implements ModelHost {
     const abort = new AbortController();
     void this.#follow({ ...request, signal: abort.signal }, listener);
     return () => abort.abort();
+  }
+
+  async trace({ tokens, file, model: name }: TraceRequest, onProgress: TraceProgress): Promise<void> {
+    const { model, tokenizer, config } = this.#source;
+    const onLayer = (done: number) => onProgress(done, model.shape.nLayers);
+    const trace = traceText(model, tokens, kernelOptions(config), onLayer);
+    const pieces = tokens.map((token) => tokenizer.decode([token]));
+    writeTrace(file, model, trace, { model: name, step: null, pieces });
   }
 
   stats(): EngineStats {
@@ -112,6 +137,7 @@ export class LocalHost implements ModelHost {
 export type ToWorker =
   | { readonly type: 'submit'; readonly id: number; readonly request: HostRequest }
   | { readonly type: 'cancel'; readonly id: number }
+  | { readonly type: 'trace'; readonly id: number; readonly request: TraceRequest }
   | { readonly type: 'close' };
 export type FromWorker =
   | {
@@ -127,7 +153,9 @@ export type FromWorker =
       readonly stats: EngineStats;
       readonly failure: string | null;
     }
-  | { readonly type: 'closed' };
+  | { readonly type: 'tracing'; readonly id: number; readonly done: number; readonly layers: number }
+  /** `error` is null if the file was written. */
+  | { readonly type: 'traced'; readonly id: number; readonly error: string | null };
 
 /** What the worker loads. */
 export interface WorkerSettings {
@@ -144,11 +172,18 @@ const NO_STATS: EngineStats = {
   ...{ draftTokens: 0, acceptedTokens: 0 },
 };
 
+interface PendingTrace {
+  readonly onProgress: TraceProgress;
+  /** Without a message the trace was written. */
+  readonly end: (error: string | null) => void;
+}
+
 /** An engine in a worker thread. */
 export class WorkerHost implements ModelHost {
   readonly info: ModelInfo;
   readonly #worker: Worker;
   readonly #listeners = new Map<number, (events: readonly HostEvent[]) => void>();
+  readonly #traces = new Map<number, PendingTrace>();
   #stats = NO_STATS;
   #failure: string | null = null;
   #lastId = 0;
@@ -192,6 +227,16 @@ export class WorkerHost implements ModelHost {
     return () => this.#send({ type: 'cancel', id });
   }
 
+  trace(request: TraceRequest, onProgress: TraceProgress): Promise<void> {
+    this.#lastId += 1;
+    const id = this.#lastId;
+    return new Promise((resolve, reject) => {
+      const end = (error: string | null) => (error === null ? resolve() : reject(new TrefoilError(error)));
+      this.#traces.set(id, { onProgress, end });
+      this.#send({ type: 'trace', id, request });
+    });
+  }
+
   /** A request that was submitted since the last message runs from the next step on, if there is a place for it. */
   stats(): EngineStats {
     const { running, waiting } = this.#stats;
@@ -217,6 +262,11 @@ export class WorkerHost implements ModelHost {
   }
 
   #receive(message: FromWorker): void {
+    if (message.type === 'tracing') this.#traces.get(message.id)?.onProgress(message.done, message.layers);
+    if (message.type === 'traced') {
+      this.#traces.get(message.id)?.end(message.error);
+      this.#traces.delete(message.id);
+    }
     if (message.type !== 'events') return;
     this.#stats = message.stats;
     this.#failure ??= message.failure;
@@ -232,6 +282,8 @@ export class WorkerHost implements ModelHost {
     this.#failure ??= message;
     const listeners = [...this.#listeners.values()];
     this.#listeners.clear();
+    for (const { end } of this.#traces.values()) end(message);
+    this.#traces.clear();
     for (const listener of listeners) listener([{ type: 'error', message, isBusy: false }]);
   }
 }
@@ -260,6 +312,16 @@ export function serveThread(
         if (last.type === 'end' || last.type === 'error') cancels.delete(id);
       });
       cancels.set(id, cancel);
+    } else if (message.type === 'trace') {
+      const { id, request } = message;
+      const progress: TraceProgress = (done, layers) => send({ type: 'tracing', id, done, layers });
+      host.trace(request, progress).then(
+        () => send({ type: 'traced', id, error: null }),
+        (error: unknown) => {
+          if (!(error instanceof TrefoilError)) console.error(error); // a defect: its details belong to the terminal
+          send({ type: 'traced', id, error: error instanceof TrefoilError ? error.message : 'the model failed' });
+        },
+      );
     } else
       void host.close().then(() => {
         source.model.free();

@@ -135,11 +135,7 @@ export function parseChat(body: unknown, model: ServedModel): Job {
   const { known, unknown } = check(chat, body, model);
   if (known.top_logprobs !== undefined && !known.logprobs)
     throw new ApiError(400, 'top_logprobs needs logprobs: true', { param: 'top_logprobs' });
-  const messages = known.messages.map(({ content, ...rest }) => ({
-    ...rest,
-    content: Array.isArray(content) ? content.map(({ text }) => text).join('') : (content ?? ''),
-  }));
-  const tokens = chatTokens(messages, model);
+  const tokens = chatTokens(contents(known.messages), model);
   if (tokens.length === 0) throw new ApiError(400, 'the messages give an empty prompt', { param: 'messages' });
   const room = Math.min(model.info.maxContext, model.info.maxTokens) - tokens.length;
   const maxNewTokens = known.max_completion_tokens ?? known.max_tokens ?? Math.max(1, room);
@@ -254,11 +250,23 @@ function tokenPrompt(tokens: readonly number[], { info }: ServedModel): Prompt {
   return { tokens, text: null };
 }
 
-function chatTokens(messages: readonly ChatMessage[], { tokenizer, chat }: ServedModel): readonly number[] {
+/** Messages with their parts joined. */
+function contents(messages: readonly z.infer<typeof message>[]): ChatMessage[] {
+  return messages.map(({ content, ...rest }) => ({
+    ...rest,
+    content: Array.isArray(content) ? content.map(({ text }) => text).join('') : (content ?? ''),
+  }));
+}
+
+function chatTokens(
+  messages: readonly ChatMessage[],
+  { tokenizer, chat }: ServedModel,
+  addGenerationPrompt = true,
+): readonly number[] {
   if (!chat?.templates.has('default'))
     throw new ApiError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
   return asBadRequest('messages', () => {
-    const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt: true });
+    const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt });
     return Array.from(tokenizer.encode(text, { parseSpecial: true }));
   });
 }
@@ -308,6 +316,22 @@ function invalid(error: z.ZodError): ApiError {
   const [issue] = error.issues;
   const path = issue.path.join('.');
   return new ApiError(400, `${path === '' ? 'body' : path}: ${issue.message}`, path === '' ? {} : { param: path });
+}
+
+const readingBody = z.strictObject({
+  model: z.string().optional(),
+  prompt: z.string().min(1).optional(),
+  messages: z.array(message).min(1).optional(),
+});
+
+/** The tokens of a text, or of a chat with its last answer, that the reader view asks about. */
+export function parseReading(body: unknown, model: ServedModel): readonly number[] {
+  const parsed = readingBody.safeParse(body);
+  if (!parsed.success) throw invalid(parsed.error);
+  const { prompt, messages } = parsed.data;
+  if ((prompt === undefined) === (messages === undefined)) throw new ApiError(400, 'give either prompt or messages');
+  if (prompt !== undefined) return textPrompt(prompt, model).tokens;
+  return chatTokens(contents(messages ?? []), model, false);
 }
 
 const tokenizeBody = z.strictObject({ prompt: z.string(), model: z.string().optional() });

@@ -9,7 +9,16 @@ import { Answer, type Outcome } from './answer.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
 import { Metrics } from './metrics.js';
-import { detokenize, type Job, parseChat, parseCompletion, type ServedModel, tokenize } from './protocol.js';
+import {
+  detokenize,
+  type Job,
+  parseChat,
+  parseCompletion,
+  parseReading,
+  type ServedModel,
+  tokenize,
+} from './protocol.js';
+import { Readings } from './reading.js';
 
 /** Options of a server. */
 export interface ServerOptions {
@@ -29,8 +38,22 @@ export interface ServerOptions {
   readonly chatTemplate?: string;
   /** The origin that browsers may call from; CORS is off without it. */
   readonly corsOrigin?: string;
+  /** Static files by path, `/` among them. They need no key: a page has to be there before a key can be typed into it. */
+  readonly pages?: ReadonlyMap<string, ServedPage>;
   /** One line of JSON per request. */
   readonly log?: (line: string) => void;
+}
+
+/** A static file. */
+export interface ServedPage {
+  readonly headers: Readonly<Record<string, string>>;
+  readonly content: Buffer;
+}
+
+/** The routes of a model inside another server. */
+export interface MountedModel {
+  answer(request: IncomingMessage, response: ServerResponse): Promise<void>;
+  close(): void;
 }
 
 /** A server that listens. */
@@ -44,6 +67,7 @@ export interface RunningServer {
 }
 
 const MOST_BODY = 16 * 2 ** 20;
+const SMALL_BODY = 2 ** 16;
 const MOST_CONNECTIONS = 1024;
 const HEADER_MS = 10_000;
 const BODY_MS = 60_000;
@@ -63,12 +87,27 @@ export async function startServer(host: ModelHost | null, options: ServerOptions
   return server.listen(address, port);
 }
 
+/** The routes for a server that has its own socket and has authenticated the requests it passes on. */
+export function mountModel(host: ModelHost, options: Pick<ServerOptions, 'id' | 'chatTemplate'>): MountedModel {
+  const server = new ModelServer(options, true);
+  server.attach(host);
+  return { answer: (request, response) => server.answer(request, response), close: () => server.close() };
+}
+
+/** A model that is loaded. */
+interface Served {
+  readonly host: ModelHost;
+  readonly model: ServedModel;
+  readonly readings: Readings;
+}
+
 class ModelServer {
   readonly #options: ServerOptions;
   /** Null while the model is being loaded. */
-  #served: { readonly host: ModelHost; readonly model: ServedModel } | null = null;
+  #served: Served | null = null;
   readonly #metrics = new Metrics();
-  readonly #server: Server;
+  readonly #isTrusted: boolean;
+  readonly #keepAlive: NodeJS.Timeout;
   readonly #keys: readonly Buffer[];
   readonly #created = Math.floor(Date.now() / 1000);
   readonly #answers = new Set<Answer>();
@@ -76,20 +115,15 @@ class ModelServer {
   #load = { choices: 0, tokens: 0 };
   #isDraining = false;
 
-  constructor(options: ServerOptions) {
+  /** `isTrusted`: requests were authenticated before they come here. */
+  constructor(options: ServerOptions, isTrusted = false) {
     this.#options = options;
     this.#keys = (options.keys ?? []).map(digest);
-    this.#server = createServer(
-      {
-        headersTimeout: HEADER_MS,
-        requestTimeout: BODY_MS,
-        connectionsCheckingInterval: 1000,
-        keepAliveTimeout: 65_000,
-      },
-      (request, response) => void this.#serve(request, response),
-    );
-    this.#server.maxConnections = MOST_CONNECTIONS;
-    this.#server.on('clientError', refuseConnection);
+    this.#isTrusted = isTrusted;
+    this.#keepAlive = setInterval(() => {
+      for (const answer of this.#answers) answer.keepAlive(KEEP_ALIVE_SECONDS);
+    }, 500);
+    this.#keepAlive.unref();
   }
 
   attach(host: ModelHost): void {
@@ -101,7 +135,8 @@ class ModelServer {
         ? (tokenizer.chat ?? null)
         : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
     const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
-    this.#served = { host, model: { id, info, tokenizer, chat, structured } };
+    const model = { id, info, tokenizer, chat, structured };
+    this.#served = { host, model, readings: new Readings(host, id) };
   }
 
   get #host(): ModelHost {
@@ -112,7 +147,7 @@ class ModelServer {
     return this.#ready.model;
   }
 
-  get #ready(): { readonly host: ModelHost; readonly model: ServedModel } {
+  get #ready(): Served {
     if (this.#served) return this.#served;
     throw new ApiError(503, 'the model is being loaded', { headers: { 'retry-after': '5' } });
   }
@@ -124,29 +159,43 @@ class ModelServer {
   }
 
   async listen(address: string, port: number): Promise<RunningServer> {
+    const server = createServer(
+      {
+        headersTimeout: HEADER_MS,
+        requestTimeout: BODY_MS,
+        connectionsCheckingInterval: 1000,
+        keepAliveTimeout: 65_000,
+      },
+      (request, response) => void this.answer(request, response),
+    );
+    server.maxConnections = MOST_CONNECTIONS;
+    server.on('clientError', refuseConnection);
     await new Promise<void>((resolve, reject) => {
-      this.#server.once('error', (error: NodeJS.ErrnoException) =>
+      server.once('error', (error: NodeJS.ErrnoException) =>
         reject(new UsageError(`--host ${address} --port ${port}: cannot listen (${error.code}); choose another port`)),
       );
-      this.#server.listen(port, address, resolve);
+      server.listen(port, address, resolve);
     });
-    const timer = setInterval(() => {
-      for (const answer of this.#answers) answer.keepAlive(KEEP_ALIVE_SECONDS);
-    }, 500);
-    timer.unref();
-    const bound = this.#server.address() as AddressInfo;
+    const bound = server.address() as AddressInfo;
     const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
     return {
       url: `http://${name}:${bound.port}`,
       attach: (host) => this.attach(host),
-      drain: (seconds) => this.#drain(seconds),
+      drain: (seconds) => this.#drain(server, seconds),
     };
   }
 
-  async #drain(seconds: number): Promise<void> {
+  /** Cancels what runs. */
+  close(): void {
+    clearInterval(this.#keepAlive);
+    for (const answer of this.#answers) answer.cancel();
+    this.#served?.readings.close();
+  }
+
+  async #drain(server: Server, seconds: number): Promise<void> {
     this.#isDraining = true;
-    const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
-    this.#server.closeIdleConnections();
+    const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+    server.closeIdleConnections();
     const all = Promise.all([...this.#answers].map(({ done }) => done));
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<void>((resolve) => {
@@ -154,13 +203,13 @@ class ModelServer {
     });
     await Promise.race([all, late]);
     clearTimeout(timer);
-    for (const answer of this.#answers) answer.cancel();
+    this.close();
     await Promise.race([all, new Promise((resolve) => setTimeout(resolve, 1000))]);
-    this.#server.closeAllConnections();
+    server.closeAllConnections();
     await closed;
   }
 
-  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  async answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const startedAt = performance.now();
     const id = randomUUID();
     const path = (request.url ?? '/').split('?')[0];
@@ -192,18 +241,39 @@ class ModelServer {
       sendJson(response, { status: 'ok' });
       return null;
     }
-    this.#authenticate(request);
+    const page = this.#options.pages?.get(path);
+    if (page) {
+      if (this.#keys.length === 0) expectLocal(request, this.#options.corsOrigin);
+      expectMethod(request, 'GET');
+      response.writeHead(200, page.headers).end(page.content);
+      return null;
+    }
+    if (!this.#isTrusted) this.#authenticate(request);
     const posts: Record<string, Handler> = {
       '/tokenize': (body) => tokenize(body, this.#model),
       '/detokenize': (body) => detokenize(body, this.#model),
     };
     if (path === '/v1/completions' || path === '/v1/chat/completions') {
       expectMethod(request, 'POST');
+      // Before the body is read: an overloaded server must not spend its time on requests that it refuses.
+      this.#expectHealthy();
+      this.#expectCapacity({ choices: 1, tokens: 0 });
       const body = await readBody(request);
       const job = path === '/v1/completions' ? parseCompletion(body, this.#model) : parseChat(body, this.#model);
       return this.#answer(job, response, id);
     }
-    if (path in posts) {
+    if (path === '/reader') {
+      expectMethod(request, 'POST');
+      const tokens = parseReading(await readBody(request), this.#model);
+      // One pass blocks the engine: it may delay requests that come later, but none that runs.
+      if (this.#load.choices > 0)
+        throw new ApiError(429, 'the model is answering other requests: try again later', {
+          ...{ type: 'rate_limit_error', code: 'reader_busy', headers: { 'retry-after': '5' } },
+        });
+      await this.#ready.readings.stream(tokens, response);
+      return null;
+    }
+    if (Object.hasOwn(posts, path)) {
       expectMethod(request, 'POST');
       sendJson(response, posts[path](await readBody(request)));
       return null;
@@ -214,6 +284,7 @@ class ModelServer {
       response.end(this.#metrics.text(this.#host.stats()));
     } else if (path === '/v1/models') sendJson(response, { object: 'list', data: [this.#card()] });
     else if (path === `/v1/models/${encodeURIComponent(this.#model.id)}`) sendJson(response, this.#card());
+    else if (path.startsWith('/reader/')) sendJson(response, this.#ready.readings.answer(path.split('/').slice(2)));
     else if (path.startsWith('/v1/models/'))
       throw new ApiError(404, 'there is no such model', { param: 'model', code: 'model_not_found' });
     else throw new ApiError(404, 'there is no such route', { code: 'unknown_url' });
@@ -221,9 +292,10 @@ class ModelServer {
   }
 
   #card(): object {
-    const { id, info } = this.#model;
+    const { id, info, chat } = this.#model;
     const limits = { max_model_len: info.maxContext, vocab_size: info.vocabulary, parameters: info.parameters };
-    return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits };
+    const has_chat_template = chat?.templates.has('default') ?? false;
+    return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits, has_chat_template };
   }
 
   async #answer(job: Job, response: ServerResponse, id: string): Promise<Outcome> {
@@ -339,8 +411,10 @@ function sendError(request: IncomingMessage, response: ServerResponse, error: Ap
     response.destroy();
     return;
   }
-  // A body that was not read to its end cannot be followed by another request.
-  const close = request.complete ? {} : { connection: 'close' };
+  // A body that is not read to its end cannot be followed by another request. A small one is, and thrown away.
+  const isSmall = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY;
+  if (!request.complete && isSmall) request.resume();
+  const close = request.complete || isSmall ? {} : { connection: 'close' };
   response.writeHead(error.status, { 'content-type': 'application/json', ...error.headers, ...close });
   response.end(JSON.stringify(error.body));
 }

@@ -15,6 +15,7 @@ import { type ModelShape, modelShape } from '../model/shape.js';
 import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import { RunFolder } from '../run/folder.js';
+import { refuseLiveOwner } from '../run/lock.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
@@ -193,11 +194,12 @@ function refuseUsedFolder(outDir: string): void {
     listCheckpoints(paths.checkpoints).length > 0 ||
     existsSync(paths.model) ||
     readCsv(paths.training, TRAINING_CSV).rows.length > 0;
-  if (isUsed)
-    throw new UsageError(
-      `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
-        "(in TypeScript: resume: 'auto' or train.out_dir)",
-    );
+  if (!isUsed) return;
+  refuseLiveOwner(paths.lock); // which can be neither resumed nor replaced
+  throw new UsageError(
+    `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
+      "(in TypeScript: resume: 'auto' or train.out_dir)",
+  );
 }
 
 /** Refuses settings that a training cannot have, and warns about those without effect. */

@@ -26,14 +26,17 @@ function startDashboardProcess(dir: string, say: (line: string) => void, io: Io)
   const main = fileURLToPath(new URL('../main.js', import.meta.url));
   // Its own process group would survive a Ctrl-C of the training; in this one both receive the signal.
   const child = spawn(process.execPath, [main, 'dashboard', '--dir', dir, '--port', '0'], {
-    stdio: ['ignore', 'pipe', 'pipe'],
+    // The channel closes with this process, however it ends, and the dashboard ends with it.
+    stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
   });
   child.on('error', (error) => io.warn(`the dashboard did not start: ${error.message}`));
-  createInterface({ input: child.stdout }).on('line', (line) => {
+  createInterface({ input: child.stdout! }).on('line', (line) => {
     const url = /^listening on (.*)$/.exec(line)?.[1];
     say(url === undefined ? line : `dashboard: ${url}`);
   });
-  createInterface({ input: child.stderr }).on('line', (line) => io.warn(`dashboard: ${line}`));
-  child.unref(); // a training that ends does not wait for it
+  createInterface({ input: child.stderr! }).on('line', (line) => io.warn(`dashboard: ${line}`));
+  // A training that ends does not wait for it.
+  child.unref();
+  child.channel?.unref();
   return child;
 }

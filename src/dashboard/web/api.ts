@@ -1,5 +1,6 @@
 /** Requests to the dashboard's server. Types mirror the server's answers. */
-import type { Overview, Table, TraceReaders, TraceText, TraceToken } from '../answers.js';
+import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
+import type { Overview, Table } from '../answers.js';
 import { type Block, decodeBlock } from '../wire.js';
 
 /** A line of attention.jsonl; arrays are by layer. */

@@ -2,6 +2,8 @@
 import { render } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { AttentionPage } from './attention-page.js';
+import { parts } from './model-api.js';
+import { NEW_SESSION, PlaygroundPage, ReadingPage, type Session } from './playground-page.js';
 import { ReaderPage } from './reader-page.js';
 import { RunPage } from './run-page.js';
 import { RunsPage } from './runs-page.js';
@@ -48,6 +50,9 @@ function App() {
   const [kind, ...rest] = route;
   const address = route.join('/');
   const isFirst = useRef(true);
+  // Kept while other pages are shown.
+  const [session, setSession] = useState(NEW_SESSION);
+  const change = (part: Partial<Session>) => setSession((now) => ({ ...now, ...part }));
   // After navigation the keyboard continues at the top of the new page.
   useEffect(() => {
     if (!isFirst.current) main.current?.focus({ preventScroll: true });
@@ -84,6 +89,15 @@ function App() {
           </nav>
         ) : kind === 'compare' ? (
           <span class="crumb">{rest.length} runs</span>
+        ) : parts.has('runs') && parts.has('model') ? (
+          <nav aria-label="Pages" class="tabs">
+            <a href="#/" aria-current={kind === undefined ? 'page' : undefined}>
+              Runs
+            </a>
+            <a href="#/playground" aria-current={kind === 'playground' ? 'page' : undefined}>
+              Playground
+            </a>
+          </nav>
         ) : null}
         <button
           type="button"
@@ -95,13 +109,21 @@ function App() {
         </button>
       </header>
       <main id="main" ref={main} tabIndex={-1}>
-        <Page key={address.replace(/(\/reader)\/.*$/, '$1')} route={route} />
+        <Page key={address.replace(/(\/reader)\/.*$/, '$1')} {...{ route, session, change }} />
       </main>
     </>
   );
 }
 
-function Page({ route: [kind, ...rest] }: { readonly route: readonly string[] }) {
+function Page(props: {
+  readonly route: readonly string[];
+  readonly session: Session;
+  readonly change: (part: Partial<Session>) => void;
+}) {
+  const { session, change } = props;
+  const [kind = parts.has('runs') ? undefined : 'playground', ...rest] = props.route;
+  if (kind === 'playground' && parts.has('model'))
+    return rest[0] ? <ReadingPage id={rest[0]} session={session} /> : <PlaygroundPage {...{ session, change }} />;
   if (kind === undefined) return <RunsPage />;
   if (kind === 'compare' && rest.length > 0) return <RunPage names={rest} />;
   if (kind === 'run' && rest[0]) {

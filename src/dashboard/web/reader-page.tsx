@@ -3,15 +3,19 @@
  * that followed; a block shows the tokens that read it.
  */
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import type { TraceText, TraceToken } from '../answers.js';
+import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
 import { api } from './api.js';
 import { percent, whole } from './format.js';
 import { lineColour } from './theme.js';
 import { Card, Empty, runAddress, useLoaded } from './ui.js';
 
-interface Address {
-  readonly name: string;
-  readonly trace: string;
+/** Where a trace comes from: a file of a run, or the model of the playground. */
+export interface TraceSource {
+  /** Differs between traces. */
+  readonly key: string;
+  text(): Promise<TraceText>;
+  token(index: number): Promise<TraceToken>;
+  readers(block: number): Promise<TraceReaders>;
 }
 
 export function ReaderPage({ name, trace }: { readonly name: string; readonly trace: string | undefined }) {
@@ -36,10 +40,7 @@ export function ReaderPage({ name, trace }: { readonly name: string; readonly tr
     <>
       <div class="page-head">
         <h1>Reader</h1>
-        <p class="muted">
-          Point at a token to see which blocks it read. Click to hold it; click a block in the list to see who else read
-          it.
-        </p>
+        <ReaderHint />
         <label class="select">
           <span class="hidden">Trace</span>
           <select
@@ -54,15 +55,30 @@ export function ReaderPage({ name, trace }: { readonly name: string; readonly tr
           </select>
         </label>
       </div>
-      <Reader key={chosen} name={name} trace={chosen} />
+      <Reader key={chosen} source={savedTrace(name, chosen)} />
     </>
   );
 }
 
-function Reader(address: Address) {
-  const { value: text, error } = useLoaded(`${address.name}/${address.trace}`, () =>
-    api.trace(address.name, address.trace),
+export function ReaderHint() {
+  return (
+    <p class="muted">
+      Point at a token to see which blocks it read. Click to hold it; click a block in the list to see who else read it.
+    </p>
   );
+}
+
+function savedTrace(name: string, trace: string): TraceSource {
+  return {
+    key: `${name}/${trace}`,
+    text: () => api.trace(name, trace),
+    token: (index) => api.traceToken(name, trace, index),
+    readers: (block) => api.traceReaders(name, trace, block),
+  };
+}
+
+export function Reader({ source }: { readonly source: TraceSource }) {
+  const { value: text, error } = useLoaded(source.key, () => source.text());
   if (error)
     return (
       <Empty title="This trace cannot be shown">
@@ -70,20 +86,20 @@ function Reader(address: Address) {
       </Empty>
     );
   if (!text) return <p class="loading">Reading the trace…</p>;
-  return <Text address={address} text={text} />;
+  return <Text source={source} text={text} />;
 }
 
 /** What is highlighted: the blocks that a token read, or the tokens that read a block. */
 type Focus = { readonly kind: 'token'; readonly index: number } | { readonly kind: 'block'; readonly index: number };
 
-function Text({ address, text }: { readonly address: Address; readonly text: TraceText }) {
+function Text({ source, text }: { readonly source: TraceSource; readonly text: TraceText }) {
   const [held, setHeld] = useState<Focus | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
   const [layer, setLayer] = useState('all');
   const [group, setGroup] = useState('all');
   const focus: Focus | null = held ?? (hovered === null ? null : { kind: 'token', index: hovered });
-  const token = useToken(address, focus?.kind === 'token' ? focus.index : null);
-  const readers = useReaders(address, focus?.kind === 'block' ? focus.index : null);
+  const token = useToken(source, focus?.kind === 'token' ? focus.index : null);
+  const readers = useReaders(source, focus?.kind === 'block' ? focus.index : null);
   const host = useRef<HTMLDivElement>(null);
   const weights = useMemo(
     () => (token ? blockWeights(token, layer, group) : new Map<number, number>()),
@@ -456,14 +472,14 @@ function Minimap(props: {
   );
 }
 
-function useToken({ name, trace }: Address, index: number | null): TraceToken | null {
+function useToken(source: TraceSource, index: number | null): TraceToken | null {
   const [token, setToken] = useState<{ index: number; value: TraceToken } | null>(null);
   useEffect(() => {
     if (index === null) return;
     let isCurrent = true;
     // A short pause: the mouse crosses many tokens on its way.
     const timer = setTimeout(() => {
-      api.traceToken(name, trace, index).then(
+      source.token(index).then(
         (value) => isCurrent && setToken({ index, value }),
         () => {}, // the trace was removed meanwhile; the text stays
       );
@@ -472,15 +488,15 @@ function useToken({ name, trace }: Address, index: number | null): TraceToken | 
       isCurrent = false;
       clearTimeout(timer);
     };
-  }, [name, trace, index]);
+  }, [source.key, index]);
   return token && token.index === index ? token.value : null;
 }
 
 const NO_READERS: ReadonlyMap<number, number> = new Map();
 
-function useReaders({ name, trace }: Address, block: number | null): ReadonlyMap<number, number> {
-  const { value } = useLoaded(`${name}/${trace}/${block}`, () =>
-    block === null ? Promise.resolve(null) : api.traceReaders(name, trace, block),
+function useReaders(source: TraceSource, block: number | null): ReadonlyMap<number, number> {
+  const { value } = useLoaded(`${source.key}/${block}`, () =>
+    block === null ? Promise.resolve(null) : source.readers(block),
   );
   return useMemo(() => (value ? new Map(value.readers) : NO_READERS), [value]);
 }

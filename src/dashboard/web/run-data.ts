@@ -23,6 +23,8 @@ const MOST_LIVE_ROWS = 4000;
 export class RunData {
   readonly name: string;
   readonly rank: number;
+  /** In legends. */
+  readonly label: string;
   tokensPerStep: number | null = null;
   marks: Mark[] = [];
   #blocks = new Map<LogName, Block>();
@@ -30,27 +32,28 @@ export class RunData {
   #detail: Block | null = null;
   #live: StreamRow[] = [];
 
-  constructor(name: string, rank = 0) {
+  constructor(name: string, rank = 0, label = name) {
     this.name = name;
     this.rank = rank;
+    this.label = label;
   }
 
   /** Reads all curves. */
   async load(): Promise<void> {
-    const [heartbeat, training, val] = await Promise.all(
-      (['heartbeat', 'training', 'val'] as const).map((log) => api.columns(this.name, { log, rank: this.rank })),
-    );
-    this.#blocks = new Map([
-      ['heartbeat', heartbeat],
-      ['training', training],
-      ['val', val],
-    ]);
+    const logs: LogName[] = ['heartbeat', ...this.#smallLogs];
+    const blocks = await Promise.all(logs.map((log) => api.columns(this.name, { log, rank: this.rank })));
+    this.#blocks = new Map(logs.map((log, i) => [log, blocks[i]]));
     this.#live = [];
   }
 
   /** The small logs, which change rarely. */
   async loadSmall(): Promise<void> {
-    for (const log of ['training', 'val'] as const) this.#blocks.set(log, await api.columns(this.name, { log }));
+    for (const log of this.#smallLogs) this.#blocks.set(log, await api.columns(this.name, { log }));
+  }
+
+  /** Rank 0 writes those for all. */
+  get #smallLogs(): LogName[] {
+    return this.rank === 0 ? ['training', 'val'] : [];
   }
 
   /** The rows of a range of steps, or the whole run. */
@@ -203,8 +206,10 @@ export function follow(
   { onChange, onState }: { readonly onChange: (reload: boolean) => void; readonly onState: (isLive: boolean) => void },
 ): () => void {
   const query = new URLSearchParams();
-  for (const { name } of runs) query.append('run', name);
-  query.set('rank', String(runs[0].rank));
+  for (const { name, rank } of runs) {
+    query.append('run', name);
+    query.append('rank', String(rank));
+  }
   query.set('from', runs.map(({ offset }) => offset).join('-'));
   const source = new EventSource(`/api/stream?${query}`);
   source.addEventListener('open', () => onState(true));

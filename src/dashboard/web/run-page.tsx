@@ -1,6 +1,6 @@
 /** The curves of one run, or of several over each other, while they train. */
 import { useCallback, useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import type { Overview } from '../answers.js';
+import type { Overview, RunRow } from '../answers.js';
 import { api } from './api.js';
 import { Chart, type Line, type PlacedMark, type Range } from './chart.js';
 import { Controls } from './controls.js';
@@ -62,7 +62,8 @@ const MOST_MARKS = 300;
 const SLOW_MS = 5_000;
 
 export function RunPage({ names }: { readonly names: readonly string[] }) {
-  const { runs, overviews, version, isLive, error, reload } = useRuns(names);
+  const [ranks, setRanks] = useState('0');
+  const { runs, overviews, version, isLive, error, reload } = useRuns(names, ranks);
   const [axis, setAxis] = useState<Axis>('step');
   const [isLog, setIsLog] = useState(false);
   const [smoothing, setSmoothing] = useState(0);
@@ -72,7 +73,7 @@ export function RunPage({ names }: { readonly names: readonly string[] }) {
     () => CHARTS.map((spec) => ({ spec, lines: linesOf(spec, runs, axis) })).filter(({ lines }) => lines.length > 0),
     [runs, axis, version, detail, theme],
   );
-  const marks = useMemo(() => (runs.length === 1 ? marksOf(runs[0], axis) : []), [runs, axis, version]);
+  const marks = useMemo(() => (names.length === 1 ? marksOf(runs[0], axis) : []), [runs, axis, version]);
   const formatX = axis === 'time' ? clock : short;
 
   if (error)
@@ -133,6 +134,9 @@ export function RunPage({ names }: { readonly names: readonly string[] }) {
               />
               <output>{smoothing.toFixed(2)}</output>
             </label>
+            {isSingle && overview.row.ranks.length > 1 ? (
+              <RankSelect row={overview.row} value={ranks} onChange={setRanks} />
+            ) : null}
             {range ? (
               <button type="button" class="button" onClick={() => zoom(null)}>
                 Show all
@@ -249,10 +253,45 @@ function ReadProgress({ runs }: { readonly runs: readonly RunData[] }) {
   );
 }
 
+/** Ranks whose curves are drawn together. */
+const RANKS_TOGETHER = 6;
+
+/** Rank 0, or the curves of several ranks over each other, as `first-last`. */
+function RankSelect(props: {
+  readonly row: RunRow;
+  readonly value: string;
+  readonly onChange: (value: string) => void;
+}) {
+  const ranks = props.row.ranks.map(({ rank }) => rank);
+  const groups = Array.from({ length: Math.ceil(ranks.length / RANKS_TOGETHER) }, (_, i) => {
+    const some = ranks.slice(i * RANKS_TOGETHER, (i + 1) * RANKS_TOGETHER);
+    return `${some[0]}-${some.at(-1)}`;
+  });
+  return (
+    <label class="select">
+      <span class="hidden">Ranks</span>
+      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+        <option value="0">rank 0</option>
+        {groups.map((group) => (
+          <option key={group} value={group}>
+            {groups.length === 1 ? 'all ranks' : `ranks ${group.replace('-', ' to ')}`}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function runsOf(names: readonly string[], ranks: string): RunData[] {
+  const [first, last] = ranks.split('-').map(Number);
+  if (last === undefined || names.length > 1) return names.map((name) => new RunData(name));
+  return Array.from({ length: last - first + 1 }, (_, i) => new RunData(names[0], first + i, `rank ${first + i}`));
+}
+
 /** Loads the runs, follows them, and counts changes in `version`. */
-function useRuns(names: readonly string[]) {
-  const key = JSON.stringify(names);
-  const runs = useMemo(() => names.map((name) => new RunData(name)), [key]);
+function useRuns(names: readonly string[], ranks: string) {
+  const key = JSON.stringify([names, ranks]);
+  const runs = useMemo(() => runsOf(names, ranks), [key]);
   const [overviews, setOverviews] = useState<readonly Overview[]>([]);
   const [version, setVersion] = useState(0);
   const [isLive, setIsLive] = useState(false);
@@ -271,11 +310,12 @@ function useRuns(names: readonly string[]) {
       });
     };
     const readOverviews = async () => {
-      const found = await Promise.all(runs.map(({ name }) => api.overview(name)));
-      found.forEach((overview, i) => {
-        runs[i].tokensPerStep = overview.tokensPerStep;
-        runs[i].marks = [...overview.marks];
-      });
+      const found = await Promise.all(names.map((name) => api.overview(name)));
+      for (const run of runs) {
+        const overview = found[names.indexOf(run.name)];
+        run.tokensPerStep = overview.tokensPerStep;
+        run.marks = [...overview.marks];
+      }
       if (isCurrent) setOverviews(found);
       return found;
     };
@@ -339,7 +379,7 @@ function useZoom(runs: readonly RunData[], axis: Axis) {
 function linesOf({ curves }: CurveSpec, runs: readonly RunData[], axis: Axis): Line[] {
   const all = runs.flatMap((run, r) =>
     curves.map(({ log, column, label, dots }, c): Line => {
-      const name = runs.length === 1 ? label : c === 0 ? run.name : `${run.name} ${label}`;
+      const name = runs.length === 1 ? label : c === 0 ? run.label : `${run.label} ${label}`;
       const colour = lineColour(runs.length === 1 ? c : r);
       return { label: name, colour, dots: dots ?? false, ...run.points(log, column, axis) };
     }),

@@ -1,8 +1,8 @@
-/** Reads saved traces (`eval selection --trace`) piece by piece, for the reader view. */
+/** Reads traces (`writeTrace`) piece by piece, for the reader view. */
 import { UsageError } from '../errors.js';
-import { TRACE_FORMAT } from '../infer/trace.js';
 import { openSafetensors, type SafeDtype, type SafetensorsFile } from '../run/safetensors.js';
-import type { TraceReaders, TraceText, TraceToken } from './answers.js';
+import { TRACE_FORMAT } from './trace.js';
+import type { TraceReaders, TraceText, TraceToken } from './trace-view.js';
 
 const MOST_TOKENS = 1 << 20;
 
@@ -78,6 +78,13 @@ export class TraceFile {
     });
     const all = Array.from(counts, (count, token): [number, number] => [token, count]);
     return { readers: all.filter(([, count]) => count > 0) };
+  }
+
+  /** The JSON answer to a path below that of the trace: '', `token/I` or `block/B`; undefined for any other. */
+  answer([what, index]: readonly string[]): TraceText | TraceToken | TraceReaders | undefined {
+    if (what === undefined) return this.text();
+    if (what === 'token') return this.token(Number(index));
+    return what === 'block' ? this.readers(Number(index)) : undefined;
   }
 
   close(): void {

@@ -1,0 +1,75 @@
+/** How tokens are chosen: the sampling controls of the playground. */
+import type { ComponentChildren } from 'preact';
+import { Card } from './ui.js';
+
+const FIELDS = [
+  { name: 'max_tokens', label: 'Maximum tokens', min: 1, max: 100_000, step: 1 },
+  { name: 'temperature', label: 'Temperature', min: 0, max: 5, step: 0.05 },
+  { name: 'top_p', label: 'Top p', min: 0.01, max: 1, step: 0.01 },
+  { name: 'top_k', label: 'Top k (0 = all)', min: 0, max: 100_000, step: 1 },
+  { name: 'min_p', label: 'Min p', min: 0, max: 1, step: 0.01 },
+  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.1, max: 5, step: 0.05 },
+] as const;
+
+export type SamplingValues = Readonly<Record<(typeof FIELDS)[number]['name'], number>> & {
+  /** Empty: another one for each request. */
+  readonly seed: string;
+  /** Empty: none. `\\n` is a line break. */
+  readonly stop: string;
+};
+
+export const SAMPLING: SamplingValues = {
+  ...{ max_tokens: 256, temperature: 0.8, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 },
+  ...{ seed: '', stop: '' },
+};
+
+/** The fields of a request. */
+export function samplingFields({ seed, stop, ...numbers }: SamplingValues): Record<string, unknown> {
+  return {
+    ...numbers,
+    ...(seed.trim() === '' ? {} : { seed: Number(seed) }),
+    ...(stop === '' ? {} : { stop: stop.replaceAll('\\n', '\n') }),
+  };
+}
+
+export function SamplingForm(props: {
+  readonly value: SamplingValues;
+  readonly onChange: (value: SamplingValues) => void;
+  readonly children?: ComponentChildren;
+}) {
+  const { value, onChange } = props;
+  const text = (name: 'seed' | 'stop', label: string, placeholder: string) => (
+    <label class="field">
+      <span>{label}</span>
+      <input
+        value={value[name]}
+        placeholder={placeholder}
+        inputMode={name === 'seed' ? 'numeric' : 'text'}
+        onInput={(event) => onChange({ ...value, [name]: event.currentTarget.value })}
+      />
+    </label>
+  );
+  return (
+    <Card title="Sampling">
+      <div class="fields">
+        {FIELDS.map(({ name, label, min, max, step }) => (
+          <label key={name} class="field">
+            <span>{label}</span>
+            <input
+              type="number"
+              {...{ min, max, step }}
+              value={value[name]}
+              onInput={(event) => {
+                const next = event.currentTarget.valueAsNumber;
+                if (Number.isFinite(next)) onChange({ ...value, [name]: next });
+              }}
+            />
+          </label>
+        ))}
+        {text('seed', 'Seed', 'random')}
+        {text('stop', 'Stop at', 'none')}
+        {props.children}
+      </div>
+    </Card>
+  );
+}
