@@ -6,6 +6,7 @@ export default defineConfig({
     // Against a hang only. Kernels are compiled on first use: a cold and busy machine spends minutes inside the first tests.
     testTimeout: 900_000,
     hookTimeout: 900_000,
+    expect: { poll: { timeout: 300_000, interval: 20 } },
     setupFiles: ['src/testing/setup.ts'],
     pool: 'forks',
     maxWorkers: 2,

@@ -29,14 +29,22 @@ async function compileAll() {
     .filter((name) => name.endsWith('.cpp'))
     .map((name) => join(dist, name))
     .sort((a, b) => statSync(b).size - statSync(a).size);
-  const shares = Array.from({ length: Math.min(availableParallelism(), sources.length) }, () => []);
-  for (const [i, source] of sources.entries()) shares[i % shares.length].push(source);
+  // The largest first, each to the share that is smallest so far: the size is a measure of the time.
+  const shares = Array.from({ length: Math.min(availableParallelism(), sources.length) }, () => ({
+    bytes: 0,
+    files: [],
+  }));
+  for (const source of sources) {
+    const share = shares.reduce((least, other) => (other.bytes < least.bytes ? other : least));
+    share.files.push(source);
+    share.bytes += statSync(source).size;
+  }
   const started = performance.now();
   const codes = await Promise.all(
     shares.map(
-      (share) =>
+      ({ files }) =>
         new Promise((resolve, reject) => {
-          const child = spawn(process.execPath, [self, ...share], { stdio: 'inherit' });
+          const child = spawn(process.execPath, [self, ...files], { stdio: 'inherit' });
           child.once('error', reject);
           child.once('close', resolve);
         }),

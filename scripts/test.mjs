@@ -1,11 +1,11 @@
 // Everything `npm test` does: style, types, build, kernels, tests. Words after `npm test --` choose test files, as vitest takes
 // them. The last line is always `N passed, N failed`, with the number skipped when there are any.
-import { spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { spawn, spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { tmpdir } from 'node:os';
 import { delimiter, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { runTests } from './run-tests.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const { resolve } = createRequire(import.meta.url);
@@ -20,21 +20,38 @@ const TOOLS = [
 /** The program of an installed package, run by this Node: no shell, no search in PATH. */
 const program = (name, file) => [process.execPath, join(dirname(resolve(`${name}/package.json`)), file)];
 
-const folder = mkdtempSync(join(tmpdir(), 'trefoil-test-'));
-const results = join(folder, 'results.json');
-const kinds = ['default', 'json', join(root, 'scripts', 'skip-reporter.mjs')];
-const reporters = [...kinds.map((kind) => `--reporter=${kind}`), `--outputFile.json=${results}`];
-const STEPS = {
-  style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
-  types: [...program('typescript', 'bin/tsc'), '--noEmit'],
-  pages: [...program('typescript', 'bin/tsc'), '--noEmit', '-p', 'src/dashboard/web'],
-  build: [process.execPath, 'scripts/build.mjs'],
-  kernels: [process.execPath, 'scripts/kernels.mjs'],
-  tests: [...program('vitest', 'vitest.mjs'), 'run', ...reporters, ...process.argv.slice(2)],
-};
+/** Two rows of steps, side by side: most of them use one core. */
+const STEPS = [
+  {
+    style: [...program('@biomejs/biome', 'bin/biome'), 'check', '.'],
+    types: [...program('typescript', 'bin/tsc'), '--noEmit'],
+    pages: [...program('typescript', 'bin/tsc'), '--noEmit', '-p', 'src/dashboard/web'],
+  },
+  { build: [process.execPath, 'scripts/build.mjs'], kernels: [process.execPath, 'scripts/kernels.mjs'] },
+];
 
 function run([command, ...words]) {
   return spawnSync(command, words, { cwd: root, stdio: 'inherit' }).status === 0;
+}
+
+/** Runs one step and prints what it said when it has ended; returns whether it succeeded. */
+async function runStep(name, [command, ...words]) {
+  const child = spawn(command, words, { cwd: root, stdio: ['ignore', 'pipe', 'pipe'] });
+  let output = '';
+  for (const stream of [child.stdout, child.stderr])
+    stream.setEncoding('utf8').on('data', (text) => {
+      output += text;
+    });
+  const code = await new Promise((resolve) => child.once('close', resolve));
+  console.log(`\n== ${name}\n${output.trimEnd()}`);
+  return code === 0;
+}
+
+/** Runs the steps of a row in order; returns the names of those that failed. */
+async function runRow(row) {
+  const broken = [];
+  for (const [name, command] of Object.entries(row)) if (!(await runStep(name, command))) broken.push(name);
+  return broken;
 }
 
 function isThere(name) {
@@ -52,34 +69,16 @@ function provide({ names, debian }) {
   if (!installed) console.error(`missing: ${names.join(' or ')} (Debian: apt-get install ${debian.join(' ')})`);
 }
 
-/** Counts from vitest's report. A file that could not even be loaded, and a run that broke off, count as one failure. */
-function count(succeeded) {
-  if (!existsSync(results)) return { passed: 0, failed: 1, skipped: 0 };
-  const files = JSON.parse(readFileSync(results, 'utf8')).testResults;
-  const tests = files.flatMap((file) => file.assertionResults);
-  const unloaded = files.filter(
-    ({ status, assertionResults }) => status === 'failed' && !assertionResults.some(isFailed),
-  );
-  const failed = tests.filter(isFailed).length + unloaded.length;
-  return {
-    passed: tests.filter(({ status }) => status === 'passed').length,
-    failed: succeeded ? failed : Math.max(1, failed),
-    skipped: tests.filter(({ status }) => status !== 'passed' && status !== 'failed').length,
-  };
-}
-
-function isFailed({ status }) {
-  return status === 'failed';
-}
-
 TOOLS.forEach(provide);
-const broken = Object.entries(STEPS).flatMap(([name, command]) => {
-  console.log(`\n== ${name}`);
-  return run(command) ? [] : [name];
-});
-const { passed, failed, skipped } = count(!broken.includes('tests'));
-rmSync(folder, { recursive: true, force: true });
+const broken = (await Promise.all(STEPS.map(runRow))).flat();
+console.log('\n== tests');
+const { passed, failed, skipped, passedAlone } = runTests(root, process.argv.slice(2));
+const failures = failed + broken.length;
+const report = join(root, '.trefoil', 'test-report.json');
+mkdirSync(dirname(report), { recursive: true });
+writeFileSync(report, `${JSON.stringify({ passed, failed: failures, skipped, passedAlone, broken }, null, 2)}\n`);
 for (const step of broken) console.log(`failed: ${step}`);
-const failures = failed + broken.filter((step) => step !== 'tests').length;
+if (failed > 0) console.log('failed: tests');
+for (const name of passedAlone) console.log(`failed under load, passed alone: ${name}`);
 console.log(`${passed} passed, ${failures} failed${skipped > 0 ? `, ${skipped} skipped` : ''}`);
 process.exit(failures > 0 ? 1 : 0);

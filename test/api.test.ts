@@ -1,5 +1,4 @@
 /** The surface of the library: exactly these values; every type that they mention is exported; all are documented. */
-import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import ts from 'typescript';
 import { describe, expect, it } from 'vitest';
@@ -9,8 +8,7 @@ import * as ops from '../src/exports/ops.js';
 import * as run from '../src/exports/run.js';
 import * as verify from '../src/exports/verify.js';
 import * as library from '../src/index.js';
-
-const root = join(import.meta.dirname, '..');
+import { root, runNode } from '../src/testing/cli.js';
 
 const words = (text: string) => text.trim().split(/\s+/).sort();
 
@@ -122,9 +120,8 @@ describe('the declarations of all entry points', () => {
   });
 
   // A process of its own: typedoc's messages go to the terminal.
-  it('become pages without a warning: npm run docs', () => {
+  it('become pages without a warning: npm run docs', async () => {
     const typedoc = join(root, 'node_modules', 'typedoc', 'bin', 'typedoc');
-    const { status, stdout, stderr } = spawnSync(process.execPath, [typedoc, '--emit', 'none'], { cwd: root });
-    expect([`${stdout}${stderr}`, status]).toEqual(['', 0]);
-  }, 300_000);
+    expect(await runNode([typedoc, '--emit', 'none'])).toEqual({ code: 0, stdout: '', stderr: '' });
+  });
 });

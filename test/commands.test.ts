@@ -84,6 +84,10 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     }
     const printed = await trefoil(['configs', 'quickstart']);
     expect(printed.stdout).toBe(readFileSync(join(root, 'configs', 'quickstart.yaml'), 'utf8'));
+    expect(await jsonOf('configs', 'quickstart')).toMatchObject({
+      ...{ name: 'quickstart', description: expect.stringMatching(/^The first run/) },
+      config: { data: { source: 'stories' } },
+    });
   },
   launch: async () => {
     if (mpirunAbsence()) return console.log(`launch is not run: ${mpirunAbsence()}`);
@@ -91,6 +95,7 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const { code, stdout, stderr } = await trefoil(['launch', '-n', '2', '--', ...words]);
     expect(code, stderr).toBe(0);
     expect(stdout).toMatch(/^\[0\] step 0002 \| loss /m);
+    expect(stderr).toMatch(/^launch: starting 2 ranks with mpirun\n/);
   },
   generate: async () => {
     const words = ['--model', model, '--prompt', 'line ', '--max-new-tokens', '5', '--greedy'];
@@ -192,10 +197,6 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const { rows } = await jsonOf('bench', 'prefill', '--config', configFile, '--lengths', '64', '--quick');
     expect(rows[0]).toMatchObject({ S: 64, ms_total: expect.any(Number), ms_dense: expect.any(Number) });
   },
-  'bench data': async () => {
-    const { rows } = await jsonOf('bench', 'data', '--quick', '--tokenizer', 'byte');
-    expect(rows.map(({ what }: { what: string }) => what)).toEqual(expect.arrayContaining(['prepared', 'pipeline']));
-  },
   'data smoke': async () => {
     const result = await jsonOf('data', 'smoke', ...documents(), '--seq-len', '32', '--batches', '2');
     expect(result).toMatchObject({ ok: true, source: 'fineweb_edu_local', batches: 2, tokens: 64 });
@@ -263,10 +264,12 @@ const GROUPS = new Map([
 ]);
 const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${name} ${second.name}`) ?? [name]);
 
-/** What takes minutes is run as a program in another test, and not twice. */
+/** What takes long is run as a program in another test, and not twice. */
 const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
   start: ['test/readme.test.ts', 'npm start'],
-  verify: ['src/cli/main.test.ts', "trefoil('verify'"],
+  verify: ['test/package.test.ts', "'verify', '--json'"],
+  // As JSON in src/cli/data/data.test.ts.
+  'bench data': ['test/terminal.test.ts', "'bench', 'data'"],
 };
 
 describe('the real program', () => {

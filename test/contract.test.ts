@@ -47,6 +47,16 @@ async function trained(changes: TinyOverrides = {}): Promise<Seen> {
   return { losses, peakBytes, said: said.join('\n'), warned: warned.join('\n'), paths, weights };
 }
 
+/** The run that a key is compared with; trained once for all keys that share it. */
+const bases = new Map<string, Promise<Seen>>();
+function baseOf(against: TinyOverrides | undefined): Promise<Seen> {
+  if (!against) return Promise.resolve(baseline);
+  const name = JSON.stringify(against);
+  const base = bases.get(name) ?? trained(placed(against));
+  bases.set(name, base);
+  return base;
+}
+
 beforeAll(async () => {
   process.env['HF_ENDPOINT'] = 'http://127.0.0.1:9'; // nothing listens there
   folder = temporaryFolder();
@@ -92,6 +102,8 @@ const NEEDLE = { source: 'needle', needle_records: 2, needle_facts: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
 const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32 } as const;
+/** Blocks of 8 tokens of which one is chosen by its score. */
+const POOLED = { l: 4, d: 2, l_sel: 8, n_sel: 3, init_blocks: 1, local_blocks: 1 };
 const YARN = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64 } as const;
 
 /** Key, what to change, and what must come of it. */
@@ -142,6 +154,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.n_sel': [{ nsa: { n_sel: 3 } }, numbers],
   'nsa.init_blocks': [{ nsa: { init_blocks: 0 } }, numbers],
   'nsa.local_blocks': [{ nsa: { local_blocks: 1 } }, numbers],
+  'nsa.score_pool': [{ nsa: { ...POOLED, score_pool: 'max' } }, numbersAgainst({ nsa: POOLED })],
   'nsa.w': [{ nsa: { w: 4 } }, numbers],
   'nsa.shared_kv': [{ nsa: { shared_kv: true } }, numbers],
   'nsa.phi': [{ nsa: { phi: 'mlp' } }, numbers],
@@ -277,6 +290,20 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'train.seed': [{ train: { seed: 7 } }, numbers],
   // src/train/init-from.test.ts has what it does.
   'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
+  // src/train/sparse-start.test.ts has what they do to a converted model.
+  'train.gate_release_steps': [{ train: { gate_release_steps: 2 } }, refused('train.gate_release_steps: the gates of')],
+  'train.gate_release_share': [
+    { train: { gate_release_steps: 2, gate_release_share: 0.5 } },
+    refused('train.gate_release_steps: the gates of'),
+  ],
+  'train.n_sel_from': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 2 } },
+    numbersAgainst({ nsa: { n_sel: 3 } }),
+  ],
+  'train.n_sel_steps': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 1 } },
+    numbersAgainst({ nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 3 } }),
+  ],
   'train.out_dir': [
     { train: { out_dir: 'elsewhere' } },
     same(({ paths }) => expect(paths.model).toMatch(/elsewhere\/model/)),
@@ -329,12 +356,11 @@ describe('every config key does what it says, or is refused by name', () => {
       await expect(run).rejects.toThrow(effect.message);
       return;
     }
+    const base = await baseOf(effect.against);
     const seen = await trained(placed(changes));
     if (effect.kind === 'numbers') {
-      const base = effect.against ? await trained(placed(effect.against)) : baseline;
       expect(seen.weights === base.weights && `${seen.losses}` === `${base.losses}`).toBe(false);
     } else {
-      const base = effect.against ? await trained(placed(effect.against)) : baseline;
       if (effect.kind === 'same') expect(seen.weights === base.weights).toBe(true);
       effect.shows(seen, base);
     }

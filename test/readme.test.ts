@@ -97,6 +97,11 @@ describe('README.md', () => {
     expect(code, output).toBe(0);
   });
 
+  it('gives one duration of the quickstart, wherever it is named', () => {
+    const places = ['README.md', 'docs/guide/first-model.md', 'configs/quickstart.yaml', 'src/cli/start.ts'];
+    for (const place of places) expect(readFileSync(join(root, place), 'utf8'), place).toContain('in three minutes');
+  });
+
   it('left what the commands promise', () => {
     expect(existsSync(runPaths(join(project, 'artifacts/quickstart')).model)).toBe(true);
     const { rows } = readCsv(runPaths(join(project, 'artifacts/mine')).training, TRAINING_CSV);

@@ -101,6 +101,9 @@ describe('trefoil train', () => {
     const second = await trefoil(['train', '--config', file, '--resume', 'auto']);
     expect(second.code).toBe(2);
     expect(second.stderr).toContain(String(first.pid));
+    const start = await trefoil(['start', '--config', file]);
+    expect(start.code).toBe(2);
+    expect(start.stderr).toMatch(new RegExp(`the folder is in use by process ${first.pid} on `));
     first.kill('SIGKILL');
     await ended(first);
     const third = startTrefoil(['train', '--config', file, '--resume', 'auto']);

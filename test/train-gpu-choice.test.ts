@@ -38,6 +38,14 @@ describe.skipIf(absence)('train on a machine with a GPU', () => {
     expect(rows.find(({ key }) => key === 'model.dim')!.origin).toContain(`${name}.yaml`);
   });
 
+  it('launch starts one process per GPU, with the config that they take', async () => {
+    const run = await trefoil(['launch', '-n', '1', '--', 'train', '--print-config', '--json'], {
+      env: { ...gpu.env, IDLE_GPU_GIB: '141' },
+    });
+    expect(run).toMatchObject({ code: 0, stderr: 'launch: starting 1 rank\n' });
+    expect(run.stdout).toContain('m7c_125m_80g.yaml');
+  });
+
   it.each(['bf16', 'fp32'])('metrics.json has the precision of the run: %s', async (precision) => {
     const config = tinyConfig(folder.path, {
       runtime: { device: 'cuda', precision },

@@ -1,5 +1,4 @@
 /** docs/reference/training.md: its program runs and learns, and its formulas give what the trainer computes. */
-import { spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -8,7 +7,7 @@ import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../src/config/parse.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { modelShape } from '../src/model/shape.js';
-import { root, trefoilMain } from '../src/testing/cli.js';
+import { root, runNode, trefoilMain } from '../src/testing/cli.js';
 import { cpu } from '../src/testing/devices.js';
 import { temporaryFolder } from '../src/testing/run.js';
 import { HostStepper } from '../src/train/step.js';
@@ -112,12 +111,10 @@ describe('formulas of docs/reference/training.md', () => {
     const { code } = await transform(text.replace("'trefoil'", JSON.stringify(library)), { loader: 'ts' });
     const folder = temporaryFolder();
     writeFileSync(join(folder.path, 'program.mjs'), code);
-    const { status, stdout, stderr } = spawnSync(process.execPath, ['program.mjs'], {
-      cwd: folder.path,
-      encoding: 'utf8',
-    });
+    const ran = await runNode(['program.mjs'], { cwd: folder.path });
+    const { stdout } = ran;
     folder.remove();
-    expect(status, stderr).toBe(0);
+    expect(ran.code, ran.stderr).toBe(0);
     const lossesOf = (word: string) =>
       [...stdout.matchAll(new RegExp(`^${word} \\d+ loss ([\\d.]+)`, 'gm'))].map(([, loss]) => Number(loss));
     expect(lossesOf('step')).toHaveLength(6);

@@ -1,6 +1,7 @@
 /** `trefoil configs`: the configs and profiles that ship with the package. */
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
+import { parse } from 'yaml';
 import { findConfig, shippedConfigs } from '../config/files.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
@@ -18,12 +19,19 @@ Every key is explained in configs/base.yaml.
 export function configure(command: Command, io: Io): void {
   command
     .argument('[name]', 'print this config as YAML')
-    .addOption(jsonOption('{configs: [{name, description}], profiles: [{name, description}]}'))
+    .addOption(jsonOption('{configs: [{name, description}], profiles: [...]}; with a name {name, description, config}'))
     .addHelpText('after', HELP)
     .action((name: string | undefined, options: { json?: boolean }) => {
-      if (name !== undefined) io.stdout.write(readFileSync(findConfig(name).path, 'utf8'));
-      else list(options.json ?? false, io);
+      if (name === undefined) list(options.json ?? false, io);
+      else print(name, options.json ?? false, io);
     });
+}
+
+function print(name: string, json: boolean, io: Io): void {
+  const { path } = findConfig(name);
+  const text = readFileSync(path, 'utf8');
+  if (json) printJson(io, { name, description: description(path), config: parse(text) });
+  else io.stdout.write(text);
 }
 
 function list(json: boolean, io: Io): void {

@@ -4,7 +4,7 @@ import type { Generation } from '../infer/generate.js';
 import { visible } from '../text.js';
 import type { Io } from './shared/io.js';
 
-export const INTERACTIVE_HELP = '/reset starts over, /exit leaves, Ctrl-C stops a text';
+export const INTERACTIVE_HELP = '/reset starts over, /exit leaves, /help shows this, Ctrl-C stops a text';
 
 /** A `Conversation` or a `Chat`. */
 export interface Talk {
@@ -33,6 +33,8 @@ export async function converse(talk: Talk, io: Io, input: NodeJS.ReadableStream)
     if (command === '/reset') {
       talk.reset();
       io.err('started over');
+    } else if (command === '/help') {
+      io.err(INTERACTIVE_HELP);
     } else {
       isWriting = true;
       await answer(talk, line, io, () => isStopped);

@@ -224,8 +224,8 @@ describe('trefoil generate', () => {
       expect(plain).toMatchObject({ code: 0, out: `${text}\n` });
     });
 
-    it('is a conversation on a terminal: turns, /reset and /exit', async () => {
-      const lines = ['Hello', 'Again', '/reset', 'Hello', '/exit', 'never read'];
+    it('is a conversation on a terminal: turns, /reset, /help and /exit', async () => {
+      const lines = ['Hello', 'Again', '/reset', 'Hello', '/help', '/exit', 'never read'];
       const stdin = Object.assign(Readable.from(lines.map((line) => `${line}\n`)), { isTTY: true }) as Input;
       const stdout = new Sink(true);
       const { code, err } = await generate(['--model', chatModel, '--chat', ...options], { stdin, stdout });
@@ -237,6 +237,7 @@ describe('trefoil generate', () => {
       expect(contexts[1]).toBeGreaterThan(first);
       expect(contexts.slice(2)).toEqual([first]);
       expect(err).toContain('started over');
+      expect(err.split('/help shows this')).toHaveLength(3); // at the start, and when asked
       expect(err).toContain('--max-new-tokens was reached');
     });
 

@@ -9,6 +9,7 @@ import { cudaAbsence } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { pidExists } from '../process-identity.js';
 import { readRun } from '../run/reader.js';
+import { plural } from '../text.js';
 import { petNode } from '../train/ranks/identity.js';
 import {
   freePort,
@@ -20,6 +21,7 @@ import {
 } from '../train/ranks/launch.js';
 import { createSecret } from '../train/ranks/secret.js';
 import type { Io } from './shared/io.js';
+import { gpuMemoryGib } from './train.js';
 
 const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train [options]
 
@@ -60,7 +62,8 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(request.words);
   if (line.help) throw new UsageError('launch: the flags of train are listed by trefoil train --help');
   const { config } = loadConfig({
-    ...{ env: io.env, flags: line.layer, config: line.config, otherwise: pickConfigByGpuMemory(null) },
+    ...{ env: io.env, flags: line.layer, config: line.config },
+    otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
   const { device } = config.runtime;
   const isCuda = device !== 'cpu' && cudaAbsence() === null;
@@ -132,6 +135,8 @@ async function start(
     else if (!(rank === null && isAsked())) (isError || json ? io.err : io.out)(`[${rank ?? 'mpirun'}] ${line}`);
   };
   const options = { ranks, command: [process.execPath, main, 'train', ...words], env: io.env, onLine };
+  // Seconds may pass until the first rank prints.
+  io.err(`launch: starting ${plural(ranks, 'rank')}${isCuda ? '' : ' with mpirun'}`);
   if (!isCuda) {
     if (node && node.nodes > 1)
       throw new UsageError('PET_NNODES: start CPU ranks on several machines with mpirun instead of launch');

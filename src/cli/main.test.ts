@@ -3,24 +3,19 @@ import { execFile } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { readSafetensors, toFloat64 } from '../run/safetensors.js';
+import { trefoilMain } from '../testing/cli.js';
 import { countUsage } from '../testing/cpu-time.js';
 import { GOLDEN_SMALL } from '../testing/golden.js';
 import { relativeError } from '../testing/numbers.js';
-import { INVARIANTS } from '../verify/check.js';
 
-const ROOT = fileURLToPath(new URL('../../', import.meta.url));
-const MAIN = join(ROOT, 'dist', 'cli', 'main.js');
+const MAIN = trefoilMain();
 
 let folder: string;
-beforeAll(async () => {
+beforeAll(() => {
   folder = mkdtempSync(join(tmpdir(), 'trefoil-main-'));
-  const build = [join(ROOT, 'scripts', 'build.mjs'), '--quiet'];
-  const { status, stdout, stderr } = await start(process.execPath, build, ROOT);
-  if (status !== 0) throw new Error(`the build failed:\n${stdout}${stderr}`);
-}, 300_000);
+});
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 interface Outcome {
@@ -84,17 +79,5 @@ describe('the built program', () => {
         relativeError(toFloat64(written.tensors.get(name)!), toFloat64(golden.tensors.get(name)!)),
         name,
       ).toBeLessThan(2e-5);
-  });
-
-  it('verifies this machine', { timeout: 240_000 }, async () => {
-    const { status, stdout, stderr: printed } = await trefoil('verify', '--json');
-    const stderr = printed.replace(/^(compiling kernels|cpu \d+\/\d+).*\n/gm, ''); // progress of slow work
-    const { passed, failed, skipped, rows } = JSON.parse(stdout);
-    expect(rows.filter((row: { ok: boolean | null }) => row.ok === false)).toEqual([]);
-    expect({ status, stderr, failed }).toEqual({ status: 0, stderr: '', failed: 0 });
-    expect(passed + skipped).toBe(rows.length);
-    for (const invariant of INVARIANTS)
-      expect(rows).toContainEqual(expect.objectContaining({ device: 'cpu', invariant, ok: true }));
-    expect(Object.keys(rows[0])).toEqual(['device', 'invariant', 'case', 'ok', 'error', 'limit', 'reason']);
   });
 });

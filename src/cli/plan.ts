@@ -72,7 +72,7 @@ are exchanged in buckets by ring or tree all-reduce, overlapped with the
 backward pass. Without --config: the 125m shape with the GPT-2 vocabulary in
 bf16, ${MEASURED_TOKENS} tokens per GPU and step, as measured on one H200.
 Nothing here was run on more than two ranks; docs/explain/scaling.md lists what
-was checked. exposed = communication not hidden by the backward pass.
+was checked. exp. ms = communication not hidden by the backward pass.
 useful/day = tokens/day / (1 + global batch / critical batch): tokens of small
 batches that would teach as much.
 --json adds nodes, tokens per second and further columns.
@@ -192,7 +192,7 @@ const STOP_LETTERS = { memory: 'M', efficiency: 'C', batch: 'B' } as const;
 
 function table(rows: readonly PlanRow[], width: number): string {
   return formatTable(
-    [...right('GPUs', 'step ms', 'comm ms', 'exposed', 'eff.', 'GiB', 'batch', 'tok/day', 'useful/day'), 'stop'],
+    [...right('GPUs', 'step ms', 'comm ms', 'exp. ms', 'eff.', 'GiB', 'batch', 'tok/day', 'useful/day'), 'stop'],
     rows.map((row) => [
       ...[String(row.gpus), row.step_ms.toFixed(1), row.communication_ms.toFixed(1), row.exposed_ms.toFixed(1)],
       ...[`${(100 * row.efficiency).toFixed(1)}%`, (row.memory_mib / 1024).toFixed(1), count(row.global_batch)],

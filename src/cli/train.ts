@@ -105,7 +105,7 @@ function resultJson({ status, step, outDir, firstLoss, lastLoss, valLoss }: Trai
 }
 
 /** Memory of the GPU that a run would use, in GiB; null if it would not use one. */
-function gpuMemoryGib(device: unknown): number | null {
+export function gpuMemoryGib(device: unknown): number | null {
   return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 

@@ -1,6 +1,6 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
+import fc from '../testing/properties.js';
 import { parseTrainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';

@@ -18,6 +18,9 @@ import { loadAssets } from './assets.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
 
+/** Longer than a busy machine takes for anything. */
+const PATIENCE_MS = 300_000;
+
 const NAMES = ['chromium', 'chromium-browser', 'google-chrome'];
 const executablePath = (process.env['PATH'] ?? '')
   .split(delimiter)
@@ -76,7 +79,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     server = await startServer(host, {
       ...{ id: 'tiny', port: 0, keys: [KEY], chatTemplate: TEMPLATE, pages: loadAssets(['model', 'key']) },
     });
-    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'] });
+    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'], timeout: PATIENCE_MS });
   });
   afterAll(async () => {
     await browser.close();
@@ -92,7 +95,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     problems = [];
     context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, reducedMotion: 'reduce' });
     page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(PATIENCE_MS);
     page.on('console', (message) => {
       if (['error', 'warning'].includes(message.type())) problems.push(message.text());
     });
@@ -381,6 +384,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     try {
       await context.close();
       const own = await browser.newContext();
+      own.setDefaultTimeout(PATIENCE_MS);
       const first = await own.newPage();
       await first.goto(empty.url);
       await first.getByText('No runs yet').waitFor();

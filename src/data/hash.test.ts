@@ -1,5 +1,5 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import fc from '../testing/properties.js';
 import { absorb, mix32 } from './hash.js';
 
 describe('mix32', () => {

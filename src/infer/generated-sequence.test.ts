@@ -1,5 +1,5 @@
-import fc from 'fast-check';
 import { expect, it } from 'vitest';
+import fc from '../testing/properties.js';
 import { StopFilter } from './generated-sequence.js';
 
 function filtered(pieces: readonly string[], stops: readonly string[]): { text: string; stopped: boolean } {

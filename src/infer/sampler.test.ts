@@ -1,6 +1,6 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { ExitCode, UsageError } from '../errors.js';
+import fc from '../testing/properties.js';
 import { createSampler, type SamplingOptions, UnusableLogits } from './sampler.js';
 
 const DRAWS = 4000;

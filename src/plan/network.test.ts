@@ -1,5 +1,5 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import fc from '../testing/properties.js';
 import { allReduceSeconds, type Network, nodesOf, ringBandwidth, shardSeconds } from './network.js';
 
 /** Round figures: 100 GB/s and 1 µs inside a node of four, 10 GB/s and 5 µs between, 10 µs to begin. */

@@ -1,12 +1,12 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
 import type { ConfigInput } from '../config/schema.js';
 import { trainingFlops } from '../model/flops.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
+import fc from '../testing/properties.js';
 import { launchesOfPass } from './launches.js';
 import { readMeasured, type Speed, speedOf } from './measured.js';
 import { allReduceSeconds, type Network, shardSeconds } from './network.js';

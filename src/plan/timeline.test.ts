@@ -1,5 +1,5 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import fc from '../testing/properties.js';
 import { exchange, type Part } from './timeline.js';
 
 const part = (seconds: number, ...gradients: number[]): Part => ({ name: '', seconds, gradients });

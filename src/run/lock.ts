@@ -44,6 +44,12 @@ export function acquireLock(path: string): RunLock {
   throw new UsageError(`${path}: several processes compete for this folder; try again with one`);
 }
 
+/** Throws what `acquireLock` would throw now because the owner lives; takes nothing. */
+export function refuseLiveOwner(path: string): void {
+  const found = readLock(path);
+  if (typeof found !== 'string' && isAlive(found) !== false) throw refusal(path, found);
+}
+
 /** The owner of the lock and whether it lives (undefined: on another host); undefined when the folder is free. */
 export function readLockOwner(path: string): (LockOwner & { alive: boolean | undefined }) | undefined {
   const found = readLock(path);

@@ -1,6 +1,6 @@
-import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
+import fc from '../testing/properties.js';
 import { type SafeDtype, tensorBytes, toFloat64 } from './safetensors-format.js';
 
 function bytesOf(array: ArrayBufferView): Uint8Array {

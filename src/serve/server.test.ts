@@ -504,22 +504,20 @@ describe('load', () => {
       let seen = 0;
       for await (const _ of stream) if (seen++ >= afterTokens) break;
       abort.abort();
-      await expect
-        .poll(() => host.stats(), { timeout: 10_000 })
-        .toMatchObject({ running: 0, waiting: 0, pageBytes: 0 });
+      await expect.poll(() => host.stats()).toMatchObject({ running: 0, waiting: 0, pageBytes: 0 });
     }
     const abort = new AbortController();
     const whole = openai.completions.create(long, { signal: abort.signal });
-    await expect.poll(() => host.stats().running, { timeout: 10_000 }).toBe(1);
+    await expect.poll(() => host.stats().running).toBe(1);
     abort.abort();
     await expect(whole).rejects.toBeInstanceOf(APIUserAbortError);
-    await expect.poll(() => host.stats(), { timeout: 10_000 }).toMatchObject({ running: 0, pageBytes: 0 });
+    await expect.poll(() => host.stats()).toMatchObject({ running: 0, pageBytes: 0 });
   });
 
   it('draining finishes what runs and accepts nothing new', async () => {
     const { openai, server, host } = await start();
     const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
-    await expect.poll(() => host.stats().running, { timeout: 10_000 }).toBe(1);
+    await expect.poll(() => host.stats().running).toBe(1);
     const drained = server.drain(60);
     await expect(openai.completions.create(BASE)).rejects.toThrow();
     expect((await under).choices[0].finish_reason).toBe('length');

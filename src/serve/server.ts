@@ -67,6 +67,7 @@ export interface RunningServer {
 }
 
 const MOST_BODY = 16 * 2 ** 20;
+const SMALL_BODY = 2 ** 16;
 const MOST_CONNECTIONS = 1024;
 const HEADER_MS = 10_000;
 const BODY_MS = 60_000;
@@ -254,6 +255,9 @@ class ModelServer {
     };
     if (path === '/v1/completions' || path === '/v1/chat/completions') {
       expectMethod(request, 'POST');
+      // Before the body is read: an overloaded server must not spend its time on requests that it refuses.
+      this.#expectHealthy();
+      this.#expectCapacity({ choices: 1, tokens: 0 });
       const body = await readBody(request);
       const job = path === '/v1/completions' ? parseCompletion(body, this.#model) : parseChat(body, this.#model);
       return this.#answer(job, response, id);
@@ -407,8 +411,10 @@ function sendError(request: IncomingMessage, response: ServerResponse, error: Ap
     response.destroy();
     return;
   }
-  // A body that was not read to its end cannot be followed by another request.
-  const close = request.complete ? {} : { connection: 'close' };
+  // A body that is not read to its end cannot be followed by another request. A small one is, and thrown away.
+  const isSmall = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY;
+  if (!request.complete && isSmall) request.resume();
+  const close = request.complete || isSmall ? {} : { connection: 'close' };
   response.writeHead(error.status, { 'content-type': 'application/json', ...error.headers, ...close });
   response.end(JSON.stringify(error.body));
 }

@@ -583,7 +583,7 @@ describe('a leak', () => {
       owned = new Tape(device).zeros([SIZE]);
     };
     forget();
-    for (let i = 0; i < 50 && warnings.length === 0; i++) {
+    for (let i = 0; i < 6000 && warnings.length === 0; i++) {
       collect();
       await new Promise((resolve) => setTimeout(resolve, 10));
     }

@@ -1,7 +1,7 @@
-import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import { UsageError } from '../errors.js';
 import { devices } from '../testing/devices.js';
+import fc from '../testing/properties.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
 import { DTYPE_BYTES, type Dtype, elements, Tensor } from './tensor.js';
 

@@ -24,12 +24,19 @@ export interface CliResult {
 
 export type CliEnvironment = Readonly<Record<string, string>>;
 
+export interface ProgramOptions {
+  readonly cwd?: string;
+  readonly env?: CliEnvironment;
+  readonly input?: string;
+}
+
+export function trefoil(args: readonly string[], options: ProgramOptions = {}): Promise<CliResult> {
+  return runNode([trefoilMain(), ...args], options);
+}
+
 /** Not waited for in place: the test runner gives up on a worker that it has not heard from for a minute. */
-export async function trefoil(
-  args: readonly string[],
-  options: { cwd?: string; env?: CliEnvironment; input?: string } = {},
-): Promise<CliResult> {
-  const child = spawn(process.execPath, [trefoilMain(), ...args], {
+export async function runNode(args: readonly string[], options: ProgramOptions = {}): Promise<CliResult> {
+  const child = spawn(process.execPath, args, {
     cwd: options.cwd ?? root,
     env: { ...process.env, ...options.env },
   });

@@ -1,5 +1,5 @@
 /** Processor time and memory instead of the clock: unlike the clock's, such figures do not grow with what else runs here. */
-import { readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
@@ -9,6 +9,26 @@ export function cpuMs(work: () => void): number {
   work();
   const { user, system } = process.cpuUsage(before);
   return (user + system) / 1000;
+}
+
+/** Why the processor time of other processes is not known here; null when it is. */
+export const procAbsence = existsSync('/proc/self/stat')
+  ? null
+  : 'processor time is read from /proc, which is not there';
+
+/** User time of another process; the clock of /proc has 100 ticks per second. */
+export function cpuSeconds(pid: number): number {
+  return Number(statOf(pid)[11]) / 100;
+}
+
+/** Whether another process waits for something: its main thread neither runs nor is kept from running. */
+export function isSleeping(pid: number): boolean {
+  return statOf(pid)[0] === 'S';
+}
+
+/** The fields of /proc/PID/stat after the name. */
+function statOf(pid: number): string[] {
+  return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1].split(' ');
 }
 
 /** Loaded by the other process before its own program. */

@@ -1,6 +1,6 @@
 /** Small training runs for tests, in a folder of their own. */
 import { EventEmitter } from 'node:events';
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
@@ -44,6 +44,7 @@ export function tinyConfig(outDir: string, overrides: TinyOverrides = {}): Confi
 
 function writeText(folder: string): string {
   const path = join(folder, 'text');
+  if (existsSync(path)) return path; // files that are not written again are not tokenised again
   mkdirSync(path, { recursive: true });
   for (let i = 0; i < 60; i++) {
     const lines = Array.from(

@@ -88,7 +88,7 @@ async function bench(options: Options, io: Io): Promise<void> {
 
 async function measure(options: Options, folder: string, onProgress: (text: string) => void): Promise<Row[]> {
   const { tokenizer, workers, rate, quick = false } = options;
-  const seconds = quick ? 0.4 : 4;
+  const seconds = quick ? 0.2 : 4;
   const rows: Row[] = [];
   const add = (row: Row): void => {
     rows.push(row);
@@ -155,7 +155,7 @@ function better(first: Rate, second: Rate): Rate {
 function made(kind: TextKind, folder: string, quick: boolean): Promise<CorpusSpec> {
   const path = join(folder, kind);
   mkdirSync(path);
-  const bytes = (quick ? 2e6 : 32e6) / (kind === 'worst' ? 4 : 1);
+  const bytes = (quick ? 1e6 : 32e6) / (kind === 'worst' ? 4 : 1);
   const texts = makeTexts(kind, bytes);
   for (let file = 0; file < FILES; file++) {
     const mine = texts.filter((_, index) => index % FILES === file);

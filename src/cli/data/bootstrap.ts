@@ -3,7 +3,7 @@ import { bootstrap } from '../../data/bootstrap.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson, whileWaiting } from '../shared/io.js';
 import { configured, type OptionValues, parsed, required } from '../shared/options.js';
-import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
+import { byteCount, SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
   ...SOURCE_OPTIONS,
@@ -30,13 +30,13 @@ async function run(options: Options, io: Io): Promise<void> {
   const result = await bootstrap({
     ...{ spec, folder, bytes },
     onProgress: (done) =>
-      line.show(`${megabytes(done.bytes)} of ${megabytes(bytes)}, ${done.documents} documents, ${done.files} files`),
+      line.show(`${sizeText(done.bytes)} of ${sizeText(bytes)}, ${done.documents} documents, ${done.files} files`),
   });
   line.clear();
   if (options.json) printJson(io, { folder, ...result });
   else
     io.out(
-      `${folder}: ${result.documents} documents, ${megabytes(result.bytes)} in ${result.files} files` +
+      `${folder}: ${result.documents} documents, ${sizeText(result.bytes)} in ${result.files} files` +
         (result.exhausted ? '; the source has no more' : ''),
     );
 }

@@ -4,7 +4,7 @@ import { defaultCacheFolder } from '../../data/sources/range-cache.js';
 import { type Io, printJson } from '../shared/io.js';
 import { configured, flag, jsonOption, type OptionValues, parsed } from '../shared/options.js';
 import { formatTable, right } from '../shared/table.js';
-import { byteCount, megabytes } from './source-options.js';
+import { byteCount, sizeText } from './source-options.js';
 
 const OPTIONS = {
   clear: flag('--clear', 'remove everything except builds in progress').conflicts('limit'),
@@ -35,15 +35,15 @@ function run({ clear, limit, json }: Options, io: Io): void {
     printJson(io, { folder, bytes, entries: entries.map(describe), removed: removed.map(describe) });
     return;
   }
-  if (removed.length > 0) io.out(`removed ${removed.length} entries, ${megabytes(sum(removed))}`);
-  io.out(`${folder}: ${entries.length} entries, ${megabytes(bytes)}`);
+  if (removed.length > 0) io.out(`removed ${removed.length} entries, ${sizeText(sum(removed))}`);
+  io.out(`${folder}: ${entries.length} entries, ${sizeText(bytes)}`);
   if (entries.length === 0) return;
   io.out('');
   io.out(
     formatTable(
       ['entry', 'kind', ...right('size', 'tokens'), 'last used'],
       entries.map(({ name, kind, bytes: size, tokens, lastUsed }) => [
-        ...[name.slice(0, 12), kind, megabytes(size), tokens === null ? '' : String(tokens)],
+        ...[name.slice(0, 12), kind, sizeText(size), tokens === null ? '' : String(tokens)],
         new Date(lastUsed).toISOString().slice(0, 16).replace('T', ' '),
       ]),
     ),

@@ -158,7 +158,7 @@ describe('data cache', () => {
     const limited = await cache('--limit', String(bytes - 1));
     expect(limited.removed.map(({ name }: { name: string }) => name)).toEqual([entries[0].name]);
     const { stdout } = await runCli(['data', 'cache'], { env: own });
-    expect(stdout).toMatch(/: 1 entries, 0\.0 MB\n\nentry +kind +size +tokens +last used\n/);
+    expect(stdout).toMatch(/: 1 entries, [1-9]\d*(\.\d)? k?B\n\nentry +kind +size +tokens +last used\n/);
     expect(await cache('--clear')).toMatchObject({ bytes: 0, entries: [] });
     expect((await runCli(['data', 'cache', '--clear', '--limit', '1GB'], { env: own })).code).toBe(2);
   });

@@ -7,7 +7,7 @@ import { wrapText } from '../../text.js';
 import { type Io, printJson } from '../shared/io.js';
 import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { DEFAULT_WIDTH, formatTable, right } from '../shared/table.js';
-import { megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
+import { SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
   ...SOURCE_OPTIONS,
@@ -49,7 +49,7 @@ async function run(options: Options, io: Io): Promise<void> {
 function report({ complete, documents, empty, tokens, bytes, lengths, histogram, samples }: Inspection): string {
   const most = Math.max(1, ...histogram.map((row) => row.documents));
   const text =
-    bytes === null ? '' : `, ${megabytes(bytes)} of text, ${(bytes / Math.max(1, tokens)).toFixed(2)} bytes a token`;
+    bytes === null ? '' : `, ${sizeText(bytes)} of text, ${(bytes / Math.max(1, tokens)).toFixed(2)} bytes a token`;
   return [
     `${documents} documents${complete ? '' : ' (the first)'}, ${tokens} tokens${text}${empty > 0 ? `, ${empty} empty` : ''}`,
     `tokens of a document: ${lengths.min} least, ${lengths.p50} median, ${lengths.mean.toFixed(0)} mean, ${lengths.p95} p95, ${lengths.max} most`,

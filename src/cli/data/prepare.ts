@@ -4,7 +4,7 @@ import { prepareCorpus } from '../../data/shards/prepare.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { configured, type OptionValues, parsed, required } from '../shared/options.js';
-import { byteCount, megabytes, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
+import { byteCount, SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
   ...SOURCE_OPTIONS,
@@ -42,7 +42,7 @@ async function run(options: Options, io: Io): Promise<void> {
     onProgress: ({ parts, totalParts, documents, tokens, bytes }) => {
       read = bytes;
       const filled = Math.round((BAR * parts) / totalParts);
-      const speed = megabytes(bytes / ((performance.now() - started) / 1000));
+      const speed = sizeText(bytes / ((performance.now() - started) / 1000));
       line.show(
         `[${'#'.repeat(filled)}${'.'.repeat(BAR - filled)}] ${parts}/${totalParts} parts, ${documents} documents, ` +
           `${(tokens / 1e6).toFixed(1)}M tokens, ${speed}/s`,
@@ -67,6 +67,6 @@ async function run(options: Options, io: Io): Promise<void> {
   else
     io.out(
       `${options.out}: ${documents} documents, ${tokens} tokens in ${shards.length} shards, ` +
-        `${megabytes(read)} of text in ${seconds.toFixed(1)} s`,
+        `${sizeText(read)} of text in ${seconds.toFixed(1)} s`,
     );
 }

@@ -65,6 +65,9 @@ export function byteCount(text: string): number {
   return value;
 }
 
-export function megabytes(bytes: number): string {
-  return `${(bytes / 1e6).toFixed(1)} MB`;
+/** With the unit that leaves one to three digits before the point: `950 B`, `1.2 kB`, `3.4 MB`. */
+export function sizeText(bytes: number): string {
+  if (bytes < 1000) return `${Math.round(bytes)} B`;
+  const power = Math.min(3, Math.floor(Math.log10(bytes) / 3));
+  return `${(bytes / 1000 ** power).toFixed(1)} ${['kB', 'MB', 'GB'][power - 1]}`;
 }

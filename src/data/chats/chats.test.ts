@@ -1,8 +1,8 @@
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import * as fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
+import fc from '../../testing/properties.js';
 import { IGNORED_TARGET } from '../batch.js';
 import { createLoader } from '../loader.js';
 import { byteLevelTokenizerJson } from '../testing/tokenizer-json.js';

@@ -1,9 +1,9 @@
 /** Looking ahead changes nothing: not the batches, not the position that a checkpoint keeps. */
 
 import { writeFileSync } from 'node:fs';
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { TrefoilError } from '../../errors.js';
+import fc from '../../testing/properties.js';
 import { createLoader, type LoaderOptions } from '../loader.js';
 import { openCorpus } from '../sources/corpus.js';
 import { hubOptions } from '../testing/corpora.js';

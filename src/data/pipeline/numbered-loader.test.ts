@@ -1,8 +1,8 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../../config/parse.js';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
+import fc from '../../testing/properties.js';
 import { type Batch, IGNORED_TARGET } from '../batch.js';
 import { createLoader, type Loader, type LoaderOptions } from '../loader.js';
 import { testFolder } from '../testing/folder.js';

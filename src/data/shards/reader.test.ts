@@ -1,8 +1,8 @@
 import { appendFileSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
+import fc from '../../testing/properties.js';
 import { testFolder } from '../testing/folder.js';
 import { numberTokenizer, streamOf, writeShards } from '../testing/shards.js';
 import { createByteTokenizer } from '../tokenizers/byte.js';

@@ -1,7 +1,7 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
+import fc from '../../testing/properties.js';
 import { rangesLength, type TokenRanges } from './samples.js';
 import { type Split, type SplitRequest, splitCorpus } from './split.js';
 

@@ -1,6 +1,6 @@
 import { gzipSync } from 'node:zlib';
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import fc from '../../testing/properties.js';
 import { testFolder } from '../testing/folder.js';
 import { createGpt2Tokenizer } from '../tokenizers/gpt2.js';
 import { BlobOpener } from './blob.js';

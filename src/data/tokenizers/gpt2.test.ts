@@ -1,8 +1,8 @@
-import fc from 'fast-check';
 import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
 import { encode as libraryEncode } from 'gpt-tokenizer/encoding/r50k_base';
 import { describe, expect, it } from 'vitest';
 import { cpuMs } from '../../testing/cpu-time.js';
+import fc from '../../testing/properties.js';
 import { DIFFICULT_TEXTS, LONE_SURROGATES, streamed } from '../testing/texts.js';
 import { createGpt2Tokenizer } from './gpt2.js';
 import { mergeBytePairs } from './merge.js';

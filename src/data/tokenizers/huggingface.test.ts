@@ -152,7 +152,22 @@ describe('errors name the file and the remedy', () => {
 
   it.each([
     ['broken JSON', '{"model":', 'not valid JSON'],
-    ['another kind of file', '{"a": 1}', 'not a tokenizer file: model'],
+    [
+      'another kind of file',
+      '{"a": 1}',
+      'not a tokenizer file: model is missing; give a tokenizer.json of Hugging Face, byte or gpt2',
+    ],
+    ['a list', '[1]', 'not a tokenizer file: the top level must be an object; '],
+    [
+      'a BPE model without its parts',
+      { ...byteLevelTokenizerJson(), model: { type: 'BPE', vocab: [1], merges: 3 } },
+      'model.vocab must be an object; use another tokenizer',
+    ],
+    [
+      'a Unigram model of words',
+      { ...byteLevelTokenizerJson(), model: { type: 'Unigram', vocab: ['a'] } },
+      'model.vocab.0 must be a pair; use another tokenizer',
+    ],
     [
       'an unknown model',
       { ...byteLevelTokenizerJson(), model: { type: 'Quantum', vocab: null } },

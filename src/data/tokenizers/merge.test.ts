@@ -1,6 +1,6 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { cpuMs } from '../../testing/cpu-time.js';
+import fc from '../../testing/properties.js';
 import { mergeBytePairs, type Ranks } from './merge.js';
 
 /** The definition: merge the leftmost pair of the lowest rank until there is none. */

@@ -5,6 +5,7 @@ import {
   chmodSync,
   chownSync,
   cpSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -336,7 +337,9 @@ describe('a compiler', () => {
 
   it('that is interrupted by Ctrl-C is reported as such', async () => {
     const slow = join(folder, 'slow');
-    writeFileSync(slow, '#!/bin/sh\n[ "$1" = --version ] && echo slow 1.0 && exit 0\nexec sleep 60\n', { mode: 0o755 });
+    const begun = join(folder, 'begun');
+    const script = `[ "$1" = --version ] && echo slow 1.0 && exit 0\ntouch ${begun}\nexec sleep 600\n`;
+    writeFileSync(slow, `#!/bin/sh\n${script}`, { mode: 0o755 });
     const child = await buildChild(join(folder, 'child.mjs'), import.meta.dirname, INTERRUPTED);
     const started = spawn(process.execPath, [child, cache, source, slow], {
       detached: true, // its own process group, like a command in a terminal
@@ -344,10 +347,12 @@ describe('a compiler', () => {
     });
     let output = '';
     started.stdout.setEncoding('utf8').on('data', (text: string) => {
-      if (output === '') setTimeout(() => process.kill(-started.pid!, 'SIGINT'), 500);
       output += text;
     });
-    await once(started, 'close');
+    const closed = once(started, 'close');
+    await expect.poll(() => existsSync(begun)).toBe(true);
+    process.kill(-started.pid!, 'SIGINT');
+    await closed;
     expect(output).toBe(
       `compiling\n4: interrupted (SIGINT) while compiling ${relative(join(folder, '../..'), source)}; kernels compiled before are kept, ` +
         'so the next start continues here\n',

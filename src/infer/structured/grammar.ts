@@ -77,13 +77,36 @@ export class GrammarBuilder {
 
   /** Computes how every node ends. Throws if `root` has no text, or calls itself before a byte is read. */
   finish(root: Node): void {
-    for (let isStable = false; !isStable; ) {
-      isStable = true;
-      for (let i = this.nodes.length - 1; i >= 0; i--) if (improve(this.nodes[i])) isStable = false;
-    }
+    this.#closeAll();
     if (root.close === null)
       throw new UsageError('the schema allows no finite document: a value must contain itself, or bounds exclude all');
     this.#expectProgress();
+  }
+
+  /** Shortest ends first: a node is visited again only when one of its successors ends sooner than known before. */
+  #closeAll(): void {
+    const dependents = this.nodes.map((): Node[] => []);
+    for (const node of this.nodes) {
+      for (const { to } of node.edges) dependents[to.id].push(node);
+      for (const to of node.empty) dependents[to.id].push(node);
+      for (const { rule, after } of node.calls) {
+        dependents[rule.id].push(node);
+        dependents[after.id].push(node);
+      }
+    }
+    const byLength: Node[][] = [this.nodes.filter(({ isEnd }) => isEnd)];
+    for (let length = 0; length < byLength.length; length++) {
+      const queue = byLength[length] ?? [];
+      for (let node = queue.pop(); node; node = queue.pop()) {
+        if (node.isEnd) node.close = '';
+        for (const one of dependents[node.id]) {
+          if (!improve(one)) continue;
+          const at = Math.max(length, one.close!.length);
+          byLength[at] ??= [];
+          byLength[at].push(one);
+        }
+      }
+    }
   }
 
   #expectProgress(): void {

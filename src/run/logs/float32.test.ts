@@ -1,5 +1,5 @@
-import fc from 'fast-check';
 import { expect, test } from 'vitest';
+import fc from '../../testing/properties.js';
 import { formatFloat32 } from './csv.js';
 
 test('short where short is enough', () => {

@@ -1,7 +1,7 @@
 import { appendFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import fc from '../../testing/properties.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { sampleHeartbeats } from './heartbeat-history.js';
 

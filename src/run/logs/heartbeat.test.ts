@@ -1,10 +1,10 @@
 import { appendFileSync, mkdtempSync, readFileSync, renameSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import fc from 'fast-check';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
+import fc from '../../testing/properties.js';
 import { HeartbeatWriter, parseHeartbeat, readHeartbeats, tailHeartbeats } from './heartbeat.js';
 
 let folder: string;

@@ -45,7 +45,7 @@ test('writes rows and sections from another thread, and a flush waits for them',
 
 test('a hung file blocks neither writes nor flushes; what exceeds the queue is dropped and counted', async () => {
   const problems: string[] = [];
-  const logThread = await LogThread.start({ onProblem: (line) => problems.push(line), waitMs: 200 });
+  const logThread = await LogThread.start({ onProblem: (line) => problems.push(line), waitMs: 2000 });
   const { file, drain } = hangingFile();
   const hung = logThread.open('append', file);
   const started = performance.now();
@@ -53,11 +53,11 @@ test('a hung file blocks neither writes nor flushes; what exceeds the queue is d
   for (let i = 0; i < count; i++) hung.write(record(`r${i}`, 1000));
   const firstFlush = performance.now();
   expect(hung.flush()).toBe(false);
-  expect(performance.now() - firstFlush).toBeGreaterThan(150);
+  expect(performance.now() - firstFlush).toBeGreaterThan(1900);
   const secondFlush = performance.now();
   expect(hung.flush()).toBe(false); // known to hang: not waited for again
-  expect(performance.now() - secondFlush).toBeLessThan(100);
-  expect(performance.now() - started).toBeLessThan(10_000);
+  expect(performance.now() - secondFlush).toBeLessThan(1900);
+  expect(performance.now() - started).toBeLessThan(60_000);
   expect(hung.drops).toBeGreaterThan(1000);
   expect(hung.drops).toBeLessThan(3000);
   expect(logThread.stuck).toBeGreaterThan(3000);

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { build } from 'esbuild';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { SectionWriter } from '../../run/logs/section.js';
 import { readAnomaly, runPaths } from '../../run/paths.js';
 import { ended } from '../../testing/cli.js';
@@ -69,63 +69,68 @@ function start(work: string, pid: number, host = hostname()): { child: ChildProc
 
 const LONG = 'block(300_000);';
 
-it('names a rank that has exited and kills the process, in every phase', async () => {
-  const all = await Promise.all(
-    ['join', 'exchange'].map((phase) => start(`guard.begin('${phase}'); ${LONG}`, DEAD).result),
-  );
-  for (const { signal, stdout, stderr, seconds } of all) {
-    expect({ signal, stdout }).toEqual({ signal: 'SIGKILL', stdout: '' });
-    const who = `rank 1 on ${hostname()} (pid ${DEAD}, no section known)`;
-    expect(stderr).toBe(`trefoil: rank 0: ${who}: its process is gone (this rank was blocked and is killed)\n`);
-    expect(seconds).toBeLessThan(150);
-  }
-});
-
-it('names the section of the lost rank from the files of the run, and records the anomaly', async () => {
-  const paths = runPaths(folder);
-  new SectionWriter(paths.section(1), 1).enter('save', 12);
-  const watch = `guard.watch(${JSON.stringify(paths)});`;
-  const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).result;
-  expect(signal).toBe('SIGKILL');
-  expect(stderr).toMatch(/rank 1 on \S+ \(pid \d+, section save at step 12\): kept the other ranks waiting for \d+ s/);
-  expect(readAnomaly(folder)).toBe('rank_stall');
-});
-
-it('kills a process that waits too long although no rank is known to be lost', async () => {
-  const calls = [
-    ['join', `NCCL did not reach the other ranks within ${LIMIT_S} s`],
-    ['exchange', `a CUDA or NCCL call did not return within ${LIMIT_S} s`],
-    ['leave', `leaving NCCL took longer than ${LEAVE_MS / 1000} s`],
-  ];
-  const all = await Promise.all(
-    calls.map(([phase]) => start(`guard.begin('${phase}'); ${LONG}`, 1, 'elsewhere').result),
-  );
-  all.forEach(({ signal, stderr }, i) => {
-    expect(signal).toBe('SIGKILL');
-    expect(stderr).toContain(calls[i][1]);
+// Concurrent: all of them mostly wait.
+describe.concurrent('the guard of a blocked process', () => {
+  it('names a rank that has exited and kills the process, in every phase', async () => {
+    const all = await Promise.all(
+      ['join', 'exchange'].map((phase) => start(`guard.begin('${phase}'); ${LONG}`, DEAD).result),
+    );
+    for (const { signal, stdout, stderr, seconds } of all) {
+      expect({ signal, stdout }).toEqual({ signal: 'SIGKILL', stdout: '' });
+      const who = `rank 1 on ${hostname()} (pid ${DEAD}, no section known)`;
+      expect(stderr).toBe(`trefoil: rank 0: ${who}: its process is gone (this rank was blocked and is killed)\n`);
+      expect(seconds).toBeLessThan(150);
+    }
   });
-});
 
-it('leaves a process alone that does not wait, that makes progress, or whose peers have finished', async () => {
-  const all = await Promise.all([
-    start('block(12_000);', DEAD).result,
-    start("guard.begin('exchange'); guard.end(); block(12_000);", DEAD).result,
-    start("guard.begin('exchange'); for (let i = 0; i < 50; i++) { guard.moved(); block(200); }", DEAD).result,
-    start("guard.begin('leave'); block(1000);", DEAD).result,
-  ]);
-  for (const { code, stdout, stderr } of all)
-    expect({ code, stdout, stderr }).toEqual({ code: 0, stdout: 'done\n', stderr: '' });
-});
+  it('names the section of the lost rank from the files of the run, and records the anomaly', async () => {
+    const paths = runPaths(folder);
+    new SectionWriter(paths.section(1), 1).enter('save', 12);
+    const watch = `guard.watch(${JSON.stringify(paths)});`;
+    const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).result;
+    expect(signal).toBe('SIGKILL');
+    expect(stderr).toMatch(
+      /rank 1 on \S+ \(pid \d+, section save at step 12\): kept the other ranks waiting for \d+ s/,
+    );
+    expect(readAnomaly(folder)).toBe('rank_stall');
+  });
 
-it('does not count the time in which its own process was stopped', async () => {
-  const { child, result } = start(
-    "console.log('on'); guard.begin('exchange'); block(1500); guard.end();",
-    1,
-    'elsewhere',
-  );
-  await new Promise<void>((resolve) => child.stdout!.once('data', () => resolve()));
-  child.kill('SIGSTOP');
-  await sleep(1000 * LIMIT_S + QUIET_MS + 1500);
-  child.kill('SIGCONT');
-  expect(await result).toMatchObject({ code: 0, stdout: 'on\ndone\n', stderr: '' });
+  it('kills a process that waits too long although no rank is known to be lost', async () => {
+    const calls = [
+      ['join', `NCCL did not reach the other ranks within ${LIMIT_S} s`],
+      ['exchange', `a CUDA or NCCL call did not return within ${LIMIT_S} s`],
+      ['leave', `leaving NCCL took longer than ${LEAVE_MS / 1000} s`],
+    ];
+    const all = await Promise.all(
+      calls.map(([phase]) => start(`guard.begin('${phase}'); ${LONG}`, 1, 'elsewhere').result),
+    );
+    all.forEach(({ signal, stderr }, i) => {
+      expect(signal).toBe('SIGKILL');
+      expect(stderr).toContain(calls[i][1]);
+    });
+  });
+
+  it('leaves a process alone that does not wait, that makes progress, or whose peers have finished', async () => {
+    const all = await Promise.all([
+      start('block(12_000);', DEAD).result,
+      start("guard.begin('exchange'); guard.end(); block(12_000);", DEAD).result,
+      start("guard.begin('exchange'); for (let i = 0; i < 50; i++) { guard.moved(); block(200); }", DEAD).result,
+      start("guard.begin('leave'); block(1000);", DEAD).result,
+    ]);
+    for (const { code, stdout, stderr } of all)
+      expect({ code, stdout, stderr }).toEqual({ code: 0, stdout: 'done\n', stderr: '' });
+  });
+
+  it('does not count the time in which its own process was stopped', async () => {
+    const { child, result } = start(
+      "console.log('on'); guard.begin('exchange'); block(1500); guard.end();",
+      1,
+      'elsewhere',
+    );
+    await new Promise<void>((resolve) => child.stdout!.once('data', () => resolve()));
+    child.kill('SIGSTOP');
+    await sleep(1000 * LIMIT_S + QUIET_MS + 1500);
+    child.kill('SIGCONT');
+    expect(await result).toMatchObject({ code: 0, stdout: 'on\ndone\n', stderr: '' });
+  });
 });

@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { createServer, type Socket } from 'node:net';
-import { afterEach, expect, test } from 'vitest';
+import { afterEach, beforeAll, expect, test } from 'vitest';
+import { freeStorePort } from '../../testing/store-port.js';
 import { Channel, connectTo, type Line, listen } from './channel.js';
 import { holdLifeline, offerLifeline } from './lifeline.js';
 import { Pulse } from './pulse.js';
@@ -10,7 +11,10 @@ import { startAttack } from './testing/attack.js';
 const address = '127.0.0.1';
 const addresses = [address];
 const key = 'the key of this run';
-const ports = storePorts(28_000 + (process.pid % 500) * 40);
+let ports: number[];
+beforeAll(async () => {
+  ports = storePorts(await freeStorePort());
+});
 const open: Channel[] = [];
 afterEach(() => {
   for (const { socket } of open.splice(0)) socket.destroy();
@@ -28,7 +32,7 @@ async function offer() {
 
 /** A connection with this hello; a failure if it is not admitted. */
 async function connected(port: number, hello: object, secret = key) {
-  const found = await connectTo({ host: address, port, service: 'lifeline', key: secret, hello, timeoutMs: 3000 });
+  const found = await connectTo({ host: address, port, service: 'lifeline', key: secret, hello, timeoutMs: 60_000 });
   if (!(found instanceof Channel)) return found;
   open.push(found);
   return found;
@@ -58,7 +62,7 @@ test('strangers, unknown ranks and a second connection of a rank are not admitte
   expect(gone).toEqual([]);
 });
 
-test('a flood neither ends a lifeline nor keeps a rank out', { timeout: 60_000 }, async () => {
+test('a flood neither ends a lifeline nor keeps a rank out', async () => {
   const { gone, port } = await offer();
   await admitted(port, { rank: 1 });
   const attack = await startAttack(port);
@@ -67,7 +71,7 @@ test('a flood neither ends a lifeline nor keeps a rank out', { timeout: 60_000 }
     await holdLifeline(2, { addresses: Array(20).fill(address), port, key }, (rank) => void heard.push(rank), noPulse);
     expect([gone, heard]).toEqual([[], []]);
     open[0].socket.destroy();
-    await expect.poll(() => [gone, heard], { timeout: 10_000 }).toEqual([[1], [1]]);
+    await expect.poll(() => [gone, heard]).toEqual([[1], [1]]);
   } finally {
     attack.stop();
   }
@@ -144,7 +148,7 @@ test('addresses without a server, or with another program, are skipped', async (
 
 test('a rank of another run that looks for its store there moves on at once', async () => {
   const { port } = await offer();
-  const run = { rank: 1, world: 2, key: 'another', address, port: port - 1, timeoutMs: 1000 };
+  const run = { rank: 1, world: 2, key: 'another', address, port: port - 1, timeoutMs: 3000 };
   await expect(openStore(run)).rejects.toThrow(`port ${port} belongs to another program`);
 });
 

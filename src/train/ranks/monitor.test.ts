@@ -110,7 +110,7 @@ describe('without the files of a run', () => {
     const zombie = Number(String((await once(shell.stdout, 'data'))[0]));
     try {
       expect(() => at(zombie).look(300)).not.toThrow();
-      await expect.poll(() => processState(zombie), { timeout: 10_000 }).toBe('gone');
+      await expect.poll(() => processState(zombie)).toBe('gone');
       expect(pidExists(zombie)).toBe(true);
       expect(() => at(zombie).look(300)).toThrow('its process is gone');
     } finally {

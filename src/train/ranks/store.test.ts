@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { freeStorePort } from '../../testing/store-port.js';
 import { openStore, STORE_PORTS, type StoreOptions } from './store.js';
 import { durationText, rankList } from './store-server.js';
@@ -23,11 +23,9 @@ afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const children = new Set<ChildProcess>();
 const servers = new Set<Server>();
-afterEach(async () => {
+afterAll(() => {
   for (const child of children) child.kill('SIGKILL');
-  children.clear();
-  await Promise.all([...servers].map((server) => new Promise((resolve) => server.close(resolve))));
-  servers.clear();
+  for (const server of servers) server.close();
 });
 
 interface Said {
@@ -103,44 +101,17 @@ async function listening(port: number): Promise<void> {
 /** Longer than processes take to start on a busy machine. */
 const base = { world: 3, key: 'key of run 1', address: '127.0.0.1', timeoutMs: 90_000 };
 
-describe('the store of ranks', () => {
-  it('joins ranks in any order and exchanges values', async () => {
-    const port = await freeStorePort();
-    const later = [1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
-    await new Promise((resolve) => setTimeout(resolve, 300));
-    const ranks = [start({ ...base, port, rank: 0, host: 'node0' }), ...later];
-    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
-    for (const { lines } of ranks)
-      expect(lines).toEqual([
-        { met: ['0@node0', '1@node1', '2@node2'], port: port + 1 },
-        { id: [128, 255, 128], names: ['rank 0', 'rank 1', 'rank 2'] },
-        { handed: 'of rank 0', at: expect.any(Number) },
-      ]);
-  });
-
+// Concurrent: all of them mostly wait.
+describe.concurrent('a store that waits', () => {
   it('has handed a value to every rank before rank 0 continues and may block', async () => {
     const port = await freeStorePort();
-    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, block: rank === 0 ? 4000 : 0 }));
+    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank, block: rank === 0 ? 8000 : 0 }));
     expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
     const [first, ...others] = ranks.map(({ lines }) => lines.find(({ handed }) => handed !== undefined)!);
     for (const { handed, at } of others) {
       expect(handed).toBe('of rank 0');
       expect(at!).toBeLessThan(first.at! - 2000); // while rank 0 was blocked
     }
-  });
-
-  it('skips ports that are in use by a launcher, another program or another run', async () => {
-    const port = await freeStorePort();
-    await occupy(port, null); // MASTER_PORT itself, as torchrun does
-    await occupy(port + 1, 'HTTP/1.1 400 Bad Request\r\n\r\n');
-    const other = { ...base, world: 2, key: 'key of another run', port: port + 1 };
-    const first = start({ ...other, rank: 0 });
-    await listening(port + 2);
-    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank }));
-    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
-    expect(ranks[2].lines[0].port).toBe(port + 3);
-    const second = start({ ...other, rank: 1 });
-    expect([await first.code, await second.code]).toEqual([0, 0]); // the other run was not disturbed
   });
 
   it('names the ranks that do not connect, to all that did', async () => {
@@ -171,6 +142,56 @@ describe('the store of ranks', () => {
     await occupy(port + 3, `${JSON.stringify({ trefoil: 99, nonce: 'x' })}\n`);
     await expect(openStore(options)).rejects.toThrow(`port ${port + 3} belongs to another version of trefoil`);
     await expect(openStore({ ...options, address: 'no-such-host.invalid' })).rejects.toThrow('no-such-host.invalid');
+  });
+
+  it('names the ranks missing at a gather, and a key that was not set', async () => {
+    const port = await freeStorePort();
+    const options = { ...base, world: 2, port, timeoutMs: 3000 };
+    const [zero, one] = await Promise.all([0, 1].map((rank) => openStore({ ...options, rank, host: `node${rank}` })));
+    await expect(one.get('nothing')).rejects.toThrow('rank 1 waited 3 s for "nothing", which no rank has set');
+    await expect(one.gather('devices', new Uint8Array(1))).rejects.toThrow(
+      'rank 1 waited 3 s at "devices" for rank 0 (node0); check their output',
+    );
+    await expect(zero.get('nothing')).rejects.toThrow('rank 0 waited');
+    await expect(zero.handOut('id', new Uint8Array(1))).rejects.toThrow(
+      'rank 0 waited 3 s at "id" for rank 1 (node1); check their output',
+    );
+    const lost: number[] = [];
+    zero.onLost(({ rank }) => lost.push(rank));
+    one.close(); // a regular exit: no rank is lost
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    zero.close();
+    expect(lost).toEqual([]);
+  });
+});
+
+describe('the store of ranks', () => {
+  it('joins ranks in any order and exchanges values', async () => {
+    const port = await freeStorePort();
+    const later = [1, 2].map((rank) => start({ ...base, port, rank, host: `node${rank}` }));
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    const ranks = [start({ ...base, port, rank: 0, host: 'node0' }), ...later];
+    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
+    for (const { lines } of ranks)
+      expect(lines).toEqual([
+        { met: ['0@node0', '1@node1', '2@node2'], port: port + 1 },
+        { id: [128, 255, 128], names: ['rank 0', 'rank 1', 'rank 2'] },
+        { handed: 'of rank 0', at: expect.any(Number) },
+      ]);
+  });
+
+  it('skips ports that are in use by a launcher, another program or another run', async () => {
+    const port = await freeStorePort();
+    await occupy(port, null); // MASTER_PORT itself, as torchrun does
+    await occupy(port + 1, 'HTTP/1.1 400 Bad Request\r\n\r\n');
+    const other = { ...base, world: 2, key: 'key of another run', port: port + 1 };
+    const first = start({ ...other, rank: 0 });
+    await listening(port + 2);
+    const ranks = [0, 1, 2].map((rank) => start({ ...base, port, rank }));
+    expect(await Promise.all(ranks.map(({ code }) => code))).toEqual([0, 0, 0]);
+    expect(ranks[2].lines[0].port).toBe(port + 3);
+    const second = start({ ...other, rank: 1 });
+    expect([await first.code, await second.code]).toEqual([0, 0]); // the other run was not disturbed
   });
 
   it('refuses a rank with another world size and a rank that has already joined', async () => {
@@ -233,26 +254,6 @@ describe('the store of ranks', () => {
       expect(performance.now() - killed).toBeLessThan(base.timeoutMs / 3); // not only after a time-out
       for (const { lines } of left) expect(lines.at(-1)).toEqual({ lost: `${victim}@node${victim}` });
     }
-  });
-
-  it('names the ranks missing at a gather, and a key that was not set', async () => {
-    const port = await freeStorePort();
-    const options = { ...base, world: 2, port, timeoutMs: 2000 };
-    const [zero, one] = await Promise.all([0, 1].map((rank) => openStore({ ...options, rank, host: `node${rank}` })));
-    await expect(one.get('nothing')).rejects.toThrow('rank 1 waited 2 s for "nothing", which no rank has set');
-    await expect(one.gather('devices', new Uint8Array(1))).rejects.toThrow(
-      'rank 1 waited 2 s at "devices" for rank 0 (node0); check their output',
-    );
-    await expect(zero.get('nothing')).rejects.toThrow('rank 0 waited');
-    await expect(zero.handOut('id', new Uint8Array(1))).rejects.toThrow(
-      'rank 0 waited 2 s at "id" for rank 1 (node1); check their output',
-    );
-    const lost: number[] = [];
-    zero.onLost(({ rank }) => lost.push(rank));
-    one.close(); // a regular exit: no rank is lost
-    await new Promise((resolve) => setTimeout(resolve, 100));
-    zero.close();
-    expect(lost).toEqual([]);
   });
 
   it('reports that no port is free', async () => {

@@ -120,6 +120,19 @@ function parse<Value>(path: string, content: string, schema: z.ZodType<Value>): 
   }
   const result = schema.safeParse(value);
   if (result.success) return result.data;
-  const issue = result.error.issues[0];
-  throw new UsageError(`${path}: not a tokenizer file: ${issue.path.join('.') || 'top level'}: ${issue.message}`);
+  throw new UsageError(
+    `${path}: not a tokenizer file: ${issueText(result.error)}; give a tokenizer.json of Hugging Face, byte or gpt2`,
+  );
+}
+
+const KINDS: Readonly<Record<string, string>> = {
+  ...{ object: 'an object', record: 'an object', array: 'a list', tuple: 'a pair', int: 'an integer' },
+};
+
+/** The first problem in words: which part, and what it must be. `prefix`: path of the part that was checked. */
+export function issueText({ issues: [issue] }: z.ZodError, prefix: readonly string[] = []): string {
+  const part = [...prefix, ...issue.path].join('.') || 'the top level';
+  if (issue.code !== 'invalid_type') return `${part} is not as expected`;
+  if (issue.message.endsWith('received undefined')) return `${part} is missing`;
+  return `${part} must be ${KINDS[issue.expected] ?? `a ${issue.expected}`}`;
 }

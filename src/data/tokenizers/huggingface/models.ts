@@ -1,6 +1,7 @@
 /** Models: the token ids of one word. BPE is our own; Unigram and WordPiece are the library's. */
 import { z } from 'zod';
 import { mergePairs, type PairMerges } from '../merge.js';
+import { issueText } from './files.js';
 import { type LibraryModel, Unigram, WordPiece } from './library.js';
 import { byteCharacters } from './pre-tokenizers.js';
 
@@ -23,6 +24,7 @@ const BpeModel = z.looseObject({
   ignore_merges: z.boolean().nullish(),
 });
 type BpeModel = z.infer<typeof BpeModel>;
+const UnigramModel = z.looseObject({ vocab: z.array(z.tuple([z.string(), z.number()])) });
 
 export interface ModelOptions {
   /** Words are written as byte characters (see `byteCharacters`) before they are encoded. */
@@ -51,13 +53,14 @@ export function createModel(description: Readonly<Record<string, unknown>>, opti
 const CACHED_WORDS = 100_000;
 const CACHED_WORD_LENGTH = 40;
 
+function parseModel<Value>(schema: z.ZodType<Value>, description: unknown): Value {
+  const { success, data, error } = schema.safeParse(description);
+  if (!success) throw new Error(issueText(error, ['model']));
+  return data;
+}
+
 function createBpe(description: unknown, { isByteLevel }: ModelOptions): Model {
-  const parsed = BpeModel.safeParse(description);
-  if (!parsed.success) {
-    const [issue] = parsed.error.issues;
-    throw new Error(`model.${issue.path.join('.')}: ${issue.message}`);
-  }
-  const model = parsed.data;
+  const model = parseModel(BpeModel, description);
   if (model.dropout) throw new Error(`dropout ${model.dropout} in a BPE model is not supported`);
   const vocabulary = new Map(Object.entries(model.vocab));
   const merges = readMerges(model, vocabulary);
@@ -142,7 +145,7 @@ function createSymbols(model: BpeModel, vocabulary: ReadonlyMap<string, number>)
 }
 
 function createUnigram(description: Readonly<Record<string, unknown>>, options: ModelOptions): Model {
-  const { vocab } = z.looseObject({ vocab: z.array(z.tuple([z.string(), z.number()])) }).parse(description);
+  const { vocab } = parseModel(UnigramModel, description);
   // Special tokens are ordinary pieces of the highest score here: renamed to something no text contains.
   const hidden = vocab.map(([token, score]) => [options.special.has(token) ? `\0special${token}` : token, score]);
   const { encodeWord } = fromLibrary(new Unigram({ ...description, vocab: hidden }, ''), options);

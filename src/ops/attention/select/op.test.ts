@@ -1,8 +1,8 @@
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../../tensor/tape.js';
 import { type AttentionCase, AWKWARD, type Input, randomInputs, starts, upload } from '../../../testing/attention.js';
 import { devices } from '../../../testing/devices.js';
+import fc from '../../../testing/properties.js';
 import { differentSelections } from '../../../testing/selection.js';
 import { Sequences } from '../../common/sequences.js';
 import { compressedAttention } from '../compressed/op.js';

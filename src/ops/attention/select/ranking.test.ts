@@ -1,6 +1,7 @@
 /** Ranking of blocks on the CPU: importances given, with blocks of one token (l = d = l' = 1). */
 import { expect, it } from 'vitest';
 import { Tensor } from '../../../tensor/tensor.js';
+import { cpuMs } from '../../../testing/cpu-time.js';
 import { cpu } from '../../../testing/devices.js';
 import { randomNumbers } from '../../../testing/random.js';
 import type { ForcedBlocks } from '../shape.js';
@@ -14,9 +15,8 @@ function choose(importance: Float32Array, count: number, forced: ForcedBlocks = 
   const out = Tensor.empty(device, [count], 'i32');
   const kernel = device.kernels(ranking);
   const sparse = { l: 1, d: 1, lSel: 1, nSel: count, w: 1, ...forced };
-  const start = performance.now();
-  kernel.choose_blocks(probability, out, importance.length - 1, ...selectionArguments(sparse));
-  const ms = performance.now() - start;
+  const words = selectionArguments(sparse);
+  const ms = cpuMs(() => kernel.choose_blocks(probability, out, importance.length - 1, ...words));
   const blocks = [...out.read()];
   probability.free();
   out.free();

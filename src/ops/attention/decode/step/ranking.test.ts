@@ -1,6 +1,7 @@
 /** The top-k selection of a decode step, on the thread emulator. */
 import { expect, it } from 'vitest';
 import { Tensor } from '../../../../tensor/tensor.js';
+import { cpuMs } from '../../../../testing/cpu-time.js';
 import { EmulatedCuda } from '../../../../testing/emulated-cuda.js';
 import { randomNumbers } from '../../../../testing/random.js';
 
@@ -8,14 +9,12 @@ const ROOM = 13;
 const cuda = new EmulatedCuda();
 const code = cuda.compile(new URL('./testing/ranking.cu', import.meta.url), { TAKEN: ROOM });
 
-/** Indices 1 … count of the ROOM greatest values, ascending, and the milliseconds of the launch. */
+/** Indices 1 … count of the ROOM greatest values, ascending, and the processor time of the launch. */
 function rank(values: Float32Array): { best: number[]; ms: number } {
   const all = values.length;
   const importance = Tensor.from(cuda, [0, ...values], [all + 1]);
   const [ties, best] = [all, ROOM].map((size) => Tensor.zeros(cuda, [size], 'i32'));
-  const start = performance.now();
-  code.launch('rank_candidates', { grid: 1, block: 256 }, importance, ties, best, all);
-  const ms = performance.now() - start;
+  const ms = cpuMs(() => code.launch('rank_candidates', { grid: 1, block: 256 }, importance, ties, best, all));
   const found = [...best.read()].sort((a, b) => a - b);
   for (const tensor of [importance, ties, best]) tensor.free();
   return { best: found, ms };

@@ -35,7 +35,7 @@ const onGpu = (name: string, body: (device: StepDevice) => void, emulation: Emul
     body(cuda());
   });
   if (emulation === 'never') return;
-  it(`${name}, emulated`, { timeout: 300_000 }, (context) => {
+  it(`${name}, emulated`, (context) => {
     if (emulation === 'long' && !process.env['TREFOIL_LONG']) return context.skip('takes a while: TREFOIL_LONG=1');
     body(emulated);
   });
