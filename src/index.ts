@@ -113,6 +113,7 @@ export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
+export type { SparseStartState } from './train/sparse-start.js';
 export type { GradientExchange, Observed as StepObservations, StepGradients } from './train/step.js';
 export {
   HostStepper,

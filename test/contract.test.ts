@@ -102,6 +102,8 @@ const NEEDLE = { source: 'needle', needle_records: 2, needle_facts: 2 };
 const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 
 const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32 } as const;
+/** Blocks of 8 tokens of which one is chosen by its score. */
+const POOLED = { l: 4, d: 2, l_sel: 8, n_sel: 3, init_blocks: 1, local_blocks: 1 };
 const YARN = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64 } as const;
 
 /** Key, what to change, and what must come of it. */
@@ -152,6 +154,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.n_sel': [{ nsa: { n_sel: 3 } }, numbers],
   'nsa.init_blocks': [{ nsa: { init_blocks: 0 } }, numbers],
   'nsa.local_blocks': [{ nsa: { local_blocks: 1 } }, numbers],
+  'nsa.score_pool': [{ nsa: { ...POOLED, score_pool: 'max' } }, numbersAgainst({ nsa: POOLED })],
   'nsa.w': [{ nsa: { w: 4 } }, numbers],
   'nsa.shared_kv': [{ nsa: { shared_kv: true } }, numbers],
   'nsa.phi': [{ nsa: { phi: 'mlp' } }, numbers],
@@ -166,6 +169,11 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
   'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
   'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],
+  // Training takes all of data.path then, as it does with val_fraction 0.
+  'data.val_path': [
+    { data: { source: 'jsonl', path: 'docs.jsonl', val_path: 'docs.jsonl' } },
+    numbersAgainst({ data: { source: 'jsonl', path: 'docs.jsonl' } }),
+  ],
   'data.document_mask': [{ data: { document_mask: true } }, numbers],
   'data.shuffle': [{ data: { shuffle: false } }, numbers],
   'data.seed': [{ data: { seed: 99 } }, numbers],
@@ -287,6 +295,20 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'train.seed': [{ train: { seed: 7 } }, numbers],
   // src/train/init-from.test.ts has what it does.
   'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
+  // src/train/sparse-start.test.ts has what they do to a converted model.
+  'train.gate_release_steps': [{ train: { gate_release_steps: 2 } }, refused('train.gate_release_steps: the gates of')],
+  'train.gate_release_share': [
+    { train: { gate_release_steps: 2, gate_release_share: 0.5 } },
+    refused('train.gate_release_steps: the gates of'),
+  ],
+  'train.n_sel_from': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 2 } },
+    numbersAgainst({ nsa: { n_sel: 3 } }),
+  ],
+  'train.n_sel_steps': [
+    { nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 1 } },
+    numbersAgainst({ nsa: { n_sel: 3 }, train: { n_sel_from: 4, n_sel_steps: 3 } }),
+  ],
   'train.out_dir': [
     { train: { out_dir: 'elsewhere' } },
     same(({ paths }) => expect(paths.model).toMatch(/elsewhere\/model/)),
@@ -308,9 +330,12 @@ function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
   const path = data?.['path'];
   if (path === 'many' || path === 'other' || path === 'stream') writeDocuments(String(path));
   const outDir = train?.['out_dir'];
+  const paths = Object.fromEntries(
+    ['path', 'val_path'].filter((key) => data?.[key]).map((key) => [key, join(folder.path, String(data![key]))]),
+  );
   return {
     ...rest,
-    ...(data && { data: { ...data, ...(path !== undefined && { path: join(folder.path, String(path)) }) } }),
+    ...(data && { data: { ...data, ...paths } }),
     ...(train && { train: { ...train, ...(outDir !== undefined && { out_dir: join(folder.path, String(outDir)) }) } }),
   };
 }

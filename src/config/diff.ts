@@ -36,6 +36,9 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.w',
   'nsa.phi',
   'nsa.phi_hidden',
+  // The gates hold what the schedule has released so far.
+  'train.gate_release_steps',
+  'train.gate_release_share',
   'data.tokenizer',
   'data.vocab_size',
 ]);

@@ -33,6 +33,31 @@ describe('relations between keys', () => {
       ['model.rope_low_freq_factor: 4 is not below model.rope_high_freq_factor 4; lower it'],
     ],
     ['d_k even', { model: { d_k: 63 } }, ['model.d_k: 63 is odd; rotary positions need an even size such as 64']],
+    [
+      'a schedule of blocks falls',
+      { train: { n_sel_from: 8 } },
+      ['train.n_sel_from: 8 is less than nsa.n_sel 16; at least nsa.n_sel'],
+    ],
+    [
+      'a gate that opens is softmax',
+      { nsa: { gate: 'sigmoid' }, train: { gate_release_steps: 5 } },
+      ['train.gate_release_steps: 5 needs nsa.gate softmax; set it, or 0'],
+    ],
+    [
+      'a gate that opens is not forced',
+      { nsa: { force_branch: 'sel' }, train: { gate_release_steps: 5 } },
+      [
+        'train.gate_release_steps: 5 has no effect with a forced gate (nsa.force_branch, nsa.force_uniform_gate); set 0',
+      ],
+    ],
+    [
+      'dense attention has no schedule',
+      { model: { attention: 'dense' }, train: { gate_release_steps: 5, n_sel_from: 32, n_sel_steps: 5 } },
+      [
+        'train.gate_release_steps: 5 needs model.attention nsa; set it, or 0',
+        'train.n_sel_from: 32 needs model.attention nsa; set it, or null',
+      ],
+    ],
     ['d divides l', { nsa: { l: 24 } }, ['nsa.d: 16 does not divide nsa.l 24; one of 1, 2, 4, 8']],
     ['d divides l_sel', { nsa: { l_sel: 72 } }, ['nsa.d: 16 does not divide nsa.l_sel 72; one of 1, 2, 4, 8']],
     [

@@ -1,5 +1,6 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
 import { readsPath } from './data-path.js';
+import { isOneOf, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
 
 export interface RelationProblem {
@@ -78,8 +79,27 @@ function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config
   return problems;
 }
 
+/** The schedule from dense to sparse attention. */
+function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
+  const { gate_release_steps: gateSteps, n_sel_from: from } = train;
+  const problems: RelationProblem[] = [];
+  const add = (path: string, message: string) => void problems.push({ path, message });
+  if (gateSteps > 0) {
+    const path = 'train.gate_release_steps';
+    if (model.attention !== 'nsa') add(path, `${gateSteps} needs model.attention nsa; set it, or 0`);
+    else if (nsa.gate !== 'softmax') add(path, `${gateSteps} needs nsa.gate softmax; set it, or 0`);
+    else if (nsa.force_branch !== 'none' || nsa.force_uniform_gate)
+      add(path, `${gateSteps} has no effect with a forced gate (nsa.force_branch, nsa.force_uniform_gate); set 0`);
+  }
+  if (from !== null) {
+    if (model.attention !== 'nsa') add('train.n_sel_from', `${from} needs model.attention nsa; set it, or null`);
+    if (from < nsa.n_sel) add('train.n_sel_from', `${from} is less than nsa.n_sel ${nsa.n_sel}; at least nsa.n_sel`);
+  }
+  return problems;
+}
+
 export function relationProblems(config: Config): RelationProblem[] {
-  const problems = [...headProblems(config.model), ...blockProblems(config.nsa)];
+  const problems = [...headProblems(config.model), ...blockProblems(config.nsa), ...sparseStartProblems(config)];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
     problems.push({ path: 'nsa.force_uniform_gate', message });
@@ -87,6 +107,10 @@ export function relationProblems(config: Config): RelationProblem[] {
   if (readsPath(config.data.source) && config.data.path === null) {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
     problems.push({ path: 'data.path', message });
+  }
+  if (config.data.val_path !== null && !isOneOf(VALIDATION_PATH_SOURCES, config.data.source)) {
+    const message = `not read by data.source ${config.data.source}; one of ${VALIDATION_PATH_SOURCES.join(', ')} reads it`;
+    problems.push({ path: 'data.val_path', message });
   }
   return problems;
 }

@@ -5,6 +5,7 @@
  * Each section is a plain object before it is a zod schema: only so do the declarations of the package keep the comments.
  */
 import { z } from 'zod';
+import { DATA_SOURCES } from './data-sources.js';
 import { relationProblems } from './rules.js';
 
 const count = () => z.int().min(1);
@@ -87,6 +88,8 @@ const nsa = {
   init_blocks: countOrZero().default(1),
   /** Blocks up to its own, its own included, that every token selects. */
   local_blocks: count().default(2),
+  /** Importance of a selection block: sum of its compressed blocks, weighted by their overlap, or the largest of them. */
+  score_pool: z.enum(['sum', 'max']).default('sum'),
   /** Tokens in the sliding window. */
   w: count().default(512),
   /** One projection to keys and values for all three branches, instead of one for each. */
@@ -111,15 +114,15 @@ const nsa = {
 
 const data = {
   /** Where documents come from. */
-  source: z
-    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens', 'chat'])
-    .default('synthetic'),
+  source: z.enum(DATA_SOURCES).default('synthetic'),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
   /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
   tokenizer: text().default('byte'),
   /** Share of documents reserved for validation. */
   val_fraction: z.number().min(0).lt(1).default(0.01),
+  /** Validation documents of their own, in the format of data.path; null = val_fraction of data.path. */
+  val_path: text().nullable().default(null),
   /** Attention does not cross document boundaries in packed sequences. */
   document_mask: off(),
   /** Visit documents in a seeded random order. */
@@ -268,6 +271,18 @@ const train = {
   seed: countOrZero().default(1337),
   /** Model of the same shape whose weights a new run starts from: anything `--model` takes; null = random weights. */
   init_from: text().nullable().default(null),
+  /** Steps in which the gate of a converted model opens to all branches; 0 = it stays as it is. */
+  gate_release_steps: countOrZero().default(0),
+  /** Weight that the compressed and window branch then have together, unless the gate has learned another. */
+  gate_release_share: z
+    .number()
+    .gt(0)
+    .max(2 / 3)
+    .default(0.2),
+  /** nsa.n_sel at the first step, halved at equal intervals down to nsa.n_sel; null = nsa.n_sel from the start. */
+  n_sel_from: z.int().min(3).nullable().default(null),
+  /** With n_sel_from: steps after which nsa.n_sel is reached. */
+  n_sel_steps: count().default(1000),
   /** Run folder. */
   out_dir: text().default('artifacts/train'),
   /** Skip the update of a step whose loss or gradient spikes. */

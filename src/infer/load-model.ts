@@ -17,6 +17,7 @@ import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/languag
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
+import { configAfter } from '../model/sparse-start.js';
 import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
 import {
   CHECKPOINT_FILES,
@@ -149,7 +150,10 @@ function locateFinal(path: string): LocatedModel {
 function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
   const path = join(found.path, CHECKPOINT_FILES.model);
   const state = join(found.path, CHECKPOINT_FILES.state);
-  const config = inFile(state, () => parseSavedConfig(found.state['config']));
+  const config = configAfter(
+    inFile(state, () => parseSavedConfig(found.state['config'])),
+    found.step,
+  );
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return {
     ...openWeights(path, state, config, embeddingRows(path)),
@@ -226,7 +230,7 @@ export function writeFinalModel(
     tokenizer: placeTokenizer(folder, config.data.tokenizer),
     vocab_size: model.shape.vocabSize,
     model: config.model,
-    nsa: config.nsa,
+    nsa: configAfter(config, step).nsa,
     weights: { file, ...digest },
   });
 }

@@ -89,7 +89,7 @@ export class Attention {
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
   /** Compression of keys and values; null for dense attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
-  readonly #shape: ModelShape;
+  #shape: ModelShape;
   readonly #layer: number;
   readonly #parts: readonly Part[];
   readonly #rotations: RotaryTable;
@@ -134,6 +134,11 @@ export class Attention {
       : null;
     this.output = store.residualMatrix(`${name}.out`, [shape.dim, heads * dv]);
     this.outputBias = shape.outBias ? store.zeros(`${name}.out_bias`, [shape.dim]) : null;
+  }
+
+  /** Replaces the shape by one that has the same parameters (`LanguageModel.setSelectedBlocks`). */
+  setShape(shape: ModelShape): void {
+    this.#shape = shape;
   }
 
   /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */

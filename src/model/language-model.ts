@@ -4,6 +4,7 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { validateShapes } from '../ops/attention/shape.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
 import { linear } from '../ops/linear/op.js';
@@ -16,7 +17,7 @@ import { type AttentionContext, expectContext } from './attention.js';
 import { Block } from './block.js';
 import { operand } from './operand.js';
 import { ParameterStore } from './parameters.js';
-import type { ModelShape } from './shape.js';
+import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
 
 /** What a model computes in: the dtype of activations and of the operands of matrix products. */
 export type ComputeDtype = 'f32' | 'bf16';
@@ -35,7 +36,6 @@ export interface ForwardOptions extends AttentionContext {
 /** A decoder-only language model. */
 export class LanguageModel implements Disposable {
   readonly device: Device;
-  readonly shape: ModelShape;
   /** The dtype of activations. */
   readonly dtype: ComputeDtype;
   /** Token embedding [vocabSize, dim]. */
@@ -46,6 +46,7 @@ export class LanguageModel implements Disposable {
   /** Output matrix [vocabSize, dim]; the embedding when tied. */
   readonly head: Parameter;
   readonly #store: ParameterStore;
+  #shape: ModelShape;
 
   /** Parameters are drawn from `seed`: the same numbers on every device. */
   constructor(device: Device, shape: ModelShape, seed: number, dtype: ComputeDtype = defaultDtype(device)) {
@@ -53,7 +54,7 @@ export class LanguageModel implements Disposable {
       throw new UsageError('the CPU computes in f32: bf16 needs a CUDA device');
     this.dtype = dtype;
     this.device = device;
-    this.shape = shape;
+    this.#shape = shape;
     this.#store = new ParameterStore(device, seed, shape.nLayers, dtype);
     this.embedding = this.#store.matrix('embedding', [shape.vocabSize, shape.dim]);
     this.blocks = Array.from(
@@ -62,6 +63,20 @@ export class LanguageModel implements Disposable {
     );
     this.norm = this.#store.constant('norm', [shape.dim], 1);
     this.head = shape.tieEmbeddings ? this.embedding : this.#store.matrix('head', [shape.vocabSize, shape.dim]);
+  }
+
+  /** Sizes of the model. */
+  get shape(): ModelShape {
+    return this.#shape;
+  }
+
+  /** Changes `shape.nsa.nSel`, on which no parameter depends. Caches and graphs made before are of the old shape. */
+  setSelectedBlocks(nSel: number): void {
+    if (nSel === this.#shape.nsa.nSel) return;
+    const shape = { ...this.#shape, nsa: { ...this.#shape.nsa, nSel } };
+    validateShapes(headShapeOf(shape), sparseShapeOf(shape));
+    this.#shape = shape;
+    for (const { attention } of this.blocks) attention.setShape(shape);
   }
 
   /** All parameters, in the order of the model's files. */

@@ -62,6 +62,8 @@ export interface SparseModelShape {
   readonly initBlocks: number;
   /** Blocks up to its own, its own included, that every token selects. */
   readonly localBlocks: number;
+  /** Importance of a selection block from its compressed blocks: their weighted sum, or the largest. */
+  readonly scorePool: 'sum' | 'max';
   /** Tokens in the sliding window. */
   readonly w: number;
   /** Whether the three branches have the same keys and values. */
@@ -126,6 +128,7 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       nSel: nsa.n_sel,
       initBlocks: nsa.init_blocks,
       localBlocks: nsa.local_blocks,
+      scorePool: nsa.score_pool,
       w: nsa.w,
       sharedKv: nsa.shared_kv,
       phi: nsa.phi,
@@ -186,8 +189,8 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  const { l, d, lSel, nSel, w, initBlocks, localBlocks } = nsa;
-  return { l, d, lSel, nSel, w, initBlocks, localBlocks };
+  const { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool } = nsa;
+  return { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool };
 }
 
 /** Pairs of keys and values in the fused projection: one for each branch unless they share it. */

@@ -73,6 +73,12 @@ export const AWKWARD: readonly AttentionCase[] = [
     sparse: { ...SMALL, nSel: 8, initBlocks: 3, localBlocks: 3 },
   },
   {
+    name: 'forced: two first and three last blocks, scores by the largest',
+    lengths: [230, 70],
+    heads: heads(4, 2, 8),
+    sparse: { ...SMALL, nSel: 8, initBlocks: 2, localBlocks: 3, scorePool: 'max' },
+  },
+  {
     name: 'forced: nothing but the last two blocks, no other slot',
     lengths: [90],
     heads: heads(2, 1, 8),

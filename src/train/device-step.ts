@@ -96,7 +96,7 @@ export class DeviceStepper implements Stepper {
   prefetch(batches: readonly Batch[]): void {
     this.#sent = [];
     const { targets } = this.#inputsOfStep!;
-    if (batches.length === 0 || shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
+    if (batches.length === 0 || this.#shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
     const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
     const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
     if (this.#queue === null || this.#queue.capacity < total) {
@@ -143,7 +143,7 @@ export class DeviceStepper implements Stepper {
 
   /** Copies the batches to where the step reads them; false if their shapes are new. */
   #upload(batches: readonly Batch[], weights: readonly number[]): boolean {
-    const shapes = shapesOf(batches, weights);
+    const shapes = this.#shapesOf(batches, weights);
     if (shapes !== this.#shapes) {
       this.#forget();
       this.#releaseInputs();
@@ -161,6 +161,12 @@ export class DeviceStepper implements Stepper {
       this.#inputs[i].targets.write(targets);
     });
     return true;
+  }
+
+  /** What a recorded graph depends on: sequence lengths, the weight of each micro-batch, and the number of blocks. */
+  #shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
+    const lengths = batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`);
+    return [...lengths, this.#context.model.shape.nsa.nSel].join('|');
   }
 
   #record(weights: readonly number[]): CudaGraph {
@@ -218,11 +224,6 @@ export class DeviceStepper implements Stepper {
     this.#queue = null;
     this.#sent = [];
   }
-}
-
-/** What a recorded graph depends on: sequence lengths, and the weight of each micro-batch. */
-function shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
-  return batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`).join('|');
 }
 
 function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {

@@ -13,6 +13,7 @@ const line = {
     gates: null,
     selection: null,
     attention: null,
+    sparseStart: null,
   },
   ...{ memoryMib: { allocated: 1, reserved: 2 }, counters: {}, data: 'text' },
 };
@@ -23,6 +24,8 @@ describe('progress', () => {
       'step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | mfu 41.2% | grad_norm 0.87 | fetch 3ms | fetch_p50 2ms | fetch_p95 9ms',
     );
     expect(stepLine({ ...line, mfu: null, learningRate: 1e-10 })).toContain('lr 1.00e-10 | toks/s 51234 | grad_norm');
+    const sparseStart = { nSel: 32, releasedShare: 0.125 };
+    expect(stepLine({ ...line, sparseStart })).toMatch(/fetch_p95 9ms \| n_sel 32 \| gate_released 12\.5%$/);
     expect(stepLine(line, 7)).toMatch(/ \| log_dropped 7$/);
   });
 

@@ -12,6 +12,7 @@ import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
+import type { SparseStartState } from './sparse-start.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
@@ -30,6 +31,8 @@ export interface StepRecord {
   readonly selection: SelectionStatistics | null;
   /** By layer; null for dense attention and in most steps. */
   readonly attention: AttentionStatistics | null;
+  /** The schedule from dense to sparse attention; null without one. */
+  readonly sparseStart: SparseStartState | null;
   readonly memoryMib: { readonly allocated: number; readonly reserved: number };
   /** Counters of failures, fallbacks and attention kernels since the start, by name. */
   readonly counters: Readonly<Record<string, number>>;
@@ -127,7 +130,7 @@ export class RunRecords {
 
   /** The heartbeat of a step. */
   progress(record: StepRecord): void {
-    const { gates, selection } = record;
+    const { gates, selection, sparseStart } = record;
     this.#heartbeat.write({
       step: record.step,
       msg: 'progress',
@@ -150,6 +153,7 @@ export class RunRecords {
         sel_k_max: selection.max,
         sel_pct_at_max: selection.percentAtMax,
       }),
+      ...(sparseStart && { n_sel: sparseStart.nSel, gate_released: sparseStart.releasedShare }),
       ...Object.fromEntries(Object.entries(record.counters).map(([name, count]) => [`fb_${name}`, count])),
       gpu_mem_alloc: record.memoryMib.allocated,
       gpu_mem_reserved: record.memoryMib.reserved,
@@ -180,7 +184,7 @@ export class RunRecords {
 
   /** Rows and events of a logged step. */
   logged(record: StepRecord): void {
-    const { step, loss, learningRate, tokensPerSecond, gates, selection, counters } = record;
+    const { step, loss, learningRate, tokensPerSecond, gates, selection, sparseStart, counters } = record;
     this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
     if (selection) {
       const { mean, max, percentAtMax } = selection;
@@ -207,6 +211,7 @@ export class RunRecords {
         'sel/k_max': selection.max,
         'sel/pct_at_max': selection.percentAtMax,
       }),
+      ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
       'mem/allocated_mib': record.memoryMib.allocated,
       'mem/reserved_mib': record.memoryMib.reserved,
     });
@@ -261,8 +266,13 @@ export function stepLine(record: StepRecord, dropped = 0): string {
     `fetch ${(1000 * record.fetchSeconds).toFixed(0)}ms`,
     `fetch_p50 ${record.fetchP50Ms.toFixed(0)}ms`,
     `fetch_p95 ${record.fetchP95Ms.toFixed(0)}ms`,
+    ...sparseStartText(record.sparseStart),
     ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
   ].join(' | ');
+}
+
+function sparseStartText(state: SparseStartState | null): string[] {
+  return state ? [`n_sel ${state.nSel}`, `gate_released ${(100 * state.releasedShare).toFixed(1)}%`] : [];
 }
 
 /** 3.00e-04: two digits of exponent, as C prints it. */

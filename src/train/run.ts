@@ -198,7 +198,7 @@ export class Run {
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
       mfu: this.#mfu(usedFlops(model, batches) / seconds),
-      ...result.observed,
+      ...{ ...result.observed, sparseStart: trained.sparseStart },
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
       counters: {
         ...{ save_failed: this.#failedSaves, spike: trainer.progress.spikes },

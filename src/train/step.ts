@@ -38,6 +38,8 @@ export interface TrainableModel {
   losses(ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
   /** The layout of compressed blocks, and the checks of runtime.strict_asserts, depend on it. */
   readonly shape: ModelShape;
+  /** Changes `shape.nsa.nSel`, for `train.n_sel_from`. */
+  setSelectedBlocks?(nSel: number): void;
 }
 
 /** Computes the mean loss of a batch on the device, a scalar that the tape can differentiate. */

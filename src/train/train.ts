@@ -25,6 +25,7 @@ import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
 import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
 import { watchSignals } from './signals.js';
+import { SparseStart } from './sparse-start.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
@@ -93,6 +94,7 @@ async function openAndRun(
     loadWeights(initial.weights, model);
     log.say(`weights: from ${initial.path}`);
   }
+  if (point === null) new SparseStart(model, config).expectClosedGates(config.train.init_from);
   announce(model, config, log);
   if (isFirst) {
     clearMarks(folder.path);
@@ -260,7 +262,10 @@ function locateInitial(path: string | null): LocatedModel | null {
 /** Throws if the model of `train.init_from` has another shape than the config's. */
 function expectShape(initial: LocatedModel, shape: ModelShape): void {
   const names = Object.keys(shape) as (keyof ModelShape)[];
-  const differing = names.filter((name) => JSON.stringify(initial.shape[name]) !== JSON.stringify(shape[name]));
+  // No weight depends on the number of selected blocks, and none of a dense model on section nsa.
+  const nsa = shape.attention === 'dense' ? shape.nsa : { ...initial.shape.nsa, nSel: shape.nsa.nSel };
+  const own = { ...initial.shape, nsa };
+  const differing = names.filter((name) => JSON.stringify(own[name]) !== JSON.stringify(shape[name]));
   if (differing.length === 0) return;
   const all = differing.map(
     (name) => `${name} ${JSON.stringify(initial.shape[name])}, not ${JSON.stringify(shape[name])}`,

@@ -21,6 +21,7 @@ import { createExchange } from './data-parallel.js';
 import { createStepper } from './device-step.js';
 import { type Evaluation, evaluate } from './evaluate.js';
 import { singleWorld, type World } from './ranks/world.js';
+import { SparseStart, type SparseStartState } from './sparse-start.js';
 import {
   countTargets,
   createOptimizer,
@@ -85,6 +86,8 @@ export interface TrainingStep {
   /** Statistics of gates and selection, comparisons, kernel counters. */
   readonly result: StepResult;
   readonly batches: readonly Batch[];
+  /** State of the schedule from dense to sparse attention; null without one. */
+  readonly sparseStart: SparseStartState | null;
 }
 
 /** A step with a loss or gradient that is not finite. Nothing was changed. */
@@ -144,6 +147,8 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly #schedule: (step: number) => number;
   readonly #uploader: BatchUploader;
   readonly #stepper: Stepper;
+  /** The schedule from dense to sparse attention (train.gate_release_steps, train.n_sel_from). */
+  readonly #sparseStart: SparseStart;
   #loader: Loader | null = null;
 
   constructor(options: TrainerOptions) {
@@ -161,6 +166,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.exchange = createExchange(world, model.device, model.parameters, config);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
     this.#uploader = new BatchUploader(model.device, model.shape.nsa);
+    this.#sparseStart = new SparseStart(model, config);
     const { optimizer, exchange } = this;
     const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
     this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
@@ -190,6 +196,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const { config, model, world, progress } = this;
     const loader = await this.#open();
     this.#options.onSection?.('eval', progress.step);
+    this.#sparseStart.setBlocks(progress.step);
     const count = config.train.eval_batches;
     if (!batches) await loader.readyToEvaluate?.(count);
     const given = batches ? Array.from(batches, completeBatch) : loader.evalBatches(count);
@@ -273,6 +280,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.#options.onSection?.('step', step);
     const rate = this.#schedule(step);
     const computing = performance.now();
+    this.#sparseStart.enter(step);
     const isDetailed = step === 1 || step % DETAIL_EVERY === 0 || step === this.steps;
     stepper.launch({ batches, targets, learningRate: rate, isDetailed });
     if (stepper.prefetch && step < this.steps) stepper.prefetch(this.loader.lookAhead?.(batches.length) ?? []);
@@ -293,6 +301,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
       ...{ step, loss: result.loss, learningRate: rate, gradientNorm: result.norm, tokens, fetchSeconds },
       ...{ tokensPerSecond: (1000 * tokens) / (ended - started), spike, isSkipped, result, batches },
       ...{ gradientsMs: updating - computing, updateMs: ended - updating },
+      sparseStart: this.#sparseStart.state(step),
     };
   }
 }

@@ -83,8 +83,10 @@ export function checkRun({ csv, heartbeat }: CheckInput, options: CheckOptions):
 }
 
 function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thresholds): Row[] {
-  const [norms, entropies] = [numbers(beats, 'grad_norm'), numbers(beats, 'gate_entropy_mean')];
-  const [collapse, blocks] = [numbers(beats, 'gate_collapse_frac'), numbers(beats, 'sel_k_mean')];
+  // A schedule closes the gates of a converted model on purpose (train.gate_release_steps).
+  const free = beats.filter(({ gate_released: released }) => released === undefined);
+  const [norms, entropies] = [numbers(beats, 'grad_norm'), numbers(free, 'gate_entropy_mean')];
+  const [collapse, blocks] = [numbers(free, 'gate_collapse_frac'), numbers(beats, 'sel_k_mean')];
   const fetch = numbers(beats, 'dt_fetch_s');
   const isSlow = median(fetch) > limits.fetch;
   const rows = [

@@ -86,6 +86,15 @@ describe.each(CASES)('rule %s (%s)', (rule, level, triggers, justBelow) => {
 });
 
 describe('rules of time', () => {
+  it('accepts gates that a schedule has closed, until it is over', () => {
+    const closed = { gate_entropy_mean: 0, gate_collapse_frac: 1, gate_max_gate_mean: 1 };
+    run.steps(1, 100, 10, every({ ...closed, gate_released: 0.01 }));
+    for (const rule of ['gate_entropy', 'gate_collapse', 'gate_max']) expect(levelOf(rule), rule).toBeUndefined();
+    run.steps(101, 103, 10, every(closed));
+    expect(levelOf('gate_entropy')).toBe('red');
+    expect(levelOf('gate_collapse')).toBe('red');
+  });
+
   it('entropy: low in two heartbeats is a warning, in three an alarm', () => {
     run.steps(1, 100, 10, last(2, { gate_entropy_mean: 0.1 }));
     expect(levelOf('gate_entropy')).toBe('yellow');

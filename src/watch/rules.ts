@@ -185,7 +185,10 @@ function lastLoss(beats: readonly Heartbeat[]): number | null {
 }
 
 function gateRows(steps: readonly Heartbeat[], last: Heartbeat, limits: Thresholds): Row[] {
-  const entropies = steps.flatMap(({ gate_entropy_mean: entropy }) => entropy ?? []);
+  // A schedule closes the gates of a converted model on purpose (train.gate_release_steps).
+  const free = steps.filter(({ gate_released: released }) => released === undefined);
+  const entropies = free.flatMap(({ gate_entropy_mean: entropy }) => entropy ?? []);
+  if (last.gate_released !== undefined) return [];
   if (entropies.length === 0) return []; // dense attention has no gates
   const newest = entropies.slice(-limits.gateCollapseN);
   const collapsed =

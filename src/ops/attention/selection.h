@@ -7,6 +7,7 @@ namespace attention {
 // The blocks [0, init) and the last `local` ones, the current one included, are selected whatever their importance is.
 struct Sparse {
   int64_t l, d, block, count, init, local;
+  int64_t largest;  // 1: a selection block is as important as its most important compressed block
 
   // Blocks [init, candidates(t)) compete for the other slots.
   int64_t candidates(int64_t t) const { return t / block - local + 1; }
@@ -14,7 +15,7 @@ struct Sparse {
   int64_t visible(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
 };
 
-#define SPARSE int64_t l, int64_t d, int64_t block, int64_t count, int64_t init, int64_t local
+#define SPARSE int64_t l, int64_t d, int64_t block, int64_t count, int64_t init, int64_t local, int64_t largest
 
 // Selection block j overlaps compressed blocks j * block / d - lead and the following weights - 1. The weight of each,
 // tokens shared / d, is the same for every j because d divides the block.
@@ -77,8 +78,11 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
         const int64_t first = j * (sparse.block / sparse.d) - pooling.lead;
         const int64_t begin = std::max<int64_t>(-first, 0), end = std::min(pooling.weights, visible - first);
         float importance = 0;
-        for (int64_t i = begin; i < end; ++i)
-          importance = multiply_add(pooling.weight[i], probability[first + i], importance);
+        for (int64_t i = begin; i < end; ++i) {
+          const float p = probability[first + i];
+          if (!sparse.largest) importance = multiply_add(pooling.weight[i], p, importance);
+          else if (!(p <= importance)) importance = p;  // NaN wins, as in a sum
+        }
         best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
       }
     for (; n < sparse.init; ++n) out[n] = static_cast<int32_t>(n);

@@ -24,6 +24,11 @@ export interface SparseShape extends ForcedBlocks {
   readonly lSel: number;
   readonly nSel: number;
   readonly w: number;
+  /**
+   * Importance of a selection block from the probabilities of the compressed blocks that overlap it: their sum, weighted
+   * by the overlap, or the largest. Default `sum`.
+   */
+  readonly scorePool?: 'sum' | 'max';
 }
 
 const MAX_HEADS_PER_GROUP = 32;
@@ -33,14 +38,19 @@ export function forcedBlocks({ initBlocks = 1, localBlocks = 2 }: ForcedBlocks):
   return { initBlocks, localBlocks };
 }
 
-/** Why kernels that fix the forced blocks do not support others. */
-export const FORCED_REFUSAL =
+const FORCED_REFUSAL =
   'the fused kernels force block 0, the previous and the current block (init_blocks 1, local_blocks 2)';
 
 /** Whether the forced blocks are block 0, the previous and the current one, as kernels that fix them require. */
-export function hasDefaultForcedBlocks(forced: ForcedBlocks): boolean {
+function hasDefaultForcedBlocks(forced: ForcedBlocks): boolean {
   const { initBlocks, localBlocks } = forcedBlocks(forced);
   return initBlocks === 1 && localBlocks === 2;
+}
+
+/** Why kernels that fix the rule of the selection do not support this one; null if they do. */
+export function selectionRefusal(sparse: SparseShape): string | null {
+  if (!hasDefaultForcedBlocks(sparse)) return FORCED_REFUSAL;
+  return sparse.scorePool === 'max' ? 'the fused kernels add the scores of a block (score_pool sum)' : null;
 }
 
 /** Throws a `UsageError` that names the size which does not fit. */

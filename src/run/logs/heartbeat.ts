@@ -35,6 +35,9 @@ export interface HeartbeatFields {
   sel_k_mean?: number;
   sel_k_max?: number;
   sel_pct_at_max?: number;
+  /** Schedule from dense to sparse attention: selected blocks, and the weight given to the other two branches. */
+  n_sel?: number;
+  gate_released?: number;
   gpu_mem_alloc?: number;
   gpu_mem_reserved?: number;
   mfu?: number;

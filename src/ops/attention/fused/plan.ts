@@ -4,7 +4,7 @@
  */
 import type { Macros } from '../../../device/cuda/runtime.js';
 import { compressedCount } from '../../common/sequences.js';
-import { FORCED_REFUSAL, type HeadShape, hasDefaultForcedBlocks, type SparseShape } from '../shape.js';
+import { type HeadShape, type SparseShape, selectionRefusal } from '../shape.js';
 
 export interface FusedShape {
   readonly heads: HeadShape;
@@ -202,7 +202,8 @@ export function headsRefusal(heads: HeadShape): string | null {
 /** Why the kernels do not support this shape on a GPU of this architecture, or null. */
 export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture: number): string | null {
   const { l, d, lSel, nSel } = shape.sparse;
-  if (!hasDefaultForcedBlocks(shape.sparse)) return FORCED_REFUSAL;
+  const rule = selectionRefusal(shape.sparse);
+  if (rule !== null) return rule;
   const refused = headsRefusal(shape.heads);
   if (refused) return refused;
   if (lSel < LEAST_BLOCK || lSel > MOST_BLOCK) return `l_sel ${lSel}: ${LEAST_BLOCK} to ${MOST_BLOCK} are supported`;

@@ -43,7 +43,8 @@ struct Best {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
     const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
-    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count, int init, int local) {
+    u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count, int init, int local,
+    int largest) {
   __shared__ i64 place[TILE];
   __shared__ float open[2][TILE];  // unfinished sums, by the parity of the block
   __shared__ u64 worst[TILE];      // of the token's list
@@ -118,7 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
             float sum = begin >= k0 || k0 == 0 ? 0.0f : open[j & 1][u];
             for (int i = max(max(begin, 0), k0); i < min(min(stop, k0 + TILE), visible); i++) {
               const int shared = min(i - begin + 1, step) - max(i - begin - lead, 0);  // strides
-              sum = fmaf((float)shared, sums[u * STRIDE + i - k0], sum);
+              const float p = sums[u * STRIDE + i - k0];
+              if (!largest) sum = fmaf((float)shared, p, sum);
+              else if (!(p <= sum)) sum = p;  // NaN wins, as in a sum
             }
             __syncwarp();
             if (begin < k0 + TILE && stop > k0 + TILE) open[j & 1][u] = sum;

@@ -13,12 +13,13 @@ import { forcedBlocks, type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
 
 /** Types of `selectionArguments`. */
-export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
+export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
 
 /** What kernels that select blocks are told: the fields of `Sparse` in selection.h, in its order. */
 export function selectionArguments(sparse: SparseShape) {
   const { initBlocks, localBlocks } = forcedBlocks(sparse);
-  return [sparse.l, sparse.d, sparse.lSel, sparse.nSel, initBlocks, localBlocks] as const;
+  const isMax = Number(sparse.scorePool === 'max');
+  return [sparse.l, sparse.d, sparse.lSel, sparse.nSel, initBlocks, localBlocks, isMax] as const;
 }
 
 export const signatures = {

@@ -23,14 +23,20 @@ export function importance(
     const position = token - starts[sequence[token]];
     const total = new Float64Array(Math.floor(position / sparse.lSel) + 1);
     const keys = visible(token, group);
+    /** Of every compressed block, over the heads of the group. */
+    const weight = new Float64Array(keys.length);
     for (let i = 0; i < perGroup; i++) {
       const row = token * shape.heads + group * perGroup + i;
       const { probabilities } = softmax(scores(q, kCmp, shape, row, group, keys));
-      for (let block = 0; block < keys.length; block++) {
-        const first = Math.floor((block * sparse.d) / sparse.lSel);
-        for (let j = first; j < total.length && j * sparse.lSel < block * sparse.d + sparse.l; j++)
-          total[j] += overlap(block, j, sparse) * probabilities[block];
-      }
+      for (let block = 0; block < keys.length; block++) weight[block] += probabilities[block];
+    }
+    for (let block = 0; block < keys.length; block++) {
+      const first = Math.floor((block * sparse.d) / sparse.lSel);
+      for (let j = first; j < total.length && j * sparse.lSel < block * sparse.d + sparse.l; j++)
+        total[j] =
+          sparse.scorePool === 'max'
+            ? Math.max(total[j], weight[block])
+            : total[j] + overlap(block, j, sparse) * weight[block];
     }
     return total;
   };

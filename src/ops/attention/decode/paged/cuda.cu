@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_selected(const T* q,
 // order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again.
 extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, const float* lse, i32* selected, PAGES,
                                                                    TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count,
-                                                                   i64 init, i64 local) {
+                                                                   i64 init, i64 local, i64 largest) {
   const Pages pages = {tables, place, size};
   const Heads shape = {heads, groups, dk, dv};
   each_row({offsets, starts, sequences}, groups, [&](const Place& at) {
@@ -239,7 +239,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
         for (int i = 0; i < weights; i++) {
           const i64 from = (i - lead) * d, end = from + l;
           const i64 shared = (end < block ? end : block) - (from > 0 ? from : 0);
-          sum += (float)shared / (float)d * probability[j * stride + i];
+          const float p = probability[j * stride + i];
+          if (!largest) sum += (float)shared / (float)d * p;
+          else if (!(p <= sum)) sum = p;  // NaN wins, as in a sum
         }
         importance[j] = sum == sum ? sum : -1.0f;  // NaN ranks last
       }

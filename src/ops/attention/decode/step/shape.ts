@@ -1,6 +1,6 @@
 /** Shapes that the kernels of a decode step support, and their compile-time macros. */
 import type { CudaRuntime, Macros } from '../../../../device/cuda/runtime.js';
-import { FORCED_REFUSAL, type HeadShape, hasDefaultForcedBlocks, type SparseShape } from '../../shape.js';
+import { type HeadShape, type SparseShape, selectionRefusal } from '../../shape.js';
 
 export interface StepShape {
   readonly heads: HeadShape;
@@ -25,7 +25,8 @@ export function stepRefusal({ heads, sparse }: StepShape, widths: readonly numbe
   const odd = widths.find((width) => width % PIECE !== 0);
   if (odd !== undefined) return `a layer of ${odd} inputs: not a multiple of ${PIECE}`;
   if (!sparse) return null;
-  if (!hasDefaultForcedBlocks(sparse)) return FORCED_REFUSAL;
+  const rule = selectionRefusal(sparse);
+  if (rule !== null) return rule;
   if (sparse.lSel % PIECE !== 0) return `l_sel ${sparse.lSel} is not a multiple of ${PIECE}`;
   if (sparse.nSel > MOST_SELECTED) return `n_sel ${sparse.nSel} is more than ${MOST_SELECTED}`;
   return null;
