@@ -1,5 +1,5 @@
 // Trains a small model on Trefoil's own sources and saves what it reads in sources it has not seen:
-//   node scripts/source-model.mjs [folder] [steps]      (default: artifacts/source, 4000 steps; about 15 minutes on two cores)
+//   node scripts/source-model.mjs [folder] [steps]      (default: artifacts/source, 4000 steps, about 20 minutes of CPU time)
 // Needs a build (npm run build). Everything under src/ is training text except src/watch, which is the text of the trace.
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -131,3 +131,5 @@ trefoil(
   ...['--seq-len', '512', '--steps', steps, ...(existsSync(run) ? ['--resume', 'auto'] : []), ...sets],
 );
 trefoil('eval', 'selection', '--model', run, '--text-file', text, '--max-tokens', TRACE_TOKENS, '--trace');
+const trace = join(run, 'traces', `${HELD_OUT}.ts.safetensors`);
+spawnSync(process.execPath, [join(root, 'scripts/trace-kinds.mjs'), trace], { stdio: 'inherit' });

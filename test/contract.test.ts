@@ -169,6 +169,11 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
   'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
   'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],
+  // Training takes all of data.path then, as it does with val_fraction 0.
+  'data.val_path': [
+    { data: { source: 'jsonl', path: 'docs.jsonl', val_path: 'docs.jsonl' } },
+    numbersAgainst({ data: { source: 'jsonl', path: 'docs.jsonl' } }),
+  ],
   'data.document_mask': [{ data: { document_mask: true } }, numbers],
   'data.shuffle': [{ data: { shuffle: false } }, numbers],
   'data.seed': [{ data: { seed: 99 } }, numbers],
@@ -325,9 +330,12 @@ function placed({ data, train, ...rest }: TinyOverrides): TinyOverrides {
   const path = data?.['path'];
   if (path === 'many' || path === 'other' || path === 'stream') writeDocuments(String(path));
   const outDir = train?.['out_dir'];
+  const paths = Object.fromEntries(
+    ['path', 'val_path'].filter((key) => data?.[key]).map((key) => [key, join(folder.path, String(data![key]))]),
+  );
   return {
     ...rest,
-    ...(data && { data: { ...data, ...(path !== undefined && { path: join(folder.path, String(path)) }) } }),
+    ...(data && { data: { ...data, ...paths } }),
     ...(train && { train: { ...train, ...(outDir !== undefined && { out_dir: join(folder.path, String(outDir)) }) } }),
   };
 }

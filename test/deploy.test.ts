@@ -435,6 +435,8 @@ it('grafana-serve.json shows metrics that the server has', () => {
     prefixFileBytes: 0,
     prefixFilesDamaged: 0,
     prefixFileErrors: 0,
+    draftTokens: 0,
+    acceptedTokens: 0,
   };
   const metrics = new Metrics().text(stats);
   expect(names.length).toBeGreaterThan(10);

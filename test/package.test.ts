@@ -180,6 +180,32 @@ describe('the examples', () => {
   });
 });
 
+describe('the code model', () => {
+  it('goes from installed packages to a report, and continues where it stopped', async () => {
+    const program = join('node_modules', 'trefoil', 'examples', 'code-model', 'run.mjs');
+    const words = [program, '--form', 'cpu', '--out', 'code', '--from', 'node_modules', '--max-mb', '0.3'];
+    const short = ['--steps', '3', '--set', 'train.batch_size=1', '--set', 'train.eval_batches=1'];
+    const printed = await run(process.execPath, [...words, ...short]);
+    expect(printed).toMatch(/^train\.jsonl: \d+ projects, \d+ files in \d+ documents, 0\.[23] MB$/m);
+    expect(printed).toMatch(/^\s+513-1024: \d\.\d{4}$/m);
+    for (const what of ['all branches', 'without cmp', 'without sel', 'without win'])
+      expect(printed).toMatch(new RegExp(`^loss \\d\\.\\d{4}, \\d\\.\\d{3} bits per byte: ${what}$`, 'm'));
+    const { train, validation } = JSON.parse(readFileSync(join(user, 'code', 'corpus', 'corpus.json'), 'utf8'));
+    const projectsOf = (part: string) =>
+      readFileSync(join(user, 'code', 'corpus', `${part}.jsonl`), 'utf8')
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line).project as string);
+    const trained = new Set(projectsOf('train'));
+    expect(trained.size).toBe(train.projects);
+    expect(projectsOf('val').filter((project) => trained.has(project))).toEqual([]);
+    expect(new Set(projectsOf('val'))).toEqual(new Set(validation.names));
+    expect(existsSync(join(user, 'code', 'nsa', 'report', 'report.html'))).toBe(true);
+    const again = await run(process.execPath, [...words, ...short]);
+    expect(again.match(/: done before$/gm)).toHaveLength(7);
+  });
+});
+
 function programsOf(page: string): string[] {
   return [...read(page).matchAll(/^```ts\n([\s\S]*?)^```/gm)].map((match) => match[1]);
 }

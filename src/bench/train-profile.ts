@@ -74,6 +74,10 @@ export class TimedDevice implements Device {
     return this.#inner.memory;
   }
 
+  freeBytes(): number {
+    return this.#inner.freeBytes();
+  }
+
   /** Workspace of the CPU kernels. */
   get scratchBytes(): number {
     return 'scratchBytes' in this.#inner ? Number(this.#inner.scratchBytes) : 0;

@@ -54,6 +54,12 @@ const OPTIONS = {
   ),
   prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes that survive a restart (default: none)'),
   prefixCacheDirGb: parsed('--prefix-cache-dir-gb <x>', 'size of that folder', numberFrom(0), 16),
+  speculate: parsed(
+    '--speculate <n>',
+    'guess up to n tokens from the text and check them at once; 0 = off',
+    wholeNumber(0),
+    0,
+  ),
   chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
   corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
   drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
@@ -106,7 +112,7 @@ async function run(options: Options, io: Io): Promise<void> {
     ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
     ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
     ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
-    prefixCacheDirBytes: options.prefixCacheDirGb * GB,
+    ...{ prefixCacheDirBytes: options.prefixCacheDirGb * GB, speculate: options.speculate },
   };
   const settings = {
     ...{ model, device: options.device, engine },

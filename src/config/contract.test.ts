@@ -17,7 +17,7 @@ const load = (argv: string[] = [], env: Record<string, string> = {}) => {
 };
 
 /** Key, a value that is not its default, as written on a command line. */
-const KEYS: [string, string, unknown][] = [
+const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['model.dim', '512', 512],
   ['model.n_layers', '3', 3],
   ['model.n_heads', '8', 8],
@@ -66,6 +66,7 @@ const KEYS: [string, string, unknown][] = [
   ['data.path', 'some/file', 'some/file'],
   ['data.tokenizer', 'path/tokenizer.json', 'path/tokenizer.json'],
   ['data.val_fraction', '0.2', 0.2],
+  ['data.val_path', 'some/file', 'some/file', 'data.path=some/text'],
   ['data.document_mask', 'true', true],
   ['data.shuffle', 'false', false],
   ['data.seed', '5', 5],
@@ -156,9 +157,9 @@ describe('every config key', () => {
   it('is in this list', () =>
     expect(KEYS.map(([path]) => path).sort()).toEqual(configKeys.map((key) => key.path).sort()));
 
-  it.each(KEYS)('%s takes %s', (path, text, value) => {
+  it.each(KEYS)('%s takes %s', (path, text, value, needed = `${path}=${text}`) => {
     expect(configValue(load().config, path)).not.toEqual(value);
-    const { config, origins } = load(['--set', `${path}=${text}`]);
+    const { config, origins } = load(['--set', needed, '--set', `${path}=${text}`]);
     expect(configValue(config, path)).toEqual(value);
     expect(origins.get(path)).toBe('flag --set');
   });

@@ -2,12 +2,10 @@
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { isDynamicPattern } from 'tinyglobby';
-
-/** The sources that read `data.path`. All others make their data or know its address. */
-const PATH_SOURCES: readonly unknown[] = ['text', 'jsonl', 'fineweb_edu_local', 'tokens', 'chat'];
+import { isOneOf, PATH_SOURCES } from './data-sources.js';
 
 export function readsPath(source: unknown): boolean {
-  return PATH_SOURCES.includes(source);
+  return isOneOf(PATH_SOURCES, source);
 }
 
 /** The message about a path that its source would ignore. */

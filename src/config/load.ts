@@ -90,7 +90,8 @@ function dropContradicted(merged: Map<string, Setting>, layer: Layer, root: stri
   const [path, source] = [givenPath(layer, root), layer.get('data.source')];
   if (path !== null && source === undefined && !canRead(merged.get('data.source')?.value, path))
     merged.delete('data.source');
-  if (source !== undefined && !layer.has('data.path') && !readsPath(source.value)) merged.delete('data.path');
+  if (source !== undefined && !readsPath(source.value))
+    for (const key of ['data.path', 'data.val_path']) if (!layer.has(key)) merged.delete(key);
 }
 
 /** Completes or refuses what the merged layers name: a path without a source implies one. */

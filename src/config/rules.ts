@@ -1,5 +1,6 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
 import { readsPath } from './data-path.js';
+import { isOneOf, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
 
 export interface RelationProblem {
@@ -106,6 +107,10 @@ export function relationProblems(config: Config): RelationProblem[] {
   if (readsPath(config.data.source) && config.data.path === null) {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
     problems.push({ path: 'data.path', message });
+  }
+  if (config.data.val_path !== null && !isOneOf(VALIDATION_PATH_SOURCES, config.data.source)) {
+    const message = `not read by data.source ${config.data.source}; one of ${VALIDATION_PATH_SOURCES.join(', ')} reads it`;
+    problems.push({ path: 'data.val_path', message });
   }
   return problems;
 }

@@ -5,6 +5,7 @@
  * Each section is a plain object before it is a zod schema: only so do the declarations of the package keep the comments.
  */
 import { z } from 'zod';
+import { DATA_SOURCES } from './data-sources.js';
 import { relationProblems } from './rules.js';
 
 const count = () => z.int().min(1);
@@ -113,15 +114,15 @@ const nsa = {
 
 const data = {
   /** Where documents come from. */
-  source: z
-    .enum(['synthetic', 'needle', 'stories', 'text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local', 'tokens', 'chat'])
-    .default('synthetic'),
+  source: z.enum(DATA_SOURCES).default('synthetic'),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
   /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
   tokenizer: text().default('byte'),
   /** Share of documents reserved for validation. */
   val_fraction: z.number().min(0).lt(1).default(0.01),
+  /** Validation documents of their own, in the format of data.path; null = val_fraction of data.path. */
+  val_path: text().nullable().default(null),
   /** Attention does not cross document boundaries in packed sequences. */
   document_mask: off(),
   /** Visit documents in a seeded random order. */

@@ -1,6 +1,7 @@
 /** Batches for training and evaluation, from any source: the entry of the data room. */
 
 import { ignoredPath, readsPath } from '../config/data-path.js';
+import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config, ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';
@@ -128,7 +129,7 @@ export async function openLoader(
   if (!(Number.isInteger(rank) && Number.isInteger(world) && rank >= 0 && rank < world))
     throw new UsageError(`rank: ${rank} is not a whole number from 0 to ${world - 1}`);
   if (data.path !== null && !readsPath(data.source)) throw new UsageError(ignoredPath(data.source));
-  if (data.source !== 'fineweb_edu' && data.source !== 'fineweb_edu_local')
+  if (!isOneOf(STREAMED_SOURCES, data.source))
     return new NumberedLoader(config, options, await openNumberedSource(config, options, paths));
   const spec = await openCorpus({ ...corpusOptions(config, options), ...(paths && { path: paths }) });
   for (const line of describeFiles(spec)) options.onNotice?.(line);

@@ -98,6 +98,8 @@ export interface Device {
   readonly pool: MemoryPool;
   /** Over all pools: peak bytes in use, and bytes reserved from the system. */
   readonly memory: MemoryUse;
+  /** Bytes of the device's memory that no program has allocated. */
+  freeBytes(): number;
   /** Compiles and loads a module on first use. */
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S>;
   /** Copies between host and device memory; both return when the source may be reused and the result read. */

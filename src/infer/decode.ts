@@ -20,6 +20,12 @@ export interface DecodeOptions {
   readonly observer?: Observer;
 }
 
+/** Options of `readRows`. */
+export interface ReadOptions extends DecodeOptions {
+  /** Number of last tokens of each sequence that `CachedSequence.truncate` may take back. Default 0. */
+  readonly drafts?: readonly number[];
+}
+
 /** How a prompt is read: `tokens` at a time, all of it when null. */
 export function prefillTile({ runtime }: Pick<Config, 'runtime'>): number | null {
   if (!runtime.prefill_batched) return 1;
@@ -47,7 +53,7 @@ export function readRows(
   sequences: readonly CachedSequence[],
   tokens: readonly (readonly number[])[],
   rows: readonly number[],
-  { kernels, observer }: DecodeOptions = {},
+  { kernels, observer, drafts }: ReadOptions = {},
 ): Float32Array[] {
   if (sequences.length === 0) throw new UsageError('readTokens: give at least one cached sequence');
   const [{ cache: owner }] = sequences;
@@ -55,6 +61,7 @@ export function readRows(
   const cache = owner.begin(
     sequences,
     tokens.map(({ length }) => length),
+    drafts,
   );
   const tape = new Tape(model.device, { record: false });
   try {

@@ -1,5 +1,5 @@
 /**
- * Decoding on a GPU: each step of the same sequences replays one CUDA graph. The host allocates cache pages (one every 64
+ * Decoding on a GPU: each step replays one CUDA graph, recorded once per batch size. The host allocates cache pages (one every 64
  * tokens), uploads the tokens if it samples them itself, and synchronizes once, when it reads the result.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
@@ -16,22 +16,31 @@ export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'>
 /** Initial capacity of the score buffers [tokens]. It is doubled when a sequence comes within `HEADROOM` of it. */
 const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
+/** Batch sizes whose steps are kept, with their graphs and buffers. */
+const MOST_STEPS = 8;
+
+/** The step of one batch size. What it computes for is in device memory, so it serves any sequences. */
+interface RecordedStep {
+  readonly step: DeviceStep;
+  /** A step runs once before it is recorded, so that all of its kernels are compiled. */
+  hasRun: boolean;
+  graph: CudaGraph | null;
+  /** Copies of what was uploaded: lengths of the sequences, and addresses of their page tables. */
+  lengths: number[];
+  readonly addresses: Map<Kind, BigUint64Array>;
+}
 
 export class DeviceDecoder {
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
   readonly #options: DeviceDecoderOptions;
+  /** By batch size, the most recently used last. */
+  readonly #steps = new Map<number, RecordedStep>();
+  #current: RecordedStep | null = null;
   #sequences: readonly CachedSequence[] = [];
-  /** Copies of what was uploaded: lengths of the sequences, and addresses of their page tables. */
-  #lengths: number[] = [];
-  #addresses = new Map<Kind, BigUint64Array>();
   #forks: number[] = [];
   /** Number of further steps that need no upload: all their pages are in the device's tables. */
   #slack = 0;
-  #step: DeviceStep | null = null;
-  /** A step runs once before it is recorded, so that all of its kernels are compiled. */
-  #hasRun = false;
-  #graph: CudaGraph | null = null;
 
   /** The caller has checked `deviceDecoderRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, options: DeviceDecoderOptions = {}) {
@@ -43,7 +52,7 @@ export class DeviceDecoder {
   /** Whether the next token of each sequence is within the context limit of the GPU. */
   hasRoom(sequences: readonly CachedSequence[]): boolean {
     const longest = longestAfter(sequences);
-    if (this.#step?.batch === sequences.length && longest <= this.#step.context) return true;
+    if (longest <= (this.#steps.get(sequences.length)?.step.context ?? 0)) return true;
     return longest <= this.#mostContext(sequences);
   }
 
@@ -52,26 +61,28 @@ export class DeviceDecoder {
    * step, which must have had the same sequences.
    */
   launch(sequences: readonly CachedSequence[], tokens: readonly number[] | null = null): void {
-    const ready = this.#isReady(sequences) ? this.#step : null;
-    const step = ready ?? this.prepare(sequences);
-    if (tokens) step.ids.write(tokens);
-    this.#run(step);
+    const isReady = this.#isReady(sequences);
+    if (!isReady) this.prepare(sequences);
+    const recorded = this.#launched();
+    if (tokens) recorded.step.ids.write(tokens);
+    this.#run(recorded);
     this.#slack -= 1;
     sequences.forEach((sequence, i) => {
-      if (ready) sequence.advance(1);
+      if (isReady) sequence.advance(1);
       else this.#cache.grow(sequence);
-      this.#lengths[i] += 1;
+      recorded.lengths[i] += 1;
     });
   }
 
   /** Allocates pages for the next token of each sequence and uploads their tables. `launch` calls it when needed. */
   prepare(sequences: readonly CachedSequence[]): DeviceStep {
-    const step = this.#stepFor(sequences);
+    const recorded = this.#stepFor(sequences);
+    const { step } = recorded;
     for (const sequence of sequences) this.#cache.reserve(sequence);
-    this.#point(step, sequences);
+    this.#point(recorded, sequences);
     const lengths = sequences.map(({ length }) => length);
-    if (lengths.some((length, i) => length !== this.#lengths[i])) step.place(lengths);
-    this.#lengths = lengths;
+    if (lengths.some((length, i) => length !== recorded.lengths[i])) step.place(lengths);
+    recorded.lengths = lengths;
     this.#forks = sequences.map(({ forks }) => forks);
     const room = sequences.map((sequence) => Math.min(this.#cache.slack(sequence), step.context - sequence.length));
     this.#slack = Math.min(...room);
@@ -80,29 +91,29 @@ export class DeviceDecoder {
 
   /** The step that was launched last; null before the first. */
   get step(): DeviceStep | null {
-    return this.#step;
+    return this.#current?.step ?? null;
   }
 
   /** The argmax token after each sequence; -1 if all logits are NaN. Synchronizes. */
   next(): Int32Array {
-    return this.#launched().next.read() as Int32Array;
+    return this.#launched().step.next.read() as Int32Array;
   }
 
   /** Logits after each sequence. Synchronizes. */
   logits(): Float32Array[] {
-    const { logits, batch } = this.#launched();
+    const { logits, batch } = this.#launched().step;
     const all = logits.read() as Float32Array;
     const width = all.length / batch;
     return Array.from({ length: batch }, (_, i) => all.subarray(i * width, (i + 1) * width));
   }
 
   free(): void {
-    this.#forget();
+    for (const batch of [...this.#steps.keys()]) this.#forget(batch);
   }
 
-  #launched(): DeviceStep {
-    if (!this.#step) throw new Error('no step was launched yet');
-    return this.#step;
+  #launched(): RecordedStep {
+    if (!this.#current) throw new Error('no step was launched yet');
+    return this.#current;
   }
 
   /** Whether the sequences are unchanged since the last step and their next pages are already uploaded. */
@@ -110,36 +121,48 @@ export class DeviceDecoder {
     if (this.#slack <= 0 || sequences.length !== this.#sequences.length) return false;
     return sequences.every(
       (sequence, i) =>
-        sequence === this.#sequences[i] && sequence.length === this.#lengths[i] && sequence.forks === this.#forks[i],
+        sequence === this.#sequences[i] &&
+        sequence.length === this.#current?.lengths[i] &&
+        sequence.forks === this.#forks[i],
     );
   }
 
-  #stepFor(sequences: readonly CachedSequence[]): DeviceStep {
-    const isSame =
-      sequences.length === this.#sequences.length && sequences.every((sequence, i) => sequence === this.#sequences[i]);
+  #stepFor(sequences: readonly CachedSequence[]): RecordedStep {
+    const batch = sequences.length;
+    const isSame = batch === this.#sequences.length && sequences.every((one, i) => one === this.#sequences[i]);
+    if (!isSame && new Set(sequences).size !== batch) throw new Error('a sequence cannot be twice in one step');
     const longest = longestAfter(sequences);
-    if (this.#step && isSame && longest <= this.#step.context) return this.#step;
-    if (new Set(sequences).size !== sequences.length) throw new Error('a sequence cannot be twice in one step');
-    const before = this.#step;
-    const carried = isSame ? (before?.ids.read() ?? null) : null;
-    this.#forget();
+    const known = this.#steps.get(batch);
+    const isLongEnough = known !== undefined && longest <= known.step.context;
+    // The argmax tokens of the last step are the input of the next one.
+    const carried = isSame && !isLongEnough ? (known?.step.ids.read() ?? null) : null;
+    if (!isLongEnough) this.#forget(batch);
+    for (const oldest of [...this.#steps.keys()].slice(0, isLongEnough ? 0 : -MOST_STEPS + 1)) this.#forget(oldest);
+    const recorded = isLongEnough ? known : this.#create(sequences, longest);
+    if (carried) recorded.step.ids.write(carried);
+    this.#steps.delete(batch); // and set again as the most recent one
+    this.#steps.set(batch, recorded);
+    this.#current = recorded;
+    this.#sequences = [...sequences];
+    return recorded;
+  }
+
+  #create(sequences: readonly CachedSequence[], longest: number): RecordedStep {
     let context = FIRST_CONTEXT;
     while (context < longest + HEADROOM) context *= 2;
     context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
     const { graph: _, ...options } = this.#options;
-    this.#step = new DeviceStep(this.#model, this.#cache, sequences.length, { ...options, context });
-    if (carried) this.#step.ids.write(carried);
-    this.#sequences = [...sequences];
-    return this.#step;
+    const step = new DeviceStep(this.#model, this.#cache, sequences.length, { ...options, context });
+    return { step, hasRun: false, graph: null, lengths: [], addresses: new Map() };
   }
 
   #mostContext({ length }: readonly CachedSequence[]): number {
     return deviceStepContext(this.#model, length, this.#options.cluster);
   }
 
-  #point(step: DeviceStep, sequences: readonly CachedSequence[]): void {
+  #point({ step, addresses: uploaded }: RecordedStep, sequences: readonly CachedSequence[]): void {
     for (const kind of this.#cache.kinds) {
-      const held = this.#addresses.get(kind);
+      const held = uploaded.get(kind);
       const addresses = held ?? new BigUint64Array(sequences.length);
       let isChanged = !held;
       sequences.forEach((sequence, i) => {
@@ -148,31 +171,32 @@ export class DeviceDecoder {
         addresses[i] = address;
         isChanged = true;
       });
-      this.#addresses.set(kind, addresses);
+      uploaded.set(kind, addresses);
       if (isChanged) step.point(kind, addresses);
     }
   }
 
-  #run(step: DeviceStep): void {
+  #run(recorded: RecordedStep): void {
     const device = this.#model.device as CudaDevice; // checked by deviceDecoderRefusal
-    if (!this.#hasRun || this.#options.graph === false) {
+    const { step } = recorded;
+    if (!recorded.hasRun || this.#options.graph === false) {
       step.launch();
-      this.#hasRun = true;
+      recorded.hasRun = true;
       return;
     }
-    this.#graph ??= device.record(() => step.launch());
-    this.#graph.replay();
+    recorded.graph ??= device.record(() => step.launch());
+    recorded.graph.replay();
   }
 
-  #forget(): void {
-    this.#graph?.free();
-    this.#graph = null;
-    this.#step?.free();
-    this.#step = null;
-    this.#hasRun = false;
-    this.#lengths = [];
+  #forget(batch: number): void {
+    const recorded = this.#steps.get(batch);
+    if (!recorded) return;
+    this.#steps.delete(batch);
+    recorded.graph?.free();
+    recorded.step.free();
+    if (this.#current !== recorded) return;
+    this.#current = null;
     this.#slack = 0;
-    this.#addresses = new Map();
     this.#sequences = [];
   }
 }

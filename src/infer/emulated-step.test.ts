@@ -66,6 +66,38 @@ describe('a step on an emulated GPU', () => {
     own.free();
   });
 
+  it('records one graph for each batch size, whatever the sequences', async () => {
+    const own = new EmulatedCuda({ multiprocessors: 8 });
+    const record = own.record.bind(own);
+    let graphs = 0;
+    own.record = (work) => {
+      graphs += 1;
+      return record(work);
+    };
+    const small = tinyModel(config, 256, 5, { device: own, dtype: 'bf16' });
+    const cache = new DecodeCache(own, small.shape, small.dtype);
+    const decoder = new DeviceDecoder(small, cache);
+    const weights = new ReplayWeights(small);
+    const texts = Array.from({ length: 3 }, () => ({ sequence: cache.sequence(), expected: new Comparison(weights) }));
+    const rounds = [[0], [1], [0], [0, 1], [2], [1, 2], [2, 0], [0, 1], [1], [2, 1], [2], [0]];
+    for (const [round, rows] of rounds.entries()) {
+      const members = rows.map((row) => texts[row]);
+      decoder.launch(
+        members.map(({ sequence }) => sequence),
+        rows.map((row) => tokenAt(round, row + 1)),
+      );
+      const logits = decoder.logits();
+      for (const [i, { expected }] of members.entries())
+        expected.next(tokenAt(round, rows[i] + 1), selectionOfRow(decoder, i), `round ${round}, row ${i}`, logits[i]);
+      await setImmediate();
+    }
+    for (const [i, { expected }] of texts.entries()) expected.finish(`sequence ${i}`);
+    expect(graphs).toBe(2);
+    decoder.free();
+    for (const { sequence } of texts) sequence.free();
+    small.free();
+  });
+
   it('keeps forks apart', async () => {
     const cache = new DecodeCache(device, model.shape, model.dtype);
     const decoder = new DeviceDecoder(model, cache);

@@ -39,8 +39,8 @@ export interface KindLayout {
   readonly numbers: number;
 }
 
-/** The page layout of every kind for a model on a device. */
-function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
+/** The page layout of every kind for a model on a device, with raw rows of `drafts` tokens that may be taken back. */
+function kindLayouts(shape: ModelShape, device: Device, drafts = 0): Map<Kind, KindLayout> {
   const heads = headShapeOf(shape);
   const { block, lanes } = pageSizes(device);
   const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
@@ -50,7 +50,7 @@ function kindLayouts(shape: ModelShape, device: Device): Map<Kind, KindLayout> {
     ['sel', page(lSel)],
     ...(sharedKv ? [] : [['win', page(block)] as const]),
     ['cmp', page(block)],
-    ['tail', { size: l, numbers: l * rawRow(heads) }],
+    ['tail', { size: l + drafts, numbers: (l + drafts) * rawRow(heads) }],
   ]);
 }
 
@@ -97,13 +97,15 @@ export class CachedSequence implements Disposable {
   readonly cache: DecodeCache;
   readonly lists: ReadonlyMap<Kind, PageList>;
   #length: number;
+  #settled: number;
   #forks = 0;
   #isFreed = false;
 
-  constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number) {
+  constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number, settled = length) {
     this.cache = cache;
     this.lists = lists;
     this.#length = length;
+    this.#settled = settled;
   }
 
   /** Tokens read so far. */
@@ -116,9 +118,22 @@ export class CachedSequence implements Disposable {
     return listOf(this.lists, kind).tableAddress();
   }
 
-  /** Moves the end of the sequence by this many tokens. */
-  advance(count: number): void {
+  /** The least length that `truncate` takes. The raw rows in the cache begin with those that this length needs. */
+  get settled(): number {
+    return this.#settled;
+  }
+
+  /** Moves the end of the sequence by this many tokens. The last `drafts` of them may be taken back. */
+  advance(count: number, drafts = 0): void {
     this.#length += count;
+    this.#settled = this.#length - drafts;
+  }
+
+  /** Takes back the drafts after the first `length` tokens. */
+  truncate(length: number): void {
+    if (length < this.#settled || length > this.#length)
+      throw new Error(`a sequence of ${this.#length} tokens, ${this.#settled} settled, cannot have ${length}`);
+    this.#length = length;
   }
 
   /** Number of forks taken. Each may have made an unshared page shared. */
@@ -130,7 +145,7 @@ export class CachedSequence implements Disposable {
   fork(): CachedSequence {
     this.#forks += 1;
     const lists = new Map([...this.lists].map(([kind, list]) => [kind, list.fork()]));
-    return new CachedSequence(this.cache, lists, this.#length);
+    return new CachedSequence(this.cache, lists, this.#length, this.#settled);
   }
 
   /** Returns its pages. */
@@ -153,13 +168,15 @@ export class DecodeCache {
   readonly dtype: ComputeDtype;
   readonly #kinds: Map<Kind, KindLayout>;
   readonly #stores: Map<Kind, PageStore>;
+  readonly #drafts: number;
 
-  /** `dtype`: that of the model. */
-  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = defaultDtype(device)) {
+  /** `dtype`: that of the model. `drafts`: the most tokens of a pass that can be taken back; on the CPU only. */
+  constructor(device: Device, shape: ModelShape, dtype: ComputeDtype = defaultDtype(device), drafts = 0) {
     this.device = device;
     this.shape = shape;
     this.dtype = dtype;
-    this.#kinds = kindLayouts(shape, device);
+    this.#drafts = drafts;
+    this.#kinds = kindLayouts(shape, device, drafts);
     this.#stores = new Map(
       [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.nLayers, dtype)]),
     );
@@ -282,8 +299,12 @@ export class DecodeCache {
     return Math.max(1, tokens);
   }
 
-  /** Prepares a forward pass over `counts[i]` new tokens of each sequence. */
-  begin(sequences: readonly CachedSequence[], counts: readonly number[]): CacheStep {
+  /** Prepares a forward pass over `counts[i]` new tokens of each sequence, the last `drafts[i]` of which are drafts. */
+  begin(
+    sequences: readonly CachedSequence[],
+    counts: readonly number[],
+    drafts: readonly number[] = counts.map(() => 0),
+  ): CacheStep {
     if (new Set(sequences).size !== sequences.length)
       throw new UsageError('a cached sequence was given twice: fork() it to continue it in two ways');
     if (sequences.length !== counts.length)
@@ -292,7 +313,9 @@ export class DecodeCache {
       throw new UsageError('the cached sequences of one step must belong to the same DecodeCache');
     const empty = counts.findIndex((count) => count < 1);
     if (empty !== -1) throw new UsageError(`sequence ${empty} was given no token: each needs at least one`);
-    return new CacheStep(this.device, this.shape, this.#kinds, sequences, counts);
+    if (drafts.some((count, i) => count > this.#drafts || count >= counts[i]))
+      throw new Error(`drafts of ${drafts.join(', ')} tokens in a cache for ${this.#drafts}`);
+    return new CacheStep(this.device, this.shape, this.#kinds, sequences, counts, drafts);
   }
 }
 
@@ -314,6 +337,7 @@ export class CacheStep {
   readonly #kinds: Map<Kind, KindLayout>;
   readonly #sequences: readonly CachedSequence[];
   readonly #counts: readonly number[];
+  readonly #drafts: readonly number[];
   readonly #tables: Map<Kind, Tensor>;
 
   constructor(
@@ -322,15 +346,18 @@ export class CacheStep {
     kinds: Map<Kind, KindLayout>,
     sequences: readonly CachedSequence[],
     counts: readonly number[],
+    drafts: readonly number[],
   ) {
     const { l, d } = shape.nsa;
+    this.#drafts = drafts;
     this.#shape = shape;
     this.#kinds = kinds;
     this.#sequences = sequences;
     this.#counts = counts;
     const numbers = (values: readonly number[]) => Tensor.from(device, values, [values.length], 'i32');
     const lengths = sequences.map(({ length }) => length);
-    const known = lengths.map((length) => compressedCount(length, l, d));
+    // Blocks of drafts that were accepted are computed again, from the same raw rows: the kept rows begin before them.
+    const known = sequences.map(({ settled }) => compressedCount(settled, l, d));
     const sequencesOfTokens = new Sequences(device, counts);
     this.joined = new Sequences(
       device,
@@ -341,10 +368,11 @@ export class CacheStep {
     this.blocks = { sequences: sequencesOfBlocks, starts: numbers(known) };
     this.layout = { tokens: sequencesOfTokens, blocks: sequencesOfBlocks };
     this.blockPositions = numbers(known.map((count) => count * d));
-    this.done = numbers(sequencesOfBlocks.lengths.map((count) => count * d));
+    const settled = lengths.map((length, i) => length + counts[i] - drafts[i]);
+    this.done = numbers(settled.map((length, i) => (compressedCount(length, l, d) - known[i]) * d));
     this.isFresh = lengths.every((length) => length === 0);
     sequences.forEach((sequence, i) => {
-      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, this.isFresh);
+      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, this.isFresh && drafts[i] === 0);
     });
     this.#tables = new Map(
       [...kinds.keys()].map((kind) => {
@@ -378,7 +406,7 @@ export class CacheStep {
   /** Adds the tokens of the pass to the sequences. Called after it has run. */
   commit(): void {
     this.#sequences.forEach((sequence, i) => {
-      grow(sequence, this.#counts[i], this.#kinds, this.#shape);
+      grow(sequence, this.#counts[i], this.#kinds, this.#shape, this.#drafts[i]);
     });
   }
 
@@ -440,16 +468,22 @@ function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape:
 }
 
 /** Adds `count` written tokens, and releases window pages that no later token reads. */
-function grow(sequence: CachedSequence, count: number, kinds: ReadonlyMap<Kind, KindLayout>, shape: ModelShape): void {
-  sequence.advance(count);
+function grow(
+  sequence: CachedSequence,
+  count: number,
+  kinds: ReadonlyMap<Kind, KindLayout>,
+  shape: ModelShape,
+  drafts = 0,
+): void {
+  sequence.advance(count, drafts);
   const size = kinds.get('win')?.size;
   if (size !== undefined)
-    listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.length, windowOf(shape), size));
+    listOf(sequence.lists, 'win').dropBefore(firstWindowPage(sequence.settled, windowOf(shape), size));
 }
 
 /** Allocates or copies the pages that tokens `sequence.length` to `end` (exclusive) are written to. */
 function makeRoom(
-  { lists, length }: CachedSequence,
+  { lists, length, settled }: CachedSequence,
   end: number,
   kinds: ReadonlyMap<Kind, KindLayout>,
   shape: ModelShape,
@@ -462,7 +496,7 @@ function makeRoom(
       if (to > from) list.writable(Math.floor(from / size), Math.ceil(to / size));
     };
     if (kind === 'sel') room(length, end);
-    else if (kind === 'cmp') room(compressedCount(length, l, d), compressedCount(end, l, d));
+    else if (kind === 'cmp') room(compressedCount(settled, l, d), compressedCount(end, l, d));
     else if (kind === 'tail') room(0, size);
     // A prefill in one pass stores only the keys that the window of the next token reads.
     else room(isFresh ? Math.max(0, end - windowOf(shape) + 1) : length, end);

@@ -169,6 +169,7 @@ export interface WorkerSettings {
 const NO_STATS: EngineStats = {
   ...{ running: 0, waiting: 0, pageBytes: 0, reservedBytes: 0, cacheBytes: 1, prefixQueries: 0, prefixHits: 0 },
   ...{ prefixFileHits: 0, prefixFileBytes: 0, prefixFilesDamaged: 0, prefixFileErrors: 0 },
+  ...{ draftTokens: 0, acceptedTokens: 0 },
 };
 
 interface PendingTrace {

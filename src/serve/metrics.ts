@@ -108,6 +108,8 @@ export class Metrics {
     one('prefix_cache_file_bytes', 'gauge', 'Bytes of the files of the prefix cache.', stats.prefixFileBytes);
     one('prefix_cache_files_damaged_total', 'counter', 'Damaged files that were deleted.', stats.prefixFilesDamaged);
     one('prefix_cache_file_errors_total', 'counter', 'Refusals of the file system.', stats.prefixFileErrors);
+    one('spec_decode_num_draft_tokens_total', 'counter', 'Tokens that were guessed.', stats.draftTokens);
+    one('spec_decode_num_accepted_tokens_total', 'counter', 'Guessed tokens that were right.', stats.acceptedTokens);
     add('request_success_total', 'counter', 'Requests that ended, by reason.', (full) =>
       Object.entries(this.#finished).map(([reason, count]) => `${full}{finished_reason="${reason}"} ${count}`),
     );

@@ -152,6 +152,11 @@ export class EmulatedCuda implements Device, CudaRuntime {
     return cpu().memory;
   }
 
+  /** As if the GPU had 16 GiB. */
+  freeBytes() {
+    return 2 ** 34 - this.memory.reservedBytes;
+  }
+
   compile(source: URL, macros: Macros = {}): CudaCode {
     const flags = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
     const key = JSON.stringify([source.href, flags]);

@@ -78,7 +78,7 @@ export interface EvaluationOptions {
 }
 
 /**
- * At most `count` batches: of the validation part where data.val_fraction sets one aside, else of the whole source from its
+ * At most `count` batches: of the validation part where the config has one (data.val_fraction or data.val_path), else of the whole source from its
  * beginning. Every target counts once, also those of a last sample that is short and of a last batch that is not full.
  */
 export async function evaluateSource(
@@ -88,7 +88,7 @@ export async function evaluateSource(
   { say, warn, environment, terminal }: EvaluationOptions,
 ): Promise<SourceEvaluation> {
   const { data } = config;
-  const part = data.val_fraction > 0 ? 'validation' : 'all';
+  const part = data.val_fraction > 0 || data.val_path !== null ? 'validation' : 'all';
   const { loader } = await openTrainingData(config, say, warn, {
     environment,
     evaluate: part,

@@ -1,5 +1,6 @@
 /** Opens the data of a run: with a time limit for the source, and synthetic tokens as a fallback if the config allows it. */
 import { setTimeout as sleep } from 'node:timers/promises';
+import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
 import { type BuildProgress, type Loader, openLoader } from '../data/loader.js';
 import { MORE_TIME } from '../data/sources/http.js';
@@ -94,7 +95,7 @@ async function openSource(config: Config, say: Say, warn: Say, options: OpenData
     },
   });
   // A streamed source has time limits of its own, for every request.
-  const isStreamed = data.source === 'fineweb_edu' || data.source === 'fineweb_edu_local';
+  const isStreamed = isOneOf(STREAMED_SOURCES, data.source);
   try {
     return await (isStreamed ? loading : Promise.race([loading, limit.exceeded]));
   } finally {

@@ -1,5 +1,7 @@
 /** What the commands of `trefoil data` share: which data, as a config would name it. */
+
 import { InvalidArgumentError } from 'commander';
+import { DOCUMENT_SOURCES } from '../../config/data-sources.js';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
@@ -8,7 +10,7 @@ import { Flag, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '
 
 export const SOURCE_OPTIONS = {
   config: flag('--config <name|file>', 'take the settings of a config'),
-  dataset: flag('--dataset <source>', 'data.source: fineweb_edu, fineweb_edu_local, text or jsonl'),
+  dataset: flag('--dataset <source>', `data.source: one of ${DOCUMENT_SOURCES.join(', ')}`),
   localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
   hubDataset: flag('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'),
   hubConfig: flag('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'),

@@ -94,6 +94,17 @@ describe('eval loss', () => {
       expect(json.models[1]).toEqual(json.models[0]);
     });
 
+    it('shows what a branch contributes', async () => {
+      const { code, stdout, stderr } = await evaluate([...words, file, '--without', 'sel', 'win', '--json']);
+      expect(code, stderr).toBe(0);
+      const { models } = JSON.parse(stdout) as { models: { without?: string; loss: number }[] };
+      expect(models.map(({ without }) => without)).toEqual([undefined, 'sel', 'win']);
+      expect(new Set(models.map(({ loss }) => loss)).size).toBe(3);
+      const alone = JSON.parse((await evaluate([...words, file, '--json'])).stdout);
+      expect(models[0]).toEqual(alone);
+      expect(await evaluate([...words, file, '--without', 'all'])).toMatchObject({ code: 2 });
+    });
+
     it('is asked for by the flags that show it', async () => {
       expect(await evaluate([...words, file, '--csv'])).toMatchObject({
         code: 2,

@@ -1,5 +1,6 @@
 /** `trefoil eval loss`: measures the loss of a model on a data source. */
 import { type Command, Option } from 'commander';
+import { DATA_SOURCES } from '../../config/data-sources.js';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
 import { parseConfig } from '../../config/parse.js';
@@ -8,6 +9,8 @@ import { UsageError } from '../../errors.js';
 import { writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load-model.js';
+import { switchOffBranch } from '../../infer/without-branch.js';
+import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { evaluateSource } from '../../train/evaluate.js';
 import type { PositionLoss } from '../../train/position-loss.js';
 import { lineChart } from '../../watch/report/svg.js';
@@ -28,6 +31,7 @@ interface Options {
   readonly threads?: number;
   readonly byPosition?: boolean;
   readonly compare?: string[];
+  readonly without?: Branch[];
   readonly svg?: string;
   readonly csv?: boolean;
   readonly json?: boolean;
@@ -37,10 +41,7 @@ export function configure(command: Command, io: Io): void {
   const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
   command
     .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .option(
-      '--dataset <source>',
-      'data.source: text, jsonl, tokens, fineweb_edu, fineweb_edu_local, synthetic, needle, stories, chat (default: implied by the path)',
-    )
+    .option('--dataset <source>', `data.source: one of ${DATA_SOURCES.join(', ')} (default: implied by the path)`)
     .option('--local-path <path>', 'data.path: file, folder or pattern of a local source')
     .addOption(whole('--seq-len <n>', 'tokens of a sample').default(1024))
     .addOption(whole('--batch-size <n>', 'samples of a batch').default(1))
@@ -53,11 +54,12 @@ export function configure(command: Command, io: Io): void {
     .addOption(threadsOption())
     .option('--by-position', 'also the loss by the length of the context, in powers of two')
     .option('--compare <path...>', 'further models to evaluate on the same data')
+    .addOption(new Option('--without <branch...>', 'also with this branch of attention switched off').choices(BRANCHES))
     .option('--svg <file>', 'with --by-position: write a chart')
     .addOption(csvOption())
     .addOption(
       jsonOption(
-        '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}]}, or {models: […]} with --compare',
+        '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}]}, or {models: [{…, without}]} with --compare or --without',
       ),
     )
     .addHelpText('after', HELP)
@@ -71,11 +73,15 @@ the part that a training run with this fraction and seed sets aside.
 bpb: bits of loss per byte of UTF-8 text, comparable between tokenizers.
 --by-position groups targets by the tokens of context they are predicted from:
 1, 2, 3-4, 5-8 and so on. A model that uses its context has a falling loss.
+--without cmp sel win shows what each branch contributes: its gate is set to 0
+in every layer; a softmax gate gives its weight to the other two.
 `;
 
 /** The result for one model, as `--json` prints it. */
 interface Row {
   readonly model: string;
+  /** The branch that was switched off. */
+  readonly without?: Branch;
   readonly step: number;
   readonly source: string;
   readonly loss: number;
@@ -88,7 +94,7 @@ interface Row {
 }
 
 async function run(options: Options, io: Io): Promise<void> {
-  const { byPosition = false, compare = [] } = options;
+  const { byPosition = false, compare = [], without = [] } = options;
   for (const [name, value] of Object.entries({ '--csv': options.csv, '--svg': options.svg }))
     if (value !== undefined && !byPosition)
       throw new UsageError(`${name}: shows the loss by position; add --by-position`);
@@ -103,15 +109,20 @@ async function run(options: Options, io: Io): Promise<void> {
           `--compare: ${path} has another tokenizer than ${options.model}; their losses are not comparable`,
         );
       rows.push(await measure(loaded, options, io));
+      for (const branch of without) {
+        const switchOn = switchOffBranch(loaded.model, branch);
+        rows.push({ ...(await measure(loaded, options, io)), without: branch });
+        switchOn();
+      }
     } finally {
       loaded.free();
     }
   }
   if (options.svg !== undefined) writeFileAtomic(options.svg, chart(rows));
-  if (options.json) printJson(io, compare.length === 0 ? rows[0] : { models: rows });
+  if (options.json) printJson(io, rows.length === 1 ? rows[0] : { models: rows });
   else if (options.csv) io.out(csv(rows));
   else {
-    for (const row of rows) io.out(`${compare.length === 0 ? '' : `${row.model}: `}${summary(row)}`);
+    for (const row of rows) io.out(`${rows.length === 1 ? '' : `${nameOf(row)}: `}${summary(row)}`);
     if (byPosition) io.out(table(rows, io.width));
   }
 }
@@ -135,6 +146,10 @@ async function measure(loaded: LoadedModel, options: Options, io: Io): Promise<R
     ...{ model: path, step, source: config.data.source, loss, perplexity, targets, batches },
     ...{ bits_per_byte: bitsPerByte, complete, ...(options.byPosition && { by_position: byPosition }) },
   };
+}
+
+function nameOf({ model, without }: Row): string {
+  return without === undefined ? model : `${model} without ${without}`;
 }
 
 function summary({ loss, perplexity, bits_per_byte: bitsPerByte, targets, batches, complete, step }: Row): string {
@@ -166,16 +181,16 @@ function signed(value: number): string {
 function csv(rows: readonly Row[]): string {
   return formatCsv(
     ['model', 'from', 'to', 'targets', 'loss'],
-    rows.flatMap(({ model, by_position: positions = [] }) => positions.map((row) => ({ model, ...row }))),
+    rows.flatMap((row) => (row.by_position ?? []).map((position) => ({ model: nameOf(row), ...position }))),
   );
 }
 
 function chart(rows: readonly Row[]): string {
   return lineChart({
     ...{ title: 'Loss by position', x: 'log2 of the tokens of context', y: 'loss' },
-    series: rows.map(({ model, by_position: positions = [] }) => ({
-      name: model,
-      points: positions.map(({ to, loss }) => [Math.log2(to), loss] as const),
+    series: rows.map((row) => ({
+      name: nameOf(row),
+      points: (row.by_position ?? []).map(({ to, loss }) => [Math.log2(to), loss] as const),
     })),
   });
 }

@@ -30,9 +30,10 @@ export function configure(command: Command, io: Io): void {
 const HELP = `
 Dense models with SwiGLU become LlamaForCausalLM, Qwen2ForCausalLM (bias on
 queries, keys and values), Qwen3ForCausalLM (norms of heads) or
-MistralForCausalLM. Sparse models become NSAForCausalLM (fla) if nsa.shared_kv is
-true, nsa.phi avg, nsa.cmp_rope before, nsa.gate sigmoid, and nsa.l, d and l_sel
-are equal; with nsa.init_blocks 0 and nsa.local_blocks 1 LlamaNSAForCausalLM.
+MistralForCausalLM. Sparse models become NSAForCausalLM (fla) if nsa.shared_kv
+is true, nsa.phi avg, nsa.cmp_rope before, nsa.gate sigmoid, and nsa.l, d and
+l_sel are equal; with nsa.init_blocks 0 and nsa.local_blocks 1
+LlamaNSAForCausalLM.
 What a format cannot express is refused by name. config.json has the rotary
 settings in the old and the new style.
 

@@ -21,10 +21,10 @@ export function configure(command: Command, io: Io): void {
 
 const HELP = `
 Supported: LlamaForCausalLM (Llama 2 and 3, SmolLM2), MistralForCausalLM,
-Qwen2ForCausalLM and Qwen3ForCausalLM; with sparse attention NSAForCausalLM (fla)
-and LlamaNSAForCausalLM. Weights are F32, BF16 or F16, in one file or in shards,
-and keep their type; files of the tokenizer are copied. Every --model also takes
-such a folder directly.
+Qwen2ForCausalLM and Qwen3ForCausalLM; with sparse attention NSAForCausalLM
+(fla) and LlamaNSAForCausalLM. Weights are F32, BF16 or F16, in one file or in
+shards, and keep their type; files of the tokenizer are copied. Every --model
+also takes such a folder directly.
 
 Example:
   trefoil import hf ~/models/SmolLM2-135M --out models/smollm2

@@ -103,7 +103,8 @@ export class NumberedLoader implements Loader {
   /** Everything besides the tokens that determines sample number i. */
   #settings(): SampleSettings {
     const { data, train } = this.#config;
-    const { val_fraction, shuffle } = data;
+    const { shuffle } = data;
+    const val_fraction = data.val_path === null ? data.val_fraction : 0;
     return { seed: data.seed ?? train.seed, seq_len: train.seq_len, val_fraction, shuffle };
   }
 }

@@ -48,6 +48,28 @@ describe('openNumberedSource', () => {
     source.close();
   });
 
+  it('takes validation documents from a path of their own', async () => {
+    const other = folder.path('validation');
+    writeShards(other, [Array.from({ length: 45 }, () => 7)]);
+    const source = await open({ val_fraction: 0.3, val_path: other });
+    expect([source.tokensPerEpoch, source.validationSamples]).toEqual([100, 4]);
+    const window = new Int32Array(11);
+    source.validation!.read(source.validation!.locate(3), window);
+    expect([...window]).toEqual(Array(11).fill(7));
+    source.close();
+    await expect(open({ val_path: other, seq_len: 50 })).rejects.toThrow(
+      new UsageError(
+        `data.val_path: ${other} has 46 tokens, too few for a sample of 51; add text or lower train.seq_len (--seq-len)`,
+      ),
+    );
+    await expect(open({ source: 'text', path: other, val_path: folder.path('nothing') })).rejects.toThrow(
+      `data.val_path: no such file or folder: ${folder.path('nothing')}`,
+    );
+    expect(() => open({ source: 'synthetic', path: null, val_path: other })).toThrow(
+      'data.val_path: not read by data.source synthetic; one of text, jsonl, tokens reads it',
+    );
+  });
+
   it('takes a vocabulary larger than the tokenizer for padding', async () => {
     const source = await open({ vocab_size: 320 });
     expect(source.vocabSize).toBe(320);

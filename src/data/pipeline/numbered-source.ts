@@ -49,11 +49,15 @@ export async function openNumberedSource(
   checkVocabulary(config.data.tokenizer, tokenizer, vocab_size);
   if (source === 'chat') return openChats(config, tokenizer, options, paths);
   if (source === 'stories') return openStories(config, tokenizer, options.evaluate);
-  const reader = await openShards(config, tokenizer, options, paths);
+  const { val_path } = config.data;
+  const readers = [await openShards(config, tokenizer, options, paths)];
   try {
-    return openStream(config, reader, tokenizer, options);
+    if (val_path !== null && options.evaluate !== 'all')
+      readers.push(await openValidationShards(config, val_path, tokenizer, options));
+    for (const reader of readers) checkTokenizer(reader, config.data.tokenizer, tokenizer);
+    return openStream(config, readers[0], readers[1], tokenizer, options);
   } catch (error) {
-    reader.close();
+    for (const reader of readers) reader.close();
     throw error;
   }
 }
@@ -116,7 +120,7 @@ async function openShards(
   config: Config,
   tokenizer: Tokenizer,
   options: OpenOptions,
-  paths: readonly string[] | undefined,
+  paths?: readonly string[],
 ): Promise<ShardReader> {
   const { data } = config;
   const verify = options.verify ?? true;
@@ -137,34 +141,67 @@ async function openShards(
   return reader;
 }
 
-function openStream(config: Config, reader: ShardReader, tokenizer: Tokenizer, options: OpenOptions): NumberedSource {
+/** As openShards, from `data.val_path`; messages name that key. */
+async function openValidationShards(
+  config: Config,
+  path: string,
+  tokenizer: Tokenizer,
+  options: OpenOptions,
+): Promise<ShardReader> {
+  try {
+    return await openShards({ ...config, data: { ...config.data, path } }, tokenizer, options);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new UsageError(error.message.replace(/^data\.path:/, 'data.val_path:'), { cause: error });
+  }
+}
+
+function checkTokenizer({ folder, index }: ShardReader, name: string, { identity }: Tokenizer): void {
+  if (index.tokenizer.identity === identity) return;
+  throw new UsageError(
+    `${folder} was prepared with tokenizer ${index.tokenizer.name}, but data.tokenizer is ${name}; ` +
+      'set data.tokenizer to the one used, or prepare the data again',
+  );
+}
+
+/** `separate` holds the validation documents where they have a path of their own; else a part of `reader` is set aside. */
+function openStream(
+  config: Config,
+  reader: ShardReader,
+  separate: ShardReader | undefined,
+  tokenizer: Tokenizer,
+  options: OpenOptions,
+): NumberedSource {
   const { data, train } = config;
   const { index, documentStarts } = reader;
-  if (index.tokenizer.identity !== tokenizer.identity)
-    throw new UsageError(
-      `${reader.folder} was prepared with tokenizer ${index.tokenizer.name}, but data.tokenizer is ` +
-        `${data.tokenizer}; set data.tokenizer to the one used, or prepare the data again`,
-    );
   const seed = data.seed ?? train.seed;
   const split = splitCorpus({
     ...{ name: data.path ?? reader.folder, tokens: index.tokens, documentStarts, seed },
-    ...{ valFraction: data.val_fraction, sequenceLength: train.seq_len },
+    ...{ valFraction: separate === undefined ? data.val_fraction : 0, sequenceLength: train.seq_len },
   });
-  const samplesOf = (ranges: TokenRanges, shuffle: boolean) =>
-    new StreamSamples(new RangeStream(reader, ranges), train.seq_len, seed, shuffle);
+  const wholeOf = ({ index: { tokens } }: ShardReader) => singleRange(0, tokens);
+  const samplesOf = (from: ShardReader, ranges: TokenRanges, shuffle: boolean) =>
+    new StreamSamples(new RangeStream(from, ranges), train.seq_len, seed, shuffle);
   const whole =
-    options.evaluate === 'all'
-      ? new WholeStream(new RangeStream(reader, singleRange(0, index.tokens)), train.seq_len)
-      : undefined;
-  const validationTokens = split.validation === undefined ? 0 : rangesLength(split.validation);
+    options.evaluate === 'all' ? new WholeStream(new RangeStream(reader, wholeOf(reader)), train.seq_len) : undefined;
+  const validation = separate === undefined ? split.validation : wholeOf(separate);
+  const validationTokens = validation === undefined ? 0 : rangesLength(validation);
+  if (separate !== undefined && validationTokens <= train.seq_len)
+    throw new UsageError(
+      `data.val_path: ${data.val_path} has ${validationTokens} tokens, too few for a sample of ${train.seq_len + 1}; ` +
+        'add text or lower train.seq_len (--seq-len)',
+    );
   return {
     vocabSize: data.vocab_size ?? tokenizer.vocabSize,
     identity: index.checksum,
     tokensPerEpoch: rangesLength(split.train),
-    train: samplesOf(split.train, data.shuffle),
-    validation: whole ?? (split.validation && samplesOf(split.validation, false)),
+    train: samplesOf(reader, split.train, data.shuffle),
+    validation: whole ?? (validation && samplesOf(separate ?? reader, validation, false)),
     // Unlike a training window, a validation window never wraps around the end.
     validationSamples: whole?.perEpoch ?? Math.max(0, Math.floor((validationTokens - 1) / train.seq_len)),
-    close: () => reader.close(),
+    close: () => {
+      reader.close();
+      separate?.close();
+    },
   };
 }

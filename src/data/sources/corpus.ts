@@ -1,6 +1,7 @@
 /** From the settings of a run to the corpus that they name: its files, and how they are distributed to lanes. */
 
 import { join, relative, resolve } from 'node:path';
+import { DOCUMENT_SOURCES, isOneOf } from '../../config/data-sources.js';
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import { plural } from '../../text.js';
@@ -18,7 +19,7 @@ type Environment = Readonly<Record<string, string | undefined>>;
 
 export interface CorpusOptions {
   /** text takes every file as text, jsonl only JSON Lines, fineweb_edu_local each by its name. */
-  readonly source: 'fineweb_edu' | 'fineweb_edu_local' | 'text' | 'jsonl';
+  readonly source: (typeof DOCUMENT_SOURCES)[number];
   readonly path?: string | readonly string[] | undefined;
   readonly hub: HubRequest;
   readonly textField: string;
@@ -140,8 +141,8 @@ export function corpusOptions(
   }: { environment?: Environment | undefined; cacheFolder?: string | undefined },
 ): CorpusOptions {
   const { source } = data;
-  if (source !== 'text' && source !== 'jsonl' && source !== 'fineweb_edu' && source !== 'fineweb_edu_local')
-    throw new UsageError(`data.source: ${source} has no documents; use text, jsonl, fineweb_edu or fineweb_edu_local`);
+  if (!isOneOf(DOCUMENT_SOURCES, source))
+    throw new UsageError(`data.source: ${source} has no documents; use one of ${DOCUMENT_SOURCES.join(', ')}`);
   return {
     source,
     ...(data.path !== null && { path: data.path }),

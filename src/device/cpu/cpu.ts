@@ -1,5 +1,5 @@
 /** The CPU as a device: native memory, and C++ kernels called through FFI. */
-import { availableParallelism, cpus } from 'node:os';
+import { availableParallelism, cpus, freemem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
@@ -85,6 +85,10 @@ export class CpuDevice implements Device {
 
   get memory(): MemoryUse {
     return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
+  }
+
+  freeBytes(): number {
+    return freemem();
   }
 
   /** Scratch memory of the kernels, over all threads. */

@@ -147,6 +147,10 @@ export class CudaDevice implements Device, CudaRuntime {
     return this.#memory.use;
   }
 
+  freeBytes(): number {
+    return this.driver.memory().free;
+  }
+
   /** Number of kernels launched, without those that graphs replay. */
   get launches(): number {
     return this.#launcher.launches + this.#products;

@@ -3,6 +3,7 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import type { LanguageModel } from '../../model/language-model.js';
+import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { lastLogits } from '../decode.js';
 import type { TextSource } from '../generate.js';
 import { createSampler } from '../sampler.js';
@@ -232,6 +233,16 @@ describe('limits', () => {
       expect(refusal({ prompt: [1], sampling: { temperature: -1 } })).toBeInstanceOf(UsageError);
       expect(refusal({ prompt: [1], maxNewTokens: 1.5 })).toBeInstanceOf(UsageError);
     });
+  });
+
+  it('are by default a share of the free memory of the device, not of the host', async () => {
+    const device = new EmulatedCuda();
+    device.freeBytes = () => 2 ** 20;
+    const model = tinyModel(sparse.config, 256, 5, { device });
+    const engine = createEngine({ ...sparse, model });
+    expect(engine.stats().cacheBytes).toBe(2 ** 19);
+    await engine.close();
+    model.free();
   });
 
   it('bound the queue by requests and by tokens', async () => {

@@ -6,7 +6,6 @@
  * only, in an order that does not depend on the batch or the tile. A request gets memory for its longest possible text
  * before it starts, so a request that runs never lacks pages.
  */
-import { freemem } from 'node:os';
 import { setImmediate, setTimeout } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
@@ -18,6 +17,7 @@ import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generat
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
+import { PromptLookup } from './drafts.js';
 import { modelFingerprint } from './fingerprint.js';
 import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
@@ -44,7 +44,7 @@ export interface EngineOptions {
   readonly maxQueuedTokens?: number;
   /** Tokens of prompts that one step reads. Default 256 on the CPU, 2048 on CUDA. */
   readonly tile?: number;
-  /** Memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of the free memory. */
+  /** Device memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of what is free. */
   readonly cacheBytes?: number;
   /** Memory for prefixes of earlier requests; 0 disables the prefix cache. Default 1 GiB, at most a quarter of the free memory. */
   readonly prefixCacheBytes?: number;
@@ -52,6 +52,11 @@ export interface EngineOptions {
   readonly prefixCacheDir?: string;
   /** Maximum bytes of the files in it; the least recently used are deleted first. Default 16 GiB. */
   readonly prefixCacheDirBytes?: number;
+  /**
+   * Speculative decoding: the most tokens of a request that are guessed from its own text and checked in one step. The
+   * tokens are the same as without, bit for bit. On the CPU only. Default 0: off.
+   */
+  readonly speculate?: number;
 }
 
 /** The state of an engine at one moment. */
@@ -72,6 +77,9 @@ export interface EngineStats {
   /** Damaged files that were deleted, and reads and writes that the file system refused. */
   readonly prefixFilesDamaged: number;
   readonly prefixFileErrors: number;
+  /** Tokens that were guessed (`speculate`), and those of them that were right. */
+  readonly draftTokens: number;
+  readonly acceptedTokens: number;
 }
 
 /** Continuous batching on one model. */
@@ -111,6 +119,7 @@ interface Slot {
   /** Null while the request waits. */
   cached: CachedSequence | null;
   mask: TokenMask | null;
+  readonly lookup: PromptLookup | null;
   startedAt: number;
   readAt: number;
   cachedTokens: number;
@@ -124,6 +133,8 @@ interface Share {
   readonly slot: Slot;
   readonly cached: CachedSequence;
   readonly tokens: readonly number[];
+  /** Number of its last tokens that are guesses. */
+  readonly drafts: number;
   /** Number of its last tokens whose logits are needed. */
   readonly rows: number;
 }
@@ -148,6 +159,8 @@ class BatchEngine implements Engine {
   #loop: Promise<void> | null = null;
   #failure: unknown = null;
   #isClosed = false;
+  #draftTokens = 0;
+  #acceptedTokens = 0;
 
   constructor(source: TextSource, options: EngineOptions) {
     const { model, config } = source;
@@ -161,7 +174,9 @@ class BatchEngine implements Engine {
     const { tokenizer, endTokens = [] } = source;
     this.#endTokens = [...new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens])];
     this.#structured = new StructuredOutput(tokenizer, this.#vocabulary, this.#endTokens);
-    this.#cache = new DecodeCache(model.device, model.shape, model.dtype);
+    const { speculate = 0 } = options;
+    expectSpeculation(speculate, model.device.kind);
+    this.#cache = new DecodeCache(model.device, model.shape, model.dtype, speculate);
     this.#decoder =
       deviceDecoderRefusal(model) === null
         ? new DeviceDecoder(model, this.#cache, { vocabulary: this.#vocabulary })
@@ -173,12 +188,13 @@ class BatchEngine implements Engine {
         throw new UsageError(`${name}: ${value} is not a positive integer`);
     this.maxContext = maxContext;
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
-    const { cacheBytes = Math.min(needed, freemem() / 2), prefixCacheBytes = Math.min(GIB, freemem() / 4) } = options;
+    const free = model.device.freeBytes();
+    const { cacheBytes = Math.min(needed, free / 2), prefixCacheBytes = Math.min(GIB, free / 4) } = options;
     this.maxBatch = maxBatch;
     this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
     if (this.maxTokens < 2)
       throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
-    this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes };
+    this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes, speculate };
     this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
     if (!this.#prefixes && options.prefixCacheDir !== undefined)
       throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
@@ -236,6 +252,7 @@ class BatchEngine implements Engine {
       ...{ prefixQueries: this.#prefixes?.queries ?? 0, prefixHits: this.#prefixes?.hits ?? 0 },
       ...{ prefixFileHits: this.#prefixes?.fileHits ?? 0, prefixFileBytes: files?.bytes ?? 0 },
       ...{ prefixFilesDamaged: files?.damaged ?? 0, prefixFileErrors: files?.errors ?? 0 },
+      ...{ draftTokens: this.#draftTokens, acceptedTokens: this.#acceptedTokens },
     };
   }
 
@@ -248,16 +265,13 @@ class BatchEngine implements Engine {
   }
 
   #newSlot(request: CheckedRequest, reserved: number): Slot {
-    const { tokenizer } = this.#source;
+    const { speculate } = this.#options;
+    const decoder = this.#source.tokenizer.createStreamDecoder();
+    const sequence = new GeneratedSequence(0, [...request.prompt], decoder, new StopFilter(request.stop));
     const slot: Slot = {
       ...{ request, reserved, submittedAt: performance.now(), promptLogprobs: [], cached: null, mask: null },
       ...{ startedAt: 0, readAt: 0, cachedTokens: 0, isCancelled: false, isLoading: false },
-      sequence: new GeneratedSequence(
-        0,
-        [...request.prompt],
-        tokenizer.createStreamDecoder(),
-        new StopFilter(request.stop),
-      ),
+      ...{ sequence, lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null },
       channel: new Channel<EngineEvent>(() => this.#cancel(slot)),
     };
     return slot;
@@ -382,9 +396,22 @@ class BatchEngine implements Engine {
       const isLast = count === unread;
       const wantsAll = isPrompt && request.promptLogprobs !== null;
       const tokens = sequence.context.slice(cached.length, cached.length + count);
-      shares.push({ slot, cached, tokens, rows: wantsAll ? count : isLast ? 1 : 0 });
+      const draft = isPrompt ? [] : this.#draft(slot, cached, left);
+      left -= draft.length;
+      const rows = wantsAll ? count : isLast ? 1 + draft.length : 0;
+      shares.push({ slot, cached, tokens: [...tokens, ...draft], drafts: draft.length, rows });
     }
     return shares;
+  }
+
+  /** Guesses for the tokens after the next one; fewer than `left`. */
+  #draft({ lookup, request, sequence }: Slot, { length }: CachedSequence, left: number): number[] {
+    if (!lookup) return [];
+    const { context, drawn } = sequence;
+    const unwritten = Math.min(request.maxNewTokens - drawn, this.maxContext - context.length);
+    // The last token of a block is read without drafts, so that the prefix cache keeps no rows of drafts.
+    const room = (this.#prefixes?.untilBlock(length) ?? Number.POSITIVE_INFINITY) - 2;
+    return lookup.next(Math.min(unwritten - 1, left - 1, room));
   }
 
   /** Logits of the rows that the shares want, in their order. */
@@ -404,11 +431,13 @@ class BatchEngine implements Engine {
       return Array.from({ length: rows }, (_, i) => end - rows + i);
     });
     const tokens = shares.map((share) => share.tokens);
-    return readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels });
+    const drafts = shares.map((share) => share.drafts);
+    return readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels, drafts });
   }
 
   /** The pass has read the share's tokens; `logits` follow the last of them. */
-  #advance({ slot, cached, tokens }: Share, logits: Float32Array[]): void {
+  #advance(share: Share, logits: Float32Array[]): void {
+    const { slot, cached, tokens } = share;
     const { request, sequence, channel } = slot;
     this.#prefixes?.keep(request.cacheSalt, sequence.context, cached);
     const hasPrompt = cached.length >= request.prompt.length;
@@ -428,7 +457,7 @@ class BatchEngine implements Engine {
       return;
     }
     try {
-      this.#draw(slot, logits[logits.length - 1]);
+      this.#drawShare(share, logits.slice(-1 - share.drafts));
     } catch (error) {
       this.#release(slot, error); // logits that are not finite: this request's, not the engine's
     }
@@ -440,6 +469,23 @@ class BatchEngine implements Engine {
       if (next !== undefined)
         promptLogprobs.push(positionLogprobs(row, next, request.promptLogprobs ?? 0, this.#vocabulary));
     }
+  }
+
+  /** Draws a token after the last certain one, and after every draft while the drafts are what was drawn. */
+  #drawShare({ slot, cached, tokens, drafts }: Share, logits: readonly Float32Array[]): void {
+    const { context } = slot.sequence;
+    const certain = tokens.length - drafts;
+    let accepted = 0;
+    for (const [i, row] of logits.entries()) {
+      this.#draw(slot, row);
+      if (slot.cached === null || i === drafts || context[context.length - 1] !== tokens[certain + i]) break;
+      accepted += 1;
+    }
+    if (drafts === 0) return;
+    this.#draftTokens += drafts;
+    this.#acceptedTokens += accepted;
+    slot.lookup?.checked(drafts, accepted);
+    if (slot.cached) cached.truncate(context.length - 1);
   }
 
   #draw(slot: Slot, logits: Float32Array): void {
@@ -498,6 +544,16 @@ class BatchEngine implements Engine {
     }
     slot.channel.end(error);
   }
+}
+
+function expectSpeculation(speculate: number, kind: 'cpu' | 'cuda'): void {
+  if (!Number.isSafeInteger(speculate) || speculate < 0)
+    throw new UsageError(`speculate: ${speculate} is not allowed; use an integer of at least 0`);
+  if (speculate > 0 && kind !== 'cpu')
+    throw new UsageError(
+      'speculate: only on the CPU, where checking several tokens at once gives exactly what single steps give; ' +
+        'leave out --speculate',
+    );
 }
 
 /** The largest length up to `most` that takes at most `bytes`. */

@@ -36,6 +36,9 @@ export class FaultyDevice implements Device {
   get memory() {
     return this.#device.memory;
   }
+  freeBytes() {
+    return this.#device.freeBytes();
+  }
   get threads() {
     return this.#device.threads;
   }

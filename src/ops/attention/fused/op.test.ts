@@ -87,6 +87,8 @@ describe('refusals of the fused kernels', () => {
     expect(fusedRefusal(problem, cpu())).toBe('the fused kernels run on CUDA, not on cpu');
     expect(fusedRefusal({ ...problem, dtype: 'f32' }, gpu)).toBe('the fused kernels take bf16, not f32');
     expect(fusedRefusal({ ...problem, heads: heads(4, 2, 24) }, gpu)).toContain('d_k 24');
+    const forced = { ...problem.sparse, initBlocks: 0 };
+    expect(fusedRefusal({ ...problem, sparse: forced }, gpu)).toContain('init_blocks 1, local_blocks 2');
     expect(fusedRefusal(problem, gpu, { kernel: 'reference' })).toBe('the reference kernel was requested');
     expect(fusedRefusal(problem, gpu, { fusedFrom: 1101 })).toBe('the fused kernels run from 1101 tokens on');
     expect(fusedRefusal(problem, gpu, { fusedFrom: Number.POSITIVE_INFINITY })).toBe(

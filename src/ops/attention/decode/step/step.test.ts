@@ -332,6 +332,7 @@ describe('attention of a step', () => {
     expect(stepRefusal(SHAPE, [768, 100])).toBe('a layer of 100 inputs: not a multiple of 32');
     expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, lSel: 48 } }, [])).toBe('l_sel 48 is not a multiple of 32');
     expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, nSel: 65 } }, [])).toBe('n_sel 65 is more than 64');
+    expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, localBlocks: 1 } }, [])).toContain('local_blocks 2');
   });
 });
 
