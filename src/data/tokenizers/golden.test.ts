@@ -53,6 +53,18 @@ describe.skipIf(names.length === 0).each(names)('golden %s', (name) => {
     }
   });
 
+  it('gives the bytes of every token, if its texts do not depend on their neighbours', () => {
+    for (const { text } of golden.encodings) {
+      const ids = tokenizer.encode(text);
+      const bytes = Array.from(ids, (id) => tokenizer.tokenBytes?.(id) ?? new Uint8Array());
+      // The first token may lose the space that was put before it.
+      const whole = Buffer.concat(bytes).toString('utf8');
+      const decoded = tokenizer.decode(ids);
+      if (tokenizer.tokenBytes) expect([decoded, ` ${decoded}`], text).toContain(whole);
+    }
+    expect(tokenizer.tokenBytes?.(tokenizer.separator) ?? null).toBeNull();
+  });
+
   it('encodes special strings in documents as text', () => {
     for (const { text } of golden.encodings) {
       const ids = tokenizer.encode(text);

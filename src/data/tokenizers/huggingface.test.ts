@@ -95,6 +95,13 @@ describe('unigram tokenizer.json', () => {
     expect(tokenizer.decode(ids)).toBe('the</s>');
   });
 
+  it('gives the bytes of every token, with the leading space', () => {
+    const text = 'the the cat';
+    const bytes = Array.from(tokenizer.encode(text), (id) => tokenizer.tokenBytes!(id)!);
+    expect(Buffer.concat(bytes).toString('utf8').trimStart()).toBe(tokenizer.decode(tokenizer.encode(text)));
+    expect(tokenizer.tokenBytes!(tokenizer.separator)).toBeNull();
+  });
+
   it('streams with the leading space of later words', () => {
     expect(streamed(tokenizer.createStreamDecoder(), tokenizer.encode('the the cat')).text).toBe('the the cat');
   });
