@@ -1,9 +1,8 @@
 // Attention of new tokens over cached keys and values in pages.
 //
 // A page holds one block of keys of every layer: per group the keys as columns [dk][pad(size)], as scores need them,
-// then per group the values as rows [size][pad(dv)]. Blocks are those of the kernels that take whole sequences, and
-// they are worked through in the same order by the same code: a token's output is bit for bit what a prefill would have
-// given it.
+// then per group the values as rows [size][pad(dv)]. Keys are worked through in the blocks and the order of the kernels
+// that take whole sequences, by the same code: a token's output is bit for bit what a prefill would have given it.
 #include "../../banded.h"
 #include "../../selection.h"
 
@@ -62,6 +61,24 @@ struct Rows {
     seen += high - low;
   }
 
+  // Keys [k0 + low, k0 + high) out of pages that are not the blocks of a prefill: copied into such a block first.
+  void see_copied(const Pages& pages, int64_t s, int64_t g, int64_t k0, int64_t low, int64_t high) {
+    const int64_t width = pad(kKeyBlock), page_width = pad(pages.size), dv_width = pad(shape.dv);
+    float* keys = scratch<float>(kGradKeys, shape.dk * width);
+    float* values = scratch<float>(kGradValues, kKeyBlock * dv_width);
+    for (int64_t at = low; at < high;) {
+      float* page = pages.page(s, (k0 + at) / pages.size);
+      const int64_t from = (k0 + at) % pages.size, count = std::min(pages.size - from, high - at);
+      for (int64_t c = 0; c < shape.dk; ++c)
+        std::memcpy(keys + c * width + at, pages.keys(page, shape, g) + c * page_width + from, sizeof(float) * count);
+      std::memcpy(values + at * dv_width, pages.values(page, shape, g) + from * dv_width,
+                  sizeof(float) * count * dv_width);
+      at += count;
+    }
+    forward_block(shape, h, query, keys, width, values, low, high, nullptr, nullptr, state, buffers);
+    seen += high - low;
+  }
+
   void finish(int64_t t, int64_t g, float* out, float* lse, int32_t* reads) const {
     const int64_t at = t * shape.heads + g * h;
     finish_rows(shape, state, 0, h, out + at * shape.dv, lse + at);
@@ -81,11 +98,13 @@ template <class Body> void for_each_row(const Tokens& tokens, int64_t groups, co
 template <class Visible> void banded(const float* q, const Pages& pages, const Tokens& tokens, const Shape& shape,
                                      const Visible& visible, float* out, float* lse, int32_t* reads) {
   for_each_row(tokens, shape.groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {
-    Rows rows(shape, q, t, g, pages.size);
+    Rows rows(shape, q, t, g, kKeyBlock);
     const int64_t low = visible.low(position), high = visible.high(position);
-    for (int64_t j = low / pages.size; j * pages.size < high; ++j) {
-      const int64_t k0 = j * pages.size;
-      rows.see(pages, s, g, j, std::max<int64_t>(low - k0, 0), std::min(high - k0, pages.size));
+    for (int64_t j = low / kKeyBlock; j * kKeyBlock < high; ++j) {
+      const int64_t k0 = j * kKeyBlock, first = std::max<int64_t>(low - k0, 0), end = std::min(high - k0, kKeyBlock);
+      // Where the branches share keys the pages are selection blocks.
+      if (pages.size == kKeyBlock) rows.see(pages, s, g, j, first, end);
+      else rows.see_copied(pages, s, g, k0, first, end);
     }
     rows.finish(t, g, out, lse, reads);
   });
