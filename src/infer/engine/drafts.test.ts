@@ -40,6 +40,7 @@ const VARIANTS: [string, Parameters<typeof tinyConfig>[0]][] = [
   ['conv, rotated before, window of 6', { nsa: { phi: 'conv', cmp_rope: 'before', l: 8, d: 4 } }],
   ['mlp', { nsa: { phi: 'mlp', gate: 'sigmoid' } }],
   ['dense', { model: { attention: 'dense' } }],
+  ['shared keys and values', { nsa: { shared_kv: true, w: 70 } }],
 ];
 
 describe('drafts', () => {
@@ -79,53 +80,50 @@ describe('drafts', () => {
 });
 
 describe('a pass whose last tokens are taken back', () => {
-  it.each<(typeof VARIANTS)[number]>([...VARIANTS, ['shared keys and values', { nsa: { shared_kv: true, w: 70 } }]])(
-    'leaves the cache as if it had not read them, bit for bit: %s',
-    (_, sections) => {
-      const { model } = source(sections);
-      const pick = integers(3);
-      const cache = new DecodeCache(model.device, model.shape, model.dtype, 9);
-      const plain = new DecodeCache(model.device, model.shape, model.dtype);
-      const [speculated, reference] = [cache.sequence(), plain.sequence()];
-      const tokens = text(900, 4);
-      let length = 150;
-      for (const sequence of [speculated, reference]) prefill(model, [sequence], [tokens.slice(0, length)], 64);
-      let forks = 0;
-      while (length < 600) {
-        const drafts = pick(10);
-        const right = pick(drafts + 1);
-        const guess = tokens
-          .slice(length + 1, length + 1 + drafts)
-          .map((token, i) => (i < right ? token : (token + 1) % 256));
-        const read = [tokens[length], ...guess];
-        // A fork shares pages: what is taken back must not show in the other.
-        const fork = pick(4) === 0 ? speculated.fork() : null;
-        const rows = readRows(
-          model,
-          [speculated],
-          [read],
-          read.map((_, i) => i),
-          { drafts: [drafts] },
-        );
-        for (let i = 0; i <= right; i++) {
-          const [logits] = readRows(model, [reference], [[tokens[length + i]]], [0]);
-          expect(rows[i], `token ${length + i}`).toEqual(logits);
-        }
-        if (fork) {
-          forks += 1;
-          const [logits] = readRows(model, [fork], [[tokens[length]]], [0]);
-          expect(logits).toEqual(rows[0]);
-          fork.free();
-        }
-        length += 1 + right;
-        speculated.truncate(length);
+  it.each(VARIANTS)('leaves the cache as if it had not read them, bit for bit: %s', (_, sections) => {
+    const { model } = source(sections);
+    const pick = integers(3);
+    const cache = new DecodeCache(model.device, model.shape, model.dtype, 9);
+    const plain = new DecodeCache(model.device, model.shape, model.dtype);
+    const [speculated, reference] = [cache.sequence(), plain.sequence()];
+    const tokens = text(900, 4);
+    let length = 150;
+    for (const sequence of [speculated, reference]) prefill(model, [sequence], [tokens.slice(0, length)], 64);
+    let forks = 0;
+    while (length < 600) {
+      const drafts = pick(10);
+      const right = pick(drafts + 1);
+      const guess = tokens
+        .slice(length + 1, length + 1 + drafts)
+        .map((token, i) => (i < right ? token : (token + 1) % 256));
+      const read = [tokens[length], ...guess];
+      // A fork shares pages: what is taken back must not show in the other.
+      const fork = pick(4) === 0 ? speculated.fork() : null;
+      const rows = readRows(
+        model,
+        [speculated],
+        [read],
+        read.map((_, i) => i),
+        { drafts: [drafts] },
+      );
+      for (let i = 0; i <= right; i++) {
+        const [logits] = readRows(model, [reference], [[tokens[length + i]]], [0]);
+        expect(rows[i], `token ${length + i}`).toEqual(logits);
       }
-      expect(forks).toBeGreaterThan(3);
-      expect(() => speculated.truncate(speculated.settled - 1)).toThrow('cannot have');
-      for (const sequence of [speculated, reference]) sequence.free();
-      expect([cache.bytes, plain.bytes]).toEqual([0, 0]);
-    },
-  );
+      if (fork) {
+        forks += 1;
+        const [logits] = readRows(model, [fork], [[tokens[length]]], [0]);
+        expect(logits).toEqual(rows[0]);
+        fork.free();
+      }
+      length += 1 + right;
+      speculated.truncate(length);
+    }
+    expect(forks).toBeGreaterThan(3);
+    expect(() => speculated.truncate(speculated.settled - 1)).toThrow('cannot have');
+    for (const sequence of [speculated, reference]) sequence.free();
+    expect([cache.bytes, plain.bytes]).toEqual([0, 0]);
+  });
 });
 
 const LIMITS = { cacheBytes: 2 ** 26, prefixCacheBytes: 2 ** 24, tile: 64 };
