@@ -107,8 +107,11 @@ const of = (runs, what) => median(runs.map((run) => run[what]));
 const change = (what) => Number((100 * (of(followed, what) / of(alone, what) - 1)).toFixed(2));
 console.log(
   JSON.stringify({
-    ...{ pairs, steps, step_cpu_ms: Number((1000 * of(alone, 'cpu')).toFixed(2)) },
-    ...{ slower_percent: change('time'), more_cpu_percent: change('cpu') },
+    pairs,
+    steps,
+    step_cpu_ms: Number((1000 * of(alone, 'cpu')).toFixed(2)),
+    slower_percent: change('time'),
+    more_cpu_percent: change('cpu'),
     dashboard_cpu_percent: Number(((100 * dashboardCpu) / followedSeconds).toFixed(2)),
     telemetry_step: Number(median(ratios).toFixed(4)),
   }),

@@ -98,10 +98,15 @@ await reader.cancel();
 const rounded = (value) => Math.round(value * 10) / 10;
 console.log(
   JSON.stringify({
-    ...{ runs, steps, heartbeat_mb: rounded(statSync(join(first, FILES[0])).size / 1e6) },
-    ...{ table_ms: rounded(table.ms), first_curves_ms: rounded(firstCurves.ms), training_ms: rounded(training.ms) },
+    runs,
+    steps,
+    heartbeat_mb: rounded(statSync(join(first, FILES[0])).size / 1e6),
+    table_ms: rounded(table.ms),
+    first_curves_ms: rounded(firstCurves.ms),
+    training_ms: rounded(training.ms),
     cpu_ms: { table: table.cpu, first_curves: firstCurves.cpu, training: training.cpu },
-    ...{ whole_run_read_ms: rounded(whole), zoom_ms: rounded(zoomed.ms) },
+    whole_run_read_ms: rounded(whole),
+    zoom_ms: rounded(zoomed.ms),
     new_step_ms: { median: rounded(delays.sort((a, b) => a - b)[10]), worst: rounded(delays.at(-1)) },
     peak_memory_mb: rounded(memory()),
   }),

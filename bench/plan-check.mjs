@@ -65,8 +65,14 @@ function speedFrom(file) {
   const flops = used * accumulate_grad_batches;
   const ms = one.ms_step / (one.share ?? 1);
   const row = {
-    ...{ config: file.config, attention: shape.attention, S: seq_len, batch: batch_size, ms_step: ms },
-    ...{ mfu: flops / (ms * 1e6), params: parameterCount(shape), layers: shape.nLayers }, // of a peak of 1 GFLOP/s
+    config: file.config,
+    attention: shape.attention,
+    S: seq_len,
+    batch: batch_size,
+    ms_step: ms,
+    mfu: flops / (ms * 1e6),
+    params: parameterCount(shape),
+    layers: shape.nLayers, // of a peak of 1 GFLOP/s
   };
   return speedOf({ machine: file.machine, device: file.device, peak_gflops: 1, rows: [row] });
 }
@@ -75,8 +81,12 @@ function check(file) {
   const speed = speedFrom(file);
   // Two ranks and no other: every hop is the measured one. A small sum of two ranks is a start and two hops.
   const network = {
-    ...{ perNode: 1, nodeBandwidth: file.link_gbs * 1e9, linkBandwidth: file.link_gbs * 1e9 },
-    ...{ nodeLatency: 0, linkLatency: 0, startLatency: (file.latency_us ?? 0) * 1e-6 },
+    perNode: 1,
+    nodeBandwidth: file.link_gbs * 1e9,
+    linkBandwidth: file.link_gbs * 1e9,
+    nodeLatency: 0,
+    linkLatency: 0,
+    startLatency: (file.latency_us ?? 0) * 1e-6,
   };
   return file.rows.map((row) => {
     const { ranks, wire = 'f32', zero1 = false, overlap = true, bucket_mib = 16, share = 1 } = row;
@@ -84,8 +94,15 @@ function check(file) {
     const step = stepOn(compute, ranks, { network, wire, zero1, overlap, bucketBytes: bucket_mib * MIB });
     const predicted = 1e3 * step.total;
     return {
-      ...{ ranks, wire, zero1, overlap, share, predicted_ms: predicted, measured_ms: row.ms_step },
-      ...{ ratio: row.ms_step / predicted, predicted_exposed_ms: 1e3 * step.exposed },
+      ranks,
+      wire,
+      zero1,
+      overlap,
+      share,
+      predicted_ms: predicted,
+      measured_ms: row.ms_step,
+      ratio: row.ms_step / predicted,
+      predicted_exposed_ms: 1e3 * step.exposed,
       measured_exposed_ms: row.exposed_ms ?? null,
     };
   });

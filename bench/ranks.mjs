@@ -87,7 +87,10 @@ rmSync(folder, { recursive: true, force: true });
 const shares = (kind) => rows.map((row) => row.one_rank_ms[kind] / row.ranks_ms[kind]);
 const best = (name) => Math.min(...rows.map((row) => row[name].fast));
 const summary = {
-  ...{ machine: cpus()[0].model, ranks, steps, rows },
+  machine: cpus()[0].model,
+  ranks,
+  steps,
+  rows,
   share_median: share(shares('median'), 0.5),
   share_fast: share(shares('fast'), 0.5),
   share_best: best('one_rank_ms') / best('ranks_ms'),

@@ -78,8 +78,10 @@ async function gain() {
       for (const speculate of [0, DRAFTS]) {
         const engine = createEngine(loaded, { speculate, maxContext: 16384 });
         const request = {
-          ...{ prompt: Array.from(loaded.tokenizer.encode(text)), maxNewTokens: Number(values.tokens) },
-          ...{ ignoreSeparator: true, sampling: { temperature, seed: 1 } },
+          prompt: Array.from(loaded.tokenizer.encode(text)),
+          maxNewTokens: Number(values.tokens),
+          ignoreSeparator: true,
+          sampling: { temperature, seed: 1 },
         };
         const tokens = [];
         let seconds = Number.POSITIVE_INFINITY;

@@ -33,7 +33,10 @@ withTape(device, (tape) => {
     q: random(tokens.total, heads, size),
     kCmp: random(layout.blocks.total, groups, size),
     vCmp: random(layout.blocks.total, groups, size),
-    ...{ kSel: keys(), vSel: keys(), kWin: keys(), vWin: keys() },
+    kSel: keys(),
+    vSel: keys(),
+    kWin: keys(),
+    vWin: keys(),
     gates: random(tokens.total, heads, 3),
   };
   const { out, selected } = nativeSparseAttention(tape, inputs, layout, sparse);

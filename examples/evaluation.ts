@@ -13,8 +13,13 @@ const model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize),
 
 const [length, rows] = [64, 2];
 const loader = await createLoader({
-  ...{ source: 'synthetic', tokenizer: 'byte', vocab_size: tokenizer.vocabSize, val_fraction: 0.5, seed: 3 },
-  ...{ seq_len: length, batch_size: rows },
+  source: 'synthetic',
+  tokenizer: 'byte',
+  vocab_size: tokenizer.vocabSize,
+  val_fraction: 0.5,
+  seed: 3,
+  seq_len: length,
+  batch_size: rows,
 });
 const sequences = new Sequences(device, new Array(rows).fill(length));
 const layout = sparseLayout(sequences, config.nsa);

@@ -18,7 +18,8 @@ const config = readConfig('base', {
   },
 });
 const result = await train({
-  ...{ config, device },
+  config,
+  device,
   onStep: ({ step, loss }) => {
     if (step % 50 === 0) console.log(`step ${step}: loss ${loss.toFixed(3)}`);
   },

@@ -15,7 +15,9 @@ const config = configFor(`${folder}/stopped`);
 
 const controller = new AbortController();
 const stopped = await train({
-  ...{ config, device, signal: controller.signal },
+  config,
+  device,
+  signal: controller.signal,
   onStep: ({ step }) => {
     if (step === 6) controller.abort();
   },

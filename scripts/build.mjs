@@ -41,8 +41,15 @@ const web = join(root, 'src', 'dashboard', 'web');
 const { outputFiles } = buildSync({
   entryPoints: [join(web, 'app.tsx'), join(web, 'app.css')],
   outdir: join(root, 'dist', 'dashboard', 'web'),
-  ...{ bundle: true, minify: true, write: false, format: 'esm', target: 'es2022', logLevel: 'error' },
-  ...{ jsx: 'automatic', jsxImportSource: 'preact', legalComments: 'none' },
+  bundle: true,
+  minify: true,
+  write: false,
+  format: 'esm',
+  target: 'es2022',
+  logLevel: 'error',
+  jsx: 'automatic',
+  jsxImportSource: 'preact',
+  legalComments: 'none',
 });
 const pages = new Map(outputFiles.map(({ path, contents }) => [path, Buffer.from(contents)]));
 for (const name of ['index.html', 'favicon.svg'])

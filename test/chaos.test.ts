@@ -88,7 +88,12 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     const stormy = prepare('stormy', join(disk ?? folder.path, 'stormy'));
     const storm: Storm = {
       ...stormy,
-      ...{ disk, network, scratch: folder.path, random: randomNumbers(SEED), life: undefined, env: {} },
+      disk,
+      network,
+      scratch: folder.path,
+      random: randomNumbers(SEED),
+      life: undefined,
+      env: {},
     };
     const injected = new Map<string, number>();
     for (const { name, inject } of schedule(storm)) {

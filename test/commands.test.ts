@@ -85,7 +85,8 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     const printed = await trefoil(['configs', 'quickstart']);
     expect(printed.stdout).toBe(readFileSync(join(root, 'configs', 'quickstart.yaml'), 'utf8'));
     expect(await jsonOf('configs', 'quickstart')).toMatchObject({
-      ...{ name: 'quickstart', description: expect.stringMatching(/^The first run/) },
+      name: 'quickstart',
+      description: expect.stringMatching(/^The first run/),
       config: { data: { source: 'stories' } },
     });
   },

@@ -41,8 +41,12 @@ function train(model: LanguageModel): { steps: number[][]; weights: Float32Array
   const uploader = new BatchUploader(device, config.nsa);
   const stepper = new HostStepper(localContext({ model, config, optimizer, uploader }));
   const batch = {
-    ...{ inputs: Int32Array.from(tokens), targets: Int32Array.from(tokens.map((token) => (token * 3) % 256)) },
-    ...{ targetCount: tokens.length, sampleIds: [0], epoch: 0, cuSeqlens: Int32Array.of(0, 13, 60) },
+    inputs: Int32Array.from(tokens),
+    targets: Int32Array.from(tokens.map((token) => (token * 3) % 256)),
+    targetCount: tokens.length,
+    sampleIds: [0],
+    epoch: 0,
+    cuSeqlens: Int32Array.of(0, 13, 60),
   };
   const steps = Array.from({ length: 3 }, () => {
     stepper.launch({ batches: [batch], learningRate: 1e-3 });

@@ -207,7 +207,10 @@ const podSpec = z.strictObject({
   containers: z
     .array(
       z.strictObject({
-        ...{ name, image: z.string(), command: z.array(z.string()), args: z.array(z.string()).optional() },
+        name,
+        image: z.string(),
+        command: z.array(z.string()),
+        args: z.array(z.string()).optional(),
         env: z.array(variable),
         resources: resources.optional(),
         volumeMounts: z.array(z.strictObject({ name, mountPath: z.string().startsWith('/') })),
@@ -281,9 +284,14 @@ const deploymentSpec = z.strictObject({
       containers: z
         .array(
           z.strictObject({
-            ...{ name, image: z.string(), args: z.array(z.string()), resources },
+            name,
+            image: z.string(),
+            args: z.array(z.string()),
+            resources,
             ports: z.array(z.strictObject({ name, containerPort: z.number().int() })),
-            ...{ startupProbe: probe, readinessProbe: probe, livenessProbe: probe },
+            startupProbe: probe,
+            readinessProbe: probe,
+            livenessProbe: probe,
             volumeMounts: z.array(
               z.strictObject({ name, mountPath: z.string().startsWith('/'), readOnly: z.literal(true) }),
             ),
@@ -301,17 +309,25 @@ const deploymentSpec = z.strictObject({
 });
 const SCHEMAS: Readonly<Record<string, z.ZodType>> = {
   'serve.yaml': z.strictObject({
-    ...{ apiVersion: z.literal('apps/v1'), kind: z.literal('Deployment'), metadata, spec: deploymentSpec },
+    apiVersion: z.literal('apps/v1'),
+    kind: z.literal('Deployment'),
+    metadata,
+    spec: deploymentSpec,
   }),
   'serve-service.yaml': z.strictObject({
-    ...{ apiVersion: z.literal('v1'), kind: z.literal('Service'), metadata },
+    apiVersion: z.literal('v1'),
+    kind: z.literal('Service'),
+    metadata,
     spec: z.strictObject({
       selector: labels,
       ports: z.array(z.strictObject({ name, port: z.number().int(), targetPort: name })),
     }),
   }),
   'jobset.yaml': z.strictObject({
-    ...{ apiVersion: z.literal('jobset.x-k8s.io/v1alpha2'), kind: z.literal('JobSet'), metadata, spec: jobSetSpec },
+    apiVersion: z.literal('jobset.x-k8s.io/v1alpha2'),
+    kind: z.literal('JobSet'),
+    metadata,
+    spec: jobSetSpec,
   }),
   // trainer.kubeflow.org/v1alpha1 as of Kubeflow Trainer 2.3.0
   'kubeflow-runtime.yaml': z.strictObject({

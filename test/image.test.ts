@@ -86,12 +86,16 @@ it('trains in the second stage, without a compiler', async (context) => {
   ]);
   const words = ['--config', 'quickstart', '--dataset', 'synthetic', '--device', 'cpu', '--steps', '2', ...size];
   const trained = await run([main, 'train', ...words, '--out-dir', join(runs, 'first')], {
-    ...{ env: { ...variables, PATH: bin, NODE_ENV: 'production' }, cwd: runs, ...user },
+    env: { ...variables, PATH: bin, NODE_ENV: 'production' },
+    cwd: runs,
+    ...user,
   });
   expect(trained.output).not.toMatch(/compil/i);
   expect(trained).toMatchObject({ code: 0, output: expect.stringContaining('done: ') });
   const absent = await run([main, 'train', ...words, '--out-dir', join(runs, 'second')], {
-    ...{ env: { ...variables, TREFOIL_MARCH: '', PATH: bin }, cwd: runs, ...user },
+    env: { ...variables, TREFOIL_MARCH: '', PATH: bin },
+    cwd: runs,
+    ...user,
   });
   expect(absent).toMatchObject({ code: 2, output: expect.stringContaining('no C++ compiler found') });
 });

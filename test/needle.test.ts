@@ -18,7 +18,13 @@ async function losses(name: string, steps: number, resume: string | null = null)
   const config = tinyConfig(folder.path, {
     data: { ...NEEDLE, needle_curriculum: '32:4,32+64:12' },
     train: {
-      ...{ steps: 9, seq_len: 128, batch_size: 2, lr_schedule: 'constant', save_every: 1, keep_last: 9, eval_every: 0 },
+      steps: 9,
+      seq_len: 128,
+      batch_size: 2,
+      lr_schedule: 'constant',
+      save_every: 1,
+      keep_last: 9,
+      eval_every: 0,
       out_dir: join(folder.path, name),
     },
   });
@@ -51,16 +57,17 @@ describe('training on needles', () => {
       data: { ...NEEDLE, val_fraction: 0.1 },
       nsa: { w: 4 },
       train: {
-        ...{
-          steps: 150,
-          seq_len: 32,
-          batch_size: 32,
-          lr: 1e-2,
-          warmup_steps: 10,
-          lr_schedule: 'constant',
-          betas: [0.9, 0.98],
-        },
-        ...{ eval_every: 150, eval_batches: 8, save_every: 0, log_every: 50 },
+        steps: 150,
+        seq_len: 32,
+        batch_size: 32,
+        lr: 1e-2,
+        warmup_steps: 10,
+        lr_schedule: 'constant',
+        betas: [0.9, 0.98],
+        eval_every: 150,
+        eval_batches: 8,
+        save_every: 0,
+        log_every: 50,
       },
     });
     const { result } = await runTraining(config);

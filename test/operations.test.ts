@@ -89,8 +89,15 @@ describe('a run that is over', () => {
       const { runs } = JSON.parse((await trefoil(['status', '--dir', dir, '--json'])).stdout);
       expect(runs).toHaveLength(1);
       expect(runs[0]).toMatchObject({
-        ...{ run: 'run', state: 'ended', detail: 'stop: done', step: 60, steps: 60, checkpoint: 60 },
-        ...{ halt: null, anomaly: null, problems: [] },
+        run: 'run',
+        state: 'ended',
+        detail: 'stop: done',
+        step: 60,
+        steps: 60,
+        checkpoint: 60,
+        halt: null,
+        anomaly: null,
+        problems: [],
       });
       expect(runs[0].loss).toBeGreaterThan(0);
       expect(runs[0].val_loss).toBeGreaterThan(0);
@@ -283,7 +290,8 @@ describe('a run that is going on', () => {
     expect(
       rowsOf(await trefoil(['health', '--dir', outDir, '--json'])).rows.find(({ rule }) => rule === 'halt'),
     ).toMatchObject({
-      ...{ level: 'yellow', value: 'lunch break' },
+      level: 'yellow',
+      value: 'lunch break',
     });
   });
 
@@ -451,7 +459,8 @@ describe('usage', () => {
     writeFileSync(runPaths(outDir).config, '');
     const { rows } = rowsOf(await trefoil(['health', '--dir', outDir, '--json']));
     expect(rows.find(({ rule }) => rule === 'files')).toMatchObject({
-      ...{ level: 'yellow', value: expect.stringContaining('training.csv') },
+      level: 'yellow',
+      value: expect.stringContaining('training.csv'),
     });
   });
 

@@ -164,8 +164,15 @@ describe('the examples', () => {
     mkdirSync(join(user, 'examples'));
     for (const name of EXAMPLES) cpSync(join(root, 'examples', name), join(user, 'examples', name));
     const compilerOptions = {
-      ...{ target: 'ES2022', module: 'NodeNext', strict: true, skipLibCheck: false, lib: ['ES2023', 'DOM'] },
-      ...{ typeRoots: [join(root, 'node_modules', '@types')], types: ['node'], outDir: 'ran', rootDir: '.' },
+      target: 'ES2022',
+      module: 'NodeNext',
+      strict: true,
+      skipLibCheck: false,
+      lib: ['ES2023', 'DOM'],
+      typeRoots: [join(root, 'node_modules', '@types')],
+      types: ['node'],
+      outDir: 'ran',
+      rootDir: '.',
     };
     writeFileSync(join(user, 'tsconfig.examples.json'), JSON.stringify({ compilerOptions, include: ['examples'] }));
     await run(process.execPath, [tsc, '-p', 'tsconfig.examples.json']);

@@ -67,8 +67,11 @@ describe('package.json', () => {
 
 describe('.github', () => {
   const step = z.strictObject({
-    ...{ name: z.string().optional(), uses: z.string().optional(), run: z.string().optional() },
-    ...{ with: z.record(z.string(), z.union([z.string(), z.number()])).optional(), if: z.string().optional() },
+    name: z.string().optional(),
+    uses: z.string().optional(),
+    run: z.string().optional(),
+    with: z.record(z.string(), z.union([z.string(), z.number()])).optional(),
+    if: z.string().optional(),
   });
   const workflow = z.strictObject({
     name: z.string(),
@@ -78,7 +81,10 @@ describe('.github', () => {
     jobs: z.record(
       z.string(),
       z.strictObject({
-        ...{ name: z.string(), 'runs-on': z.string(), 'timeout-minutes': z.number(), steps: z.array(step) },
+        name: z.string(),
+        'runs-on': z.string(),
+        'timeout-minutes': z.number(),
+        steps: z.array(step),
         strategy: z
           .strictObject({
             'fail-fast': z.boolean(),
@@ -112,13 +118,17 @@ describe('.github', () => {
 
   it('has forms for issues with unique fields, and a template for pull requests', () => {
     const form = z.strictObject({
-      ...{ name: z.string(), description: z.string(), labels: z.array(z.string()) },
+      name: z.string(),
+      description: z.string(),
+      labels: z.array(z.string()),
       body: z.array(
         z.strictObject({
           type: z.enum(['markdown', 'textarea', 'input', 'dropdown', 'checkboxes']),
           id: z.string(),
           attributes: z.strictObject({
-            ...{ label: z.string(), description: z.string().optional(), render: z.string().optional() },
+            label: z.string(),
+            description: z.string().optional(),
+            render: z.string().optional(),
           }),
           validations: z.strictObject({ required: z.boolean() }).optional(),
         }),
@@ -138,8 +148,14 @@ describe('.github', () => {
 it('CITATION.cff has the fields of the format, and the version and license of the package', () => {
   const citation = z
     .strictObject({
-      ...{ 'cff-version': z.literal('1.2.0'), message: z.string(), type: z.literal('software'), title: z.string() },
-      ...{ abstract: z.string(), version: z.string(), license: z.string(), keywords: z.array(z.string()) },
+      'cff-version': z.literal('1.2.0'),
+      message: z.string(),
+      type: z.literal('software'),
+      title: z.string(),
+      abstract: z.string(),
+      version: z.string(),
+      license: z.string(),
+      keywords: z.array(z.string()),
       authors: z.array(z.strictObject({ name: z.string() })).min(1),
     })
     .parse(parse(read('CITATION.cff')));

@@ -75,7 +75,11 @@ describe('tables', () => {
 
   it('verify fits 80 columns with every case', () => {
     const rows = checksFor(cpu(), true).map(({ invariant, case: name, limit }, i) => ({
-      ...{ device: 'cpu', invariant, case: name, error: 1.5e-7, limit },
+      device: 'cpu',
+      invariant,
+      case: name,
+      error: 1.5e-7,
+      limit,
       ...(i % 2
         ? { ok: true, reason: null }
         : { ok: false, reason: 'gradients of q differ from the reference in row 12' }),

@@ -49,7 +49,11 @@ for (const [signal, verdict] of [
     writeFileSync(join(place, 'config.yaml'), stringify(tinyConfig(place, { runtime: { device: 'cuda' }, train })));
     const port = await freeStorePort();
     const child = startProgram(join(root, 'deploy', 'torchrun.sh'), ['--config', join(place, 'config.yaml')], {
-      ...{ ...gpu.env, TREFOIL_SHARE_GPU: '1', NPROC_PER_NODE: '2', MAX_RESTARTS: '1', MASTER_PORT: `${port}` },
+      ...gpu.env,
+      TREFOIL_SHARE_GPU: '1',
+      NPROC_PER_NODE: '2',
+      MAX_RESTARTS: '1',
+      MASTER_PORT: `${port}`,
       NSA_PG_TIMEOUT_MIN: '0.3',
     });
     let output = '';

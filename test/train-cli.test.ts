@@ -43,8 +43,12 @@ describe('trefoil train', () => {
     const run = await trefoil(['train', '--config', file, '--json']);
     expect(run.code, run.stderr).toBe(0);
     expect(JSON.parse(run.stdout)).toEqual({
-      ...{ status: 'done', step: 12, out_dir: outDir },
-      ...{ first_loss: expect.any(Number), last_loss: expect.any(Number), val_loss: expect.any(Number) },
+      status: 'done',
+      step: 12,
+      out_dir: outDir,
+      first_loss: expect.any(Number),
+      last_loss: expect.any(Number),
+      val_loss: expect.any(Number),
     });
     const text = await trefoil([
       'generate',

@@ -39,7 +39,11 @@ describe('formulas of docs/reference/training.md', () => {
       const share = shareOf(kind, fraction);
       const W = Math.min(warmup, Math.floor(T / 2));
       const settings = {
-        ...{ steps: T, lr: 3e-4, lr_min_ratio: r, lr_schedule: kind, warmup_steps: warmup },
+        steps: T,
+        lr: 3e-4,
+        lr_min_ratio: r,
+        lr_schedule: kind,
+        warmup_steps: warmup,
         wsd_decay_fraction: fraction,
       };
       for (let t = 1; t <= T; t++) {
@@ -130,7 +134,9 @@ describe('formulas of docs/reference/training.md', () => {
 async function gradientsOf(model: LanguageModel, config: ReturnType<typeof parseConfig>, batch: TokenBatch) {
   let gradients: Float64Array[] = [];
   const probe = new Trainer({
-    ...{ model, data: [batch], config: { ...config, train: { ...config.train, weight_decay: 0 } } },
+    model,
+    data: [batch],
+    config: { ...config, train: { ...config.train, weight_decay: 0 } },
     stepper: (context) => {
       const inner = new HostStepper(context);
       return {

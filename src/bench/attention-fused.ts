@@ -162,7 +162,8 @@ export function fusedSubjects(
           },
         }
       : tapeSubject(device, description.whole(kernel), {
-          ...{ inputs: Object.values(inputs), result: dOut },
+          inputs: Object.values(inputs),
+          result: dOut,
           forward: (own) => nativeSparseAttention(own, inputs, layout, shape.sparse, options).out,
         }),
     denseSubject(tape, bench, description),
@@ -175,7 +176,8 @@ function denseSubject(tape: Tape, { inputs, dOut, layout, shape }: FusedBench, d
   const problem = { heads: shape.heads, dtype: used.q.dtype, tokens: layout.tokens };
   const fused = denseRefusal(problem, device) === null;
   return tapeSubject(device, description.part('dense', fused ? 'fused' : 'portable'), {
-    ...{ inputs: Object.values(used), result: dOut },
+    inputs: Object.values(used),
+    result: dOut,
     forward: (own) => (fused ? fusedDenseAttention : denseAttention)(own, used, layout.tokens),
   });
 }

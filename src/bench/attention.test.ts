@@ -160,7 +160,9 @@ describe('choices counted for given selections', () => {
 describe('several sequences', () => {
   it('multiply the work', () => {
     const bench: AttentionBench = {
-      ...{ heads: { heads: 4, groups: 2, dk: 16, dv: 8 }, sparse: SPARSE, selection: 'local' },
+      heads: { heads: 4, groups: 2, dk: 16, dv: 8 },
+      sparse: SPARSE,
+      selection: 'local',
       budget: { ms: 1, mostRuns: 1 },
     };
     const flops = (sequences: number) =>

@@ -184,7 +184,12 @@ function attentionSubjects(
     win: perPair * windowPairs(S, sparse.w),
   });
   const describe = (what: What, kernel: string, flops: number, backwardFlops: number | null) => ({
-    ...{ what, kernel, S, sequences: tokens.count, flops, backwardFlops },
+    what,
+    kernel,
+    S,
+    sequences: tokens.count,
+    flops,
+    backwardFlops,
   });
   const problem = { heads: shape, sparse, dtype: q.dtype, tokens };
   if (fusedRefusal(problem, device, options) === null) {
@@ -230,13 +235,15 @@ function attentionSubjects(
   return [
     attention('cmp', cmp, (own) => compressedAttention(own, cmp, tokens, blocks, sparse).out),
     tapeSubject(device, describe('score', plain, flops.score, null), {
-      ...{ inputs: [], result: selected },
+      inputs: [],
+      result: selected,
       forward: (own) => selectBlocks(own, scored, tokens, blocks, sparse),
     }),
     attention('sel', sel, (own) => selectedAttention(own, sel, selected, tokens, sparse.lSel, options)),
     attention('win', win, (own) => windowAttention(own, win, tokens, sparse.w)),
     tapeSubject(device, describe('nsa', choice, branches + flops.score, BACKWARD_FLOPS * branches), {
-      ...{ inputs: Object.values(inputs), result: dOut },
+      inputs: Object.values(inputs),
+      result: dOut,
       forward: (own) =>
         given
           ? withSelection(own, inputs, layout, sparse, selected)

@@ -36,7 +36,13 @@ export function openPrepared(folder: string, tokenizer: string, shape: BatchShap
 
 export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpec> {
   return openCorpus({
-    ...{ source: 'fineweb_edu_local', path, textField, shuffle: true, seed: 1, valFraction: 0, timeoutSeconds: 60 },
+    source: 'fineweb_edu_local',
+    path,
+    textField,
+    shuffle: true,
+    seed: 1,
+    valFraction: 0,
+    timeoutSeconds: 60,
     hub: { dataset: '', configuration: null, split: '', revision: '' },
     cache: { folder: '', limitBytes: 0 },
     environment: {},
@@ -64,7 +70,14 @@ export async function measurePipeline(
   seconds: number,
 ): Promise<Rate> {
   const loader = await createStreamLoader({
-    ...{ spec, tokenizer, workers, documentBatch: 64, prefetch: true, queue: 8, timeout: 120, ...shape },
+    spec,
+    tokenizer,
+    workers,
+    documentBatch: 64,
+    prefetch: true,
+    queue: 8,
+    timeout: 120,
+    ...shape,
   });
   try {
     const run = async (isOver: (seconds: number) => boolean) => {

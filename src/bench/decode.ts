@@ -23,8 +23,14 @@ export function benchDecode(
   return measure(shape).map(({ ms, branches, reads }, i) => {
     const S = lengths[i];
     const row = {
-      ...{ S, batch, ms_total: ms, ...branches, ms_dense: denseMs[i] },
-      ...{ reads_measured: reads, reads_predicted: predictedReads(shape, S), tokens_per_s: (1000 * batch) / ms },
+      S,
+      batch,
+      ms_total: ms,
+      ...branches,
+      ms_dense: denseMs[i],
+      reads_measured: reads,
+      reads_predicted: predictedReads(shape, S),
+      tokens_per_s: (1000 * batch) / ms,
     };
     onRow(row);
     return row;

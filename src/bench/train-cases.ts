@@ -94,8 +94,15 @@ export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase
 function smallGpt(): Config {
   return parseConfig({
     model: {
-      ...{ dim: 256, n_layers: 4, n_heads: 4, n_kv_groups: 4, d_k: 64, d_v: 64, mlp_ratio: 4 },
-      ...{ attention: 'dense', vocab_size: 1024 },
+      dim: 256,
+      n_layers: 4,
+      n_heads: 4,
+      n_kv_groups: 4,
+      d_k: 64,
+      d_v: 64,
+      mlp_ratio: 4,
+      attention: 'dense',
+      vocab_size: 1024,
     },
     train: { seq_len: 256, batch_size: 4 },
   });

@@ -44,7 +44,9 @@ describe('attend on golden files', () => {
   const files = [
     { name: 'dev-small', path: GOLDEN_SMALL, present: true },
     ...['dev-wide', 'dev-paper'].map((name) => ({
-      ...{ name, path: join(SHARED, `${name}.safetensors`), present: found(name) },
+      name,
+      path: join(SHARED, `${name}.safetensors`),
+      present: found(name),
     })),
   ];
 
@@ -91,7 +93,8 @@ function write({ tensors, metadata }: ReturnType<typeof small>): string {
 
 const f64 = (values: Float64Array) => new Uint8Array(values.buffer);
 const i32 = (...values: number[]): SafeTensor => ({
-  ...{ dtype: 'I32', shape: [values.length] },
+  dtype: 'I32',
+  shape: [values.length],
   data: new Uint8Array(Int32Array.from(values).buffer),
 });
 
@@ -200,7 +203,11 @@ describe('attend', () => {
     const { code, stdout, to } = await attend(path, '--json');
     expect(code).toBe(0);
     expect(JSON.parse(stdout)).toMatchObject({
-      ...{ in: path, out: to, device: 'cpu', kernel: 'adaptive', ms: expect.any(Number) },
+      in: path,
+      out: to,
+      device: 'cpu',
+      kernel: 'adaptive',
+      ms: expect.any(Number),
       tensors: expect.arrayContaining([...OUTPUTS, 'selected', ...GRADIENTS]),
     });
   });

@@ -86,8 +86,14 @@ async function trainSynthetic(outDir: string, io: Io): Promise<void> {
     data: { source: 'synthetic', tokenizer: 'byte', val_fraction: 0 },
     runtime: { device: 'auto' },
     train: {
-      ...{ steps: SYNTHETIC_STEPS, seq_len: 256, batch_size: 2, lr: 1e-3, warmup_steps: 5, log_every: 1 },
-      ...{ save_every: SYNTHETIC_STEPS, out_dir: outDir },
+      steps: SYNTHETIC_STEPS,
+      seq_len: 256,
+      batch_size: 2,
+      lr: 1e-3,
+      warmup_steps: 5,
+      log_every: 1,
+      save_every: SYNTHETIC_STEPS,
+      out_dir: outDir,
     },
   });
   const result = await runTraining(config, { resume: null, save: null, say: io.err }, io);

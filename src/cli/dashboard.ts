@@ -52,7 +52,13 @@ async function run(options: Options, io: Io): Promise<void> {
   const model = await startModel(options, io);
   try {
     const thresholds = resolveThresholds(io.env);
-    const dashboard = await startDashboard({ ...{ dir, host, port, thresholds }, ...(model ? { model } : {}) });
+    const dashboard = await startDashboard({
+      dir,
+      host,
+      port,
+      thresholds,
+      ...(model ? { model } : {}),
+    });
     io.out(`listening on ${dashboard.url}`);
     if (isLoopback(host)) io.out(`token for halt and save: ${dashboard.token}`);
     else io.out(`open ${dashboard.url}/?token=${dashboard.token}`);
@@ -69,6 +75,11 @@ async function run(options: Options, io: Io): Promise<void> {
 
 async function startModel({ model, device, threads }: Options, io: Io) {
   if (model === undefined) return undefined;
-  const settings = { ...{ model, device, engine: {} }, ...(threads === undefined ? {} : { threads }) };
+  const settings = {
+    model,
+    device,
+    engine: {},
+    ...(threads === undefined ? {} : { threads }),
+  };
   return { host: await WorkerHost.start(settings, (line) => io.err(line)), id: basename(resolve(model)) };
 }

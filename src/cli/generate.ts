@@ -165,8 +165,11 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     const perSecond = (count: number) => count / seconds;
     if (json) {
       const rows = results.map(({ text, tokens, finishReason }, i) => ({
-        ...{ prompt: prompts[i], text, tokens: tokens.length },
-        ...{ tokens_per_s: perSecond(tokens.length), finish_reason: finishReason },
+        prompt: prompts[i],
+        text,
+        tokens: tokens.length,
+        tokens_per_s: perSecond(tokens.length),
+        finish_reason: finishReason,
       }));
       printJson(io, rows.length === 1 ? rows[0] : rows);
     }

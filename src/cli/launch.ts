@@ -62,7 +62,9 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(request.words);
   if (line.help) throw new UsageError('launch: the flags of train are listed by trefoil train --help');
   const { config } = loadConfig({
-    ...{ env: io.env, flags: line.layer, config: line.config },
+    env: io.env,
+    flags: line.layer,
+    config: line.config,
     otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
   const { device } = config.runtime;
@@ -144,13 +146,20 @@ async function start(
   }
   const meet: Rendezvous = node
     ? {
-        ...{ world: node.nodes * ranks, firstRank: node.nodeRank * ranks },
-        ...{ address: node.masterAddress, port: node.masterPort, runId: io.env['PET_RDZV_ID'] ?? 'kubeflow' },
+        world: node.nodes * ranks,
+        firstRank: node.nodeRank * ranks,
+        address: node.masterAddress,
+        port: node.masterPort,
+        runId: io.env['PET_RDZV_ID'] ?? 'kubeflow',
         secret: node.nodes > 1 ? null : createSecret(), // several nodes need the same one
       }
     : {
-        ...{ world: ranks, firstRank: 0, address: '127.0.0.1', port: await freePort() },
-        ...{ runId: randomUUID(), secret: createSecret() },
+        world: ranks,
+        firstRank: 0,
+        address: '127.0.0.1',
+        port: await freePort(),
+        runId: randomUUID(),
+        secret: createSecret(),
       };
   return launchProcesses(options, meet);
 }

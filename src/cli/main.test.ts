@@ -51,7 +51,8 @@ describe('the built program', () => {
 
   it('refuses in one line, with code 2', async () => {
     expect(await trefoil('verfiy')).toEqual({
-      ...{ status: 2, stdout: '' },
+      status: 2,
+      stdout: '',
       stderr: "trefoil: unknown command 'verfiy' (did you mean verify?)\n",
     });
   });

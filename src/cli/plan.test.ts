@@ -19,7 +19,10 @@ describe('trefoil plan', () => {
       ...['rows', 'stops', 'next'],
     ]);
     expect(plan).toMatchObject({
-      ...{ config: '125m', device: 'cuda', params: 155_475_120, attention: 'nsa' },
+      config: '125m',
+      device: 'cuda',
+      params: 155_475_120,
+      attention: 'nsa',
       step: { seq_len: 2048, batch_size: 32, accumulate_grad_batches: 1, gradient_checkpointing: false },
       network: { per_node: 4, node_link_gbs: 450, link_gbs: 25, latency_us: 10 },
       parallel: { wire: 'f32', zero1: false, bucket_bytes: 16_777_216, overlap: true },
@@ -34,7 +37,10 @@ describe('trefoil plan', () => {
     const plan = await planned('--gpus', '2', '--config', 'm7c_125m_2xa100_production', '--batch-size', '4');
     expect(plan.config).toBe('m7c_125m_2xa100_production');
     expect(plan.step).toEqual({
-      ...{ seq_len: 2048, batch_size: 4, accumulate_grad_batches: 1, gradient_checkpointing: true },
+      seq_len: 2048,
+      batch_size: 4,
+      accumulate_grad_batches: 1,
+      gradient_checkpointing: true,
     });
     const changed = await planned('--gpus', '1', '--seq-len', '8192', '--set', 'model.n_layers=24');
     expect(changed.step).toMatchObject({ seq_len: 8192, batch_size: 8 }); // 65,536 tokens, as measured

@@ -92,7 +92,8 @@ function plan(options: Options, io: Io): void {
   const { planCase, name } = caseOf(options, io);
   const parallel = parallelOf(options);
   const limits = {
-    ...{ minEfficiency: options.minEfficiency, criticalBatch: options.criticalBatch },
+    minEfficiency: options.minEfficiency,
+    criticalBatch: options.criticalBatch,
     gpuBytes: options.gpuMemory * GIB,
   };
   const rows = planRows(planCase, speed, parallel, limits, gpuCounts(options.gpus));

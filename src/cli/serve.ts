@@ -99,7 +99,12 @@ async function run(options: Options, io: Io): Promise<void> {
   const id = options.name ?? basename(resolve(model));
   let host: WorkerHost | null = null;
   const server = await startServer(null, {
-    ...{ id, host: options.host, port: options.port, keys, maxQueued, ...chatTemplate },
+    id,
+    host: options.host,
+    port: options.port,
+    keys,
+    maxQueued,
+    ...chatTemplate,
     ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
     pages: loadAssets(keys.length > 0 ? ['model', 'key'] : ['model']),
     log: (line) => (host ? io.out(line) : io.err(line)),
@@ -107,15 +112,21 @@ async function run(options: Options, io: Io): Promise<void> {
   io.err(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
   const engine = {
     // The server bounds the queue; the engine takes what it accepted.
-    ...{ maxContext, maxBatch, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
+    maxContext,
+    maxBatch,
+    maxQueued: Number.MAX_SAFE_INTEGER,
+    maxQueuedTokens: Number.MAX_SAFE_INTEGER,
     ...(tile === undefined ? {} : { tile }),
     ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
     ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
     ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
-    ...{ prefixCacheDirBytes: options.prefixCacheDirGb * GB, speculate: options.speculate },
+    prefixCacheDirBytes: options.prefixCacheDirGb * GB,
+    speculate: options.speculate,
   };
   const settings = {
-    ...{ model, device: options.device, engine },
+    model,
+    device: options.device,
+    engine,
     ...(options.threads === undefined ? {} : { threads: options.threads }),
     ...(options.precision === undefined ? {} : { precision: options.precision }),
   };

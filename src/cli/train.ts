@@ -142,7 +142,13 @@ export async function runTraining(
     const peakFlops = measureDevicePeak(device);
     say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
     const result = await train({
-      ...{ config, device, world, resume, save, say, peakFlops },
+      config,
+      device,
+      world,
+      resume,
+      save,
+      say,
+      peakFlops,
       warn: io.warn,
       ...(!(print === io.out && isPipe(io.stdout)) && { terminal: io.stderr }),
       signals: io.stdout.isTTY || io.stderr.isTTY ? process : withoutHangup(io),

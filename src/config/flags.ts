@@ -20,7 +20,10 @@ export interface TrainFlag {
 }
 
 const flag = (name: string, value: string | null, key: string | null, meaning: string, sets?: boolean): TrainFlag => ({
-  ...{ name, value, key, meaning },
+  name,
+  value,
+  key,
+  meaning,
   ...(sets !== undefined && { sets }),
 });
 

@@ -55,7 +55,11 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     writeExampleRun(live(), { steps: 3000, planned: 6000, spikeAt: 1500 });
     lock = acquireLock(runPaths(live()).lock);
     writeExampleRun(join(folder, 'other'), {
-      ...{ steps: 400, seed: 2, ranks: 2, learningRate: 3e-4, end: Date.now() / 1000 - 9000 },
+      steps: 400,
+      seed: 2,
+      ranks: 2,
+      learningRate: 3e-4,
+      end: Date.now() / 1000 - 9000,
     });
     const hostile = join(folder, HOSTILE);
     mkdirSync(hostile);
@@ -67,17 +71,27 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     const text = `${'def f(x):\n    return x + 1\n'.repeat(8)}<i>f(2)</i>`;
     mkdirSync(join(live(), 'traces'));
     writeTrace(join(live(), 'traces', 'code.safetensors'), model, traceText(model, [...Buffer.from(text)]), {
-      ...{ model: 'tiny', step: 7, pieces: [...text] },
+      model: 'tiny',
+      step: 7,
+      pieces: [...text],
     });
     const needle = [0, 50, 100].flatMap((depth) =>
       [256, 1024].map((length) => ({ without: null, length, depth, trials: 10, correct: 9, accuracy: 0.9 })),
     );
     writeFileSync(join(live(), 'needle.json'), JSON.stringify({ rows: needle }));
     dashboard = await startDashboard({
-      ...{ dir: folder, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}), model: { host, id: 'tiny' } },
+      dir: folder,
+      host: '127.0.0.1',
+      port: 0,
+      thresholds: resolveThresholds({}),
+      model: { host, id: 'tiny' },
     });
     server = await startServer(host, {
-      ...{ id: 'tiny', port: 0, keys: [KEY], chatTemplate: TEMPLATE, pages: loadAssets(['model', 'key']) },
+      id: 'tiny',
+      port: 0,
+      keys: [KEY],
+      chatTemplate: TEMPLATE,
+      pages: loadAssets(['model', 'key']),
     });
     browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'], timeout: PATIENCE_MS });
   });
@@ -378,7 +392,9 @@ describe.skipIf(reason !== undefined)('the pages', () => {
 
   it('work without any run, and follow the switch of colours', async () => {
     const empty = await startDashboard({
-      ...{ dir: join(folder, 'nothing'), host: '127.0.0.1', port: 0 },
+      dir: join(folder, 'nothing'),
+      host: '127.0.0.1',
+      port: 0,
       thresholds: resolveThresholds({}),
     });
     try {

@@ -31,7 +31,9 @@ export class Buckets {
     this.capacity = capacity;
     const array = () => new Float64Array(capacity);
     this.#data = columns.map(() => ({
-      ...{ min: array(), max: array(), last: array() },
+      min: array(),
+      max: array(),
+      last: array(),
       minFirst: new Uint8Array(capacity),
     }));
     this.#steps = [array(), array()];
@@ -85,7 +87,11 @@ export class Buckets {
       values.set(name, { first, second, last: part(last) });
     });
     return {
-      ...{ columns: this.columns, buckets: end - begin, offset, size, values },
+      columns: this.columns,
+      buckets: end - begin,
+      offset,
+      size,
+      values,
       exact: this.#rows.subarray(begin, end).every((rows) => rows === 1),
       steps: [part(this.#steps[0]), part(this.#steps[1])],
       times: [part(this.#times[0]), part(this.#times[1])],

@@ -146,9 +146,25 @@ export class Runs {
   #read(run: FoundRun): RunRow {
     const { name, dir } = run;
     const broken = (problem: string): RunRow => ({
-      ...{ name, state: 'broken', detail: problem, step: null, steps: null, loss: null, valLoss: null },
-      ...{ tokensPerSecond: null, secondsLeft: null, lastBeat: null, checkpoint: null, section: null, ranks: [] },
-      ...{ halt: null, anomaly: null, problems: [problem], alerts: [], summary: '', spark: [] },
+      name,
+      state: 'broken',
+      detail: problem,
+      step: null,
+      steps: null,
+      loss: null,
+      valLoss: null,
+      tokensPerSecond: null,
+      secondsLeft: null,
+      lastBeat: null,
+      checkpoint: null,
+      section: null,
+      ranks: [],
+      halt: null,
+      anomaly: null,
+      problems: [problem],
+      alerts: [],
+      summary: '',
+      spark: [],
     });
     try {
       const strange = strangeFile(dir);
@@ -156,11 +172,22 @@ export class Runs {
       const now = Date.now() / 1000;
       const status = runStatus(dir, now, { beats: BEATS });
       return {
-        ...{ name, state: status.state, detail: status.detail, step: status.step, steps: status.steps },
-        ...{ loss: status.loss, valLoss: status.val_loss, tokensPerSecond: status.tokens_per_s },
-        ...{ secondsLeft: status.seconds_left, checkpoint: status.checkpoint, section: status.section },
+        name,
+        state: status.state,
+        detail: status.detail,
+        step: status.step,
+        steps: status.steps,
+        loss: status.loss,
+        valLoss: status.val_loss,
+        tokensPerSecond: status.tokens_per_s,
+        secondsLeft: status.seconds_left,
+        checkpoint: status.checkpoint,
+        section: status.section,
         lastBeat: status.heartbeat_age_s === null ? null : now - status.heartbeat_age_s,
-        ...{ ranks: status.ranks, halt: status.halt, anomaly: status.anomaly, alerts: [] },
+        ranks: status.ranks,
+        halt: status.halt,
+        anomaly: status.anomaly,
+        alerts: [],
         problems: status.problems.map((problem) => this.hidePaths(problem)),
         summary: summaryOf(readConfig(dir)),
         spark: this.#spark(run),

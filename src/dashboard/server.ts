@@ -223,7 +223,14 @@ class Handler {
     const row = this.#runs.row(run);
     if (row.state === 'broken')
       return {
-        ...{ row, config: {}, environment: null, metrics: null, health: [], marks: [], damaged: 0, traces: [] },
+        row,
+        config: {},
+        environment: null,
+        metrics: null,
+        health: [],
+        marks: [],
+        damaged: 0,
+        traces: [],
         tokensPerStep: null,
       };
     const config = readConfig(run.dir);
@@ -236,7 +243,10 @@ class Handler {
       config: Object.fromEntries(config.values),
       environment: readJson(paths.env),
       metrics: readJson(paths.metrics),
-      ...{ health, marks: log.marks, damaged: log.damaged, traces: listTraces(run.dir) },
+      health,
+      marks: log.marks,
+      damaged: log.damaged,
+      traces: listTraces(run.dir),
       tokensPerStep: tokensPerStep(config, row.ranks.length),
     };
   }

@@ -77,7 +77,10 @@ export function appendRows(block: Block, rows: readonly BlockRow[]): Block {
     values.set(name, { first: joined(first, more), second: joined(second, more), last: joined(last, more) });
   });
   return {
-    ...{ ...block, buckets: block.buckets + rows.length, exact: false, values },
+    ...block,
+    buckets: block.buckets + rows.length,
+    exact: false,
+    values,
     steps: [joined(block.steps[0], steps), joined(block.steps[1], steps)],
     times: [joined(block.times[0], times), joined(block.times[1], times)],
   };

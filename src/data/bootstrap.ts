@@ -45,7 +45,11 @@ export async function bootstrap(options: BootstrapOptions): Promise<BootstrapRes
   const identity = corpusIdentity({ ...spec, lanes: spec.lanes }, `seed ${spec.seed} ${spec.shuffle}`);
   ensureFolder(folder);
   const progress = readProgress(folder, identity) ?? {
-    ...{ identity, documents: 0, bytes: 0, files: 0, exhausted: false },
+    identity,
+    documents: 0,
+    bytes: 0,
+    files: 0,
+    exhausted: false,
     lanes: Array.from({ length: spec.lanes }, () => START),
   };
   const order = new CorpusOrder(spec);

@@ -35,9 +35,11 @@ export function applyChatTemplate(
   try {
     return compile(chat, template, source).render({
       // Templates test `if tools`, and `is not none`: both variables are always passed by transformers.
-      ...{ tools: null, documents: null },
+      tools: null,
+      documents: null,
       ...chat.variables,
-      ...{ messages, add_generation_prompt: addGenerationPrompt },
+      messages,
+      add_generation_prompt: addGenerationPrompt,
       ...variables,
     });
   } catch (error) {

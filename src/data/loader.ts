@@ -137,10 +137,19 @@ export async function openLoader(
   options.onNotice?.(`data: ${count(spec.lanes, 'lane')}, ${count(data.workers, 'worker')}`);
   const notice = options.onNotice ?? (() => {});
   return createStreamLoader({
-    ...{ spec, tokenizer: data.tokenizer, seq_len: train.seq_len, batch_size: train.batch_size, rank, world },
-    ...{ document_mask: data.document_mask, workers: data.workers, documentBatch: data.fwe_doc_batch },
-    ...{ prefetch: data.fwe_prefetch, queue: Math.max(data.fwe_queue, data.fwe_warmup_batches) },
-    ...{ timeout: data.loader_timeout, evaluate: options.evaluate },
+    spec,
+    tokenizer: data.tokenizer,
+    seq_len: train.seq_len,
+    batch_size: train.batch_size,
+    rank,
+    world,
+    document_mask: data.document_mask,
+    workers: data.workers,
+    documentBatch: data.fwe_doc_batch,
+    prefetch: data.fwe_prefetch,
+    queue: Math.max(data.fwe_queue, data.fwe_warmup_batches),
+    timeout: data.loader_timeout,
+    evaluate: options.evaluate,
     ...(data.vocab_size !== null && { vocab_size: data.vocab_size }),
     report: {
       every: data.report_docs,

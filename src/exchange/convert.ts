@@ -74,19 +74,29 @@ export function convertToSparse(dense: DenseModel, out: string, options: Convert
     const companions = isBuiltIn ? [] : copyTokenizer(tokenizer, aside);
     const { model, nsa } = config;
     writeModelConfig(modelConfig, {
-      ...{ trefoil_version: trefoilVersion(), step, tokenizer: isBuiltIn ? tokenizer : HF_FILES.tokenizer },
-      ...{ vocab_size: shape.vocabSize, model, nsa, end_tokens: [...endTokens], ...(origin && { origin }) },
+      trefoil_version: trefoilVersion(),
+      step,
+      tokenizer: isBuiltIn ? tokenizer : HF_FILES.tokenizer,
+      vocab_size: shape.vocabSize,
+      model,
+      nsa,
+      end_tokens: [...endTokens],
+      ...(origin && { origin }),
       weights: { file: basename(file), ...digest },
     });
     const from = resolve(out);
     const training = {
-      ...{ model: { ...model, vocab_size: shape.vocabSize }, nsa },
+      model: { ...model, vocab_size: shape.vocabSize },
+      nsa,
       data: { tokenizer: isBuiltIn ? tokenizer : join(from, HF_FILES.tokenizer) },
       train: { init_from: from },
     };
     writeFileAtomic(join(aside, TRAIN_CONFIG), stringify(training));
     return {
-      ...{ parameters: parameterCount(shape), bytes: digest.bytes, nsa, companions },
+      parameters: parameterCount(shape),
+      bytes: digest.bytes,
+      nsa,
+      companions,
       exactTokens: nsa.n_sel * nsa.l_sel,
     };
   });

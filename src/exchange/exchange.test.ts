@@ -43,9 +43,14 @@ const CASES: Record<string, [Record<string, unknown>, object?]> = {
   'Llama, untied, no head_dim': [LLAMA],
   'Llama, tied, BF16, rope llama3 in the old style': [
     {
-      ...{ ...LLAMA, tie_word_embeddings: true, rope_theta: 500_000 },
+      ...LLAMA,
+      tie_word_embeddings: true,
+      rope_theta: 500_000,
       rope_scaling: {
-        ...{ rope_type: 'llama3', factor: 8, low_freq_factor: 1, high_freq_factor: 4 },
+        rope_type: 'llama3',
+        factor: 8,
+        low_freq_factor: 1,
+        high_freq_factor: 4,
         original_max_position_embeddings: 32,
       },
     },
@@ -57,8 +62,13 @@ const CASES: Record<string, [Record<string, unknown>, object?]> = {
   ],
   'Qwen2, three shards, rope yarn in the new style': [
     {
-      ...{ ...LLAMA, architectures: ['Qwen2ForCausalLM'], rope_theta: undefined, dtype: 'float32' },
-      ...{ sliding_window: 4096, use_sliding_window: false, max_window_layers: 28 },
+      ...LLAMA,
+      architectures: ['Qwen2ForCausalLM'],
+      rope_theta: undefined,
+      dtype: 'float32',
+      sliding_window: 4096,
+      use_sliding_window: false,
+      max_window_layers: 28,
       rope_parameters: { rope_type: 'yarn', rope_theta: 1000, factor: 4, original_max_position_embeddings: 64 },
     },
     { shards: 3 },
@@ -133,8 +143,16 @@ describe('export', () => {
   it.each(INEXPRESSIBLE)('refuses %j by name, and writes nothing', async (changes, reason) => {
     const config = parseConfig({
       model: {
-        ...{ dim: 32, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 16, d_v: 16 },
-        ...{ mlp_hidden: 24, mlp: 'swiglu', attention: 'dense', ...changes },
+        dim: 32,
+        n_layers: 1,
+        n_heads: 2,
+        n_kv_groups: 1,
+        d_k: 16,
+        d_v: 16,
+        mlp_hidden: 24,
+        mlp: 'swiglu',
+        attention: 'dense',
+        ...changes,
       },
       nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16 },
     });

@@ -79,7 +79,8 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
       ...(isNsa(architecture) ? nsaConfig(shape, architecture, llama) : llama),
       max_position_embeddings: options.maxPositions ?? origin?.max_positions ?? config.train.seq_len,
       eos_token_id: endTokens.length === 1 ? endTokens[0] : endTokens.length === 0 ? null : [...endTokens],
-      ...{ torch_dtype: options.dtype ? dtype : own, dtype: options.dtype ? dtype : own },
+      torch_dtype: options.dtype ? dtype : own,
+      dtype: options.dtype ? dtype : own,
     });
     return { architecture, bytes: total, files: files.length, companions };
   });
@@ -127,9 +128,15 @@ function hfConfig(shape: ModelShape, architecture: string, origin: ModelOrigin |
   return {
     architectures: [architecture],
     model_type: architecture.replace('ForCausalLM', '').toLowerCase(),
-    ...{ vocab_size: shape.vocabSize, hidden_size: shape.dim, intermediate_size: hiddenSize(shape) },
-    ...{ num_hidden_layers: shape.nLayers, num_attention_heads: shape.nHeads, num_key_value_heads: shape.nKvGroups },
-    ...{ head_dim: shape.dK, hidden_act: 'silu', rms_norm_eps: shape.normEps },
+    vocab_size: shape.vocabSize,
+    hidden_size: shape.dim,
+    intermediate_size: hiddenSize(shape),
+    num_hidden_layers: shape.nLayers,
+    num_attention_heads: shape.nHeads,
+    num_key_value_heads: shape.nKvGroups,
+    head_dim: shape.dK,
+    hidden_act: 'silu',
+    rms_norm_eps: shape.normEps,
     tie_word_embeddings: shape.tieEmbeddings,
     ...(architecture.startsWith('Llama') ? { attention_bias: shape.qkvBias, mlp_bias: shape.mlpBias } : {}),
     ...(architecture === 'Qwen3ForCausalLM' ? { attention_bias: shape.qkvBias } : {}),
@@ -139,7 +146,9 @@ function hfConfig(shape: ModelShape, architecture: string, origin: ModelOrigin |
     rope_theta: shape.ropeTheta,
     rope_scaling: rope.rope_type === 'default' ? null : rope,
     rope_parameters: { rope_theta: shape.ropeTheta, ...rope },
-    ...{ attention_dropout: 0, initializer_range: 0.02, use_cache: true },
+    attention_dropout: 0,
+    initializer_range: 0.02,
+    use_cache: true,
     bos_token_id: origin?.bos_token ?? null,
   };
 }
@@ -152,13 +161,19 @@ function ropeOf({ ropeScale, ropeScaling: scaling }: ModelShape): Record<string,
       return { rope_type: 'linear', factor: scaling.factor };
     case 'llama3':
       return {
-        ...{ rope_type: 'llama3', factor: scaling.factor, original_max_position_embeddings: scaling.originalContext },
-        ...{ low_freq_factor: scaling.lowFreqFactor, high_freq_factor: scaling.highFreqFactor },
+        rope_type: 'llama3',
+        factor: scaling.factor,
+        original_max_position_embeddings: scaling.originalContext,
+        low_freq_factor: scaling.lowFreqFactor,
+        high_freq_factor: scaling.highFreqFactor,
       };
     case 'yarn':
       return {
-        ...{ rope_type: 'yarn', factor: scaling.factor, original_max_position_embeddings: scaling.originalContext },
-        ...{ beta_fast: scaling.betaFast, beta_slow: scaling.betaSlow },
+        rope_type: 'yarn',
+        factor: scaling.factor,
+        original_max_position_embeddings: scaling.originalContext,
+        beta_fast: scaling.betaFast,
+        beta_slow: scaling.betaSlow,
         ...(scaling.attentionFactor === null ? {} : { attention_factor: scaling.attentionFactor }),
       };
   }

@@ -24,28 +24,52 @@ const evenHeads = (hidden: number, heads: number) => hidden / heads;
 
 export const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   LlamaForCausalLM: {
-    ...{ kvHeads: (heads) => heads, headDim: evenHeads, maxPositions: 2048 },
-    ...{ hasKeyNorm: false, bias: 'attention_bias', slidingWindow: null },
+    kvHeads: (heads) => heads,
+    headDim: evenHeads,
+    maxPositions: 2048,
+    hasKeyNorm: false,
+    bias: 'attention_bias',
+    slidingWindow: null,
   },
   MistralForCausalLM: {
-    ...{ kvHeads: () => 8, headDim: evenHeads, maxPositions: 131_072 },
-    ...{ hasKeyNorm: false, bias: 'never', slidingWindow: 4096 },
+    kvHeads: () => 8,
+    headDim: evenHeads,
+    maxPositions: 131_072,
+    hasKeyNorm: false,
+    bias: 'never',
+    slidingWindow: 4096,
   },
   Qwen2ForCausalLM: {
-    ...{ kvHeads: () => 32, headDim: evenHeads, maxPositions: 32_768 },
-    ...{ hasKeyNorm: false, bias: 'qkv', slidingWindow: null },
+    kvHeads: () => 32,
+    headDim: evenHeads,
+    maxPositions: 32_768,
+    hasKeyNorm: false,
+    bias: 'qkv',
+    slidingWindow: null,
   },
   Qwen3ForCausalLM: {
-    ...{ kvHeads: () => 32, headDim: () => 128, maxPositions: 32_768 },
-    ...{ hasKeyNorm: true, bias: 'attention_bias', slidingWindow: null },
+    kvHeads: () => 32,
+    headDim: () => 128,
+    maxPositions: 32_768,
+    hasKeyNorm: true,
+    bias: 'attention_bias',
+    slidingWindow: null,
   },
   [FLA]: {
-    ...{ kvHeads: (heads) => heads, headDim: () => 64, maxPositions: 2048 },
-    ...{ hasKeyNorm: false, bias: 'qkv_bias', slidingWindow: null },
+    kvHeads: (heads) => heads,
+    headDim: () => 64,
+    maxPositions: 2048,
+    hasKeyNorm: false,
+    bias: 'qkv_bias',
+    slidingWindow: null,
   },
   [LLAMA_NSA]: {
-    ...{ kvHeads: (heads) => heads, headDim: evenHeads, maxPositions: 2048 },
-    ...{ hasKeyNorm: false, bias: 'attention_bias', slidingWindow: null },
+    kvHeads: (heads) => heads,
+    headDim: evenHeads,
+    maxPositions: 2048,
+    hasKeyNorm: false,
+    bias: 'attention_bias',
+    slidingWindow: null,
   },
 };
 
@@ -168,21 +192,30 @@ export function parseHfConfig(path: string, json: unknown, generation: unknown =
   return {
     nsa: sparse.nsa,
     model: {
-      ...{ dim: config.hidden_size, n_layers: config.num_hidden_layers, n_heads: heads },
+      dim: config.hidden_size,
+      n_layers: config.num_hidden_layers,
+      n_heads: heads,
       n_kv_groups: config.num_key_value_heads ?? architecture.kvHeads(heads),
-      ...{ d_k: headDim, d_v: headDim, attention: isNsa(name) ? 'nsa' : 'dense' },
-      ...{ mlp: 'swiglu', mlp_hidden: config.intermediate_size },
-      ...{ qkv_bias: bias || hasOnlyQkvBias, out_bias: bias, qk_norm: architecture.hasKeyNorm },
+      d_k: headDim,
+      d_v: headDim,
+      attention: isNsa(name) ? 'nsa' : 'dense',
+      mlp: 'swiglu',
+      mlp_hidden: config.intermediate_size,
+      qkv_bias: bias || hasOnlyQkvBias,
+      out_bias: bias,
+      qk_norm: architecture.hasKeyNorm,
       mlp_bias: name.startsWith('Llama') && (config.mlp_bias ?? false),
-      ...{ tie_embeddings: config.tie_word_embeddings ?? false, norm_eps: config.rms_norm_eps ?? 1e-6 },
+      tie_embeddings: config.tie_word_embeddings ?? false,
+      norm_eps: config.rms_norm_eps ?? 1e-6,
       vocab_size: config.vocab_size,
       ...ropeKeys(config, architecture, refuse),
     },
     vocabulary: config.vocab_size,
     endTokens: endTokens(config, generation),
     origin: {
-      ...{ format: 'huggingface', architecture: name },
-      ...{ max_positions: config.max_position_embeddings ?? architecture.maxPositions },
+      format: 'huggingface',
+      architecture: name,
+      max_positions: config.max_position_embeddings ?? architecture.maxPositions,
       bos_token: config.bos_token_id ?? null,
     },
   };
@@ -226,7 +259,10 @@ function ropeKeys(config: HfConfig, architecture: Architecture, refuse: (text: s
       return { ...theta, rope_type: type, rope_factor: required('factor') };
     case 'llama3':
       return {
-        ...{ ...theta, rope_type: type, rope_factor: required('factor'), rope_original_context: original },
+        ...theta,
+        rope_type: type,
+        rope_factor: required('factor'),
+        rope_original_context: original,
         rope_low_freq_factor: required('low_freq_factor'),
         rope_high_freq_factor: required('high_freq_factor'),
       };
@@ -236,8 +272,12 @@ function ropeKeys(config: HfConfig, architecture: Architecture, refuse: (text: s
       const { mscale, mscale_all_dim: all } = scaling;
       const fromScales = mscale && all ? yarnAttentionFactor(factor, mscale) / yarnAttentionFactor(factor, all) : null;
       return {
-        ...{ ...theta, rope_type: type, rope_factor: factor, rope_original_context: original },
-        ...{ rope_beta_fast: scaling.beta_fast ?? 32, rope_beta_slow: scaling.beta_slow ?? 1 },
+        ...theta,
+        rope_type: type,
+        rope_factor: factor,
+        rope_original_context: original,
+        rope_beta_fast: scaling.beta_fast ?? 32,
+        rope_beta_slow: scaling.beta_slow ?? 1,
         rope_attention_factor: scaling.attention_factor ?? fromScales,
       };
     }

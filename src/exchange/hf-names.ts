@@ -20,12 +20,16 @@ export interface HfParameter {
 
 /** What the architectures call the same things. */
 const LLAMA_NAMES = {
-  ...{ embedding: 'model.embed_tokens.weight', attention: 'self_attn' },
-  ...{ attentionNorm: 'input_layernorm', mlpNorm: 'post_attention_layernorm' },
+  embedding: 'model.embed_tokens.weight',
+  attention: 'self_attn',
+  attentionNorm: 'input_layernorm',
+  mlpNorm: 'post_attention_layernorm',
 };
 const FLA_NAMES = {
-  ...{ embedding: 'model.embeddings.weight', attention: 'attn' },
-  ...{ attentionNorm: 'attn_norm', mlpNorm: 'mlp_norm' },
+  embedding: 'model.embeddings.weight',
+  attention: 'attn',
+  attentionNorm: 'attn_norm',
+  mlpNorm: 'mlp_norm',
 };
 
 /** All parameters of a model, in the order of its files. */

@@ -42,13 +42,21 @@ export function importHf(folder: string, out: string, onProgress: OnProgress = (
       const digest = writeSafetensors(weights, tensors, { format: 'trefoil' }, { fsync: true, onWrite });
       const companions = copyCompanions(folder, aside);
       writeModelConfig(modelConfig, {
-        ...{ trefoil_version: trefoilVersion(), step: 0, tokenizer: HF_FILES.tokenizer, vocab_size: shape.vocabSize },
-        ...{ model: config.model, nsa: config.nsa, end_tokens: [...endTokens], origin },
+        trefoil_version: trefoilVersion(),
+        step: 0,
+        tokenizer: HF_FILES.tokenizer,
+        vocab_size: shape.vocabSize,
+        model: config.model,
+        nsa: config.nsa,
+        end_tokens: [...endTokens],
+        origin,
         weights: { file: HF_FILES.weights, ...digest },
       });
       return {
-        ...{ architecture: origin.architecture, parameters: parameterCount(shape) },
-        ...{ bytes: digest.bytes, companions },
+        architecture: origin.architecture,
+        parameters: parameterCount(shape),
+        bytes: digest.bytes,
+        companions,
       };
     });
   } finally {

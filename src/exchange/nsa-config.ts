@@ -62,7 +62,9 @@ export function fromFla(json: Record<string, unknown>): Record<string, unknown> 
   const [hidden, ratio] = [Number(json['hidden_size']), Number(json['hidden_ratio'] ?? 4)];
   return {
     ...rest,
-    ...{ num_attention_heads: heads, num_key_value_heads: groups ?? heads, rms_norm_eps: eps ?? 1e-6 },
+    num_attention_heads: heads,
+    num_key_value_heads: groups ?? heads,
+    rms_norm_eps: eps ?? 1e-6,
     intermediate_size: width ?? 256 * Math.ceil(Math.trunc((hidden * ratio * 2) / 3) / 256),
   };
 }
@@ -82,9 +84,19 @@ export function nsaConfig(shape: ModelShape, architecture: string, llama: Record
   const { num_attention_heads: heads, num_key_value_heads: groups, rms_norm_eps: eps, ...rest } = llama;
   return {
     ...rest,
-    ...{ ...sparse, model_type: 'nsa', num_heads: heads, num_kv_heads: groups, norm_eps: eps },
-    ...{ hidden_act: 'swish', hidden_ratio: 4, qkv_bias: shape.qkvBias, elementwise_affine: true },
-    ...{ fuse_norm: true, fuse_swiglu: true, fuse_cross_entropy: true, attnres_block_size: null },
+    ...sparse,
+    model_type: 'nsa',
+    num_heads: heads,
+    num_kv_heads: groups,
+    norm_eps: eps,
+    hidden_act: 'swish',
+    hidden_ratio: 4,
+    qkv_bias: shape.qkvBias,
+    elementwise_affine: true,
+    fuse_norm: true,
+    fuse_swiglu: true,
+    fuse_cross_entropy: true,
+    attnres_block_size: null,
   };
 }
 

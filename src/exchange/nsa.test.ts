@@ -29,7 +29,15 @@ const weights = (path: string) => readFileSync(join(path, 'model.safetensors'));
 
 const MODEL = { dim: 32, n_heads: 16, n_kv_groups: 1, d_k: 4, d_v: 4, mlp: 'swiglu', mlp_hidden: 40, attention: 'nsa' };
 const NSA = {
-  ...{ l: 8, d: 8, l_sel: 8, n_sel: 4, w: 12, phi: 'avg', cmp_rope: 'before', gate: 'sigmoid', shared_kv: true },
+  l: 8,
+  d: 8,
+  l_sel: 8,
+  n_sel: 4,
+  w: 12,
+  phi: 'avg',
+  cmp_rope: 'before',
+  gate: 'sigmoid',
+  shared_kv: true,
 };
 const FORCED_OWN = { init_blocks: 0, local_blocks: 1 };
 
@@ -115,8 +123,17 @@ describe('export', () => {
 
 describe('import', () => {
   const FLA = {
-    ...{ architectures: ['NSAForCausalLM'], vocab_size: 32, hidden_size: 64, num_hidden_layers: 1, num_heads: 16 },
-    ...{ num_kv_heads: 1, head_dim: 4, block_size: 32, block_counts: 3, window_size: 64, intermediate_size: null },
+    architectures: ['NSAForCausalLM'],
+    vocab_size: 32,
+    hidden_size: 64,
+    num_hidden_layers: 1,
+    num_heads: 16,
+    num_kv_heads: 1,
+    head_dim: 4,
+    block_size: 32,
+    block_counts: 3,
+    window_size: 64,
+    intermediate_size: null,
   };
   it('rounds the number of blocks, and computes a width that is null', () => {
     const { model, nsa } = parseHfConfig('config.json', FLA);

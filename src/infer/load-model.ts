@@ -86,7 +86,12 @@ export function loadModel(device: Device, path: string, dtype: ComputeDtype = de
       // Weights of others may come without a tokenizer, and token ids need none.
       let tokenizer = origin ? null : create();
       return {
-        ...{ model, config, step, warnings, endTokens, path: located.path },
+        model,
+        config,
+        step,
+        warnings,
+        endTokens,
+        path: located.path,
         get tokenizer() {
           tokenizer ??= create();
           return tokenizer;
@@ -143,7 +148,10 @@ function locateFinal(path: string): LocatedModel {
   }
   return {
     ...openWeights(path, modelConfig, config, saved.vocab_size),
-    ...{ step: saved.step, warnings: [], endTokens: saved.end_tokens ?? [], origin: saved.origin ?? null },
+    step: saved.step,
+    warnings: [],
+    endTokens: saved.end_tokens ?? [],
+    origin: saved.origin ?? null,
   };
 }
 
@@ -157,7 +165,10 @@ function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return {
     ...openWeights(path, state, config, embeddingRows(path)),
-    ...{ step: found.step, warnings, endTokens: [], origin: null },
+    step: found.step,
+    warnings,
+    endTokens: [],
+    origin: null,
   };
 }
 
@@ -165,8 +176,15 @@ function locateForeign(folder: string): LocatedModel {
   const model = readHfModel(folder);
   const { shape, config, endTokens, origin } = model;
   return {
-    ...{ shape, config, endTokens, origin, weights: new HfWeights(model), step: 0, path: folder },
-    ...{ describedBy: join(folder, HF_FILES.config), warnings: [] },
+    shape,
+    config,
+    endTokens,
+    origin,
+    weights: new HfWeights(model),
+    step: 0,
+    path: folder,
+    describedBy: join(folder, HF_FILES.config),
+    warnings: [],
   };
 }
 

@@ -11,7 +11,12 @@ import { withoutBranch } from './without-branch.js';
 
 const VOCABULARY = 32;
 const GRID: NeedleGrid = {
-  ...{ lengths: [40, 96], depths: [0, 50, 100], trials: 30, records: 2, facts: 2, seed: 4 },
+  lengths: [40, 96],
+  depths: [0, 50, 100],
+  trials: 30,
+  records: 2,
+  facts: 2,
+  seed: 4,
 };
 const tiny = (vocabulary = VOCABULARY, nsa: object = {}) =>
   tinyModel(tinyConfig({ nsa, model: { dim: VOCABULARY } }), vocabulary);

@@ -71,7 +71,10 @@ export function evaluateNeedle(
   return grid.lengths.flatMap((length) => {
     const task = taskOf(model, grid, length);
     const cells = grid.depths.map((depth) => ({
-      ...{ length, depth, trials: grid.trials, correct: 0 },
+      length,
+      depth,
+      trials: grid.trials,
+      correct: 0,
       seen: { cases: 0, layers: new Array<number>(model.shape.nLayers).fill(0) },
     }));
     const batch = Math.max(1, Math.floor(BATCH_TOKENS[model.device.kind] / length));

@@ -57,7 +57,9 @@ export function inspectSelection(
     sequences.free();
   }
   return rates.map((rate_by_distance, layer) => ({
-    ...{ layer, rate_by_distance, gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel) },
+    layer,
+    rate_by_distance,
+    gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel),
     gates_by_block: gates[layer],
     selection_map: maps[layer],
   }));

@@ -45,8 +45,14 @@ export class TraceFile {
     return {
       model: this.#file.metadata['model'] ?? '',
       step: Number(this.#file.metadata['step']) || null,
-      ...{ layers, groups, slots, blockSize: this.#blockSize, window: Number(this.#file.metadata['window']) || 0 },
-      ...{ pieces: this.#pieces(tokens), logprobs, counts: this.#counts() },
+      layers,
+      groups,
+      slots,
+      blockSize: this.#blockSize,
+      window: Number(this.#file.metadata['window']) || 0,
+      pieces: this.#pieces(tokens),
+      logprobs,
+      counts: this.#counts(),
     };
   }
 

@@ -110,7 +110,10 @@ export function writeTrace(path: string, { shape }: LanguageModel, trace: Trace,
     { name: 'pieces', dtype: 'U8', shape: [end], data: Buffer.concat(pieces) },
   ];
   writeSafetensors(path, tensors, {
-    ...{ format: TRACE_FORMAT, model: facts.model, step: String(facts.step ?? '') },
-    ...{ l_sel: String(lSel), window: String(w) },
+    format: TRACE_FORMAT,
+    model: facts.model,
+    step: String(facts.step ?? ''),
+    l_sel: String(lSel),
+    window: String(w),
   });
 }

@@ -162,8 +162,12 @@ export class DeviceStep {
     const also =
       shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
     kernels.linear({
-      ...{ x, weight: weight('attention.qkv'), y: this.#buffers.projection, tiles: TILES.projection },
-      ...{ norm: norm('attention_norm'), ...also },
+      x,
+      weight: weight('attention.qkv'),
+      y: this.#buffers.projection,
+      tiles: TILES.projection,
+      norm: norm('attention_norm'),
+      ...also,
     });
     if (shape.qkvBias || shape.qkNorm) {
       const value = (name: string) => this.#parameter(layer, `attention.${name}`).value;
@@ -180,11 +184,19 @@ export class DeviceStep {
     };
     kernels.linear(out);
     kernels.linear({
-      ...{ x: middle, weight: weight('mlp.up'), y: this.#active, tiles: TILES.up },
-      ...{ norm: norm('mlp_norm'), activation: shape.mlp },
+      x: middle,
+      weight: weight('mlp.up'),
+      y: this.#active,
+      tiles: TILES.up,
+      norm: norm('mlp_norm'),
+      activation: shape.mlp,
     });
     kernels.linear({
-      ...{ x: this.#active, weight: weight('mlp.down'), y: x, residual: middle, tiles: TILES.output },
+      x: this.#active,
+      weight: weight('mlp.down'),
+      y: x,
+      residual: middle,
+      tiles: TILES.output,
     });
   }
 
@@ -204,7 +216,9 @@ export class DeviceStep {
   #gate(): StepGate {
     const { nsa } = this.#model.shape;
     const fixed = (cmp: number, sel: number, win: number): StepGate => ({
-      ...{ kind: 'fixed', temperature: 1, weights: [cmp, sel, win] },
+      kind: 'fixed',
+      temperature: 1,
+      weights: [cmp, sel, win],
     });
     if (nsa.forceUniformGate) return fixed(1 / 3, 1 / 3, 1 / 3);
     const forced = nsa.forceBranch;

@@ -26,8 +26,12 @@ const DENSE: Record<string, object> = {
   'rope linear': { rope_type: 'linear', rope_factor: 3 },
   'rope llama3': LLAMA3,
   'rope yarn, norms and bias': {
-    ...{ rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 },
-    ...{ qk_norm: true, qkv_bias: true },
+    rope_type: 'yarn',
+    rope_factor: 4,
+    rope_original_context: 64,
+    rope_theta: 1000,
+    qk_norm: true,
+    qkv_bias: true,
   },
 };
 const SPARSE: Record<string, object> = {
@@ -56,8 +60,15 @@ describe.each(devices())('models on $name', ({ device, dtype }) => {
   function createModel({ model: overrides, nsa }: { model?: object; nsa?: object }) {
     const config = parseConfig({
       model: {
-        ...{ dim: 24, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8 },
-        ...{ mlp: 'swiglu', mlp_ratio: 2, ...overrides },
+        dim: 24,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_groups: 2,
+        d_k: 8,
+        d_v: 8,
+        mlp: 'swiglu',
+        mlp_ratio: 2,
+        ...overrides,
       },
       nsa: { l: 8, d: 4, l_sel: 8, n_sel: 4, w: 12, ...nsa },
     });

@@ -15,10 +15,15 @@ describe('kernelOptions', () => {
 
   it('takes the fused kernels at every length unless told otherwise', () => {
     expect(kernelOptions(config())).toEqual({
-      ...{ kernel: 'adaptive', sharedFrom: 1024, parity: false, deterministic: false, fusedFrom: 0 },
+      kernel: 'adaptive',
+      sharedFrom: 1024,
+      parity: false,
+      deterministic: false,
+      fusedFrom: 0,
     });
     expect(kernelOptions(config({ deterministic: true, use_sel_pack: false }))).toMatchObject({
-      ...{ deterministic: true, kernel: 'v1' },
+      deterministic: true,
+      kernel: 'v1',
     });
   });
 

@@ -30,7 +30,11 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const total = length * sequences;
   const tokens = new Int32Array(total).map((_, i) => i % shape.vocabSize);
   const batch = {
-    ...{ inputs: tokens, targets: tokens, targetCount: total, sampleIds: [0], epoch: 0 },
+    inputs: tokens,
+    targets: tokens,
+    targetCount: total,
+    sampleIds: [0],
+    epoch: 0,
     cuSeqlens: Int32Array.from({ length: sequences + 1 }, (_, i) => i * length),
   };
   for (let step = 0; step < 2; step++) {

@@ -154,13 +154,19 @@ function ropeScaling(model: Config['model']): RotaryScaling {
       return { type, factor };
     case 'llama3':
       return {
-        ...{ type, factor, originalContext: model.rope_original_context },
-        ...{ lowFreqFactor: model.rope_low_freq_factor, highFreqFactor: model.rope_high_freq_factor },
+        type,
+        factor,
+        originalContext: model.rope_original_context,
+        lowFreqFactor: model.rope_low_freq_factor,
+        highFreqFactor: model.rope_high_freq_factor,
       };
     case 'yarn':
       return {
-        ...{ type, factor, originalContext: model.rope_original_context },
-        ...{ betaFast: model.rope_beta_fast, betaSlow: model.rope_beta_slow },
+        type,
+        factor,
+        originalContext: model.rope_original_context,
+        betaFast: model.rope_beta_fast,
+        betaSlow: model.rope_beta_slow,
         attentionFactor: model.rope_attention_factor,
       };
   }

@@ -151,7 +151,11 @@ function sequenceSplit(context: PlanContext, compute: Compute, gpus: number, deg
   const moved = BF16 * batch_size * seen * groups * (dk + dv);
   const gather = (((degree - 1) / degree) * moved) / parallel.network.nodeBandwidth;
   const split = scaled(compute, {
-    ...{ time: 1 / degree, launching: 1, parameters: 1, forward: shape.nLayers * gather, block: gather },
+    time: 1 / degree,
+    launching: 1,
+    parameters: 1,
+    forward: shape.nLayers * gather,
+    block: gather,
   });
   const step = stepOn(split, gpus, parallel);
   const share = (2 * shape.nLayers * gather) / step.total;
@@ -176,8 +180,11 @@ function tensorSplit(
   const moved = BF16 * config.train.batch_size * config.train.seq_len * shape.dim;
   const sums = 2 * allReduceSeconds(parallel.network, degree, moved);
   const split = scaled(compute, {
-    ...{ time: 1 / degree, launching: 1, parameters: 1 / degree },
-    ...{ forward: shape.nLayers * sums, block: sums },
+    time: 1 / degree,
+    launching: 1,
+    parameters: 1 / degree,
+    forward: shape.nLayers * sums,
+    block: sums,
   });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
   const share = (2 * shape.nLayers * sums) / step.total;
@@ -202,8 +209,11 @@ function pipelineSplit(
   if (degree < 2) return [];
   const split = scaled(compute, {
     // Every sequence is launched by itself.
-    ...{ time: stretch / degree, launching: (stretch * batch_size) / degree },
-    ...{ parameters: 1 / degree, forward: 0, block: 0 },
+    time: stretch / degree,
+    launching: (stretch * batch_size) / degree,
+    parameters: 1 / degree,
+    forward: 0,
+    block: 0,
   });
   const step = stepOn(split, gpus / degree, between(parallel, degree));
   const idle = (degree - 1) / (sequences + degree - 1);

@@ -16,7 +16,10 @@ const row = {
   layers: 12,
 };
 const file = (rows: MeasuredFile['rows'], device: 'cpu' | 'cuda' = 'cuda'): MeasuredFile => ({
-  ...{ machine: 'one', device, peak_gflops: 1e6, rows },
+  machine: 'one',
+  device,
+  peak_gflops: 1e6,
+  rows,
 });
 
 /** What is left of the step of 0.1 s when its launches are set aside. */

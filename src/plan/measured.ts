@@ -94,7 +94,10 @@ export function speedOf(measured: MeasuredFile): Speed {
     return (mfu * measured.peak_gflops * 1e9 * seconds) / (passes - launching);
   };
   return {
-    ...{ machine: measured.machine, device: measured.device, updatePerParameter, perLaunch },
+    machine: measured.machine,
+    device: measured.device,
+    updatePerParameter,
+    perLaunch,
     rate(attention, length, tokens) {
       const rows = measured.rows.filter((row) => row.attention === attention);
       if (rows.length === 0)

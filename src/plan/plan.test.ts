@@ -12,10 +12,17 @@ import type { Parallel, PlanCase } from './step.js';
 const speed = speedOf(readMeasured());
 const PARALLEL: Parallel = {
   network: {
-    ...{ perNode: 8, nodeBandwidth: 450e9, linkBandwidth: 50e9 },
-    ...{ nodeLatency: NODE_LATENCY, linkLatency: LINK_LATENCY, startLatency: START_LATENCY },
+    perNode: 8,
+    nodeBandwidth: 450e9,
+    linkBandwidth: 50e9,
+    nodeLatency: NODE_LATENCY,
+    linkLatency: LINK_LATENCY,
+    startLatency: START_LATENCY,
   },
-  ...{ wire: 'f32', zero1: false, bucketBytes: 25 * 2 ** 20, overlap: true },
+  wire: 'f32',
+  zero1: false,
+  bucketBytes: 25 * 2 ** 20,
+  overlap: true,
 };
 const LIMITS: PlanLimits = { minEfficiency: 0.85, criticalBatch: 2 ** 20, gpuBytes: 139 * 2 ** 30 };
 const SLOW = { ...PARALLEL, network: { ...PARALLEL.network, linkBandwidth: 1e9 } };

@@ -15,8 +15,12 @@ import { type Compute, computeOf, type Parallel, type PlanCase, stepOn } from '.
 const RESULTS = join(import.meta.dirname, '..', '..', 'bench', 'results');
 const RANKS = JSON.parse(readFileSync(join(RESULTS, 'ranks-h200.json'), 'utf8'));
 const NETWORK: Network = {
-  ...{ perNode: 4, nodeBandwidth: 100e9, linkBandwidth: 10e9 },
-  ...{ nodeLatency: 1e-6, linkLatency: 5e-6, startLatency: 10e-6 },
+  perNode: 4,
+  nodeBandwidth: 100e9,
+  linkBandwidth: 10e9,
+  nodeLatency: 1e-6,
+  linkLatency: 5e-6,
+  startLatency: 10e-6,
 };
 const PARALLEL: Parallel = { network: NETWORK, wire: 'f32', zero1: false, bucketBytes: 1e6, overlap: true };
 const SPEED: Speed = { machine: 'paper', device: 'cuda', rate: () => 1e12, updatePerParameter: 1e-9, perLaunch: 0 };
@@ -146,8 +150,12 @@ describe('against two measured ranks', () => {
   const passes = one.ms_step * 1e-3 - parameterCount(planCase.shape) * updatePerParameter;
   const compute = computeOf(planCase, { ...SPEED, rate: () => used / passes, updatePerParameter });
   const network: Network = {
-    ...{ perNode: 1, nodeBandwidth: 1, linkBandwidth: RANKS.link_gbs * 1e9 },
-    ...{ nodeLatency: 0, linkLatency: 0, startLatency: RANKS.latency_us * 1e-6 },
+    perNode: 1,
+    nodeBandwidth: 1,
+    linkBandwidth: RANKS.link_gbs * 1e9,
+    nodeLatency: 0,
+    linkLatency: 0,
+    startLatency: RANKS.latency_us * 1e-6,
   };
   const stepOf = ({ bucket_mib, overlap }: { bucket_mib: number; overlap: boolean }) =>
     stepOn(compute, 2, { ...PARALLEL, network, overlap, bucketBytes: bucket_mib * 2 ** 20 });
@@ -172,12 +180,15 @@ describe('against two measured ranks', () => {
 
 /** Half a second forward, a second backward in two halves, 10 million parameters: 40 MB of gradients. */
 const BY_HAND: Compute = {
-  ...{ forward: 0.5, forwardLaunching: 0 },
+  forward: 0.5,
+  forwardLaunching: 0,
   backward: [
     { name: 'head', seconds: 0.5, launching: 0, tensors: [5e6] },
     { name: 'block 0', seconds: 0.5, launching: 0, tensors: [5e6] },
   ],
-  ...{ microBatches: 1, update: 0.1, parameters: 10e6 },
+  microBatches: 1,
+  update: 0.1,
+  parameters: 10e6,
 };
 const CONTROL = 32;
 

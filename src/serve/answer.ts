@@ -62,12 +62,17 @@ export class Answer {
     this.#left = count;
     this.#choices = Array.from({ length: count }, (_, index) => ({
       format: new ChoiceFormat(job, index, options.tokenizer),
-      ...{ all: { text: '', positions: [], finish: null }, usage: null, hasFirst: false, lastAt: this.#startedAt },
+      all: { text: '', positions: [], finish: null },
+      usage: null,
+      hasFirst: false,
+      lastAt: this.#startedAt,
     }));
     const object = job.kind === 'chat' ? 'chat.completion' : 'text_completion';
     this.#head = {
-      ...{ id: options.id, object: job.stream && job.kind === 'chat' ? `${object}.chunk` : object },
-      ...{ created: Math.floor(Date.now() / 1000), model: options.model },
+      id: options.id,
+      object: job.stream && job.kind === 'chat' ? `${object}.chunk` : object,
+      created: Math.floor(Date.now() / 1000),
+      model: options.model,
     };
     this.done = new Promise((resolve) => {
       this.#resolve = resolve;

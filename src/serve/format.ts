@@ -30,7 +30,9 @@ export function usageOf(usages: readonly RequestUsage[], n: number): object {
   const prompt = sum(({ promptTokens }) => promptTokens, n);
   const completion = sum(({ newTokens }) => newTokens);
   return {
-    ...{ prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion },
+    prompt_tokens: prompt,
+    completion_tokens: completion,
+    total_tokens: prompt + completion,
     prompt_tokens_details: { cached_tokens: sum(({ cachedTokens }) => cachedTokens, n) },
   };
 }

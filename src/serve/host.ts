@@ -72,8 +72,11 @@ export class LocalHost implements ModelHost {
     this.#onDelivered = onDelivered;
     const { model, config } = source;
     this.info = {
-      ...{ tokenizer: config.data.tokenizer, vocabulary: usedVocabulary(source) },
-      ...{ maxContext: this.#engine.maxContext, maxTokens: this.#engine.maxTokens, maxBatch: this.#engine.maxBatch },
+      tokenizer: config.data.tokenizer,
+      vocabulary: usedVocabulary(source),
+      maxContext: this.#engine.maxContext,
+      maxTokens: this.#engine.maxTokens,
+      maxBatch: this.#engine.maxBatch,
       parameters: model.parameterCount,
     };
   }
@@ -167,9 +170,19 @@ export interface WorkerSettings {
 }
 
 const NO_STATS: EngineStats = {
-  ...{ running: 0, waiting: 0, pageBytes: 0, reservedBytes: 0, cacheBytes: 1, prefixQueries: 0, prefixHits: 0 },
-  ...{ prefixFileHits: 0, prefixFileBytes: 0, prefixFilesDamaged: 0, prefixFileErrors: 0 },
-  ...{ draftTokens: 0, acceptedTokens: 0 },
+  running: 0,
+  waiting: 0,
+  pageBytes: 0,
+  reservedBytes: 0,
+  cacheBytes: 1,
+  prefixQueries: 0,
+  prefixHits: 0,
+  prefixFileHits: 0,
+  prefixFileBytes: 0,
+  prefixFilesDamaged: 0,
+  prefixFileErrors: 0,
+  draftTokens: 0,
+  acceptedTokens: 0,
 };
 
 interface PendingTrace {

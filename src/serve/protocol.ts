@@ -78,10 +78,24 @@ const chat = z.looseObject({
 
 /** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
 const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
-  ...{ frequency_penalty: [0], presence_penalty: [0], logit_bias: ['{}'], best_of: [1], suffix: [''] },
-  ...{ tools: ['[]'], tool_choice: ['none'], functions: ['[]'], function_call: ['none'] },
-  ...{ parallel_tool_calls: [true, false], modalities: ['["text"]'], audio: [], prediction: [], reasoning_effort: [] },
-  ...{ web_search_options: [], store: [false], service_tier: ['auto', 'default'], verbosity: [] },
+  frequency_penalty: [0],
+  presence_penalty: [0],
+  logit_bias: ['{}'],
+  best_of: [1],
+  suffix: [''],
+  tools: ['[]'],
+  tool_choice: ['none'],
+  functions: ['[]'],
+  function_call: ['none'],
+  parallel_tool_calls: [true, false],
+  modalities: ['["text"]'],
+  audio: [],
+  prediction: [],
+  reasoning_effort: [],
+  web_search_options: [],
+  store: [false],
+  service_tier: ['auto', 'default'],
+  verbosity: [],
 };
 
 /** One prompt: its tokens, and its text if it was given as text. */
@@ -171,11 +185,24 @@ function jobOf(
   const stop = typeof known.stop === 'string' ? [known.stop] : known.stop;
   const listed = logprobs === null ? {} : { logprobs };
   return {
-    ...{ kind, prompts, n, stream, includeUsage: known.stream_options?.include_usage ?? false, echo, logprobs },
-    ...{ returnTokenIds: known.return_token_ids, returnProgress: known.return_progress, unknown },
+    kind,
+    prompts,
+    n,
+    stream,
+    includeUsage: known.stream_options?.include_usage ?? false,
+    echo,
+    logprobs,
+    returnTokenIds: known.return_token_ids,
+    returnProgress: known.return_progress,
+    unknown,
     request: (index) => ({
-      ...{ prompt: prompts[Math.floor(index / n)].tokens, maxNewTokens, minNewTokens: known.min_tokens, stop },
-      ...{ ignoreSeparator: known.ignore_eos, cacheSalt: known.cache_salt, ...listed },
+      prompt: prompts[Math.floor(index / n)].tokens,
+      maxNewTokens,
+      minNewTokens: known.min_tokens,
+      stop,
+      ignoreSeparator: known.ignore_eos,
+      cacheSalt: known.cache_salt,
+      ...listed,
       ...(echo && logprobs !== null ? { promptLogprobs: logprobs } : {}),
       ...(format ? { responseFormat: format } : {}),
       // Choices of one prompt differ by their seeds.
@@ -190,7 +217,8 @@ function expectRoom(tokens: readonly number[], kind: Job['kind'], info: ModelInf
   const most = Math.min(info.maxContext, info.maxTokens);
   if (tokens.length >= most)
     throw new ApiError(400, `the prompt has ${tokens.length} tokens; at most ${most - 1} fit`, {
-      ...{ param, code: 'context_length_exceeded' },
+      param,
+      code: 'context_length_exceeded',
     });
   // Beyond the context a text ends by length; memory for all of it is reserved before it starts.
   if (Math.min(info.maxContext, tokens.length + maxNewTokens) > info.maxTokens)
@@ -210,7 +238,8 @@ function responseFormatOf(known: Sampling): ResponseFormat | null {
   );
   if (other)
     throw new ApiError(400, `${other[0]} is not supported together with response_format`, {
-      ...{ param: other[0], code: 'unsupported_parameter' },
+      param: other[0],
+      code: 'unsupported_parameter',
     });
   return format.type === 'json_object'
     ? format
@@ -299,7 +328,8 @@ function check<T extends { model?: string | undefined }>(
   if (!parsed.success) throw invalid(parsed.error);
   if (parsed.data.model !== undefined && parsed.data.model !== model.id)
     throw new ApiError(404, `there is no model ${JSON.stringify(parsed.data.model)}; this server has ${model.id}`, {
-      ...{ param: 'model', code: 'model_not_found' },
+      param: 'model',
+      code: 'model_not_found',
     });
   const unknown = Object.keys(given).filter((name) => !(name in schema.shape) && !(name in NEUTRAL));
   return { known: parsed.data, unknown };

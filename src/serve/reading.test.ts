@@ -20,7 +20,11 @@ beforeAll(async () => {
   host = new LocalHost(source, { cacheBytes: 2 ** 24, maxContext: MAX_CONTEXT });
   const page = { headers: { 'Content-Type': 'text/html' }, content: Buffer.from('<p>a page</p>') };
   server = await startServer(host, {
-    ...{ id: 'tiny', port: 0, keys: ['secret'], chatTemplate: TEMPLATE, pages: new Map([['/', page]]) },
+    id: 'tiny',
+    port: 0,
+    keys: ['secret'],
+    chatTemplate: TEMPLATE,
+    pages: new Map([['/', page]]),
   });
 });
 afterAll(async () => {
@@ -89,7 +93,8 @@ describe('POST /reader', () => {
 
   it('is refused with 429 while the model answers', async () => {
     const answer = await fetch(`${server.url}/v1/completions`, {
-      ...{ method: 'POST', headers },
+      method: 'POST',
+      headers,
       body: JSON.stringify({ prompt: 'a', max_tokens: 250, ignore_eos: true, stream: true }),
     });
     const refused = await read({ prompt: TEXT });

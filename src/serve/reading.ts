@@ -31,11 +31,14 @@ export class Readings {
     const most = Math.min(MOST_TOKENS, this.#host.info.maxContext);
     if (tokens.length < 2 || tokens.length > most)
       throw new ApiError(400, `the text has ${tokens.length} tokens; the reader takes 2 to ${most}`, {
-        ...{ param: 'prompt', code: 'context_length_exceeded' },
+        param: 'prompt',
+        code: 'context_length_exceeded',
       });
     if (this.#isReading)
       throw new ApiError(429, 'the model is reading another text: try again later', {
-        ...{ type: 'rate_limit_error', code: 'reader_busy', headers: { 'retry-after': '5' } },
+        type: 'rate_limit_error',
+        code: 'reader_busy',
+        headers: { 'retry-after': '5' },
       });
     const send = (value: object) => {
       if (!response.destroyed) response.write(`data: ${JSON.stringify(value)}\n\n`);

@@ -480,7 +480,11 @@ describe('load', () => {
   it('a full queue answers 429 with Retry-After, and the client tries again', async () => {
     const { openai, server } = await start({ maxQueued: 1 }, { maxBatch: 1 });
     const patient = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'x', maxRetries: 20 });
-    const long = { ...BASE, max_tokens: 150, ...{ ignore_eos: true } };
+    const long = {
+      ...BASE,
+      max_tokens: 150,
+      ignore_eos: true,
+    };
     const under = [openai.completions.create(long), openai.completions.create(long)];
     await expect
       .poll(async () => /waiting [12]/.test(await (await fetch(`${server.url}/metrics`)).text()))

@@ -228,8 +228,13 @@ class ModelServer {
       : {};
     this.#options.log?.(
       JSON.stringify({
-        ...{ time: new Date().toISOString(), id, method: request.method, path: path.slice(0, 200) },
-        ...{ status: response.statusCode, ms, ...detail },
+        time: new Date().toISOString(),
+        id,
+        method: request.method,
+        path: path.slice(0, 200),
+        status: response.statusCode,
+        ms,
+        ...detail,
       }),
     );
   }
@@ -268,7 +273,9 @@ class ModelServer {
       // One pass blocks the engine: it may delay requests that come later, but none that runs.
       if (this.#load.choices > 0)
         throw new ApiError(429, 'the model is answering other requests: try again later', {
-          ...{ type: 'rate_limit_error', code: 'reader_busy', headers: { 'retry-after': '5' } },
+          type: 'rate_limit_error',
+          code: 'reader_busy',
+          headers: { 'retry-after': '5' },
         });
       await this.#ready.readings.stream(tokens, response);
       return null;
@@ -308,7 +315,11 @@ class ModelServer {
     const prefix = job.kind === 'chat' ? 'chatcmpl' : 'cmpl';
     const { id: model, tokenizer } = this.#model;
     const answer = new Answer(response, job, {
-      ...{ id: `${prefix}-${id}`, model, tokenizer, host: this.#host, metrics: this.#metrics },
+      id: `${prefix}-${id}`,
+      model,
+      tokenizer,
+      host: this.#host,
+      metrics: this.#metrics,
     });
     this.#load = { choices: this.#load.choices + load.choices, tokens: this.#load.tokens + load.tokens };
     this.#answers.add(answer);
@@ -331,7 +342,9 @@ class ModelServer {
     const rounds = Math.max(1, this.#load.choices / maxBatch);
     const seconds = Math.min(60, Math.max(1, Math.ceil(this.#metrics.meanSeconds * rounds)));
     throw new ApiError(429, `the server has ${this.#load.choices} requests and its queue is full: try again later`, {
-      ...{ type: 'rate_limit_error', code: 'queue_full', headers: { 'retry-after': String(seconds) } },
+      type: 'rate_limit_error',
+      code: 'queue_full',
+      headers: { 'retry-after': String(seconds) },
     });
   }
 
@@ -346,7 +359,8 @@ class ModelServer {
     const matches = this.#keys.map((known) => timingSafeEqual(known, given));
     if (scheme.toLowerCase() === 'bearer' && matches.includes(true)) return;
     throw new ApiError(401, 'the API key is missing or wrong: send "Authorization: Bearer KEY"', {
-      ...{ code: 'invalid_api_key', headers: { 'www-authenticate': 'Bearer' } },
+      code: 'invalid_api_key',
+      headers: { 'www-authenticate': 'Bearer' },
     });
   }
 }

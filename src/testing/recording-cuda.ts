@@ -113,12 +113,20 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
   const tokens = unionTokens(shape, build, sharedLimit(90));
   const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
   const numbers: Readonly<Record<string, number>> = {
-    ...{ select_max_stretches: 128, select_forward_chunk: 128, select_backward_chunk: 512, select_plan_words: 1415 },
-    ...{ selected_outer_ring: 4, selected_outer_chosen: shape.sparse.nSel - 3, selected_outer_blocks: 4 },
+    select_max_stretches: 128,
+    select_forward_chunk: 128,
+    select_backward_chunk: 512,
+    select_plan_words: 1415,
+    selected_outer_ring: 4,
+    selected_outer_chosen: shape.sparse.nSel - 3,
+    selected_outer_blocks: 4,
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
-    ...{ compressed_backward_chunk: 512, select_union_tokens: tokens, selected_union_tokens: tokens },
-    ...{ step_attention_shared: 40_000, step_scores_shared: 20_000 },
+    compressed_backward_chunk: 512,
+    select_union_tokens: tokens,
+    selected_union_tokens: tokens,
+    step_attention_shared: 40_000,
+    step_scores_shared: 20_000,
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;

@@ -30,14 +30,24 @@ export function tinyConfig(outDir: string, overrides: TinyOverrides = {}): Confi
     model: { dim: 32, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8, mlp_ratio: 2, ...overrides.model },
     nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16, ...overrides.nsa },
     data: {
-      ...{ source: 'text', val_fraction: 0.1, document_mask: false },
+      source: 'text',
+      val_fraction: 0.1,
+      document_mask: false,
       ...(readsPath(overrides.data?.['source'] ?? 'text') && { path: writeText(outDir) }),
       ...overrides.data,
     },
     runtime: { device: 'cpu', ...overrides.runtime },
     train: {
-      ...{ steps: 12, seq_len: 64, batch_size: 2, lr: 3e-3, warmup_steps: 2, log_every: 1 },
-      ...{ eval_every: 5, save_every: 4, out_dir: join(outDir, 'run'), ...overrides.train },
+      steps: 12,
+      seq_len: 64,
+      batch_size: 2,
+      lr: 3e-3,
+      warmup_steps: 2,
+      log_every: 1,
+      eval_every: 5,
+      save_every: 4,
+      out_dir: join(outDir, 'run'),
+      ...overrides.train,
     },
   });
 }

@@ -29,8 +29,15 @@ function chat(seed: number, ...turns: readonly [question: number, answer: number
 it('has the gradients of the float64 reference', () => {
   const config = parseConfig({
     model: {
-      ...{ dim: 16, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 8, d_v: 8 },
-      ...{ attention: 'dense', mlp: 'swiglu', mlp_ratio: 2 },
+      dim: 16,
+      n_layers: 1,
+      n_heads: 2,
+      n_kv_groups: 1,
+      d_k: 8,
+      d_v: 8,
+      attention: 'dense',
+      mlp: 'swiglu',
+      mlp_ratio: 2,
     },
   });
   const shape = modelShape(config, VOCABULARY);

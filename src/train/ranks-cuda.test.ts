@@ -46,8 +46,14 @@ async function start(name: string, world: number, overrides: TinyOverrides, word
     model: { dim: 64, d_k: 16, d_v: 16, ...overrides.model },
     runtime: { device: 'cuda', deterministic: true, ...overrides.runtime },
     train: {
-      ...{ steps: 12, eval_every: 6, save_every: 0, out_dir: outDir, batch_size: 4 / world },
-      ...{ bucket_mb: 0.2, hash_every: 5, ...overrides.train },
+      steps: 12,
+      eval_every: 6,
+      save_every: 0,
+      out_dir: outDir,
+      batch_size: 4 / world,
+      bucket_mb: 0.2,
+      hash_every: 5,
+      ...overrides.train,
     },
   });
   const file = join(folder.path, `${name}.yaml`);
@@ -58,8 +64,13 @@ async function start(name: string, world: number, overrides: TinyOverrides, word
       world === 1
         ? {}
         : {
-            ...{ RANK: `${rank}`, WORLD_SIZE: `${world}`, LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-            ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${port}`, NSA_PG_TIMEOUT_MIN: minutes },
+            RANK: `${rank}`,
+            WORLD_SIZE: `${world}`,
+            LOCAL_RANK: `${rank}`,
+            TREFOIL_SHARE_GPU: '1',
+            MASTER_ADDR: '127.0.0.1',
+            MASTER_PORT: `${port}`,
+            NSA_PG_TIMEOUT_MIN: minutes,
           };
     const child = startTrefoil(['train', '--config', file, ...words], env);
     let output = '';

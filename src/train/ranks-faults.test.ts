@@ -88,9 +88,16 @@ async function startRanks(name: string, lost: Case) {
     const there = ['unshare', '--uts', 'sh', '-c', 'hostname elsewhere && exec "$0" "$@"'];
     const [program, ...words] = rank === 1 && isElsewhere ? [...there, ...command] : command;
     const child = startProgram(program, words, {
-      ...{ ...gpu.env, ...behaviour, IDLE_GPU_FAULT: faults[1 - rank] },
-      ...{ RANK: `${rank}`, WORLD_SIZE: '2', LOCAL_RANK: `${rank}`, TREFOIL_SHARE_GPU: '1' },
-      ...{ MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${port}`, NSA_PG_TIMEOUT_MIN: minutes },
+      ...gpu.env,
+      ...behaviour,
+      IDLE_GPU_FAULT: faults[1 - rank],
+      RANK: `${rank}`,
+      WORLD_SIZE: '2',
+      LOCAL_RANK: `${rank}`,
+      TREFOIL_SHARE_GPU: '1',
+      MASTER_ADDR: '127.0.0.1',
+      MASTER_PORT: `${port}`,
+      NSA_PG_TIMEOUT_MIN: minutes,
     });
     let output = '';
     for (const stream of [child.stdout!, child.stderr!])

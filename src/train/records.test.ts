@@ -4,18 +4,22 @@ import { LiveLine } from '../live-line.js';
 import { duration, progressText, stepLine } from './records.js';
 
 const line = {
-  ...{ step: 20, loss: 5.43214, learningRate: 3e-4, tokensPerSecond: 51234.4, mfu: 0.412 },
-  ...{
-    gradientNorm: 0.871,
-    fetchSeconds: 0.0032,
-    fetchP50Ms: 2,
-    fetchP95Ms: 9,
-    gates: null,
-    selection: null,
-    attention: null,
-    sparseStart: null,
-  },
-  ...{ memoryMib: { allocated: 1, reserved: 2 }, counters: {}, data: 'text' },
+  step: 20,
+  loss: 5.43214,
+  learningRate: 3e-4,
+  tokensPerSecond: 51234.4,
+  mfu: 0.412,
+  gradientNorm: 0.871,
+  fetchSeconds: 0.0032,
+  fetchP50Ms: 2,
+  fetchP95Ms: 9,
+  gates: null,
+  selection: null,
+  attention: null,
+  sparseStart: null,
+  memoryMib: { allocated: 1, reserved: 2 },
+  counters: {},
+  data: 'text',
 };
 
 describe('progress', () => {

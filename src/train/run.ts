@@ -193,16 +193,23 @@ export class Run {
     if (config.runtime.debug_timing) log.say(timingLine(trained));
     if (trained.spike) this.#warn(spikeLine(trained));
     const record: StepRecord = {
-      ...{ step, loss, learningRate: trained.learningRate, tokensPerSecond, gradientNorm: trained.gradientNorm },
+      step,
+      loss,
+      learningRate: trained.learningRate,
+      tokensPerSecond,
+      gradientNorm: trained.gradientNorm,
       fetchSeconds: trained.fetchSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
       mfu: this.#mfu(usedFlops(model, batches) / seconds),
-      ...{ ...result.observed, sparseStart: trained.sparseStart },
+      ...result.observed,
+      sparseStart: trained.sparseStart,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
       counters: {
-        ...{ save_failed: this.#failedSaves, spike: trainer.progress.spikes },
-        ...{ update_skipped: trainer.progress.skippedUpdates, ...result.counters },
+        save_failed: this.#failedSaves,
+        spike: trainer.progress.spikes,
+        update_skipped: trainer.progress.skippedUpdates,
+        ...result.counters,
         ...(dropped > 0 && { log_dropped: dropped }),
       },
       data: this.#parts.data(),
@@ -379,7 +386,9 @@ export class Run {
     const lost = records.lost;
     if (lost > 0) log.warn(`${lost} log records were dropped: the file system of ${folder.path} did not take them`);
     folder.writeMetrics({
-      ...{ status, step: progress.step, steps },
+      status,
+      step: progress.step,
+      steps,
       first_loss: progress.firstLoss,
       last_loss: progress.lastLoss,
       val_loss: progress.lastValLoss,

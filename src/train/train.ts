@@ -109,7 +109,10 @@ async function openAndRun(
   world.monitor.watch({ paths: folder.paths, waiting: (isWaiting) => records.wait(isWaiting) });
   onEnd(() => world.monitor.watch(null));
   const trainer = new Trainer({
-    ...{ model, data: loader, config, world },
+    model,
+    data: loader,
+    config,
+    world,
     onSection: (section, at) => records.enter(section, at),
   });
   onEnd(() => trainer.free());
@@ -130,7 +133,15 @@ async function openAndRun(
   records.event({ step, msg: 'loader_ready', data: opened.data() });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
   const run = new Run({
-    ...{ options, config, world, folder, model, trainer, records, log, data: opened.data },
+    options,
+    config,
+    world,
+    folder,
+    model,
+    trainer,
+    records,
+    log,
+    data: opened.data,
     live: new LiveLine(isFirst ? (options.terminal ?? null) : null),
     requests: signals.requests,
     resumedFrom: point?.found.step ?? null,

@@ -140,8 +140,13 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly spikes = new Spikes();
   readonly steps: number;
   readonly progress: Progress = {
-    ...{ step: 0, firstLoss: null, lastLoss: null, lastValLoss: null },
-    ...{ tokensSeen: 0, spikes: 0, skippedUpdates: 0 },
+    step: 0,
+    firstLoss: null,
+    lastLoss: null,
+    lastValLoss: null,
+    tokensSeen: 0,
+    spikes: 0,
+    skippedUpdates: 0,
   };
   readonly #options: TrainerOptions;
   readonly #schedule: (step: number) => number;
@@ -298,9 +303,19 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     progress.spikes += Number(spike !== null);
     progress.skippedUpdates += Number(isSkipped);
     return {
-      ...{ step, loss: result.loss, learningRate: rate, gradientNorm: result.norm, tokens, fetchSeconds },
-      ...{ tokensPerSecond: (1000 * tokens) / (ended - started), spike, isSkipped, result, batches },
-      ...{ gradientsMs: updating - computing, updateMs: ended - updating },
+      step,
+      loss: result.loss,
+      learningRate: rate,
+      gradientNorm: result.norm,
+      tokens,
+      fetchSeconds,
+      tokensPerSecond: (1000 * tokens) / (ended - started),
+      spike,
+      isSkipped,
+      result,
+      batches,
+      gradientsMs: updating - computing,
+      updateMs: ended - updating,
       sparseStart: this.#sparseStart.state(step),
     };
   }

@@ -88,7 +88,11 @@ async function openSource(config: Config, say: Say, warn: Say, options: OpenData
   const limit = new StallLimit(data.loader_timeout);
   const line = new TokenisingLine(say, data.report_docs, options.terminal ?? null);
   const loading = openLoader(config, {
-    ...{ environment, evaluate, ...rank, onNotice: say, onWarning: warn },
+    environment,
+    evaluate,
+    ...rank,
+    onNotice: say,
+    onWarning: warn,
     onProgress: (progress) => {
       limit.progress();
       line.show(progress);

@@ -81,7 +81,9 @@ export function caseTensors({ shapes }: CaseFile, { outputs, selected, gradients
   const { nSel } = shapes.sparse;
   const inputs = inputShapes(shapes);
   const floats = (name: string, shape: readonly number[], values: ArrayLike<number>): TensorToWrite => ({
-    ...{ name, shape, dtype: 'F32' as const },
+    name,
+    shape,
+    dtype: 'F32' as const,
     data: () => bytesOf(Float32Array.from(values)),
   });
   return [
@@ -90,7 +92,9 @@ export function caseTensors({ shapes }: CaseFile, { outputs, selected, gradients
     floats('o_sel', out, outputs.oSel),
     floats('o_win', out, outputs.oWin),
     {
-      ...{ name: 'selected', shape: [sum(shapes.lengths), groups, nSel], dtype: 'I32' as const },
+      name: 'selected',
+      shape: [sum(shapes.lengths), groups, nSel],
+      dtype: 'I32' as const,
       data: () => bytesOf(paddingFirst(selected, nSel)),
     },
     ...(gradients ? INPUT_NAMES.map((name) => floats(gradientName(name), inputs[name], gradients[name])) : []),

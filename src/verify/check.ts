@@ -53,7 +53,13 @@ export const BF16_TOLERANCE = 1e-2;
 
 export function runCheck({ invariant, case: name, limit, run }: Check, device: Device): Row {
   const row = (ok: boolean | null, error: number | null, reason: string | null): Row => ({
-    ...{ device: device.kind, invariant, case: name, ok, error, limit, reason },
+    device: device.kind,
+    invariant,
+    case: name,
+    ok,
+    error,
+    limit,
+    reason,
   });
   let finding: Finding;
   try {

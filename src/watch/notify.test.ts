@@ -7,8 +7,14 @@ import { temporaryFolder } from '../testing/run.js';
 import { type Alert, notify } from './notify.js';
 
 const alert: Alert = {
-  ...{ run: 'r', rank: 0, rule: 'loss', level: 'red', value: 'NaN', limit: 'finite' },
-  ...{ line: "CRITICAL: it's $HOME `x`", iso: '2026-01-01T00:00:00.000Z' },
+  run: 'r',
+  rank: 0,
+  rule: 'loss',
+  level: 'red',
+  value: 'NaN',
+  limit: 'finite',
+  line: "CRITICAL: it's $HOME `x`",
+  iso: '2026-01-01T00:00:00.000Z',
 };
 
 async function problemsOf(channels: Parameters<typeof notify>[1]): Promise<string[]> {

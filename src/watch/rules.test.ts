@@ -29,7 +29,10 @@ afterEach(() => {
 function watchdogOf(recorded: RecordedRun, halt = false) {
   const clock = () => recorded.now;
   return new Watchdog({
-    ...{ dir: recorded.dir, thresholds: LIMITS, halt, ages: new SteadyAges(clock, clock) },
+    dir: recorded.dir,
+    thresholds: LIMITS,
+    halt,
+    ages: new SteadyAges(clock, clock),
     signal: () => {},
   });
 }
@@ -257,7 +260,10 @@ describe('the watchdog', () => {
     const signals: [number, string][] = [];
     const clock = () => run.now;
     const watchdog = new Watchdog({
-      ...{ dir: folder.path, thresholds: LIMITS, halt: true, ages: new SteadyAges(clock, clock) },
+      dir: folder.path,
+      thresholds: LIMITS,
+      halt: true,
+      ages: new SteadyAges(clock, clock),
       signal: (pid, signal) => void signals.push([pid, signal]),
     });
     run.lock('alive');

@@ -12,7 +12,10 @@ interface ThresholdEntry {
 }
 
 const limit = (flag: string, variable: string, otherwise: number, unit: string): ThresholdEntry => ({
-  ...{ flag, variable: `NSA_WATCH_${variable}`, default: otherwise, unit },
+  flag,
+  variable: `NSA_WATCH_${variable}`,
+  default: otherwise,
+  unit,
 });
 
 const THRESHOLDS = {

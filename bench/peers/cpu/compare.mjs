@@ -46,9 +46,15 @@ const JAX_NEEDS_NODE = 24;
 
 const { values: options } = parseArgs({
   options: {
-    ...{ python: { type: 'string' }, node: { type: 'string' }, modules: { type: 'string' } },
-    ...{ shape: { type: 'string', default: 'small' }, steps: { type: 'string' }, threads: { type: 'string' } },
-    ...{ rounds: { type: 'string', default: '3' }, compile: { type: 'boolean' }, json: { type: 'boolean' } },
+    python: { type: 'string' },
+    node: { type: 'string' },
+    modules: { type: 'string' },
+    shape: { type: 'string', default: 'small' },
+    steps: { type: 'string' },
+    threads: { type: 'string' },
+    rounds: { type: 'string', default: '3' },
+    compile: { type: 'boolean' },
+    json: { type: 'boolean' },
   },
 });
 const shape = SHAPES[options.shape];
@@ -145,7 +151,11 @@ const rows = [...seen].map(([name, results]) => {
 const own = rows.find(({ name }) => name === all[0].name)?.tokens_per_s ?? Number.NaN;
 const result = {
   machine: `${cpus()[0].model.trim()}, ${availableParallelism()} cores`,
-  ...{ shape: options.shape, threads, steps, rounds: Number(options.rounds), load },
+  shape: options.shape,
+  threads,
+  steps,
+  rounds: Number(options.rounds),
+  load,
   rows: rows.map((row) => ({ ...row, trefoil_is: own / row.tokens_per_s })),
   absent: all.filter(({ absent }) => absent).map(({ name, absent }) => ({ name, reason: absent })),
 };

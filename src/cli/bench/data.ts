@@ -112,7 +112,11 @@ async function measure(options: Options, folder: string, onProgress: (text: stri
       pipeline = better(pipeline, await measurePipeline(spec, tokenizer, workers, SHAPE, seconds));
     }
     const row = (what: Row['what'], rate: Rate) => ({
-      ...{ what, text, ...NOTHING, tokens_per_s: rate.tokensPerSecond, mb_per_s: rate.megabytesPerSecond },
+      what,
+      text,
+      ...NOTHING,
+      tokens_per_s: rate.tokensPerSecond,
+      mb_per_s: rate.megabytesPerSecond,
       mb_per_cpu_s: rate.megabytesPerCpuSecond,
     });
     const share = pipeline.megabytesPerSecond / bare.megabytesPerSecond;
@@ -133,7 +137,14 @@ async function measure(options: Options, folder: string, onProgress: (text: stri
   };
   await wait('wait prepared', prepared);
   const stream = await createStreamLoader({
-    ...{ spec: corpora[0][1], tokenizer, workers, documentBatch: 64, prefetch: true, queue: 8, timeout: 120, ...SHAPE },
+    spec: corpora[0][1],
+    tokenizer,
+    workers,
+    documentBatch: 64,
+    prefetch: true,
+    queue: 8,
+    timeout: 120,
+    ...SHAPE,
   });
   await stream.ready(8);
   await wait('wait pipeline', stream);

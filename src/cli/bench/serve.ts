@@ -75,7 +75,9 @@ async function run(options: Options, io: Io): Promise<void> {
   const unbounded = { maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER };
   const host = await WorkerHost.start(
     {
-      ...{ model: model!, device: options.device, engine: { maxBatch: options.maxBatch, ...unbounded } },
+      model: model!,
+      device: options.device,
+      engine: { maxBatch: options.maxBatch, ...unbounded },
       ...(options.threads === undefined ? {} : { threads: options.threads }),
     },
     (line) => io.err(line),

@@ -154,13 +154,18 @@ function rowOf({ name, time, profile }: Measured, peak: number): Row {
   const seconds = time.ms / 1000;
   const { attention, kernel, S, batch, params, layers } = time;
   return {
-    ...{ config: name, attention, kernel, S, batch },
+    config: name,
+    attention,
+    kernel,
+    S,
+    batch,
     tokens_per_s: round((batch * S) / seconds, 1),
     ms_step: round(time.ms, 3),
     mfu: round(time.flops.used / seconds / peak, 4),
     mfu_palm: round(time.flops.palm / seconds / peak, 4),
     peak_mem_mib: round(time.peakBytes / MIB, 1),
-    ...{ params, layers },
+    params,
+    layers,
     ...(profile ? { profile } : {}),
   };
 }

@@ -28,7 +28,9 @@ async function run(options: Options, io: Io): Promise<void> {
   for (const text of describeFiles(spec)) io.err(text);
   const line = new ProgressLine(io);
   const result = await bootstrap({
-    ...{ spec, folder, bytes },
+    spec,
+    folder,
+    bytes,
     onProgress: (done) =>
       line.show(`${sizeText(done.bytes)} of ${sizeText(bytes)}, ${done.documents} documents, ${done.files} files`),
   });

@@ -29,7 +29,11 @@ function run({ clear, limit, json }: Options, io: Io): void {
   const bytes = sum(entries);
   if (json) {
     const describe = ({ name, kind, bytes: size, lastUsed, tokens, tokenizer }: CacheEntry) => ({
-      ...{ name, kind, bytes: size, tokens, tokenizer },
+      name,
+      kind,
+      bytes: size,
+      tokens,
+      tokenizer,
       last_used: new Date(lastUsed).toISOString(),
     });
     printJson(io, { folder, bytes, entries: entries.map(describe), removed: removed.map(describe) });

@@ -36,7 +36,9 @@ async function run(options: Options, io: Io): Promise<void> {
   const started = performance.now();
   let read = 0;
   const { index, report } = await prepareCorpus({
-    ...{ spec, tokenizerName: config.data.tokenizer, folder: options.out },
+    spec,
+    tokenizerName: config.data.tokenizer,
+    folder: options.out,
     workers: options.workers ?? availableParallelism(),
     onNote: io.err,
     onProgress: ({ parts, totalParts, documents, tokens, bytes }) => {

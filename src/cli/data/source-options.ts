@@ -53,8 +53,18 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
 
 const UNITS: Readonly<Record<string, number>> = {
   '': 1,
-  ...{ K: 1e3, KB: 1e3, M: 1e6, MB: 1e6, G: 1e9, GB: 1e9, T: 1e12, TB: 1e12 },
-  ...{ KIB: 2 ** 10, MIB: 2 ** 20, GIB: 2 ** 30, TIB: 2 ** 40 },
+  K: 1e3,
+  KB: 1e3,
+  M: 1e6,
+  MB: 1e6,
+  G: 1e9,
+  GB: 1e9,
+  T: 1e12,
+  TB: 1e12,
+  KIB: 2 ** 10,
+  MIB: 2 ** 20,
+  GIB: 2 ** 30,
+  TIB: 2 ** 40,
 };
 
 /** `5GB`, `500MiB` or a plain number. */

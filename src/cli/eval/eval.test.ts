@@ -300,7 +300,9 @@ describe('eval selection', () => {
     ]);
     const { tokens_per_row, share } = result.layers[1].selection_map;
     expect({ tokens_per_row, rows: share.length, blocks: share[0].length }).toEqual({
-      ...{ tokens_per_row: 1, rows: 50, blocks: Math.ceil(50 / 8) },
+      tokens_per_row: 1,
+      rows: 50,
+      blocks: Math.ceil(50 / 8),
     });
     // A token always selects its own block, and never a later one.
     share.forEach((row: number[], token: number) => {

@@ -143,8 +143,16 @@ async function measure(loaded: LoadedModel, options: Options, io: Io): Promise<R
     },
   );
   return {
-    ...{ model: path, step, source: config.data.source, loss, perplexity, targets, batches },
-    ...{ bits_per_byte: bitsPerByte, complete, ...(options.byPosition && { by_position: byPosition }) },
+    model: path,
+    step,
+    source: config.data.source,
+    loss,
+    perplexity,
+    targets,
+    batches,
+    bits_per_byte: bitsPerByte,
+    complete,
+    ...(options.byPosition && { by_position: byPosition }),
   };
 }
 
@@ -187,7 +195,9 @@ function csv(rows: readonly Row[]): string {
 
 function chart(rows: readonly Row[]): string {
   return lineChart({
-    ...{ title: 'Loss by position', x: 'log2 of the tokens of context', y: 'loss' },
+    title: 'Loss by position',
+    x: 'log2 of the tokens of context',
+    y: 'loss',
     series: rows.map((row) => ({
       name: nameOf(row),
       points: (row.by_position ?? []).map(({ to, loss }) => [Math.log2(to), loss] as const),

@@ -166,7 +166,9 @@ function selectedShare(off: Branch | null, length: number, rows: readonly Row[])
 function writeFiles(folder: string, options: Options, result: { readonly rows: readonly Row[] }): void {
   ensureFolder(folder);
   const svg = heatMap({
-    ...{ title: 'Needles found, by depth and length', x: 'tokens', y: 'depth' },
+    title: 'Needles found, by depth and length',
+    x: 'tokens',
+    y: 'depth',
     columns: options.lengths.map(String),
     rows: options.depths.map((depth) => `${depth} %`),
     tables: [null, ...(options.without ? [options.without] : [])].map((off) => ({

@@ -115,14 +115,20 @@ function writePictures(folder: string, result: { tokens: number; layers: readonl
   ensureFolder(folder);
   const { layers } = result;
   const selection = lineChart({
-    ...{ title: 'Selected blocks by distance', x: 'distance in blocks', y: 'share of tokens', fromZero: true },
+    title: 'Selected blocks by distance',
+    x: 'distance in blocks',
+    y: 'share of tokens',
+    fromZero: true,
     series: layers.map(({ layer, rate_by_distance }) => ({
       name: `layer ${layer}`,
       points: rate_by_distance.map((rate, distance) => [distance, rate] as const),
     })),
   });
   const gates = lineChart({
-    ...{ title: 'Share of each branch', x: 'layer', y: 'share', fromZero: true },
+    title: 'Share of each branch',
+    x: 'layer',
+    y: 'share',
+    fromZero: true,
     series: (['cmp', 'sel', 'win'] as const).map((name) => ({
       name,
       points: layers.map((layer) => [layer.layer, layer.gates[name]] as const),
@@ -131,7 +137,10 @@ function writePictures(folder: string, result: { tokens: number; layers: readonl
   writeFileAtomic(join(folder, 'selection.json'), `${JSON.stringify(result)}\n`);
   const last = result.tokens - 1;
   const map = densityMap({
-    ...{ title: 'Blocks selected, by token and block', x: 'block', y: 'token', ends: ['0', String(last)] },
+    title: 'Blocks selected, by token and block',
+    x: 'block',
+    y: 'token',
+    ends: ['0', String(last)],
     tables: layers.map(({ layer, selection_map }) => ({ title: `layer ${layer}`, values: selection_map.share })),
   });
   writeFileAtomic(join(folder, 'selection.svg'), selection);

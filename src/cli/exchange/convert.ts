@@ -65,7 +65,13 @@ function run(path: string, { out, context, set = [], json }: Options, io: Io): v
     const seconds = progress.end();
     if (json)
       printJson(io, {
-        ...{ folder: out, parameters, bytes, seconds, exact_tokens: exactTokens, nsa: written.nsa, companions },
+        folder: out,
+        parameters,
+        bytes,
+        seconds,
+        exact_tokens: exactTokens,
+        nsa: written.nsa,
+        companions,
       });
     else {
       const { n_sel: count, l_sel: size } = written.nsa;

@@ -31,7 +31,8 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   return open(device, {
     ...(threads === undefined ? {} : { threads }),
     ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
-    ...{ progress, deterministic },
+    progress,
+    deterministic,
   });
 }
 

@@ -31,7 +31,11 @@ export function createIo(stdout: Stream, stderr: Stream, env: Environment): Io {
   const { yellow } = stylesFor(stderr, env);
   const err = (line: string) => void stderr.write(`${line}\n`);
   return {
-    ...{ env, stdout, stderr, err, exitCode: 0 },
+    env,
+    stdout,
+    stderr,
+    err,
+    exitCode: 0,
     out: (line) => void stdout.write(`${line}\n`),
     warn: (text) => err(`${yellow('warning:')} ${text}`),
     style: stylesFor(stdout, env),
@@ -96,8 +100,11 @@ export function stylesFor(stream: { readonly isTTY?: boolean }, env: Environment
   const isOn = usesColour(stream, env);
   const style = (open: number, close: number) => (text: string) => (isOn ? `\x1b[${open}m${text}\x1b[${close}m` : text);
   return {
-    ...{ bold: style(1, 22), dim: style(2, 22) },
-    ...{ red: style(31, 39), green: style(32, 39), yellow: style(33, 39) },
+    bold: style(1, 22),
+    dim: style(2, 22),
+    red: style(31, 39),
+    green: style(32, 39),
+    yellow: style(33, 39),
   };
 }
 

@@ -72,16 +72,29 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
     const sel = 0.2 + 0.22 * (1 - Math.exp(-6 * share));
     const win = 0.46 - 0.1 * (1 - Math.exp(-4 * share));
     write({
-      ...{ step, msg: 'progress', loss, toks_per_s: 39_000 * (0.985 + 0.02 * random()), data: 'fineweb_edu' },
-      ...{ dt_fetch_s: 0.002 + 0.002 * random(), fetch_p50_ms: 2.1 + 0.3 * random(), fetch_p95_ms: 5 + 2 * random() },
+      step,
+      msg: 'progress',
+      loss,
+      toks_per_s: 39_000 * (0.985 + 0.02 * random()),
+      data: 'fineweb_edu',
+      dt_fetch_s: 0.002 + 0.002 * random(),
+      fetch_p50_ms: 2.1 + 0.3 * random(),
+      fetch_p95_ms: 5 + 2 * random(),
       grad_norm: (step === options.spikeAt ? 9 : 0.45) + 2.2 * Math.exp(-14 * share) + 0.08 * random(),
       gate_entropy_mean: 1.05 - 0.16 * (1 - Math.exp(-5 * share)) + 0.01 * gaussian(),
       gate_entropy_min: 0.62 - 0.2 * (1 - Math.exp(-5 * share)) + 0.02 * gaussian(),
-      ...{ gate_max_gate: 0.95, gate_max_gate_mean: 0.5 + 0.1 * share, gate_collapse_frac: 0.004 + 0.012 * share },
+      gate_max_gate: 0.95,
+      gate_max_gate_mean: 0.5 + 0.1 * share,
+      gate_collapse_frac: 0.004 + 0.012 * share,
       gate_branch_shares: [1 - sel - win, sel, win],
-      ...{ sel_k_mean: 14.6, sel_k_max: 16, sel_pct_at_max: 88, gpu_mem_alloc: 21_800, gpu_mem_reserved: 24_100 },
+      sel_k_mean: 14.6,
+      sel_k_max: 16,
+      sel_pct_at_max: 88,
+      gpu_mem_alloc: 21_800,
+      gpu_mem_reserved: 24_100,
       mfu: 0.41 + 0.01 * random(),
-      ...{ fb_save_failed: 0, fb_spike: 0 },
+      fb_save_failed: 0,
+      fb_spike: 0,
     });
     if (step === 1 || step % 20 === 0) {
       training.append({ step, loss, lr, toks_per_s: 39_000 });
@@ -122,7 +135,10 @@ function attentionRecord(step: number, share: number, layers: number, random: ()
   const sel = by((depth) => 0.2 + learned * (0.05 + 0.35 * depth * (1.2 - depth)));
   const win = by((depth) => 0.45 - learned * 0.25 * depth);
   return {
-    ...{ step, sel, win, cmp: sel.map((value, i) => round(1 - value - win[i])) },
+    step,
+    sel,
+    win,
+    cmp: sel.map((value, i) => round(1 - value - win[i])),
     entropy: by((depth) => 1.06 - learned * (0.1 + 0.45 * Math.abs(depth - 0.35))),
     collapse: by((depth) => learned * 0.12 * depth ** 3),
     forced: by((depth) => 0.42 - 0.18 * learned * depth),

@@ -73,7 +73,8 @@ function GateCharts({ run }: { readonly run: RunData }) {
   const theme = useTheme();
   const charts = useMemo(() => {
     const line = (column: string, label: string, i: number): Line => ({
-      ...{ label, colour: lineColour(i) },
+      label,
+      colour: lineColour(i),
       ...run.points('heartbeat', column, 'step'),
     });
     return [
@@ -84,7 +85,8 @@ function GateCharts({ run }: { readonly run: RunData }) {
         format: number,
       },
       {
-        ...{ title: 'Branch shares', format: (value: number) => percent(value) },
+        title: 'Branch shares',
+        format: (value: number) => percent(value),
         lines: [line('share_cmp', 'compressed', 0), line('share_sel', 'selected', 1), line('share_win', 'window', 2)],
       },
       {

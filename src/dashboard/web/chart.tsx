@@ -207,7 +207,10 @@ function options(
       ? lines.map((line): uPlot.Series => ({ stroke: line.colour, width: 2, spanGaps: true, points: { show: false } }))
       : [];
   return {
-    ...{ width, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0] },
+    width,
+    height: HEIGHT,
+    legend: { show: false },
+    padding: [8, 8, 0, 0],
     series: [{}, ...raw, ...smoothed],
     scales: {
       x: { time: false },

@@ -6,7 +6,9 @@ import { type GeneratedToken, type GenerationRequest, generate, readText } from 
 /** One generation at a time, with its speed. */
 export function useGeneration(key: string) {
   const [state, setState] = useState<{ isRunning: boolean; status: string; error: string | null }>({
-    ...{ isRunning: false, status: '', error: null },
+    isRunning: false,
+    status: '',
+    error: null,
   });
   const abort = useRef<AbortController | null>(null);
   useEffect(() => () => abort.current?.abort(), []);

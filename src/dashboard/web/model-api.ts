@@ -50,7 +50,9 @@ async function send(path: string, key: string, body?: object, signal?: AbortSign
   const headers: Record<string, string> = key === '' ? {} : { Authorization: `Bearer ${key}` };
   if (body) headers['Content-Type'] = 'application/json';
   const response = await fetch(path, {
-    ...{ headers, method: body ? 'POST' : 'GET', signal: signal ?? null },
+    headers,
+    method: body ? 'POST' : 'GET',
+    signal: signal ?? null,
     ...(body ? { body: JSON.stringify(body) } : {}),
   });
   if (response.ok) return response;

@@ -34,7 +34,13 @@ export interface Session {
 }
 
 export const NEW_SESSION: Session = {
-  ...{ key: '', mode: 'prompt', prompt: 'Once upon a time', output: [], system: '', draft: '', messages: [] },
+  key: '',
+  mode: 'prompt',
+  prompt: 'Once upon a time',
+  output: [],
+  system: '',
+  draft: '',
+  messages: [],
   sampling: SAMPLING,
 };
 

@@ -29,7 +29,10 @@ const beat = (column: string, label: string) => ({ log: 'heartbeat' as const, co
 
 const CHARTS: readonly CurveSpec[] = [
   {
-    ...{ title: 'Loss', unit: 'nats per token', log: true, format: number },
+    title: 'Loss',
+    unit: 'nats per token',
+    log: true,
+    format: number,
     curves: [beat('loss', 'training'), { log: 'val', column: 'val_loss', label: 'validation', dots: true }],
   },
   { title: 'Gradient norm', log: true, format: number, curves: [beat('grad_norm', 'norm')] },
@@ -43,15 +46,24 @@ const CHARTS: readonly CurveSpec[] = [
     curves: [beat('mfu', 'mfu')],
   },
   {
-    ...{ title: 'Memory', unit: 'MiB', fromZero: true, format: short },
+    title: 'Memory',
+    unit: 'MiB',
+    fromZero: true,
+    format: short,
     curves: [beat('gpu_mem_alloc', 'allocated'), beat('gpu_mem_reserved', 'reserved')],
   },
   {
-    ...{ title: 'Fetch time', unit: 'ms', fromZero: true, format: number },
+    title: 'Fetch time',
+    unit: 'ms',
+    fromZero: true,
+    format: number,
     curves: [beat('fetch_p50_ms', 'p50'), beat('fetch_p95_ms', 'p95')],
   },
   {
-    ...{ title: 'Gates', unit: 'share of each branch', fromZero: true, format: (value: number) => percent(value) },
+    title: 'Gates',
+    unit: 'share of each branch',
+    fromZero: true,
+    format: (value: number) => percent(value),
     curves: [beat('share_cmp', 'compressed'), beat('share_sel', 'selected'), beat('share_win', 'window')],
   },
 ];

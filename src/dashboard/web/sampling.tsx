@@ -19,8 +19,14 @@ export type SamplingValues = Readonly<Record<(typeof FIELDS)[number]['name'], nu
 };
 
 export const SAMPLING: SamplingValues = {
-  ...{ max_tokens: 256, temperature: 0.8, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 },
-  ...{ seed: '', stop: '' },
+  max_tokens: 256,
+  temperature: 0.8,
+  top_p: 1,
+  top_k: 0,
+  min_p: 0,
+  repetition_penalty: 1,
+  seed: '',
+  stop: '',
 };
 
 /** The fields of a request. */

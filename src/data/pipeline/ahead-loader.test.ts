@@ -20,7 +20,13 @@ const documents = Array.from({ length: 60 }, (_, document) =>
 writeShards(shards, documents);
 
 const options: LoaderOptions = {
-  ...{ source: 'tokens', path: shards, tokenizer: 'byte', val_fraction: 0.1, seed: 42, seq_len: 16, batch_size: 3 },
+  source: 'tokens',
+  path: shards,
+  tokenizer: 'byte',
+  val_fraction: 0.1,
+  seed: 42,
+  seq_len: 16,
+  batch_size: 3,
 };
 
 describe('a loader that looks ahead', () => {
@@ -74,8 +80,15 @@ describe('a loader that looks ahead', () => {
     const spec = await openCorpus(hubOptions('', { source: 'jsonl', path: file, valFraction: 0.1 }));
     const open = () =>
       createStreamLoader({
-        ...{ spec, tokenizer: 'byte', seq_len: 32, batch_size: 2, workers: 1, documentBatch: 16 },
-        ...{ prefetch: true, queue: 3, timeout: 20 },
+        spec,
+        tokenizer: 'byte',
+        seq_len: 32,
+        batch_size: 2,
+        workers: 1,
+        documentBatch: 16,
+        prefetch: true,
+        queue: 3,
+        timeout: 20,
       });
     const plain = await open();
     const loader = new AheadLoader(await open());

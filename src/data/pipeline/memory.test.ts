@@ -14,8 +14,15 @@ describe('memory', () => {
     const lines = Array.from({ length: 100_000 }, (_, index) => `{"text":"${String(index).repeat(8)}"}\n`);
     const spec = await openCorpus(localOptions('jsonl', folder.write('a.jsonl', lines.join('')), { shuffle: true }));
     const loader = await createStreamLoader({
-      ...{ spec, tokenizer: 'byte', seq_len: 1024, batch_size: 8, workers: 2, documentBatch: 256 },
-      ...{ prefetch: true, queue: 4, timeout: 60 },
+      spec,
+      tokenizer: 'byte',
+      seq_len: 1024,
+      batch_size: 8,
+      workers: 2,
+      documentBatch: 256,
+      prefetch: true,
+      queue: 4,
+      timeout: 60,
     });
     const used: number[] = [];
     let checkpoint = 0;

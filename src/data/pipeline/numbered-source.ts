@@ -81,7 +81,9 @@ function openNeedle(config: Config, vocabSize: number, evaluate: OpenOptions['ev
   const validation = samples(stages.slice(-1), Purpose.needleValidation);
   return {
     ...endless(config, samples(stages, Purpose.needleTrain), validation, evaluate),
-    ...{ vocabSize, identity: `needle:${JSON.stringify({ task, stages })}`, documentMask: true },
+    vocabSize,
+    identity: `needle:${JSON.stringify({ task, stages })}`,
+    documentMask: true,
   };
 }
 
@@ -94,7 +96,8 @@ function openStories(config: Config, tokenizer: Tokenizer, evaluate: OpenOptions
   };
   return {
     ...endless(config, samples(drills, Purpose.storiesTrain), samples(0, Purpose.storiesValidation), evaluate),
-    ...{ vocabSize: tokenizer.vocabSize, documentMask: true },
+    vocabSize: tokenizer.vocabSize,
+    documentMask: true,
     identity: `stories:${drills}:${tokenizer.identity}`,
   };
 }
@@ -134,8 +137,11 @@ async function openShards(
   const base = corpusOptions(config, options);
   const spec = await openCorpus({ ...base, ...(paths && { path: paths }), shuffle: false, partBytes: 'auto' });
   const { reader, report } = await openCached(spec, tokenizer, data.tokenizer, {
-    ...{ verify, folder: options.cacheFolder ?? undefined, limitBytes: data.cache_gb * 2 ** 30 },
-    ...{ environment: options.environment, onProgress: options.onProgress },
+    verify,
+    folder: options.cacheFolder ?? undefined,
+    limitBytes: data.cache_gb * 2 ** 30,
+    environment: options.environment,
+    onProgress: options.onProgress,
   });
   for (const line of describeFiles(spec, report)) options.onNotice?.(line);
   return reader;
@@ -176,8 +182,12 @@ function openStream(
   const { index, documentStarts } = reader;
   const seed = data.seed ?? train.seed;
   const split = splitCorpus({
-    ...{ name: data.path ?? reader.folder, tokens: index.tokens, documentStarts, seed },
-    ...{ valFraction: separate === undefined ? data.val_fraction : 0, sequenceLength: train.seq_len },
+    name: data.path ?? reader.folder,
+    tokens: index.tokens,
+    documentStarts,
+    seed,
+    valFraction: separate === undefined ? data.val_fraction : 0,
+    sequenceLength: train.seq_len,
   });
   const wholeOf = ({ index: { tokens } }: ShardReader) => singleRange(0, tokens);
   const samplesOf = (from: ShardReader, ranges: TokenRanges, shuffle: boolean) =>

@@ -33,8 +33,15 @@ function shards(): Map<string, Uint8Array> {
 
 function options(spec: CorpusSpec, overrides: Partial<StreamLoaderOptions> = {}): StreamLoaderOptions {
   return {
-    ...{ spec, tokenizer: 'byte', seq_len: S, batch_size: 2, workers: 2, documentBatch: 16 },
-    ...{ prefetch: true, queue: 3, timeout: 60 },
+    spec,
+    tokenizer: 'byte',
+    seq_len: S,
+    batch_size: 2,
+    workers: 2,
+    documentBatch: 16,
+    prefetch: true,
+    queue: 3,
+    timeout: 60,
     ...overrides,
   };
 }

@@ -107,7 +107,9 @@ export class StreamLoader implements Loader {
       workers: this.#workerCount,
     });
     const lanes: LaneTask[] = this.#lanes.map((lane, place) => ({
-      ...{ lane, ring: place, side: 'train' },
+      lane,
+      ring: place,
+      side: 'train',
       cursor: this.#cursors[lane]!,
     }));
     // Validation documents are read on demand only, by a thread that also serves training lanes.
@@ -120,7 +122,13 @@ export class StreamLoader implements Loader {
     const tasks = Array.from(
       { length: this.#workerCount },
       (_, worker): Omit<StreamTask, 'port'> => ({
-        ...{ kind: 'stream', worker, spec, ring, tokenizer, documentBatch, fetchAhead: prefetch },
+        kind: 'stream',
+        worker,
+        spec,
+        ring,
+        tokenizer,
+        documentBatch,
+        fetchAhead: prefetch,
         lanes: lanes.filter((task) => task.ring % this.#workerCount === worker),
       }),
     );

@@ -65,7 +65,10 @@ class LaneRunner {
       opener,
     });
     const samples = new LaneSamples(documents, tokenizer, {
-      ...{ cursor, documentBatch, counts: this.#counts, keepTail: lane.side === 'once' },
+      cursor,
+      documentBatch,
+      counts: this.#counts,
+      keepTail: lane.side === 'once',
     });
     const window = new Int32Array(ring.shape.sequenceLength + 1);
     for (let sample = 0; ; sample++) {

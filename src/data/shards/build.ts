@@ -146,7 +146,8 @@ async function tokeniseUnit({ order, opener, tokenizer, unit, writer, send }: Un
     sent.tokens = writer.tokens;
     bytes = 0;
     send({
-      ...{ ...counts, done },
+      ...counts,
+      done,
       ...(done && isSkipped && { skipped: file.name }),
       ...(done && replaced > 0 && { replaced: { file: file.name, count: replaced } }),
     });
@@ -237,7 +238,11 @@ export async function prepareUnits(
     const writer = new ShardWriter(aside, tokenizer, WITHOUT_LIMIT);
     try {
       await tokeniseUnit({
-        ...{ order, opener, tokenizer, unit, writer },
+        order,
+        opener,
+        tokenizer,
+        unit,
+        writer,
         send: (progress) => {
           if (progress.done) {
             writer.finish(progress.skipped === undefined ? 0 : 1);

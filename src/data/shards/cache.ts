@@ -145,8 +145,12 @@ export function listCache(root: string): CacheEntry[] {
     const kind = name === HUB_FOLDER ? 'fetched' : isPartialName(name) ? 'partial' : 'shards';
     const index = kind === 'shards' ? readIfSound(path) : undefined;
     return {
-      ...{ name, kind, bytes: folderBytes(path), lastUsed },
-      ...{ tokens: index?.tokens ?? null, tokenizer: index?.tokenizer.name ?? null },
+      name,
+      kind,
+      bytes: folderBytes(path),
+      lastUsed,
+      tokens: index?.tokens ?? null,
+      tokenizer: index?.tokenizer.name ?? null,
     };
   });
   return entries.sort((a, b) => a.lastUsed - b.lastUsed);

@@ -35,7 +35,10 @@ describe('preparing a corpus', () => {
       const path = folder.path(`shards-${workers}`);
       const progress: number[] = [];
       const { index } = await prepareCorpus({
-        ...{ spec: await open(), tokenizerName: 'byte', folder: path, workers },
+        spec: await open(),
+        tokenizerName: 'byte',
+        folder: path,
+        workers,
         onProgress: ({ parts, totalParts }) => progress.push(parts / totalParts),
       });
       expect(index.documents).toBe(400);

@@ -118,8 +118,14 @@ export class LaneDocuments {
       if (this.#splits && this.#order.isValidation(unit, place, row) !== (this.#side === 'validation')) continue;
       this.#lastTurn = turn;
       return {
-        ...{ document: documents[row], turn, block: position, index, epoch: unit.epoch, origin: unit.file.name },
-        ...{ continues: block.continues, isPartial: block.isPartial },
+        document: documents[row],
+        turn,
+        block: position,
+        index,
+        epoch: unit.epoch,
+        origin: unit.file.name,
+        continues: block.continues,
+        isPartial: block.isPartial,
       };
     }
     return undefined;

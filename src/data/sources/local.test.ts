@@ -53,8 +53,15 @@ describe('a folder of files', () => {
 
     const lanes = await plainLanes(spec, 'byte', 3000);
     const loader = await createStreamLoader({
-      ...{ spec, tokenizer: 'byte', seq_len: 32, batch_size: 3, workers: 1, documentBatch: 4 },
-      ...{ prefetch: true, queue: 2, timeout: 60 },
+      spec,
+      tokenizer: 'byte',
+      seq_len: 32,
+      batch_size: 3,
+      workers: 1,
+      documentBatch: 4,
+      prefetch: true,
+      queue: 2,
+      timeout: 60,
     });
     let state: object | undefined;
     for (let batch = 0; batch < 30; batch++) {
@@ -93,8 +100,15 @@ describe('a folder of files', () => {
   ])('with %s is refused instead of searched for ever', async (_, documents, message) => {
     const path = folder.write('hollow.parquet', parquetFile({ documents: documents as string[] }));
     const loader = await createStreamLoader({
-      ...{ spec: await local(path), tokenizer: 'byte', seq_len: 8, batch_size: 1, workers: 1, documentBatch: 4 },
-      ...{ prefetch: true, queue: 2, timeout: 60 },
+      spec: await local(path),
+      tokenizer: 'byte',
+      seq_len: 8,
+      batch_size: 1,
+      workers: 1,
+      documentBatch: 4,
+      prefetch: true,
+      queue: 2,
+      timeout: 60,
     });
     await expect(loader.ready(1)).rejects.toThrow(message);
     loader.close();

@@ -5,8 +5,18 @@ import { needleVocabulary } from './needle.js';
 import { parseCurriculum } from './needle-samples.js';
 
 const OPTIONS: LoaderOptions = {
-  ...{ source: 'needle', tokenizer: 'byte', val_fraction: 0.1, seed: 3, seq_len: 256, batch_size: 2, vocab_size: 128 },
-  ...{ needle_records: 4, needle_facts: 2, needle_questions: 6, needle_absent: 0, needle_curriculum: '64:6,128:10' },
+  source: 'needle',
+  tokenizer: 'byte',
+  val_fraction: 0.1,
+  seed: 3,
+  seq_len: 256,
+  batch_size: 2,
+  vocab_size: 128,
+  needle_records: 4,
+  needle_facts: 2,
+  needle_questions: 6,
+  needle_absent: 0,
+  needle_curriculum: '64:6,128:10',
 };
 const open = (changes: Partial<LoaderOptions> = {}) => createLoader({ ...OPTIONS, ...changes });
 

@@ -85,7 +85,14 @@ async function readColumn(
   const values: unknown[] = new Array(rowEnd - rowStart).fill(null);
   if (rowStart === rowEnd) return values;
   await parquetRead({
-    ...{ file, metadata, columns: [column], rowStart, rowEnd, compressors, parsers, geoparquet: false },
+    file,
+    metadata,
+    columns: [column],
+    rowStart,
+    rowEnd,
+    compressors,
+    parsers,
+    geoparquet: false,
     onChunk: (chunk) => {
       for (let index = 0; index < chunk.columnData.length; index++)
         values[chunk.rowStart + index - rowStart] = chunk.columnData[index];

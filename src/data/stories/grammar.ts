@@ -175,7 +175,11 @@ function characterWord({ name, animal, pronoun }: Character, form: string | unde
   const possessive = pronoun === 'he' ? 'his' : 'her';
   const capital = (word: string) => word[0].toUpperCase() + word.slice(1);
   const words: Record<string, string> = {
-    ...{ animal, he: pronoun, He: capital(pronoun), his: possessive, His: capital(possessive) },
+    animal,
+    he: pronoun,
+    He: capital(pronoun),
+    his: possessive,
+    His: capital(possessive),
   };
   return form === undefined ? name : words[form];
 }

@@ -14,7 +14,11 @@ export function hubOptions(endpoint: string, overrides: Partial<CorpusOptions> =
   return {
     source: 'fineweb_edu',
     hub: { dataset: DATASET, configuration: null, split: 'train', revision: 'main' },
-    ...{ textField: 'text', shuffle: true, seed: 7, valFraction: 0, timeoutSeconds: 20 },
+    textField: 'text',
+    shuffle: true,
+    seed: 7,
+    valFraction: 0,
+    timeoutSeconds: 20,
     cache: { folder: '', limitBytes: 0 },
     environment: { HF_ENDPOINT: endpoint },
     ...overrides,

@@ -40,8 +40,11 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
   const sockets = new Set<Socket>();
   let fileRequests = 0;
   const hub = {
-    ...{ requests: [] as string[], authorizations: [] as (string | undefined)[] },
-    ...{ bytes: 0, dead: false, missing: false },
+    requests: [] as string[],
+    authorizations: [] as (string | undefined)[],
+    bytes: 0,
+    dead: false,
+    missing: false,
   };
   const server = createServer((request, response) => {
     hub.requests.push(`${request.method} ${request.url} ${request.headers.range ?? ''}`.trim());
@@ -82,7 +85,10 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
 
   function listTree(url: URL, response: ServerResponse): void {
     const all = [...options.files].map(([path, bytes]) => ({
-      ...{ type: 'file', path, size: bytes.length, oid: 'pointer' },
+      type: 'file',
+      path,
+      size: bytes.length,
+      oid: 'pointer',
       lfs: { oid: createHash('sha256').update(bytes).digest('hex'), size: bytes.length },
     }));
     const page = options.pageSize ?? all.length;

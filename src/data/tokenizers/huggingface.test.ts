@@ -114,7 +114,10 @@ describe('white space in the built-in steps', () => {
       write({
         version: '1.0',
         added_tokens: [{ id: 1, content: '</s>', special: true, normalized: false }],
-        ...{ normalizer, pre_tokenizer, post_processor: null, decoder: null },
+        normalizer,
+        pre_tokenizer,
+        post_processor: null,
+        decoder: null,
         model: { type: 'BPE', vocab: Object.fromEntries(words.map((word, id) => [word, id])), merges: ['\uFEFF b'] },
       }),
     );

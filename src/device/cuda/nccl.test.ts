@@ -52,7 +52,10 @@ describe('the GPU of a rank', () => {
     expect(() => refuseSharedGpus(gpus, {})).toThrow('ranks 0 and 2 have the same GPU of node0: start one rank');
     expect(() => refuseSharedGpus(gpus, { TREFOIL_SHARE_GPU: '1' })).not.toThrow();
     expect(sharedGpuSettings(1, { NCCL_SOCKET_IFNAME: 'eth0' })).toEqual({
-      ...{ NCCL_HOSTID: 'trefoil-rank-1', NCCL_P2P_DISABLE: '1', NCCL_SHM_DISABLE: '1', NCCL_IB_DISABLE: '1' },
+      NCCL_HOSTID: 'trefoil-rank-1',
+      NCCL_P2P_DISABLE: '1',
+      NCCL_SHM_DISABLE: '1',
+      NCCL_IB_DISABLE: '1',
     });
   });
 });

@@ -6,10 +6,22 @@ import { float32ToBfloat16 } from '../../tensor/bfloat16.js';
 import { randomValues } from '../../testing/numbers.js';
 
 export const LLAMA = {
-  ...{ architectures: ['LlamaForCausalLM'], model_type: 'llama', vocab_size: 48, hidden_size: 32 },
-  ...{ intermediate_size: 44, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2 },
-  ...{ hidden_act: 'silu', max_position_embeddings: 256, rms_norm_eps: 1e-5, tie_word_embeddings: false },
-  ...{ rope_theta: 10_000, bos_token_id: 0, eos_token_id: [1, 2], torch_dtype: 'float32' },
+  architectures: ['LlamaForCausalLM'],
+  model_type: 'llama',
+  vocab_size: 48,
+  hidden_size: 32,
+  intermediate_size: 44,
+  num_hidden_layers: 2,
+  num_attention_heads: 4,
+  num_key_value_heads: 2,
+  hidden_act: 'silu',
+  max_position_embeddings: 256,
+  rms_norm_eps: 1e-5,
+  tie_word_embeddings: false,
+  rope_theta: 10_000,
+  bos_token_id: 0,
+  eos_token_id: [1, 2],
+  torch_dtype: 'float32',
 };
 
 export interface WrittenFolder {

@@ -168,8 +168,12 @@ describe('an engine that speculates', () => {
       const phrase = text(5 + pick(30), i);
       const prompt = [...phrase, ...phrase, ...phrase.slice(0, 1 + pick(phrase.length)), ...text(pick(3), 9)];
       return {
-        ...{ prompt, maxNewTokens: 1 + pick(90), ignoreSeparator: i % 3 > 0, stop: i % 4 === 0 ? ['e', 'ab'] : [] },
-        ...{ minNewTokens: pick(5), ...(i % 2 ? { logprobs: 2 } : {}) },
+        prompt,
+        maxNewTokens: 1 + pick(90),
+        ignoreSeparator: i % 3 > 0,
+        stop: i % 4 === 0 ? ['e', 'ab'] : [],
+        minNewTokens: pick(5),
+        ...(i % 2 ? { logprobs: 2 } : {}),
         ...(i % 5 === 2 ? { mask: cyclic(text(7, i)) } : {}),
         sampling: { temperature: i % 3 === 0 ? 0 : 0.4, seed: i, repetitionPenalty: i % 6 === 1 ? 1.2 : 1 },
       };

@@ -87,11 +87,21 @@ function randomRequest(next: () => number): EngineRequest {
       responseFormat: { type: 'json_object' },
     };
   return {
-    ...{ prompt, maxNewTokens: whole(24), ...logprobs, ...promptLogprobs, stop: next() < 0.2 ? ['e', 'ab'] : [] },
-    ...{ minNewTokens: whole(4), ignoreSeparator: next() < 0.2, cacheSalt: next() < 0.2 ? 'other' : '' },
+    prompt,
+    maxNewTokens: whole(24),
+    ...logprobs,
+    ...promptLogprobs,
+    stop: next() < 0.2 ? ['e', 'ab'] : [],
+    minNewTokens: whole(4),
+    ignoreSeparator: next() < 0.2,
+    cacheSalt: next() < 0.2 ? 'other' : '',
     sampling: {
-      ...{ temperature, topK: whole(3) * 20, topP: next() < 0.5 ? 1 : 0.9, minP: next() < 0.8 ? 0 : 0.05 },
-      ...{ repetitionPenalty: next() < 0.8 ? 1 : 1.3, seed: whole(1e6) },
+      temperature,
+      topK: whole(3) * 20,
+      topP: next() < 0.5 ? 1 : 0.9,
+      minP: next() < 0.8 ? 0 : 0.05,
+      repetitionPenalty: next() < 0.8 ? 1 : 1.3,
+      seed: whole(1e6),
     },
   };
 }

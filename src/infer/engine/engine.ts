@@ -247,12 +247,19 @@ class BatchEngine implements Engine {
   stats(): EngineStats {
     const files = this.#prefixes?.files?.stats;
     return {
-      ...{ running: this.#running.length, waiting: this.#waiting.length, pageBytes: this.#cache.bytes },
-      ...{ reservedBytes: this.#reserved, cacheBytes: this.#options.cacheBytes },
-      ...{ prefixQueries: this.#prefixes?.queries ?? 0, prefixHits: this.#prefixes?.hits ?? 0 },
-      ...{ prefixFileHits: this.#prefixes?.fileHits ?? 0, prefixFileBytes: files?.bytes ?? 0 },
-      ...{ prefixFilesDamaged: files?.damaged ?? 0, prefixFileErrors: files?.errors ?? 0 },
-      ...{ draftTokens: this.#draftTokens, acceptedTokens: this.#acceptedTokens },
+      running: this.#running.length,
+      waiting: this.#waiting.length,
+      pageBytes: this.#cache.bytes,
+      reservedBytes: this.#reserved,
+      cacheBytes: this.#options.cacheBytes,
+      prefixQueries: this.#prefixes?.queries ?? 0,
+      prefixHits: this.#prefixes?.hits ?? 0,
+      prefixFileHits: this.#prefixes?.fileHits ?? 0,
+      prefixFileBytes: files?.bytes ?? 0,
+      prefixFilesDamaged: files?.damaged ?? 0,
+      prefixFileErrors: files?.errors ?? 0,
+      draftTokens: this.#draftTokens,
+      acceptedTokens: this.#acceptedTokens,
     };
   }
 
@@ -269,9 +276,19 @@ class BatchEngine implements Engine {
     const decoder = this.#source.tokenizer.createStreamDecoder();
     const sequence = new GeneratedSequence(0, [...request.prompt], decoder, new StopFilter(request.stop));
     const slot: Slot = {
-      ...{ request, reserved, submittedAt: performance.now(), promptLogprobs: [], cached: null, mask: null },
-      ...{ startedAt: 0, readAt: 0, cachedTokens: 0, isCancelled: false, isLoading: false },
-      ...{ sequence, lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null },
+      request,
+      reserved,
+      submittedAt: performance.now(),
+      promptLogprobs: [],
+      cached: null,
+      mask: null,
+      startedAt: 0,
+      readAt: 0,
+      cachedTokens: 0,
+      isCancelled: false,
+      isLoading: false,
+      sequence,
+      lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null,
       channel: new Channel<EngineEvent>(() => this.#cancel(slot)),
     };
     return slot;
@@ -527,7 +544,9 @@ class BatchEngine implements Engine {
     const startedAt = slot.startedAt || now;
     const readAt = slot.readAt || now;
     const usage = {
-      ...{ promptTokens: request.prompt.length, cachedTokens, newTokens: sequence.drawn },
+      promptTokens: request.prompt.length,
+      cachedTokens,
+      newTokens: sequence.drawn,
       queueSeconds: (startedAt - submittedAt) / 1000,
       prefillSeconds: (readAt - startedAt) / 1000,
       decodeSeconds: (now - readAt) / 1000,

@@ -130,7 +130,11 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
   for (const name of ['logprobs', 'promptLogprobs'] as const)
     if (request[name] !== undefined) expectCount(name, request[name]);
   return {
-    ...{ prompt, maxNewTokens, minNewTokens, stop, sample: createSampler(request.sampling) },
+    prompt,
+    maxNewTokens,
+    minNewTokens,
+    stop,
+    sample: createSampler(request.sampling),
     ignoreSeparator: request.ignoreSeparator ?? false,
     logprobs: request.logprobs ?? null,
     promptLogprobs: request.promptLogprobs ?? null,

@@ -252,7 +252,9 @@ class SchemaCompiler {
     const minimum = bounds('minimum', 'exclusiveMinimum', 1);
     const maximum = bounds('maximum', 'exclusiveMaximum', -1);
     const machine = new NumberMachine({
-      ...{ isInteger, ...(minimum === undefined ? {} : { minimum }), ...(maximum === undefined ? {} : { maximum }) },
+      isInteger,
+      ...(minimum === undefined ? {} : { minimum }),
+      ...(maximum === undefined ? {} : { maximum }),
     });
     if (!machine.isPossible) return;
     const node = this.#builder.node({ machine, isText: false });

@@ -4,8 +4,19 @@ import type { Machine, MachineState } from './grammar.js';
 /** Where inside a character the text is. */
 const CHARACTER = {
   start: 0,
-  ...{ escape: 1, hex4: 2, hex3: 3, hex3AfterD: 4, hex2: 5, hex1: 6 },
-  ...{ more1: 7, more2: 8, more3: 9, afterE0: 10, afterEd: 11, afterF0: 12, afterF4: 13 },
+  escape: 1,
+  hex4: 2,
+  hex3: 3,
+  hex3AfterD: 4,
+  hex2: 5,
+  hex1: 6,
+  more1: 7,
+  more2: 8,
+  more3: 9,
+  afterE0: 10,
+  afterEd: 11,
+  afterF0: 12,
+  afterF4: 13,
 } as const;
 const CHARACTER_STATES = 16;
 

@@ -49,8 +49,14 @@ export function selectionOf(
 
 const NOTHING = new Float64Array(0);
 const EMPTY: StepHistory = {
-  ...{ kCmp: NOTHING, vCmp: NOTHING, kSel: NOTHING, vSel: NOTHING, kWin: NOTHING, vWin: NOTHING },
-  ...{ rawKeys: NOTHING, rawValues: NOTHING },
+  kCmp: NOTHING,
+  vCmp: NOTHING,
+  kSel: NOTHING,
+  vSel: NOTHING,
+  kWin: NOTHING,
+  vWin: NOTHING,
+  rawKeys: NOTHING,
+  rawValues: NOTHING,
 };
 
 /** Parameters as they are, and rounded as the matrix products of a device take them, read once for all replays. */
@@ -92,7 +98,10 @@ export class StepReplay {
     this.#problems = Array.from({ length: shape.nLayers }, (_, layer) => {
       const phi = (part: string) => weights.value(`blocks.${layer}.attention.phi_${part}.weight`);
       return {
-        ...{ heads: headShapeOf(shape), sparse: sparseShapeOf(shape), cmpRope: shape.nsa.cmpRope, round },
+        heads: headShapeOf(shape),
+        sparse: sparseShapeOf(shape),
+        cmpRope: shape.nsa.cmpRope,
+        round,
         rope: rotaryAngles(rotaryShapeOf(shape)),
         phi: shape.nsa.phi === 'conv' ? { keys: phi('k'), values: phi('v') } : null,
       };

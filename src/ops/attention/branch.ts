@@ -76,9 +76,25 @@ export function attendBranch(tape: Tape, inputs: AttentionInputs, call: BranchCa
   const out = tape.empty([tokens.total, heads, dv], q.dtype);
   const lse = tape.empty([tokens.total, heads]);
   const given: AttentionArguments = {
-    ...{ q, k, v, offsets: tokens.offsets, keyOffsets: keys.offsets, out, lse },
-    ...{ dOut: null, dq: null, dKeys: null, dValues: null },
-    ...{ sequences: tokens.count, heads, groups, dk, dv, accumulateQ: 0, accumulateK: 0, accumulateV: 0 },
+    q,
+    k,
+    v,
+    offsets: tokens.offsets,
+    keyOffsets: keys.offsets,
+    out,
+    lse,
+    dOut: null,
+    dq: null,
+    dKeys: null,
+    dValues: null,
+    sequences: tokens.count,
+    heads,
+    groups,
+    dk,
+    dv,
+    accumulateQ: 0,
+    accumulateK: 0,
+    accumulateV: 0,
   };
   call.forward({ ...given });
   recordAttention(tape, inputs, { out, lse }, saved, (dOut, gradients) => {

@@ -41,8 +41,15 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
         return;
       }
       product({
-        ...{ a: x!, b: weight!, c: residual, d: y!, m: rows, n: outputs, k: inputs },
-        ...{ transposeB: true, accumulate: accumulate !== 0 },
+        a: x!,
+        b: weight!,
+        c: residual,
+        d: y!,
+        m: rows,
+        n: outputs,
+        k: inputs,
+        transposeB: true,
+        accumulate: accumulate !== 0,
       });
     },
     linear_backward_input: (dy, weight, dx, rows, outputs, inputs, accumulate) => {
@@ -56,8 +63,14 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
     },
     linear_backward_weight: (dy, x, dWeight, rows, outputs, inputs, accumulate) =>
       product({
-        ...{ a: dy!, b: x!, d: dWeight!, m: outputs, n: inputs, k: rows },
-        ...{ transposeA: true, accumulate: accumulate !== 0 },
+        a: dy!,
+        b: x!,
+        d: dWeight!,
+        m: outputs,
+        n: inputs,
+        k: rows,
+        transposeA: true,
+        accumulate: accumulate !== 0,
       }),
     bias_forward: (y, bias, rows, outputs) =>
       variant(y!).launch('bias_forward', strided(cuda, rows * outputs), y, bias, rows, outputs),

@@ -2,12 +2,19 @@ import { describe, expect, it } from 'vitest';
 import { type RotaryScaling, rotaryAngles } from './frequencies.js';
 
 const LLAMA3: RotaryScaling = {
-  ...{ type: 'llama3', factor: 8, originalContext: 8192 },
-  ...{ lowFreqFactor: 1, highFreqFactor: 4 },
+  type: 'llama3',
+  factor: 8,
+  originalContext: 8192,
+  lowFreqFactor: 1,
+  highFreqFactor: 4,
 };
 const YARN: RotaryScaling = {
-  ...{ type: 'yarn', factor: 4, originalContext: 32_768 },
-  ...{ betaFast: 32, betaSlow: 1, attentionFactor: null },
+  type: 'yarn',
+  factor: 4,
+  originalContext: 32_768,
+  betaFast: 32,
+  betaSlow: 1,
+  attentionFactor: null,
 };
 const of = (scaling: RotaryScaling, size = 128, theta = 500_000) => rotaryAngles({ size, theta, scaling });
 const plain = (size = 128, theta = 500_000) => rotaryAngles({ size, theta }).frequencies;

@@ -12,8 +12,12 @@ import { angle, splitBackward, splitForward } from './reference.js';
 
 const ROTARY = { theta: 10000 };
 const YARN: RotaryScaling = {
-  ...{ type: 'yarn', factor: 4, originalContext: 64 },
-  ...{ betaFast: 32, betaSlow: 1, attentionFactor: null },
+  type: 'yarn',
+  factor: 4,
+  originalContext: 64,
+  betaFast: 32,
+  betaSlow: 1,
+  attentionFactor: null,
 };
 const PARTS: HeadPart[] = [
   { heads: 4, size: 6, rotate: true },

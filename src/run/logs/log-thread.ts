@@ -54,7 +54,10 @@ export class LogThread {
     const workerData: LogWorkerData = { shared, problems: port2 };
     const file = await workerFile(new URL('./log-worker.js', import.meta.url));
     const worker = new Worker(file, {
-      ...{ workerData, transferList: [port2], execArgv: [], name: 'trefoil-logs' },
+      workerData,
+      transferList: [port2],
+      execArgv: [],
+      name: 'trefoil-logs',
       trackUnmanagedFds: false, // the worker closes descriptors that it did not open
     });
     await new Promise<void>((resolve, reject) => {

@@ -44,7 +44,12 @@ export class RankGuard implements Guard {
   static async start(options: GuardOptions): Promise<RankGuard> {
     const shared = new SharedArrayBuffer(FOLDER_AT + FOLDER_BYTES);
     const workerData: GuardTask = {
-      ...{ quietMs: QUIET_MS, leaveMs: LEAVE_MS, ports: [], addresses: ['127.0.0.1'], ...options, shared },
+      quietMs: QUIET_MS,
+      leaveMs: LEAVE_MS,
+      ports: [],
+      addresses: ['127.0.0.1'],
+      ...options,
+      shared,
     };
     const worker = new Worker(await workerFile(new URL('./guard-thread.js', import.meta.url)), {
       workerData,

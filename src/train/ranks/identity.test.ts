@@ -28,8 +28,14 @@ describe('the identity of a rank', () => {
 
   it('reads the variables of torchrun', () => {
     expect(resolveRank({ ...TORCHRUN, ...MEETING, TORCHELASTIC_RUN_ID: 'x' })).toEqual({
-      ...{ launcher: 'torchrun', rank: 3, world: 4, localRank: 1, localWorld: 2 },
-      ...{ masterAddress: 'node0', masterPort: 1234, runId: 'x' },
+      launcher: 'torchrun',
+      rank: 3,
+      world: 4,
+      localRank: 1,
+      localWorld: 2,
+      masterAddress: 'node0',
+      masterPort: 1234,
+      runId: 'x',
     });
   });
 

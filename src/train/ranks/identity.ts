@@ -112,7 +112,9 @@ function torchrun(read: Reader): RankIdentity | null {
   expectSame('RANK', rank, 'OMPI_COMM_WORLD_RANK', read.integer('OMPI_COMM_WORLD_RANK', 0, MAX_RANKS));
   expectSame('WORLD_SIZE', world, 'OMPI_COMM_WORLD_SIZE', read.integer('OMPI_COMM_WORLD_SIZE', 1, MAX_RANKS));
   return {
-    ...{ launcher: 'torchrun', rank, world },
+    launcher: 'torchrun',
+    rank,
+    world,
     localRank:
       read.integer('LOCAL_RANK', 0, world - 1) ?? read.integer('OMPI_COMM_WORLD_LOCAL_RANK', 0, MAX_RANKS) ?? rank,
     localWorld: read.integer('LOCAL_WORLD_SIZE', 1, world) ?? null,
@@ -152,7 +154,8 @@ function readPetNode(read: Reader): PetNode | null {
   const perNode = read.integer('PET_NPROC_PER_NODE', 1, MAX_RANKS)!;
   if (nodes > 1) read.allSet(['PET_NODE_RANK', 'PET_MASTER_ADDR', 'PET_MASTER_PORT', 'PET_NNODES'], 'Kubeflow');
   return {
-    ...{ nodes, perNode },
+    nodes,
+    perNode,
     nodeRank: read.integer('PET_NODE_RANK', 0, nodes - 1) ?? 0,
     masterAddress: read.text('PET_MASTER_ADDR') ?? DEFAULT_ADDRESS,
     masterPort: read.integer('PET_MASTER_PORT', 1, 65535) ?? DEFAULT_PORT,
@@ -170,7 +173,10 @@ function slurm(read: Reader): RankIdentity | null {
   const { masterAddress, masterPort } = rendezvous(read, list === undefined ? DEFAULT_ADDRESS : firstHost(list));
   const job = read.integer('SLURM_JOB_ID', 0, Number.MAX_SAFE_INTEGER);
   return {
-    ...{ launcher: 'slurm', rank, world, masterAddress },
+    launcher: 'slurm',
+    rank,
+    world,
+    masterAddress,
     localRank: read.integer('SLURM_LOCALID', 0, world - 1) ?? rank,
     localWorld: null,
     // Jobs on one machine need different ports: without MASTER_PORT it follows from the job id.
@@ -194,7 +200,9 @@ function openMpi(read: Reader): RankIdentity | null {
   const world = read.integer('OMPI_COMM_WORLD_SIZE', 1, MAX_RANKS)!;
   const rank = read.integer('OMPI_COMM_WORLD_RANK', 0, world - 1)!;
   return {
-    ...{ launcher: 'openmpi', rank, world },
+    launcher: 'openmpi',
+    rank,
+    world,
     localRank: read.integer('OMPI_COMM_WORLD_LOCAL_RANK', 0, world - 1) ?? rank,
     localWorld: read.integer('OMPI_COMM_WORLD_LOCAL_SIZE', 1, world) ?? null,
     ...rendezvous(read),
@@ -207,7 +215,15 @@ function pmix(read: Reader): RankIdentity | null {
   if (!read.allSet(['PMIX_RANK', 'PMIX_NAMESPACE'], 'PMIx')) return null;
   const rank = read.integer('PMIX_RANK', 0, MAX_RANKS)!;
   const runId = read.text('PMIX_NAMESPACE')!;
-  return { ...{ launcher: 'pmix', rank, world: null, localRank: rank, localWorld: null, runId }, ...rendezvous(read) };
+  return {
+    launcher: 'pmix',
+    rank,
+    world: null,
+    localRank: rank,
+    localWorld: null,
+    runId,
+    ...rendezvous(read),
+  };
 }
 
 function single(read: Reader): RankIdentity {

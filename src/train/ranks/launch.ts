@@ -81,8 +81,13 @@ export function launchProcesses({ ranks, command, env, onLine }: LaunchOptions, 
   const children = Array.from({ length: ranks }, (_, local) => {
     const rank = meet.firstRank + local;
     const variables = {
-      ...{ RANK: rank, WORLD_SIZE: meet.world, LOCAL_RANK: local, LOCAL_WORLD_SIZE: ranks },
-      ...{ MASTER_ADDR: meet.address, MASTER_PORT: meet.port, TREFOIL_RUN_ID: meet.runId },
+      RANK: rank,
+      WORLD_SIZE: meet.world,
+      LOCAL_RANK: local,
+      LOCAL_WORLD_SIZE: ranks,
+      MASTER_ADDR: meet.address,
+      MASTER_PORT: meet.port,
+      TREFOIL_RUN_ID: meet.runId,
       ...(meet.secret !== null && { TREFOIL_RUN_SECRET: meet.secret }),
     };
     const texts = Object.fromEntries(Object.entries(variables).map(([name, value]) => [name, String(value)]));

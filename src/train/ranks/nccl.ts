@@ -53,7 +53,12 @@ export async function meetOnGpus(
   const store = await openStore({ rank, world, key, address, port, timeoutMs });
   const { members } = store;
   const guard = await RankGuard.start({
-    ...{ rank, members, timeoutSeconds: timeoutMs / 1000, ports: storePorts(port), addresses: [address], key },
+    rank,
+    members,
+    timeoutSeconds: timeoutMs / 1000,
+    ports: storePorts(port),
+    addresses: [address],
+    key,
   });
   const lifeline = await store.handOut(LIFELINE_KEY, Buffer.from(JSON.stringify(guard.lifeline)));
   const offered: Lifeline | null = JSON.parse(Buffer.from(lifeline).toString());

@@ -84,7 +84,12 @@ export interface World {
 export function singleWorld(): World {
   const identity: RankIdentity = resolveRank({});
   return {
-    ...{ rank: 0, size: 1, isFirst: true, isFirstOfHost: true, identity, collectives: null },
+    rank: 0,
+    size: 1,
+    isFirst: true,
+    isFirstOfHost: true,
+    identity,
+    collectives: null,
     members: [{ host: hostname(), pid: process.pid }],
     agreement: new SingleAgreement(),
     monitor: { watch: () => {} },
@@ -230,7 +235,12 @@ async function guardOfHosts({ rank, members, agreement }: World, options: WorldO
   // The gradients go over the same MPI connections: a reader of those needs no key, so they may carry it.
   const key = agreement.share(createSecret());
   const guard = await RankGuard.start({
-    ...{ rank, members, ...options, key, ports: [ANY_PORT], addresses: ownAddresses() },
+    rank,
+    members,
+    ...options,
+    key,
+    ports: [ANY_PORT],
+    addresses: ownAddresses(),
   });
   const offered: Lifeline | null = JSON.parse(agreement.share(JSON.stringify(guard.lifeline)));
   if (rank !== 0 && offered) await guard.hold(offered);

@@ -104,7 +104,10 @@ export function collectRun(dir: string): RunReport {
     gate_collapse_frac: finite(mean(of('gate_collapse_frac').slice(-POINTS))),
     gate_branch_shares: last?.gate_branch_shares ?? null,
     sel_k_mean: finite(mean(of('sel_k_mean').slice(-POINTS))),
-    ...{ counters, metrics, environment, config },
+    counters,
+    metrics,
+    environment,
+    config,
     deviations: deviationsOf({ beats, config, metrics, environment, counters }),
     series: { ...seriesOf(thin(steps), val), loss: lossOf(steps, training) },
   };

@@ -2,7 +2,11 @@ import { describe, expect, it } from 'vitest';
 import { densityMap, heatMap, percent } from './heat-map.js';
 
 const MAP = {
-  ...{ title: 'Found & lost', x: 'tokens', y: 'depth', columns: ['64', '128'], rows: ['0 %', '50 %', '100 %'] },
+  title: 'Found & lost',
+  x: 'tokens',
+  y: 'depth',
+  columns: ['64', '128'],
+  rows: ['0 %', '50 %', '100 %'],
   tables: [
     {
       title: 'all',
@@ -64,7 +68,10 @@ it('densityMap has a darker cell for a larger share and nothing for 0', () => {
     [0.25, 1, 0],
   ];
   const svg = densityMap({
-    ...{ title: 'Blocks', x: 'block', y: 'token', ends: ['0', '15'] },
+    title: 'Blocks',
+    x: 'block',
+    y: 'token',
+    ends: ['0', '15'],
     tables: [{ title: 'layer 0', values }],
   });
   const shades = [...svg.matchAll(/<path d="(M[^"]*)" fill="rgb\((\d+) /g)].map(([, path, shade]) => ({

@@ -95,7 +95,8 @@ function plotsOf({ runs }: Report): Plot[] {
     run.series.val_loss.length > 0 ? [{ name: `${names[i]} validation`, points: run.series.val_loss }] : [],
   );
   const plot = (file: string, title: string, y: string, series: readonly Series[], fromZero = true): Plot => ({
-    ...{ file, title },
+    file,
+    title,
     svg: lineChart({ title, x: 'step', y, series, fromZero }),
   });
   const simple = (file: string, title: string, y: string, pick: (run: RunReport) => Series['points']) =>

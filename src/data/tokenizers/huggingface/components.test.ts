@@ -46,7 +46,10 @@ function sentencePieceJson(): object {
       ],
     },
     model: {
-      ...{ type: 'BPE', unk_token: '<unk>', fuse_unk: true, byte_fallback: true },
+      type: 'BPE',
+      unk_token: '<unk>',
+      fuse_unk: true,
+      byte_fallback: true,
       vocab: Object.fromEntries(tokens.map((token, id) => [token, id])),
       merges: ['▁ a', 'a b', '▁a b'],
     },

@@ -87,7 +87,10 @@ export function readTokenizerFiles(path: string): TokenizerFiles {
   const end =
     beside('generation_config.json', EndTokens)?.eos_token_id ?? beside('config.json', EndTokens)?.eos_token_id ?? [];
   return {
-    ...{ path, content, file, chatTemplates },
+    path,
+    content,
+    file,
+    chatTemplates,
     names: { ...namesIn(beside('special_tokens_map.json', SpecialTokens)), ...namesIn(config) },
     endTokens: typeof end === 'number' ? [end] : end,
   };
@@ -126,7 +129,11 @@ function parse<Value>(path: string, content: string, schema: z.ZodType<Value>): 
 }
 
 const KINDS: Readonly<Record<string, string>> = {
-  ...{ object: 'an object', record: 'an object', array: 'a list', tuple: 'a pair', int: 'an integer' },
+  object: 'an object',
+  record: 'an object',
+  array: 'a list',
+  tuple: 'a pair',
+  int: 'an integer',
 };
 
 /** The first problem in words: which part, and what it must be. `prefix`: path of the part that was checked. */

@@ -37,8 +37,10 @@ export function patternOf(step: Step): RegExp {
  */
 export function compile(source: string): RegExp {
   const { pattern } = new SplitPreTokenizer({
-    ...{ type: 'Split', pattern: { Regex: source } },
-    ...{ behavior: 'Isolated', invert: false },
+    type: 'Split',
+    pattern: { Regex: source },
+    behavior: 'Isolated',
+    invert: false,
   });
   if (pattern === null) throw new Error(`cannot translate the pattern ${source}`);
   return pattern;

@@ -254,7 +254,10 @@ try {
   const guard = await RankGuard.start({ rank, members: store.members, timeoutSeconds: 30, key: options.key });
   let beganMs = performance.now();
   const ranks = await openNccl(device, {
-    ...{ rank, world, store, guard },
+    rank,
+    world,
+    store,
+    guard,
     onWait: (waitedMs) => {
       if (waitedMs > 20_000) throw new Error(`nothing for ${waitedMs} ms`);
     },

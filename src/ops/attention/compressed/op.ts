@@ -27,7 +27,9 @@ export function compressedAttention(
   expectCompressed('compressed attention', sequences, blocks, { l, d });
   const kernel = tape.device.kernels(kernels);
   return attendBranch(tape, inputs, {
-    ...{ name: 'compressed attention', tokens: sequences, keys: blocks },
+    name: 'compressed attention',
+    tokens: sequences,
+    keys: blocks,
     forward: (given) => kernel.compressed_forward(given, l, d),
     backward: (given) => kernel.compressed_backward(given, l, d),
   });

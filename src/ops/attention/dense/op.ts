@@ -26,7 +26,9 @@ export function denseAttention(
   if (denseRefusal(problem, tape.device, options) === null) return fusedDenseAttention(tape, inputs, sequences);
   const kernel = tape.device.kernels(kernels);
   const { out } = attendBranch(tape, inputs, {
-    ...{ name: 'dense attention', tokens: sequences, keys: sequences },
+    name: 'dense attention',
+    tokens: sequences,
+    keys: sequences,
     forward: (given) => kernel.dense_forward(given),
     backward: (given) => kernel.dense_backward(given),
   });

@@ -11,7 +11,9 @@ import { denseRefusal, fusedDenseAttention } from './dense.js';
 
 const SPARSE = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const example = (heads: number, groups: number, dk: number, dv: number, lengths: number[]): AttentionCase => ({
-  ...{ name: `${heads} heads in ${groups} groups, ${dk} and ${dv}`, lengths, sparse: SPARSE },
+  name: `${heads} heads in ${groups} groups, ${dk} and ${dv}`,
+  lengths,
+  sparse: SPARSE,
   heads: { heads, groups, dk, dv },
 });
 const CASES = [

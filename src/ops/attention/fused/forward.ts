@@ -73,8 +73,14 @@ export function allocateResults(tape: Tape, { plan, shape }: FusedBatch, ranked:
   const output = () => tape.empty([plan.tokens, heads, dv], 'bf16');
   const lse = () => tape.empty([plan.tokens, heads]);
   return {
-    ...{ out: output(), oCmp, oSel: output(), oWin: output() },
-    ...{ selected, lseCmp, lseSel: lse(), lseWin: lse() },
+    out: output(),
+    oCmp,
+    oSel: output(),
+    oWin: output(),
+    selected,
+    lseCmp,
+    lseSel: lse(),
+    lseWin: lse(),
     lists: tape.empty([plan.choices], 'i32'),
     offsets: tape.empty([2, plan.lists + 1], 'i32'),
     backwardItems: tape.empty([plan.backwardItems, 2], 'i32'),
@@ -95,7 +101,8 @@ export function allocateScratch(
     packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
     packedSel: tape.empty([plan.blocks, tile], 'bf16'),
     packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
-    ...{ counts, ranks },
+    counts,
+    ranks,
     begins: perStretch(),
     places: perStretch(),
     totals: tape.empty([plan.lists], 'i32'),

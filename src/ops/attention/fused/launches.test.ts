@@ -28,9 +28,13 @@ function inputsOf(tape: Tape, compressed: number, tokens = TOKENS): SparseInputs
   const { heads, groups, dk, dv } = HEADS;
   const bf16 = (...shape: number[]) => tape.watch(tape.empty(shape, 'bf16'));
   return {
-    ...{ q: bf16(tokens, heads, dk), kCmp: bf16(compressed, groups, dk), vCmp: bf16(compressed, groups, dv) },
-    ...{ kSel: bf16(tokens, groups, dk), vSel: bf16(tokens, groups, dv) },
-    ...{ kWin: bf16(tokens, groups, dk), vWin: bf16(tokens, groups, dv) },
+    q: bf16(tokens, heads, dk),
+    kCmp: bf16(compressed, groups, dk),
+    vCmp: bf16(compressed, groups, dv),
+    kSel: bf16(tokens, groups, dk),
+    vSel: bf16(tokens, groups, dv),
+    kWin: bf16(tokens, groups, dk),
+    vWin: bf16(tokens, groups, dv),
     gates: tape.watch(tape.empty([tokens, heads, 3])),
   };
 }
@@ -141,12 +145,14 @@ describe('launches of the fused kernels', () => {
   it('cover the batch', () => {
     const { forward, backward } = trace();
     expect(find(forward, 'compressed_forward').shape).toEqual({
-      ...{ grid: [Math.ceil((3000 * 6) / 128) + 1 + Math.ceil(3000 / 128), 2], block: 256 },
+      grid: [Math.ceil((3000 * 6) / 128) + 1 + Math.ceil(3000 / 128), 2],
+      block: 256,
       shared: SHARED['compressed_forward_shared'],
     });
     expect(find(forward, 'select_blocks').shape.grid).toEqual([47 + 1 + 8, 2]);
     expect(find(forward, 'selected_union').shape).toMatchObject({
-      ...{ grid: [143 + 1 + 24, 2], shared: SHARED['selected_union_shared'] + 2 * 4 },
+      grid: [143 + 1 + 24, 2],
+      shared: SHARED['selected_union_shared'] + 2 * 4,
     });
     expect(find(forward, 'selected_outer').shape).toMatchObject({ grid: 132 * 4, block: 128 });
     expect(find(backward, 'compressed_backward').shape.grid).toEqual([3 + 1, 6, 2]);

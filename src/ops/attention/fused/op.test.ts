@@ -69,7 +69,9 @@ const RAGGED: AttentionCase = {
 };
 
 const problemOf = ({ heads, sparse, lengths }: AttentionCase) => ({
-  ...{ heads, sparse, dtype: 'bf16' as const },
+  heads,
+  sparse,
+  dtype: 'bf16' as const,
   tokens: { total: lengths.reduce((sum, length) => sum + length, 0), longest: Math.max(0, ...lengths) },
 });
 
@@ -236,7 +238,9 @@ describe('the fused kernels', () => {
     const { attention_union, attention_outer } = served({});
     expect(attention_union + attention_outer).toBe(1);
     expect(served({ fusedFrom: Number.POSITIVE_INFINITY })).toMatchObject({
-      ...{ attention_union: 0, attention_outer: 0, attention_portable: 1 },
+      attention_union: 0,
+      attention_outer: 0,
+      attention_portable: 1,
     });
   });
 
@@ -286,10 +290,14 @@ describe('the fused kernels', () => {
       const after = (name: (typeof NAMES)[number], rows: number, size: number) =>
         values[name].map((value, i) => (i < rows * size ? value : factor(name) * others[name][i]));
       const changed: Values = {
-        ...{ gates: after('gates', t + 1, example.heads.heads * 3), q: after('q', t + 1, example.heads.heads * dk) },
-        ...{ kCmp: after('kCmp', finished, groups * dk), vCmp: after('vCmp', finished, groups * dv) },
-        ...{ kSel: after('kSel', t + 1, groups * dk), vSel: after('vSel', t + 1, groups * dv) },
-        ...{ kWin: after('kWin', t + 1, groups * dk), vWin: after('vWin', t + 1, groups * dv) },
+        gates: after('gates', t + 1, example.heads.heads * 3),
+        q: after('q', t + 1, example.heads.heads * dk),
+        kCmp: after('kCmp', finished, groups * dk),
+        vCmp: after('vCmp', finished, groups * dv),
+        kSel: after('kSel', t + 1, groups * dk),
+        vSel: after('vSel', t + 1, groups * dv),
+        kWin: after('kWin', t + 1, groups * dk),
+        vWin: after('vWin', t + 1, groups * dv),
         dOut: values.dOut,
       };
       const now = run(example, changed, options);

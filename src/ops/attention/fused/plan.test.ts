@@ -26,7 +26,11 @@ const shaped = (heads: Partial<FusedShape['heads']>, sparse: Partial<FusedShape[
   sparse: { ...PAPER.sparse, ...sparse },
 });
 const constants = (nSel: number): KernelConstants => ({
-  ...{ maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 },
+  maxStretches: 128,
+  forwardChunk: 128,
+  backwardChunk: 512,
+  ring: 4,
+  compressedChunk: 512,
   chosen: Math.max(1, nSel - 3),
 });
 
@@ -48,7 +52,13 @@ function harness(lengths: readonly number[], { heads: { heads: H, groups: G }, s
   const tokenTiles = (per: number) => lengths.reduce((n, L) => n + Math.trunc((L + per - 1) / per), 0);
   return {
     counts: {
-      ...{ tokens: T, compressed: Tc, blocks: NB, longest, lists, stretch, stretches },
+      tokens: T,
+      compressed: Tc,
+      blocks: NB,
+      longest,
+      lists,
+      stretch,
+      stretches,
       words: Math.trunc((Math.trunc((longest + s.lSel - 1) / s.lSel) + 31) / 32),
       choices: T * G * s.nSel,
       forwardItems: Math.trunc((T * G * s.nSel) / 128) + Math.min(lists * stretches, T * G * s.nSel),
@@ -170,11 +180,21 @@ describe('sizes', () => {
 describe('macros', () => {
   it('name the shape and the build', () => {
     expect(fusedMacros(PAPER, SHARED, 21)).toEqual({
-      ...{ HEADS: 12, GROUPS: 2, DK: 64, DV: 64, CMP_L: 32, CMP_D: 16, SEL_L: 64, SEL_N: 16, WINDOW: 512 },
+      HEADS: 12,
+      GROUPS: 2,
+      DK: 64,
+      DV: 64,
+      CMP_L: 32,
+      CMP_D: 16,
+      SEL_L: 64,
+      SEL_N: 16,
+      WINDOW: 512,
       UNION_TOKENS: 21,
     });
     expect(fusedMacros(PAPER, { queryMajor: true, mmaSync: true }, 1)).toMatchObject({
-      ...{ UNION_TOKENS: 1, UNION_WARPGROUPS: 1, MMA_SYNC: 1 },
+      UNION_TOKENS: 1,
+      UNION_WARPGROUPS: 1,
+      MMA_SYNC: 1,
     });
     expect(fusedMacros(shaped({}, { w: 2 ** 40 }), SHARED, 21)).toMatchObject({ WINDOW: 2 ** 30 });
   });

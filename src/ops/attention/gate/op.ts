@@ -92,7 +92,10 @@ export function gateColumns(
   kernel.gate_columns_forward(fused, bias, gates, ...place);
   return {
     gates,
-    ...{ columns: width - column, inputs: [bias], outputs: [gates], saved: [gates] },
+    columns: width - column,
+    inputs: [bias],
+    outputs: [gates],
+    saved: [gates],
     backward: ({ gradient, accumulate }) => {
       const dBias = tape.gradientTarget(bias);
       const adds = [Number(accumulate), Number(dBias?.accumulate ?? false)] as const;

@@ -63,7 +63,10 @@ export function selectedAttention(
   const kernel = tape.device.kernels(kernels);
   const tile = choice === 'v1' ? 1 : Math.max(1, Math.floor((SHARED_ROWS * groups) / heads));
   const { out } = attendBranch(tape, inputs, {
-    ...{ name: 'selected attention', tokens: sequences, keys: sequences, saved: [selected] },
+    name: 'selected attention',
+    tokens: sequences,
+    keys: sequences,
+    saved: [selected],
     forward: (given) => kernel.selected_forward(given, selected, lSel, nSel, tile),
     backward: (given) => kernel.selected_backward(given, selected, lSel, nSel),
   });

@@ -19,7 +19,9 @@ export function windowAttention(tape: Tape, inputs: AttentionInputs, sequences: 
   if (!Number.isSafeInteger(w) || w < 1) throw new UsageError(`w must be a whole number from 1, not ${w}`);
   const kernel = tape.device.kernels(kernels);
   const { out } = attendBranch(tape, inputs, {
-    ...{ name: 'window attention', tokens: sequences, keys: sequences },
+    name: 'window attention',
+    tokens: sequences,
+    keys: sequences,
     forward: (given) => kernel.window_forward(given, w),
     backward: (given) => kernel.window_backward(given, w),
   });

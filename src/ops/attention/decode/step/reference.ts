@@ -73,8 +73,10 @@ export function stepForward(
   const [sel, win] = [part(problem, projection, 1), part(problem, projection, 2)];
   const now: StepHistory = {
     ...compressedHistory(problem, history, projection, position),
-    ...{ kSel: joined(history.kSel, turned(problem, sel.k, position)), vSel: joined(history.vSel, sel.v) },
-    ...{ kWin: joined(history.kWin, turned(problem, win.k, position)), vWin: joined(history.vWin, win.v) },
+    kSel: joined(history.kSel, turned(problem, sel.k, position)),
+    vSel: joined(history.vSel, sel.v),
+    kWin: joined(history.kWin, turned(problem, win.k, position)),
+    vWin: joined(history.vWin, win.v),
   };
   const q = queries(problem, projection, position);
   const attend = (k: Float64Array, v: Float64Array, visible: (group: number) => number[]) =>

@@ -35,8 +35,15 @@ export function stepRefusal({ heads, sparse }: StepShape, widths: readonly numbe
 export function stepMacros({ heads, sparse, cmpRope }: StepShape): Macros {
   const { l, d, lSel, nSel, w } = sparse ?? { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
   return {
-    ...{ HEADS: heads.heads, GROUPS: heads.groups, DK: heads.dk, DV: heads.dv },
-    ...{ CMP_L: l, CMP_D: d, SEL_L: lSel, SEL_N: nSel, WINDOW: w },
+    HEADS: heads.heads,
+    GROUPS: heads.groups,
+    DK: heads.dk,
+    DV: heads.dv,
+    CMP_L: l,
+    CMP_D: d,
+    SEL_L: lSel,
+    SEL_N: nSel,
+    WINDOW: w,
     CMP_ROPE: { none: 0, before: 1, after: 2 }[cmpRope],
   };
 }

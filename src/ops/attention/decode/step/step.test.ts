@@ -78,7 +78,9 @@ describe('linear layers of a step', () => {
         new StepKernels(device, SHAPE, 768, batch, { context: 64 }).linear({
           x: tape.from(x, [batch, inputs], 'bf16'),
           weight: tape.from(w, [rows, inputs], 'bf16'),
-          ...{ y, activation, tiles },
+          y,
+          activation,
+          tiles,
           ...(norm ? { norm: { weight: tape.from(scale, [inputs]), epsilon: 1e-6 } } : {}),
           ...(residual ? { residual: tape.from(added, [batch, results], 'bf16') } : {}),
           ...(also > 0 ? { also: { weight: tape.from(w2, [also, inputs], 'bf16'), y: second } } : {}),
@@ -160,14 +162,19 @@ describe('the ends of a step', () => {
     const table = randomValues(20 * 96, 8);
     const x = tape.empty([3, 96], 'bf16');
     const buffers = {
-      ...{ projection: x, positions },
+      projection: x,
+      positions,
       rotations: tape.empty([3, 2, 32, 2]),
     };
     ids.write([3, 19, 0]);
     const attentionFactor = 1.25;
     const scaling: RotaryScaling = {
-      ...{ type: 'yarn', factor: 1, originalContext: 64 },
-      ...{ betaFast: 32, betaSlow: 1, attentionFactor },
+      type: 'yarn',
+      factor: 1,
+      originalContext: 64,
+      betaFast: 32,
+      betaSlow: 1,
+      attentionFactor,
     };
     const turns = new RotaryTable(device, { size: 64, theta: 10_000, scaling });
     tape.own(turns.frequencies);
@@ -215,19 +222,32 @@ const CASES: readonly Case[] = [
   { name: 'one long sequence', heads: heads(12, 2, 64), sparse: PAPER, positions: [20_001] },
   {
     name: 'scores that do not fit into shared memory',
-    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [2500], context: 2 ** 20, spread: false },
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [2500],
+    context: 2 ** 20,
+    spread: false,
   },
   {
     name: 'compressed keys spread over the GPU',
-    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [20_001], spread: true },
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [20_001],
+    spread: true,
   },
   {
     name: 'compressed keys spread, one that completes a block, in room for a million tokens',
-    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [4111], context: 2 ** 20 },
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [4111],
+    context: 2 ** 20,
   },
   {
     name: 'compressed keys spread, nothing to rank',
-    ...{ heads: heads(12, 2, 64), sparse: PAPER, positions: [40], spread: true },
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [40],
+    spread: true,
   },
   { name: 'one that completes a block', heads: heads(12, 2, 64), sparse: PAPER, positions: [4111] },
   {
@@ -357,10 +377,14 @@ function check(device: StepDevice, example: Case): void {
     const seed = 10 * b + 100;
     const raw = position - known[b] * sparse.d;
     return {
-      ...{ kCmp: rows(known[b], dk, seed), vCmp: rows(known[b], dv, seed + 1) },
-      ...{ kSel: rows(position, dk, seed + 2), vSel: rows(position, dv, seed + 3) },
-      ...{ kWin: rows(position, dk, seed + 4), vWin: rows(position, dv, seed + 5) },
-      ...{ rawKeys: rows(raw, dk, seed + 6), rawValues: rows(raw, dv, seed + 7) },
+      kCmp: rows(known[b], dk, seed),
+      vCmp: rows(known[b], dv, seed + 1),
+      kSel: rows(position, dk, seed + 2),
+      vSel: rows(position, dv, seed + 3),
+      kWin: rows(position, dk, seed + 4),
+      vWin: rows(position, dv, seed + 5),
+      rawKeys: rows(raw, dk, seed + 6),
+      rawValues: rows(raw, dv, seed + 7),
     };
   });
   // Pages between those of two other layers, with room for the new token.

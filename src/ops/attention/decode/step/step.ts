@@ -227,8 +227,12 @@ export class StepKernels {
     const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
     const all = count(results) * (activation === 'swiglu' ? 2 : 1) + count(also?.weight.shape[0] ?? 0);
     const code = this.#cuda.compile(SOURCES.linear, {
-      ...{ INPUTS: inputs, BATCH_TILES: batchTiles, TILES: tiles, NORM: norm ? 1 : 0 },
-      ...{ ACTIVATION: { none: 0, silu: 1, swiglu: 2 }[activation], OUTPUT: y.dtype },
+      INPUTS: inputs,
+      BATCH_TILES: batchTiles,
+      TILES: tiles,
+      NORM: norm ? 1 : 0,
+      ACTIVATION: { none: 0, silu: 1, swiglu: 2 }[activation],
+      OUTPUT: y.dtype,
     });
     code.launch(
       'step_linear',
