@@ -439,6 +439,7 @@ describe('a server that cannot answer', () => {
   it('answers 503 after its engine failed', async () => {
     const broken: LanguageModel = Object.create(source.model, {
       parameterCount: { value: source.model.parameterCount },
+      shape: { value: source.model.shape },
       logits: {
         value: () => {
           throw new TrefoilError('the device is gone');
