@@ -1,7 +1,9 @@
 // Collects source code from the packages that are installed on this machine, as a corpus of long documents.
 //
-//   node collect.mjs --out corpus [--from DIR]… [--extensions py,c,…] [--max-mb 32] [--document-kb 256] [--validation 0.03]
+//   node collect.mjs --out corpus [--from DIR]… [--language python,javascript] [--max-mb 32] [--document-kb 256] [--validation 0.03]
 //
+// --language takes the first of these languages that the machine has a megabyte of, else the one it has most of; without
+// it all languages are taken.
 // Writes train.jsonl and val.jsonl (a document a line: {project, text}) and corpus.json (what was taken and what was not).
 // - A file with the same text as another, apart from white space, is taken once.
 // - The files of a project follow each other by path, so that a folder's files stand together, up to --document-kb.
@@ -20,7 +22,19 @@ import {
 import { join, relative, resolve, sep } from 'node:path';
 import { parseArgs } from 'node:util';
 
-const EXTENSIONS = 'py,pyi,c,h,cc,cpp,cxx,hpp,hh,inl,cu,cuh,js,mjs,cjs,jsx,ts,tsx,go,rs,java,rb,lua,pl,pm,sh';
+const LANGUAGES = {
+  python: ['py', 'pyi'],
+  c: ['c', 'h', 'cc', 'cpp', 'cxx', 'hpp', 'hh', 'inl', 'cu', 'cuh'],
+  javascript: ['js', 'mjs', 'cjs', 'jsx', 'ts', 'tsx'],
+  go: ['go'],
+  rust: ['rs'],
+  java: ['java'],
+  ruby: ['rb'],
+  lua: ['lua'],
+  perl: ['pl', 'pm'],
+  shell: ['sh'],
+};
+const ENOUGH_BYTES = 1e6;
 /** Folders whose name says nothing of a project: the first other folder of a path does. */
 const GENERIC =
   /^(bin|dist|include|lib|lib32|lib64|libexec|local|opt|share|src|usr|python[\d.]*|perl[\d.]*|[a-z\d_]+-linux-gnu\w*)$/;
@@ -38,7 +52,7 @@ const { values } = parseArgs({
   options: {
     out: { type: 'string' },
     from: { type: 'string', multiple: true },
-    extensions: { type: 'string', default: EXTENSIONS },
+    language: { type: 'string' },
     'max-mb': { type: 'string', default: '100000' },
     'document-kb': { type: 'string', default: '256' },
     validation: { type: 'string', default: '0.03' },
@@ -48,7 +62,10 @@ if (values.out === undefined) throw new Error('--out FOLDER is missing');
 const limit = number('max-mb') * 1e6;
 const documentBytes = number('document-kb') * 1024;
 const validationShare = number('validation');
-const extensions = new Set(values.extensions.split(','));
+const asked = values.language?.split(',') ?? Object.keys(LANGUAGES);
+for (const name of asked)
+  if (!LANGUAGES[name]) throw new Error(`--language: ${name} is not one of ${Object.keys(LANGUAGES).join(', ')}`);
+const languageOf = new Map(asked.flatMap((name) => LANGUAGES[name].map((extension) => [extension, name])));
 const roots = (values.from ?? [nearestModules(), '/usr', '/opt'])
   .filter((root) => root && existsSync(root))
   .map((root) => resolve(root));
@@ -64,13 +81,14 @@ for (const root of roots)
     if (text === undefined) continue;
     const { project, name } = placeOf(relative(root, path).split(sep));
     const files = projects.get(project) ?? [];
-    files.push({ path, name, bytes: Buffer.byteLength(text), language: path.slice(path.lastIndexOf('.') + 1) });
+    files.push({ path, name, bytes: Buffer.byteLength(text), language: languageOf.get(extensionOf(path)) });
     projects.set(project, files);
     if (++found % 1000 === 0) progress(`${found} files of ${projects.size} projects`);
   }
 progress('');
 if (found === 0) throw new Error(`no source files in ${roots.join(', ')}; name folders with --from`);
 
+if (values.language !== undefined) keepLanguage();
 // In the order of a hash, so that any part of the list is a fair sample of the projects.
 const order = [...projects.keys()].sort((a, b) => (digest(a) < digest(b) ? -1 : 1));
 const total = [...projects.values()].flat().reduce((sum, { bytes }) => sum + bytes, 0);
@@ -121,6 +139,23 @@ function number(name) {
   return value;
 }
 
+function extensionOf(name) {
+  return name.slice(name.lastIndexOf('.') + 1);
+}
+
+/** Leaves the files of one language, the first that there is enough of. */
+function keepLanguage() {
+  const bytesOf = (name) =>
+    [...projects.values()].flat().reduce((sum, { language, bytes }) => sum + (language === name ? bytes : 0), 0);
+  const most = [...asked].sort((a, b) => bytesOf(b) - bytesOf(a))[0];
+  const kept = asked.find((name) => bytesOf(name) >= ENOUGH_BYTES) ?? most;
+  for (const [project, files] of projects) {
+    const left = files.filter(({ language }) => language === kept);
+    if (left.length > 0) projects.set(project, left);
+    else projects.delete(project);
+  }
+}
+
 function nearestModules() {
   for (let folder = process.cwd(); ; folder = join(folder, '..')) {
     if (existsSync(join(folder, 'node_modules'))) return join(folder, 'node_modules');
@@ -141,7 +176,7 @@ function* walk(folder) {
   for (const entry of entries.sort((a, b) => (a.name < b.name ? -1 : 1))) {
     const path = join(folder, entry.name);
     if (entry.isDirectory()) yield* walk(path);
-    else if (entry.isFile() && extensions.has(entry.name.slice(entry.name.lastIndexOf('.') + 1))) yield path;
+    else if (entry.isFile() && languageOf.has(extensionOf(entry.name))) yield path;
   }
 }
 

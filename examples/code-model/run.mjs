@@ -1,6 +1,6 @@
 // A code model from the packages installed on this machine: collects, prepares, trains, evaluates, writes, reports.
 //
-//   node run.mjs [--form cpu|gpu] [--out artifacts/code-model] [--from DIR]… [--max-mb N] [--steps N] [--seed N] [--dense] [--set KEY=VALUE]…
+//   node run.mjs [--form cpu|gpu] [--out artifacts/code-model] [--from DIR]… [--language LIST] [--max-mb N] [--steps N] [--seed N] [--dense] [--set KEY=VALUE]…
 //
 // Every stage is a command that it prints. What is finished is not done again: start it once more after an interruption.
 // --dense trains the same model with dense attention on the same batches beside it, and compares the two.
@@ -17,6 +17,7 @@ const { values } = parseArgs({
     form: { type: 'string' },
     out: { type: 'string', default: 'artifacts/code-model' },
     from: { type: 'string', multiple: true, default: [] },
+    language: { type: 'string' },
     'max-mb': { type: 'string' },
     steps: { type: 'string' },
     seed: { type: 'string', default: '1337' },
@@ -29,11 +30,12 @@ const command = join(dirname(createRequire(import.meta.url).resolve('trefoil/pac
 const form = values.form ?? (hasGpu() ? 'gpu' : 'cpu');
 /** What differs between the forms besides the config. Lengths are tokens: bytes on the CPU. */
 const FORMS = {
-  cpu: { tokenizer: 'byte', maxMb: '24', prompt: 'def ', context: 2048, batches: 24, written: 500 },
-  gpu: { tokenizer: 'gpt2', maxMb: '100000', prompt: 'def ', context: 65536, batches: 16, written: 400 },
+  cpu: { tokenizer: 'byte', language: 'python,javascript', maxMb: '24', context: 2048, batches: 24, written: 500 },
+  gpu: { tokenizer: 'gpt2', language: undefined, maxMb: '100000', context: 65536, batches: 16, written: 400 },
 };
 const settings = FORMS[form];
 if (settings === undefined) throw new Error(`--form: ${form} is neither cpu nor gpu`);
+const language = values.language ?? settings.language;
 const inside = (...names) => join(values.out, ...names);
 const started = performance.now();
 const seconds = {};
@@ -43,6 +45,7 @@ stage('collect', existsSync(inside('corpus', 'corpus.json')), () =>
   node([
     join(here, 'collect.mjs'),
     ...['--out', inside('corpus'), '--max-mb', values['max-mb'] ?? settings.maxMb],
+    ...(language === undefined ? [] : ['--language', language]),
     ...values.from.flatMap((folder) => ['--from', folder]),
   ]),
 );
@@ -75,20 +78,13 @@ stage('loss by position', existsSync(inside('positions.json')), () => {
 stage('what each branch contributes', existsSync(inside('branches.json')), () =>
   save('branches.json', trefoil(...evaluation, '--without', 'cmp', 'sel', 'win')),
 );
+const prompt = read('corpus/corpus.json').languages.python ? 'def __init__(self' : 'function ';
 stage('write', existsSync(inside('sample.txt')), () =>
   save(
     'sample.txt',
     trefoil(
-      ...[
-        'generate',
-        '--model',
-        inside('nsa'),
-        '--prompt',
-        settings.prompt,
-        '--max-new-tokens',
-        String(settings.written),
-      ],
-      ...['--temperature', '0.6', '--seed', '1'],
+      ...['generate', '--model', inside('nsa'), '--prompt', prompt, '--max-new-tokens', String(settings.written)],
+      ...['--temperature', '0.7', '--top-p', '0.95', '--seed', '1'],
     ),
   ),
 );
@@ -107,7 +103,7 @@ for (const { without, loss, bits_per_byte: bits } of read('branches.json').model
   console.log(
     `loss ${loss.toFixed(4)}, ${bits.toFixed(3)} bits per byte: ${without ? `without ${without}` : 'all branches'}`,
   );
-console.log(`\n${settings.prompt}${readFileSync(inside('sample.txt'), 'utf8')}`);
+console.log(`\n${prompt}${readFileSync(inside('sample.txt'), 'utf8')}`);
 
 function hasGpu() {
   return spawnSync('nvidia-smi', ['-L'], { stdio: 'ignore' }).status === 0;
