@@ -1,5 +1,5 @@
 /** The playground: text of the model as it is generated, with the probability of each token and what else it considered. */
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import { whole } from './format.js';
 import { useGeneration, useReading } from './generation.js';
 import {
@@ -114,25 +114,26 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
   const reading = useReading(key);
   const [picked, setPicked] = useState<Picked | null>(null);
   const isChat = mode === 'chat' && card.has_chat_template;
-  const latest = useRef(session);
-  latest.current = session;
 
   const start = (text: string, first: readonly GeneratedToken[] = []) => {
     setPicked(null);
-    change({ output: first });
-    void run.start({ prompt: text + textOf(first), ...samplingFields(session.sampling) }, (tokens) =>
-      change({ output: [...latest.current.output, ...tokens] }),
-    );
+    // Tokens may arrive several times before the page is drawn again: they are collected here, not in its state.
+    let written = [...first];
+    change({ output: written });
+    void run.start({ prompt: text + textOf(first), ...samplingFields(session.sampling) }, (tokens) => {
+      written = [...written, ...tokens];
+      change({ output: written });
+    });
   };
   const sendMessage = () => {
     setPicked(null);
     const asked: Message[] = [...messages, { role: 'user', content: session.draft }];
     change({ messages: [...asked, { role: 'assistant', content: '', tokens: [] }], draft: '' });
     const request = { messages: plain(session.system, asked), ...samplingFields(session.sampling) };
+    let written: GeneratedToken[] = [];
     void run.start(request, (tokens) => {
-      const [last, ...before] = [...latest.current.messages].reverse();
-      const all = [...(last.tokens ?? []), ...tokens];
-      change({ messages: [...before.reverse(), { ...last, tokens: all, content: textOf(all) }] });
+      written = [...written, ...tokens];
+      change({ messages: [...asked, { role: 'assistant', content: textOf(written), tokens: written }] });
     });
   };
   const submit = () => {

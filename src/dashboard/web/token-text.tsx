@@ -1,4 +1,5 @@
 /** Generated text by tokens: shaded by how improbable each was, one of them picked by mouse or keyboard. */
+import { useRef } from 'preact/hooks';
 import { percent } from './format.js';
 import type { GeneratedToken } from './model-api.js';
 import { Card } from './ui.js';
@@ -12,22 +13,29 @@ export function TokenText(props: {
   readonly onPick: (index: number) => void;
 }) {
   const { label, before = '', tokens, picked, onPick } = props;
+  // A second key may come before the first is drawn.
+  const at = useRef(picked);
+  at.current = picked;
+  const pick = (index: number) => {
+    at.current = index;
+    onPick(index);
+  };
   const indexAt = (event: Event) => {
     const index = (event.target as HTMLElement).dataset?.['i'];
-    if (index !== undefined) onPick(Number(index));
+    if (index !== undefined) pick(Number(index));
   };
   const onKeyDown = (event: KeyboardEvent) => {
     const last = tokens.length - 1;
     const moves: Record<string, number> = {
-      ArrowLeft: (picked ?? 1) - 1,
-      ArrowRight: picked === null ? 0 : picked + 1,
+      ArrowLeft: (at.current ?? 1) - 1,
+      ArrowRight: at.current === null ? 0 : at.current + 1,
       Home: 0,
       End: last,
     };
     const index = moves[event.key];
     if (index === undefined || last < 0) return;
     event.preventDefault();
-    onPick(Math.min(last, Math.max(0, index)));
+    pick(Math.min(last, Math.max(0, index)));
   };
   return (
     <div
