@@ -35,7 +35,9 @@ let folder: string;
 const config = tinyConfig();
 const model = tinyModel(config);
 /** The model of the playground, in this thread. */
-const host = new LocalHost({ config, model, tokenizer: createTokenizer('byte') }, { maxContext: 4000 });
+// Without end tokens: its random text ends at the limit or when it is stopped, never by itself.
+const tokenizer = { ...createTokenizer('byte'), endTokens: [] };
+const host = new LocalHost({ config, model, tokenizer }, { maxContext: 4000 });
 const KEY = 'a-key-for-the-tests';
 const TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}';
 let server: RunningServer;
