@@ -80,11 +80,11 @@ export { Attention, type AttentionContext, type Observer, type PhiParameters } f
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
 export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
-export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
+export { type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
-export { type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
+export { type ComputeDtype, type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
 export type { SparseStartState } from './model/sparse-start.js';
 export type { DeviceStep } from './ops/adamw/op.js';
 export { AdamW, type AdamWOptions, type AdamWStep, type Trainable, type TrainedParameter } from './ops/adamw/op.js';

@@ -12,7 +12,7 @@ import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { AdamW } from '../ops/adamw/op.js';
 import { BatchUploader } from '../train/batches.js';
-import { createStepper } from '../train/device-step.js';
+import { createStepper } from '../train/device-stepper.js';
 import { localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';

@@ -13,10 +13,10 @@ import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
 import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
-import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
+import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
-import { type ModelShape, modelShape } from '../model/shape.js';
+import { type ComputeDtype, defaultDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
 import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
 import {

@@ -4,7 +4,8 @@
  *
  * Per sequence and layer it holds keys and values of the selected branch for all tokens, of the window branch for the
  * last w tokens (unless the branches share theirs: then the window reads those of the selected branch), the compressed
- * keys and values, and the raw rows that future compressed blocks need. They are stored in pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
+ * keys and values, and the raw rows that future compressed blocks need. They are stored in pages that hold one block of
+ * every layer, so memory grows on demand and forks share their common prefix.
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
@@ -24,9 +25,15 @@ import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
 import type { Tape } from '../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
-import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape, shapeDifference, sparseShapeOf } from './shape.js';
+import {
+  type ComputeDtype,
+  defaultDtype,
+  headShapeOf,
+  type ModelShape,
+  shapeDifference,
+  sparseShapeOf,
+} from './shape.js';
 
 /** Kinds of pages. `tail`: one page with the raw rows. A dense model has only `win`, with an unlimited window. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';

@@ -7,9 +7,9 @@ import { AdamW } from '../ops/adamw/op.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
 import { launchGradients, localContext } from '../train/step.js';
-import { type ComputeDtype, LanguageModel } from './language-model.js';
+import { LanguageModel } from './language-model.js';
 import { blockTensors, estimateMemory, parameterCount } from './memory.js';
-import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
+import { type ComputeDtype, headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
 

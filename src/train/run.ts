@@ -135,7 +135,7 @@ export class Run {
     try {
       if (isEvaluationMissing) await this.#evaluate();
       const status = this.#weightsAgree() ? await this.#train() : 'ranks-differ';
-      if (status === 'done') records.event({ step: progress.step, msg: 'stop', detail: 'done' });
+      if (status === 'done') records.writeEvent({ step: progress.step, msg: 'stop', detail: 'done' });
       if (world.isFirst) this.#writeFinalFiles(status, (performance.now() - started) / 1000);
       // A launcher may end all ranks as soon as one has ended: wait until the files are written.
       world.agreement.wait();
@@ -143,7 +143,7 @@ export class Run {
       return { status, step, outDir: folder.path, firstLoss, lastLoss, valLoss };
     } catch (error) {
       if (error instanceof RankLost) {
-        records.event({ step: progress.step, msg: 'halt', detail: error.message });
+        records.writeEvent({ step: progress.step, msg: 'halt', detail: error.message });
         writeAnomaly(folder.path, error.anomaly);
       }
       throw error;
@@ -158,7 +158,7 @@ export class Run {
     try {
       for await (const trained of trainer) {
         const { step } = trained;
-        this.#record(trained);
+        this.#report(trained);
         if (isDue(step, hashEvery, config) && !this.#weightsAgree()) return 'ranks-differ';
         await this.#saveIfDue(step);
         if (isEvaluationDue(step, config)) await this.#evaluate();
@@ -178,30 +178,48 @@ export class Run {
     }
   }
 
-  #record(trained: TrainingStep): void {
-    const { config, model, trainer, records, live, log, options } = this.#parts;
-    const { step, loss, tokens, tokensPerSecond, result, batches } = trained;
+  /** Writes the records of a step, and prints what a person should see of it. */
+  #report(trained: TrainingStep): void {
+    const { config, records, live, log, options, world } = this.#parts;
+    const { step, loss, tokens, tokensPerSecond, result } = trained;
     const { steps, log_every: every } = config.train;
-    const { peakBytes, reservedBytes } = model.device.memory;
-    const seconds = tokens / tokensPerSecond;
     const dropped = records.drops;
-    this.#fetchTimes.add(trained.fetchSeconds);
     if (result.comparisons.length > 0)
       log.say(
         `compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`,
       );
     if (config.runtime.debug_timing) log.say(timingLine(trained));
     if (trained.spike) this.#warn(spikeLine(trained));
-    const record: StepRecord = {
-      step,
-      loss,
+    const record = this.#recordOf(trained, dropped);
+    records.writeHeartbeat(record);
+    if (record.attention && world.isFirst) records.writeAttention(step, record.attention);
+    options.onStep?.(record);
+    this.#estimate(tokens / tokensPerSecond);
+    if (step === 1 || step % every === 0 || step === steps) {
+      records.writeRow(record);
+      live.clear();
+      log.say(stepLine(record, dropped));
+    }
+    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
+    live.show(progressText(step, steps, loss, tokensPerSecond, left));
+  }
+
+  /** The facts of a step as they are recorded; `dropped` log records so far. */
+  #recordOf(trained: TrainingStep, dropped: number): StepRecord {
+    const { model, trainer, data } = this.#parts;
+    const { tokens, tokensPerSecond, result, batches } = trained;
+    const { peakBytes, reservedBytes } = model.device.memory;
+    this.#fetchTimes.add(trained.fetchSeconds);
+    return {
+      step: trained.step,
+      loss: trained.loss,
       learningRate: trained.learningRate,
       tokensPerSecond,
       gradientNorm: trained.gradientNorm,
       fetchSeconds: trained.fetchSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
-      mfu: this.#mfu(batches, seconds),
+      mfu: this.#mfu(batches, tokens / tokensPerSecond),
       ...result.observed,
       sparseStart: trained.sparseStart,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
@@ -212,20 +230,9 @@ export class Run {
         ...result.counters,
         ...(dropped > 0 && { log_dropped: dropped }),
       },
-      data: this.#parts.data(),
+      data: data(),
       loader: trainer.loader.telemetry?.(),
     };
-    records.progress(record);
-    if (record.attention && this.#parts.world.isFirst) records.attended(step, record.attention);
-    options.onStep?.(record);
-    this.#estimate(seconds);
-    if (step === 1 || step % every === 0 || step === steps) {
-      records.logged(record);
-      live.clear();
-      log.say(stepLine(record, dropped));
-    }
-    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
-    live.show(progressText(step, steps, loss, tokensPerSecond, left));
   }
 
   /** The first step of a process compiles kernels, so it does not count. */
@@ -273,14 +280,14 @@ export class Run {
       this.#savedAt = step;
       // The disk took the checkpoint but not its rows a moment ago: try again before they can be lost.
       if (!isLogged) records.flush();
-      records.event({ step, msg: 'checkpoint', detail: path });
+      records.writeEvent({ step, msg: 'checkpoint', detail: path });
       options.onCheckpoint?.({ step, path });
       for (const warning of warnings) log.warn(warning);
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
       this.#failedSaves += 1;
       this.#warn(`${error.message}; ${this.#afterFailedSave(step)}`);
-      records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
+      records.writeEvent({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
       options.onCheckpoint?.({ step, path: null });
     }
   }
@@ -296,7 +303,7 @@ export class Run {
     if (trainer.loader.validationSamples === 0) return;
     const { step } = trainer.progress;
     const evaluation = await trainer.evaluate();
-    records.evaluated(step, evaluation);
+    records.writeEvaluation(step, evaluation);
     options.onEvaluation?.({ step, ...evaluation });
     live.clear();
     log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
@@ -313,7 +320,7 @@ export class Run {
     const sampling = { temperature: 0.8, seed: config.train.seed };
     for await (const piece of generate(loaded, '', { maxNewTokens: SAMPLE_TOKENS, sampling })) text += piece;
     live.clear();
-    records.sampled(step, text);
+    records.writeSample(step, text);
     log.say(`sample ${step} | ${JSON.stringify(text)}`);
   }
 
@@ -338,7 +345,7 @@ export class Run {
     live.clear();
     await requests.echoed;
     if (this.#savedAt !== step) await this.#save();
-    records.event({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
+    records.writeEvent({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
     log.say(`stopped after step ${step} by ${reason}`);
     return halt === undefined ? 'signalled' : 'halted';
   }
@@ -346,7 +353,7 @@ export class Run {
   #stopNonFinite({ step, result, batches }: NonFiniteStep): TrainStatus {
     const { folder, model, records, world } = this.#parts;
     const line = reportNonFinite(folder.path, step, result, batches, model.parameters, world.rank);
-    records.event({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
+    records.writeEvent({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
     this.#warn(line);
     return 'non-finite';
   }
@@ -357,7 +364,7 @@ export class Run {
     const { step } = trainer.progress;
     live.clear();
     if (step > 0 && this.#savedAt !== step) await this.#save();
-    records.event({ step, msg: 'loader_error', detail: error.message });
+    records.writeEvent({ step, msg: 'loader_error', detail: error.message });
     log.warnOwn(error.message);
     return 'no-data';
   }
@@ -369,7 +376,7 @@ export class Run {
     const problem = differingWeights(world, model.parameters);
     if (problem === null) return true;
     const line = `${problem}, after step ${step}; the last checkpoint is from before`;
-    records.event({ step, msg: 'halt', detail: line });
+    records.writeEvent({ step, msg: 'halt', detail: line });
     if (world.isFirst) {
       writeAnomaly(folder.path, 'ranks_differ');
       writeHalt(folder.path, line);

@@ -4,7 +4,7 @@
  * Micro-batches are weighted by their number of targets, so accumulated gradients equal those of one large batch. A step
  * whose loss or gradient is not finite changes nothing.
  *
- * This file holds the step that the host controls. `DeviceStepper` (device-step.ts) launches everything, the update
+ * This file holds the step that the host controls. `DeviceStepper` (device-stepper.ts) launches everything, the update
  * included, without waiting for the GPU.
  */
 import type { Config } from '../config/schema.js';

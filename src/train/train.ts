@@ -128,9 +128,9 @@ async function openAndRun(
   const signals = watchSignals(dump, options.signals ?? null);
   onEnd(() => signals.end());
   records.enter('boot', step);
-  records.event({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
+  records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
   await warmUp(loader, config, log.warnOwn);
-  records.event({ step, msg: 'loader_ready', data: opened.data() });
+  records.writeEvent({ step, msg: 'loader_ready', data: opened.data() });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
   const run = new Run({
     options,

@@ -19,7 +19,7 @@ import {
   type TrainingState,
 } from './checkpoint.js';
 import { createExchange } from './data-parallel.js';
-import { createStepper } from './device-step.js';
+import { createStepper } from './device-stepper.js';
 import { type Evaluation, evaluate } from './evaluate.js';
 import { singleWorld, type World } from './ranks/world.js';
 import {
