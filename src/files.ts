@@ -131,6 +131,24 @@ export function readText(path: string): string | undefined {
   }
 }
 
+/** The text of a file that a user named: throws when it is missing. */
+export function readGivenText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
+}
+
+/** Copies a file; the copy appears complete. */
+export function copyFile(from: string, to: string): void {
+  try {
+    writeFileAtomic(to, readFileSync(from));
+  } catch (error) {
+    throw fileError('copy', from, error);
+  }
+}
+
 /** Writes all of `bytes`, however many calls it takes: one write may be short. */
 export function writeFully(descriptor: number, bytes: Uint8Array, onPiece?: (piece: Uint8Array) => void): void {
   for (let offset = 0; offset < bytes.length; ) {

@@ -110,6 +110,7 @@ export type { AttentionStatistics } from './train/attention-statistics.js';
 export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
+export type { TokenBatch } from './train/iterable-loader.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { RunCallbacks } from './train/run.js';
@@ -129,7 +130,6 @@ export {
   type BatchSource,
   NonFiniteStep,
   SourceFailed,
-  type TokenBatch,
   Trainer,
   type TrainerOptions,
   type TrainingStep,

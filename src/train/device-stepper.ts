@@ -3,11 +3,13 @@
  * update if the gradient is not finite. The host reads loss, norm and statistics once, at the end. From the second step of
  * the same shapes on, the whole step is one graph that is replayed.
  */
+
 import type { Batch } from '../data/batch.js';
 import { CopyQueue } from '../device/cuda/copy-queue.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import type { MemoryPool } from '../device/pool.js';
+import { bytesOf } from '../numbers.js';
 import { STEP_SCALARS } from '../ops/adamw/op.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
@@ -228,8 +230,4 @@ export class DeviceStepper implements Stepper {
 
 function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
   return { address: pointer, bytes };
-}
-
-function bytesOf({ buffer, byteOffset, byteLength }: Int32Array): Uint8Array {
-  return new Uint8Array(buffer, byteOffset, byteLength);
 }
