@@ -1,5 +1,6 @@
 // The inverted index of a selection: for every block the list of tokens that selected it. Also the work items of the
-// kernels that walk the lists, and the choice of the kernel of the selected branch for every stretch of tokens (plan.cuh).
+// kernels that walk the lists, and the choice of the kernel of the selected branch for every stretch of tokens
+// (plan.cuh).
 #pragma once
 #include "plan.cuh"
 

@@ -1,5 +1,5 @@
-// KV-outer: every chosen block over the list of tokens that chose it, as partial results, which are merged with the output
-// of the forced blocks while they are still in the L2 cache.
+// KV-outer: every chosen block over the list of tokens that chose it, as partial results, which are merged with the
+// output of the forced blocks while they are still in the L2 cache.
 #pragma once
 #include "combination.cuh"
 #include "forward.cuh"
