@@ -76,9 +76,15 @@ export type { SamplingOptions } from './infer/sampler.js';
 export type { JsonSchema } from './infer/structured/schema.js';
 export type { ResponseFormat } from './infer/structured/structured-output.js';
 export type { Terminal as ProgressTerminal } from './live-line.js';
-export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
+export {
+  Attention,
+  type AttentionContext,
+  type BranchReads,
+  type Observer,
+  type PhiParameters,
+} from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
-export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
+export type { Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
 export { type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';

@@ -89,7 +89,7 @@ export interface Styles {
  * Whether to write colour codes. FORCE_COLOR decides if it is set ("0" and "false" turn colour off); else a non-empty
  * NO_COLOR and TERM=dumb turn it off; else colour is used on terminals only.
  */
-export function usesColour(stream: { readonly isTTY?: boolean }, env: Environment): boolean {
+function usesColour(stream: { readonly isTTY?: boolean }, env: Environment): boolean {
   const force = env['FORCE_COLOR'];
   if (force !== undefined) return force !== '0' && force !== 'false';
   if (env['NO_COLOR'] || env['TERM'] === 'dumb') return false;

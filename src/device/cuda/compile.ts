@@ -24,7 +24,7 @@ export interface CudaBackend {
 type Native = (...values: unknown[]) => unknown;
 
 /** The run-time compilation library. */
-export class Nvrtc implements CudaBackend {
+class Nvrtc implements CudaBackend {
   readonly identity: string;
   readonly #create: Native;
   readonly #compile: Native;
