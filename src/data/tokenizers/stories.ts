@@ -30,13 +30,15 @@ export function createStoryTokenizer(): Tokenizer {
     vocabSize,
     separator: SEPARATOR,
     identity: `stories:${createHash('sha256').update(words.join('\n')).digest('hex')}`,
-    encode: (text) =>
-      Int32Array.from(
-        piecesOf(text).flatMap((word) => {
-          const id = ids.get(word);
-          return id === undefined ? [...Buffer.from(word)] : [id];
-        }),
-      ),
+    encode: (text) => {
+      const tokens: number[] = [];
+      for (const word of piecesOf(text)) {
+        const id = ids.get(word);
+        if (id === undefined) tokens.push(...Buffer.from(word));
+        else tokens.push(id);
+      }
+      return Int32Array.from(tokens);
+    },
     byteLength: (id) => (id === SEPARATOR ? 0 : bytesOf(id).length),
     tokenBytes: (id) => (id === SEPARATOR ? null : bytesOf(id)),
     decode: (tokens) => decodeUtf8(Buffer.concat(Array.from(tokens, bytesOf))),
