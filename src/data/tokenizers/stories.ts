@@ -18,7 +18,9 @@ export function createStoryTokenizer(): Tokenizer {
   const piece = new RegExp(`(?:${phrases.join('|')})(?![A-Za-z])|${WORD}`, 'gu');
   const piecesOf = (text: string): readonly string[] => text.match(piece) ?? [];
   const words = [...new Set([...phrases, ...everyWord().flatMap(piecesOf)])].filter(({ length }) => length > 1);
-  const ids = new Map(words.map((word, i) => [word, BYTES + i]));
+  // ASCII characters are among them: most pieces that are no words are one such byte.
+  const ids = new Map(Array.from({ length: 128 }, (_, byte) => [String.fromCharCode(byte), byte]));
+  for (const [i, word] of words.entries()) ids.set(word, BYTES + i);
   const bytes = [
     ...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)),
     ...words.map((word) => Buffer.from(word)),
