@@ -22,7 +22,7 @@ import { listCheckpoints } from '../run/checkpoint/read.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
-import { wrapText } from '../text.js';
+import { shellQuote, wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
 import { blockPicture } from './shared/block-picture.js';
 import { withDashboard } from './shared/dashboard-process.js';
@@ -96,8 +96,9 @@ async function showResult(config: Config, validationLoss: number | null, io: Io)
   }
   io.out(`\nFiles: ${outDir} (sample.txt, recall.json, training.csv, val.csv, model.safetensors)`);
   io.out('Next:');
-  io.out(`  npx trefoil generate --model ${outDir} --prompt "One windy morning"`);
-  io.out(`  npx trefoil eval selection --model ${outDir} --text-file ${join(outDir, 'sample.txt')}`);
+  const [model, sample] = [shellQuote(outDir), shellQuote(join(outDir, 'sample.txt'))];
+  io.out(`  npx trefoil generate --model ${model} --prompt "One windy morning"`);
+  io.out(`  npx trefoil eval selection --model ${model} --text-file ${sample}`);
   io.out('  npx trefoil train --config text_cpu --local-path YOUR_FOLDER');
 }
 
