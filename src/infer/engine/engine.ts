@@ -82,6 +82,23 @@ export interface EngineStats {
   readonly acceptedTokens: number;
 }
 
+/** Of an engine that has had no request. */
+export const IDLE_STATS: EngineStats = {
+  running: 0,
+  waiting: 0,
+  pageBytes: 0,
+  reservedBytes: 0,
+  cacheBytes: 1,
+  prefixQueries: 0,
+  prefixHits: 0,
+  prefixFileHits: 0,
+  prefixFileBytes: 0,
+  prefixFilesDamaged: 0,
+  prefixFileErrors: 0,
+  draftTokens: 0,
+  acceptedTokens: 0,
+};
+
 /** Continuous batching on one model. */
 export interface Engine {
   /** Maximum tokens of a request, prompt included. */
