@@ -218,13 +218,13 @@ struct Batch {
   void compressed() {
     const int rows = number("compressed", "compressed_forward_rows");
     k->launch("compressed", "compressed_forward", dim3(tiles(rows), s.G), rows * 2,
-              number("compressed", "compressed_forward_shared"), q.p, pc.p, oc.p, lc.p, d_cu.p, B);
+              number("compressed", "compressed_forward_shared"), q.p, pc.p, oc.p, lc.p, d_cu.p, B, 0);
   }
   void select() {
     counts.zero(k->stream);
     k->launch("select", "select_blocks", dim3(token_tiles(number("select", "select_blocks_tokens")), s.G),
               number("select", "select_blocks_threads"), number("select", "select_blocks_shared"), q.p, kc.p, pc.p,
-              lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B, stretch, stretches);
+              lc.p, selected.p, counts.p, ranks.p, d_cu.p, d_cmp.p, d_blocks.p, B, stretch, stretches, 0);
   }
   void index(bool items = true) {
     const unsigned grid = (NB * s.G + 7) / 8;
@@ -265,7 +265,7 @@ struct Batch {
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G),
               number("selected", "selected_union_threads"), number("selected", "selected_union_shared") + words() * 4,
               q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, plan.p,
-              served.p, d_cu.p, B, words(), stretch);
+              served.p, d_cu.p, B, words(), stretch, 0);
   }
   void dense() {  // the window of all tokens, and the forced blocks where KV-outer works
     const int rows = number("selected", "selected_dense_rows");
@@ -289,7 +289,7 @@ struct Batch {
   void window() {
     const int rows = number("window", "window_forward_rows");
     k->launch("window", "window_forward", dim3(tiles(rows), s.G), rows * 2, number("window", "window_forward_shared"),
-              q.p, pw.p, ow.p, lw.p, d_cu.p, B);
+              q.p, pw.p, ow.p, lw.p, d_cu.p, B, 0);
   }
   void combine() {
     k->launch("combine", "combine_forward", dim3(row_blocks()), 256, 0, oc.p, os.p, ow.p, gates.p, out.p, T);

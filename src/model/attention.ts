@@ -33,6 +33,7 @@ import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
+import { denseTile, sparseTile } from './prompt-tile.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
 
 /** Keys each branch read, i32 [T, G]. */
@@ -57,7 +58,7 @@ export interface AttentionContext {
   /** Where the sequences lie (`sparseLayout`). */
   readonly layout: SparseLayout;
   /** Which kernels compute attention. */
-  readonly kernels?: SparseOptions;
+  readonly kernels?: SparseOptions | undefined;
   readonly observer?: Observer | undefined;
   /** The tokens continue cached sequences and are added to the cache; `layout` is then the step's own. No gradients. */
   readonly cache?: CacheStep | undefined;
@@ -173,13 +174,15 @@ export class Attention {
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
-        ? this.#attendDenseCached(tape, q, cache)
+        ? this.#attendDenseCached(tape, q, cache, kernels)
         : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
     return attended;
   }
 
-  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
+  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep, kernels: SparseOptions | undefined): Tensor {
+    const tile = denseTile(tape, q, { cache, layer: this.#layer, shape: this.#shape, kernels });
+    if (tile) return tile;
     const pages = cache.pages('win', this.#layer);
     const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
     tape.drop(lse);
@@ -213,15 +216,14 @@ export class Attention {
       storePages(tape.device, kSel, vSel, cache.pages('sel', this.#layer), cache.tokens);
       if (!nsa.sharedKv) storePages(tape.device, kWin, vWin, cache.pages('win', this.#layer), cache.tokens);
     }
-    const attended =
+    const { out, selected, ...branches } =
       cache && !cache.isFresh
-        ? this.#attendSparseCached(tape, q, gates, cache, observer)
+        ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
         : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
-    observer?.selected?.(this.#layer, attended.selected);
-    const branches = [attended.oCmp, attended.oSel, attended.oWin, attended.selected];
-    const done = new Set([...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates, ...branches]);
-    for (const tensor of done) tape.drop(tensor);
-    return attended.out;
+    observer?.selected?.(this.#layer, selected);
+    const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
+    for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
+    return out;
   }
 
   /** Attention of new tokens over a cache that already holds their keys and values. */
@@ -230,8 +232,11 @@ export class Attention {
     q: Tensor,
     gates: Tensor,
     cache: CacheStep,
-    observer: Observer | undefined,
-  ): SparseOutputs {
+    { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
+  ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
+    const place = { cache, layer: this.#layer, shape: this.#shape, kernels };
+    const tile = observer?.reads ? null : sparseTile(tape, { q, gates }, place);
+    if (tile) return tile;
     const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
     const [heads, sparse] = [headShapeOf(this.#shape), sparseShapeOf(this.#shape)];

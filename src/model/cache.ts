@@ -330,6 +330,7 @@ export class CacheStep {
   readonly #counts: readonly number[];
   readonly #drafts: readonly number[];
   readonly #tables: Map<Kind, Tensor>;
+  #wholes: readonly WholeSequence[] | null = null;
 
   constructor(
     device: Device,
@@ -375,6 +376,29 @@ export class CacheStep {
     );
   }
 
+  /** Each sequence with its new tokens as if nothing of it were cached. Made when first used, freed with the step. */
+  wholes(): readonly WholeSequence[] {
+    this.#wholes ??= this.#sequences.map(({ length: start }, i) => {
+      const { l, d } = this.#shape.nsa;
+      const { device } = this.tokens.sequences;
+      const tokens = new Sequences(device, [start + this.#counts[i]]);
+      const blocks = tokens.compressed(l, d);
+      const zero = Tensor.zeros(device, [1], 'i32');
+      return {
+        start,
+        first: this.tokens.sequences.starts[i],
+        layout: { tokens, blocks },
+        tokens: { sequences: tokens, starts: zero },
+        blocks: { sequences: blocks, starts: zero },
+        pages: (kind, layer) => {
+          const pages = this.pages(kind, layer);
+          return { ...pages, tables: pages.tables.rows(i, i + 1) };
+        },
+      };
+    });
+    return this.#wholes;
+  }
+
   /** Throws unless the cache was made for a model of this shape. */
   expectShape(shape: ModelShape): void {
     const difference = shapeDifference(this.#shape, shape);
@@ -406,7 +430,25 @@ export class CacheStep {
     for (const tensor of [this.tokens.starts, this.blocks.starts, this.blockPositions, this.done]) tensor.free();
     for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
     for (const tables of this.#tables.values()) tables.free();
+    for (const { layout, tokens } of this.#wholes ?? []) {
+      layout.tokens.free();
+      layout.blocks.free();
+      tokens.starts.free();
+    }
   }
+}
+
+/** A sequence of a step from its beginning on. */
+export interface WholeSequence {
+  /** Its tokens before this one were cached before the step. */
+  readonly start: number;
+  /** Its first new token among those of the step. */
+  readonly first: number;
+  readonly layout: SparseLayout;
+  readonly tokens: NewTokens;
+  readonly blocks: NewTokens;
+  /** Its pages of one kind in one layer. */
+  pages(kind: Kind, layer: number): Pages;
 }
 
 function leastCommonMultiple(a: number, b: number): number {

@@ -347,9 +347,12 @@ class BatchEngine implements Engine {
     this.#admit();
     const shares = this.#inFlight ?? this.#plan();
     if (shares.length === 0) return;
-    const decoder = this.#inFlight ? this.#decoder : this.#decoderFor(shares);
-    if (decoder) this.#decode(decoder, shares);
-    else this.#read(shares);
+    // On a GPU the tokens of requests that generate go first, and do not wait for a tile of a prompt.
+    const single = shares.filter(({ tokens }) => tokens.length === 1);
+    const decoder = this.#inFlight ? this.#decoder : this.#decoderFor(single);
+    if (decoder) this.#decode(decoder, single);
+    const others = decoder ? shares.filter(({ tokens }) => tokens.length > 1) : shares;
+    if (others.length > 0) this.#read(others);
     this.#running = this.#running.filter(({ cached }) => cached !== null);
     const { pool } = this.#source.model.device;
     if (pool.bytesReserved - pool.bytesInUse > POOL_SLACK) pool.trim();
@@ -447,9 +450,9 @@ class BatchEngine implements Engine {
     return lookup.next(Math.min(unwritten - 1, left - 1, room));
   }
 
-  /** The decoder, if it can read the shares: one token each. */
+  /** The decoder, if it can read the shares, of one token each. */
   #decoderFor(shares: readonly Share[]): DeviceDecoder | null {
-    if (!this.#decoder || shares.some(({ tokens }) => tokens.length !== 1)) return null;
+    if (!this.#decoder || shares.length === 0) return null;
     return this.#decoder.hasRoom(shares.map(({ cached }) => cached)) ? this.#decoder : null;
   }
 

@@ -95,8 +95,13 @@ export class FusedBatch {
 
   /** A kernel that streams keys past tiles of rows: its EXPORTs give rows, threads and shared memory. */
   launchTiles(source: Source, name: string, ...values: LaunchArgument[]): void {
+    this.launchTilesFrom(source, name, 0, ...values);
+  }
+
+  /** The same for the tiles from number `skipped` on. */
+  launchTilesFrom(source: Source, name: string, skipped: number, ...values: LaunchArgument[]): void {
     const constant = (what: string) => this.constant(source, `${name}_${what}`);
-    const grid = [this.plan.rowTiles(constant('rows')), this.groups] as const;
+    const grid = [this.plan.rowTiles(constant('rows')) - skipped, this.groups] as const;
     this.launch(source, name, { grid, block: constant('threads'), shared: constant('shared') }, ...values);
   }
 

@@ -41,13 +41,14 @@ struct Compressed : PackedRows {
   }
 };
 
-// The tile of ROWS packed rows that this block works on, longest rows first; false past the last one.
+// The tile of ROWS packed rows that this block works on, longest rows first; false past the last one. `skipped`: tiles
+// at the beginning that no block works on.
 template <int ROWS> __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q,
                                                                     const unsigned char* packed, const int* cu_seqlens,
-                                                                    int sequences) {
+                                                                    int sequences, int skipped = 0) {
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+          cu_seqlens, sequences, skipped + gridDim.x - 1 - blockIdx.x,
           [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
           [](int length) { return (count_compressed(length) + 63) / 64; }, place))
     return false;
@@ -64,13 +65,13 @@ template <int ROWS> __device__ __forceinline__ bool compressed_tile(Compressed& 
   return true;
 }
 
-// grid (tiles of all sequences, groups)
+// grid (tiles of all sequences but the first `skipped`, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_WARPGROUPS>, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
 compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens,
-                   int sequences) {
+                   int sequences, int skipped) {
   extern __shared__ unsigned char shared[];
   Compressed branch;
-  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
+  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences, skipped)) return;
   branch.o = out;
   branch.l = lse;
   attend<CMP_WARPGROUPS, CMP_WIDE>(branch, shared);

@@ -76,6 +76,23 @@ export function fusedDenseAttention(tape: Tape, inputs: AttentionInputs, sequenc
   return out;
 }
 
+/** As `fusedSparseAttentionFrom`, for dense attention: the tokens of one sequence from `start` on. */
+export function fusedDenseAttentionFrom(
+  tape: Tape,
+  inputs: AttentionInputs,
+  sequences: Sequences,
+  start: number,
+): Tensor {
+  if (tape.recording || sequences.count !== 1) throw new Error('one sequence, without gradients');
+  const kernels = new DenseKernels(tape.device, headsOf(inputs, sequences), sequences);
+  const { heads, dv } = kernels.heads;
+  const out = tape.empty([sequences.total, heads, dv], 'bf16');
+  const lse = tape.empty([sequences.total, heads]);
+  kernels.forward(tape, inputs, out, lse, start);
+  tape.drop(lse);
+  return out;
+}
+
 class DenseKernels {
   readonly heads: HeadShape;
   readonly #sequences: Sequences;
@@ -92,9 +109,12 @@ class DenseKernels {
     this.#prepare = cuda.compile(PREPARE_SOURCE, headMacros(heads));
   }
 
-  forward(tape: Tape, { q, k, v }: AttentionInputs, out: Tensor, lse: Tensor): void {
+  /** `start`: tokens before it are left out, but for those in the tile of the first. */
+  forward(tape: Tape, { q, k, v }: AttentionInputs, out: Tensor, lse: Tensor, start = 0): void {
     const packed = this.#pack(tape, k, v);
-    this.#launchTiles('window_forward', q, packed, out, lse, ...this.#place);
+    const rows = this.#window.constant('window_forward_rows');
+    const skipped = Math.floor((start * headsPerGroup(this.heads)) / rows);
+    this.#launchTiles('window_forward', skipped, q, packed, out, lse, ...this.#place, skipped);
     tape.drop(packed);
   }
 
@@ -115,7 +135,7 @@ class DenseKernels {
       ...[q, k, v, dOut, shift, delta, dk, dv, ...this.#place],
     );
     const packed = this.#pack(tape, k, v);
-    this.#launchTiles('window_query_gradient', q, packed, dOut, shift, delta, dq, ...this.#place);
+    this.#launchTiles('window_query_gradient', 0, q, packed, dOut, shift, delta, dq, ...this.#place);
     for (const tensor of [packed, delta, shift]) tape.drop(tensor);
   }
 
@@ -127,9 +147,10 @@ class DenseKernels {
     return packed;
   }
 
-  #launchTiles(name: string, ...values: LaunchArgument[]): void {
+  #launchTiles(name: string, skipped: number, ...values: LaunchArgument[]): void {
     const constant = (what: string) => this.#window.constant(`${name}_${what}`);
-    const grid = [this.#tiles(constant('rows'), headsPerGroup(this.heads)), this.heads.groups] as const;
+    const tiles = this.#tiles(constant('rows'), headsPerGroup(this.heads)) - skipped;
+    const grid = [tiles, this.heads.groups] as const;
     this.#window.launch(name, { grid, block: constant('threads'), shared: constant('shared') }, ...values);
   }
 

@@ -118,12 +118,25 @@ export class FusedForward {
   readonly inputs: SparseInputs;
   readonly results: ForwardResults;
   readonly scratch: ForwardScratch;
+  /** Only tokens from here on are computed (and some before them); above 0 for a batch of one sequence. */
+  readonly #start: number;
 
-  constructor(batch: FusedBatch, inputs: SparseInputs, results: ForwardResults, scratch: ForwardScratch) {
+  constructor(batch: FusedBatch, inputs: SparseInputs, results: ForwardResults, scratch: ForwardScratch, start = 0) {
     this.batch = batch;
     this.inputs = inputs;
     this.results = results;
     this.scratch = scratch;
+    this.#start = start;
+  }
+
+  /** All of it for the tokens from the start on, forward only: one path, and no lists of tokens. */
+  attendFrom(): void {
+    this.results.selected.zero(); // a tile of the selected branch may begin before the tokens that were ranked
+    this.rank();
+    this.packSelected();
+    this.packWindow();
+    this.window();
+    this.#union(null, null);
   }
 
   /** Attends to the compressed keys and ranks blocks: `attend` needs it. */
@@ -158,40 +171,50 @@ export class FusedForward {
   compressed(): void {
     const { batch, results } = this;
     const { oCmp, lseCmp } = results;
-    const place = [batch.tokenStarts, batch.sequences] as const;
-    batch.launchTiles(
-      'compressed',
-      'compressed_forward',
-      this.inputs.q,
-      this.scratch.packedCmp,
-      oCmp,
-      lseCmp,
-      ...place,
+    // Ranking reads what this computes, from the beginning of its first tile on.
+    const tile = batch.constant('select', 'select_blocks_tokens');
+    const skipped = this.#rowTilesBefore('compressed', 'compressed_forward', this.#start - (this.#start % tile));
+    batch.launchTilesFrom(
+      ...(['compressed', 'compressed_forward', skipped, this.inputs.q, this.scratch.packedCmp] as const),
+      ...[oCmp, lseCmp, batch.tokenStarts, batch.sequences, skipped],
     );
   }
 
   window(): void {
     const { batch, results } = this;
     const { oWin, lseWin } = results;
-    const place = [batch.tokenStarts, batch.sequences] as const;
-    batch.launchTiles('window', 'window_forward', this.inputs.q, this.scratch.packedWin, oWin, lseWin, ...place);
+    const skipped = this.#rowTilesBefore('window', 'window_forward', this.#start);
+    batch.launchTilesFrom(
+      ...(['window', 'window_forward', skipped, this.inputs.q, this.scratch.packedWin] as const),
+      ...[oWin, lseWin, batch.tokenStarts, batch.sequences, skipped],
+    );
+  }
+
+  /** Whole tiles of rows before `token`. */
+  #rowTilesBefore(source: 'compressed' | 'window', kernel: string, token: number): number {
+    const { batch } = this;
+    return Math.floor((token * batch.headsPerGroup) / batch.constant(source, `${kernel}_rows`));
   }
 
   /** Ranks blocks, and counts the tokens that chose each. */
   select(): void {
     const { batch, inputs, scratch, results } = this;
     const { plan } = batch;
-    scratch.counts.zero();
+    const tile = batch.constant('select', 'select_blocks_tokens');
+    const skipped = Math.floor(this.#start / tile);
+    const counts = this.#start > 0 ? null : scratch.counts;
+    counts?.zero();
     batch.launch(
       'select',
       'select_blocks',
       {
-        grid: [plan.tokenTiles(batch.constant('select', 'select_blocks_tokens')), batch.groups],
+        grid: [plan.tokenTiles(tile) - skipped, batch.groups],
         block: batch.constant('select', 'select_blocks_threads'),
         shared: batch.constant('select', 'select_blocks_shared'),
       },
-      ...[inputs.q, inputs.kCmp, scratch.packedCmp, results.lseCmp, results.selected, scratch.counts, scratch.ranks],
+      ...[inputs.q, inputs.kCmp, scratch.packedCmp, results.lseCmp, results.selected, counts, scratch.ranks],
       ...[batch.tokenStarts, batch.compressedStarts, batch.blockStarts, batch.sequences, plan.stretch, plan.stretches],
+      skipped,
     );
   }
 
@@ -255,17 +278,18 @@ export class FusedForward {
     const { batch, inputs, results, scratch } = this;
     const { plan } = batch;
     const constant = (name: string) => batch.constant('selected', `selected_union_${name}`);
+    const skipped = Math.floor(this.#start / constant('tokens'));
     batch.launch(
       'selected',
       'selected_union',
       {
-        grid: [plan.tokenTiles(constant('tokens')), batch.groups],
+        grid: [plan.tokenTiles(constant('tokens')) - skipped, batch.groups],
         block: constant('threads'),
         shared: constant('shared') + plan.words * 4,
       },
       ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
       ...[results.oSel, results.lseSel, results.out, schedule, served],
-      ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch],
+      ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch, skipped],
     );
   }
 

@@ -6,6 +6,7 @@ import { Sequences } from '../../common/sequences.js';
 import { AttentionCounters } from '../counters.js';
 import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
 import { fusedDenseAttention } from './dense.js';
+import { fusedSparseAttentionFrom } from './op.js';
 import { sharedBytes } from './plan.js';
 
 const HEADS = { heads: 12, groups: 2, dk: 64, dv: 32 };
@@ -157,6 +158,28 @@ describe('launches of the fused kernels', () => {
     expect(find(forward, 'selected_outer').shape).toMatchObject({ grid: 132 * 4, block: 128 });
     expect(find(backward, 'compressed_backward').shape.grid).toEqual([3 + 1, 6, 2]);
     expect(find(backward, 'combine_backward').shape.grid).toBe(Math.ceil((TOKENS * 12 * 4) / 256));
+  });
+
+  it('begin with the tile of the first token when a sequence is continued, without lists', () => {
+    const device = new RecordingCuda(constant);
+    const layout = sparseLayout(new Sequences(device, [3000]), SPARSE);
+    const tape = new Tape(device, { record: false });
+    fusedSparseAttentionFrom(tape, inputsOf(tape, layout.blocks.total, 3000), layout, SPARSE, 2100);
+    const { launches } = device;
+    expect(names(launches)).toEqual([
+      ...['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack'],
+      ...['window_forward', 'selected_union'],
+    ]);
+    const skipped = (kernel: string) => find(launches, kernel).values.at(-1) as number;
+    // Tiles of 64 tokens are ranked, so the compressed branch begins at token 2,048; tiles have 128 rows of six heads.
+    expect(skipped('select_blocks')).toBe(32);
+    expect(skipped('compressed_forward')).toBe((2048 * 6) / 128);
+    expect(skipped('window_forward')).toBe(Math.floor((2100 * 6) / 128));
+    expect(skipped('selected_union')).toBe(100); // of 21 tokens
+    expect(find(launches, 'select_blocks').shape.grid).toEqual([47 - 32, 2]);
+    expect(find(launches, 'selected_union').shape.grid).toEqual([143 - 100, 2]);
+    expect(find(launches, 'window_forward').shape.grid).toEqual([Math.ceil((3000 * 6) / 128) - 98, 2]);
+    tape.end();
   });
 
   it('add to existing gradients through a temporary', () => {

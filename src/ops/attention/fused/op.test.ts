@@ -16,7 +16,7 @@ import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLay
 import { type NsaInputs, nsaBackward, nsaForward } from '../reference.js';
 import { importance, selectBlocks } from '../select/reference.js';
 import { FusedBatch } from './code.js';
-import { fusedRefusal } from './op.js';
+import { fusedRefusal, fusedSparseAttentionFrom } from './op.js';
 import { sharedBytes, sharedLimit, unionTokens } from './plan.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
@@ -228,6 +228,32 @@ describe('the fused kernels', () => {
   ];
   it.each(VARIANTS)('equal the reference, ragged batch: %s', async (_, options) => {
     await expectReference(RAGGED, options, 2);
+  });
+
+  it.each([1, 63, 64, 65, 150, 500, 699])('give the tokens from %i on the bits of the whole sequence', (start) => {
+    const example = { ...RAGGED, lengths: [700] };
+    const values = valuesOf(example, 3);
+    const { outputs, selected } = run(example, values, { path: 'union' });
+    const device = cuda();
+    const before = device.pool.bytesInUse;
+    const tape = new Tape(device, { record: false });
+    const like = randomInputs(example, 1, 'bf16');
+    const inputs = Object.fromEntries(
+      NAMES.map((name) => [name, tape.from(values[name], like[name].shape, like[name].dtype)]),
+    ) as unknown as SparseInputs;
+    inputs.q.rows(0, start).zero();
+    inputs.gates.rows(0, start).zero();
+    const layout = sparseLayout(new Sequences(device, example.lengths), example.sparse);
+    const result = fusedSparseAttentionFrom(tape, inputs, layout, example.sparse, start);
+    const expectRows = (actual: Tensor, all: Float32Array | Int32Array) => {
+      const width = all.length / 700;
+      expect(sameBits(actual.rows(start, 700).read() as Float32Array, all.slice(start * width))).toBe(true);
+    };
+    expectRows(result.selected, selected);
+    for (const name of ['oCmp', 'oWin', 'oSel', 'out'] as const) expectRows(result[name], outputs[name]);
+    tape.end();
+    for (const owned of [layout.tokens, layout.blocks]) owned.free();
+    expect(device.pool.bytesInUse).toBe(before);
   });
 
   it('count which path ran', () => {

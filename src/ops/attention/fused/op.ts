@@ -136,6 +136,31 @@ export function fusedSparseAttention(
   return { out, oCmp, oSel, oWin, selected };
 }
 
+/**
+ * Attention of the tokens of one sequence from `start` on, over the keys and values of all of them. Rows of `q` and
+ * `gates` before the start are not used; rows of the results before it are undefined. No gradients. Requires that
+ * `fusedRefusal` returns null.
+ */
+export function fusedSparseAttentionFrom(
+  tape: Tape,
+  inputs: SparseInputs,
+  layout: SparseLayout,
+  sparse: SparseShape,
+  start: number,
+  options: SparseOptions = {},
+): SparseOutputs {
+  const cuda = cudaRuntime(tape.device);
+  if (!cuda || tape.recording || layout.tokens.count !== 1) throw new Error('one sequence on CUDA, without gradients');
+  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, layout), sparse }, fusedBuild(options), layout);
+  const ranked = allocateRanked(tape, batch);
+  const results = allocateResults(tape, batch, ranked);
+  const scratch = allocateScratch(tape, batch, 'union', ranked);
+  new FusedForward(batch, inputs, results, scratch, start).attendFrom();
+  const { out, oCmp, oSel, oWin, selected, ...rest } = results;
+  dropAll(tape, { ...scratch, ...rest });
+  return { out, oCmp, oSel, oWin, selected };
+}
+
 function dropAll(tape: Tape, tensors: object): void {
   for (const tensor of Object.values(tensors) as (Tensor | null)[]) if (tensor) tape.drop(tensor);
 }

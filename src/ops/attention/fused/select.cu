@@ -39,17 +39,19 @@ EXPORT(select_blocks_tokens, TOKENS)
 // One block scores TOKENS tokens of one group: for each tile of compressed keys it adds exp2(s - lse) over
 // the heads in registers, pools them into selection blocks and keeps a running top list, two threads a
 // token. Candidates lie before block cur - 1, so every compressed key they touch is visible: no mask.
-// counts [G, blocks, stretches] may be null. grid (tiles of TOKENS tokens of all sequences, groups)
+// counts [G, blocks, stretches] may be null. grid (tiles of TOKENS tokens of all sequences but the first `skipped`,
+// groups)
 extern "C" __global__ void __launch_bounds__(THREADS, HPG* PK <= 6 ? 3 : 1) select_blocks(
     const bf16* q, const bf16* k_cmp, const unsigned char* packed, const float* lse_cmp, int* selected, int* counts,
     int* ranks, const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences, int stretch,
-    int stretches) {
+    int stretches, int skipped) {
   // ---- Shared memory, and which token and list this thread has
   extern __shared__ unsigned char shared[];
   __shared__ __align__(8) u64 barriers[6];
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + TOKENS - 1) / TOKENS; },
+          cu_seqlens, sequences, skipped + gridDim.x - 1 - blockIdx.x,
+          [](int length) { return (length + TOKENS - 1) / TOKENS; },
           [](int length) { return (count_compressed(length) + 63) / 64; }, place))
     return;
   const int team = SPLIT == 1 ? 0 : threadIdx.x / 128, thread = SPLIT == 1 ? threadIdx.x : threadIdx.x % 128,

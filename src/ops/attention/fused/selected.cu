@@ -74,13 +74,13 @@ struct SelectedUnion : PackedRows {
   }
 };
 
-// grid (tiles of UNION_TOKENS tokens, groups); works where the plan is null or assigns the stretch to it; served[0]
-// counts the times it did
+// grid (tiles of UNION_TOKENS tokens but the first `skipped`, groups); works where the plan is null or assigns the
+// stretch to it; served[0] counts the times it did
 extern "C" __global__ void
     __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
     selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
                    const float* gates, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served,
-                   const int* cu_seqlens, int sequences, int words, int stretch) {
+                   const int* cu_seqlens, int sequences, int words, int stretch, int skipped) {
   extern __shared__ unsigned char shared[];
   if (plan != nullptr && plan->union_stretches == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
@@ -88,7 +88,7 @@ extern "C" __global__ void
   u32* const bits = (u32*)(u + 1);
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x,
+          cu_seqlens, sequences, skipped + gridDim.x - 1 - blockIdx.x,
           [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
           [](int length) { return (length + SEL_L - 1) / SEL_L; }, place))
     return;

@@ -27,13 +27,13 @@ extern "C" __global__ void __launch_bounds__(256) window_pack(const bf16* k, con
   pack_tile<64>(k, v, packed, cu_seqlens, sequences);
 }
 
-// grid (tiles of all sequences, groups)
+// grid (tiles of all sequences but the first `skipped`, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_WARPGROUPS>, FORWARD_BLOCKS(WIN_WARPGROUPS, WIN_WIDE))
 window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens,
-               int sequences) {
+               int sequences, int skipped) {
   extern __shared__ unsigned char shared[];
   Window branch;
-  if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
+  if (!window_tile<WIN_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences, skipped)) return;
   branch.o = out;
   branch.l = lse;
   attend<WIN_WARPGROUPS, WIN_WIDE>(branch, shared);

@@ -19,13 +19,14 @@ struct Window : PackedRows {
   }
 };
 
-// The tile of ROWS packed rows that this block works on; false past the last one.
+// The tile of ROWS packed rows that this block works on; false past the last one. `skipped`: tiles at the beginning that
+// no block works on.
 template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q,
                                                                 const unsigned char* packed, const int* cu_seqlens,
-                                                                int sequences) {
+                                                                int sequences, int skipped = 0) {
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x,
+          cu_seqlens, sequences, skipped + (LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x),
           [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, [](int length) { return (length + 63) / 64; },
           place))
     return false;

@@ -146,6 +146,32 @@ void paged_store(const float* k, const float* v, PAGES, TOKENS, HEADS) {
   });
 }
 
+// k [T][groups][dk] and v [T][groups][dv] out of the pages; zeros for tokens without a page.
+void paged_load(float* k, float* v, PAGES, TOKENS, HEADS) {
+  const Shape shape = {heads, groups, dk, dv};
+  const Pages pages = {tables, place, size};
+  const Tokens tokens = {offsets, starts, sequences};
+  const int64_t width = pad(size), dv_width = pad(dv);
+  parallel_chunks(tokens.count(), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t s = tokens.sequence(t), position = tokens.position(t, s), i = position % size;
+      float* page = pages.page(s, position / size);
+      for (int64_t g = 0; g < groups; ++g) {
+        float* key = k + (t * groups + g) * dk;
+        float* value = v + (t * groups + g) * dv;
+        if (page == nullptr) {
+          std::fill(key, key + dk, 0.0f);
+          std::fill(value, value + dv, 0.0f);
+          continue;
+        }
+        const float* column = pages.keys(page, shape, g) + i;
+        for (int64_t c = 0; c < dk; ++c) key[c] = column[c * width];
+        std::memcpy(value, pages.values(page, shape, g) + i * dv_width, sizeof(float) * dv);
+      }
+    }
+  });
+}
+
 // joined = the raw rows kept of a sequence, then its new rows x [T][width].
 void paged_join(const float* x, float* joined, const int32_t* joined_offsets, PAGES, TOKENS, int64_t width) {
   const Pages tails = {tables, place, size};

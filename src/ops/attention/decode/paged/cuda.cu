@@ -289,6 +289,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_store(const T* k, co
   }
 }
 
+// k [T][groups][dk] and v [T][groups][dv] out of the pages; zeros for tokens without a page.
+extern "C" __global__ void __launch_bounds__(THREADS) paged_load(T* k, T* v, PAGES, TOKENS, HEADS) {
+  const Pages pages = {tables, place, size};
+  const Heads shape = {heads, groups, dk, dv};
+  const Tokens tokens = {offsets, starts, sequences};
+  for (i64 t = blockIdx.x; t < tokens.count(); t += gridDim.x) {
+    const int s = sequence_of(offsets, sequences, t);
+    const i64 position = starts[s] + t - offsets[s], i = position % size;
+    T* page = pages.page(s, position / size);
+    for (int x = threadIdx.x; x < groups * dk; x += THREADS)
+      k[t * groups * dk + x] = page == nullptr ? T(0.0f) : shape.keys(page, size, x / dk)[i * dk + x % dk];
+    for (int x = threadIdx.x; x < groups * dv; x += THREADS)
+      v[t * groups * dv + x] = page == nullptr ? T(0.0f) : shape.values(page, size, x / dv)[x % dv * size + i];
+  }
+}
+
 // joined = the raw rows kept of a sequence, then its new rows x [T][width].
 extern "C" __global__ void __launch_bounds__(THREADS) paged_join(const T* x, T* joined, const i32* joined_offsets,
                                                                  PAGES, TOKENS, i64 width) {

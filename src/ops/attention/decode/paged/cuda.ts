@@ -37,6 +37,7 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   };
   return {
     paged_store: (k, ...rest) => variant(k!).launch('paged_store', everywhere(), k, ...rest),
+    paged_load: (k, ...rest) => variant(k!).launch('paged_load', everywhere(), k, ...rest),
     paged_join: (x, ...rest) => variant(x!).launch('paged_join', everywhere(), x, ...rest),
     paged_keep: (joined, ...rest) => variant(joined!).launch('paged_keep', everywhere(), joined, ...rest),
     paged_window: (...values) => attend('paged_window', values[0], headsAt(values, 10), values),

@@ -17,6 +17,7 @@ import { windowForward } from '../../window/reference.js';
 import {
   joinTail,
   keepTail,
+  loadPages,
   type NewTokens,
   type Pages,
   pagedCompressed,
@@ -196,6 +197,23 @@ describe.each(devices())('attention over pages on $name', ({ device, dtype }) =>
     tape.end();
   });
 
+  it.each(AWKWARD)('pages give back what was stored: $name', (example) => {
+    const { tape, pages, tokens, blocks, ...stored } = prepared(example, device, dtype);
+    const load = (from: Pages, { lengths }: Sequences) => {
+      const none = lengths.map(() => 0);
+      return loadPages(tape, from, newTokens(tape, lengths, none), example.heads, dtype);
+    };
+    const same = (actual: Tensor, expected: Tensor) => expect([...actual.read()]).toEqual([...expected.read()]);
+    const [cmp, sel, win] = [load(pages.cmp, blocks), load(pages.sel, tokens), load(pages.win, tokens)];
+    same(cmp.k, stored.kCmp);
+    same(cmp.v, stored.vCmp);
+    same(sel.k, stored.kSel);
+    same(sel.v, stored.vSel);
+    same(win.k, stored.kWin);
+    same(win.v, stored.vWin);
+    tape.end();
+  });
+
   it('tokens without a page are passed over', () => {
     const tape = new Tape(device(), { record: false });
     const heads = { heads: 1, groups: 1, dk: 2, dv: 2 };
@@ -207,6 +225,9 @@ describe.each(devices())('attention over pages on $name', ({ device, dtype }) =>
       dtype,
     );
     storePages(device(), rows, rows, pages, newTokens(tape, [12], [0]));
+    const loaded = loadPages(tape, pages, newTokens(tape, [12], [0]), heads, dtype);
+    const stored = Array.from({ length: 24 }, (_, i) => (i < 16 ? 0 : i));
+    expect([Array.from(loaded.k.read()), Array.from(loaded.v.read())]).toEqual([stored, stored]);
     const query = tape.zeros([1, 1, 2], dtype);
     const { out } = pagedWindow(tape, query, pages, newTokens(tape, [1], [11]), heads, 4);
     expect(Array.from(out.read())).toEqual([19, 20]); // the mean of the last four rows

@@ -20,6 +20,7 @@ const heads = ['i64', 'i64', 'i64', 'i64'] as const;
 const attention = [...(['ptr', 'ptr', 'ptr', 'ptr'] as const), ...pages, ...tokens, ...heads] as const;
 export const signatures = {
   paged_store: ['ptr', 'ptr', ...pages, ...tokens, ...heads],
+  paged_load: ['ptr', 'ptr', ...pages, ...tokens, ...heads],
   paged_join: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_keep: ['ptr', 'ptr', 'ptr', ...pages, ...tokens, 'i64'],
   paged_window: [...attention, 'i64'],
@@ -76,6 +77,21 @@ export function storePages(device: Device, k: Tensor, v: Tensor, into: Pages, to
   const [, , dv] = expectShape('storePages: v', v, [tokens.sequences.total, groups, -1], k.dtype);
   const shape = [groups, groups, dk, dv] as const;
   device.kernels(kernels).paged_store(k, v, ...pageArguments(into), ...tokenArguments(tokens), ...shape);
+}
+
+/** Keys [T, G, dk] and values [T, G, dv] of `tokens` out of the pages; zeros where a page is missing. */
+export function loadPages(
+  tape: Tape,
+  from: Pages,
+  tokens: NewTokens,
+  { groups, dk, dv }: Omit<HeadShape, 'heads'>,
+  dtype: 'f32' | 'bf16',
+): { k: Tensor; v: Tensor } {
+  const k = tape.empty([tokens.sequences.total, groups, dk], dtype);
+  const v = tape.empty([tokens.sequences.total, groups, dv], dtype);
+  const shape = [groups, groups, dk, dv] as const;
+  tape.device.kernels(kernels).paged_load(k, v, ...pageArguments(from), ...tokenArguments(tokens), ...shape);
+  return { k, v };
 }
 
 /** The rows kept of each sequence and then its new rows `x` [T, ...], laid out as `joined`. */

@@ -1,0 +1,109 @@
+/**
+ * A tile of a prompt on a GPU: new tokens of sequences whose earlier tokens are in the cache, computed by the fused
+ * kernels of whole sequences. Those need keys and values side by side, so the cached ones are copied out of their pages.
+ */
+import { loadPages } from '../ops/attention/decode/paged/op.js';
+import { denseRefusal, fusedDenseAttentionFrom } from '../ops/attention/fused/dense.js';
+import { fusedRefusal, fusedSparseAttentionFrom } from '../ops/attention/fused/op.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
+import type { Tape } from '../tensor/tape.js';
+import type { Tensor } from '../tensor/tensor.js';
+import type { CacheStep, Kind, WholeSequence } from './cache.js';
+import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
+
+/** Fewer new tokens, or more cached ones for each of them, are faster from the pages. */
+const LEAST_TOKENS = 64;
+const MOST_CACHED_PER_TOKEN = 512;
+/** Rows before the new tokens that tiles of the kernels may reach back to. */
+const BEFORE = 256;
+
+/** `q` [T, H, dk] and `gates` [T, H, 3] to the output [T, H, dv] and the selected blocks [T, G, n]; null if not possible. */
+export function sparseTile(
+  tape: Tape,
+  { q, gates }: { readonly q: Tensor; readonly gates: Tensor },
+  { cache, layer, shape, kernels = {} }: TilePlace,
+): { out: Tensor; selected: Tensor } | null {
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const sparse = sparseShapeOf(shape);
+  const problem = { heads: headShapeOf(shape), sparse, dtype: q.dtype };
+  const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
+    fusedRefusal({ ...problem, tokens }, tape.device, kernels),
+  );
+  if (!wholes) return null;
+  const total = q.shape[0];
+  const out = tape.empty([total, heads, dv], 'bf16');
+  const selected = tape.empty([total, groups, sparse.nSel], 'i32');
+  for (const whole of wholes) {
+    const { layout, start } = whole;
+    const load = (kind: Kind, of = whole.tokens) =>
+      loadPages(tape, whole.pages(kind, layer), of, { groups, dk, dv }, 'bf16');
+    const [cmp, sel] = [load('cmp', whole.blocks), load('sel')];
+    const win = shape.nsa.sharedKv ? sel : load('win');
+    const inputs = {
+      q: placed(tape, q, whole),
+      gates: placed(tape, gates, whole),
+      ...{ kCmp: cmp.k, vCmp: cmp.v, kSel: sel.k, vSel: sel.v, kWin: win.k, vWin: win.v },
+    };
+    const all = fusedSparseAttentionFrom(tape, inputs, layout, sparse, start, kernels);
+    take(out, all.out, whole);
+    take(selected, all.selected, whole);
+    for (const tensor of new Set([...Object.values(inputs), ...Object.values(all)])) tape.drop(tensor);
+  }
+  return { out, selected };
+}
+
+/** The same for a model with dense attention. */
+export function denseTile(tape: Tape, q: Tensor, { cache, layer, shape, kernels = {} }: TilePlace): Tensor | null {
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const problem = { heads: headShapeOf(shape), dtype: q.dtype };
+  const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
+    denseRefusal({ ...problem, tokens }, tape.device, kernels),
+  );
+  if (!wholes) return null;
+  const out = tape.empty([q.shape[0], heads, dv], 'bf16');
+  for (const whole of wholes) {
+    const { k, v } = loadPages(tape, whole.pages('win', layer), whole.tokens, { groups, dk, dv }, 'bf16');
+    const inputs = { q: placed(tape, q, whole), k, v };
+    const all = fusedDenseAttentionFrom(tape, inputs, whole.layout.tokens, whole.start);
+    take(out, all, whole);
+    for (const tensor of [...Object.values(inputs), all]) tape.drop(tensor);
+  }
+  return out;
+}
+
+/** Where a tile is computed. */
+export interface TilePlace {
+  readonly cache: CacheStep;
+  readonly layer: number;
+  readonly shape: ModelShape;
+  readonly kernels?: SparseOptions | undefined;
+}
+
+/** The sequences of a step, if the fused kernels can take each of them and are the faster way. */
+function wholesFor(
+  cache: CacheStep,
+  refusal: (whole: WholeSequence) => string | null,
+): readonly WholeSequence[] | null {
+  const { total } = cache.tokens.sequences;
+  if (cache.tokens.sequences.device.kind !== 'cuda' || total < LEAST_TOKENS) return null;
+  const wholes = cache.wholes();
+  const cached = wholes.reduce((sum, { start }) => sum + start, 0);
+  if (cached > total * MOST_CACHED_PER_TOKEN || wholes.some((whole) => refusal(whole) !== null)) return null;
+  return wholes;
+}
+
+/** Rows of the new tokens at their places in the whole sequence; what is before them is not used, but must be finite. */
+function placed(tape: Tape, x: Tensor, { layout, start, first }: WholeSequence): Tensor {
+  const [, ...row] = x.shape;
+  const { total } = layout.tokens;
+  const all = tape.empty([total, ...row], x.dtype);
+  if (start > 0) all.rows(Math.max(0, start - BEFORE), start).zero();
+  all.rows(start, total).copyFrom(x.rows(first, first + total - start));
+  return all;
+}
+
+/** Copies the rows of the new tokens. */
+function take(to: Tensor, all: Tensor, { layout, start, first }: WholeSequence): void {
+  const { total } = layout.tokens;
+  to.rows(first, first + total - start).copyFrom(all.rows(start, total));
+}
