@@ -19,8 +19,8 @@ struct Window : PackedRows {
   }
 };
 
-// The tile of ROWS packed rows that this block works on; false past the last one. `skipped`: tiles at the beginning that
-// no block works on.
+// The tile of ROWS packed rows that this block works on; false past the last one. `skipped`: tiles at the beginning
+// that no block works on.
 template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q,
                                                                 const unsigned char* packed, const int* cu_seqlens,
                                                                 int sequences, int skipped = 0) {
