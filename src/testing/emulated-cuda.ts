@@ -194,16 +194,18 @@ export class EmulatedCuda implements Device, CudaRuntime {
   }
 
   /** In float64; operands and result of one row-major layout or the other. */
-  matrixProduct({ a, b, d, m, n, k, transposeA, transposeB, accumulate, c }: MatrixProduct): void {
+  matrixProduct(product: MatrixProduct): void {
+    const { a, b, d, m, n, k, transposeA, transposeB, accumulate, c, alpha = 1, beta = 1, batch = 1 } = product;
     this.#run(() => {
-      const [left, right] = [this.#read(a, m * k), this.#read(b, k * n)];
-      const before = accumulate ? this.#read(d, m * n) : c ? this.#read(c, m * n) : null;
-      const sums = Float64Array.from({ length: m * n }, (_, at) => {
-        const [i, j] = [Math.floor(at / n), at % n];
-        let sum = before?.[at] ?? 0;
+      const [left, right] = [this.#read(a, batch * m * k), this.#read(b, batch * k * n)];
+      const before = accumulate ? this.#read(d, batch * m * n) : c ? this.#read(c, batch * m * n) : null;
+      const sums = Float64Array.from({ length: batch * m * n }, (_, at) => {
+        const [which, i, j] = [Math.floor(at / (m * n)), Math.floor(at / n) % m, at % n];
+        const [x, y] = [which * m * k, which * k * n];
+        let sum = 0;
         for (let p = 0; p < k; p++)
-          sum += left[transposeA ? p * m + i : i * k + p] * right[transposeB ? j * k + p : p * n + j];
-        return sum;
+          sum += left[x + (transposeA ? p * m + i : i * k + p)] * right[y + (transposeB ? j * k + p : p * n + j)];
+        return alpha * sum + (before?.[at] ?? 0) * (c ? beta : 1);
       });
       const stored = d.dtype === 'bf16' ? float32ToBfloat16(sums) : Float32Array.from(sums);
       cpu().upload(d.pointer, new Uint8Array(stored.buffer, stored.byteOffset, stored.byteLength));

@@ -8,8 +8,8 @@ import { CopyQueue } from '../device/cuda/copy-queue.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import type { MemoryPool } from '../device/pool.js';
-import { STEP_SCALARS } from '../ops/adamw/op.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
+import { STEP_SCALARS } from '../ops/common/optimizer.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
@@ -55,7 +55,7 @@ export class DeviceStepper implements Stepper {
   /** Calls per step that the fused attention kernels refused; a replay repeats them. */
   #refusedPerStep = 0;
   #refused = 0;
-  /** Inputs of this step's update (`AdamW.nextStep`). */
+  /** Inputs of this step's update (`Optimizer.nextStep`). */
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';

@@ -282,9 +282,9 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 }
 
-function productName({ m, n, k, a, c, d, accumulate }: MatrixProduct): string {
+function productName({ m, n, k, a, c, d, accumulate, batch = 1 }: MatrixProduct): string {
   const into = d.dtype === a.dtype ? '' : ` to ${d.dtype}`;
-  return `product ${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
+  return `product ${batch > 1 ? `${batch} x ` : ''}${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
 }
 
 /** Wraps kernels so that they refuse tensors of another device. */

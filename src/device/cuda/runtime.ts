@@ -50,7 +50,7 @@ export interface CudaCode {
 /** Macros by name. Each combination is compiled separately. */
 export type Macros = Readonly<Record<string, number | string>>;
 
-/** D[m,n] = A[m,k] B[k,n] (+ D or C), all row-major; a transposed operand is stored as [k,m] or [n,k]. */
+/** D[m,n] = alpha A[m,k] B[k,n] (+ D or beta C), all row-major; a transposed operand is stored as [k,m] or [n,k]. */
 export interface MatrixProduct {
   readonly a: Addressable;
   readonly b: Addressable;
@@ -64,6 +64,12 @@ export interface MatrixProduct {
   readonly accumulate?: boolean;
   /** Added to the product before rounding; has D's shape and dtype. Not with `accumulate`. */
   readonly c?: Addressable | null;
+  /** Factor on the product. Default 1. */
+  readonly alpha?: number;
+  /** Factor on C. Default 1. */
+  readonly beta?: number;
+  /** Products of this many matrices, one after another in the memory of each operand. Default 1. */
+  readonly batch?: number;
 }
 
 /** What CUDA launchers need of a device. */

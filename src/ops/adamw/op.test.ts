@@ -6,8 +6,9 @@ import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { castInto } from '../cast/op.js';
+import { STEP_SCALARS } from '../common/optimizer.js';
 import { clipFactor, GradientNorms } from '../gradnorm/op.js';
-import { AdamW, STEP_SCALARS } from './op.js';
+import { AdamW } from './op.js';
 import { adamwStep } from './reference.js';
 
 function parameterWith(device: Device, name: string, values: ArrayLike<number>): Parameter {

@@ -167,6 +167,23 @@ void linear_backward_weight(const float* dy, const float* x, float* dw, int64_t 
   product({dy, 1, outputs}, {x, inputs, 1}, dw, outputs, inputs, rows, accumulate != 0);
 }
 
+// d [m, n] = alpha a b + beta c for `count` matrices, one after another in each operand. a is [m, k], or [k, m] if
+// transposed; b is [k, n] or [n, k]. c is null or another matrix than d.
+void matrix_products(const float* a, const float* b, const float* c, float* d, int64_t count, int64_t m, int64_t n,
+                     int64_t k, int64_t transpose_a, int64_t transpose_b, float alpha, float beta) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float *left = a + i * m * k, *right = b + i * k * n;
+    float* out = d + i * m * n;
+    product(transpose_a ? Operand{left, 1, m} : Operand{left, k, 1},
+            transpose_b ? Operand{right, 1, k} : Operand{right, n, 1}, out, m, n, k, false);
+    if (c == nullptr && alpha == 1.0f) continue;
+    const float* added = c == nullptr ? nullptr : c + i * m * n;
+    parallel_chunks(m * n, 1 << 15, [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) out[j] = multiply_add(alpha, out[j], added == nullptr ? 0.0f : beta * added[j]);
+    });
+  }
+}
+
 // y [rows, outputs] += bias [outputs]
 void bias_forward(float* y, const float* bias, int64_t rows, int64_t outputs) {
   parallel_chunks(rows, 64, [&](int64_t begin, int64_t end) {
