@@ -47,8 +47,8 @@ export interface MuonOptions extends AdamWOptions {
 /** Where `nextStep` puts the learning rate of matrices (struct Scalars of the kernels). */
 const MATRIX_RATE = 5;
 
-/** Elements of a batch of matrices at most, unless one has more: bounds the memory of a step. A CPU takes one by one. */
-const BATCH_ELEMENTS: Readonly<Record<Device['kind'], number>> = { cpu: 0, cuda: 2 ** 25 };
+/** Elements of a batch of matrices at most, unless one has more: bounds the memory of a step, on a CPU to its caches. */
+const BATCH_ELEMENTS: Readonly<Record<Device['kind'], number>> = { cpu: 2 ** 20, cuda: 2 ** 25 };
 
 /** Matrices of one shape in a batch. */
 function batchSize(kind: Device['kind'], matrices: number, rows: number, columns: number): number {
