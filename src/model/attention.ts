@@ -13,6 +13,7 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import { windowAttention } from '../ops/attention/window/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
@@ -25,7 +26,16 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
 import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
-import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import {
+  headShapeOf,
+  type LayerShape,
+  layerShape,
+  type ModelShape,
+  phiHiddenSize,
+  projectionPairs,
+  rotaryShapeOf,
+  sparseShapeOf,
+} from './shape.js';
 
 /** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
@@ -73,7 +83,7 @@ interface Part extends HeadPart {
   readonly norm: 'query' | 'key' | null;
 }
 
-/** An attention layer, sparse or dense as `shape.attention` says. */
+/** An attention layer: sparse, dense, or a window alone, as `shape.attention` and `shape.layerPattern` say. */
 export class Attention {
   /** Fused projection of the input to queries, keys and values [columns, dim]; docs/reference/model.md gives the order. */
   readonly projection: Parameter;
@@ -85,12 +95,13 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null for dense attention. */
+  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
-  /** Compression of keys and values; null for dense attention. */
+  /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   #shape: ModelShape;
   readonly #layer: number;
+  readonly #kind: LayerShape['attention'];
   readonly #parts: readonly Part[];
   readonly #rotations: RotaryTable;
   /**
@@ -102,15 +113,17 @@ export class Attention {
   /** `name` prefixes the parameters; `layer` is the index in the cache and in calls of the observer. */
   constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
-    const isSparse = shape.attention === 'nsa';
+    const own = layerShape(shape, layer);
+    const isSparse = own.attention === 'nsa';
     const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
     const key: Part = { heads: groups, size: dk, rotate: true, norm: 'key' };
     const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
+    this.#kind = own.attention;
     // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
     const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
-    const others = projectionPairs(shape) > 1 ? [key, value, key, value] : [];
+    const others = projectionPairs(own) > 1 ? [key, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
@@ -144,13 +157,14 @@ export class Attention {
   /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
-    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendDense(tape, x, context);
+    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);
     const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
-  #attendDense(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
+  /** Dense attention, or a window alone. */
+  #attendPlain(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
     const [q, k, v] = this.#split(tape, fused, layout.tokens, rotary);
@@ -158,15 +172,18 @@ export class Attention {
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
-        ? this.#attendDenseCached(tape, q, cache)
-        : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
+        ? this.#attendPlainCached(tape, q, cache)
+        : this.#kind === 'window'
+          ? windowAttention(tape, { q, k, v }, layout.tokens, this.#shape.nsa.w, kernels ?? {})
+          : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
     return attended;
   }
 
-  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
+  #attendPlainCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
     const pages = cache.pages('win', this.#layer);
-    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
+    const w = this.#kind === 'window' ? this.#shape.nsa.w : Number.POSITIVE_INFINITY;
+    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), w);
     tape.drop(lse);
     return out;
   }

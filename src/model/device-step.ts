@@ -21,7 +21,7 @@ import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
 import type { LanguageModel } from './language-model.js';
 import { operand } from './operand.js';
-import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseLayers, sparseShapeOf } from './shape.js';
 
 export interface DeviceStepOptions extends StepOptions {
   /** Only the first `vocabulary` logits are candidates. */
@@ -40,6 +40,7 @@ function stepShape(shape: ModelShape): StepShape {
 export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
+  if (shape.attention === 'nsa' && sparseLayers(shape).length < shape.nLayers) return 'window layers are not fused';
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
   if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';

@@ -13,7 +13,7 @@ import type { Device } from '../device/device.js';
 import type { Observer } from '../model/attention.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
-import type { ModelShape } from '../model/shape.js';
+import { type ModelShape, sparseLayers } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
 import type { AttentionCounters } from '../ops/attention/counters.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
@@ -311,12 +311,15 @@ export class StepTelemetry implements Observer {
   readonly #shape: ModelShape;
   readonly #isSampled: boolean;
   readonly #samples: Tensor[] = [];
+  /** Indices of the layers that have gates and a selection. */
+  readonly #layers: readonly number[];
   #selection: Tensor | null = null;
 
   constructor(device: Device, shape: ModelShape, isSampled: boolean) {
     this.#device = device;
     this.#shape = shape;
     this.#isSampled = isSampled;
+    this.#layers = sparseLayers(shape);
   }
 
   gates(_layer: number, gates: Tensor): void {
@@ -325,9 +328,10 @@ export class StepTelemetry implements Observer {
 
   /** The number of selected blocks depends on sequence lengths only, so one layer stands for all. */
   selected(layer: number, selected: Tensor): void {
-    if (layer === 0) this.#selection ??= selectionCounts(this.#device, selected);
+    const index = this.#layers.indexOf(layer);
+    if (index === 0) this.#selection ??= selectionCounts(this.#device, selected);
     // Recomputed layers and later micro-batches call again: the first call of each layer counts.
-    if (this.#isSampled && layer === this.#samples.length)
+    if (this.#isSampled && index === this.#samples.length)
       this.#samples.push(sampleSelection(this.#device, selected, SAMPLED_PAIRS));
   }
 
@@ -339,14 +343,17 @@ export class StepTelemetry implements Observer {
     const sums = this.#gateSums.map((tensor) => tensor.read());
     const gates = sums.length === 0 ? null : summarizeGates(sums);
     const selection = this.#selection && summarizeSelection(this.#selection.read());
-    const attention = detailed && this.#samples.length > 0 ? this.#layers(sums, detailed) : null;
+    const attention = detailed && this.#samples.length > 0 ? this.#byLayer(sums, detailed) : null;
     return { gates, selection, attention };
   }
 
-  #layers(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
+  #byLayer(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
     const { nKvGroups: groups, nsa } = this.#shape;
     const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
-    return attentionStatistics(layers, { groups, slots: nsa.nSel, blockSize: nsa.lSel, ...forcedBlocks(nsa) }, batch);
+    const sampled = { groups, slots: nsa.nSel, blockSize: nsa.lSel, ...forcedBlocks(nsa) };
+    const statistics = attentionStatistics(layers, sampled, batch);
+    const isWhole = this.#layers.length === this.#shape.nLayers;
+    return isWhole ? statistics : { ...statistics, sparse_layers: this.#layers };
   }
 
   free(): void {
