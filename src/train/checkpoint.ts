@@ -16,7 +16,6 @@ import { mergeStreamStates, type StreamState } from '../data/pipeline/position.j
 import { type TrefoilError, UsageError } from '../errors.js';
 import { explainFileError, isFileSystemError } from '../files.js';
 import { loadTensors, namedTensors } from '../model/weights.js';
-import type { Optimizer, Trainable } from '../ops/common/optimizer.js';
 import {
   CHECKPOINT_FILES,
   type FileDigest,
@@ -34,6 +33,7 @@ import {
   writeTensorFile,
 } from '../run/checkpoint/save.js';
 import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';
+import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { Spikes } from './anomalies.js';

@@ -9,8 +9,8 @@ import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import type { MemoryPool } from '../device/pool.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
-import { STEP_SCALARS } from '../ops/common/optimizer.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
+import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
 import {

@@ -20,9 +20,9 @@ import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import { sampleSelection } from '../ops/attention/selection-sample/op.js';
 import { forcedBlocks } from '../ops/attention/shape.js';
-import type { Optimizer, Trainable } from '../ops/common/optimizer.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
 import { Muon } from '../ops/muon/op.js';
+import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';

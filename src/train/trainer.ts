@@ -5,9 +5,9 @@ import type { Config } from '../config/schema.js';
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import type { Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import type { Optimizer } from '../ops/common/optimizer.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/section.js';
+import type { Optimizer } from '../tensor/optimizer.js';
 import { type Spike, Spikes } from './anomalies.js';
 import { BatchUploader } from './batches.js';
 import {

@@ -1,12 +1,12 @@
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Device } from '../../device/device.js';
+import { STEP_SCALARS } from '../../tensor/optimizer.js';
 import { Parameter } from '../../tensor/parameter.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { castInto } from '../cast/op.js';
-import { STEP_SCALARS } from '../common/optimizer.js';
 import { clipFactor, GradientNorms } from '../gradnorm/op.js';
 import { AdamW } from './op.js';
 import { adamwStep } from './reference.js';

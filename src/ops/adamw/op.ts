@@ -8,7 +8,6 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { dispose } from '../../tensor/dispose.js';
-import { Tensor } from '../../tensor/tensor.js';
 import {
   type DeviceStep,
   expectLearningRate,
@@ -17,7 +16,8 @@ import {
   type OptimizerStep,
   STEP_SCALARS,
   type TrainedParameter,
-} from '../common/optimizer.js';
+} from '../../tensor/optimizer.js';
+import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../common/shapes.js';
 import { TensorTable } from '../common/tensor-table.js';
 import { launchers } from './cuda.js';

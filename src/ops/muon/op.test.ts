@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Device } from '../../device/device.js';
+import { STEP_SCALARS } from '../../tensor/optimizer.js';
 import { Parameter } from '../../tensor/parameter.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, type TestDevice } from '../../testing/devices.js';
@@ -8,7 +9,6 @@ import { randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { adamwStep } from '../adamw/reference.js';
 import { castInto } from '../cast/op.js';
-import { STEP_SCALARS } from '../common/optimizer.js';
 import { clipFactor, GradientNorms } from '../gradnorm/op.js';
 import { Muon, type MuonOptions } from './op.js';
 import { ITERATIONS, muonStep, NORM_EPSILON, orthogonalizeReference, QUINTIC } from './reference.js';

@@ -8,8 +8,6 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { dispose } from '../../tensor/dispose.js';
-import { Tensor } from '../../tensor/tensor.js';
-import { AdamW, type AdamWOptions } from '../adamw/op.js';
 import {
   type DeviceStep,
   expectLearningRate,
@@ -18,7 +16,9 @@ import {
   type OptimizerStep,
   STEP_SCALARS,
   type TrainedParameter,
-} from '../common/optimizer.js';
+} from '../../tensor/optimizer.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { AdamW, type AdamWOptions } from '../adamw/op.js';
 import { expectShape } from '../common/shapes.js';
 import { PIECE, type TableRow, TensorTable } from '../common/tensor-table.js';
 import { matrixProducts } from '../linear/op.js';
@@ -55,7 +55,7 @@ function batchSize(kind: Device['kind'], matrices: number, rows: number, columns
   return Math.min(matrices, Math.max(1, Math.floor(BATCH_ELEMENTS[kind] / (rows * columns))));
 }
 
-/** Elements of the buffers with which a step updates so many matrices of one shape. */
+/** Elements of the buffers with which a step updates `matrices` matrices of one shape. */
 export function muonElements(kind: Device['kind'], matrices: number, rows: number, columns: number): number {
   const size = Math.min(rows, columns);
   return batchSize(kind, matrices, rows, columns) * 2 * (rows * columns + size * size);

@@ -1,6 +1,6 @@
 /** What training needs of an optimizer, and what an optimizer needs of a parameter. `AdamW` and `Muon` implement it. */
-import { UsageError } from '../../errors.js';
-import type { Tensor } from '../../tensor/tensor.js';
+import { UsageError } from '../errors.js';
+import type { Tensor } from './tensor.js';
 
 /** What the optimizer needs of a parameter, or of the part of one that it keeps: all are of one size. */
 export interface Trainable {
