@@ -6,7 +6,7 @@
 import koffi from 'koffi';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { CUBLASLT, type Environment, openLibrary } from './libraries.js';
-import type { Fp8Factors, MatrixProduct } from './runtime.js';
+import type { MatrixProduct } from './runtime.js';
 
 type Native = (...values: unknown[]) => number;
 
@@ -246,7 +246,7 @@ export class CublasLt {
   }
 
   /** Their addresses may differ in every call; a captured product keeps those of the capture. */
-  #setFactors(descriptor: bigint, { a, b }: Fp8Factors): void {
+  #setFactors(descriptor: bigint, { a, b }: NonNullable<MatrixProduct['fp8']>): void {
     this.#set(descriptor, DESC_FACTOR_A, b.pointer, 8);
     this.#set(descriptor, DESC_FACTOR_B, a.pointer, 8);
   }

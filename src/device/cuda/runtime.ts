@@ -70,17 +70,11 @@ export interface MatrixProduct {
   readonly c?: Addressable | null;
   /** Elements between the starts of two rows of A [m,k]; defaults to k. */
   readonly strideA?: number;
-  /** For FP8 operands only. */
-  readonly fp8?: Fp8Factors;
-}
-
-/** What the codes of FP8 operands are to be multiplied by. */
-export interface Fp8Factors {
-  /** One f32 each, on the device. */
-  readonly a: Addressable;
-  readonly b: Addressable;
-  /** Sums in the tensor cores' accumulators, which are faster and less exact (about 14 bits) than f32. */
-  readonly fast: boolean;
+  /**
+   * For FP8 operands only: what the codes of A and B are to be multiplied by, one f32 each on the device. `fast` sums in
+   * the tensor cores' accumulators, which are faster and less exact (about 14 bits) than f32.
+   */
+  readonly fp8?: { readonly a: Addressable; readonly b: Addressable; readonly fast: boolean };
 }
 
 /** What CUDA launchers need of a device. */
