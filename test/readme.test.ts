@@ -113,7 +113,7 @@ describe('npm start', () => {
   const line = 'npm start -- --set train.log_every=1 --out-dir artifacts/interrupted';
 
   it('ends after the few steps it is asked for', async () => {
-    const { code, output } = await start('npm start -- --steps 20 --out-dir artifacts/twenty');
+    const { code, output } = await start('npm start -- --steps 20 --out-dir "artifacts/twenty steps"');
     expect(code, output).toBe(0);
     expect(output).toMatch(/^step 0020 \| loss \d\.\d{4} /m);
     expect(output).toContain('training loss (nats per token) by step');
@@ -122,6 +122,7 @@ describe('npm start', () => {
     expect(output).toMatch(/^ +256 to 511 +\d+ /m);
     expect(output).toContain('Which blocks did it read?');
     expect(output).toContain('npm start goes on from there');
+    expect(output).toMatch(/^ {2}npx trefoil generate --model 'artifacts\/twenty steps' --prompt /m);
     // The last of the commands it ends with works as printed, with a folder of text.
     const own = output.trimEnd().split('\n').at(-1)!.trim().replace('YOUR_FOLDER', 'docs');
     expect(own).toMatch(/^npx trefoil train --config /);
@@ -134,13 +135,13 @@ describe('npm start', () => {
     );
     expect(last - first).toBeGreaterThan(15);
     for (const line of lines.slice(first, last)) expect(line.length, line).toBeLessThanOrEqual(80);
-    const folder = join(project, 'artifacts/twenty');
+    const folder = join(project, 'artifacts/twenty steps');
     expect(readFileSync(join(folder, 'sample.txt'), 'utf8')).toMatch(/^Once upon a time/);
     const { rows: recalled, example } = JSON.parse(readFileSync(join(folder, 'recall.json'), 'utf8'));
     expect(recalled).toHaveLength(4);
     expect(example.text).toContain(`The ${example.thing}${example.answer}.`);
     // The whole quickstart has more steps; this run did no more than it was asked for.
-    const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty')).training, TRAINING_CSV);
+    const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty steps')).training, TRAINING_CSV);
     expect(rows.at(-1)!.step).toBe(20);
   });
 

@@ -12,6 +12,7 @@ import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
+import { sparseStartOf } from '../model/sparse-start.js';
 import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import { RunFolder } from '../run/folder.js';
@@ -26,7 +27,6 @@ import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
 import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
 import { watchSignals } from './signals.js';
-import { SparseStart } from './sparse-start.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
@@ -95,7 +95,7 @@ async function openAndRun(
     loadWeights(initial.weights, model);
     log.say(`weights: from ${initial.path}`);
   }
-  if (point === null) new SparseStart(model, config).expectClosedGates(config.train.init_from);
+  if (point === null) sparseStartOf(model, config)?.expectClosedGates(config.train.init_from);
   announce(model, config, log);
   if (isFirst) {
     clearMarks(folder.path);
@@ -114,7 +114,7 @@ async function openAndRun(
     data: loader,
     config,
     world,
-    onSection: (section, at) => records.enter(section, at),
+    onSection: records.enter.bind(records),
   });
   onEnd(() => trainer.free());
   if (point) restore(point, trainer, log);

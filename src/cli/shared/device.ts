@@ -1,9 +1,11 @@
 /** Opens the devices that a command requests. */
+import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
+import type { Io } from './io.js';
 import { choice, type Flag } from './options.js';
 
 const progress = new CompileProgressLine(process.stderr);
@@ -34,6 +36,15 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
     progress,
     deterministic,
   });
+}
+
+/**
+ * Compiles all CPU kernels at once if none has been compiled yet, in a third less time than one after the other as they are
+ * needed.
+ */
+export async function compileColdKernels(env: Io['env']): Promise<void> {
+  const compiler = new KernelCompiler({ ...defaultCompilerOptions(env), progress });
+  if (compiler.isCold) await compiler.compileAll();
 }
 
 /** Explains the choice of `auto`. */
