@@ -155,9 +155,11 @@ describe('trefoil generate', () => {
         const values = await json([...words, '--seed', seed]);
         for (const { text, finish_reason } of values) {
           expect(JSON.parse(text)).toEqual({ thing: expect.any(String), count: expect.any(Number) });
-          expect(['separator', 'length']).toContain(finish_reason); // length: the last tokens closed the document
+          expect(['stop', 'length']).toContain(finish_reason); // length: the last tokens closed the document
         }
       }
+      const many = ['--prompt', 'abc', '--json-schema', schemaFile({ const: 1 }), '--max-new-tokens', '60'];
+      expect((await generate(['--model', run, ...many])).err).toContain('; the document is complete; seed');
     });
 
     it.each<[string, unknown, RegExp]>([

@@ -189,7 +189,8 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
       printJson(io, rows.length === 1 ? rows[0] : rows);
     }
     const total = results.reduce((sum, { tokens }) => sum + tokens.length, 0);
-    const reasons = [...new Set(results.map(({ finishReason }) => REASONS[finishReason]))].join('; ');
+    const reasonTexts = responseFormat ? { ...REASONS, stop: 'the document is complete' } : REASONS;
+    const reasons = [...new Set(results.map(({ finishReason }) => reasonTexts[finishReason]))].join('; ');
     io.err(
       `${total} tokens in ${seconds.toFixed(1)} s, ${perSecond(total).toFixed(1)} tok/s; ` +
         `${first > 0 ? `first text after ${first.toFixed(1)} s; ` : ''}` +

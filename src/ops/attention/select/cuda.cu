@@ -4,8 +4,9 @@
 // Probabilities are recomputed from q, k_cmp and the LSE, 64 compressed blocks at a time, and summed over the heads of
 // the group in the order of the heads. A selection block takes its sum in the order of its compressed blocks, as far as
 // they have come; a compressed block is never longer than a selection block, so at most two sums of a token are
-// unfinished. Finished ones are offered to the token's list of the best, which a warp keeps. With `chunked` there are two
-// lists: half of the slots for the blocks before the token's chunk, the others, but for its own block, for the chunk.
+// unfinished. Finished ones are offered to the token's list of the best, which a warp keeps. With `chunked` there are
+// two lists: half of the slots for the blocks before the token's chunk, the others, but for its own block, for the
+// chunk.
 #include "../branch.cuh"
 
 // Sorts by score, then the lower index first; greater is better, and anything is better than the empty entry 0.

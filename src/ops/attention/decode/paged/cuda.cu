@@ -194,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_selected(const T* q,
 }
 
 // Importance of the selection blocks before the local ones, a stretch of them at a time, and the best so far in falling
-// order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again. With `chunked`
-// there are two lists: half of the slots for the blocks before the token's chunk, the others for the chunk.
+// order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again. With
+// `chunked` there are two lists: half of the slots for the blocks before the token's chunk, the others for the chunk.
 extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, const float* lse, i32* selected, PAGES,
                                                                    TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count,
                                                                    i64 init, i64 local, i64 largest, i64 chunked) {
