@@ -1,83 +1,102 @@
-// Two builds of this package against each other on one machine, in turns: is the new one slower anywhere?
+// Compares two builds of this package on one machine, in turns: is the new one slower anywhere?
 //
-//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--rounds 5] [--device auto|cpu|cuda] [--out FILE.json] [--limit 1]
+//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--device cpu|cuda] [--rounds 5] [--limit 1] [--out FILE.json]
 //
 // Measures training and attention with `trefoil bench train` and `bench attention` of each build, alternately, and prints
 // the medians and their ratio. Exit code 1 if the new build is slower by more than --limit percent. A build is the folder
-// `dist` that `npm run build` writes; its package.json and node_modules are found beside it.
-import { spawnSync } from 'node:child_process';
+// `dist` that `npm run build` writes, with its package.json and configs/ beside it and node_modules there or above it.
+// Both builds run once, at the same time, before the first round: kernels are compiled at first use. The file of --out
+// is rewritten after every round, so that a run that is stopped keeps what it has measured.
+import { execFile } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseArgs } from 'node:util';
+import { parseArgs, promisify } from 'node:util';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
+    device: { type: 'string', default: 'cpu' },
     rounds: { type: 'string', default: '5' },
-    device: { type: 'string', default: 'auto' },
     limit: { type: 'string', default: '1' },
     out: { type: 'string' },
   },
 });
-if (positionals.length !== 2) throw new Error('give the dist folders of the old and the new build');
-const [before, after] = positionals;
-const probe = JSON.parse(
-  run(after, ['bench', 'attention', '--device', values.device, '--quick', '--lengths', '1024', '--json']),
-);
-const isGpu = probe.device === 'cuda';
-const lengths = isGpu ? { train: '8192', attention: '65536' } : { train: '1024', attention: '4096' };
-/** Name of the case, command, and the figure of its JSON that is compared: more is better. */
-const cases = [
-  [
-    `training, ${lengths.train} tokens, tokens/s`,
-    ['bench', 'train', '--seq-len', lengths.train],
-    (rows) => rows[0].tokens_per_s,
-  ],
-  [
-    `attention, ${lengths.attention} tokens, 1/ms`,
-    ['bench', 'attention', '--lengths', lengths.attention],
-    attentionSpeed,
-  ],
-];
+const [rounds, limit] = [Number(values.rounds), Number(values.limit)];
+if (positionals.length !== 2) stop('expected two folders: the dist of the old build and the dist of the new one');
+if (!['cpu', 'cuda'].includes(values.device)) stop('--device: expected cpu or cuda');
+if (!(Number.isInteger(rounds) && rounds >= 1)) stop('--rounds: expected a whole number of at least 1');
+if (!(limit >= 0)) stop('--limit: expected a percentage of at least 0');
+const builds = { before: positionals[0], after: positionals[1] };
 
-const measured = new Map(cases.map(([name]) => [name, { before: [], after: [] }]));
-for (let round = 0; round < Number(values.rounds); round++)
-  for (const [name, words, figure] of cases) {
-    // The order changes every round, so that a clock that slows down meets both.
-    const builds = round % 2 === 0 ? ['before', 'after'] : ['after', 'before'];
-    for (const build of builds) {
-      const { rows } = JSON.parse(
-        run(build === 'before' ? before : after, [...words, '--device', values.device, '--json']),
-      );
-      measured.get(name)[build].push(figure(rows));
-    }
-    process.stderr.write(`round ${round + 1}: ${name}\n`);
-  }
-
-const rows = [...measured].map(([name, { before: old, after: fresh }]) => {
-  const ratio = median(fresh) / median(old);
-  return { name, before: median(old), after: median(fresh), ratio, all: { before: old, after: fresh } };
+/** Training of the small shape on a CPU, of the 125m shape on a GPU; `figure` reads what is compared: more is better. */
+const training = (name, words, steps) => ({
+  name: `training, ${name}, tokens/s`,
+  words: ['bench', 'train', '--attention', 'nsa', ...words, '--steps', String(steps)],
+  warmUp: ['bench', 'train', '--attention', 'nsa', ...words, '--steps', '1'],
+  figure: ([row]) => row.tokens_per_s,
 });
-for (const { name, before: old, after: fresh, ratio } of rows)
-  console.log(`${name}: before ${old.toPrecision(5)}, after ${fresh.toPrecision(5)}, ratio ${ratio.toFixed(4)}`);
-if (values.out)
-  writeFileSync(values.out, `${JSON.stringify({ machine: probe.machine, device: probe.device, rows }, null, 2)}\n`);
-process.exitCode = rows.some(({ ratio }) => ratio < 1 - Number(values.limit) / 100) ? 1 : 0;
-
 /** Whole sparse attention, forward and backward together. */
-function attentionSpeed(rows) {
-  return 1 / rows.filter(({ what }) => what === 'nsa').reduce((sum, { ms }) => sum + ms, 0);
+const attention = (length, ...options) => ({
+  name: `attention, ${length} tokens, 1/s`,
+  words: ['bench', 'attention', '--lengths', String(length), ...options],
+  warmUp: ['bench', 'attention', '--lengths', String(length), '--quick'],
+  figure: (rows) => 1000 / rows.filter(({ what }) => what === 'nsa').reduce((sum, { ms }) => sum + ms, 0),
+});
+const cases =
+  values.device === 'cuda'
+    ? [training('8192 tokens', ['--seq-len', '8192'], 20), attention(65_536)]
+    : [
+        training('1024 tokens', ['--config', 'm7c_small_smoke', '--seq-len', '1024', '--batch-size', '1'], 5),
+        attention(2048, '--quick'),
+      ];
+
+process.stderr.write('warming up: compiling the kernels of both builds\n');
+const warm = cases.flatMap(({ warmUp }) => Object.values(builds).map((dist) => run(dist, warmUp)));
+const { machine } = (await Promise.all(warm))[0];
+
+const measured = cases.map(({ name }) => ({ name, before: [], after: [] }));
+for (let round = 0; round < rounds; round++) {
+  // The order changes every round, so that a falling clock rate affects both.
+  const order = round % 2 === 0 ? ['before', 'after'] : ['after', 'before'];
+  for (const [i, { name, words, figure }] of cases.entries()) {
+    for (const build of order) measured[i][build].push(figure((await run(builds[build], words)).rows));
+    const [old, fresh] = [measured[i].before.at(-1), measured[i].after.at(-1)];
+    process.stderr.write(`round ${round + 1} of ${rounds}: ${name}: ${old.toPrecision(5)}, ${fresh.toPrecision(5)}\n`);
+  }
+  if (values.out) writeFileSync(values.out, `${JSON.stringify(result(), null, 2)}\n`);
+}
+
+const { rows } = result();
+for (const { name, before, after, ratio } of rows)
+  console.log(`${name}: before ${before.toPrecision(5)}, after ${after.toPrecision(5)}, ratio ${ratio.toFixed(4)}`);
+process.exitCode = rows.some(({ ratio }) => ratio < 1 - limit / 100) ? 1 : 0;
+
+function result() {
+  const rows = measured.map(({ name, ...all }) => {
+    const [before, after] = [median(all.before), median(all.after)];
+    return { name, before, after, ratio: after / before, all };
+  });
+  return { machine, device: values.device, rows };
 }
 
 function median(numbers) {
-  return [...numbers].sort((a, b) => a - b)[numbers.length >> 1];
+  const sorted = [...numbers].sort((a, b) => a - b);
+  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
 }
 
-function run(dist, words) {
-  const { status, stdout, stderr } = spawnSync(process.execPath, [join(dist, 'cli', 'main.js'), ...words], {
-    encoding: 'utf8',
-    maxBuffer: 1 << 26,
-  });
-  if (status !== 0) throw new Error(`${dist} ${words.join(' ')}: ${stderr}`);
-  return stdout;
+/** The JSON that a command of one build prints. */
+async function run(dist, words) {
+  const command = [join(dist, 'cli', 'main.js'), ...words, '--device', values.device, '--json'];
+  try {
+    const { stdout } = await promisify(execFile)(process.execPath, command, { maxBuffer: 1 << 26 });
+    return JSON.parse(stdout);
+  } catch (error) {
+    const end = error.signal ? `ended by ${error.signal}` : `exit code ${error.code}`;
+    return stop(`${command.join(' ')}: ${end}: ${error.stderr || error.message}`);
+  }
+}
+
+function stop(message) {
+  process.stderr.write(`${message}\n`);
+  process.exit(2);
 }

@@ -2,6 +2,7 @@
 //
 //   node bench/convert-recipe.mjs --dense MODEL --data PATH [--seq-len 4096] [--steps 100] [--n-sel 8] [--out FILE]
 //
+// Losses are measured on --val-data; without it on a share of PATH (--val-fraction) that these steps do not train on.
 // MODEL is anything that `trefoil --model` takes. A control continues the dense model for the same steps on the same data.
 // Every stage is a command of `trefoil`, printed before it runs. Needs `npm run build`.
 import { spawnSync } from 'node:child_process';
@@ -28,7 +29,9 @@ const { values } = parseArgs({
     'n-sel': text('16'),
     w: text('512'),
     'gate-steps': { type: 'string' },
+    'n-sel-from': { type: 'string' },
     'n-sel-steps': { type: 'string' },
+    'val-data': { type: 'string' },
     'val-fraction': text('0.05'),
     'eval-batches': text('64'),
     lengths: { type: 'string' },
@@ -74,7 +77,7 @@ const training = {
   'train.eval_every': values.steps,
   'train.save_every': 0,
   'train.log_every': Math.max(1, Math.round(Number(values.steps) / 10)),
-  'data.val_fraction': values['val-fraction'],
+  ...(values['val-data'] ? { 'data.val_path': values['val-data'] } : { 'data.val_fraction': values['val-fraction'] }),
   'runtime.device': values.device,
   'runtime.precision': values.precision,
 };
@@ -88,7 +91,7 @@ const trained = (name, settings) =>
   );
 const continued = trained('continued', {
   'train.gate_release_steps': values['gate-steps'] ?? twoThirds(values.steps),
-  'train.n_sel_from': Math.ceil(Number(values['seq-len']) / Number(values['l-sel'])),
+  'train.n_sel_from': values['n-sel-from'] ?? Math.ceil(Number(values['seq-len']) / Number(values['l-sel'])),
   'train.n_sel_steps': values['n-sel-steps'] ?? twoThirds(values.steps),
 });
 const control = trained('control', { 'model.attention': 'dense', 'train.init_from': values.dense });
@@ -97,8 +100,10 @@ const models = { dense: values.dense, sparse: at('sparse'), continued: at('conti
 const [first, ...others] = Object.values(models);
 const losses = trefoil(
   ...['eval', 'loss', '--model', first, '--compare', ...others, '--by-position', '--device', values.device],
-  ...['--seq-len', values['seq-len'], '--batches', values['eval-batches'], ...data],
-  ...sets({ 'data.val_fraction': values['val-fraction'] }),
+  ...['--seq-len', values['seq-len'], '--batches', values['eval-batches']],
+  ...(values['val-data']
+    ? ['--local-path', values['val-data']]
+    : [...data, ...sets({ 'data.val_fraction': values['val-fraction'] })]),
 );
 const lengths = values.lengths ?? `${Number(values['seq-len']) / 4},${values['seq-len']}`;
 const decode = trefoil(

@@ -1,4 +1,6 @@
 // Builds dist/: TypeScript to JavaScript, and the kernel sources beside it (they are compiled on the machine they run on).
+//   --quiet  prints nothing
+//   --quick  JavaScript without type declarations, in a tenth of the time, unless a complete build is there
 import { spawnSync } from 'node:child_process';
 import {
   chmodSync,
@@ -30,11 +32,12 @@ function replace(path, content) {
 
 // Kernel sources, and figures that a module reads.
 const BESIDE = /\.(cpp|h|cu|cuh|json)$/;
+const sources = [];
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
-  if (!entry.isFile() || !BESIDE.test(entry.name)) continue;
   const from = join(entry.parentPath ?? entry.path, entry.name);
-  if (/[\\/](testing|dashboard[\\/]web)[\\/]/.test(from)) continue;
-  replace(join(root, 'dist', from.slice(join(root, 'src').length)), readFileSync(from));
+  if (!entry.isFile() || /[\\/](testing|dashboard[\\/]web)[\\/]/.test(from)) continue;
+  if (/(?<!\.test)\.ts$/.test(from)) sources.push(from);
+  if (BESIDE.test(entry.name)) replace(join(root, 'dist', from.slice(join(root, 'src').length)), readFileSync(from));
 }
 // The pages of the dashboard: one script and one style sheet, without any external request.
 const web = join(root, 'src', 'dashboard', 'web');
@@ -65,8 +68,24 @@ for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileT
   const source = join(root, 'src', path.slice(join(root, 'dist').length)).replace(/(\.d\.ts|\.js|\.js\.map)$/, '.ts');
   if (entry.isFile() && entry.name !== '.tsbuildinfo' && !existsSync(source) && !pages.has(path)) rmSync(path);
 }
-const compiled = spawnSync(process.execPath, [tsc, '-p', 'tsconfig.build.json'], { cwd: root, stdio: 'inherit' });
-if (compiled.status !== 0) process.exit(compiled.status ?? 1);
+// The compiler's own record of a complete build: it then writes only what has changed.
+const isComplete = existsSync(join(root, 'dist', '.tsbuildinfo'));
+if (process.argv.includes('--quick') && !isComplete) {
+  const { outputFiles } = buildSync({
+    entryPoints: sources,
+    outbase: join(root, 'src'),
+    outdir: join(root, 'dist'),
+    tsconfig: join(root, 'tsconfig.json'),
+    format: 'esm',
+    sourcemap: true,
+    write: false,
+    logLevel: 'error',
+  });
+  for (const { path, contents } of outputFiles) replace(path, Buffer.from(contents));
+} else {
+  const compiled = spawnSync(process.execPath, [tsc, '-p', 'tsconfig.build.json'], { cwd: root, stdio: 'inherit' });
+  if (compiled.status !== 0) process.exit(compiled.status ?? 1);
+}
 const main = join(root, 'dist', 'cli', 'main.js');
 if (existsSync(main)) chmodSync(main, 0o755);
 if (!quiet) console.log('built dist/');

@@ -85,6 +85,7 @@ export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
 export { type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
+export type { SparseStartState } from './model/sparse-start.js';
 export type { DeviceStep } from './ops/adamw/op.js';
 export { AdamW, type AdamWOptions, type AdamWStep, type Trainable, type TrainedParameter } from './ops/adamw/op.js';
 export type { AttentionCounters, AttentionCounts } from './ops/attention/counters.js';
@@ -113,7 +114,6 @@ export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
-export type { SparseStartState } from './train/sparse-start.js';
 export type { GradientExchange, Observed as StepObservations, StepGradients } from './train/step.js';
 export {
   HostStepper,

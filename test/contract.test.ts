@@ -217,6 +217,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   ],
   'runtime.device': [{}, refused('--device cuda')],
   'runtime.precision': [{ runtime: { precision: 'bf16' } }, warns('runtime.precision')],
+  'runtime.fp8': [{ runtime: { fp8: true } }, refused('runtime.fp8')], // the CPU has none; src/ops/linear/fp8.test.ts
   'runtime.gradient_checkpointing': [
     { runtime: { gradient_checkpointing: true } },
     same((seen, base) => expect(seen.peakBytes).toBeLessThan(0.8 * base.peakBytes)),

@@ -10,6 +10,7 @@ import { parse } from 'yaml';
 import { z } from 'zod';
 import { shippedConfigs } from '../src/config/files.js';
 import { parseTrainFlags } from '../src/config/flags.js';
+import { IDLE_STATS } from '../src/infer/engine/engine.js';
 import { Metrics } from '../src/serve/metrics.js';
 import { temporaryFolder } from '../src/testing/run.js';
 
@@ -439,22 +440,7 @@ describe('manifests', () => {
 
 it('grafana-serve.json shows metrics that the server has', () => {
   const names = [...text('grafana-serve.json').matchAll(/trefoil:([a-z0-9_]+)/g)].map((match) => match[1]);
-  const stats = {
-    running: 0,
-    waiting: 0,
-    pageBytes: 0,
-    reservedBytes: 0,
-    cacheBytes: 1,
-    prefixQueries: 0,
-    prefixHits: 0,
-    prefixFileHits: 0,
-    prefixFileBytes: 0,
-    prefixFilesDamaged: 0,
-    prefixFileErrors: 0,
-    draftTokens: 0,
-    acceptedTokens: 0,
-  };
-  const metrics = new Metrics().text(stats);
+  const metrics = new Metrics().text(IDLE_STATS);
   expect(names.length).toBeGreaterThan(10);
   for (const metric of names) expect(metrics, metric).toMatch(new RegExp(`^trefoil:${metric}[ {]`, 'm'));
 });

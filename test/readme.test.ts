@@ -14,6 +14,7 @@ const root = join(import.meta.dirname, '..');
 const REASONS: Readonly<Record<string, string>> = {
   'npm ci': 'installs the very packages this test runs with',
   'npm test': 'is the run that this test is part of',
+  'npm run build': 'is a step of npm test',
 };
 
 /** Words added to a command that would take minutes; later flags win over earlier ones. */
@@ -34,9 +35,9 @@ function commands(): string[] {
 let project: string;
 
 beforeAll(() => {
-  // A copy: the commands build, and a build must not touch what other tests are running.
+  // A copy without dist/, like a clone: `npm start` builds, and a build must not touch what other tests are running.
   project = mkdtempSync(join(tmpdir(), 'trefoil-readme-'));
-  const left = new Set(['node_modules', '.git', 'artifacts', 'test', '.gpu', 'coverage']);
+  const left = new Set(['node_modules', '.git', 'artifacts', 'test', '.gpu', 'coverage', 'dist']);
   cpSync(root, project, {
     recursive: true,
     preserveTimestamps: true,
@@ -113,7 +114,7 @@ describe('npm start', () => {
   const line = 'npm start -- --set train.log_every=1 --out-dir artifacts/interrupted';
 
   it('ends after the few steps it is asked for', async () => {
-    const { code, output } = await start('npm start -- --steps 20 --out-dir artifacts/twenty');
+    const { code, output } = await start('npm start -- --steps 20 --out-dir "artifacts/twenty steps"');
     expect(code, output).toBe(0);
     expect(output).toMatch(/^step 0020 \| loss \d\.\d{4} /m);
     expect(output).toContain('training loss (nats per token) by step');
@@ -122,6 +123,7 @@ describe('npm start', () => {
     expect(output).toMatch(/^ +256 to 511 +\d+ /m);
     expect(output).toContain('Which blocks did it read?');
     expect(output).toContain('npm start goes on from there');
+    expect(output).toMatch(/^ {2}npx trefoil generate --model 'artifacts\/twenty steps' --prompt /m);
     // The last of the commands it ends with works as printed, with a folder of text.
     const own = output.trimEnd().split('\n').at(-1)!.trim().replace('YOUR_FOLDER', 'docs');
     expect(own).toMatch(/^npx trefoil train --config /);
@@ -134,13 +136,13 @@ describe('npm start', () => {
     );
     expect(last - first).toBeGreaterThan(15);
     for (const line of lines.slice(first, last)) expect(line.length, line).toBeLessThanOrEqual(80);
-    const folder = join(project, 'artifacts/twenty');
+    const folder = join(project, 'artifacts/twenty steps');
     expect(readFileSync(join(folder, 'sample.txt'), 'utf8')).toMatch(/^Once upon a time/);
     const { rows: recalled, example } = JSON.parse(readFileSync(join(folder, 'recall.json'), 'utf8'));
     expect(recalled).toHaveLength(4);
     expect(example.text).toContain(`The ${example.thing}${example.answer}.`);
     // The whole quickstart has more steps; this run did no more than it was asked for.
-    const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty')).training, TRAINING_CSV);
+    const { rows } = readCsv(runPaths(join(project, 'artifacts/twenty steps')).training, TRAINING_CSV);
     expect(rows.at(-1)!.step).toBe(20);
   });
 

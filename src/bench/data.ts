@@ -34,6 +34,19 @@ export function openPrepared(folder: string, tokenizer: string, shape: BatchShap
   return createLoader({ source: 'tokens', path: folder, tokenizer, val_fraction: 0, seed: 1, ...shape });
 }
 
+export function openPipeline(spec: CorpusSpec, tokenizer: string, workers: number, shape: BatchShape) {
+  return createStreamLoader({
+    spec,
+    tokenizer,
+    workers,
+    documentBatch: 64,
+    prefetch: true,
+    queue: 8,
+    timeout: 120,
+    ...shape,
+  });
+}
+
 export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpec> {
   return openCorpus({
     source: 'fineweb_edu_local',
@@ -69,16 +82,7 @@ export async function measurePipeline(
   shape: BatchShape,
   seconds: number,
 ): Promise<Rate> {
-  const loader = await createStreamLoader({
-    spec,
-    tokenizer,
-    workers,
-    documentBatch: 64,
-    prefetch: true,
-    queue: 8,
-    timeout: 120,
-    ...shape,
-  });
+  const loader = await openPipeline(spec, tokenizer, workers, shape);
   try {
     const run = async (isOver: (seconds: number) => boolean) => {
       const [started, before, cpu] = [performance.now(), loader.telemetry().bytes, process.cpuUsage()];

@@ -21,7 +21,7 @@ export const configure = configured(OPTIONS, doctor, '\nExit code: 0 no check is
 async function doctor({ config, set = [], compile, json }: Options, io: Io): Promise<void> {
   if (compile) {
     const options = { ...defaultCompilerOptions(io.env), progress: new CompileProgressLine(io.stderr) };
-    io.err(`${new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
+    io.err(`${await new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
   }
   const { layer } = parseTrainFlags(set.flatMap((pair) => ['--set', pair]));
   const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());

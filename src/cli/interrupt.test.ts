@@ -1,10 +1,11 @@
 /** Signals during work that blocks the event loop, in the built program. */
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { pathToFileURL } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
+import { pidExists } from '../process-identity.js';
 import { ended, startProgram, startTrefoil, trefoilMain } from '../testing/cli.js';
 import { cpuSeconds, procAbsence } from '../testing/cpu-time.js';
 
@@ -61,6 +62,22 @@ describe('a command whose kernels block the event loop', () => {
     expect(await ended(child)).toEqual({ code: null, signal: 'SIGINT' });
     expect(out.text).toBe('');
     expect(err.text).toMatch(/trefoil: interrupted\n$/);
+  });
+});
+
+describe('a compilation of all kernels', () => {
+  it.each(['SIGINT', 'SIGTERM'] as const)('is ended by %s, and the compilers with it', async (signal) => {
+    const [slow, pids] = [join(folder, 'slow'), join(folder, `pids-${signal}`)];
+    const script = `[ "$1" = --version ] && echo slow 1.0 && exit 0\necho $$ >> ${pids}\nexec sleep 600\n`;
+    writeFileSync(slow, `#!/bin/sh\n${script}`, { mode: 0o755 });
+    const env = { CXX: slow, TREFOIL_CACHE: join(folder, `cache-${signal}`) };
+    const child = startTrefoil(['doctor', '--compile'], env);
+    const err = textOf(child.stderr!);
+    while (!existsSync(pids)) await setTimeout(50);
+    child.kill(signal);
+    expect(await ended(child)).toEqual({ code: 4, signal: null });
+    expect(err.text).toContain(`interrupted (${signal}) while compiling `);
+    for (const pid of readFileSync(pids, 'utf8').trim().split('\n')) expect(pidExists(Number(pid))).toBe(false);
   });
 });
 

@@ -135,6 +135,7 @@ describe('trefoil serve', () => {
   it.each([
     ['a folder without a model', ['--model', '/nonexistent'], 'there is no such file or folder'],
     ['an open address without a key', ['--model', 'MODEL', '--host', '0.0.0.0'], 'needs --api-key'],
+    ['a key with a space', ['--model', 'MODEL', '--api-key', 'two words'], 'API key 1: a key is one or more printable'],
     ['a key file that is missing', ['--model', 'MODEL', '--api-key-file', '/nonexistent'], '/nonexistent'],
     ['a prefix cache that is a file', ['--model', 'MODEL', '--prefix-cache-dir', '/dev/null/a'], '/dev/null/a'],
     ['too little memory', ['--model', 'MODEL', '--cache-gb', '0.00001'], 'cacheBytes'],

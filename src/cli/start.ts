@@ -22,11 +22,11 @@ import { listCheckpoints } from '../run/checkpoint/read.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
-import { wrapText } from '../text.js';
+import { shellQuote, wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
 import { blockPicture } from './shared/block-picture.js';
 import { withDashboard } from './shared/dashboard-process.js';
-import { openDevice } from './shared/device.js';
+import { compileColdKernels, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
 import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
@@ -61,6 +61,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
   const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
   io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
+  if (config.runtime.device === 'cpu') await compileColdKernels(io.env);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const request = { resume: line.resume ?? resume, save: line.save, say: io.out };
   const result = await withDashboard(line.dashboard, outDir, io.out, io, () => runTraining(config, request, io));
@@ -95,8 +96,9 @@ async function showResult(config: Config, validationLoss: number | null, io: Io)
   }
   io.out(`\nFiles: ${outDir} (sample.txt, recall.json, training.csv, val.csv, model.safetensors)`);
   io.out('Next:');
-  io.out(`  npx trefoil generate --model ${outDir} --prompt "One windy morning"`);
-  io.out(`  npx trefoil eval selection --model ${outDir} --text-file ${join(outDir, 'sample.txt')}`);
+  const [model, sample] = [shellQuote(outDir), shellQuote(join(outDir, 'sample.txt'))];
+  io.out(`  npx trefoil generate --model ${model} --prompt "One windy morning"`);
+  io.out(`  npx trefoil eval selection --model ${model} --text-file ${sample}`);
   io.out('  npx trefoil train --config text_cpu --local-path YOUR_FOLDER');
 }
 

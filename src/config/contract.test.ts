@@ -95,6 +95,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['data.synthetic_on_fail', 'true', true],
   ['runtime.device', 'cpu', 'cpu'],
   ['runtime.precision', 'bf16', 'bf16'],
+  ['runtime.fp8', 'true', true],
   ['runtime.gradient_checkpointing', 'true', true],
   ['runtime.deterministic', 'true', true],
   ['runtime.cuda_graph', 'false', false],

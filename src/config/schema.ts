@@ -182,6 +182,8 @@ const runtime = {
   device: z.enum(['auto', 'cpu', 'cuda']).default('auto'),
   /** Type of activations and matrix products; master weights stay fp32. */
   precision: z.enum(['fp32', 'bf16']).default('fp32'),
+  /** Experimental: FP8 matrix products where they save time, in training with bf16 on a GPU that has them. */
+  fp8: off(),
   /** Recompute each block in the backward pass instead of storing its activations. */
   gradient_checkpointing: off(),
   /** Bitwise reproducible runs on CUDA too. */

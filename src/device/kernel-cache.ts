@@ -61,10 +61,10 @@ export function sourceWithHeaders(source: string, folder: string): string {
 export interface CompileProgress {
   /**
    * A compilation begins. `compiled`: kernels compiled by this process so far. `total`: how many it may compile at most;
-   * null if unknown.
+   * null if unknown. Another one may still be running.
    */
   begin(kernel: string, compiled: number, total: number | null): void;
-  /** It has ended, successfully or not. */
+  /** All that began have ended, successfully or not. */
   end(): void;
 }
 
@@ -119,6 +119,32 @@ export class KernelCache {
 
   /** Creates an entry: `build` writes the file whose path it gets. */
   store(key: string, compiler: string, build: (path: string) => void): string {
+    const aside = this.#prepare(key);
+    try {
+      build(aside);
+      return this.#keep(aside, key, compiler);
+    } catch (error) {
+      throw this.#refusal(error);
+    } finally {
+      rmSync(aside, { force: true });
+    }
+  }
+
+  /** Same as `store`, for a build that does not block the event loop. */
+  async storeAsync(key: string, compiler: string, build: (path: string) => Promise<void>): Promise<string> {
+    const aside = this.#prepare(key);
+    try {
+      await build(aside);
+      return this.#keep(aside, key, compiler);
+    } catch (error) {
+      throw this.#refusal(error);
+    } finally {
+      rmSync(aside, { force: true });
+    }
+  }
+
+  /** Checks the folder, and returns the path of a temporary file in it. */
+  #prepare(key: string): string {
     try {
       // Explicit modes: with umask 002 the group could write.
       if (ensureFolder(this.folder)) chmodSync(this.folder, 0o755);
@@ -127,20 +153,20 @@ export class KernelCache {
       throw this.error(error);
     }
     expectOwned(this.folder);
-    const aside = join(this.folder, `.building-${key}-${process.pid}.${this.#extension}`);
-    try {
-      build(aside);
-      chmodSync(aside, 0o755);
-      const name = `${key}.${compilerHash(compiler)}.${contentHash(aside)}.${this.#extension}`;
-      const path = join(this.folder, name);
-      renameSync(aside, path);
-      return path;
-    } catch (error) {
-      if (error instanceof TrefoilError) throw error;
-      throw this.error(error);
-    } finally {
-      rmSync(aside, { force: true });
-    }
+    return join(this.folder, `.building-${key}-${process.pid}.${this.#extension}`);
+  }
+
+  /** Makes a temporary file an entry. */
+  #keep(aside: string, key: string, compiler: string): string {
+    chmodSync(aside, 0o755);
+    const name = `${key}.${compilerHash(compiler)}.${contentHash(aside)}.${this.#extension}`;
+    const path = join(this.folder, name);
+    renameSync(aside, path);
+    return path;
+  }
+
+  #refusal(error: unknown): TrefoilError {
+    return error instanceof TrefoilError ? error : this.error(error);
   }
 
   error(cause: unknown): UsageError {

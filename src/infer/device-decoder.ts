@@ -107,6 +107,13 @@ export class DeviceDecoder {
     return Array.from({ length: batch }, (_, i) => all.subarray(i * width, (i + 1) * width));
   }
 
+  /** Logits after sequence `i` alone. Synchronizes. */
+  logitsOf(i: number): Float32Array {
+    return this.#launched()
+      .step.logits.rows(i, i + 1)
+      .read() as Float32Array;
+  }
+
   free(): void {
     for (const batch of [...this.#steps.keys()]) this.#forget(batch);
   }

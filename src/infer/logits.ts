@@ -1,8 +1,8 @@
 /** Logits of every token of a sequence, in chunks: those of a long text with a large vocabulary do not fit into memory. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { operand } from '../model/operand.js';
 import { sparseLayout } from '../ops/attention/nsa.js';
+import { operand } from '../ops/cast/op.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { linear } from '../ops/linear/op.js';
 import { Tape } from '../tensor/tape.js';

@@ -53,7 +53,8 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
     const best = mostProbable(logits);
     if (temperature === 0) return best;
     const weigh = (token: number) => Math.exp((logits[token] - logits[best]) / temperature);
-    const kept = nearBest(nucleus(logits, largest(logits, topK), weigh, topP), minP);
+    const all = weighed(topK === 0 || topK >= logits.length ? null : largest(logits, topK), logits.length, weigh);
+    const kept = nearBest(topP === 1 ? all : nucleus(logits, all, topP), minP);
     return pick(kept, uniform(seed, draw));
   };
 }
@@ -74,12 +75,7 @@ function penalized(logits: Float32Array, seen: Iterable<number>, penalty: number
 
 /** The best token's weight is 1. */
 function nearBest(kept: Weighed, minP: number): Weighed {
-  if (minP === 0) return kept;
-  const near = kept.tokens.flatMap((token, i) => (kept.weights[i] >= minP ? [{ token, weight: kept.weights[i] }] : []));
-  return weighed(
-    near.map(({ token }) => token),
-    near.map(({ weight }) => weight),
-  );
+  return minP === 0 ? kept : only(kept, (weight) => weight >= minP);
 }
 
 /** The lowest index among equals. */
@@ -96,66 +92,100 @@ function mostProbable(logits: Float32Array): number {
   return best;
 }
 
-/** The `k` tokens of the largest logits (all when 0), the lower index first among equals, in ascending order. */
-function largest(logits: Float32Array, k: number): number[] {
-  if (k === 0 || k >= logits.length) return Array.from(logits, (_, token) => token);
-  // A typed array sorts by number without a callback: much faster than sorting the indices.
-  const limit = logits.slice().sort()[logits.length - k];
+/** The `k` tokens of the largest logits, the lower index first among equals, in ascending order. */
+function largest(logits: Float32Array, k: number): Int32Array {
+  const limit = kthLargest(logits, k);
   let atLimit = k;
-  for (const logit of logits) if (logit > limit) atLimit -= 1;
-  const kept: number[] = [];
-  for (let token = 0; token < logits.length; token++) {
-    if (logits[token] > limit) kept.push(token);
-    else if (logits[token] === limit && atLimit > 0) {
-      kept.push(token);
-      atLimit -= 1;
-    }
+  for (let token = 0; token < logits.length; token++) if (logits[token] > limit) atLimit -= 1;
+  const kept = new Int32Array(k);
+  let count = 0;
+  for (let token = 0; token < logits.length && count < k; token++) {
+    if (logits[token] < limit || (logits[token] === limit && atLimit-- <= 0)) continue;
+    kept[count++] = token;
   }
   return kept;
 }
 
+/** By a heap of the k largest so far, the smallest of them at the root: few numbers of a long list enter it. */
+function kthLargest(numbers: Float32Array, k: number): number {
+  const heap = numbers.slice(0, k).sort(); // ascending, so a heap
+  for (let i = k; i < numbers.length; i++) {
+    if (!(numbers[i] > heap[0])) continue;
+    let at = 0;
+    for (let child = 1; child < k; child = 2 * at + 1) {
+      if (child + 1 < k && heap[child + 1] < heap[child]) child += 1;
+      if (heap[child] >= numbers[i]) break;
+      heap[at] = heap[child];
+      at = child;
+    }
+    heap[at] = numbers[i];
+  }
+  return heap[0];
+}
+
+/** Tokens and their weights: typed arrays, since a vocabulary has 100,000 tokens and more. */
 interface Weighed {
-  readonly tokens: readonly number[];
-  readonly weights: readonly number[];
+  /** Null: token i is at place i. */
+  readonly tokens: Int32Array | null;
+  readonly weights: Float64Array;
   /** Sum of the weights. */
   readonly mass: number;
 }
 
-function nucleus(
-  logits: Float32Array,
-  tokens: readonly number[],
-  weigh: (token: number) => number,
-  p: number,
-): Weighed {
-  const all = weighed(tokens, tokens.map(weigh));
-  if (p === 1) return all;
-  // All tokens below (1 - p) / count together have less than 1 - p: they are never needed, and few remain to sort.
-  const least = ((1 - p) * all.mass) / tokens.length;
-  const order = tokens.filter((_, i) => all.weights[i] >= least);
-  // Sort by logit: weights of different logits may round to the same number.
-  order.sort((a, b) => logits[b] - logits[a] || a - b);
-  const weights = order.map(weigh);
-  let count = 0;
-  for (let reached = 0; count < order.length && reached < p * all.mass; count++) reached += weights[count];
-  return weighed(order.slice(0, count), weights.slice(0, count));
+/** `count` is the number of tokens if `tokens` is null. */
+function weighed(tokens: Int32Array | null, count: number, weigh: (token: number) => number): Weighed {
+  const weights = new Float64Array(tokens?.length ?? count);
+  for (let i = 0; i < weights.length; i++) weights[i] = weigh(tokens ? tokens[i] : i);
+  return { tokens, weights, mass: sum(weights) };
 }
 
-function weighed(tokens: readonly number[], weights: readonly number[]): Weighed {
-  let mass = 0;
-  for (const weight of weights) mass += weight;
-  return { tokens, weights, mass };
+/** The tokens whose weight is wanted, in their order. */
+function only({ tokens, weights }: Weighed, isWanted: (weight: number) => boolean): Weighed {
+  const kept = new Int32Array(weights.length);
+  const keptWeights = new Float64Array(weights.length);
+  let count = 0;
+  for (let i = 0; i < weights.length; i++) {
+    if (!isWanted(weights[i])) continue;
+    kept[count] = tokens ? tokens[i] : i;
+    keptWeights[count] = weights[i];
+    count += 1;
+  }
+  const wanted = keptWeights.subarray(0, count);
+  return { tokens: kept.subarray(0, count), weights: wanted, mass: sum(wanted) };
+}
+
+/** The most probable tokens that together reach the share `p`. */
+function nucleus(logits: Float32Array, all: Weighed, p: number): Weighed {
+  // All tokens below (1 - p) / count together have less than 1 - p: they are never needed, and few remain to sort.
+  const least = ((1 - p) * all.mass) / all.weights.length;
+  const { tokens, weights } = only(all, (weight) => weight >= least);
+  const tokenAt = (i: number) => tokens?.[i] ?? i;
+  // Sort by logit: weights of different logits may round to the same number.
+  const order = Array.from(weights, (_, i) => i);
+  order.sort((a, b) => logits[tokenAt(b)] - logits[tokenAt(a)] || tokenAt(a) - tokenAt(b));
+  let count = 0;
+  for (let reached = 0; count < order.length && reached < p * all.mass; count++) reached += weights[order[count]];
+  const first = order.slice(0, count);
+  const kept = Float64Array.from(first, (i) => weights[i]);
+  return { tokens: Int32Array.from(first, tokenAt), weights: kept, mass: sum(kept) };
+}
+
+function sum(weights: Float64Array): number {
+  let total = 0;
+  for (let i = 0; i < weights.length; i++) total += weights[i];
+  return total;
 }
 
 function pick({ tokens, weights, mass }: Weighed, uniform: number): number {
   let rest = uniform * mass;
   let last = -1;
-  for (const [i, weight] of weights.entries()) {
-    if (weight === 0) continue;
+  for (let i = 0; i < weights.length; i++) {
+    if (weights[i] === 0) continue;
     last = i;
-    rest -= weight;
+    rest -= weights[i];
     if (rest < 0) break;
   }
-  return tokens[last]; // rounding may leave a positive rest after the last token
+  return tokens ? tokens[last] : last; // rounding may leave a positive rest after the last token
 }
 
 /** In [0, 1), 53 bits. */

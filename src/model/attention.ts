@@ -13,6 +13,7 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
@@ -23,7 +24,6 @@ import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
-import { operand, stackedOperand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
 

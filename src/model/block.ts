@@ -1,12 +1,12 @@
 /** A transformer block and its feed-forward layer. */
 import { silu, swiglu } from '../ops/activation/op.js';
+import { operand } from '../ops/cast/op.js';
 import { linear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { Attention, type AttentionContext } from './attention.js';
-import { operand } from './operand.js';
 import type { ParameterStore } from './parameters.js';
 import { hiddenSize, type ModelShape } from './shape.js';
 

@@ -4,6 +4,7 @@
  * recorded step can be replayed for every token.
  */
 import type { CudaRuntime } from '../device/cuda/runtime.js';
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { type StepShape, stepRefusal } from '../ops/attention/decode/step/shape.js';
 import {
@@ -14,13 +15,12 @@ import {
   type StepPages,
   stepContextLimit,
 } from '../ops/attention/decode/step/step.js';
-import { cudaRuntime } from '../ops/attention/fused/code.js';
+import { operand } from '../ops/cast/op.js';
 import { RotaryTable } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
 import type { LanguageModel } from './language-model.js';
-import { operand } from './operand.js';
 import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from './shape.js';
 
 export interface DeviceStepOptions extends StepOptions {

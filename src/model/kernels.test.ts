@@ -33,6 +33,7 @@ describe('kernelOptions', () => {
     expect(fusedFrom({ use_fa2: false, use_fa2_win: true })).toBe(Number.POSITIVE_INFINITY);
     expect(fusedFrom({ use_fa2: false, use_fa2_win: true, use_fa2_cmp: true })).toBe(0);
     expect(fusedFrom({ fa2_min_len_win: -1 })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ force_parity: true })).toBe(Number.POSITIVE_INFINITY);
     expect(fusedFrom({ fa2_min_len_win: 512, fa2_min_len_cmp: 2048 })).toBe(2048);
   });
 });

@@ -1,8 +1,7 @@
 /** The attention kernels that a config requests, and a description of those that are used. */
-import { useFusedAttention } from '../config/fused.js';
 import type { Config } from '../config/schema.js';
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
-import { cudaRuntime } from '../ops/attention/fused/code.js';
 import { denseRefusal } from '../ops/attention/fused/dense.js';
 import { fusedBuild, fusedPath, fusedRefusal } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
@@ -21,11 +20,15 @@ export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptio
   };
 }
 
-/** Minimum sequence length for the fused kernels. They compute all branches, so disabling one branch disables them all. */
+/**
+ * Minimum sequence length for the fused kernels; `Infinity` disables them. They compute all branches, so disabling one
+ * branch disables them all. The switch of a branch overrides the global one; a length of -1 and force_parity override both.
+ */
 function fusedFrom(runtime: Config['runtime']): number {
-  const longEnough = Number.MAX_SAFE_INTEGER;
-  const wanted = (['win', 'cmp'] as const).every((branch) => useFusedAttention(runtime, branch, longEnough));
-  return wanted ? Math.max(runtime.fa2_min_len_win, runtime.fa2_min_len_cmp) : Number.POSITIVE_INFINITY;
+  const switches = [runtime.use_fa2_win ?? runtime.use_fa2, runtime.use_fa2_cmp ?? runtime.use_fa2];
+  const lengths = [runtime.fa2_min_len_win, runtime.fa2_min_len_cmp];
+  const isWanted = !runtime.force_parity && switches.every(Boolean) && lengths.every((length) => length >= 0);
+  return isWanted ? Math.max(...lengths) : Number.POSITIVE_INFINITY;
 }
 
 type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'>;

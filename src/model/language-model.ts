@@ -5,6 +5,7 @@
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { validateShapes } from '../ops/attention/shape.js';
+import { operand } from '../ops/cast/op.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
 import { linear } from '../ops/linear/op.js';
@@ -15,7 +16,6 @@ import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { type AttentionContext, expectContext } from './attention.js';
 import { Block } from './block.js';
-import { operand } from './operand.js';
 import { ParameterStore } from './parameters.js';
 import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
 

@@ -5,7 +5,7 @@
 import { existsSync } from 'node:fs';
 import { isMainThread, type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../errors.js';
-import { createEngine, type Engine, type EngineOptions, type EngineStats } from '../infer/engine/engine.js';
+import { createEngine, type Engine, type EngineOptions, type EngineStats, IDLE_STATS } from '../infer/engine/engine.js';
 import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
 import { type TextSource, usedVocabulary } from '../infer/generate.js';
 import { traceText, writeTrace } from '../infer/trace.js';
@@ -169,22 +169,6 @@ export interface WorkerSettings {
   readonly engine: EngineOptions;
 }
 
-const NO_STATS: EngineStats = {
-  running: 0,
-  waiting: 0,
-  pageBytes: 0,
-  reservedBytes: 0,
-  cacheBytes: 1,
-  prefixQueries: 0,
-  prefixHits: 0,
-  prefixFileHits: 0,
-  prefixFileBytes: 0,
-  prefixFilesDamaged: 0,
-  prefixFileErrors: 0,
-  draftTokens: 0,
-  acceptedTokens: 0,
-};
-
 interface PendingTrace {
   readonly onProgress: TraceProgress;
   /** Without a message the trace was written. */
@@ -197,7 +181,7 @@ export class WorkerHost implements ModelHost {
   readonly #worker: Worker;
   readonly #listeners = new Map<number, (events: readonly HostEvent[]) => void>();
   readonly #traces = new Map<number, PendingTrace>();
-  #stats = NO_STATS;
+  #stats = IDLE_STATS;
   #failure: string | null = null;
   #lastId = 0;
 

@@ -470,6 +470,12 @@ describe('keys', () => {
     expect(await Promise.all(statuses)).toEqual([200, 401, 401, 401, 401]);
   });
 
+  it.each(['', 'two words', 'tab\t', 'é'])('that no client could send are refused: %j', async (key) => {
+    await expect(startServer(null, { id: 'tiny', port: 0, keys: ['fine', key] })).rejects.toThrow(
+      'API key 2: a key is one or more printable ASCII characters without spaces',
+    );
+  });
+
   it('are needed on any address but loopback', async () => {
     const host = new LocalHost(source, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
     await expect(startServer(host, { id: 'tiny', host: '0.0.0.0', port: 0 })).rejects.toThrow('needs --api-key');

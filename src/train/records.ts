@@ -1,6 +1,7 @@
 /** What a run writes about its steps: CSV files, heartbeats, TensorBoard events, and lines on the terminal. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
+import type { SparseStartState } from '../model/sparse-start.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
@@ -12,7 +13,6 @@ import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
-import type { SparseStartState } from './sparse-start.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {

@@ -201,7 +201,7 @@ export class Run {
       fetchSeconds: trained.fetchSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
-      mfu: this.#mfu(usedFlops(model, batches) / seconds),
+      mfu: this.#mfu(batches, seconds),
       ...result.observed,
       sparseStart: trained.sparseStart,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
@@ -235,8 +235,9 @@ export class Run {
   }
 
   /** Share of the peak. A step that exceeds the measured peak proves it too low and raises it: the share is at most 1. */
-  #mfu(flopsPerSecond: number): number | null {
+  #mfu(batches: readonly Batch[], seconds: number): number | null {
     if (this.#peakFlops === null) return null;
+    const flopsPerSecond = usedFlops(this.#parts.model, batches) / seconds;
     this.#peakFlops = Math.max(this.#peakFlops, flopsPerSecond);
     return flopsPerSecond / this.#peakFlops;
   }

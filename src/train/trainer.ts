@@ -5,6 +5,7 @@ import type { Config } from '../config/schema.js';
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import type { Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { type SparseStart, type SparseStartState, sparseStartOf } from '../model/sparse-start.js';
 import type { AdamW } from '../ops/adamw/op.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/section.js';
@@ -21,7 +22,6 @@ import { createExchange } from './data-parallel.js';
 import { createStepper } from './device-step.js';
 import { type Evaluation, evaluate } from './evaluate.js';
 import { singleWorld, type World } from './ranks/world.js';
-import { SparseStart, type SparseStartState } from './sparse-start.js';
 import {
   countTargets,
   createOptimizer,
@@ -153,7 +153,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly #uploader: BatchUploader;
   readonly #stepper: Stepper;
   /** The schedule from dense to sparse attention (train.gate_release_steps, train.n_sel_from). */
-  readonly #sparseStart: SparseStart;
+  readonly #sparseStart: SparseStart | null;
   #loader: Loader | null = null;
 
   constructor(options: TrainerOptions) {
@@ -171,7 +171,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.exchange = createExchange(world, model.device, model.parameters, config);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
     this.#uploader = new BatchUploader(model.device, model.shape.nsa);
-    this.#sparseStart = new SparseStart(model, config);
+    this.#sparseStart = sparseStartOf(model, config);
     const { optimizer, exchange } = this;
     const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
     this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
@@ -201,7 +201,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const { config, model, world, progress } = this;
     const loader = await this.#open();
     this.#options.onSection?.('eval', progress.step);
-    this.#sparseStart.setBlocks(progress.step);
+    this.#sparseStart?.setBlocks(progress.step);
     const count = config.train.eval_batches;
     if (!batches) await loader.readyToEvaluate?.(count);
     const given = batches ? Array.from(batches, completeBatch) : loader.evalBatches(count);
@@ -285,7 +285,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.#options.onSection?.('step', step);
     const rate = this.#schedule(step);
     const computing = performance.now();
-    this.#sparseStart.enter(step);
+    this.#sparseStart?.enter(step);
     const isDetailed = step === 1 || step % DETAIL_EVERY === 0 || step === this.steps;
     stepper.launch({ batches, targets, learningRate: rate, isDetailed });
     if (stepper.prefetch && step < this.steps) stepper.prefetch(this.loader.lookAhead?.(batches.length) ?? []);
@@ -316,7 +316,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
       batches,
       gradientsMs: updating - computing,
       updateMs: ended - updating,
-      sparseStart: this.#sparseStart.state(step),
+      sparseStart: this.#sparseStart?.state(step) ?? null,
     };
   }
 }

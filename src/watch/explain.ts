@@ -14,8 +14,11 @@ const EXPLANATIONS: Readonly<Record<string, string>> = {
   section: 'One part of the step takes far longer than it should, so the rank is probably stuck there.',
   loss: 'The loss or the gradient is NaN or infinite. Resume from an earlier checkpoint, with a lower learning rate.',
   gate_entropy:
-    'The gate gives almost all weight to one branch, so the other branches stop learning. See gate_collapse_details.json.',
-  gate_collapse: 'For many tokens a single branch takes over the gate. See gate_collapse_details.json.',
+    'The gate gives almost all weight to one branch, so the other branches stop learning. See ' +
+    'gate_collapse_details.json. A converted model starts like this: train it with train.gate_release_steps.',
+  gate_collapse:
+    'For many tokens a single branch takes over the gate. See gate_collapse_details.json. A converted model starts ' +
+    'like this: train it with train.gate_release_steps.',
   gate_max: 'The largest gate is close to 1 on average: one branch dominates.',
   grad_zero: 'The gradient is exactly zero: nothing is being learned.',
   grad_spike:

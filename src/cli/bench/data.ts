@@ -9,12 +9,12 @@ import {
   measurePrepared,
   measureTokenizerBaseline,
   measureWaits,
+  openPipeline,
   openPrepared,
   type Rate,
 } from '../../bench/data.js';
 import { makeTexts, type TextKind } from '../../bench/data-texts.js';
 import type { Loader } from '../../data/loader.js';
-import { createStreamLoader } from '../../data/pipeline/stream-loader.js';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import type { CorpusSpec } from '../../data/sources/spec.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
@@ -136,16 +136,7 @@ async function measure(options: Options, folder: string, onProgress: (text: stri
     loader.close();
   };
   await wait('wait prepared', prepared);
-  const stream = await createStreamLoader({
-    spec: corpora[0][1],
-    tokenizer,
-    workers,
-    documentBatch: 64,
-    prefetch: true,
-    queue: 8,
-    timeout: 120,
-    ...SHAPE,
-  });
+  const stream = await openPipeline(corpora[0][1], tokenizer, workers, SHAPE);
   await stream.ready(8);
   await wait('wait pipeline', stream);
   return rows;

@@ -17,6 +17,7 @@ export class CompileProgressLine implements CompileProgress {
   begin(kernel: string, compiled: number, total: number | null): void {
     const count = total === null ? `${compiled + 1}` : `${compiled + 1} of at most ${total}`;
     const text = `compiling kernels, once per machine: ${count} (${kernel})`;
+    this.#stopSeconds?.();
     this.#line.show(text);
     if (this.#line.isLive && this.#stream.fd !== undefined)
       this.#stopSeconds = showSeconds(text, this.#stream.fd, this.#stream.columns || 80);

@@ -1,9 +1,11 @@
 /** Opens the devices that a command requests. */
+import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
+import type { Io } from './io.js';
 import { choice, type Flag } from './options.js';
 
 const progress = new CompileProgressLine(process.stderr);
@@ -34,6 +36,18 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
     progress,
     deterministic,
   });
+}
+
+/** Kernels that a sparse model in one process does not use. */
+const RARE = new Set(['device/mpi', 'ops/attention/dense', 'ops/cast']);
+
+/**
+ * Compiles the kernels of training and generation at once if none has been compiled yet. This takes two thirds of the time
+ * of compiling them one by one as they are needed.
+ */
+export async function compileColdKernels(env: Io['env']): Promise<void> {
+  const compiler = new KernelCompiler({ ...defaultCompilerOptions(env), progress });
+  if (compiler.isCold) await compiler.compileAll((kernel) => !RARE.has(kernel));
 }
 
 /** Explains the choice of `auto`. */

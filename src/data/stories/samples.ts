@@ -106,16 +106,28 @@ export class StorySamples implements Samples {
 
 /** Encodes a story in one pass. Answers begin with a space, so that no token crosses their borders. */
 function encodeStory(tokenizer: Tokenizer, { text, recalls }: Story): EncodedStory {
-  const tokens: number[] = [];
+  const parts: Int32Array[] = [];
   const answers: number[] = [];
+  let length = 0;
+  const add = (part: Int32Array) => {
+    parts.push(part);
+    length += part.length;
+  };
   let done = 0;
   for (const { at, answer } of recalls) {
-    tokens.push(...tokenizer.encode(text.slice(done, at)));
-    const first = tokens.length;
-    tokens.push(...tokenizer.encode(answer));
-    for (let token = first; token < tokens.length; token++) answers.push(token);
+    add(tokenizer.encode(text.slice(done, at)));
+    const first = length;
+    add(tokenizer.encode(answer));
+    for (let token = first; token < length; token++) answers.push(token);
     done = at + answer.length;
   }
-  tokens.push(...tokenizer.encode(text.slice(done)), tokenizer.separator);
-  return { tokens: Int32Array.from(tokens), answers };
+  add(tokenizer.encode(text.slice(done)));
+  add(Int32Array.of(tokenizer.separator));
+  const tokens = new Int32Array(length);
+  let at = 0;
+  for (const part of parts) {
+    tokens.set(part, at);
+    at += part.length;
+  }
+  return { tokens, answers };
 }

@@ -18,7 +18,9 @@ export function createStoryTokenizer(): Tokenizer {
   const piece = new RegExp(`(?:${phrases.join('|')})(?![A-Za-z])|${WORD}`, 'gu');
   const piecesOf = (text: string): readonly string[] => text.match(piece) ?? [];
   const words = [...new Set([...phrases, ...everyWord().flatMap(piecesOf)])].filter(({ length }) => length > 1);
-  const ids = new Map(words.map((word, i) => [word, BYTES + i]));
+  // ASCII characters are among them: most pieces that are no words are one such byte.
+  const ids = new Map(Array.from({ length: 128 }, (_, byte) => [String.fromCharCode(byte), byte]));
+  for (const [i, word] of words.entries()) ids.set(word, BYTES + i);
   const bytes = [
     ...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)),
     ...words.map((word) => Buffer.from(word)),
@@ -30,13 +32,15 @@ export function createStoryTokenizer(): Tokenizer {
     vocabSize,
     separator: SEPARATOR,
     identity: `stories:${createHash('sha256').update(words.join('\n')).digest('hex')}`,
-    encode: (text) =>
-      Int32Array.from(
-        piecesOf(text).flatMap((word) => {
-          const id = ids.get(word);
-          return id === undefined ? [...Buffer.from(word)] : [id];
-        }),
-      ),
+    encode: (text) => {
+      const tokens: number[] = [];
+      for (const word of piecesOf(text)) {
+        const id = ids.get(word);
+        if (id === undefined) tokens.push(...Buffer.from(word));
+        else tokens.push(id);
+      }
+      return Int32Array.from(tokens);
+    },
     byteLength: (id) => (id === SEPARATOR ? 0 : bytesOf(id).length),
     tokenBytes: (id) => (id === SEPARATOR ? null : bytesOf(id)),
     decode: (tokens) => decodeUtf8(Buffer.concat(Array.from(tokens, bytesOf))),

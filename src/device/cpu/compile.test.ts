@@ -15,7 +15,7 @@ import {
   truncateSync,
   writeFileSync,
 } from 'node:fs';
-import { homedir, tmpdir } from 'node:os';
+import { availableParallelism, homedir, tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
@@ -333,6 +333,48 @@ describe('a compiler', () => {
     writeFileSync(other, 'extern "C" int answer() { return 44; }\n');
     reporting.library(other);
     expect(events).toEqual([[source, 0, total], 'end', [other, 1, total], 'end']);
+  });
+
+  it('compiles all kernels of the package, as many at once as there are cores', async () => {
+    const log = join(folder, 'log');
+    const fake = join(folder, 'fake');
+    const together = Math.min(2, availableParallelism());
+    // The first does not end before a second has begun.
+    const wait = `while [ $(grep -c begin ${log}) -lt ${together} ]; do sleep 0.05; done`;
+    const body = `echo begin >> ${log}\n${wait}\nfor last; do :; done\necho "$*" > "$last"\necho end >> ${log}`;
+    writeFileSync(fake, `#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\n${body}\n`, { mode: 0o755 });
+    const events: unknown[] = [];
+    const progress = { begin: (...event: unknown[]) => void events.push(event), end: () => void events.push('end') };
+    const all = new KernelCompiler({ cache, candidates: [fake], progress });
+    expect(all.isCold).toBe(true);
+    const count = await all.compileAll();
+    expect(all.isCold).toBe(false);
+    expect(readdirSync(cache)).toHaveLength(count);
+    expect(events.map((event) => (event === 'end' ? event : (event as unknown[]).slice(1)))).toEqual([
+      ...Array.from({ length: count }, (_, i) => [i, count]),
+      'end',
+    ]);
+    let [running, most] = [0, 0];
+    for (const line of readFileSync(log, 'utf8').trim().split('\n')) {
+      running += line === 'begin' ? 1 : -1;
+      most = Math.max(most, running);
+    }
+    expect(most).toBeGreaterThanOrEqual(together);
+    expect(most).toBeLessThanOrEqual(availableParallelism());
+    expect(await all.compileAll((kernel) => kernel.startsWith('ops/attention/'))).toBeLessThan(count);
+    expect(await all.compileAll()).toBe(count);
+    expect(readFileSync(log, 'utf8').match(/begin/g)).toHaveLength(count); // the second time nothing was missing
+  });
+
+  it('that fails on one of all kernels is reported, and no other one is begun', async () => {
+    const failing = join(folder, 'failing');
+    const log = join(folder, 'log');
+    const script = `[ "$1" = --version ] && echo failing 1.0 && exit 0\necho begin >> ${log}\necho "error: no" >&2\nexit 1`;
+    writeFileSync(failing, `#!/bin/sh\n${script}\n`, { mode: 0o755 });
+    const all = new KernelCompiler({ cache, candidates: [failing] });
+    await expect(all.compileAll()).rejects.toThrow('.cpp: error: no (try another compiler with CXX=clang++)');
+    const begun = () => readFileSync(log, 'utf8').match(/begin/g)!.length;
+    expect(begun()).toBeLessThanOrEqual(availableParallelism());
   });
 
   it('that is interrupted by Ctrl-C is reported as such', async () => {

@@ -3,9 +3,11 @@
  * for this machine's processor. TREFOIL_MARCH names another target, such as x86-64-v3, for a cache that is used on other
  * machines.
  */
-import { spawnSync } from 'node:child_process';
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { dirname, join, relative } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
 import {
@@ -118,6 +120,15 @@ function kernelSources(): string[] {
   return [runtime, ...kernels.map((name) => join(ROOT, name))];
 }
 
+/** How a compiler process ended. */
+interface BuildResult {
+  readonly status: number | null;
+  readonly signal: string | null;
+  readonly stderr: string;
+  /** If it could not be started. */
+  readonly error?: Error | undefined;
+}
+
 /** Compiles C++ kernels and caches them. */
 export class KernelCompiler {
   readonly #options: CompilerOptions;
@@ -161,10 +172,43 @@ export class KernelCompiler {
     }
   }
 
-  /** Compiles every kernel that the cache lacks, for machines that have no compiler. Returns the number of kernels. */
-  compileAll(): number {
-    const sources = kernelSources();
-    for (const source of sources) this.library(source);
+  /** Whether no kernel has been compiled yet. */
+  get isCold(): boolean {
+    return this.#cache.isEmpty;
+  }
+
+  /**
+   * Compiles every kernel that the cache lacks, one per core at a time, for machines that have no compiler and for commands that
+   * need most kernels; `isNeeded` leaves some out by name, such as `ops/rope`. SIGINT and SIGTERM end the compilation with an
+   * error. Returns the number of kernels.
+   */
+  async compileAll(isNeeded: (kernel: string) => boolean = () => true): Promise<number> {
+    const sources = kernelSources().filter((source) => isNeeded(kernelName(source)));
+    const missing = sources.filter((source) => this.#cache.find(this.#key(source), this.#identity()) === null);
+    const total = missing.length;
+    const { progress } = this.#options;
+    const running = new Set<ChildProcess>();
+    const interrupt = (signal: NodeJS.Signals) => {
+      for (const child of running) child.kill(signal);
+    };
+    const compileNext = async (): Promise<void> => {
+      for (let source = missing.shift(); source !== undefined; source = missing.shift()) {
+        const { command, version } = this.compiler;
+        progress?.begin(kernelName(source), total - missing.length - 1, total);
+        const one = source;
+        await this.#cache.storeAsync(this.#key(one), `${command} ${version}`, (path) =>
+          this.#buildAsync(one, path, running),
+        );
+      }
+    };
+    process.on('SIGINT', interrupt).on('SIGTERM', interrupt);
+    try {
+      await Promise.all(Array.from({ length: availableParallelism() }, compileNext));
+    } finally {
+      missing.length = 0; // after an error no other one is begun
+      process.off('SIGINT', interrupt).off('SIGTERM', interrupt);
+      progress?.end();
+    }
     return sources.length;
   }
 
@@ -191,15 +235,42 @@ export class KernelCompiler {
   }
 
   #build(source: string, path: string): void {
-    const built = spawnSync(this.compiler.command, [`-I${HERE}`, ...this.#flags, source, '-o', path], {
+    const built = spawnSync(this.compiler.command, this.#arguments(source, path), {
       encoding: 'utf8',
-      // The compiler's temporary files too: an error of a full or read-only disk then names the right folder.
-      env: { ...process.env, TMPDIR: this.#options.cache },
+      env: this.#environment(),
     });
-    if (built.status === 0) return;
+    this.#expectBuilt(source, built);
+  }
+
+  async #buildAsync(source: string, path: string, running: Set<ChildProcess>): Promise<void> {
+    const child = spawn(this.compiler.command, this.#arguments(source, path), {
+      stdio: ['ignore', 'ignore', 'pipe'],
+      env: this.#environment(),
+    });
+    running.add(child);
+    const ended = new Promise<Omit<BuildResult, 'stderr'>>((resolve) => {
+      child.once('error', (error) => resolve({ status: null, signal: null, error }));
+      child.once('close', (status, signal) => resolve({ status, signal }));
+    });
+    const [end, stderr] = await Promise.all([ended, text(child.stderr)]);
+    running.delete(child);
+    this.#expectBuilt(source, { ...end, stderr });
+  }
+
+  #arguments(source: string, path: string): string[] {
+    return [`-I${HERE}`, ...this.#flags, source, '-o', path];
+  }
+
+  /** The compiler's temporary files are in the cache too: an error of a full or read-only disk then names the right folder. */
+  #environment(): NodeJS.ProcessEnv {
+    return { ...process.env, TMPDIR: this.#options.cache };
+  }
+
+  #expectBuilt(source: string, { status, signal, stderr, error }: BuildResult): void {
+    if (status === 0) return;
     throw (
-      interruption(kernelName(source), built) ??
-      this.#compileError(source, built.stderr || String(built.error ?? `it was killed by ${built.signal}`))
+      interruption(kernelName(source), { status, signal }) ??
+      this.#compileError(source, stderr || String(error ?? `it was killed by ${signal}`))
     );
   }
 

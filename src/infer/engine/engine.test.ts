@@ -1,10 +1,11 @@
 import { setImmediate } from 'node:timers/promises';
-import { afterAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { lastLogits } from '../decode.js';
+import { DeviceDecoder } from '../device-decoder.js';
 import type { TextSource } from '../generate.js';
 import { createSampler } from '../sampler.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
@@ -440,6 +441,74 @@ describe('a request', () => {
       const other = events(engine, { prompt: text(30, 4), maxNewTokens: 5, ignoreSeparator: true });
       await expect(events(engine, { prompt: text(30, 5), maxNewTokens: 5, mask })).rejects.toThrow('not sound');
       expect(answer(await other).tokens).toHaveLength(5);
+    });
+  });
+});
+
+describe('on an emulated GPU', () => {
+  const shape = { dim: 64, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32 };
+  const config = tinyConfig({ model: shape, nsa: { l: 8, d: 4, l_sel: 32, n_sel: 4, w: 50 } });
+  const device = new EmulatedCuda({ multiprocessors: 8 });
+  const model = tinyModel(config, 256, 5, { device, dtype: 'bf16' });
+  models.push(model);
+  const gpu: TextSource = { model, config, tokenizer: createTokenizer('byte') };
+  const ONE = { tile: 1, prefixCacheBytes: 0 }; // prompts token by token: the emulator runs the decode kernels only
+  const greedy = (prompt: number[], more: Partial<EngineRequest> = {}): EngineRequest => ({
+    prompt,
+    maxNewTokens: 12,
+    ignoreSeparator: true,
+    sampling: { temperature: 0 },
+    ...more,
+  });
+
+  beforeAll(async () => {
+    const engine = createEngine(gpu, { ...LIMITS, ...ONE }); // the weights are cast to bf16 once
+    await events(engine, greedy([1]));
+    await engine.close();
+  });
+
+  it('a greedy request is decoded ahead without its logits, and gets the tokens that its logits give', async () => {
+    const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
+    const logits = vi.spyOn(DeviceDecoder.prototype, 'logitsOf');
+    await withEngine(gpu, ONE, async (engine) => {
+      const slow = answer(await events(engine, greedy([65, 66], { logprobs: 0 })));
+      expect(logits).toHaveBeenCalledTimes(12);
+      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(0);
+      const fast = answer(await events(engine, greedy([65, 66])));
+      expect(logits).toHaveBeenCalledTimes(12);
+      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(11);
+      expect(fast.tokens).toEqual(slow.tokens);
+    });
+    vi.restoreAllMocks();
+  });
+
+  it('requests join, end early and are cancelled while a step is computed', async () => {
+    const requests = [
+      greedy([65]),
+      greedy([66, 67], { maxNewTokens: 7 }),
+      greedy([68], { sampling: { seed: 3 }, maxNewTokens: 5 }),
+      greedy([69, 70, 71], { logprobs: 1 }),
+    ];
+    await withEngine(gpu, ONE, async (engine) => {
+      const alone = [];
+      for (const request of requests) alone.push(answer(await events(engine, request)));
+      const [{ tokens }] = alone;
+      const at = tokens.findIndex((token) => token < 128);
+      const stop = String.fromCharCode(tokens[at]); // ends a request whose next token is computed already
+      const stopped = answer(await events(engine, { ...requests[0], stop: [stop] }));
+      expect(stopped).toMatchObject({ finish: 'stop', tokens: tokens.slice(0, at + 1) });
+      const together = await Promise.all(
+        [...requests, { ...requests[0], stop: [stop] }].map(async (request, i) => {
+          for (let wait = 0; wait < 3 * i; wait++) await setImmediate();
+          return answer(await events(engine, request));
+        }),
+      );
+      expect(together.map(({ tokens }) => tokens)).toEqual([...alone, stopped].map(({ tokens }) => tokens));
+      const abort = new AbortController();
+      const seen: number[] = [];
+      for await (const event of engine.submit({ ...requests[0], signal: abort.signal }))
+        if (event.type === 'token' && seen.push(event.token) === 3) abort.abort();
+      expect(seen).toEqual(alone[0].tokens.slice(0, 3));
     });
   });
 });

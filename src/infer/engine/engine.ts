@@ -82,6 +82,23 @@ export interface EngineStats {
   readonly acceptedTokens: number;
 }
 
+/** Of an engine that has had no request. */
+export const IDLE_STATS: EngineStats = {
+  running: 0,
+  waiting: 0,
+  pageBytes: 0,
+  reservedBytes: 0,
+  cacheBytes: 1,
+  prefixQueries: 0,
+  prefixHits: 0,
+  prefixFileHits: 0,
+  prefixFileBytes: 0,
+  prefixFilesDamaged: 0,
+  prefixFileErrors: 0,
+  draftTokens: 0,
+  acceptedTokens: 0,
+};
+
 /** Continuous batching on one model. */
 export interface Engine {
   /** Maximum tokens of a request, prompt included. */
@@ -156,6 +173,8 @@ class BatchEngine implements Engine {
   #running: Slot[] = [];
   #waitingTokens = 0;
   #reserved = 0;
+  /** What the GPU computes now, launched before the tokens of the step before it went to their requests. */
+  #inFlight: readonly Share[] | null = null;
   #loop: Promise<void> | null = null;
   #failure: unknown = null;
   #isClosed = false;
@@ -303,7 +322,7 @@ class BatchEngine implements Engine {
     await setImmediate(); // requests that are submitted together start together
     try {
       await this.#prefixes?.open();
-      while (this.#waiting.length + this.#running.length > 0) {
+      while (this.#waiting.length + this.#running.length > 0 || this.#inFlight) {
         this.#step();
         const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
         await (isIdle ? setTimeout(1) : setImmediate());
@@ -326,14 +345,11 @@ class BatchEngine implements Engine {
     if (this.#failure) throw this.#failure;
     this.#dropCancelled();
     this.#admit();
-    const shares = this.#plan();
+    const shares = this.#inFlight ?? this.#plan();
     if (shares.length === 0) return;
-    const logits = this.#read(shares);
-    let row = 0;
-    for (const share of shares) {
-      this.#advance(share, logits.slice(row, row + share.rows));
-      row += share.rows;
-    }
+    const decoder = this.#inFlight ? this.#decoder : this.#decoderFor(shares);
+    if (decoder) this.#decode(decoder, shares);
+    else this.#read(shares);
     this.#running = this.#running.filter(({ cached }) => cached !== null);
     const { pool } = this.#source.model.device;
     if (pool.bytesReserved - pool.bytesInUse > POOL_SLACK) pool.trim();
@@ -431,35 +447,88 @@ class BatchEngine implements Engine {
     return lookup.next(Math.min(unwritten - 1, left - 1, room));
   }
 
-  /** Logits of the rows that the shares want, in their order. */
-  #read(shares: readonly Share[]): Float32Array[] {
-    const sequences = shares.map(({ cached }) => cached);
-    const isDecode = shares.every(({ slot, cached }) => cached.length >= slot.request.prompt.length);
-    if (isDecode && this.#decoder?.hasRoom(sequences)) {
-      this.#decoder.launch(
-        sequences,
+  /** The decoder, if it can read the shares: one token each. */
+  #decoderFor(shares: readonly Share[]): DeviceDecoder | null {
+    if (!this.#decoder || shares.some(({ tokens }) => tokens.length !== 1)) return null;
+    return this.#decoder.hasRoom(shares.map(({ cached }) => cached)) ? this.#decoder : null;
+  }
+
+  /**
+   * One token of every share on the GPU. Where the most probable token is wanted, nothing but that token is read back, and
+   * if all requests go on, the next step is launched before the host deals with the tokens of this one.
+   */
+  #decode(decoder: DeviceDecoder, shares: readonly Share[]): void {
+    if (!this.#inFlight)
+      decoder.launch(
+        shares.map(({ cached }) => cached),
         shares.map(({ tokens }) => tokens[0]),
       );
-      return this.#decoder.logits();
+    this.#inFlight = null;
+    const best = decoder.next();
+    // A request may have ended while its next token was computed.
+    const results = shares.flatMap((share, i) =>
+      share.slot.cached === null
+        ? []
+        : [{ share, best: best[i], logits: best[i] < 0 || this.#needsLogits(share) ? decoder.logitsOf(i) : null }],
+    );
+    for (const { share } of results) this.#keep(share);
+    const next = results.flatMap(({ share, best, logits }) =>
+      logits === null && this.#goesOn(share, best) ? [{ ...share, tokens: [best] }] : [],
+    );
+    const sequences = next.map(({ cached }) => cached);
+    const isSame = this.#waiting.length === 0 && [this.#running.length, shares.length].every((n) => n === next.length);
+    if (isSame && next.length > 0 && decoder.hasRoom(sequences)) {
+      decoder.launch(sequences);
+      this.#inFlight = next;
     }
+    for (const { share, best, logits } of results) this.#advance(share, logits === null ? best : [logits]);
+  }
+
+  /** Whether more than the most probable token is wanted. */
+  #needsLogits({ slot, cached, rows }: Share): boolean {
+    const { request, sequence, mask } = slot;
+    if (rows === 0) return false;
+    if (request.promptLogprobs !== null && cached.length <= request.prompt.length) return true;
+    return !request.isArgmax || request.logprobs !== null || mask !== null || sequence.drawn < request.minNewTokens;
+  }
+
+  /** Whether a request needs a token after `token`; a stop string may still end it. */
+  #goesOn({ slot: { request, sequence }, rows }: Share, token: number): boolean {
+    const { drawn, context } = sequence;
+    if (rows === 0 || (this.#endTokens.includes(token) && !request.ignoreSeparator)) return false;
+    return drawn + 1 < request.maxNewTokens && context.length + 1 < this.maxContext;
+  }
+
+  /** Reads the tokens of the shares in one pass of the model. */
+  #read(shares: readonly Share[]): void {
     let end = 0;
     const rows = shares.flatMap(({ tokens, rows }) => {
       end += tokens.length;
       return Array.from({ length: rows }, (_, i) => end - rows + i);
     });
+    const sequences = shares.map(({ cached }) => cached);
     const tokens = shares.map((share) => share.tokens);
     const drafts = shares.map((share) => share.drafts);
-    return readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels, drafts });
+    const logits = readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels, drafts });
+    let row = 0;
+    for (const share of shares) {
+      this.#keep(share);
+      this.#advance(share, logits.slice(row, row + share.rows));
+      row += share.rows;
+    }
   }
 
-  /** The pass has read the share's tokens; `logits` follow the last of them. */
-  #advance(share: Share, logits: Float32Array[]): void {
+  #keep({ slot, cached }: Share): void {
+    this.#prefixes?.keep(slot.request.cacheSalt, slot.sequence.context, cached);
+  }
+
+  /** The share's tokens were read; `next` is the most probable token after them, or the logits of its rows. */
+  #advance(share: Share, next: number | readonly Float32Array[]): void {
     const { slot, cached, tokens } = share;
-    const { request, sequence, channel } = slot;
-    this.#prefixes?.keep(request.cacheSalt, sequence.context, cached);
+    const { request, channel } = slot;
     const hasPrompt = cached.length >= request.prompt.length;
-    if (request.promptLogprobs !== null && cached.length <= request.prompt.length)
-      this.#addPromptLogprobs(slot, cached.length - tokens.length, logits);
+    if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
+      this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
     if (!hasPrompt) {
       this.#progress(slot);
       return;
@@ -474,7 +543,8 @@ class BatchEngine implements Engine {
       return;
     }
     try {
-      this.#drawShare(share, logits.slice(-1 - share.drafts));
+      if (typeof next === 'number') this.#accept(slot, next, null);
+      else this.#drawShare(share, next.slice(-1 - share.drafts));
     } catch (error) {
       this.#release(slot, error); // logits that are not finite: this request's, not the engine's
     }
@@ -506,7 +576,7 @@ class BatchEngine implements Engine {
   }
 
   #draw(slot: Slot, logits: Float32Array): void {
-    const { request, sequence, mask, channel } = slot;
+    const { request, sequence, mask } = slot;
     const isEarly = sequence.drawn < request.minNewTokens;
     let candidates = logits.subarray(0, this.#vocabulary);
     if (mask || isEarly) {
@@ -516,6 +586,12 @@ class BatchEngine implements Engine {
     }
     let token = request.sample(candidates, sequence.drawn, sequence.seen);
     if (mask?.narrow?.(token, candidates)) token = request.sample(candidates, sequence.drawn, sequence.seen);
+    this.#accept(slot, token, logits);
+  }
+
+  /** The next token of a request is `token`. */
+  #accept(slot: Slot, token: number, logits: Float32Array | null): void {
+    const { request, sequence, mask, channel } = slot;
     mask?.accept(token);
     const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
     let text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
@@ -525,7 +601,7 @@ class BatchEngine implements Engine {
       return;
     }
     const logprobs =
-      request.logprobs === null
+      request.logprobs === null || logits === null
         ? {}
         : { logprobs: positionLogprobs(logits, token, request.logprobs, this.#vocabulary) };
     channel.push({ type: 'token', token, text, ...logprobs });
