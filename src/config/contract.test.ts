@@ -51,6 +51,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.n_sel', '8', 8],
   ['nsa.init_blocks', '0', 0],
   ['nsa.local_blocks', '1', 1],
+  ['nsa.selection', 'chunked', 'chunked'],
   ['nsa.score_pool', 'max', 'max'],
   ['nsa.w', '256', 256],
   ['nsa.shared_kv', 'true', true],

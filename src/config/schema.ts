@@ -88,6 +88,8 @@ const nsa = {
   init_blocks: countOrZero().default(1),
   /** Blocks up to its own, its own included, that every token selects. */
   local_blocks: count().default(2),
+  /** The best of all blocks, or by chunks of n_sel blocks: half of the slots for those before the token's chunk. */
+  selection: z.enum(['best', 'chunked']).default('best'),
   /** Importance of a selection block: sum of its compressed blocks, weighted by their overlap, or the largest of them. */
   score_pool: z.enum(['sum', 'max']).default('sum'),
   /** Tokens in the sliding window. */
