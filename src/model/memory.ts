@@ -10,7 +10,9 @@ import type { Device } from '../device/device.js';
 import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
 import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
 import { shapeRefusal } from '../ops/attention/fused/plan.js';
+import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
+import { layerPays } from '../ops/linear/fp8.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import {
@@ -26,6 +28,7 @@ import {
 
 const FLOAT = 4;
 const BF16 = 2;
+const FP8 = 1;
 /** Value, gradient, and the two moments of AdamW; Muon's matrices have one moment. */
 const COPIES = 4;
 /** Assumed compute capability: buffer sizes of the fused kernels do not depend on the GPU. */
@@ -162,13 +165,19 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   let inLayers = 0;
   for (const layer of layerShapes(shape)) {
     const fused = fusedParts(layer, config, setting);
-    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0);
+    const fp8 = fp8Layers(layer, config, setting);
     const { heads, dv } = headShapeOf(layer);
-    const attended = bytes * tokens * heads * dv;
-    const feedForward = tokens * feedForwardKept(layer, bytes);
+    // A layer in FP8 keeps the codes of its input instead of its input.
+    const saved = (name: keyof Fp8Layers, inputs: number) => (fp8?.[name] ? (bytes - FP8) * tokens * inputs : 0);
+    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+    const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
+    const feedForward =
+      tokens * feedForwardKept(layer, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
+    // The codes of a gradient, in both layouts.
+    const codes = (name: keyof Fp8Layers, outputs: number) => (fp8?.[name] ? 2 * FP8 * tokens * outputs : 0);
     const block = stream + attention + attended + feedForward;
     const inForward = before + block - feedForward + (fused?.forward ?? 0);
-    const inFeedForward = before + block + again + stream + bytes * tokens * upSize(layer);
+    const inFeedForward = before + block + again + stream + bytes * tokens * upSize(layer) + codes('up', upSize(layer));
     const inAttention =
       before +
       again +
@@ -185,10 +194,37 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   const atLoss =
     before +
     lossBytes(shape, tokens, setting) +
+    (fp8Layers(shape, config, setting)?.head
+      ? FP8 * (logitRows(shape, tokens, setting) + shape.dim) * shape.vocabSize
+      : 0) +
     2 * stream + // the last norm and its input
     FLOAT * tokens;
   const ids = 2 * FLOAT * tokens;
   return ids + Math.max(atLoss, inLayers);
+}
+
+/** Which products of a step are in FP8. */
+type Fp8Layers = Readonly<Record<'projection' | 'output' | 'up' | 'down' | 'head', boolean>>;
+
+/** Null without runtime.fp8. */
+function fp8Layers(
+  shape: LayerShape,
+  { train, runtime }: Pick<Config, 'train' | 'runtime'>,
+  setting: Setting,
+): Fp8Layers | null {
+  if (!runtime.fp8 || setting.on !== 'cuda' || setting.bytes !== BF16) return null;
+  const { dim, vocabSize } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const tokens = train.seq_len * train.batch_size;
+  const gate = shape.attention === 'nsa' && !shape.qkvBias ? 3 * heads : 0;
+  const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
+  return {
+    projection: layerPays(tokens, columns, dim),
+    output: layerPays(tokens, dim, heads * dv),
+    up: layerPays(tokens, upSize(shape), dim),
+    down: layerPays(tokens, dim, hiddenSize(shape)),
+    head: headPays(logitRows(shape, tokens, setting), vocabSize, dim),
+  };
 }
 
 /** Bytes of an evaluation on a GPU, which cannot reuse the memory that the recorded graph of a step refers to. */
@@ -276,6 +312,6 @@ function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number 
   return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
 }
 
-function logitRows({ vocabSize: vocab }: ModelShape, tokens: number, setting: Setting): number {
+function logitRows({ vocabSize: vocab }: LayerShape, tokens: number, setting: Setting): number {
   return Math.min(tokens, chunkRows(tokens, vocab, setting));
 }
