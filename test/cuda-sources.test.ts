@@ -103,6 +103,7 @@ describe('CUDA sources', () => {
     ['fp32', shapeOf({}), 'f32', {}],
     ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
+    ['window layers', shapeOf({ n_layers: 2, layer_pattern: ['nsa', 'window'] }), 'bf16', {}],
     ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
   ];
