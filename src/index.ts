@@ -117,11 +117,12 @@ export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
 export type { TokenBatch } from './train/iterable-loader.js';
+export type { Observed as StepObservations } from './train/observers.js';
+export type { RunCallbacks } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
-export type { GradientExchange, Observed as StepObservations, StepGradients } from './train/step.js';
+export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,

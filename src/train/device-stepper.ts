@@ -15,15 +15,14 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
+import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
 import {
   HostStepper,
   launchGradients,
-  NOTHING_OBSERVED,
   type StepContext,
   type StepInputs,
   type Stepper,
   type StepResult,
-  StepTelemetry,
   targetWeights,
   weightedLoss,
 } from './step.js';

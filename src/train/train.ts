@@ -22,14 +22,15 @@ import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
+import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
-import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
+import { isEvaluationDue, type RankLogger, Run } from './run.js';
 import { watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
-export type { TrainOptions, TrainResult, TrainStatus } from './run.js';
+export type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 
 /** The exit code of `trefoil train` for each way a run ends. */
 export const EXIT_CODES: Record<TrainStatus, number> = {
