@@ -135,6 +135,17 @@ describe('CUDA sources', () => {
     await compileAll(wanted, false);
   });
 
+  // GPUs without FP8 instructions compile the loss too, and its header with them.
+  it.each([90, 80, 89, 100, 120])('of FP8 products compile for compute capability %i / 10', async (architecture) => {
+    const source = (path: string) => fileURLToPath(new URL(`../src/ops/${path}`, import.meta.url));
+    const codes = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
+    const wanted = new Map([
+      ['products', { source: source('linear/fp8.cu'), macros: {} }],
+      ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
+    ]);
+    await compileAll(wanted, architecture === 90 || architecture === 80, architecture);
+  });
+
   it('were all really compiled', (context) => {
     if (missing) context.skip(missing);
     if (findBackend() instanceof Nvcc && !process.env['TREFOIL_LONG'])

@@ -88,6 +88,8 @@ const nsa = {
   init_blocks: countOrZero().default(1),
   /** Blocks up to its own, its own included, that every token selects. */
   local_blocks: count().default(2),
+  /** The best of all blocks, or by chunks of n_sel blocks: half of the slots for those before the token's chunk. */
+  selection: z.enum(['best', 'chunked']).default('best'),
   /** Importance of a selection block: sum of its compressed blocks, weighted by their overlap, or the largest of them. */
   score_pool: z.enum(['sum', 'max']).default('sum'),
   /** Tokens in the sliding window. */
@@ -180,6 +182,8 @@ const runtime = {
   device: z.enum(['auto', 'cpu', 'cuda']).default('auto'),
   /** Type of activations and matrix products; master weights stay fp32. */
   precision: z.enum(['fp32', 'bf16']).default('fp32'),
+  /** Experimental: FP8 matrix products where they save time, in training with bf16 on a GPU that has them. */
+  fp8: off(),
   /** Recompute each block in the backward pass instead of storing its activations. */
   gradient_checkpointing: off(),
   /** Bitwise reproducible runs on CUDA too. */

@@ -4,6 +4,7 @@
  * recorded step can be replayed for every token.
  */
 import type { CudaRuntime } from '../device/cuda/runtime.js';
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { type StepShape, stepRefusal } from '../ops/attention/decode/step/shape.js';
 import {
@@ -14,7 +15,6 @@ import {
   type StepPages,
   stepContextLimit,
 } from '../ops/attention/decode/step/step.js';
-import { cudaRuntime } from '../ops/attention/fused/code.js';
 import { operand } from '../ops/cast/op.js';
 import { RotaryTable } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';

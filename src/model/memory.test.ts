@@ -92,6 +92,9 @@ function gpuConfig({ model, nsa, runtime, train }: Overrides): Config {
   });
 }
 
+/** 1.3B parameters with 24 layers, whose layers are large enough for FP8. */
+const LARGE = { dim: 2048, n_layers: 3, n_heads: 32, n_kv_groups: 4 };
+
 /** Every tensor of a step counted, without a GPU: the very allocations that training makes there. */
 function counted(overrides: Overrides, vocabulary = 50_304) {
   const config = gpuConfig(overrides);
@@ -151,6 +154,16 @@ describe('memory estimate on a GPU', () => {
     ['heads that the fused kernels refuse', { model: { d_k: 40, d_v: 40 } }],
     ['fused kernels switched off', { runtime: { use_fa2: false } }],
     ['fp32', { runtime: { precision: 'fp32' } }],
+    ['FP8 in the loss', { runtime: { fp8: true } }],
+    ['FP8 in all layers', { model: LARGE, runtime: { fp8: true }, train: { seq_len: 8192, batch_size: 4 } }],
+    [
+      'FP8 with checkpointing',
+      { model: LARGE, runtime: { fp8: true, gradient_checkpointing: true }, train: { seq_len: 8192, batch_size: 4 } },
+    ],
+    [
+      'FP8, dense, swiglu',
+      { model: { ...LARGE, attention: 'dense', mlp: 'swiglu' }, runtime: { fp8: true }, train: { batch_size: 8 } },
+    ],
   ])('%s: is within 10 %% of all tensors of a step', (_, overrides) => {
     const { estimate, peak } = counted(overrides);
     expect(estimate / peak).toBeGreaterThan(0.9);

@@ -10,12 +10,15 @@ import type { Device } from '../device/device.js';
 import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
 import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
 import { shapeRefusal } from '../ops/attention/fused/plan.js';
+import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
+import { layerPays } from '../ops/linear/fp8.js';
 import { kernelOptions } from './kernels.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
 
 const FLOAT = 4;
 const BF16 = 2;
+const FP8 = 1;
 /** Value, gradient, and the two moments. */
 const COPIES = 4;
 /** Assumed compute capability: buffer sizes of the fused kernels do not depend on the GPU. */
@@ -113,10 +116,16 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   const { bytes } = setting;
   const fused = fusedParts(shape, config, setting);
   const stream = bytes * tokens * shape.dim; // one tensor of the residual stream
-  const attention = tokens * attentionKept(shape, bytes) + (fused?.kept ?? 0);
+  const fp8 = fp8Layers(shape, config, setting);
   const { heads, dv } = headShapeOf(shape);
-  const attended = bytes * tokens * heads * dv;
-  const feedForward = tokens * feedForwardKept(shape, bytes);
+  // A layer in FP8 keeps the codes of its input instead of its input.
+  const saved = (layer: keyof Fp8Layers, inputs: number) => (fp8?.[layer] ? (bytes - FP8) * tokens * inputs : 0);
+  const attention = tokens * attentionKept(shape, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+  const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
+  const feedForward =
+    tokens * feedForwardKept(shape, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
+  // The codes of a gradient, in both layouts.
+  const codes = (layer: keyof Fp8Layers, outputs: number) => (fp8?.[layer] ? 2 * FP8 * tokens * outputs : 0);
   const block = stream + attention + attended + feedForward;
   const isCheckpointed = runtime.gradient_checkpointing;
   // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
@@ -127,10 +136,11 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   const atLoss =
     shape.nLayers * held +
     lossBytes(shape, tokens, setting) +
+    (fp8?.head ? FP8 * (logitRows(shape, tokens, setting) + shape.dim) * shape.vocabSize : 0) +
     2 * stream + // the last norm and its input
     FLOAT * tokens;
   const inForward = before + block - feedForward + (fused?.forward ?? 0);
-  const inFeedForward = before + block + again + stream + bytes * tokens * upSize(shape);
+  const inFeedForward = before + block + again + stream + bytes * tokens * upSize(shape) + codes('up', upSize(shape));
   const inAttention =
     before +
     again +
@@ -142,6 +152,30 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
     (fused?.backward ?? 0);
   const ids = 2 * FLOAT * tokens;
   return ids + Math.max(atLoss, inForward, inFeedForward, inAttention);
+}
+
+/** Which products of a step are in FP8. */
+type Fp8Layers = Readonly<Record<'projection' | 'output' | 'up' | 'down' | 'head', boolean>>;
+
+/** Null without runtime.fp8. */
+function fp8Layers(
+  shape: ModelShape,
+  { train, runtime }: Pick<Config, 'train' | 'runtime'>,
+  setting: Setting,
+): Fp8Layers | null {
+  if (!runtime.fp8 || setting.on !== 'cuda' || setting.bytes !== BF16) return null;
+  const { dim, vocabSize } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const tokens = train.seq_len * train.batch_size;
+  const gate = shape.attention === 'nsa' && !shape.qkvBias ? 3 * heads : 0;
+  const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
+  return {
+    projection: layerPays(tokens, columns, dim),
+    output: layerPays(tokens, dim, heads * dv),
+    up: layerPays(tokens, upSize(shape), dim),
+    down: layerPays(tokens, dim, hiddenSize(shape)),
+    head: headPays(logitRows(shape, tokens, setting), vocabSize, dim),
+  };
 }
 
 /** Bytes of an evaluation on a GPU, which cannot reuse the memory that the recorded graph of a step refers to. */

@@ -251,7 +251,7 @@ export function launchGradients(
   for (const parameter of model.parameters) parameter.clearGradient();
   const means = batches.map((batch, i) => {
     exchange.begin(i === batches.length - 1);
-    const tape = new Tape(model.device);
+    const tape = new Tape(model.device, { fp8: config.runtime.fp8 });
     const options: ForwardOptions = {
       layout: batch.layout,
       kernels: { ...kernelOptions(config), ...kernels },

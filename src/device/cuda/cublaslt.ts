@@ -13,9 +13,12 @@ type Native = (...values: unknown[]) => number;
 
 /** Values of the library's enumerations. */
 const COMPUTE_32F = 68;
-const TYPE: Record<string, number> = { f32: 0, bf16: 14 };
+const TYPE: Record<string, number> = { f32: 0, bf16: 14, e4m3: 28, e5m2: 29 };
 const DESC_TRANSPOSE_A = 3;
 const DESC_TRANSPOSE_B = 4;
+const DESC_FACTOR_A = 17;
+const DESC_FACTOR_B = 18;
+const DESC_FAST_ACCUMULATION = 25;
 const PREFERENCE_MAX_WORKSPACE = 1;
 /** Size of one heuristic result; the algorithm is its first 64 bytes. */
 const HEURISTIC_BYTES = 96;
@@ -132,7 +135,8 @@ export class CublasLt {
     if (product.m > 0 && product.n > 0) this.#plan(product);
   }
 
-  #run({ a, b, c, accumulate = false }: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+  #run({ a, b, c, accumulate = false, fp8 }: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+    if (fp8) this.#setFactors(layouts.descriptor, fp8);
     return this.#calls.matmul(
       ...[this.#handle, layouts.descriptor, this.#one],
       ...[b.pointer, layouts.a, a.pointer, layouts.b, accumulate || c ? this.#one : this.#zero],
@@ -142,24 +146,32 @@ export class CublasLt {
   }
 
   #plan(product: MatrixProduct): Plan {
-    const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false } = product;
+    const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false, fp8 } = product;
+    const { strideA = k } = product;
     const added = `${accumulate} ${c ? c.dtype : ''}`;
-    const key = `${a.dtype} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
+    const kind = fp8 ? `${a.dtype} ${b.dtype} ${fp8.fast} ${strideA}` : a.dtype;
+    const key = `${kind} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
     const known = this.#plans.get(key);
     if (known) return known;
     if (k === 0) throw new UsageError('a matrix product needs at least one term');
-    if (a.dtype !== b.dtype) throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
+    if (!fp8 && a.dtype !== b.dtype)
+      throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
+    if (strideA !== k && !fp8) throw new UsageError('only rows of FP8 matrices may lie apart');
     if (c && (accumulate || c.dtype !== d.dtype))
       throw new UsageError(
         `a matrix product in ${d.dtype} adds either to D or to another ${d.dtype} matrix, not to both`,
       );
-    const [from, into] = [typeOf(a.dtype), typeOf(d.dtype)];
+    const into = typeOf(d.dtype);
     const descriptor = this.#get('cublasLtMatmulDescCreate', this.#calls.descriptor, COMPUTE_32F, TYPE['f32']);
     // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; a matrix transposed here is not transposed there.
-    this.#setTransposed(descriptor, DESC_TRANSPOSE_A, transposeB);
-    this.#setTransposed(descriptor, DESC_TRANSPOSE_B, transposeA);
-    const first = transposeB ? this.#layout(from, k, n) : this.#layout(from, n, k);
-    const second = transposeA ? this.#layout(from, m, k) : this.#layout(from, k, m);
+    this.#set(descriptor, DESC_TRANSPOSE_A, Number(transposeB), 4);
+    this.#set(descriptor, DESC_TRANSPOSE_B, Number(transposeA), 4);
+    if (fp8) {
+      this.#set(descriptor, DESC_FAST_ACCUMULATION, Number(fp8.fast), 1);
+      this.#setFactors(descriptor, fp8);
+    }
+    const first = transposeB ? this.#layout(typeOf(b.dtype), k, n) : this.#layout(typeOf(b.dtype), n, k);
+    const second = transposeA ? this.#layout(typeOf(a.dtype), m, k) : this.#layout(typeOf(a.dtype), k, m, strideA);
     const layouts = { descriptor, a: first, b: second, d: this.#layout(into, n, m) };
     const plan = { ...layouts, algorithm: this.#choose(product, layouts) };
     this.#plans.set(key, plan);
@@ -230,16 +242,19 @@ export class CublasLt {
     return times[best] < WORTH * times[0] ? best : 0;
   }
 
-  #layout(type: number, rows: number, columns: number): bigint {
-    return this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, rows);
+  #layout(type: number, rows: number, columns: number, stride = rows): bigint {
+    return this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, stride);
   }
 
-  #setTransposed(descriptor: bigint, attribute: number, transposed: boolean): void {
-    new Int32Array(koffi.view(this.#word, 8)).fill(Number(transposed));
-    check(
-      'cublasLtMatmulDescSetAttribute',
-      this.#calls.setDescriptor(descriptor, attribute, this.#word, Int32Array.BYTES_PER_ELEMENT),
-    );
+  /** Their addresses may differ in every call; a captured product keeps those of the capture. */
+  #setFactors(descriptor: bigint, { a, b }: NonNullable<MatrixProduct['fp8']>): void {
+    this.#set(descriptor, DESC_FACTOR_A, b.pointer, 8);
+    this.#set(descriptor, DESC_FACTOR_B, a.pointer, 8);
+  }
+
+  #set(descriptor: bigint, attribute: number, value: number | bigint, bytes: number): void {
+    new BigUint64Array(koffi.view(this.#word, 8))[0] = BigInt(value);
+    check('cublasLtMatmulDescSetAttribute', this.#calls.setDescriptor(descriptor, attribute, this.#word, bytes));
   }
 
   #get(name: string, create: Native, ...values: unknown[]): bigint {

@@ -6,6 +6,7 @@ import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
+import { fp8Layer } from './fp8.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
 export const signatures = {
@@ -37,19 +38,22 @@ export function linear(
   if (residual) expectShape('linear: residual', residual, [rows, outputs], x.dtype);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, outputs], x.dtype);
-  if (computesResult) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
+  const fp8 = fp8Layer(tape, x, weight, computesResult ? y : null, residual);
+  if (computesResult && !fp8) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
   if (computesResult && bias) kernel.bias_forward(y, bias, rows, outputs);
-  tape.record([x, weight, bias ?? null, residual], [y], [x, weight], () => {
+  tape.record([x, weight, bias ?? null, residual], [y], fp8?.saved ?? [x, weight], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(tape.device, into, value));
     const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, weight, dx);
+    if (dx && !fp8) linearInputGradient(tape.device, dy, weight, dx);
     const dWeight = tape.gradientTarget(weight);
-    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
+    if (dWeight && !fp8) linearWeightGradient(tape.device, dy, x, dWeight);
+    fp8?.backward(dy, dx, dWeight);
     const dBias = bias && tape.gradientTarget(bias);
     if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
   });
+  fp8?.drop(tape);
   return y;
 }
 
@@ -66,14 +70,19 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   const filled = parts.reduce((total, part) => total + part.shape[0], 0);
   if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
   const y = tape.empty([rows, outputs], x.dtype);
-  linearInto(tape.device, x, stacked, y);
-  tape.record([x, ...parts], [y], [x, stacked], () => {
+  const fp8 = fp8Layer(tape, x, stacked, y);
+  if (!fp8) linearInto(tape.device, x, stacked, y);
+  tape.record([x, ...parts], [y], fp8?.saved ?? [x, stacked], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
     const gradient = Tensor.empty(tape.device, [outputs, inputs]);
-    linearWeightGradient(tape.device, dy, x, { gradient, accumulate: false });
+    const whole = { gradient, accumulate: false };
+    if (fp8) fp8.backward(dy, dx, whole);
+    else {
+      if (dx) linearInputGradient(tape.device, dy, stacked, dx);
+      linearWeightGradient(tape.device, dy, x, whole);
+    }
     let first = 0;
     for (const part of parts) {
       const own = gradient.rows(first, first + part.shape[0]);
@@ -84,6 +93,7 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
     }
     gradient.free();
   });
+  fp8?.drop(tape);
   return y;
 }
 

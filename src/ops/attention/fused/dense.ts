@@ -3,6 +3,7 @@
  * sequence. A baseline for sparse attention built from the same kernels.
  */
 import type { CudaCode, LaunchArgument } from '../../../device/cuda/runtime.js';
+import { cudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Dtype, Tensor } from '../../../tensor/tensor.js';
@@ -11,7 +12,6 @@ import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
 import type { AttentionInputs } from '../branch.js';
 import type { HeadShape } from '../shape.js';
-import { cudaRuntime } from './code.js';
 import {
   headMacros,
   headsPerGroup,
