@@ -275,6 +275,15 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
     numbersAgainst({ train: { lr_schedule: 'wsd' } }),
   ],
   'train.weight_decay': [{ train: { weight_decay: 0.5 } }, numbers],
+  'train.optimizer': [{ train: { optimizer: 'muon' } }, numbers],
+  'train.muon_momentum': [
+    { train: { optimizer: 'muon', muon_momentum: 0.5 } },
+    numbersAgainst({ train: { optimizer: 'muon' } }),
+  ],
+  'train.muon_lr_ratio': [
+    { train: { optimizer: 'muon', muon_lr_ratio: 2 } },
+    numbersAgainst({ train: { optimizer: 'muon' } }),
+  ],
   'train.betas': [{ train: { betas: [0.5, 0.9] } }, numbers],
   'train.eps': [{ train: { eps: 1e-3 } }, numbers],
   'train.grad_clip': [{ train: { grad_clip: 1e-9 } }, numbers],

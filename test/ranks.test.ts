@@ -75,7 +75,7 @@ describe('data parallel training on CPUs', () => {
 
   beforeAll(async () => {
     if (absence) return;
-    one = await trainAll(1, { plain: {} });
+    one = await trainAll(1, { plain: {}, muon: { train: { optimizer: 'muon' } } });
     two = await trainAll(2, {
       plain: { train: { hash_every: 10 } },
       again: {},
@@ -84,6 +84,7 @@ describe('data parallel training on CPUs', () => {
       safe: { train: { ddp_safe: true, bucket_mb: 0.01 } },
       accumulated: { train: { batch_size: 1, accumulate_grad_batches: 2, bucket_mb: 0.02 } },
       bf16: { train: { wire: 'bf16' } },
+      muon: { train: { optimizer: 'muon', hash_every: 10 } },
       masked: { data: { document_mask: true } },
     });
   });
@@ -116,6 +117,13 @@ describe('data parallel training on CPUs', () => {
   it('accumulation gives the same numbers', ({ skip }) => {
     if (absence) skip(absence);
     expect(distance(two['accumulated'].losses, one['plain'].losses)).toBeLessThan(1e-6);
+  });
+
+  it('Muon has the losses of one process, and the same weights on all ranks', ({ skip }) => {
+    if (absence) skip(absence);
+    expect(two['muon'].status).toBe('done'); // hash_every has compared the weights
+    expect(distance(two['muon'].losses, one['muon'].losses)).toBeLessThan(1e-4);
+    expect(distance(two['muon'].losses, two['plain'].losses)).toBeGreaterThan(1e-2);
   });
 
   it('bf16 on the wire is close, and is not the same', ({ skip }) => {

@@ -255,6 +255,12 @@ const train = {
   wsd_decay_fraction: fraction().default(0.2),
   /** Decoupled weight decay, on matrices only. */
   weight_decay: notNegative().default(0.01),
+  /** muon: Muon for the weight matrices of blocks, AdamW for all else. */
+  optimizer: z.enum(['adamw', 'muon']).default('adamw'),
+  /** Decay rate of Muon's momentum. */
+  muon_momentum: beta().default(0.95),
+  /** Learning rate of the matrices that Muon trains, as a multiple of the step's. */
+  muon_lr_ratio: positive().default(1),
   /** Decay rates of the two Adam moments. */
   betas: z.tuple([beta(), beta()]).default([0.9, 0.95]),
   /** Epsilon of Adam. */
