@@ -70,7 +70,9 @@ const spread = (count: number, seed: number) =>
     'bf16',
   );
 
-describe.each(fp8Devices())('FP8 on $name', ({ device }) => {
+const DEVICES = fp8Devices();
+
+describe.each(DEVICES)('FP8 on $name', ({ device }) => {
   const codesOf = (memory: Tensor | null) => [...memory!.readBytes()];
 
   const SIZES = [
@@ -163,7 +165,7 @@ describe.each(fp8Devices())('FP8 on $name', ({ device }) => {
 const silu = (u: number) => u / (1 + Math.exp(-u));
 const slope = (u: number) => (1 / (1 + Math.exp(-u))) * (1 + u * (1 - 1 / (1 + Math.exp(-u))));
 
-describe.each(fp8Devices())('a feed-forward layer in FP8 on $name', ({ device }) => {
+describe.each(DEVICES)('a feed-forward layer in FP8 on $name', ({ device }) => {
   it.each([false, true])('computes its result and all gradients (checkpointed: %s)', (isCheckpointed) => {
     const [rows, hidden, dim] = [144, 80, 48];
     const [x, r, dy] = [1, 2, 3].map((seed) => spread(rows * dim, seed));
