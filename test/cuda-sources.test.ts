@@ -17,10 +17,12 @@ import { DecodeCache } from '../src/model/cache.js';
 import { DeviceStep, deviceStepRefusal } from '../src/model/device-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
-import { AdamW, STEP_SCALARS } from '../src/ops/adamw/op.js';
+import { AdamW } from '../src/ops/adamw/op.js';
 import { type SparseOptions, sparseLayout } from '../src/ops/attention/nsa.js';
 import { Sequences } from '../src/ops/common/sequences.js';
 import { GradientNorms } from '../src/ops/gradnorm/op.js';
+import { Muon } from '../src/ops/muon/op.js';
+import { STEP_SCALARS } from '../src/tensor/optimizer.js';
 import { Tape } from '../src/tensor/tape.js';
 import { Tensor } from '../src/tensor/tensor.js';
 import { cudaCompilerAbsence } from '../src/testing/devices.js';
@@ -59,10 +61,8 @@ function shapeOf(model: Section, nsa: Section = {}): ModelShape {
 function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptions): NotingCuda['wanted'] {
   const device = new NotingCuda(shape);
   const model = new LanguageModel(device, shape, 1, dtype);
-  const optimizer = new AdamW(
-    device,
-    model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
-  );
+  const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
+  const optimizers = [new AdamW(device, trained), new Muon(device, trained, { dtype })];
   const layout = sparseLayout(new Sequences(device, [300, 7]), sparseShapeOf(shape));
   const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [307], 'i32'));
   const tape = new Tape(device);
@@ -70,8 +70,10 @@ function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptio
   tape.end();
   model.losses(ids, targets, { layout, kernels });
   const gradients = model.parameters.flatMap(({ gradient }) => (gradient ? [gradient] : []));
-  optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
-  optimizer.step({ learningRate: 1e-3 });
+  for (const optimizer of optimizers) {
+    optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
+    optimizer.step({ learningRate: 1e-3, keepGradients: true });
+  }
   return device.wanted;
 }
 

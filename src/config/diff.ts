@@ -36,6 +36,8 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.w',
   'nsa.phi',
   'nsa.phi_hidden',
+  // The moments of one optimizer mean nothing to another.
+  'train.optimizer',
   // The gates hold what the schedule has released so far.
   'train.gate_release_steps',
   'train.gate_release_share',

@@ -104,6 +104,10 @@ export function relationProblems(config: Config): RelationProblem[] {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
     problems.push({ path: 'nsa.force_uniform_gate', message });
   }
+  if (config.train.optimizer === 'muon' && config.train.zero === 1) {
+    const message = 'muon needs whole matrices, which train.zero 1 splits between ranks; set train.zero 0, or adamw';
+    problems.push({ path: 'train.optimizer', message });
+  }
   if (readsPath(config.data.source) && config.data.path === null) {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
     problems.push({ path: 'data.path', message });

@@ -113,7 +113,7 @@ export class Attention {
     const others = projectionPairs(shape) > 1 ? [key, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
-    this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
     this.projectionBias = shape.qkvBias ? store.zeros(`${name}.qkv_bias`, [width(this.#parts)]) : null;
     this.norms = shape.qkNorm
       ? { query: store.constant(`${name}.q_norm`, [dk], 1), key: store.constant(`${name}.k_norm`, [dk], 1) }
@@ -316,14 +316,19 @@ function createPhi(store: ParameterStore, name: string, shape: ModelShape, size:
   return {
     mlp: {
       position: store.matrix(`${name}.position`, [l, shape.nKvGroups, size]),
-      w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size)),
-      w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden)),
+      w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size), [hidden]),
+      w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden), [size]),
     },
   };
 }
 
+/** Rows of the projection that belong to each part. */
+function rowsOf(parts: readonly HeadPart[]): number[] {
+  return parts.map(({ heads, size }) => heads * size);
+}
+
 function width(parts: readonly HeadPart[]): number {
-  return parts.reduce((total, { heads, size }) => total + heads * size, 0);
+  return rowsOf(parts).reduce((total, rows) => total + rows, 0);
 }
 
 function flat(x: Tensor): Tensor {

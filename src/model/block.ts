@@ -36,7 +36,7 @@ export class FeedForward {
   constructor(store: ParameterStore, name: string, { dim, hidden, activation, bias = false }: FeedForwardShape) {
     const rows = activation === 'swiglu' ? 2 * hidden : hidden;
     this.#activation = activation;
-    this.up = store.matrix(`${name}.up`, [rows, dim]);
+    this.up = store.matrix(`${name}.up`, [rows, dim], activation === 'swiglu' ? [hidden, hidden] : [hidden]);
     this.down = store.residualMatrix(`${name}.down`, [dim, hidden]);
     this.biases = bias
       ? { up: store.zeros(`${name}.up_bias`, [rows]), down: store.zeros(`${name}.down_bias`, [dim]) }

@@ -5,6 +5,8 @@
  * can be compared with others'.
  */
 import { compressedCount } from '../ops/common/sequences.js';
+import { ITERATIONS } from '../ops/muon/reference.js';
+import { weightMatrices } from './memory.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
 
 /** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */
@@ -29,6 +31,14 @@ function attentionPairs(shape: ModelShape, length: number): number {
     pairs += current < nSel ? t + 1 : (nSel - 1) * lSel + (t % lSel) + 1; // selected
   }
   return pairs;
+}
+
+/** Operations of the Newton-Schulz iterations of one step of Muon: X Xᵀ, its square, and their product with X. */
+export function muonFlops(shape: ModelShape): number {
+  return weightMatrices(shape).reduce((sum, { rows, columns, count }) => {
+    const [short, long] = [Math.min(rows, columns), Math.max(rows, columns)];
+    return sum + ITERATIONS * count * 2 * short * short * (2 * long + short);
+  }, 0);
 }
 
 /** Operations of one forward and backward pass over sequences of the given lengths. */

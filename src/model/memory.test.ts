@@ -3,12 +3,11 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
 import type { Device } from '../device/device.js';
-import { AdamW } from '../ops/adamw/op.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
-import { launchGradients, localContext } from '../train/step.js';
+import { createOptimizer, launchGradients, localContext } from '../train/step.js';
 import { type ComputeDtype, LanguageModel } from './language-model.js';
-import { blockTensors, estimateMemory, parameterCount } from './memory.js';
+import { blockTensors, estimateMemory, parameterCount, weightMatrices } from './memory.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
@@ -21,10 +20,8 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const sizes = model.parameters.map(({ value }) => value.size);
   const block = blockTensors(shape);
   expect(sizes.slice(1, 1 + shape.nLayers * block.length)).toEqual(Array(shape.nLayers).fill(block).flat());
-  const optimizer = new AdamW(
-    device,
-    model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
-  );
+  const optimizer = createOptimizer(model, { trained: model.parameters }, config);
+  expect(new Set(weightMatrices(shape))).toEqual(new Set(countedMatrices(model)));
   const uploader = new BatchUploader(device, config.nsa);
   const context = localContext({ model, config, optimizer, uploader });
   const total = length * sequences;
@@ -41,9 +38,22 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
     const held = uploader.upload(batch);
     for (const mean of launchGradients(context, [held], [1])) mean.free();
     uploader.release(held);
+    optimizer.step({ learningRate: 1e-3, keepGradients: true });
   }
   optimizer.free();
   return device.pool.peakBytesInUse;
+}
+
+/** The weight matrices of a model: each shape once, with their number. */
+function countedMatrices({ parameters }: LanguageModel): ReturnType<typeof weightMatrices> {
+  const counts = new Map<string, { rows: number; columns: number; count: number }>();
+  for (const { value, matrices } of parameters)
+    for (const rows of matrices) {
+      const [, columns] = value.shape;
+      const known = counts.get(`${rows} ${columns}`);
+      counts.set(`${rows} ${columns}`, { rows, columns, count: (known?.count ?? 0) + 1 });
+    }
+  return [...counts.values()];
 }
 
 interface Overrides {
@@ -67,13 +77,15 @@ describe('memory estimate on the CPU', () => {
     ['shared keys and values', { nsa: { shared_kv: true } }],
     ['shared keys and values, rope before, phi conv', { nsa: { shared_kv: true, cmp_rope: 'before', phi: 'conv' } }],
     ['dense, q/k norm and bias', { model: { attention: 'dense', qk_norm: true, qkv_bias: true } }],
+    ['Muon', { train: { optimizer: 'muon' } }],
+    ['Muon, swiglu, phi mlp', { model: { mlp: 'swiglu' }, nsa: { phi: 'mlp' }, train: { optimizer: 'muon' } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
   ])('%s: is within 10 %% of what a step takes', (_, overrides) => {
     const config = parseConfig({
       model: { dim: 128, n_layers: 4, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32, ...overrides.model },
       nsa: { l: 16, d: 8, l_sel: 32, n_sel: 6, w: 64, ...overrides.nsa },
       runtime: overrides.runtime ?? {},
-      train: { seq_len: 1024, batch_size: 2 },
+      train: { seq_len: 1024, batch_size: 2, ...overrides.train },
     });
     const shape = modelShape(config, 256);
     const ratio = estimateMemory(shape, config, 'cpu').total / peakOf(new CpuDevice(), shape, config, 'f32');

@@ -14,13 +14,14 @@ import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
 import { layerPays } from '../ops/linear/fp8.js';
 import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
+import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
 
 const FLOAT = 4;
 const BF16 = 2;
 const FP8 = 1;
-/** Value, gradient, and the two moments. */
+/** Value, gradient, and the two moments of AdamW; Muon's matrices have one moment. */
 const COPIES = 4;
 /** Assumed compute capability: buffer sizes of the fused kernels do not depend on the GPU. */
 const ARCHITECTURE = 90;
@@ -89,6 +90,35 @@ function phiMatrices(shape: ModelShape): number {
   return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
 }
 
+/** The weight matrices of all blocks (`Parameter.matrices`), which Muon trains: each shape once, with their number. */
+export function weightMatrices(shape: ModelShape): { rows: number; columns: number; count: number }[] {
+  const { dim, nLayers, mlp, nsa } = shape;
+  const { heads, groups, dk, dv } = headShapeOf(shape);
+  const [pairs, hidden, phiHidden] = [projectionPairs(shape), hiddenSize(shape), phiHiddenSize(shape)];
+  const phi = [dk, dv].flatMap((size) => [
+    [phiHidden, nsa.l * size, 1],
+    [size, phiHidden, 1],
+  ]);
+  const block = [
+    [heads * dk, dim, 1],
+    [groups * dk, dim, pairs],
+    [groups * dv, dim, pairs],
+    [dim, heads * dv, 1],
+    [hidden, dim, mlp === 'swiglu' ? 2 : 1],
+    [dim, hidden, 1],
+    ...(shape.attention === 'nsa' && nsa.phi === 'mlp' ? phi : []),
+  ];
+  const counts = new Map<string, number>();
+  for (const [rows, columns, count] of block) {
+    const key = `${rows} ${columns}`;
+    counts.set(key, (counts.get(key) ?? 0) + nLayers * count);
+  }
+  return Array.from(counts, ([key, count]) => {
+    const [rows, columns] = key.split(' ').map(Number);
+    return { rows, columns, count };
+  });
+}
+
 /** Estimated bytes of a training step. Allocates nothing. */
 export function estimateMemory(
   shape: ModelShape,
@@ -98,9 +128,14 @@ export function estimateMemory(
   const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
   const weights = FLOAT * parameterCount(shape);
   const matrices = shape.nLayers * blockMatrices(shape) + shape.vocabSize * shape.dim;
-  const state = COPIES * weights + (rounds ? BF16 * matrices : 0);
+  const trained = config.train.optimizer === 'muon' ? weightMatrices(shape) : [];
+  const oneMoment = trained.reduce((sum, { rows, columns, count }) => sum + rows * columns * count, 0);
+  const state = COPIES * weights - FLOAT * oneMoment + (rounds ? BF16 * matrices : 0);
   const setting = { on, bytes: rounds ? BF16 : FLOAT };
-  const activations = peakBytes(shape, config, setting) + evaluationBytes(shape, config, setting);
+  // The update comes when the activations are freed.
+  const updating = trained.map(({ rows, columns, count }) => setting.bytes * muonElements(on, count, rows, columns));
+  const peak = Math.max(peakBytes(shape, config, setting), ...updating);
+  const activations = peak + evaluationBytes(shape, config, setting);
   return { weights, state, activations, total: state + activations };
 }
 

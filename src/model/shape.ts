@@ -64,6 +64,8 @@ export interface SparseModelShape {
   readonly localBlocks: number;
   /** Importance of a selection block from its compressed blocks: their weighted sum, or the largest. */
   readonly scorePool: 'sum' | 'max';
+  /** The best of all blocks, or half of them of those before the token's chunk of nSel blocks. */
+  readonly selection: 'best' | 'chunked';
   /** Tokens in the sliding window. */
   readonly w: number;
   /** Whether the three branches have the same keys and values. */
@@ -129,6 +131,7 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       initBlocks: nsa.init_blocks,
       localBlocks: nsa.local_blocks,
       scorePool: nsa.score_pool,
+      selection: nsa.selection,
       w: nsa.w,
       sharedKv: nsa.shared_kv,
       phi: nsa.phi,
@@ -195,8 +198,8 @@ export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShap
 }
 
 export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
-  const { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool } = nsa;
-  return { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool };
+  const { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool, selection } = nsa;
+  return { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool, selection };
 }
 
 /** Pairs of keys and values in the fused projection: one for each branch unless they share it. */

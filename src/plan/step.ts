@@ -3,7 +3,7 @@
  * network, and the part of it that the backward pass hides. The equations are in docs/explain/scaling.md.
  */
 import type { Config } from '../config/schema.js';
-import { trainingFlops } from '../model/flops.js';
+import { muonFlops, trainingFlops } from '../model/flops.js';
 import { blockTensors, parameterCount } from '../model/memory.js';
 import type { ModelShape } from '../model/shape.js';
 import { launchesOf } from './launches.js';
@@ -46,7 +46,7 @@ export interface Compute {
   /** Backward pass of one micro-batch. */
   readonly backward: readonly ComputePart[];
   readonly microBatches: number;
-  /** Seconds of gradient norm and AdamW over all parameters. */
+  /** Seconds of gradient norm and optimizer over all parameters. Muon's products run at the rate of the passes. */
   readonly update: number;
   readonly parameters: number;
 }
@@ -104,7 +104,7 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
       part('embedding', 0, 0, [table]),
     ],
     microBatches: train.accumulate_grad_batches,
-    update: parameters * speed.updatePerParameter,
+    update: parameters * speed.updatePerParameter + (train.optimizer === 'muon' ? muonFlops(shape) / perSecond : 0),
     parameters,
   };
 }

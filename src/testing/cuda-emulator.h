@@ -26,6 +26,7 @@
 #define __constant__
 #define __shared__ static  // only in kernels whose blocks run one after the other
 
+struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
@@ -273,6 +274,7 @@ static inline int __syncthreads_or(int x) {
 }
 static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
 static inline void __threadfence() {}
+static inline void __threadfence_block() {}
 template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
   emulator::Warp& warp = emulator::warp();
   memcpy(&warp.words[emulator::lane()], &x, sizeof x);

@@ -195,16 +195,23 @@ export class EmulatedCuda implements Device, CudaRuntime {
   }
 
   /** In float64; operands and result of one row-major layout or the other. */
-  matrixProduct({ a, b, d, m, n, k, transposeA, transposeB, accumulate, c, strideA = k, fp8 }: MatrixProduct): void {
+  matrixProduct(product: MatrixProduct): void {
+    const { a, b, d, m, n, k, transposeA, transposeB, accumulate, c, strideA = k, fp8 } = product;
+    const { alpha = 1, beta = 1, batch = 1 } = product;
+    const rows = batch * m; // of A; a stride is given for one matrix only
     this.#run(() => {
-      const [left, right] = [this.#read(a, strideA * (m - 1) + k), this.#read(b, k * n)];
-      const factor = fp8 ? this.#read(fp8.a, 1)[0] * this.#read(fp8.b, 1)[0] : 1;
-      const before = accumulate ? this.#read(d, m * n) : c ? this.#read(c, m * n) : null;
-      const sums = Float64Array.from({ length: m * n }, (_, at) => {
-        const [i, j] = [Math.floor(at / n), at % n];
-        let sum = before?.[at] ?? 0;
+      const [left, right] = [this.#read(a, strideA * (rows - 1) + k), this.#read(b, batch * k * n)];
+      const factor = alpha * (fp8 ? this.#read(fp8.a, 1)[0] * this.#read(fp8.b, 1)[0] : 1);
+      const before = accumulate ? this.#read(d, batch * m * n) : c ? this.#read(c, batch * m * n) : null;
+      const sums = Float64Array.from({ length: batch * m * n }, (_, at) => {
+        const [which, i, j] = [Math.floor(at / (m * n)), Math.floor(at / n) % m, at % n];
+        const [x, y] = [which * m * k, which * k * n];
+        let sum = (before?.[at] ?? 0) * (c ? beta : 1);
         for (let p = 0; p < k; p++)
-          sum += factor * left[transposeA ? p * m + i : i * strideA + p] * right[transposeB ? j * k + p : p * n + j];
+          sum +=
+            factor *
+            left[x + (transposeA ? p * m + i : i * strideA + p)] *
+            right[y + (transposeB ? j * k + p : p * n + j)];
         return sum;
       });
       const stored = d.dtype === 'bf16' ? float32ToBfloat16(sums) : Float32Array.from(sums);

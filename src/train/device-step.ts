@@ -12,10 +12,10 @@ import type { CudaGraph } from '../device/cuda/stream.js';
 import type { Device } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
-import { STEP_SCALARS } from '../ops/adamw/op.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { fp8Refusal } from '../ops/linear/fp8.js';
+import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
 import {
@@ -70,7 +70,7 @@ export class DeviceStepper implements Stepper {
   /** Calls per step that the fused attention kernels refused; a replay repeats them. */
   #refusedPerStep = 0;
   #refused = 0;
-  /** Inputs of this step's update (`AdamW.nextStep`). */
+  /** Inputs of this step's update (`Optimizer.nextStep`). */
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';

@@ -14,13 +14,15 @@ import type { Observer } from '../model/attention.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
 import type { ModelShape } from '../model/shape.js';
-import { AdamW, type Trainable } from '../ops/adamw/op.js';
+import { AdamW } from '../ops/adamw/op.js';
 import type { AttentionCounters } from '../ops/attention/counters.js';
 import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
 import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import { sampleSelection } from '../ops/attention/selection-sample/op.js';
 import { forcedBlocks } from '../ops/attention/shape.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
+import { Muon } from '../ops/muon/op.js';
+import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -88,21 +90,32 @@ export class LocalGradients implements GradientExchange {
   free(): void {}
 }
 
-/** AdamW over what this rank trains, with the config's settings. Only tensors with two or more dimensions decay. */
-export function createOptimizer(model: TrainableModel, exchange: GradientExchange, { train }: Config): AdamW {
+/** The optimizer of what this rank trains, with the config's settings. Only tensors with two or more dimensions decay. */
+export function createOptimizer(
+  model: TrainableModel,
+  exchange: Pick<GradientExchange, 'trained'>,
+  { train, runtime }: Config,
+): Optimizer {
   const matrices = new Set(model.parameters.filter(({ value }) => value.shape.length >= 2).map(({ name }) => name));
   const trained = exchange.trained.map((parameter) => ({
     parameter,
     weightDecay: matrices.has(parameter.name) ? train.weight_decay : 0,
   }));
-  return new AdamW(model.device, trained, { betas: train.betas, epsilon: train.eps });
+  const adamw = { betas: train.betas, epsilon: train.eps };
+  if (train.optimizer === 'adamw') return new AdamW(model.device, trained, adamw);
+  return new Muon(model.device, trained, {
+    ...adamw,
+    momentum: train.muon_momentum,
+    learningRateRatio: train.muon_lr_ratio,
+    dtype: runtime.precision === 'bf16' && model.device.kind === 'cuda' ? 'bf16' : 'f32',
+  });
 }
 
 /** Everything a step works with. */
 export interface StepContext {
   readonly model: TrainableModel;
   readonly config: Config;
-  readonly optimizer: AdamW;
+  readonly optimizer: Optimizer;
   readonly uploader: BatchUploader;
   readonly exchange: GradientExchange;
   readonly agreement: Agreement;

@@ -179,10 +179,11 @@ export class KernelCompiler {
 
   /**
    * Compiles every kernel that the cache lacks, one per core at a time, for machines that have no compiler and for commands that
-   * need most kernels. SIGINT and SIGTERM end the compilation with an error. Returns the number of kernels.
+   * need most kernels; `isNeeded` leaves some out by name, such as `ops/rope`. SIGINT and SIGTERM end the compilation with an
+   * error. Returns the number of kernels.
    */
-  async compileAll(): Promise<number> {
-    const sources = kernelSources();
+  async compileAll(isNeeded: (kernel: string) => boolean = () => true): Promise<number> {
+    const sources = kernelSources().filter((source) => isNeeded(kernelName(source)));
     const missing = sources.filter((source) => this.#cache.find(this.#key(source), this.#identity()) === null);
     const total = missing.length;
     const { progress } = this.#options;

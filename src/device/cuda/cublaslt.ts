@@ -18,6 +18,8 @@ const DESC_TRANSPOSE_B = 4;
 const DESC_FACTOR_A = 17;
 const DESC_FACTOR_B = 18;
 const DESC_FAST_ACCUMULATION = 25;
+const LAYOUT_BATCH_COUNT = 5;
+const LAYOUT_BATCH_STRIDE = 6;
 const PREFERENCE_MAX_WORKSPACE = 1;
 /** Size of one heuristic result; the algorithm is its first 64 bytes. */
 const HEURISTIC_BYTES = 96;
@@ -73,13 +75,21 @@ export function cublasLtIdentity(environment: Environment = process.env): string
 export class CublasLt {
   readonly #handle: bigint;
   readonly #calls: Record<
-    'matmul' | 'descriptor' | 'setDescriptor' | 'layout' | 'preference' | 'setPreference' | 'heuristic' | 'destroy',
+    | 'matmul'
+    | 'descriptor'
+    | 'setDescriptor'
+    | 'layout'
+    | 'setLayout'
+    | 'preference'
+    | 'setPreference'
+    | 'heuristic'
+    | 'destroy',
     Native
   >;
   readonly #plans = new Map<string, Plan>();
   readonly #word = koffi.alloc('uint64_t', 1) as bigint;
-  readonly #one = constant(1);
-  readonly #zero = constant(0);
+  /** Factors in native memory, by value. */
+  readonly #factors = new Map<number, bigint>();
   readonly #preference: bigint;
   readonly #host: CublasHost;
   readonly #workspace: bigint;
@@ -93,6 +103,7 @@ export class CublasLt {
       descriptor: bind('cublasLtMatmulDescCreate', [pointer, 'int', 'int']),
       setDescriptor: bind('cublasLtMatmulDescSetAttribute', [pointer, 'int', pointer, 'size_t']),
       layout: bind('cublasLtMatrixLayoutCreate', [pointer, 'int', 'uint64_t', 'uint64_t', 'int64_t']),
+      setLayout: bind('cublasLtMatrixLayoutSetAttribute', [pointer, 'int', pointer, 'size_t']),
       preference: bind('cublasLtMatmulPreferenceCreate', [pointer]),
       setPreference: bind('cublasLtMatmulPreferenceSetAttribute', [pointer, 'int', pointer, 'size_t']),
       heuristic: bind('cublasLtMatmulAlgoGetHeuristic', [
@@ -134,11 +145,12 @@ export class CublasLt {
     if (product.m > 0 && product.n > 0) this.#plan(product);
   }
 
-  #run({ a, b, c, accumulate = false, fp8 }: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+  #run(product: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+    const { a, b, c, accumulate = false, alpha = 1, beta = 1, fp8 } = product;
     if (fp8) this.#setFactors(layouts.descriptor, fp8);
     return this.#calls.matmul(
-      ...[this.#handle, layouts.descriptor, this.#one],
-      ...[b.pointer, layouts.a, a.pointer, layouts.b, accumulate || c ? this.#one : this.#zero],
+      ...[this.#handle, layouts.descriptor, this.#factor(alpha)],
+      ...[b.pointer, layouts.a, a.pointer, layouts.b, this.#factor(c ? beta : Number(accumulate))],
       ...[c?.pointer ?? d, layouts.d, d, layouts.d],
       ...[algorithm, this.#workspace, WORKSPACE_BYTES, this.#host.stream],
     );
@@ -146,8 +158,8 @@ export class CublasLt {
 
   #plan(product: MatrixProduct): Plan {
     const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false, fp8 } = product;
-    const { strideA = k } = product;
-    const added = `${accumulate} ${c ? c.dtype : ''}`;
+    const { strideA = k, batch = 1 } = product;
+    const added = `${accumulate} ${c ? c.dtype : ''} ${batch}`;
     const kind = fp8 ? `${a.dtype} ${b.dtype} ${fp8.fast} ${strideA}` : a.dtype;
     const key = `${kind} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
     const known = this.#plans.get(key);
@@ -169,9 +181,11 @@ export class CublasLt {
       this.#set(descriptor, DESC_FAST_ACCUMULATION, Number(fp8.fast), 1);
       this.#setFactors(descriptor, fp8);
     }
-    const first = transposeB ? this.#layout(typeOf(b.dtype), k, n) : this.#layout(typeOf(b.dtype), n, k);
-    const second = transposeA ? this.#layout(typeOf(a.dtype), m, k) : this.#layout(typeOf(a.dtype), k, m, strideA);
-    const layouts = { descriptor, a: first, b: second, d: this.#layout(into, n, m) };
+    const layout = (type: number, rows: number, columns: number, stride = rows) =>
+      this.#layout(type, rows, columns, stride, batch);
+    const first = transposeB ? layout(typeOf(b.dtype), k, n) : layout(typeOf(b.dtype), n, k);
+    const second = transposeA ? layout(typeOf(a.dtype), m, k) : layout(typeOf(a.dtype), k, m, strideA);
+    const layouts = { descriptor, a: first, b: second, d: layout(into, n, m) };
     const plan = { ...layouts, algorithm: this.#choose(product, layouts) };
     this.#plans.set(key, plan);
     return plan;
@@ -182,9 +196,9 @@ export class CublasLt {
    * may change between runs, and with it the order of additions.
    */
   #choose(product: MatrixProduct, layouts: Layouts): bigint {
-    const { m, n, k } = product;
+    const { m, n, k, batch = 1 } = product;
     const { trial } = this.#host;
-    const isTried = trial !== null && 2 * m * n * k >= LARGE && trial.possible();
+    const isTried = trial !== null && 2 * batch * m * n * k >= LARGE && trial.possible();
     const algorithms = this.#ask(product, layouts, isTried ? CANDIDATES : 1);
     const best = isTried && algorithms.length > 1 ? this.#fastest(product, layouts, algorithms, trial) : 0;
     algorithms.forEach((algorithm, i) => {
@@ -221,7 +235,7 @@ export class CublasLt {
    * so that a product that accumulates into D does so once.
    */
   #fastest(product: MatrixProduct, layouts: Layouts, algorithms: readonly bigint[], trial: Trial): number {
-    const bytes = product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
+    const bytes = (product.batch ?? 1) * product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
     const times = trial.withMemory(bytes, (into) => {
       const run = (i: number) => this.#run(product, layouts, algorithms[i], into);
       // The first run of each loads its code; some algorithms fail.
@@ -241,8 +255,23 @@ export class CublasLt {
     return times[best] < WORTH * times[0] ? best : 0;
   }
 
-  #layout(type: number, rows: number, columns: number, stride = rows): bigint {
-    return this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, stride);
+  #layout(type: number, rows: number, columns: number, stride: number, batch: number): bigint {
+    const layout = this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, stride);
+    if (batch === 1) return layout;
+    const set = (attribute: number, bytes: number) =>
+      check('cublasLtMatrixLayoutSetAttribute', this.#calls.setLayout(layout, attribute, this.#word, bytes));
+    new Int32Array(koffi.view(this.#word, 8))[0] = batch;
+    set(LAYOUT_BATCH_COUNT, Int32Array.BYTES_PER_ELEMENT);
+    new BigInt64Array(koffi.view(this.#word, 8))[0] = BigInt(stride * columns);
+    set(LAYOUT_BATCH_STRIDE, BigInt64Array.BYTES_PER_ELEMENT);
+    return layout;
+  }
+
+  /** A number in native memory. A captured product keeps its value, not its address. */
+  #factor(value: number): bigint {
+    const known = this.#factors.get(value) ?? constant(value);
+    this.#factors.set(value, known);
+    return known;
   }
 
   /** Their addresses may differ in every call; a captured product keeps those of the capture. */
@@ -270,8 +299,8 @@ export class CublasLt {
   }
 }
 
-function sizeOf({ m, n, k }: MatrixProduct): string {
-  return `${m}x${n}x${k}`;
+function sizeOf({ m, n, k, batch = 1 }: MatrixProduct): string {
+  return `${batch > 1 ? `${batch} times ` : ''}${m}x${n}x${k}`;
 }
 
 function typeOf(dtype: string | undefined): number {

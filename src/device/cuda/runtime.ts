@@ -51,9 +51,9 @@ export interface CudaCode {
 export type Macros = Readonly<Record<string, number | string>>;
 
 /**
- * D[m,n] = A[m,k] B[k,n] (+ D or C), all row-major; a transposed operand is stored as [k,m] or [n,k]. FP8 operands (dtypes
- * e4m3 and e5m2, not both e5m2) are multiplied along contiguous terms only, so that A is [m,k] and B transposed, and every
- * size is a multiple of 16.
+ * D[m,n] = alpha A[m,k] B[k,n] (+ D or beta C), all row-major; a transposed operand is stored as [k,m] or [n,k]. FP8
+ * operands (dtypes e4m3 and e5m2, not both e5m2) are multiplied along contiguous terms only, so that A is [m,k] and B
+ * transposed, and every size is a multiple of 16.
  */
 export interface MatrixProduct {
   readonly a: Addressable;
@@ -68,6 +68,12 @@ export interface MatrixProduct {
   readonly accumulate?: boolean;
   /** Added to the product before rounding; has D's shape and dtype. Not with `accumulate`. */
   readonly c?: Addressable | null;
+  /** Factor on the product. Default 1. */
+  readonly alpha?: number;
+  /** Factor on C. Default 1. */
+  readonly beta?: number;
+  /** Products of this many matrices, one after another in the memory of each operand. Default 1. */
+  readonly batch?: number;
   /** Elements between the starts of two rows of A [m,k]; defaults to k. */
   readonly strideA?: number;
   /**

@@ -13,6 +13,7 @@ export const signatures = {
   linear_forward: [...product, 'ptr'],
   linear_backward_input: product,
   linear_backward_weight: product,
+  matrix_products: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32', 'f32'],
   bias_forward: ['ptr', 'ptr', 'i64', 'i64'],
   bias_backward: ['ptr', 'ptr', 'i64', 'i64', 'i64'],
 } as const;
@@ -117,6 +118,34 @@ export function linearWeightGradient(device: Device, dy: Tensor, x: Tensor, dWei
   device
     .kernels(kernels)
     .linear_backward_weight(dy, x, dWeight.gradient, rowsOf(dy), outputs, inputs, Number(dWeight.accumulate));
+}
+
+/** Operands of `matrixProducts`: `count` matrices each, one after another, all of one dtype. */
+export interface MatrixProducts {
+  /** [count, m, k], or [count, k, m] with `transposeA`. */
+  readonly a: Tensor;
+  /** [count, k, n], or [count, n, k] with `transposeB`. */
+  readonly b: Tensor;
+  /** [count, m, n], another tensor than `d`; null adds nothing. */
+  readonly c?: Tensor | null;
+  /** The result [count, m, n]. */
+  readonly d: Tensor;
+  readonly transposeA?: boolean;
+  readonly transposeB?: boolean;
+  readonly alpha?: number;
+  readonly beta?: number;
+}
+
+/** d = alpha a b + beta c for each matrix of a batch, outside any tape. */
+export function matrixProducts(device: Device, products: MatrixProducts): void {
+  const { a, b, c = null, d, transposeA = false, transposeB = false, alpha = 1, beta = 1 } = products;
+  const [count, m, n] = expectFloats('matrixProducts: d', d, [-1, -1, -1]);
+  const k = a.shape[transposeA ? 1 : 2];
+  expectShape('matrixProducts: a', a, transposeA ? [count, k, m] : [count, m, k], d.dtype);
+  expectShape('matrixProducts: b', b, transposeB ? [count, n, k] : [count, k, n], d.dtype);
+  if (c) expectShape('matrixProducts: c', c, [count, m, n], d.dtype);
+  const transposed = [Number(transposeA), Number(transposeB)] as const;
+  device.kernels(kernels).matrix_products(a, b, c, d, count, m, n, k, ...transposed, alpha, beta);
 }
 
 function rowsOf(x: Tensor): number {
