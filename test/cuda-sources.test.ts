@@ -141,8 +141,9 @@ describe('CUDA sources', () => {
   it.each([90, 80, 89, 100, 120])('of FP8 products compile for compute capability %i / 10', async (architecture) => {
     const source = (path: string) => fileURLToPath(new URL(`../src/ops/${path}`, import.meta.url));
     const codes = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
-    const wanted = new Map([
-      ['products', { source: source('linear/fp8.cu'), macros: {} }],
+    const wanted = new Map<string, { source: string; macros: Macros }>([
+      ['products', { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } }],
+      ['activation', { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } }],
       ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
     ]);
     await compileAll(wanted, architecture === 90 || architecture === 80, architecture);
