@@ -14,7 +14,7 @@ import type { CudaCode, Macros } from '../src/device/cuda/runtime.js';
 import type { KernelModule, Kernels, Signatures } from '../src/device/device.js';
 import { prefill } from '../src/infer/decode.js';
 import { DecodeCache } from '../src/model/cache.js';
-import { DeviceStep, deviceStepRefusal } from '../src/model/device-step.js';
+import { DecodeStep, decodeStepRefusal } from '../src/model/decode-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
 import { AdamW } from '../src/ops/adamw/op.js';
@@ -86,8 +86,8 @@ function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number)
   const prompts = sequences.map(() => Array.from({ length: 70 }, (_, i) => i));
   prefill(model, sequences, prompts, 50);
   // Scores in shared memory, and where they do not fit.
-  if (deviceStepRefusal(model) === null)
-    for (const context of [8192, 2 ** 20]) new DeviceStep(model, cache, batch, { context }).launch();
+  if (decodeStepRefusal(model) === null)
+    for (const context of [8192, 2 ** 20]) new DecodeStep(model, cache, batch, { context }).launch();
   return device.wanted;
 }
 
@@ -142,8 +142,9 @@ describe('CUDA sources', () => {
   it.each([90, 80, 89, 100, 120])('of FP8 products compile for compute capability %i / 10', async (architecture) => {
     const source = (path: string) => fileURLToPath(new URL(`../src/ops/${path}`, import.meta.url));
     const codes = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
-    const wanted = new Map([
-      ['products', { source: source('linear/fp8.cu'), macros: {} }],
+    const wanted = new Map<string, { source: string; macros: Macros }>([
+      ['products', { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } }],
+      ['activation', { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } }],
       ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
     ]);
     await compileAll(wanted, architecture === 90 || architecture === 80, architecture);

@@ -1,4 +1,5 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
+import { greatestCommonDivisor } from '../numbers.js';
 import { readsPath } from './data-path.js';
 import { isOneOf, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
@@ -31,10 +32,6 @@ function groupCounts(heads: number): number[] {
 }
 
 const oneOf = (values: readonly number[]) => (values.length === 1 ? `${values[0]}` : `one of ${values.join(', ')}`);
-
-function greatestCommonDivisor(a: number, b: number): number {
-  return b === 0 ? a : greatestCommonDivisor(b, a % b);
-}
 
 function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']): RelationProblem[] {
   const problems: RelationProblem[] = [];

@@ -88,7 +88,7 @@ export function rateByDistance(
 const MAP_ROWS = 128;
 
 /** `selected` [T, G, nSel]; -1 marks an empty slot. At most 128 rows. */
-export function selectionMap(
+function selectionMap(
   selected: ArrayLike<number>,
   tokens: number,
   groups: number,

@@ -70,7 +70,7 @@ export function traceText(
 }
 
 /** `gates` [T, H, 3] → shares [T, G, 3] in 255ths. */
-export function groupShares(gates: ArrayLike<number>, tokens: number, heads: number, groups: number): Uint8Array {
+function groupShares(gates: ArrayLike<number>, tokens: number, heads: number, groups: number): Uint8Array {
   const perGroup = heads / groups;
   const shares = new Uint8Array(tokens * groups * 3);
   for (let row = 0; row < tokens * groups; row++) {

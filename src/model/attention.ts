@@ -3,8 +3,16 @@
  * baseline), and the output projection.
  */
 import { UsageError } from '../errors.js';
+import { combine } from '../ops/attention/combine/op.js';
 import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
-import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
+import {
+  joinTail,
+  keepTail,
+  pagedCompressed,
+  pagedSelected,
+  pagedWindow,
+  storePages,
+} from '../ops/attention/decode/paged/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
 import {
@@ -24,7 +32,7 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
+import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import {
   headShapeOf,
@@ -36,6 +44,13 @@ import {
   rotaryShapeOf,
   sparseShapeOf,
 } from './shape.js';
+
+/** Keys each branch read, i32 [T, G]. */
+export interface BranchReads {
+  readonly cmp: Tensor;
+  readonly sel: Tensor;
+  readonly win: Tensor;
+}
 
 /** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
@@ -226,6 +241,7 @@ export class Attention {
     return attended.out;
   }
 
+  /** Attention of new tokens over a cache that already holds their keys and values. */
   #attendSparseCached(
     tape: Tape,
     q: Tensor,
@@ -235,9 +251,18 @@ export class Attention {
   ): SparseOutputs {
     const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
-    const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
+    const [heads, sparse] = [headShapeOf(this.#shape), sparseShapeOf(this.#shape)];
+    const { tokens } = cache;
+    const pages = (kind: Kind) => cache.pages(kind, this.#layer);
+    const cmp = pagedCompressed(tape, q, pages('cmp'), tokens, heads, sparse, reads?.cmp);
+    const { selected } = cmp;
+    const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
+    const windowPages = pages(this.#shape.nsa.sharedKv ? 'sel' : 'win');
+    const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
+    const out = combine(tape, gates, cmp.out, sel.out, win.out);
+    for (const { lse } of [cmp, sel, win]) tape.drop(lse);
     if (reads) observer?.reads?.(this.#layer, reads);
-    return attended;
+    return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
   }
 
   /** Keys and values of the selected and of the window branch when all branches share theirs. */

@@ -10,25 +10,22 @@
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { combine } from '../ops/attention/combine/op.js';
-import {
-  type NewTokens,
-  type Pages,
-  pagedCompressed,
-  pagedSelected,
-  pagedWindow,
-  pageNumbers,
-  pageSizes,
-} from '../ops/attention/decode/paged/op.js';
-import type { SparseLayout, SparseOutputs } from '../ops/attention/nsa.js';
+import { greatestCommonDivisor } from '../numbers.js';
+import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
+import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
-import type { Tape } from '../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
-import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape, shapeDifference, sparseLayers, sparseShapeOf } from './shape.js';
+import {
+  type ComputeDtype,
+  defaultDtype,
+  headShapeOf,
+  type ModelShape,
+  shapeDifference,
+  sparseLayers,
+} from './shape.js';
 
 /** Kinds of pages. `tail`: one page with the raw rows. A dense model has only `win`, with an unlimited window. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
@@ -434,38 +431,8 @@ export class CacheStep {
   }
 }
 
-/** Keys each branch read, i32 [T, G]. */
-export interface BranchReads {
-  readonly cmp: Tensor;
-  readonly sel: Tensor;
-  readonly win: Tensor;
-}
-
-/** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
-export function cachedSparseAttention(
-  tape: Tape,
-  q: Tensor,
-  gates: Tensor,
-  cache: CacheStep,
-  layer: number,
-  shape: ModelShape,
-  reads: BranchReads | null = null,
-): SparseOutputs {
-  const { tokens } = cache;
-  const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
-  const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
-  const { selected } = cmp;
-  const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
-  const windowPages = cache.pages(shape.nsa.sharedKv ? 'sel' : 'win', layer);
-  const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
-  const out = combine(tape, gates, cmp.out, sel.out, win.out);
-  for (const { lse } of [cmp, sel, win]) tape.drop(lse);
-  return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
-}
-
 function leastCommonMultiple(a: number, b: number): number {
-  const divisor = (x: number, y: number): number => (y === 0 ? x : divisor(y, x % y));
-  return (a / divisor(a, b)) * b;
+  return (a / greatestCommonDivisor(a, b)) * b;
 }
 
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {

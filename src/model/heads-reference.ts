@@ -10,7 +10,7 @@ export interface ReferencePart extends PartShape {
 }
 
 /** The parts of the fused projection, in their order. */
-export function referenceParts(shape: LayerShape): ReferencePart[] {
+function referenceParts(shape: LayerShape): ReferencePart[] {
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const query: ReferencePart = { heads, size: dk, rotate: true, norm: 'q_norm' };
   const key: ReferencePart = { heads: groups, size: dk, rotate: true, norm: 'k_norm' };

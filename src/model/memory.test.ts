@@ -6,9 +6,9 @@ import type { Device } from '../device/device.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
 import { createOptimizer, launchGradients, localContext } from '../train/step.js';
-import { type ComputeDtype, LanguageModel } from './language-model.js';
+import { LanguageModel } from './language-model.js';
 import { blockTensors, estimateMemory, parameterCount, weightMatrices } from './memory.js';
-import { headShapeOf, layerShapes, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
+import { type ComputeDtype, headShapeOf, layerShapes, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
 

@@ -13,6 +13,7 @@ import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
 import { layerPays } from '../ops/linear/fp8.js';
+import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import {
@@ -218,11 +219,14 @@ function fp8Layers(
   const tokens = train.seq_len * train.batch_size;
   const gate = shape.attention === 'nsa' && !shape.qkvBias ? 3 * heads : 0;
   const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
+  const hidden = hiddenSize(shape);
+  const isFused = shape.mlp === 'silu' && !shape.mlpBias;
+  const both = isFused && feedForwardPays(tokens, hidden, dim);
   return {
     projection: layerPays(tokens, columns, dim),
     output: layerPays(tokens, dim, heads * dv),
-    up: layerPays(tokens, upSize(shape), dim),
-    down: layerPays(tokens, dim, hiddenSize(shape)),
+    up: both || layerPays(tokens, upSize(shape), dim),
+    down: both || layerPays(tokens, dim, hidden),
     head: headPays(logitRows(shape, tokens, setting), vocabSize, dim),
   };
 }

@@ -1,7 +1,16 @@
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
+import type { Device } from '../device/device.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 import type { RotaryScaling, RotaryShape } from '../ops/rope/frequencies.js';
+
+/** What a model computes in: the dtype of activations and of the operands of matrix products. */
+export type ComputeDtype = 'f32' | 'bf16';
+
+/** The precision of a model unless one is chosen: bf16 on CUDA, f32 on the CPU. */
+export function defaultDtype(device: Device): ComputeDtype {
+  return device.kind === 'cuda' ? 'bf16' : 'f32';
+}
 
 /** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
 export interface ModelShape {

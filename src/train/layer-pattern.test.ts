@@ -2,10 +2,10 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { deviceStepRefusal } from '../';
 import { parseConfig } from '../config/parse.js';
 import { inspectSelection } from '../infer/selection.js';
 import { traceText } from '../infer/trace.js';
-import { deviceStepRefusal } from '../model/device-step.js';
 import { trainingFlops } from '../model/flops.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';

@@ -6,7 +6,7 @@ import { cudaRuntime } from '../../device/cuda/runtime.js';
 import type { Addressable } from '../../device/device.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { codes, Fp8Matrix, fp8Refusal, savesTime, transposeCodes } from '../linear/fp8.js';
+import { codes, Fp8Matrix, MULTIPLE, savesTime, transposeCodes, usesFp8 } from '../linear/fp8.js';
 import { crossEntropyCodes, writesCodes } from './cuda.js';
 
 /** Whether the two products of the gradients save more time than the conversions around them take. */
@@ -39,7 +39,7 @@ export class Fp8Head {
   /** Whether a chunk of logits [rows, vocab] can be taken: the last one may have another number of rows. */
   fits(logits: Tensor): boolean {
     const { vocab } = this.#sizes;
-    return logits.shape[0] % 16 === 0 && writesCodes(cudaRuntime(this.#tape.device)!, logits, vocab);
+    return logits.shape[0] % MULTIPLE === 0 && writesCodes(cudaRuntime(this.#tape.device)!, logits, vocab);
   }
 
   /** Losses of a chunk, and its gradients; the logits' memory is overwritten. `x` [rows, dim]. */
@@ -80,9 +80,9 @@ export class Fp8Head {
 
 /** Null where FP8 is not asked for, not possible, or no faster. `weight` [vocab, dim], `chunk` tokens at a time. */
 export function fp8Head(tape: Tape, x: Tensor, weight: Tensor, chunk: number): Fp8Head | null {
-  if (!tape.fp8 || x.dtype !== 'bf16' || fp8Refusal(tape.device) !== null) return null;
+  if (!usesFp8(tape, x)) return null;
   const [vocab, dim] = weight.shape;
   const rows = Math.min(chunk, x.shape[0]);
-  const isDivisible = [rows, vocab, dim].every((size) => size > 0 && size % 16 === 0);
+  const isDivisible = [rows, vocab, dim].every((size) => size > 0 && size % MULTIPLE === 0);
   return isDivisible && headPays(rows, vocab, dim) ? new Fp8Head(tape, weight, rows) : null;
 }

@@ -1,20 +1,63 @@
-// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix, its conversion to e4m3 or e5m2, and the
-// transposed copy that a product over the rows needs, because cuBLASLt multiplies FP8 only along contiguous terms.
+// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix, or of SiLU and its gradient, its conversion
+// to e4m3 or e5m2, and the transposed copy that a product over the rows needs, because cuBLASLt multiplies FP8 only along
+// contiguous terms.
 #include "fp8.cuh"
 
+// What is converted, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them. SOURCE is
+// one of these.
+struct Plain {  // x
+  const bf16 *x, *dy;
+  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
+  __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const { load(v, (const bf16*)&raw); }
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp2_approximate(-LOG2_E * x)); }
+
+struct Silu {  // silu(x)
+  const bf16 *x, *dy;
+  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
+  __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const {
+    load(v, (const bf16*)&raw);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= sigmoid(v[k]);
+  }
+};
+
+struct TwoPieces {
+  uint4 x, dy;
+};
+
+struct SiluGradient {  // dy silu'(x)
+  const bf16 *x, *dy;
+  __device__ __forceinline__ TwoPieces read(i64 i) const { return {*(const uint4*)(x + i), *(const uint4*)(dy + i)}; }
+  __device__ __forceinline__ void values(float (&v)[8], TwoPieces raw) const {
+    float x[8];
+    load(x, (const bf16*)&raw.x);
+    load(v, (const bf16*)&raw.dy);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const float s = sigmoid(x[k]);
+      v[k] *= s * (1.0f + x[k] * (1.0f - s));
+    }
+  }
+};
+
 // scale[0] = the largest magnitude, NaN above infinity above all numbers, as their bits are ordered; it must be zero
-// before. `count` is a multiple of 8.
-extern "C" __global__ void __launch_bounds__(256) fp8_largest(const bf16* x, float* scale, i64 count) {
-  const i64 pieces = count / 8, threads = (i64)gridDim.x * blockDim.x;
+// before. `count` is a multiple of 8; dy is SiluGradient's alone.
+extern "C" __global__ void __launch_bounds__(256)
+fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
+  const SOURCE source{x, dy};
+  const i64 step = 8 * (i64)gridDim.x * blockDim.x;
   u32 top = 0;
-  const auto take = [&](u32 pair) {
-    const u32 low = pair << 16 & 0x7fff0000u, high = pair & 0x7fff0000u, larger = low > high ? low : high;
-    if (larger > top) top = larger;
-  };
 #pragma unroll 4
-  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += threads) {
-    const uint4 eight = ((const uint4*)x)[i];
-    take(eight.x), take(eight.y), take(eight.z), take(eight.w);
+  for (i64 i = 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); i < count; i += step) {
+    float v[8];
+    source.values(v, source.read(i));
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const u32 size = __float_as_uint(v[k]) & 0x7fffffffu;
+      if (size > top) top = size;
+    }
   }
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) {
@@ -80,33 +123,36 @@ __device__ __forceinline__ void write_tile(i64 rows, i64 columns, u8* straight, 
   }
 }
 
-// x [rows, columns] in codes. scale[0] is its largest magnitude; scale[1] = what codes are to be multiplied by, NaN if x
-// holds an infinity or a NaN, so that the product shows it.
+// The source [rows, columns] in codes. scale[0] is its largest magnitude; scale[1] = what codes are to be multiplied by,
+// NaN if the source holds an infinity or a NaN, so that the product shows it.
 template <class F>
-__device__ __forceinline__ void quantise(const bf16* x, float* scale, u8* straight, u8* transposed, i64 rows,
-                                         i64 columns) {
+__device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* straight, u8* transposed, i64 rows,
+                                        i64 columns) {
   const u32 most = __float_as_uint(scale[0]);
   const int exponent = scale_exponent<F>(most);
   const float factor = __uint_as_float((u32)(127 + exponent) << 23);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
     scale[1] = most < 0x7f800000u ? __uint_as_float((u32)(127 - exponent) << 23) : not_a_number();
   write_tile(
-      rows, columns, straight, transposed,
-      [=](i64 row, i64 column) { return *(const uint4*)(x + row * columns + column); },
-      [=](uint4 raw) {
-        const auto two = [=](u32 pair) { return pack_fp8<F>(low_bf16(pair) * factor, high_bf16(pair) * factor); };
-        return make_uint2(two(raw.x) | two(raw.y) << 16, two(raw.z) | two(raw.w) << 16);
+      rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row * columns + column); },
+      [=](const auto& raw) {
+        float v[8];
+        source.values(v, raw);
+        const auto four = [&](int k) {
+          return pack_fp8<F>(v[k] * factor, v[k + 1] * factor) | pack_fp8<F>(v[k + 2] * factor, v[k + 3] * factor) << 16;
+        };
+        return make_uint2(four(0), four(4));
       });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e4m3(const bf16* x, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
-  quantise<E4m3>(x, scale, straight, transposed, rows, columns);
+fp8_e4m3(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
+  convert<E4m3>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e5m2(const bf16* x, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
-  quantise<E5m2>(x, scale, straight, transposed, rows, columns);
+fp8_e5m2(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
+  convert<E5m2>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
 }
 
 // Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows].

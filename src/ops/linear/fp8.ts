@@ -12,14 +12,14 @@ import type { Fp8Format } from './fp8-reference.js';
 /** First compute capability, times ten, with FP8 tensor cores. */
 const ARCHITECTURE = 89;
 /** Sizes of FP8 products are multiples of this. */
-const MULTIPLE = 16;
+export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
 
 /** Rates under a training step's load (H200): operations and bytes per second. */
-const BF16_RATE = 7.6e14;
-const FP8_RATE = 1.1e15;
-const BANDWIDTH = 3.5e12;
+const BF16_RATE = 6.8e14;
+const FP8_RATE = 1.15e15;
+const BANDWIDTH = 3.8e12;
 /** What must be saved for each second of conversions. */
 const WORTH = 1.3;
 
@@ -30,6 +30,11 @@ export function fp8Refusal(device: Device): string | null {
   if (architecture < ARCHITECTURE)
     return `${device.name} has compute capability ${architecture / 10}: FP8 products need 8.9 (Ada) or newer`;
   return null;
+}
+
+/** Whether products of `x` on this tape may be in FP8. */
+export function usesFp8(tape: Tape, x: Tensor): boolean {
+  return tape.fp8 && x.dtype === 'bf16' && fp8Refusal(tape.device) === null;
 }
 
 /** Whether `operations` of products in FP8 save more time than moving `bytes` for their conversions takes. */
@@ -45,6 +50,14 @@ export function layerPays(rows: number, outputs: number, inputs: number): boolea
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
+/** What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
+export interface Fp8Source {
+  readonly kind: 'Plain' | 'Silu' | 'SiluGradient';
+  readonly x: Tensor;
+  /** The gradient of SiLU's result. */
+  readonly dy?: Tensor | null;
+}
+
 /** Codes [rows, columns] of one byte, in the layouts that were asked for, and their scale. */
 export class Fp8Matrix {
   readonly format: Fp8Format;
@@ -57,27 +70,29 @@ export class Fp8Matrix {
   readonly transposed: Tensor<'i32'> | null;
 
   /**
-   * Converts `x` bf16, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of the
-   * same values.
+   * Converts a bf16 tensor, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of
+   * the same values.
    */
   constructor(
     device: Device,
-    x: Tensor,
+    from: Tensor | Fp8Source,
     format: Fp8Format,
     layouts: { readonly straight?: boolean; readonly transposed?: boolean },
     scale: Tensor | null = null,
   ) {
     const cuda = cudaRuntime(device)!;
+    const source: Fp8Source = from instanceof Tensor ? { kind: 'Plain', x: from } : from;
+    const { x, dy = null } = source;
     this.columns = x.shape[x.shape.length - 1];
     this.rows = x.size / this.columns;
     this.format = format;
-    this.scale = scale ?? largest(cuda, device, x);
+    this.scale = scale ?? largest(cuda, device, source);
     this.straight = layouts.straight ? codes(device, x.size) : null;
     this.transposed = layouts.transposed ? codes(device, x.size) : null;
-    fp8Code(cuda).launch(
+    fp8Code(cuda, source.kind).launch(
       `fp8_${format}`,
       tiles(this.rows, this.columns),
-      ...[x, this.scale, this.straight && this.rowMajor, this.transposed && this.columnMajor],
+      ...[x, dy, this.scale, this.straight && this.rowMajor, this.transposed && this.columnMajor],
       ...[this.rows, this.columns],
     );
   }
@@ -104,8 +119,8 @@ export class Fp8Matrix {
   }
 }
 
-function fp8Code(cuda: CudaRuntime) {
-  return cuda.compile(new URL('./fp8.cu', import.meta.url));
+function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
+  return cuda.compile(new URL('./fp8.cu', import.meta.url), { SOURCE: source });
 }
 
 /** Uninitialised memory for codes. */
@@ -117,9 +132,9 @@ function tiles(rows: number, columns: number) {
   return { grid: [Math.ceil(columns / TILE), Math.ceil(rows / TILE)] as const, block: 256 };
 }
 
-function largest(cuda: CudaRuntime, device: Device, x: Tensor): Tensor {
+function largest(cuda: CudaRuntime, device: Device, { kind, x, dy = null }: Fp8Source): Tensor {
   const scale = Tensor.zeros(device, [2]);
-  fp8Code(cuda).launch('fp8_largest', strided(cuda, x.size / 8), x, scale, x.size);
+  fp8Code(cuda, kind).launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
   return scale;
 }
 
@@ -144,14 +159,18 @@ export class Fp8Layer {
   readonly #weightScale: Tensor;
   readonly #x: Fp8Matrix;
 
-  /** `y` [rows, outputs] receives the result, `residual` of its shape added; null to leave it out. */
-  constructor(tape: Tape, x: Tensor, weight: Tensor, y: Tensor | null, residual: Tensor | null) {
+  /**
+   * `y` [rows, outputs] receives the result, `residual` of its shape added; null to leave it out. `x` in FP8 has the layout
+   * of rows if there is y, and the other one if the tape records; the layer frees it.
+   */
+  constructor(tape: Tape, x: Tensor | Fp8Matrix, weight: Tensor, y: Tensor | null, residual: Tensor | null) {
     const { device } = tape;
     const [outputs, inputs] = weight.shape;
     this.#device = device;
     this.#weight = weight;
-    this.#sizes = { rows: x.size / inputs, outputs, inputs };
-    this.#x = new Fp8Matrix(device, x, 'e4m3', { straight: y !== null, transposed: tape.recording });
+    const layouts = { straight: y !== null, transposed: tape.recording };
+    this.#x = x instanceof Fp8Matrix ? x : new Fp8Matrix(device, x, 'e4m3', layouts);
+    this.#sizes = { rows: this.#x.rows, outputs, inputs };
     const w = new Fp8Matrix(device, weight, 'e4m3', { straight: y !== null });
     this.#weightScale = w.scale;
     if (y) {
@@ -173,12 +192,13 @@ export class Fp8Layer {
     for (const tensor of this.saved) if (tensor !== this.#weight) tape.drop(tensor);
   }
 
-  /** dx = dy w and dw = dyᵀ x; a target of null is left out. */
-  backward(dy: Tensor, dx: GradientTarget | null, dWeight: GradientTarget | null): void {
+  /** dx = dy w and dw = dyᵀ x; a target of null is left out. `dy` in FP8 has both layouts, and is freed. */
+  backward(dy: Tensor | Fp8Matrix, dx: GradientTarget | null, dWeight: GradientTarget | null): void {
     const device = this.#device;
     const cuda = cudaRuntime(device)!;
     const { rows, outputs, inputs } = this.#sizes;
-    const dy8 = new Fp8Matrix(device, dy, 'e5m2', { straight: dx !== null, transposed: dWeight !== null });
+    const layouts = { straight: dx !== null, transposed: dWeight !== null };
+    const dy8 = dy instanceof Fp8Matrix ? dy : new Fp8Matrix(device, dy, 'e5m2', layouts);
     if (dx) {
       const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
       cuda.matrixProduct({
@@ -206,7 +226,7 @@ export function fp8Layer(
   y: Tensor | null,
   residual: Tensor | null = null,
 ): Fp8Layer | null {
-  if (!tape.fp8 || x.dtype !== 'bf16' || fp8Refusal(tape.device) !== null) return null;
+  if (!usesFp8(tape, x)) return null;
   const [outputs, inputs] = weight.shape;
   return layerPays(x.size / inputs, outputs, inputs) ? new Fp8Layer(tape, x, weight, y, residual) : null;
 }
