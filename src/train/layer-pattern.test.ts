@@ -2,10 +2,10 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { deviceStepRefusal } from '../';
 import { parseConfig } from '../config/parse.js';
 import { inspectSelection } from '../infer/selection.js';
 import { traceText } from '../infer/trace.js';
+import { decodeStepRefusal } from '../model/decode-step.js';
 import { trainingFlops } from '../model/flops.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
@@ -73,7 +73,7 @@ it('has statistics of sparse layers only, and no fused decode step', () => {
   model.free();
   const device = new EmulatedCuda();
   const onGpu = new LanguageModel(device, shape, 1, 'bf16');
-  expect(deviceStepRefusal(onGpu)).toBe('window layers are not fused');
+  expect(decodeStepRefusal(onGpu)).toBe('window layers are not fused');
   onGpu.free();
 });
 
