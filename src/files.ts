@@ -15,6 +15,7 @@ import {
 } from 'node:fs';
 import { homedir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
+import type { Environment } from './environment.js';
 import { TrefoilError, UsageError } from './errors.js';
 import { pidExists } from './process-identity.js';
 
@@ -258,7 +259,7 @@ function isFolder(path: string): boolean {
 }
 
 /** The folder of everything Trefoil keeps between runs: TREFOIL_CACHE, or `trefoil` in the user's cache folder. */
-export function cacheFolder(environment: Readonly<Record<string, string | undefined>>): string {
+export function cacheFolder(environment: Environment): string {
   // An empty variable counts as unset: a relative folder would follow the working directory.
   return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
 }

@@ -92,8 +92,7 @@ export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
 export { type ComputeDtype, type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
 export type { SparseStartState } from './model/sparse-start.js';
-export type { DeviceStep } from './ops/adamw/op.js';
-export { AdamW, type AdamWOptions, type AdamWStep, type Trainable, type TrainedParameter } from './ops/adamw/op.js';
+export { AdamW, type AdamWOptions } from './ops/adamw/op.js';
 export type { AttentionCounters, AttentionCounts } from './ops/attention/counters.js';
 export type { NewTokens, Pages as CachePages } from './ops/attention/decode/paged/op.js';
 export type { SelectedPath } from './ops/attention/fused/forward.js';
@@ -103,8 +102,10 @@ export { type OwnedSparseLayout, type SparseLayout, type SparseOptions, sparseLa
 export type { SelectedOptions } from './ops/attention/selected/op.js';
 export type { SelectionStatistics } from './ops/attention/selection-counts/op.js';
 export { Sequences } from './ops/common/sequences.js';
+export { Muon, type MuonOptions } from './ops/muon/op.js';
 export type { SavedCheckpoint, SaveOptions } from './run/checkpoint/save.js';
 export type { SectionName } from './run/logs/section.js';
+export type { DeviceStep, Optimizer, OptimizerStep, Trainable, TrainedParameter } from './tensor/optimizer.js';
 export { Parameter } from './tensor/parameter.js';
 export type { ParameterStack } from './tensor/parameter-stack.js';
 export type { GradientTarget } from './tensor/tape.js';
@@ -117,11 +118,12 @@ export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
 export type { TokenBatch } from './train/iterable-loader.js';
+export type { Observed as StepObservations } from './train/observers.js';
+export type { RunCallbacks } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
-export type { GradientExchange, Observed as StepObservations, StepGradients } from './train/step.js';
+export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,

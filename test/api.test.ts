@@ -17,7 +17,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
   [
     'trefoil',
     library,
-    words(`AdamW Attention Block CpuDevice DecodeCache ExitCode FeedForward HostStepper LanguageModel NonFiniteStep Parameter
+    words(`AdamW Attention Block CpuDevice DecodeCache ExitCode FeedForward HostStepper LanguageModel Muon NonFiniteStep Parameter
       ParameterStore RequestRefused Sequences SourceFailed Tape Tensor Trainer TrefoilError UsageError createEngine cudaAbsence estimateMemory generate
       generateAll loadModel modelShape openDevice parseConfig prefill readConfig readTokens sparseLayout train withTape
       writeFinalModel`),

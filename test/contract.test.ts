@@ -104,6 +104,7 @@ const SPIKE = { steps: 40, spike_z: 0.5, eval_every: 0, save_every: 0 };
 const LLAMA3 = { rope_type: 'llama3', rope_factor: 8, rope_original_context: 32 } as const;
 /** Blocks of 8 tokens of which one is chosen by its score. */
 const POOLED = { l: 4, d: 2, l_sel: 8, n_sel: 3, init_blocks: 1, local_blocks: 1 };
+const OWN_BLOCK = { l: 4, d: 4, l_sel: 4, n_sel: 4, init_blocks: 0, local_blocks: 1 };
 const YARN = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64 } as const;
 
 /** Key, what to change, and what must come of it. */
@@ -122,6 +123,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.out_bias': [{ model: { out_bias: true } }, numbers],
   'model.mlp_bias': [{ model: { mlp_bias: true } }, numbers],
   'model.tie_embeddings': [{ model: { tie_embeddings: true } }, numbers],
+  'model.layer_pattern': [{ model: { layer_pattern: ['window', 'nsa'] } }, numbers],
   'model.attention': [{ model: { attention: 'dense' } }, numbers],
   'model.rope_theta': [{ model: { rope_theta: 500 } }, numbers],
   'model.rope_scale': [{ model: { rope_scale: 2 } }, numbers],
@@ -154,6 +156,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.n_sel': [{ nsa: { n_sel: 3 } }, numbers],
   'nsa.init_blocks': [{ nsa: { init_blocks: 0 } }, numbers],
   'nsa.local_blocks': [{ nsa: { local_blocks: 1 } }, numbers],
+  'nsa.selection': [{ nsa: { ...OWN_BLOCK, selection: 'chunked' } }, numbersAgainst({ nsa: OWN_BLOCK })],
   'nsa.score_pool': [{ nsa: { ...POOLED, score_pool: 'max' } }, numbersAgainst({ nsa: POOLED })],
   'nsa.w': [{ nsa: { w: 4 } }, numbers],
   'nsa.shared_kv': [{ nsa: { shared_kv: true } }, numbers],
@@ -215,6 +218,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   ],
   'runtime.device': [{}, refused('--device cuda')],
   'runtime.precision': [{ runtime: { precision: 'bf16' } }, warns('runtime.precision')],
+  'runtime.fp8': [{ runtime: { fp8: true } }, refused('runtime.fp8')], // the CPU has none; src/ops/linear/fp8.test.ts
   'runtime.gradient_checkpointing': [
     { runtime: { gradient_checkpointing: true } },
     same((seen, base) => expect(seen.peakBytes).toBeLessThan(0.8 * base.peakBytes)),
@@ -272,6 +276,15 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
     numbersAgainst({ train: { lr_schedule: 'wsd' } }),
   ],
   'train.weight_decay': [{ train: { weight_decay: 0.5 } }, numbers],
+  'train.optimizer': [{ train: { optimizer: 'muon' } }, numbers],
+  'train.muon_momentum': [
+    { train: { optimizer: 'muon', muon_momentum: 0.5 } },
+    numbersAgainst({ train: { optimizer: 'muon' } }),
+  ],
+  'train.muon_lr_ratio': [
+    { train: { optimizer: 'muon', muon_lr_ratio: 2 } },
+    numbersAgainst({ train: { optimizer: 'muon' } }),
+  ],
   'train.betas': [{ train: { betas: [0.5, 0.9] } }, numbers],
   'train.eps': [{ train: { eps: 1e-3 } }, numbers],
   'train.grad_clip': [{ train: { grad_clip: 1e-9 } }, numbers],

@@ -17,10 +17,12 @@ import { DecodeCache } from '../src/model/cache.js';
 import { DecodeStep, decodeStepRefusal } from '../src/model/decode-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
-import { AdamW, STEP_SCALARS } from '../src/ops/adamw/op.js';
+import { AdamW } from '../src/ops/adamw/op.js';
 import { type SparseOptions, sparseLayout } from '../src/ops/attention/nsa.js';
 import { Sequences } from '../src/ops/common/sequences.js';
 import { GradientNorms } from '../src/ops/gradnorm/op.js';
+import { Muon } from '../src/ops/muon/op.js';
+import { STEP_SCALARS } from '../src/tensor/optimizer.js';
 import { Tape } from '../src/tensor/tape.js';
 import { Tensor } from '../src/tensor/tensor.js';
 import { cudaCompilerAbsence } from '../src/testing/devices.js';
@@ -59,10 +61,8 @@ function shapeOf(model: Section, nsa: Section = {}): ModelShape {
 function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptions): NotingCuda['wanted'] {
   const device = new NotingCuda(shape);
   const model = new LanguageModel(device, shape, 1, dtype);
-  const optimizer = new AdamW(
-    device,
-    model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
-  );
+  const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
+  const optimizers = [new AdamW(device, trained), new Muon(device, trained, { dtype })];
   const layout = sparseLayout(new Sequences(device, [300, 7]), sparseShapeOf(shape));
   const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [307], 'i32'));
   const tape = new Tape(device);
@@ -70,8 +70,10 @@ function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptio
   tape.end();
   model.losses(ids, targets, { layout, kernels });
   const gradients = model.parameters.flatMap(({ gradient }) => (gradient ? [gradient] : []));
-  optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
-  optimizer.step({ learningRate: 1e-3 });
+  for (const optimizer of optimizers) {
+    optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
+    optimizer.step({ learningRate: 1e-3, keepGradients: true });
+  }
   return device.wanted;
 }
 
@@ -101,6 +103,7 @@ describe('CUDA sources', () => {
     ['fp32', shapeOf({}), 'f32', {}],
     ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
+    ['window layers', shapeOf({ n_layers: 2, layer_pattern: ['nsa', 'window'] }), 'bf16', {}],
     ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
   ];
@@ -133,6 +136,18 @@ describe('CUDA sources', () => {
     const step = [...wanted.values()].filter(({ source }) => source.includes('/attention/decode/step/'));
     expect(new Set(step.map(({ source }) => source)).size).toBe(fused);
     await compileAll(wanted, false);
+  });
+
+  // GPUs without FP8 instructions compile the loss too, and its header with them.
+  it.each([90, 80, 89, 100, 120])('of FP8 products compile for compute capability %i / 10', async (architecture) => {
+    const source = (path: string) => fileURLToPath(new URL(`../src/ops/${path}`, import.meta.url));
+    const codes = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
+    const wanted = new Map<string, { source: string; macros: Macros }>([
+      ['products', { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } }],
+      ['activation', { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } }],
+      ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
+    ]);
+    await compileAll(wanted, architecture === 90 || architecture === 80, architecture);
   });
 
   it('were all really compiled', (context) => {

@@ -109,6 +109,75 @@ describe('formulas of docs/reference/training.md', () => {
     model.free();
   });
 
+  it('Muon: which matrices, momentum, orthogonalisation and scale', async () => {
+    for (const line of [
+      "m = mu * m + (1 - mu) * g'",
+      "u = mu * m + (1 - mu) * g'",
+      'X = u / (norm(u) + 1e-7)',
+      'A = X X^T;  X = 3.4445 X + (-4.775 A + 2.0315 A A) X',
+      'w = w - rate * muon_lr_ratio * (0.2 * sqrt(max(rows, columns)) * X + weight_decay * w)',
+    ])
+      expect(page).toContain(line);
+    const config = parseConfig({
+      model: { dim: 16, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 8, d_v: 8, mlp: 'swiglu', mlp_ratio: 2 },
+      nsa: { l: 4, d: 2, l_sel: 8, n_sel: 3, w: 8 },
+      train: {
+        ...{
+          steps: 1,
+          seq_len: 16,
+          lr: 0.01,
+          lr_schedule: 'constant',
+          warmup_steps: 0,
+          grad_clip: 0,
+          weight_decay: 0.3,
+        },
+        ...{ optimizer: 'muon', muon_momentum: 0.8, muon_lr_ratio: 3 },
+      },
+    });
+    const model = new LanguageModel(cpu(), modelShape(config, 12), 1);
+    const batch = (k: number): TokenBatch => ({
+      inputs: Int32Array.from({ length: 16 }, (_, i) => (3 * i + k) % 12),
+      targets: Int32Array.from({ length: 16 }, (_, i) => (5 * i + k) % 12),
+      cuSeqlens: Int32Array.of(0, 16),
+    });
+    // Rows of the matrices inside each parameter: heads and groups times 8, and the two halves of swiglu.
+    const rows: Record<string, number[]> = {
+      'blocks.0.attention.qkv': [16, 8, 8, 8, 8, 8, 8],
+      'blocks.0.attention.out': [16],
+      'blocks.0.mlp.up': [32, 32],
+      'blocks.0.mlp.down': [16],
+    };
+    const gradients = await gradientsOf(model, config, batch(0));
+    const before = model.parameters.map(({ value }) => Float64Array.from(value.read() as Float32Array));
+    const trainer = new Trainer({ model, data: [batch(0)], config });
+    await trainer.step();
+    const isTrained = new Set<string>();
+    model.parameters.forEach(({ name, value }, k) => {
+      const [, columns] = value.shape;
+      let first = 0;
+      for (const count of rows[name] ?? []) {
+        const part = (values: Float64Array) => values.slice(first, first + count * columns);
+        const w = part(before[k]);
+        let x: Float64Array = part(gradients[k]).map((g) => 0.8 * 0.2 * g + 0.2 * g);
+        const norm = Math.sqrt(x.reduce((sum, one) => sum + one * one, 0));
+        x = x.map((one) => one / (norm + 1e-7));
+        for (let i = 0; i < 5; i++) x = quintic(x, count, columns);
+        const scale = 0.2 * Math.sqrt(Math.max(count, columns));
+        const expected = w.map((one, i) => one - 0.01 * 3 * (scale * x[i] + 0.3 * one));
+        const now = part(Float64Array.from(value.read() as Float32Array));
+        const distance = Math.max(...now.map((one, i) => Math.abs(one - expected[i])));
+        expect(distance, name).toBeLessThan(2e-5);
+        first += count * columns;
+        isTrained.add(name);
+      }
+    });
+    expect(isTrained).toEqual(new Set(Object.keys(rows)));
+    const byMuon = [...trainer.optimizer.state.keys()].filter((name) => name.endsWith('.momentum'));
+    expect(new Set(byMuon)).toEqual(new Set(Object.keys(rows).map((name) => `${name}.momentum`)));
+    trainer.free();
+    model.free();
+  });
+
   it('the program of the page trains, saves, evaluates and resumes, and the loss falls', async () => {
     const text = /^## Trainer[\s\S]*?```ts\n([\s\S]*?)```/m.exec(page)![1];
     trefoilMain(); // builds the package if need be
@@ -130,6 +199,20 @@ describe('formulas of docs/reference/training.md', () => {
     expect(lossesOf('again').at(-1)!).toBeLessThan(lossesOf('step')[2]);
   });
 });
+
+/** 3.4445 X + (-4.775 A + 2.0315 A A) X with A = X Xᵀ, for X [rows, columns]. */
+function quintic(x: Float64Array, rows: number, columns: number): Float64Array {
+  const row = (r: number) => x.subarray(r * columns, (r + 1) * columns);
+  const index = Array.from({ length: rows }, (_, i) => i);
+  const a = index.map((i) => index.map((j) => row(i).reduce((sum, one, t) => sum + one * row(j)[t], 0)));
+  const b = index.map((i) =>
+    index.map((j) => -4.775 * a[i][j] + 2.0315 * index.reduce((sum, t) => sum + a[i][t] * a[t][j], 0)),
+  );
+  return x.map((one, at) => {
+    const [i, j] = [Math.floor(at / columns), at % columns];
+    return 3.4445 * one + index.reduce((sum, t) => sum + b[i][t] * x[t * columns + j], 0);
+  });
+}
 
 /** The gradients of one batch at the model's present weights, from a trainer that makes no update. */
 async function gradientsOf(model: LanguageModel, config: ReturnType<typeof parseConfig>, batch: TokenBatch) {

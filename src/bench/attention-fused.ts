@@ -5,10 +5,11 @@
  * blocks: the time of the selected branch then includes the window.
  */
 
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { allocateBackward, FusedBackward, type Gradients } from '../ops/attention/fused/backward.js';
-import { cudaRuntime, FusedBatch } from '../ops/attention/fused/code.js';
+import { FusedBatch } from '../ops/attention/fused/code.js';
 import { denseRefusal, fusedDenseAttention } from '../ops/attention/fused/dense.js';
 import { allocateRanked, allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
 import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';

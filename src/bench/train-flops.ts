@@ -27,6 +27,7 @@ export function kernelFlops(shape: ModelShape, lengths: readonly number[]): Call
     ['select_forward', 2 * dk * heads * total((length) => scorePairs(length, sparse))],
   ]);
   return (kernel, values) => {
+    if (kernel === 'matrix_products') return 2 * (values.slice(4, 8) as number[]).reduce((all, size) => all * size, 1);
     if (!kernel.startsWith('linear_')) return calls.get(kernel) ?? 0;
     const [rows, outputs, inputs] = values.slice(3, 6) as number[];
     return 2 * rows * outputs * inputs;

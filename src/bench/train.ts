@@ -10,10 +10,9 @@ import type { Device } from '../device/device.js';
 import { trainingFlops } from '../model/flops.js';
 import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
-import { AdamW } from '../ops/adamw/op.js';
 import { BatchUploader } from '../train/batches.js';
 import { createStepper } from '../train/device-stepper.js';
-import { localContext, type Stepper } from '../train/step.js';
+import { createOptimizer, localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
@@ -98,8 +97,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   device.pool.resetPeak();
   const dtype = runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
   const model = new LanguageModel(device, shape, train.seed, dtype);
-  const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: train.weight_decay }));
-  const optimizer = new AdamW(device, trained, { betas: train.betas, epsilon: train.eps });
+  const optimizer = createOptimizer(model, { trained: model.parameters }, config);
   const uploader = new BatchUploader(device, config.nsa);
   const stepper = createStepper(localContext({ model, optimizer, uploader, config }));
   try {

@@ -136,6 +136,54 @@ describe('trefoil generate', () => {
     expect(penalized.text).not.toBe(greedy.text);
   });
 
+  describe('--json-schema', () => {
+    const schemaFile = (schema: unknown): string => {
+      const path = join(root, 'schema.json');
+      writeFileSync(path, typeof schema === 'string' ? schema : JSON.stringify(schema));
+      return path;
+    };
+    const FIND = {
+      type: 'object',
+      required: ['thing', 'count'],
+      additionalProperties: false,
+      properties: { thing: { type: 'string' }, count: { type: 'integer', minimum: 1 } },
+    };
+
+    it('makes every text a document of the schema', async () => {
+      const words = ['--prompt', 'abc', '--prompt', 'd', '--json-schema', schemaFile(FIND), '--max-new-tokens', '60'];
+      for (const seed of ['1', '2']) {
+        const values = await json([...words, '--seed', seed]);
+        for (const { text, finish_reason } of values) {
+          expect(JSON.parse(text)).toEqual({ thing: expect.any(String), count: expect.any(Number) });
+          expect(['stop', 'length']).toContain(finish_reason); // length: the last tokens closed the document
+        }
+      }
+      const many = ['--prompt', 'abc', '--json-schema', schemaFile({ const: 1 }), '--max-new-tokens', '60'];
+      expect((await generate(['--model', run, ...many])).err).toContain('; the document is complete; seed');
+    });
+
+    it.each<[string, unknown, RegExp]>([
+      ['text that is not JSON', '{', /schema\.json: is not JSON \(.*\); --json-schema needs a JSON schema\n$/],
+      ['a list', [], /schema\.json: .*schema/],
+      ['an unknown keyword', { type: 'object', minProperties: 3 }, /schema\.json: .*"minProperties" is not supported/],
+      [
+        'a document that does not fit',
+        FIND,
+        /--json-schema: the shortest document has \d+ tokens, and at most 5 may be/,
+      ],
+    ])('refuses %s', async (_, schema, message) => {
+      const words = ['--model', run, '--prompt', 'a', '--json-schema', schemaFile(schema), '--max-new-tokens', '5'];
+      const { code, out, err } = await generate(words);
+      expect([code, out]).toEqual([2, '']);
+      expect(err).toMatch(message);
+    });
+
+    it('needs a prompt on a terminal', async () => {
+      const refused = await generate(['--model', run, '--json-schema', schemaFile(FIND)], { stdout: new Sink(true) });
+      expect(refused).toMatchObject({ code: 2, err: expect.stringContaining('add --prompt or --prompt-file') });
+    });
+  });
+
   it('takes a run folder, a checkpoint or a file', async () => {
     const { text } = await json(['--prompt', 'x', '--greedy']);
     for (const path of ['model.safetensors', 'checkpoints/step-3', 'checkpoints/latest'])
@@ -262,6 +310,12 @@ describe('trefoil generate', () => {
     ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number > 0 and <= 1/],
     ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number >= 0 and <= 1/],
     ['a bad penalty', ['--model', 'x', '--repetition-penalty', '0'], /--repetition-penalty.*number > 0/],
+    [
+      'a missing schema',
+      ['--model', 'x', '--prompt', 'a', '--json-schema', '/none'],
+      /\/none: cannot read: there is no/,
+    ],
+    ['a schema and a stop', ['--model', 'x', '--json-schema', 'a', '--stop', 'b'], /cannot be used with/],
     ['two prompts', ['--model', 'x', '--prompt', 'a', '--prompt-file', 'b'], /cannot be used with/],
     ['greedy and hot', ['--model', 'x', '--greedy', '--temperature', '2'], /cannot be used with/],
     ['a missing prompt file', ['--model', 'x', '--prompt-file', '/none'], /\/none: cannot read: there is no such file/],
@@ -291,7 +345,7 @@ describe('trefoil generate', () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
     const flags =
-      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop device';
+      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop json-schema device';
     for (const flag of [...flags.split(' '), 'threads', 'json']) expect(out).toContain(`--${flag}`);
   });
 });

@@ -18,6 +18,9 @@ import {
   type TextPiece,
 } from '../infer/generate.js';
 import { loadModel } from '../infer/load-model.js';
+import { compileSchema, type JsonSchema } from '../infer/structured/schema.js';
+import type { ResponseFormat } from '../infer/structured/structured-output.js';
+import { inFile } from '../model/model-config.js';
 import { visible } from '../text.js';
 import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
@@ -43,6 +46,7 @@ interface Options {
   readonly seed?: number;
   readonly greedy?: boolean;
   readonly stop?: readonly string[];
+  readonly jsonSchema?: string;
   readonly device: DeviceChoice;
   readonly precision?: 'fp32' | 'bf16';
   readonly threads?: number;
@@ -90,6 +94,7 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
     .addOption(whole('--seed <n>', 'random seed (default: a random one, printed)', 0))
     .addOption(new Option('--greedy', 'always choose the most probable token').conflicts('temperature'))
     .option('--stop <text>', 'end before this text; repeatable', (text, all: string[] = []) => [...all, text])
+    .addOption(new Option('--json-schema <file>', 'the text is a JSON document of this schema').conflicts('stop'))
     .addOption(deviceOption('where to compute'))
     .addOption(
       new Option('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
@@ -114,6 +119,9 @@ With an empty prompt the model starts a document. Text goes to stdout,
 everything else to stderr. Several prompts are decoded as one batch; each gets
 the text it would get alone, printed after a line with its number.
 
+With --json-schema the text is always a whole document of the schema, within
+--max-new-tokens. Keywords that are not supported are refused by name.
+
 With --chat each prompt is a message and the text is the answer; on a terminal
 without a prompt it is a conversation. The template is the model's own
 (chat_template.jinja or tokenizer_config.json beside its tokenizer.json).
@@ -122,6 +130,8 @@ Examples:
   trefoil generate --model artifacts/quickstart --prompt "Once upon a time"
   trefoil generate --model artifacts/quickstart --greedy --json < prompt.txt
   trefoil generate --model SmolLM2-135M-Instruct --chat --system "Be brief."
+  trefoil generate --model SmolLM2-135M-Instruct --chat --json-schema find.json \
+    --prompt "What did Mia find, and how many?"
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
@@ -131,6 +141,9 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   const { json = false, chat = false, system, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
   const maxNewTokens = options.maxNewTokens ?? (chat ? CHAT_NEW_TOKENS : DEFAULT_NEW_TOKENS);
   const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
+  if (isInteractive && options.jsonSchema !== undefined)
+    throw new UsageError('--json-schema: the text is one document; add --prompt or --prompt-file');
+  const responseFormat = options.jsonSchema === undefined ? undefined : readSchema(options.jsonSchema);
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
   const seed = options.seed ?? randomInt(2 ** 32);
@@ -156,10 +169,12 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     const elapsed = () => (performance.now() - started) / 1000;
     // Time to the first text: reads the prompt and, the first time on a machine, compiles kernels.
     let first = 0;
-    const stream = generateAll(source, inputs, generation);
-    const results = await print(stream, prompts.length, io, json, () => {
-      first ||= elapsed();
-    });
+    const stream = generateAll(source, inputs, { ...generation, ...(responseFormat && { responseFormat }) });
+    const results = await named('response_format', '--json-schema', () =>
+      print(stream, prompts.length, io, json, () => {
+        first ||= elapsed();
+      }),
+    );
     if (results === null) return;
     const seconds = elapsed();
     const perSecond = (count: number) => count / seconds;
@@ -174,7 +189,8 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
       printJson(io, rows.length === 1 ? rows[0] : rows);
     }
     const total = results.reduce((sum, { tokens }) => sum + tokens.length, 0);
-    const reasons = [...new Set(results.map(({ finishReason }) => REASONS[finishReason]))].join('; ');
+    const reasonTexts = responseFormat ? { ...REASONS, stop: 'the document is complete' } : REASONS;
+    const reasons = [...new Set(results.map(({ finishReason }) => reasonTexts[finishReason]))].join('; ');
     io.err(
       `${total} tokens in ${seconds.toFixed(1)} s, ${perSecond(total).toFixed(1)} tok/s; ` +
         `${first > 0 ? `first text after ${first.toFixed(1)} s; ` : ''}` +
@@ -249,6 +265,31 @@ async function readPrompts({ prompt, promptFile }: Options, stdin: Input): Promi
   const pieces: Uint8Array[] = [];
   for await (const piece of stdin) pieces.push(typeof piece === 'string' ? Buffer.from(piece) : piece);
   return [promptText('stdin', Buffer.concat(pieces))];
+}
+
+/** A schema that compiles: one that does not is refused before the model is loaded. */
+function readSchema(path: string): ResponseFormat {
+  let schema: JsonSchema;
+  try {
+    schema = JSON.parse(promptText(path, readFile(path))) as JsonSchema;
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new UsageError(`${path}: is not JSON (${error.message}); --json-schema needs a JSON schema`, {
+      cause: error,
+    });
+  }
+  inFile(path, () => compileSchema(schema));
+  return { type: 'json_schema', schema };
+}
+
+/** Runs `body`; its messages name the flag instead of the field of the API. */
+async function named<T>(field: string, flag: string, body: () => Promise<T>): Promise<T> {
+  try {
+    return await body();
+  } catch (error) {
+    if (!(error instanceof UsageError && error.message.startsWith(`${field}: `))) throw error;
+    throw new UsageError(flag + error.message.slice(field.length), { cause: error });
+  }
 }
 
 function readFile(path: string): Uint8Array {

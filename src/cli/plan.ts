@@ -3,6 +3,7 @@ import { InvalidArgumentError } from 'commander';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import { UsageError } from '../errors.js';
 import { parameterCount } from '../model/memory.js';
 import { modelShape } from '../model/shape.js';
 import { adviceFor, count, stopsOf } from '../plan/advice.js';
@@ -90,6 +91,8 @@ function plan(options: Options, io: Io): void {
   const measured = readMeasured(options.measured ?? SHIPPED);
   const speed = speedOf(measured);
   const { planCase, name } = caseOf(options, io);
+  if (options.zero1 && planCase.config.train.optimizer === 'muon')
+    throw new UsageError('--zero1: not possible with train.optimizer muon, which needs whole matrices; leave it out');
   const parallel = parallelOf(options);
   const limits = {
     minEfficiency: options.minEfficiency,

@@ -28,6 +28,7 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.mlp_ratio',
   'model.tie_embeddings',
   'model.attention',
+  'model.layer_pattern',
   'model.vocab_size',
   'nsa.l',
   'nsa.d',
@@ -36,6 +37,8 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.w',
   'nsa.phi',
   'nsa.phi_hidden',
+  // The moments of one optimizer mean nothing to another.
+  'train.optimizer',
   // The gates hold what the schedule has released so far.
   'train.gate_release_steps',
   'train.gate_release_share',

@@ -76,6 +76,16 @@ function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config
   return problems;
 }
 
+/** A model of window layers alone would select nothing anywhere: what reports on the selection needs one sparse layer. */
+function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }: Config['model']): RelationProblem[] {
+  const path = 'model.layer_pattern';
+  const written = `[${pattern.join(', ')}]`;
+  if (!pattern.includes('window')) return [];
+  if (attention !== 'nsa') return [{ path, message: `${written} needs model.attention nsa; set it, or [nsa]` }];
+  if (pattern.slice(0, layers).includes('nsa')) return [];
+  return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
+}
+
 /** The schedule from dense to sparse attention. */
 function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
   const { gate_release_steps: gateSteps, n_sel_from: from } = train;
@@ -96,10 +106,19 @@ function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
 }
 
 export function relationProblems(config: Config): RelationProblem[] {
-  const problems = [...headProblems(config.model), ...blockProblems(config.nsa), ...sparseStartProblems(config)];
+  const problems = [
+    ...headProblems(config.model),
+    ...patternProblems(config.model),
+    ...blockProblems(config.nsa),
+    ...sparseStartProblems(config),
+  ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
     problems.push({ path: 'nsa.force_uniform_gate', message });
+  }
+  if (config.train.optimizer === 'muon' && config.train.zero === 1) {
+    const message = 'muon needs whole matrices, which train.zero 1 splits between ranks; set train.zero 0, or adamw';
+    problems.push({ path: 'train.optimizer', message });
   }
   if (readsPath(config.data.source) && config.data.path === null) {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;

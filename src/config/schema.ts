@@ -49,6 +49,11 @@ const model = {
   tie_embeddings: off(),
   /** Native sparse attention, or dense attention as a baseline. */
   attention: z.enum(['nsa', 'dense']).default('nsa'),
+  /** Attention of the layers in turn, repeated over all: sparse, or its window alone (attention nsa). */
+  layer_pattern: z
+    .array(z.enum(['nsa', 'window']))
+    .min(1)
+    .default(['nsa']),
   /** Base of the rotary angles. */
   rope_theta: positive().default(10000),
   /** Positions are divided by this factor. */
@@ -88,6 +93,8 @@ const nsa = {
   init_blocks: countOrZero().default(1),
   /** Blocks up to its own, its own included, that every token selects. */
   local_blocks: count().default(2),
+  /** The best of all blocks, or by chunks of n_sel blocks: half of the slots for those before the token's chunk. */
+  selection: z.enum(['best', 'chunked']).default('best'),
   /** Importance of a selection block: sum of its compressed blocks, weighted by their overlap, or the largest of them. */
   score_pool: z.enum(['sum', 'max']).default('sum'),
   /** Tokens in the sliding window. */
@@ -180,6 +187,8 @@ const runtime = {
   device: z.enum(['auto', 'cpu', 'cuda']).default('auto'),
   /** Type of activations and matrix products; master weights stay fp32. */
   precision: z.enum(['fp32', 'bf16']).default('fp32'),
+  /** Experimental: FP8 matrix products where they save time, in training with bf16 on a GPU that has them. */
+  fp8: off(),
   /** Recompute each block in the backward pass instead of storing its activations. */
   gradient_checkpointing: off(),
   /** Bitwise reproducible runs on CUDA too. */
@@ -251,6 +260,12 @@ const train = {
   wsd_decay_fraction: fraction().default(0.2),
   /** Decoupled weight decay, on matrices only. */
   weight_decay: notNegative().default(0.01),
+  /** muon: Muon for the weight matrices of blocks, AdamW for all else. */
+  optimizer: z.enum(['adamw', 'muon']).default('adamw'),
+  /** Decay rate of Muon's momentum. */
+  muon_momentum: beta().default(0.95),
+  /** Learning rate of the matrices that Muon trains, as a multiple of the step's. */
+  muon_lr_ratio: positive().default(1),
   /** Decay rates of the two Adam moments. */
   betas: z.tuple([beta(), beta()]).default([0.9, 0.95]),
   /** Epsilon of Adam. */

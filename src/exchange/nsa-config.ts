@@ -4,7 +4,7 @@
  * that do not overlap, and weigh the branches with sigmoids.
  */
 import type { ConfigInput } from '../config/schema.js';
-import type { ModelShape } from '../model/shape.js';
+import { type ModelShape, sparseLayers } from '../model/shape.js';
 
 export const FLA = 'NSAForCausalLM';
 export const LLAMA_NSA = 'LlamaNSAForCausalLM';
@@ -35,12 +35,12 @@ function rounded(count: number): number {
 }
 
 /**
- * Why the kernels of the other code do not select the best `count` blocks: they sort blocks in chunks of `size`, and keep
- * half of what they had and half of the new chunk.
+ * Their kernels sort blocks in chunks of `size`, and keep half of what they had and half of the new chunk: the best
+ * `count` blocks if these fit a half, and by chunks if they fill a whole one. Those of today's fla refuse the latter.
  */
-function selectionRefusal(size: number, count: number): string | null {
-  if (2 * count <= size) return null;
-  return `block_counts ${count} with block_size ${size}: its kernels do not select the best blocks unless block_size is at least twice block_counts; this selection rule`;
+function selectionRule(architecture: string, size: number, count: number): 'best' | 'chunked' | null {
+  if (2 * count <= size) return 'best';
+  return architecture === LLAMA_NSA && count === size ? 'chunked' : null;
 }
 
 /** The `nsa` section of such a model, or what is not supported. */
@@ -51,9 +51,9 @@ export function nsaKeys(
   const { block_size: size, block_counts: counts, window_size: window } = fields;
   const [block, count, w] = [size ?? 64, rounded(counts ?? 16), window === undefined ? 512 : (window ?? 0)];
   if (w === 0) return { missing: 'a model without a window (window_size)' };
-  const missing = selectionRefusal(block, count);
-  if (missing) return { missing };
-  return { nsa: { l: block, d: block, l_sel: block, n_sel: count, w, ...COMMON, ...FORCED[architecture] } };
+  const selection = selectionRule(architecture, block, count);
+  if (!selection) return { missing: `block_counts ${count} with block_size ${block}` };
+  return { nsa: { l: block, d: block, l_sel: block, n_sel: count, w, selection, ...COMMON, ...FORCED[architecture] } };
 }
 
 /** config.json of fla in the keys of a Llama. */
@@ -122,8 +122,10 @@ export function nsaArchitecture(shape: ModelShape): { architecture: string } | {
   return { architecture };
 }
 
-function inexpressible({ nsa, nHeads, nKvGroups, qkNorm }: ModelShape): string | null {
+function inexpressible(shape: ModelShape): string | null {
+  const { nsa, nHeads, nKvGroups, qkNorm } = shape;
   const { l, d, lSel, nSel } = nsa;
+  if (sparseLayers(shape).length < shape.nLayers) return 'some layers have only a window (model.layer_pattern)';
   if (!nsa.sharedKv) return 'the branches have keys and values of their own (nsa.shared_kv false)';
   if (nsa.phi !== 'avg') return `blocks are compressed by nsa.phi ${nsa.phi}`;
   if (nsa.cmpRope !== 'before') return `compressed keys are rotated as nsa.cmp_rope ${nsa.cmpRope} says`;
@@ -131,7 +133,9 @@ function inexpressible({ nsa, nHeads, nKvGroups, qkNorm }: ModelShape): string |
   if (nsa.forceBranch !== 'none' || nsa.forceUniformGate) return 'the gate is fixed (nsa.force_branch)';
   if (l !== d || l !== lSel) return `nsa.l ${l}, d ${d} and l_sel ${lSel} differ`;
   if (rounded(nSel) !== nSel) return `nsa.n_sel ${nSel} is not a power of two`;
-  if (2 * nSel > lSel) return `nsa.n_sel ${nSel} is more than half of nsa.l_sel ${lSel}`;
+  if (nsa.selection === 'chunked' && nSel !== lSel)
+    return `chunks of nsa.n_sel ${nSel} blocks are not as long as nsa.l_sel ${lSel} (nsa.selection chunked)`;
+  if (nsa.selection === 'best' && 2 * nSel > lSel) return `nsa.n_sel ${nSel} is more than half of nsa.l_sel ${lSel}`;
   if (qkNorm) return 'heads are normalised (model.qk_norm)';
   const perGroup = nHeads / nKvGroups;
   if (perGroup % HEADS_OF_A_TILE !== 0) return `${perGroup} heads in a group are no multiple of ${HEADS_OF_A_TILE}`;

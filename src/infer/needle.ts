@@ -41,7 +41,7 @@ export interface NeedleCell {
 export interface NeedleRecall {
   /** Share of the cases in which some group of some layer selected the block. */
   readonly any: number;
-  /** Share of all (case, group), for each layer. */
+  /** Share of all (case, group), for each layer; 0 for a layer with only a window, which selects nothing. */
   readonly layers: readonly number[];
 }
 

@@ -21,6 +21,7 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
@@ -34,7 +35,16 @@ import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, sparseTile } from './prompt-tile.js';
-import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import {
+  headShapeOf,
+  type LayerShape,
+  layerShape,
+  type ModelShape,
+  phiHiddenSize,
+  projectionPairs,
+  rotaryShapeOf,
+  sparseShapeOf,
+} from './shape.js';
 
 /** Keys each branch read, i32 [T, G]. */
 export interface BranchReads {
@@ -89,7 +99,7 @@ interface Part extends HeadPart {
   readonly norm: 'query' | 'key' | null;
 }
 
-/** An attention layer, sparse or dense as `shape.attention` says. */
+/** An attention layer: sparse, dense, or a window alone, as `shape.attention` and `shape.layerPattern` say. */
 export class Attention {
   /** Fused projection of the input to queries, keys and values [columns, dim]; docs/reference/model.md gives the order. */
   readonly projection: Parameter;
@@ -101,12 +111,13 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null for dense attention. */
+  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
-  /** Compression of keys and values; null for dense attention. */
+  /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   #shape: ModelShape;
   readonly #layer: number;
+  readonly #kind: LayerShape['attention'];
   readonly #parts: readonly Part[];
   readonly #rotations: RotaryTable;
   /**
@@ -118,18 +129,20 @@ export class Attention {
   /** `name` prefixes the parameters; `layer` is the index in the cache and in calls of the observer. */
   constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
-    const isSparse = shape.attention === 'nsa';
+    const own = layerShape(shape, layer);
+    const isSparse = own.attention === 'nsa';
     const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
     const key: Part = { heads: groups, size: dk, rotate: true, norm: 'key' };
     const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
+    this.#kind = own.attention;
     // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
     const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
-    const others = projectionPairs(shape) > 1 ? [key, value, key, value] : [];
+    const others = projectionPairs(own) > 1 ? [key, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
-    this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim]);
+    this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
     this.projectionBias = shape.qkvBias ? store.zeros(`${name}.qkv_bias`, [width(this.#parts)]) : null;
     this.norms = shape.qkNorm
       ? { query: store.constant(`${name}.q_norm`, [dk], 1), key: store.constant(`${name}.k_norm`, [dk], 1) }
@@ -160,13 +173,14 @@ export class Attention {
   /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
-    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendDense(tape, x, context);
+    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);
     const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
-  #attendDense(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
+  /** Dense attention, or a window alone. */
+  #attendPlain(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
     const [q, k, v] = this.#split(tape, fused, layout.tokens, rotary);
@@ -174,17 +188,21 @@ export class Attention {
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
-        ? this.#attendDenseCached(tape, q, cache, kernels)
-        : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
+        ? this.#attendPlainCached(tape, q, cache, kernels)
+        : this.#kind === 'window'
+          ? windowAttention(tape, { q, k, v }, layout.tokens, this.#shape.nsa.w, kernels ?? {})
+          : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
     return attended;
   }
 
-  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep, kernels: SparseOptions | undefined): Tensor {
-    const tile = denseTile(tape, q, { cache, layer: this.#layer, shape: this.#shape, kernels });
+  #attendPlainCached(tape: Tape, q: Tensor, cache: CacheStep, kernels: SparseOptions | undefined): Tensor {
+    const place = { cache, layer: this.#layer, shape: this.#shape, kernels };
+    const tile = this.#kind === 'dense' ? denseTile(tape, q, place) : null;
     if (tile) return tile;
     const pages = cache.pages('win', this.#layer);
-    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
+    const w = this.#kind === 'window' ? this.#shape.nsa.w : Number.POSITIVE_INFINITY;
+    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), w);
     tape.drop(lse);
     return out;
   }
@@ -346,14 +364,19 @@ function createPhi(store: ParameterStore, name: string, shape: ModelShape, size:
   return {
     mlp: {
       position: store.matrix(`${name}.position`, [l, shape.nKvGroups, size]),
-      w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size)),
-      w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden)),
+      w1: store.normal(`${name}.w1`, [hidden, l * size], 1 / Math.sqrt(l * size), [hidden]),
+      w2: store.normal(`${name}.w2`, [size, hidden], 1 / Math.sqrt(hidden), [size]),
     },
   };
 }
 
+/** Rows of the projection that belong to each part. */
+function rowsOf(parts: readonly HeadPart[]): number[] {
+  return parts.map(({ heads, size }) => heads * size);
+}
+
 function width(parts: readonly HeadPart[]): number {
-  return parts.reduce((total, { heads, size }) => total + heads * size, 0);
+  return rowsOf(parts).reduce((total, rows) => total + rows, 0);
 }
 
 function flat(x: Tensor): Tensor {

@@ -1,6 +1,8 @@
 /** A transformer block and its feed-forward layer. */
 import { silu, swiglu } from '../ops/activation/op.js';
 import { operand } from '../ops/cast/op.js';
+import { usesFp8 } from '../ops/linear/fp8.js';
+import { feedForwardPays, fp8FeedForward } from '../ops/linear/fp8-mlp.js';
 import { linear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import type { Parameter } from '../tensor/parameter.js';
@@ -34,7 +36,7 @@ export class FeedForward {
   constructor(store: ParameterStore, name: string, { dim, hidden, activation, bias = false }: FeedForwardShape) {
     const rows = activation === 'swiglu' ? 2 * hidden : hidden;
     this.#activation = activation;
-    this.up = store.matrix(`${name}.up`, [rows, dim]);
+    this.up = store.matrix(`${name}.up`, [rows, dim], activation === 'swiglu' ? [hidden, hidden] : [hidden]);
     this.down = store.residualMatrix(`${name}.down`, [dim, hidden]);
     this.biases = bias
       ? { up: store.zeros(`${name}.up_bias`, [rows]), down: store.zeros(`${name}.down_bias`, [dim]) }
@@ -46,6 +48,14 @@ export class FeedForward {
    * result is only allocated: the second run of a checkpointed block does not need its values.
    */
   forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
+    const [hidden, dim] = this.up.value.shape;
+    const isPlain = this.#activation === 'silu' && !this.biases;
+    if (isPlain && usesFp8(tape, x) && feedForwardPays(x.shape[0], hidden, dim)) {
+      const weights = { up: operand(this.up, x), down: operand(this.down, x) };
+      const out = fp8FeedForward(tape, x, weights, residual, computesResult);
+      tape.drop(x);
+      return out;
+    }
     const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
     tape.drop(x);
     const active = this.#activation === 'swiglu' ? swiglu(tape, up) : silu(tape, up);

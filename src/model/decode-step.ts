@@ -4,6 +4,7 @@
  * recorded step can be replayed for every token.
  */
 import type { CudaRuntime } from '../device/cuda/runtime.js';
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { type StepShape, stepRefusal } from '../ops/attention/decode/step/shape.js';
 import {
@@ -14,14 +15,13 @@ import {
   type StepPages,
   stepContextLimit,
 } from '../ops/attention/decode/step/step.js';
-import { cudaRuntime } from '../ops/attention/fused/code.js';
 import { operand } from '../ops/cast/op.js';
 import { RotaryTable } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
 import type { LanguageModel } from './language-model.js';
-import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseLayers, sparseShapeOf } from './shape.js';
 
 export interface DecodeStepOptions extends StepOptions {
   /** Only the first `vocabulary` logits are candidates. */
@@ -40,6 +40,7 @@ function stepShape(shape: ModelShape): StepShape {
 export function decodeStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
+  if (shape.attention === 'nsa' && sparseLayers(shape).length < shape.nLayers) return 'window layers are not fused';
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
   if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';

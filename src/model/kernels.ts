@@ -1,7 +1,7 @@
 /** The attention kernels that a config requests, and a description of those that are used. */
 import type { Config } from '../config/schema.js';
+import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
-import { cudaRuntime } from '../ops/attention/fused/code.js';
 import { denseRefusal } from '../ops/attention/fused/dense.js';
 import { fusedBuild, fusedPath, fusedRefusal } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';

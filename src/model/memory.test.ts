@@ -3,13 +3,12 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { CpuDevice } from '../device/cpu/cpu.js';
 import type { Device } from '../device/device.js';
-import { AdamW } from '../ops/adamw/op.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
-import { launchGradients, localContext } from '../train/step.js';
+import { createOptimizer, launchGradients, localContext } from '../train/step.js';
 import { LanguageModel } from './language-model.js';
-import { blockTensors, estimateMemory, parameterCount } from './memory.js';
-import { type ComputeDtype, headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
+import { blockTensors, estimateMemory, parameterCount, weightMatrices } from './memory.js';
+import { type ComputeDtype, headShapeOf, layerShapes, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
 
@@ -19,12 +18,10 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const model = new LanguageModel(device, shape, 1, dtype);
   expect(parameterCount(shape)).toBe(model.parameterCount);
   const sizes = model.parameters.map(({ value }) => value.size);
-  const block = blockTensors(shape);
-  expect(sizes.slice(1, 1 + shape.nLayers * block.length)).toEqual(Array(shape.nLayers).fill(block).flat());
-  const optimizer = new AdamW(
-    device,
-    model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
-  );
+  const blocks = layerShapes(shape).flatMap(blockTensors);
+  expect(sizes.slice(1, 1 + blocks.length)).toEqual(blocks);
+  const optimizer = createOptimizer(model, { trained: model.parameters }, config);
+  expect(new Set(weightMatrices(shape))).toEqual(new Set(countedMatrices(model)));
   const uploader = new BatchUploader(device, config.nsa);
   const context = localContext({ model, config, optimizer, uploader });
   const total = length * sequences;
@@ -41,9 +38,22 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
     const held = uploader.upload(batch);
     for (const mean of launchGradients(context, [held], [1])) mean.free();
     uploader.release(held);
+    optimizer.step({ learningRate: 1e-3, keepGradients: true });
   }
   optimizer.free();
   return device.pool.peakBytesInUse;
+}
+
+/** The weight matrices of a model: each shape once, with their number. */
+function countedMatrices({ parameters }: LanguageModel): ReturnType<typeof weightMatrices> {
+  const counts = new Map<string, { rows: number; columns: number; count: number }>();
+  for (const { value, matrices } of parameters)
+    for (const rows of matrices) {
+      const [, columns] = value.shape;
+      const known = counts.get(`${rows} ${columns}`);
+      counts.set(`${rows} ${columns}`, { rows, columns, count: (known?.count ?? 0) + 1 });
+    }
+  return [...counts.values()];
 }
 
 interface Overrides {
@@ -67,13 +77,24 @@ describe('memory estimate on the CPU', () => {
     ['shared keys and values', { nsa: { shared_kv: true } }],
     ['shared keys and values, rope before, phi conv', { nsa: { shared_kv: true, cmp_rope: 'before', phi: 'conv' } }],
     ['dense, q/k norm and bias', { model: { attention: 'dense', qk_norm: true, qkv_bias: true } }],
+    ['window layers', { model: { layer_pattern: ['nsa', 'window'] } }],
+    [
+      'window layers last, checkpointing, Muon',
+      {
+        model: { layer_pattern: ['nsa', 'window', 'window'] },
+        runtime: { gradient_checkpointing: true },
+        train: { optimizer: 'muon' },
+      },
+    ],
+    ['Muon', { train: { optimizer: 'muon' } }],
+    ['Muon, swiglu, phi mlp', { model: { mlp: 'swiglu' }, nsa: { phi: 'mlp' }, train: { optimizer: 'muon' } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
   ])('%s: is within 10 %% of what a step takes', (_, overrides) => {
     const config = parseConfig({
       model: { dim: 128, n_layers: 4, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32, ...overrides.model },
       nsa: { l: 16, d: 8, l_sel: 32, n_sel: 6, w: 64, ...overrides.nsa },
       runtime: overrides.runtime ?? {},
-      train: { seq_len: 1024, batch_size: 2 },
+      train: { seq_len: 1024, batch_size: 2, ...overrides.train },
     });
     const shape = modelShape(config, 256);
     const ratio = estimateMemory(shape, config, 'cpu').total / peakOf(new CpuDevice(), shape, config, 'f32');
@@ -91,6 +112,9 @@ function gpuConfig({ model, nsa, runtime, train }: Overrides): Config {
     train: { seq_len: 2048, batch_size: 32, ...train },
   });
 }
+
+/** 1.3B parameters with 24 layers, whose layers are large enough for FP8. */
+const LARGE = { dim: 2048, n_layers: 3, n_heads: 32, n_kv_groups: 4 };
 
 /** Every tensor of a step counted, without a GPU: the very allocations that training makes there. */
 function counted(overrides: Overrides, vocabulary = 50_304) {
@@ -143,6 +167,11 @@ describe('memory estimate on a GPU', () => {
     ['query-major selection', { runtime: { selection_kernel: 'v1', gradient_checkpointing: true } }],
     ['a small batch', { train: { batch_size: 1 } }],
     ['dense', { model: { attention: 'dense' } }],
+    ['window layers', { model: { layer_pattern: ['nsa', 'window'] } }],
+    [
+      'window layers with checkpointing',
+      { model: { layer_pattern: ['window', 'nsa'] }, runtime: { gradient_checkpointing: true } },
+    ],
     ['dense with checkpointing', { model: { attention: 'dense' }, runtime: { gradient_checkpointing: true } }],
     ['swiglu, phi conv, tied', { model: { mlp: 'swiglu', tie_embeddings: true }, nsa: { phi: 'conv' } }],
     ['phi mlp', { nsa: { phi: 'mlp' } }],
@@ -151,6 +180,16 @@ describe('memory estimate on a GPU', () => {
     ['heads that the fused kernels refuse', { model: { d_k: 40, d_v: 40 } }],
     ['fused kernels switched off', { runtime: { use_fa2: false } }],
     ['fp32', { runtime: { precision: 'fp32' } }],
+    ['FP8 in the loss', { runtime: { fp8: true } }],
+    ['FP8 in all layers', { model: LARGE, runtime: { fp8: true }, train: { seq_len: 8192, batch_size: 4 } }],
+    [
+      'FP8 with checkpointing',
+      { model: LARGE, runtime: { fp8: true, gradient_checkpointing: true }, train: { seq_len: 8192, batch_size: 4 } },
+    ],
+    [
+      'FP8, dense, swiglu',
+      { model: { ...LARGE, attention: 'dense', mlp: 'swiglu' }, runtime: { fp8: true }, train: { batch_size: 8 } },
+    ],
   ])('%s: is within 10 %% of all tensors of a step', (_, overrides) => {
     const { estimate, peak } = counted(overrides);
     expect(estimate / peak).toBeGreaterThan(0.9);

@@ -35,19 +35,22 @@ export class ParameterStore implements Disposable {
     this.#dtype = dtype;
   }
 
-  /** A weight matrix of normally distributed values, with the standard deviation of all matrices. */
-  matrix(name: string, shape: Shape): Parameter {
-    return this.normal(name, shape, STANDARD_DEVIATION);
+  /**
+   * A matrix of normally distributed values, with the standard deviation of all matrices. `rows`: those of the linear
+   * layers whose weights it holds (`Parameter.matrices`); none for a table.
+   */
+  matrix(name: string, shape: Shape, rows: readonly number[] = []): Parameter {
+    return this.normal(name, shape, STANDARD_DEVIATION, rows);
   }
 
   /** A matrix whose product is added to the residual stream, twice per layer. */
   residualMatrix(name: string, shape: Shape): Parameter {
-    return this.normal(name, shape, STANDARD_DEVIATION / Math.sqrt(2 * this.#layers));
+    return this.normal(name, shape, STANDARD_DEVIATION / Math.sqrt(2 * this.#layers), [shape[0]]);
   }
 
-  /** A parameter of normally distributed values. */
-  normal(name: string, shape: Shape, standardDeviation: number): Parameter {
-    const parameter = this.#add(name, shape);
+  /** A parameter of normally distributed values; `rows` as in `matrix`. */
+  normal(name: string, shape: Shape, standardDeviation: number, rows: readonly number[] = []): Parameter {
+    const parameter = this.#add(name, shape, rows);
     fillNormal(parameter.value, { seed: this.#seed, stream: streamOf(name) }, standardDeviation);
     return parameter;
   }
@@ -93,10 +96,10 @@ export class ParameterStore implements Disposable {
     if (!this.#isFreed) this.free();
   }
 
-  #add(name: string, shape: Shape): Parameter {
+  #add(name: string, shape: Shape, rows: readonly number[] = []): Parameter {
     if (this.parameters.some((parameter) => parameter.name === name))
       throw new UsageError(`this model already has a parameter named ${name}: give each layer a name of its own`);
-    const parameter = new Parameter(this.#device, name, shape);
+    const parameter = new Parameter(this.#device, name, shape, rows);
     this.parameters.push(parameter);
     return parameter;
   }

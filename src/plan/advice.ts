@@ -62,13 +62,13 @@ export function adviceFor(context: PlanContext, rows: readonly PlanRow[]): Advic
 }
 
 function memoryAdvice({ planCase, speed, parallel, limits }: PlanContext, { gpus }: PlanRow): Advice[] {
-  const { runtime } = planCase.config;
+  const { runtime, train } = planCase.config;
   const checkpointed = withConfig(planCase, { runtime: { ...runtime, gradient_checkpointing: true } });
   const choices = [
     ...(runtime.gradient_checkpointing
       ? []
       : [{ what: 'checkpointing' as const, planCase: checkpointed, zero1: parallel.zero1, name: 'checkpointing' }]),
-    ...(parallel.zero1 || gpus === 1
+    ...(parallel.zero1 || gpus === 1 || train.optimizer === 'muon' // which ZeRO-1 does not support
       ? []
       : [{ what: 'zero1' as const, planCase: checkpointed, zero1: true, name: 'ZeRO-1 and checkpointing' }]),
   ];

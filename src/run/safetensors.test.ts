@@ -35,6 +35,20 @@ test('what was written is read, with the hash of the file', () => {
   expect(readdirSync(folder)).toEqual(['file.safetensors']);
 });
 
+test('a large file has its hash too, and a failing write of one ends', () => {
+  const piece = new Uint8Array(5 << 20).map((_, i) => i >> 8);
+  const shape = [14, piece.length];
+  const pieces = function* (count: number) {
+    for (let i = 0; i < count; i++) yield piece.fill(i, 0, 100);
+  };
+  const write = (count: number) =>
+    writeSafetensors(path, [{ name: 'a', dtype: 'U8', shape, data: () => pieces(count) }]);
+  const { sha256 } = write(14);
+  expect(sha256).toBe(createHash('sha256').update(readFileSync(path)).digest('hex'));
+  expect(() => write(13)).toThrow('its shape needs 73400320');
+  expect(readdirSync(folder)).toEqual(['file.safetensors']);
+});
+
 test('the bytes are those of the format: length, header, data', () => {
   writeSafetensors(path, [{ name: 'a', dtype: 'U8', shape: [2], data: new Uint8Array([5, 6]) }]);
   const content = readFileSync(path);

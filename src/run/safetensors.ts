@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
+import { HashThread } from './hash-thread.js';
 import {
   checkHeaderLength,
   dtypeNames,
@@ -21,6 +22,8 @@ export { dtypeBytes, type SafeDtype, type SafeTensor, toFloat32, toFloat64 } fro
 
 /** Bytes of a piece of a tensor that is copied. */
 const PIECE_BYTES = 8 * 1024 * 1024;
+/** Files from this size on are hashed in a thread of their own, which takes some milliseconds to start. */
+const THREAD_BYTES = 64 * 1024 * 1024;
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
@@ -156,7 +159,8 @@ export function writeSafetensors(
     byName.set(tensor.name, tensor);
   }
   const entries = layOut(path, list);
-  const hash = createHash('sha256');
+  const size = Math.max(0, ...[...entries.values()].map(({ end }) => end));
+  const hash = size >= THREAD_BYTES ? new HashThread() : createHash('sha256');
   let bytes = 0;
   const count = (piece: Uint8Array): void => {
     hash.update(piece);
@@ -176,8 +180,12 @@ export function writeSafetensors(
       if (bytes - before !== needed) throw wrong(bytes - before);
     }
   };
-  replaceFile(path, write, options.fsync ?? false);
-  return { bytes, sha256: hash.digest('hex') };
+  try {
+    replaceFile(path, write, options.fsync ?? false);
+    return { bytes, sha256: hash instanceof HashThread ? hash.digest() : hash.digest('hex') };
+  } finally {
+    if (hash instanceof HashThread) hash.free();
+  }
 }
 
 function changed(path: string): UsageError {

@@ -3,6 +3,7 @@
  * bf16, a rounded copy of the value for matrix products. The value is the truth: checkpoints and the optimizer see it.
  */
 import type { Device } from '../device/device.js';
+import { UsageError } from '../errors.js';
 import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
@@ -10,13 +11,22 @@ import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 export class Parameter implements Disposable {
   readonly name: string;
   readonly value: Tensor;
+  /**
+   * Row counts of the weight matrices of linear layers that the value holds, one below the other: [768, 128, 128] for a
+   * fused projection. Empty for an embedding, a head, a gate, a gain, a bias. `Muon` updates each matrix by itself.
+   */
+  readonly matrices: readonly number[];
   readonly #slot: Slot;
   /** It lies in memory of its own, or in a part of a stack's. */
   #rounded: Tensor | null = null;
   #roundedIsStale = true;
 
-  constructor(device: Device, name: string, shape: Shape) {
+  constructor(device: Device, name: string, shape: Shape, matrices: readonly number[] = []) {
+    const rows = matrices.reduce((sum, count) => sum + count, 0);
+    if (matrices.length > 0 && (shape.length !== 2 || rows !== shape[0]))
+      throw new UsageError(`${name}: matrices of ${matrices.join(' + ')} rows are not those of [${shape.join(', ')}]`);
     this.name = name;
+    this.matrices = matrices;
     this.value = Tensor.empty(device, shape);
     this.#slot = new Slot(device, shape);
     this.value.storage.leaf = this.#slot;

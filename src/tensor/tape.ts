@@ -20,6 +20,8 @@ import { type Dtype, type GradientSlot, type Shape, type Storage, Tensor } from 
 export interface TapeOptions {
   /** False for inference: nothing is recorded and `drop` frees immediately. Default true. */
   readonly record?: boolean;
+  /** Computes large linear layers in FP8 where the GPU has it and time is saved (`runtime.fp8`). Default false. */
+  readonly fp8?: boolean;
 }
 
 /** The gradient that a backward pass starts from: one value for every element, all values, or a tensor of them. */
@@ -54,6 +56,8 @@ export class Tape implements Disposable {
   readonly device: Device;
   /** Whether operations record backward rules. */
   readonly recording: boolean;
+  /** Whether large linear layers may be computed in FP8. */
+  readonly fp8: boolean;
   readonly #parent: Tape | null;
   readonly #rules: Rule[] = [];
   readonly #owned = new Set<Storage>();
@@ -73,6 +77,7 @@ export class Tape implements Disposable {
   constructor(device: Device, options: TapeOptions = {}, parent: Tape | null = null) {
     this.device = device;
     this.recording = options.record ?? true;
+    this.fp8 = options.fp8 ?? false;
     this.#parent = parent;
     if (process.env['NODE_ENV'] !== 'production') watchForEnd(this, this.#owned, device);
   }
@@ -235,7 +240,7 @@ export class Tape implements Disposable {
    * must be a pure function of its inputs and of parameters. Results of `once` inside it are kept too.
    */
   checkpoint<T extends Tensor>(inputs: readonly Tensor[], block: (tape: Tape) => T): T {
-    const firstRun = new Tape(this.device, { record: false });
+    const firstRun = new Tape(this.device, { record: false, fp8: this.fp8 });
     const kept: TensorRecord[] = [];
     if (this.recording) firstRun.#onceResults = kept;
     let output: T;
@@ -257,7 +262,7 @@ export class Tape implements Disposable {
       leaves: [],
       inner,
       backward: () => {
-        const rerun = new Tape(this.device, {}, this);
+        const rerun = new Tape(this.device, { fp8: this.fp8 }, this);
         for (const tensor of kept.flatMap(Object.values<Tensor>)) rerun.own(this.release(tensor));
         rerun.#onceResults = kept;
         try {

@@ -79,6 +79,18 @@ export const AWKWARD: readonly AttentionCase[] = [
     sparse: { ...SMALL, nSel: 8, initBlocks: 2, localBlocks: 3, scorePool: 'max' },
   },
   {
+    name: 'forced: the own block only, by chunks of four',
+    lengths: [230, 70],
+    heads: heads(4, 2, 8),
+    sparse: { ...SMALL, nSel: 4, initBlocks: 0, localBlocks: 1, selection: 'chunked' },
+  },
+  {
+    name: 'forced: the own block only, by chunks of two, scores by the largest',
+    lengths: [150],
+    heads: heads(2, 1, 8),
+    sparse: { ...SMALL, nSel: 2, initBlocks: 0, localBlocks: 1, selection: 'chunked', scorePool: 'max' },
+  },
+  {
     name: 'forced: nothing but the last two blocks, no other slot',
     lengths: [90],
     heads: heads(2, 1, 8),

@@ -26,6 +26,7 @@
 #define __constant__
 #define __shared__ static  // only in kernels whose blocks run one after the other
 
+struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
@@ -273,6 +274,7 @@ static inline int __syncthreads_or(int x) {
 }
 static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
 static inline void __threadfence() {}
+static inline void __threadfence_block() {}
 template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
   emulator::Warp& warp = emulator::warp();
   memcpy(&warp.words[emulator::lane()], &x, sizeof x);
@@ -305,6 +307,13 @@ static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   for (int mask = 16; mask > 0; mask /= 2) x = std::max(x, __shfl_xor_sync(~0u, x, mask));
   return x;
 }
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned chosen = 0;
+  for (int i = 0; i < 4; i++) chosen |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return chosen;
+}
+template <class T> static inline T atomicMin(T* to, T x) { return std::exchange(*to, std::min(*to, x)); }
 template <class T> static inline T atomicMax(T* to, T x) { return std::exchange(*to, std::max(*to, x)); }
 template <class T> static inline T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
 static inline float __int_as_float(int x) { return emulator::bits<float>(x); }

@@ -19,6 +19,7 @@ import {
 } from '../device/cuda/runtime.js';
 import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { KernelCache, kernelCacheFolder, kernelKey } from '../device/kernel-cache.js';
+import { fp8Value } from '../ops/linear/fp8-reference.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { cpu } from './devices.js';
 
@@ -194,15 +195,23 @@ export class EmulatedCuda implements Device, CudaRuntime {
   }
 
   /** In float64; operands and result of one row-major layout or the other. */
-  matrixProduct({ a, b, d, m, n, k, transposeA, transposeB, accumulate, c }: MatrixProduct): void {
+  matrixProduct(product: MatrixProduct): void {
+    const { a, b, d, m, n, k, transposeA, transposeB, accumulate, c, strideA = k, fp8 } = product;
+    const { alpha = 1, beta = 1, batch = 1 } = product;
+    const rows = batch * m; // of A; a stride is given for one matrix only
     this.#run(() => {
-      const [left, right] = [this.#read(a, m * k), this.#read(b, k * n)];
-      const before = accumulate ? this.#read(d, m * n) : c ? this.#read(c, m * n) : null;
-      const sums = Float64Array.from({ length: m * n }, (_, at) => {
-        const [i, j] = [Math.floor(at / n), at % n];
-        let sum = before?.[at] ?? 0;
+      const [left, right] = [this.#read(a, strideA * (rows - 1) + k), this.#read(b, batch * k * n)];
+      const factor = alpha * (fp8 ? this.#read(fp8.a, 1)[0] * this.#read(fp8.b, 1)[0] : 1);
+      const before = accumulate ? this.#read(d, batch * m * n) : c ? this.#read(c, batch * m * n) : null;
+      const sums = Float64Array.from({ length: batch * m * n }, (_, at) => {
+        const [which, i, j] = [Math.floor(at / (m * n)), Math.floor(at / n) % m, at % n];
+        const [x, y] = [which * m * k, which * k * n];
+        let sum = (before?.[at] ?? 0) * (c ? beta : 1);
         for (let p = 0; p < k; p++)
-          sum += left[transposeA ? p * m + i : i * k + p] * right[transposeB ? j * k + p : p * n + j];
+          sum +=
+            factor *
+            left[x + (transposeA ? p * m + i : i * strideA + p)] *
+            right[y + (transposeB ? j * k + p : p * n + j)];
         return sum;
       });
       const stored = d.dtype === 'bf16' ? float32ToBfloat16(sums) : Float32Array.from(sums);
@@ -235,8 +244,10 @@ export class EmulatedCuda implements Device, CudaRuntime {
   synchronize(): void {}
 
   #read({ pointer, dtype }: Addressable, count: number): ArrayLike<number> {
-    const bytes = new Uint8Array(count * (dtype === 'bf16' ? 2 : 4));
+    const isFp8 = dtype === 'e4m3' || dtype === 'e5m2';
+    const bytes = new Uint8Array(count * (isFp8 ? 1 : dtype === 'bf16' ? 2 : 4));
     cpu().download(pointer, bytes);
+    if (isFp8) return Float64Array.from(bytes, (code) => fp8Value(code, dtype));
     return dtype === 'bf16' ? bfloat16ToFloat32(new Uint16Array(bytes.buffer)) : new Float32Array(bytes.buffer);
   }
 

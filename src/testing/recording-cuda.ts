@@ -32,8 +32,10 @@ const DTYPES: Readonly<Record<string, string>> = {
   'f32*': 'f32', // of a macro that is a dtype
   'i64*': 'f64', // addresses
   'int*': 'i32',
+  'i32*': 'i32',
   'Plan*': 'i32', // plan.cuh
   'u32*': 'i32',
+  'u8*': 'e4m3 e5m2',
 };
 
 export class RecordingCuda implements Device, CudaRuntime {
@@ -174,7 +176,7 @@ function checkArguments(kernel: string, types: readonly string[], values: readon
     } else if (value !== null) {
       if (!isMemory(value)) throw new Error(`${where}, not ${String(value)}`);
       void value.pointer; // throws when it was freed
-      if (DTYPES[type] !== value.dtype) throw new Error(`${where}, not ${value.dtype}`);
+      if (!DTYPES[type]?.split(' ').includes(value.dtype ?? '')) throw new Error(`${where}, not ${value.dtype}`);
     }
   });
 }

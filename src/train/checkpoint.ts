@@ -1,5 +1,5 @@
 /**
- * The state of a training in a checkpoint: weights, Adam moments, and the position of everything else. Files and their
+ * The state of a training in a checkpoint: weights, the optimizer's moments, and the position of everything else. Files and their
  * durability are the business of run/checkpoint/.
  *
  * With several ranks a checkpoint is one folder with one manifest, all or nothing. Rank 0 writes what all have in common;
@@ -16,7 +16,6 @@ import { mergeStreamStates, type StreamState } from '../data/pipeline/position.j
 import { type TrefoilError, UsageError } from '../errors.js';
 import { explainFileError, isFileSystemError } from '../files.js';
 import { loadTensors, namedTensors } from '../model/weights.js';
-import type { AdamW, Trainable } from '../ops/adamw/op.js';
 import {
   CHECKPOINT_FILES,
   type FileDigest,
@@ -34,6 +33,7 @@ import {
   writeTensorFile,
 } from '../run/checkpoint/save.js';
 import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';
+import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { Spikes } from './anomalies.js';
@@ -46,7 +46,7 @@ export interface TrainingState {
   readonly config: Config;
   readonly world: World;
   readonly model: TrainableModel;
-  readonly optimizer: AdamW;
+  readonly optimizer: Optimizer;
   readonly exchange: GradientExchange;
   readonly loader: Loader;
   readonly spikes: Spikes;
@@ -65,9 +65,14 @@ export interface Progress {
   skippedUpdates: number;
 }
 
+/** What a checkpoint that names no optimizer was saved with. */
+const DEFAULT_OPTIMIZER = 'adamw';
+
 const spikeState = z.strictObject({ count: z.number(), mean: z.number(), variance: z.number() });
 const savedState = z.strictObject({
   step: z.int().min(0),
+  /** `Optimizer.name`; absent for adamw. */
+  optimizer: z.string().optional(),
   optimizer_steps: z.int().min(0),
   loader: z.unknown(),
   spikes: z.strictObject({ loss: spikeState, gradient: spikeState }),
@@ -87,6 +92,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
   const { config, world, model, optimizer, exchange, loader, spikes, progress } = state;
   const saved: z.infer<typeof savedState> = {
     step: progress.step,
+    ...(optimizer.name !== DEFAULT_OPTIMIZER && { optimizer: optimizer.name }),
     optimizer_steps: optimizer.steps,
     loader: joinedPosition(loader, world),
     spikes: { loss: spikes.loss.state, gradient: spikes.gradient.state },
@@ -159,6 +165,7 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
 /** Restores everything from a checkpoint. */
 export function restoreTrainingState({ found, saved }: ResumePoint, state: TrainingState): void {
   const { model, optimizer, exchange } = state;
+  expectOptimizer(found.path, saved.optimizer ?? DEFAULT_OPTIMIZER, optimizer.name);
   loadTensors(join(found.path, CHECKPOINT_FILES.model), namedValues(model));
   for (const parameter of model.parameters) parameter.changed();
   loadOptimizer(found.path, optimizerFiles(found.manifest), optimizer, exchange.trained, model.parameters);
@@ -175,6 +182,13 @@ export function restoreTrainingState({ found, saved }: ResumePoint, state: Train
     spikes: saved.spike_count,
     skippedUpdates: saved.skipped_updates,
   });
+}
+
+/** The moments of one optimizer mean nothing to another. */
+function expectOptimizer(path: string, before: string, now: string): void {
+  if (before === now) return;
+  const remedy = `set train.optimizer ${before}, or start a new run from its weights with train.init_from`;
+  throw new UsageError(`${path}: was saved with the optimizer ${before}, this training uses ${now}; ${remedy}`);
 }
 
 function namedValues({ parameters }: TrainableModel): Map<string, Tensor> {
@@ -228,11 +242,11 @@ function settle<Value>(outcome: Outcome<Value>): Value {
 }
 
 const F32_BYTES = 4;
-/** `<parameter>.m.at<first element>`: a part, as a flat tensor. */
-const PART_NAME = /^(.+\.[mv])\.at(\d+)$/;
+/** `<parameter>.<moment>.at<first element>`: a part, as a flat tensor. */
+const PART_NAME = /^(.+)\.at(\d+)$/;
 
 /** The parts of this rank; their names contain the index of their first element. */
-function* shardTensors(optimizer: AdamW, held: readonly Trainable[]): Generator<TensorToWrite> {
+function* shardTensors(optimizer: Optimizer, held: readonly Trainable[]): Generator<TensorToWrite> {
   for (const { name, tensor, from } of heldTensors(optimizer, held))
     yield { name: `${name}.at${from}`, dtype: 'F32', shape: [tensor.size], data: () => tensor.readBytes() };
 }
@@ -241,13 +255,13 @@ function* shardTensors(optimizer: AdamW, held: readonly Trainable[]): Generator<
 function loadOptimizer(
   folder: string,
   names: readonly string[],
-  optimizer: AdamW,
+  optimizer: Optimizer,
   held: readonly Trainable[],
   parameters: readonly Parameter[],
 ): void {
   const files = names.map((name) => ({ path: join(folder, name), file: openSafetensors(join(folder, name)) }));
   try {
-    const pieces = collectPieces(files, sizesOf(parameters));
+    const pieces = collectPieces(files, momentsOf(optimizer, parameters));
     for (const { name, tensor, from } of heldTensors(optimizer, held)) {
       const bytes = new Uint8Array(tensor.bytes);
       const missing = fill(bytes, from, from + tensor.size, pieces.get(name) ?? []);
@@ -270,19 +284,25 @@ interface Piece {
 }
 
 function* heldTensors(
-  optimizer: AdamW,
+  optimizer: Optimizer,
   held: readonly Trainable[],
 ): Generator<{ name: string; tensor: Tensor; from: number }> {
-  const { state } = optimizer;
-  for (const one of held)
-    for (const moment of ['m', 'v']) {
-      const name = `${one.name}.${moment}`;
-      yield { name, tensor: state.get(name)!, from: one instanceof ParameterPart ? one.from : 0 };
-    }
+  const parts = new Map(held.map((one) => [one.name, one]));
+  for (const [name, tensor] of optimizer.state) {
+    const one = parts.get(splitMoment(name).parameter);
+    yield { name, tensor, from: one instanceof ParameterPart ? one.from : 0 };
+  }
 }
 
-function sizesOf(parameters: readonly Parameter[]): Map<string, Parameter> {
-  return new Map(parameters.flatMap((one) => [[`${one.name}.m`, one] as const, [`${one.name}.v`, one] as const]));
+/** Every moment that a file may hold, of parameters that other ranks keep too, with its parameter. */
+function momentsOf({ state }: Optimizer, parameters: readonly Parameter[]): Map<string, Parameter> {
+  const moments = new Set(Array.from(state.keys(), (name) => splitMoment(name).moment));
+  return new Map(parameters.flatMap((one) => [...moments].map((moment) => [`${one.name}.${moment}`, one] as const)));
+}
+
+function splitMoment(name: string): { parameter: string; moment: string } {
+  const dot = name.lastIndexOf('.');
+  return { parameter: name.slice(0, dot), moment: name.slice(dot + 1) };
 }
 
 function collectPieces(

@@ -78,6 +78,16 @@ describe('training on CUDA', () => {
     }
   });
 
+  onGpu('trains with Muon as the CPU does, and with the same bits as a graph', async () => {
+    const train = { optimizer: 'muon' };
+    const onCpu = await trained('muon cpu', { runtime: { device: 'cpu' }, train });
+    expect(largestDifference(await trained('muon fp32', { train }), onCpu)).toBeLessThan(1e-3);
+    const runtime = { precision: 'bf16', deterministic: true };
+    const replayed = await trained('muon graph', { runtime, train });
+    expect(largestDifference(replayed, onCpu)).toBeLessThan(3e-2);
+    expect(await trained('muon eager', { runtime: { ...runtime, cuda_graph: false }, train })).toEqual(replayed);
+  });
+
   onGpu('resumes the checkpoints of the CPU, and the CPU those of the GPU', async () => {
     const whole = await trained('whole', { runtime: { device: 'cpu' }, train: { steps: 12, eval_every: 0 } });
     for (const [first, second] of [[cpu, cuda] as const, [cuda, cpu] as const]) {

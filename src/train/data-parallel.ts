@@ -15,8 +15,8 @@
 import type { Config } from '../config/schema.js';
 import type { Collectives } from '../device/collectives.js';
 import type { Device, DeviceKind } from '../device/device.js';
-import type { Trainable } from '../ops/adamw/op.js';
 import { castInto } from '../ops/cast/op.js';
+import type { Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Bucket, makeBuckets, type Place } from './gradient-buckets.js';

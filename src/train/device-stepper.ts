@@ -4,26 +4,29 @@
  * the same shapes on, the whole step is one graph that is replayed.
  */
 
+import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { CopyQueue } from '../device/cuda/copy-queue.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
+import type { Device } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
+import { UsageError } from '../errors.js';
 import { bytesOf } from '../numbers.js';
-import { STEP_SCALARS } from '../ops/adamw/op.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
+import { fp8Refusal } from '../ops/linear/fp8.js';
+import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
+import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
 import {
   HostStepper,
   launchGradients,
-  NOTHING_OBSERVED,
   type StepContext,
   type StepInputs,
   type Stepper,
   type StepResult,
-  StepTelemetry,
   targetWeights,
   weightedLoss,
 } from './step.js';
@@ -32,11 +35,21 @@ import {
 export function createStepper(context: StepContext): Stepper {
   const { device } = context.model;
   const { runtime, train } = context.config;
+  expectFp8(runtime, device);
   const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
   // These need the host to look at the results of a step before it continues.
   const needsHost =
     train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
   return device instanceof CudaDevice && !needsHost ? new DeviceStepper(device, context) : new HostStepper(context);
+}
+
+/** Throws if `runtime.fp8` is set and the device or the precision has no FP8 products. */
+export function expectFp8({ fp8, precision }: Config['runtime'], device: Device): void {
+  if (!fp8) return;
+  const refusal = fp8Refusal(device);
+  if (refusal !== null) throw new UsageError(`runtime.fp8: ${refusal}; leave it out`);
+  if (precision !== 'bf16')
+    throw new UsageError(`runtime.fp8: needs runtime.precision bf16, not ${precision}, for everything else`);
 }
 
 /** What a step leaves on the device for the host to read. */
@@ -57,7 +70,7 @@ export class DeviceStepper implements Stepper {
   /** Calls per step that the fused attention kernels refused; a replay repeats them. */
   #refusedPerStep = 0;
   #refused = 0;
-  /** Inputs of this step's update (`AdamW.nextStep`). */
+  /** Inputs of this step's update (`Optimizer.nextStep`). */
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';

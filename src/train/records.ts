@@ -13,6 +13,7 @@ import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
+import type { TrainingStep } from './trainer.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
@@ -271,6 +272,21 @@ export function stepLine(record: StepRecord, dropped = 0): string {
     ...sparseStartText(record.sparseStart),
     ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
   ].join(' | ');
+}
+
+/** The warning about a step whose loss or gradient norm was unusual. */
+export function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
+  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
+  return (
+    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
+    (isSkipped ? '; update skipped' : '')
+  );
+}
+
+/** runtime.debug_timing: how a step's time was spent. */
+export function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
+  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
+  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
 }
 
 function sparseStartText(state: SparseStartState | null): string[] {

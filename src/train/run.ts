@@ -6,44 +6,29 @@ import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { createTokenizer } from '../data/tokenizer.js';
-import type { Device } from '../device/device.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
-import type { LiveLine, Terminal } from '../live-line.js';
+import type { LiveLine } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
+import { SaveFailed } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
 import { readHalt, writeAnomaly, writeHalt } from '../run/paths.js';
 import { differingWeights, reportNonFinite } from './anomalies.js';
-import type { Agreement } from './ranks/agreement.js';
+import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { RankLost } from './ranks/monitor.js';
 import type { World } from './ranks/world.js';
 import {
-  type CheckpointRecord,
-  type EvaluationRecord,
   FetchTimes,
   progressText,
   type RunRecords,
   type StepRecord,
+  spikeLine,
   stepLine,
+  timingLine,
 } from './records.js';
-import type { SignalRequests, SignalSource, StopSignal } from './signals.js';
+import { agreeOnRequests, type SignalRequests, type StopRequests } from './signals.js';
 import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
-
-/** How a run ended. */
-export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
-
-/** How a training run ended. */
-export interface TrainResult {
-  readonly status: TrainStatus;
-  /** The last step done. */
-  readonly step: number;
-  readonly outDir: string;
-  readonly firstLoss: number | null;
-  readonly lastLoss: number | null;
-  readonly valLoss: number | null;
-}
 
 /** Lines for a person. Rank 0 prints what concerns the whole run; other ranks only warn about themselves. */
 export interface RankLogger {
@@ -51,41 +36,6 @@ export interface RankLogger {
   warn(line: string): void;
   /** A warning about this rank, with its number unless it is rank 0. */
   warnOwn(line: string): void;
-}
-
-/** Functions that a program can pass to `train`. */
-export interface RunCallbacks {
-  /** Called after each optimizer step was recorded. */
-  readonly onStep?: (record: StepRecord) => void;
-  /** Called after each evaluation was recorded. */
-  readonly onEvaluation?: (record: EvaluationRecord) => void;
-  /** Called after each checkpoint was saved, or could not be saved. */
-  readonly onCheckpoint?: (record: CheckpointRecord) => void;
-}
-
-/** Options of `train`. */
-export interface TrainOptions extends RunCallbacks {
-  readonly config: Config;
-  readonly device: Device;
-  /** The ranks of the run (`openWorld`). Default: this process alone. */
-  readonly world?: World | null;
-  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
-  readonly resume?: string | null;
-  /** Also write the final model to this file. */
-  readonly save?: string | null;
-  /** Receives progress lines. Ignored by default. */
-  readonly say?: (line: string) => void;
-  /** Receives warnings, one line each. Default: stderr. */
-  readonly warn?: (line: string) => void;
-  /** The stream of the live progress line. Default: none. */
-  readonly terminal?: Terminal | null;
-  /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
-  readonly peakFlops?: number | null;
-  /** The source of SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
-  readonly signals?: SignalSource | null;
-  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
-  readonly signal?: { readonly aborted: boolean };
-  readonly saveOptions?: SaveOptions;
 }
 
 /** Everything a run works with. */
@@ -424,27 +374,6 @@ export class Run {
   }
 }
 
-/** What is requested between two steps, from signals, the calling program and .HALT. */
-interface StopRequests {
-  /** The reason in .HALT; only rank 0 reads it. */
-  readonly halt: string | undefined;
-  readonly stop: StopSignal | 'abort' | null;
-  readonly save: boolean;
-}
-
-const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
-
-/** Ranks must act alike at the same step: a request to one rank is a request to all. */
-function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {
-  const stop = own.stop === null ? 0 : 1 + STOPS.indexOf(own.stop);
-  const [halts, stops, saves] = agreement.max([Number(own.halt !== undefined), stop, Number(own.save)]);
-  return {
-    halt: halts > 0 ? agreement.share(own.halt ?? '') : undefined,
-    stop: stops > 0 ? STOPS[stops - 1] : null,
-    save: saves > 0,
-  };
-}
-
 /** Whether something with the period `every` is due at a step; the last step always is. 0 disables it. */
 function isDue(step: number, every: number, { train }: Config): boolean {
   return every > 0 && (step % every === 0 || step === train.steps);
@@ -460,18 +389,4 @@ function usedFlops({ shape }: LanguageModel, batches: readonly Batch[]): number 
     const lengths = Array.from({ length: cuSeqlens.length - 1 }, (_, i) => cuSeqlens[i + 1] - cuSeqlens[i]);
     return total + trainingFlops(shape, lengths).used;
   }, 0);
-}
-
-function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
-  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
-  return (
-    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
-    (isSkipped ? '; update skipped' : '')
-  );
-}
-
-/** runtime.debug_timing: how a step's time was spent. */
-function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
-  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
-  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
 }

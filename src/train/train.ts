@@ -4,7 +4,7 @@ import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
-import type { Device, DeviceKind } from '../device/device.js';
+import type { Device } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { type LocatedModel, locateModel } from '../infer/load-model.js';
 import { LiveLine } from '../live-line.js';
@@ -22,14 +22,16 @@ import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
+import { expectFp8 } from './device-stepper.js';
+import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
-import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
+import { isEvaluationDue, type RankLogger, Run } from './run.js';
 import { watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
-export type { TrainOptions, TrainResult, TrainStatus } from './run.js';
+export type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 
 /** The exit code of `trefoil train` for each way a run ends. */
 export const EXIT_CODES: Record<TrainStatus, number> = {
@@ -64,7 +66,7 @@ async function openAndRun(
   const { config, device, resume = null } = options;
   const { agreement, rank, isFirst } = world;
   const log = rankLogger(options, world);
-  checkSupported(config, device.kind, world, log);
+  checkSupported(config, device, world, log);
   if (resume === null && isFirst) refuseUsedFolder(config.train.out_dir);
   const folder = await agreement.firstThenOthers(() => new RunFolder(config.train.out_dir, rank));
   onEnd(() => folder.close());
@@ -218,7 +220,7 @@ function refuseUsedFolder(outDir: string): void {
 /** Refuses settings that a training cannot have, and warns about those without effect. */
 function checkSupported(
   { runtime, data, train: settings }: Config,
-  device: DeviceKind,
+  device: Device,
   { size }: World,
   { warn }: RankLogger,
 ): void {
@@ -236,7 +238,8 @@ function checkSupported(
       throw new UsageError('train.ddp: 1 asks for several ranks; start them with trefoil launch, mpirun or torchrun');
     for (const key of rankSettings(settings)) warn(`train.${key}: no effect on a single rank`);
   }
-  if (device !== 'cpu') return;
+  expectFp8(runtime, device);
+  if (device.kind !== 'cpu') return;
   if (runtime.precision === 'bf16') warn('runtime.precision: bf16 is for CUDA; the CPU computes in fp32');
   for (const key of kernelSettings(runtime))
     warn(`runtime.${key}: no effect on the CPU, which has one kernel for each branch`);

@@ -4,6 +4,8 @@ import { parseConfig } from '../config/parse.js';
 import { TrefoilError } from '../errors.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
+import { AdamW } from '../ops/adamw/op.js';
+import { Muon } from '../ops/muon/op.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
 import type { TokenBatch } from './iterable-loader.js';
@@ -101,6 +103,31 @@ describe('Trainer', () => {
       expect(await losses(second, 6)).toEqual(whole.slice(4));
     }
     expect(await newTrainer().resume(join(folder.path, 'empty'))).toBeNull();
+  });
+
+  it('trains with Muon, resumes bit for bit, and refuses a checkpoint of another optimizer', async () => {
+    const muon = { ...config, train: { ...config.train, optimizer: 'muon' as const } };
+    const whole = await losses(newTrainer({ config: muon }));
+    expect(whole.at(-1)!).toBeLessThan(whole[0] - 1);
+    const first = newTrainer({ config: muon });
+    expect(first.optimizer).toBeInstanceOf(Muon);
+    await losses(first, 4);
+    const { path } = await first.save(folder.path);
+    const second = newTrainer({ model: newModel(2), config: muon });
+    expect(await second.resume(folder.path)).toBe(4);
+    expect(await losses(second, 6)).toEqual(whole.slice(4, 10));
+    // By the config, and by an optimizer that the caller passes beside a config that says nothing of it.
+    await expect(newTrainer().resume(folder.path)).rejects.toThrow('train.optimizer: "muon" -> "adamw" is not allowed');
+    const model = newModel();
+    const optimizer = new AdamW(
+      cpu(),
+      model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
+    );
+    cleanups.push(() => optimizer.free());
+    const third = newTrainer({ model, config: muon, optimizer });
+    await expect(third.resume(folder.path)).rejects.toThrow(
+      `${path}: was saved with the optimizer muon, this training uses adamw; set train.optimizer muon`,
+    );
   });
 
   it('takes back the batches of a step that could not be completed', async () => {

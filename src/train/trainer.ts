@@ -5,9 +5,9 @@ import type { Batch } from '../data/batch.js';
 import type { Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, type SparseStartState, sparseStartOf } from '../model/sparse-start.js';
-import type { AdamW } from '../ops/adamw/op.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/section.js';
+import type { Optimizer } from '../tensor/optimizer.js';
 import { type Spike, Spikes } from './anomalies.js';
 import { BatchUploader } from './batches.js';
 import {
@@ -46,8 +46,8 @@ export interface TrainerOptions {
   readonly config?: Config;
   /** Steps to train in all. Default: `train.steps` of a given config; without one, until the data ends. */
   readonly steps?: number;
-  /** Default: AdamW with the config's settings. The trainer frees only its own. */
-  readonly optimizer?: AdamW;
+  /** Default: the config's (`train.optimizer`). The trainer frees only its own. */
+  readonly optimizer?: Optimizer;
   /** The learning rate of a step, counted from 1. Default: the config's schedule, or `train.lr` if `steps` is unbounded. */
   readonly schedule?: (step: number) => number;
   /** Replaces the model's loss. */
@@ -132,7 +132,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly model: TrainableModel;
   readonly config: Config;
   readonly world: World;
-  readonly optimizer: AdamW;
+  readonly optimizer: Optimizer;
   readonly exchange: GradientExchange;
   readonly spikes = new Spikes();
   readonly steps: number;

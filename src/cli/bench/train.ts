@@ -60,7 +60,7 @@ function kernels(text: string): SelectionKernel[] {
 }
 
 const HELP = `
-A step is forward, backward, gradient norm and AdamW on random tokens; three
+A step is forward, backward, gradient norm and update on random tokens; three
 steps warm up, the median of the others counts.
 Without --config: the 125m shape (configs/base.yaml) with sparse and with dense
 attention in fp32, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the

@@ -1,6 +1,6 @@
 /** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
 import { fstatSync } from 'node:fs';
-import type { Environment } from '../../config/legacy/typed-variable.js';
+import type { Environment } from '../../environment.js';
 import { LiveLine } from '../../live-line.js';
 import { toJson } from '../../run/json.js';
 import { DEFAULT_WIDTH } from './table.js';

@@ -9,6 +9,7 @@ import { availableParallelism } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import {
   type CompileProgress,
@@ -34,8 +35,6 @@ export interface CompilerOptions {
   readonly target?: string;
   readonly progress?: CompileProgress;
 }
-
-type Environment = Readonly<Record<string, string | undefined>>;
 
 export function defaultCompilerOptions(environment: Environment): CompilerOptions {
   const { CXX: named, TREFOIL_MARCH: target } = environment;
@@ -179,10 +178,11 @@ export class KernelCompiler {
 
   /**
    * Compiles every kernel that the cache lacks, one per core at a time, for machines that have no compiler and for commands that
-   * need most kernels. SIGINT and SIGTERM end the compilation with an error. Returns the number of kernels.
+   * need most kernels; `isNeeded` leaves some out by name, such as `ops/rope`. SIGINT and SIGTERM end the compilation with an
+   * error. Returns the number of kernels.
    */
-  async compileAll(): Promise<number> {
-    const sources = kernelSources();
+  async compileAll(isNeeded: (kernel: string) => boolean = () => true): Promise<number> {
+    const sources = kernelSources().filter((source) => isNeeded(kernelName(source)));
     const missing = sources.filter((source) => this.#cache.find(this.#key(source), this.#identity()) === null);
     const total = missing.length;
     const { progress } = this.#options;

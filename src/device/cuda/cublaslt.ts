@@ -4,17 +4,23 @@
  * as Dᵀ = Bᵀ Aᵀ without copies.
  */
 import koffi from 'koffi';
+import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { CUBLASLT, type Environment, openLibrary } from './libraries.js';
+import { CUBLASLT, openLibrary } from './libraries.js';
 import type { MatrixProduct } from './runtime.js';
 
 type Native = (...values: unknown[]) => number;
 
 /** Values of the library's enumerations. */
 const COMPUTE_32F = 68;
-const TYPE: Record<string, number> = { f32: 0, bf16: 14 };
+const TYPE: Record<string, number> = { f32: 0, bf16: 14, e4m3: 28, e5m2: 29 };
 const DESC_TRANSPOSE_A = 3;
 const DESC_TRANSPOSE_B = 4;
+const DESC_FACTOR_A = 17;
+const DESC_FACTOR_B = 18;
+const DESC_FAST_ACCUMULATION = 25;
+const LAYOUT_BATCH_COUNT = 5;
+const LAYOUT_BATCH_STRIDE = 6;
 const PREFERENCE_MAX_WORKSPACE = 1;
 /** Size of one heuristic result; the algorithm is its first 64 bytes. */
 const HEURISTIC_BYTES = 96;
@@ -70,13 +76,21 @@ export function cublasLtIdentity(environment: Environment = process.env): string
 export class CublasLt {
   readonly #handle: bigint;
   readonly #calls: Record<
-    'matmul' | 'descriptor' | 'setDescriptor' | 'layout' | 'preference' | 'setPreference' | 'heuristic' | 'destroy',
+    | 'matmul'
+    | 'descriptor'
+    | 'setDescriptor'
+    | 'layout'
+    | 'setLayout'
+    | 'preference'
+    | 'setPreference'
+    | 'heuristic'
+    | 'destroy',
     Native
   >;
   readonly #plans = new Map<string, Plan>();
   readonly #word = koffi.alloc('uint64_t', 1) as bigint;
-  readonly #one = constant(1);
-  readonly #zero = constant(0);
+  /** Factors in native memory, by value. */
+  readonly #factors = new Map<number, bigint>();
   readonly #preference: bigint;
   readonly #host: CublasHost;
   readonly #workspace: bigint;
@@ -90,6 +104,7 @@ export class CublasLt {
       descriptor: bind('cublasLtMatmulDescCreate', [pointer, 'int', 'int']),
       setDescriptor: bind('cublasLtMatmulDescSetAttribute', [pointer, 'int', pointer, 'size_t']),
       layout: bind('cublasLtMatrixLayoutCreate', [pointer, 'int', 'uint64_t', 'uint64_t', 'int64_t']),
+      setLayout: bind('cublasLtMatrixLayoutSetAttribute', [pointer, 'int', pointer, 'size_t']),
       preference: bind('cublasLtMatmulPreferenceCreate', [pointer]),
       setPreference: bind('cublasLtMatmulPreferenceSetAttribute', [pointer, 'int', pointer, 'size_t']),
       heuristic: bind('cublasLtMatmulAlgoGetHeuristic', [
@@ -131,35 +146,47 @@ export class CublasLt {
     if (product.m > 0 && product.n > 0) this.#plan(product);
   }
 
-  #run({ a, b, c, accumulate = false }: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+  #run(product: MatrixProduct, layouts: Layouts, algorithm: bigint, d: bigint): number {
+    const { a, b, c, accumulate = false, alpha = 1, beta = 1, fp8 } = product;
+    if (fp8) this.#setFactors(layouts.descriptor, fp8);
     return this.#calls.matmul(
-      ...[this.#handle, layouts.descriptor, this.#one],
-      ...[b.pointer, layouts.a, a.pointer, layouts.b, accumulate || c ? this.#one : this.#zero],
+      ...[this.#handle, layouts.descriptor, this.#factor(alpha)],
+      ...[b.pointer, layouts.a, a.pointer, layouts.b, this.#factor(c ? beta : Number(accumulate))],
       ...[c?.pointer ?? d, layouts.d, d, layouts.d],
       ...[algorithm, this.#workspace, WORKSPACE_BYTES, this.#host.stream],
     );
   }
 
   #plan(product: MatrixProduct): Plan {
-    const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false } = product;
-    const added = `${accumulate} ${c ? c.dtype : ''}`;
-    const key = `${a.dtype} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
+    const { a, b, c, d, m, n, k, transposeA = false, transposeB = false, accumulate = false, fp8 } = product;
+    const { strideA = k, batch = 1 } = product;
+    const added = `${accumulate} ${c ? c.dtype : ''} ${batch}`;
+    const kind = fp8 ? `${a.dtype} ${b.dtype} ${fp8.fast} ${strideA}` : a.dtype;
+    const key = `${kind} ${d.dtype} ${m} ${n} ${k} ${transposeA} ${transposeB} ${added}`;
     const known = this.#plans.get(key);
     if (known) return known;
     if (k === 0) throw new UsageError('a matrix product needs at least one term');
-    if (a.dtype !== b.dtype) throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
+    if (!fp8 && a.dtype !== b.dtype)
+      throw new UsageError(`a matrix product of ${a.dtype} and ${b.dtype} is not possible`);
+    if (strideA !== k && !fp8) throw new UsageError('only rows of FP8 matrices may lie apart');
     if (c && (accumulate || c.dtype !== d.dtype))
       throw new UsageError(
         `a matrix product in ${d.dtype} adds either to D or to another ${d.dtype} matrix, not to both`,
       );
-    const [from, into] = [typeOf(a.dtype), typeOf(d.dtype)];
+    const into = typeOf(d.dtype);
     const descriptor = this.#get('cublasLtMatmulDescCreate', this.#calls.descriptor, COMPUTE_32F, TYPE['f32']);
     // Column-major: the first operand is Bᵀ [n,k], the second Aᵀ [k,m]; a matrix transposed here is not transposed there.
-    this.#setTransposed(descriptor, DESC_TRANSPOSE_A, transposeB);
-    this.#setTransposed(descriptor, DESC_TRANSPOSE_B, transposeA);
-    const first = transposeB ? this.#layout(from, k, n) : this.#layout(from, n, k);
-    const second = transposeA ? this.#layout(from, m, k) : this.#layout(from, k, m);
-    const layouts = { descriptor, a: first, b: second, d: this.#layout(into, n, m) };
+    this.#set(descriptor, DESC_TRANSPOSE_A, Number(transposeB), 4);
+    this.#set(descriptor, DESC_TRANSPOSE_B, Number(transposeA), 4);
+    if (fp8) {
+      this.#set(descriptor, DESC_FAST_ACCUMULATION, Number(fp8.fast), 1);
+      this.#setFactors(descriptor, fp8);
+    }
+    const layout = (type: number, rows: number, columns: number, stride = rows) =>
+      this.#layout(type, rows, columns, stride, batch);
+    const first = transposeB ? layout(typeOf(b.dtype), k, n) : layout(typeOf(b.dtype), n, k);
+    const second = transposeA ? layout(typeOf(a.dtype), m, k) : layout(typeOf(a.dtype), k, m, strideA);
+    const layouts = { descriptor, a: first, b: second, d: layout(into, n, m) };
     const plan = { ...layouts, algorithm: this.#choose(product, layouts) };
     this.#plans.set(key, plan);
     return plan;
@@ -170,9 +197,9 @@ export class CublasLt {
    * may change between runs, and with it the order of additions.
    */
   #choose(product: MatrixProduct, layouts: Layouts): bigint {
-    const { m, n, k } = product;
+    const { m, n, k, batch = 1 } = product;
     const { trial } = this.#host;
-    const isTried = trial !== null && 2 * m * n * k >= LARGE && trial.possible();
+    const isTried = trial !== null && 2 * batch * m * n * k >= LARGE && trial.possible();
     const algorithms = this.#ask(product, layouts, isTried ? CANDIDATES : 1);
     const best = isTried && algorithms.length > 1 ? this.#fastest(product, layouts, algorithms, trial) : 0;
     algorithms.forEach((algorithm, i) => {
@@ -209,7 +236,7 @@ export class CublasLt {
    * so that a product that accumulates into D does so once.
    */
   #fastest(product: MatrixProduct, layouts: Layouts, algorithms: readonly bigint[], trial: Trial): number {
-    const bytes = product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
+    const bytes = (product.batch ?? 1) * product.m * product.n * (product.d.dtype === 'bf16' ? 2 : 4);
     const times = trial.withMemory(bytes, (into) => {
       const run = (i: number) => this.#run(product, layouts, algorithms[i], into);
       // The first run of each loads its code; some algorithms fail.
@@ -229,16 +256,34 @@ export class CublasLt {
     return times[best] < WORTH * times[0] ? best : 0;
   }
 
-  #layout(type: number, rows: number, columns: number): bigint {
-    return this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, rows);
+  #layout(type: number, rows: number, columns: number, stride: number, batch: number): bigint {
+    const layout = this.#get('cublasLtMatrixLayoutCreate', this.#calls.layout, type, rows, columns, stride);
+    if (batch === 1) return layout;
+    const set = (attribute: number, bytes: number) =>
+      check('cublasLtMatrixLayoutSetAttribute', this.#calls.setLayout(layout, attribute, this.#word, bytes));
+    new Int32Array(koffi.view(this.#word, 8))[0] = batch;
+    set(LAYOUT_BATCH_COUNT, Int32Array.BYTES_PER_ELEMENT);
+    new BigInt64Array(koffi.view(this.#word, 8))[0] = BigInt(stride * columns);
+    set(LAYOUT_BATCH_STRIDE, BigInt64Array.BYTES_PER_ELEMENT);
+    return layout;
   }
 
-  #setTransposed(descriptor: bigint, attribute: number, transposed: boolean): void {
-    new Int32Array(koffi.view(this.#word, 8)).fill(Number(transposed));
-    check(
-      'cublasLtMatmulDescSetAttribute',
-      this.#calls.setDescriptor(descriptor, attribute, this.#word, Int32Array.BYTES_PER_ELEMENT),
-    );
+  /** A number in native memory. A captured product keeps its value, not its address. */
+  #factor(value: number): bigint {
+    const known = this.#factors.get(value) ?? constant(value);
+    this.#factors.set(value, known);
+    return known;
+  }
+
+  /** Their addresses may differ in every call; a captured product keeps those of the capture. */
+  #setFactors(descriptor: bigint, { a, b }: NonNullable<MatrixProduct['fp8']>): void {
+    this.#set(descriptor, DESC_FACTOR_A, b.pointer, 8);
+    this.#set(descriptor, DESC_FACTOR_B, a.pointer, 8);
+  }
+
+  #set(descriptor: bigint, attribute: number, value: number | bigint, bytes: number): void {
+    new BigUint64Array(koffi.view(this.#word, 8))[0] = BigInt(value);
+    check('cublasLtMatmulDescSetAttribute', this.#calls.setDescriptor(descriptor, attribute, this.#word, bytes));
   }
 
   #get(name: string, create: Native, ...values: unknown[]): bigint {
@@ -255,8 +300,8 @@ export class CublasLt {
   }
 }
 
-function sizeOf({ m, n, k }: MatrixProduct): string {
-  return `${m}x${n}x${k}`;
+function sizeOf({ m, n, k, batch = 1 }: MatrixProduct): string {
+  return `${batch > 1 ? `${batch} times ` : ''}${m}x${n}x${k}`;
 }
 
 function typeOf(dtype: string | undefined): number {

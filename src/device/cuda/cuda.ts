@@ -282,9 +282,11 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 }
 
-function productName({ m, n, k, a, c, d, accumulate }: MatrixProduct): string {
+function productName({ m, n, k, a, b, c, d, accumulate, batch = 1 }: MatrixProduct): string {
+  const from = a.dtype === b.dtype ? a.dtype : `${a.dtype} by ${b.dtype}`;
   const into = d.dtype === a.dtype ? '' : ` to ${d.dtype}`;
-  return `product ${m}x${n}x${k} ${a.dtype}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
+  const size = `${batch > 1 ? `${batch} x ` : ''}${m}x${n}x${k}`;
+  return `product ${size} ${from}${into}${accumulate ? ', added' : c ? ', sum' : ''}`;
 }
 
 /** Wraps kernels so that they refuse tensors of another device. */

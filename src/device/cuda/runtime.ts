@@ -2,7 +2,7 @@
  * The interface with which an operation's cuda.ts launches its kernels. All launches go to one stream in call order and
  * return at once. Memory returned to the pool may be reused at once, because the stream keeps the order.
  */
-import type { Addressable } from '../device.js';
+import type { Addressable, Device } from '../device.js';
 
 /**
  * A kernel argument: memory (or null), or a number. Numbers are integers (for parameters of type int and i64) unless wrapped
@@ -50,7 +50,11 @@ export interface CudaCode {
 /** Macros by name. Each combination is compiled separately. */
 export type Macros = Readonly<Record<string, number | string>>;
 
-/** D[m,n] = A[m,k] B[k,n] (+ D or C), all row-major; a transposed operand is stored as [k,m] or [n,k]. */
+/**
+ * D[m,n] = alpha A[m,k] B[k,n] (+ D or beta C), all row-major; a transposed operand is stored as [k,m] or [n,k]. FP8
+ * operands (dtypes e4m3 and e5m2, not both e5m2) are multiplied along contiguous terms only, so that A is [m,k] and B
+ * transposed, and every size is a multiple of 16.
+ */
 export interface MatrixProduct {
   readonly a: Addressable;
   readonly b: Addressable;
@@ -64,6 +68,19 @@ export interface MatrixProduct {
   readonly accumulate?: boolean;
   /** Added to the product before rounding; has D's shape and dtype. Not with `accumulate`. */
   readonly c?: Addressable | null;
+  /** Factor on the product. Default 1. */
+  readonly alpha?: number;
+  /** Factor on C. Default 1. */
+  readonly beta?: number;
+  /** Products of this many matrices, one after another in the memory of each operand. Default 1. */
+  readonly batch?: number;
+  /** Elements between the starts of two rows of A [m,k]; defaults to k. */
+  readonly strideA?: number;
+  /**
+   * For FP8 operands only: what the codes of A and B are to be multiplied by, one f32 each on the device. `fast` sums in
+   * the tensor cores' accumulators, which are faster and less exact (about 14 bits) than f32.
+   */
+  readonly fp8?: { readonly a: Addressable; readonly b: Addressable; readonly fast: boolean };
 }
 
 /** What CUDA launchers need of a device. */
@@ -73,7 +90,7 @@ export interface CudaRuntime {
   readonly architecture: number;
   /** The code of a source file (`new URL('./cuda.cu', import.meta.url)`), compiled for this GPU once and cached. */
   compile(source: URL, macros?: Macros): CudaCode;
-  /** bf16 operands produce bf16 or f32, f32 operands f32. Accumulates in f32. */
+  /** bf16 and FP8 operands produce bf16 or f32, f32 operands f32. Accumulates in f32. */
   matrixProduct(product: MatrixProduct): void;
   /** Temporary memory for the launches inside `use`. */
   withScratch<T>(bytes: number, use: (address: bigint) => T): T;
@@ -81,4 +98,9 @@ export interface CudaRuntime {
   fillZero(address: bigint, bytes: number): void;
   /** Copies bytes from one address to another. */
   copy(to: bigint, from: bigint, bytes: number): void;
+}
+
+/** The CUDA runtime of a device; null for other devices and for wrappers around a CUDA device. */
+export function cudaRuntime(device: Device): (Device & CudaRuntime) | null {
+  return device.kind === 'cuda' && 'compile' in device ? (device as Device & CudaRuntime) : null;
 }

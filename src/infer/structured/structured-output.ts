@@ -43,7 +43,7 @@ export class StructuredOutput {
       throw new UsageError(`response_format: tokenizer ${this.#tokenizer.name} cannot write a document of this format`);
     if (fewestTokens > budget)
       throw new UsageError(
-        `response_format: the shortest document has ${fewestTokens} tokens, and at most ${budget} may be generated; raise max_tokens`,
+        `response_format: the shortest document has ${fewestTokens} tokens, and at most ${budget} may be generated; allow more tokens`,
       );
     return mask;
   }

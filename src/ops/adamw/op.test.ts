@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Device } from '../../device/device.js';
+import { STEP_SCALARS } from '../../tensor/optimizer.js';
 import { Parameter } from '../../tensor/parameter.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
@@ -7,7 +8,7 @@ import { randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { castInto } from '../cast/op.js';
 import { clipFactor, GradientNorms } from '../gradnorm/op.js';
-import { AdamW, STEP_SCALARS } from './op.js';
+import { AdamW } from './op.js';
 import { adamwStep } from './reference.js';
 
 function parameterWith(device: Device, name: string, values: ArrayLike<number>): Parameter {

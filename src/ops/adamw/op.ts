@@ -8,6 +8,15 @@
 import { type Device, defineKernels } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { dispose } from '../../tensor/dispose.js';
+import {
+  type DeviceStep,
+  expectLearningRate,
+  expectUniqueNames,
+  type Optimizer,
+  type OptimizerStep,
+  STEP_SCALARS,
+  type TrainedParameter,
+} from '../../tensor/optimizer.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectShape } from '../common/shapes.js';
 import { TensorTable } from '../common/tensor-table.js';
@@ -27,49 +36,14 @@ export interface AdamWOptions {
   readonly epsilon?: number;
 }
 
-/** What the optimizer needs of a parameter, or of the part of one that it keeps: all are of one size. */
-export interface Trainable {
-  readonly name: string;
-  readonly value: Tensor;
-  /** Null: the parameter is not updated. */
-  readonly gradient: Tensor | null;
-  /** A rounded copy of the value, written together with it. */
-  readonly rounded: Tensor | null;
-  /** Marks the gradient as used: the next backward pass overwrites it. */
-  clearGradient?(): void;
-}
-
-/** A parameter and its weight decay: every step multiplies it by 1 - learningRate * weightDecay. */
-export interface TrainedParameter {
-  readonly parameter: Trainable;
-  readonly weightDecay: number;
-}
-
-/** The numbers of one optimizer step. */
-export interface AdamWStep {
-  readonly learningRate: number;
-  /** Factor on all gradients, applied first: the clip factor. Default 1. */
-  readonly gradientScale?: number;
-  /** Keeps the gradients, so that the next backward pass adds to them. Default false. */
-  readonly keepGradients?: boolean;
-}
-
-/** The numbers of an optimizer step on the device. */
-export interface DeviceStep extends Omit<AdamWStep, 'keepGradients'> {
-  /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
-  readonly maxNorm?: number;
-}
-
-/** Numbers of the tensor that `stepOnDevice` reads; `nextStep` gives their values. */
-export const STEP_SCALARS = 8;
-
 interface Moments {
   readonly m: Tensor;
   readonly v: Tensor;
 }
 
 /** The AdamW optimizer: its moments, and the step. */
-export class AdamW implements Disposable {
+export class AdamW implements Optimizer, Disposable {
+  readonly name = 'adamw';
   readonly #device: Device;
   readonly #trained: readonly TrainedParameter[];
   readonly #moments = new Map<string, Moments>();
@@ -86,9 +60,7 @@ export class AdamW implements Disposable {
     this.#table = new TensorTable(device);
     this.#betas = options.betas ?? [0.9, 0.95];
     this.#epsilon = options.epsilon ?? 1e-8;
-    const names = trained.map(({ parameter }) => parameter.name);
-    const duplicate = names.find((name, i) => names.indexOf(name) !== i);
-    if (duplicate !== undefined) throw new UsageError(`AdamW: two parameters are named ${duplicate}`);
+    expectUniqueNames('AdamW', trained);
     if (this.#betas.some((beta) => !(beta >= 0 && beta < 1)))
       throw new UsageError(`AdamW: betas must be from 0 to below 1, not ${this.#betas.join(' and ')}`);
     if (!(this.#epsilon >= 0)) throw new UsageError(`AdamW: epsilon must be at least 0, not ${this.#epsilon}`);
@@ -108,8 +80,8 @@ export class AdamW implements Disposable {
   }
 
   /** Updates every parameter that has a gradient, and clears the gradients unless `keepGradients` is set. */
-  step({ learningRate, gradientScale = 1, keepGradients = false }: AdamWStep): void {
-    expectLearningRate(learningRate);
+  step({ learningRate, gradientScale = 1, keepGradients = false }: OptimizerStep): void {
+    expectLearningRate('AdamW', learningRate);
     const kernel = this.#device.kernels(kernels);
     const [beta1, beta2] = this.#betas;
     this.steps += 1;
@@ -145,7 +117,7 @@ export class AdamW implements Disposable {
    * turns out not to be finite the device changes nothing: the caller then subtracts 1 from `steps`.
    */
   nextStep({ learningRate, gradientScale = 1, maxNorm = 0 }: DeviceStep): Float32Array {
-    expectLearningRate(learningRate);
+    expectLearningRate('AdamW', learningRate);
     this.steps += 1;
     const { stepSize, inverseRootBias } = this.#corrections(learningRate);
     const limit = maxNorm > 0 ? maxNorm : Number.POSITIVE_INFINITY;
@@ -156,9 +128,10 @@ export class AdamW implements Disposable {
 
   /**
    * Launches the update of every parameter that has a gradient. `scalars` f32 [8] holds the numbers of `nextStep`; with
-   * the sums of `GradientNorms.launch` gradients are clipped, and nothing is changed where one is not finite.
+   * the sums of `GradientNorms.launch` gradients are clipped, and nothing is changed where one is not finite. Returns
+   * the factor on the gradients f32 [1] on the device, NaN where nothing is changed; valid until the next call.
    */
-  stepOnDevice(scalars: Tensor, sums: Tensor | null = null): void {
+  stepOnDevice(scalars: Tensor, sums: Tensor | null = null): Tensor {
     expectShape('AdamW: scalars', scalars, [STEP_SCALARS]);
     if (sums) expectShape('AdamW: sums', sums, [-1, 2], 'f64');
     const kernel = this.#device.kernels(kernels);
@@ -180,6 +153,7 @@ export class AdamW implements Disposable {
       ...[table.records, table.pieces, scalars, this.#factor, table.pieceCount],
       ...[beta1, 1 - beta1, beta2, 1 - beta2, this.#epsilon],
     );
+    return this.#factor;
   }
 
   #corrections(learningRate: number) {
@@ -206,10 +180,4 @@ export class AdamW implements Disposable {
     this.#factor?.free();
     this.#factor = null;
   }
-}
-
-/** One step with NaN would turn every weight into NaN. */
-function expectLearningRate(learningRate: number): void {
-  if (!(Number.isFinite(learningRate) && learningRate >= 0))
-    throw new UsageError(`AdamW: learningRate must be a finite number of at least 0, not ${learningRate}`);
 }

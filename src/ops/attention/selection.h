@@ -8,14 +8,17 @@ namespace attention {
 struct Sparse {
   int64_t l, d, block, count, init, local;
   int64_t largest;  // 1: a selection block is as important as its most important compressed block
+  int64_t chunked;  // 1: half of the slots are for the token's own chunk of `count` blocks; init is 0 and local is 1
 
-  // Blocks [init, candidates(t)) compete for the other slots.
+  // Blocks [init, candidates(t)) compete for the other slots, with `chunked` those before chunk(t) apart.
   int64_t candidates(int64_t t) const { return t / block - local + 1; }
+  int64_t chunk(int64_t t) const { return t / block / count * count; }
   // Compressed blocks that the token at position t sees.
   int64_t visible(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
 };
 
-#define SPARSE int64_t l, int64_t d, int64_t block, int64_t count, int64_t init, int64_t local, int64_t largest
+#define SPARSE \
+  int64_t l, int64_t d, int64_t block, int64_t count, int64_t init, int64_t local, int64_t largest, int64_t chunked
 
 // Selection block j overlaps compressed blocks j * block / d - lead and the following weights - 1. The weight of each,
 // tokens shared / d, is the same for every j because d divides the block.
@@ -69,25 +72,35 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
   } else {
     // Here current >= count >= init + local, so no forced block is both initial and local.
     const int64_t visible = sparse.visible(t), candidates = sparse.candidates(t);
-    Best best;
-    best.room = sparse.count - sparse.init - sparse.local;
-    best.entries = scratch<Candidate>(kMembers, sparse.count);
-    if (best.room > 0)
-      for (int64_t j = sparse.init; j < candidates; ++j) {
-        // A block next to the current one may overlap compressed blocks that the token does not see.
-        const int64_t first = j * (sparse.block / sparse.d) - pooling.lead;
-        const int64_t begin = std::max<int64_t>(-first, 0), end = std::min(pooling.weights, visible - first);
-        float importance = 0;
-        for (int64_t i = begin; i < end; ++i) {
-          const float p = probability[first + i];
-          if (!sparse.largest) importance = multiply_add(pooling.weight[i], p, importance);
-          else if (!(p <= importance)) importance = p;  // NaN wins, as in a sum
+    // Appends the best `room` of the blocks [from, to), ascending.
+    const auto take = [&](int64_t from, int64_t to, int64_t room) {
+      Best best;
+      best.room = room;
+      best.entries = scratch<Candidate>(kMembers, sparse.count);
+      if (room > 0)
+        for (int64_t j = from; j < to; ++j) {
+          // A block next to the current one may overlap compressed blocks that the token does not see.
+          const int64_t first = j * (sparse.block / sparse.d) - pooling.lead;
+          const int64_t begin = std::max<int64_t>(-first, 0), end = std::min(pooling.weights, visible - first);
+          float importance = 0;
+          for (int64_t i = begin; i < end; ++i) {
+            const float p = probability[first + i];
+            if (!sparse.largest) importance = multiply_add(pooling.weight[i], p, importance);
+            else if (!(p <= importance)) importance = p;  // NaN wins, as in a sum
+          }
+          best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
         }
-        best.offer(static_cast<int32_t>(j), importance == importance ? importance : -1.0f);  // NaN ranks last
-      }
+      const int64_t begin = n;
+      for (int64_t i = 0; i < best.count; ++i) out[n++] = best.entries[i].index;
+      std::sort(out + begin, out + n);
+    };
     for (; n < sparse.init; ++n) out[n] = static_cast<int32_t>(n);
-    for (int64_t i = 0; i < best.count; ++i) out[n++] = best.entries[i].index;
-    std::sort(out + sparse.init, out + n);
+    if (sparse.chunked) {
+      take(0, sparse.chunk(t), sparse.count / 2);
+      take(sparse.chunk(t), candidates, sparse.count / 2 - 1);
+    } else {
+      take(sparse.init, candidates, sparse.count - sparse.init - sparse.local);
+    }
     for (int64_t j = candidates; j <= current; ++j) out[n++] = static_cast<int32_t>(j);
   }
   for (; n < sparse.count; ++n) out[n] = -1;

@@ -29,7 +29,16 @@ export interface SparseShape extends ForcedBlocks {
    * by the overlap, or the largest. Default `sum`.
    */
   readonly scorePool?: 'sum' | 'max';
+  /**
+   * `best`: the most important blocks. `chunked`: blocks are numbered in chunks of nSel; half of the slots are for the
+   * most important blocks before the token's chunk, the other half for its own block and the most important ones before
+   * it in the chunk. Requires `initBlocks` 0, `localBlocks` 1 and an even nSel. Default `best`.
+   */
+  readonly selection?: 'best' | 'chunked';
 }
+
+/** What decides on the blocks of a token, given their importance. */
+export type SelectionRule = ForcedBlocks & Pick<SparseShape, 'selection'>;
 
 const MAX_HEADS_PER_GROUP = 32;
 
@@ -49,6 +58,7 @@ function hasDefaultForcedBlocks(forced: ForcedBlocks): boolean {
 
 /** Why kernels that fix the rule of the selection do not support this one; null if they do. */
 export function selectionRefusal(sparse: SparseShape): string | null {
+  if (sparse.selection === 'chunked') return 'the fused kernels select the best of all blocks (selection best)';
   if (!hasDefaultForcedBlocks(sparse)) return FORCED_REFUSAL;
   return sparse.scorePool === 'max' ? 'the fused kernels add the scores of a block (score_pool sum)' : null;
 }
@@ -82,6 +92,10 @@ function validateSparse(sparse: SparseShape): void {
   expectWhole('w', w, 1);
   if (l % d !== 0) throw new UsageError(`d must divide l: ${d} does not divide ${l}`);
   if (lSel % d !== 0) throw new UsageError(`d must divide l_sel: ${d} does not divide ${lSel}`);
+  if (sparse.selection === 'chunked' && (initBlocks !== 0 || localBlocks !== 1 || nSel % 2 !== 0))
+    throw new UsageError(
+      `selection chunked needs init_blocks 0, local_blocks 1 and an even n_sel, not ${initBlocks}, ${localBlocks} and ${nSel}`,
+    );
   if (l > lSel) throw new UsageError(`l must be at most l_sel: ${l} is greater than ${lSel}`);
 }
 

@@ -4,13 +4,15 @@
 //
 // The host is not asked about targets outside the vocabulary: their loss and their gradients are NaN, which the
 // gradient's norm will show.
-#include "elements.cuh"
+#include "fp8.cuh"
 
 typedef DTYPE T;
 typedef DTYPE_INTO U;  // of crossentropy_scale: what is written
 
 constexpr i32 IGNORED = -100;
 constexpr int BLOCK = 512;
+// A probability of 1 in e5m2, which holds up to 1.75 times that and down to 2^-31 of it.
+constexpr float CODE_OF_ONE = 32768.0f;
 
 // A row in pieces of 16 bytes from its first aligned number on; what lies before and after is taken one by one.
 // body(index, Count<N>) runs for all of it.
@@ -177,10 +179,18 @@ crossentropy_in_place(T* logits, const i32* targets, const float* inverse_count,
   });
 }
 
+// Eight numbers as codes in e5m2.
+template <int N> __device__ __forceinline__ uint2 e5m2_codes(const float (&x)[N]) {
+  const auto four = [&](int k) { return pack_fp8<E5m2>(x[k], x[k + 1]) | pack_fp8<E5m2>(x[k + 2], x[k + 3]) << 16; };
+  return make_uint2(four(0), four(4));
+}
+
 // The same with one read of the logits, for rows of whole 16-byte pieces from an aligned address on, whose pieces fit
-// into the shared memory.
-extern "C" __global__ void __launch_bounds__(BLOCK, 2)
-crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, float* losses, i64 vocab) {
+// into the shared memory. With CODES the gradient, as a multiple of `inverse_count` times 2^-15, is written in e5m2 to
+// the first half of the row.
+template <bool CODES>
+__device__ __forceinline__ void staged_row(T* logits, const i32* targets, const float* inverse_count, float* losses,
+                                           i64 vocab) {
   constexpr int N = WIDE<T>, BATCH = 4;
   extern __shared__ uint4 staged[];
   const int pieces = (int)(vocab / N);
@@ -190,7 +200,7 @@ crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, f
   uint4* const out = (uint4*)row;
   if (id == IGNORED) {
     if (threadIdx.x == 0) losses[t] = 0.0f;
-    for (int i = threadIdx.x; i < pieces; i += BLOCK) out[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < (CODES ? pieces / 2 : pieces); i += BLOCK) out[i] = make_uint4(0, 0, 0, 0);
     return;
   }
   const bool known = id >= 0 && id < vocab;
@@ -219,7 +229,8 @@ crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, f
   }
   const RowSum s = part.row();
   if (threadIdx.x == 0) losses[t] = known ? loss_of(s, read_one((const T*)staged + id)) : not_a_number();
-  const float scale = known ? inverse_count[0] : not_a_number(), base = base_of(s.top), share = scale / s.sum;
+  const float scale = known ? CODES ? CODE_OF_ONE : inverse_count[0] : not_a_number();
+  const float base = base_of(s.top), share = scale / s.sum;
 #pragma unroll 2
   for (int i = threadIdx.x; i < pieces; i += BLOCK) {
     float x[N];
@@ -230,9 +241,24 @@ crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, f
 #pragma unroll
       for (int k = 0; k < N; k++) x[k] -= i * N + k == id ? scale : 0.0f;
     }
-    store(row + i * N, x);
+    if constexpr (CODES) ((uint2*)row)[i] = e5m2_codes(x);
+    else store(row + i * N, x);
   }
 }
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 2)
+crossentropy_staged(T* logits, const i32* targets, const float* inverse_count, float* losses, i64 vocab) {
+  staged_row<false>(logits, targets, inverse_count, losses, vocab);
+}
+
+#ifdef CODES_OF_LOGITS
+// factor[0] = what the codes are to be multiplied by. bf16 logits, vocab a multiple of 16.
+extern "C" __global__ void __launch_bounds__(BLOCK, 2)
+crossentropy_codes(bf16* logits, const i32* targets, const float* inverse_count, float* losses, float* factor, i64 vocab) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) factor[0] = inverse_count[0] / CODE_OF_ONE;
+  staged_row<true>(logits, targets, inverse_count, losses, vocab);
+}
+#endif
 
 // into (+)= value * factor[0]
 extern "C" __global__ void __launch_bounds__(256)

@@ -28,6 +28,29 @@ function isStaged({ architecture }: CudaRuntime, logits: Addressable, vocab: num
   return Number.isInteger(bytes / 16) && bytes <= room && aligned(logits);
 }
 
+/** Whether `crossEntropyCodes` can be used for these logits. */
+export function writesCodes(cuda: CudaRuntime, logits: Addressable, vocab: number): boolean {
+  return logits.dtype === 'bf16' && vocab % 16 === 0 && isStaged(cuda, logits, vocab);
+}
+
+/**
+ * Losses of `tokens` rows of bf16 logits, and in place of each row its gradient for a slope of 1 in e5m2: codes in the
+ * first half of the row, to be multiplied by `factor` f32 [1], which is written too. No scale has to be found: the
+ * gradient is a probability, or one minus it, times 1 / (number of targets).
+ */
+export function crossEntropyCodes(
+  cuda: CudaRuntime,
+  rows: Record<'logits' | 'targets' | 'inverseCount' | 'losses' | 'factor', Addressable>,
+  tokens: number,
+  vocab: number,
+): void {
+  const { logits, targets, inverseCount, losses, factor } = rows;
+  const macros = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
+  const code = cuda.compile(new URL('./cuda.cu', import.meta.url), macros);
+  const shape = { grid: tokens, block: ROW, shared: 16 * (vocab / wide(logits)) };
+  code.launch('crossentropy_codes', shape, logits, targets, inverseCount, losses, factor, vocab);
+}
+
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   const variant = byDtype(cuda, new URL('./cuda.cu', import.meta.url), ['DTYPE', 'DTYPE_INTO']);
   return {

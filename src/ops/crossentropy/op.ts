@@ -10,6 +10,7 @@ import { DTYPE_BYTES, Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { linearInputGradient, linearInto, linearWeightGradient } from '../linear/op.js';
 import { launchers } from './cuda.js';
+import { fp8Head } from './fp8.js';
 
 export const signatures = {
   crossentropy_count: ['ptr', 'ptr', 'ptr', 'i64', 'i64'],
@@ -90,11 +91,19 @@ export function linearCrossEntropy(
   const dx = tape.tracks(x) ? tape.empty([tokens, dim], x.dtype) : null;
   const dWeight = tape.tracks(weight) ? tape.empty([vocab, dim]) : null;
   if (tokens === 0) dWeight?.zero();
+  const fp8 = dx && dWeight ? fp8Head(tape, x, weight, chunk) : null;
   eachChunk(x, vocab, chunk, (logits, from, to) => {
     const [rows, ids, into] = [x.rows(from, to), targets.rows(from, to), losses.rows(from, to)];
     linearInto(device, rows, weight, logits);
     if (!dx && !dWeight) {
       kernel.crossentropy_forward(logits, ids, into, null, to - from, vocab);
+      return;
+    }
+    if (fp8?.fits(logits)) {
+      fp8.backward({ logits, targets: ids, inverseCount, losses: into }, rows, dx!.rows(from, to), {
+        gradient: dWeight!,
+        accumulate: from > 0,
+      });
       return;
     }
     kernel.crossentropy_in_place(logits, ids, inverseCount, into, to - from, vocab);
@@ -104,6 +113,7 @@ export function linearCrossEntropy(
   kernel.crossentropy_mean(losses, inverseCount, loss, tokens);
   losses.free();
   inverseCount.free();
+  fp8?.free();
   const slopes = [dx, dWeight].filter((slope) => slope !== null);
   tape.record([x, weight], [loss], slopes, () => {
     const dLoss = tape.gradient(loss);

@@ -10,6 +10,7 @@ constexpr int64_t kRowBlock = 192;    // rows of C one task computes: 32 tiles, 
 constexpr int64_t kDepthBlock = 512;  // k runs in slabs of at most this: A's block and two panels of B stay in L2
 constexpr int64_t kPanelChunk = 6;    // panels of one task; twice as many where every task packs its rows of A first
 constexpr int64_t kPackedRows = 32;   // rows of B one task packs
+constexpr int64_t kSmallProduct = 1 << 24;  // multiplications of a product that one thread of several computes
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
 
 struct Operand {
@@ -165,6 +166,27 @@ void linear_backward_input(const float* dy, const float* w, float* dx, int64_t r
 void linear_backward_weight(const float* dy, const float* x, float* dw, int64_t rows, int64_t outputs, int64_t inputs,
                             int64_t accumulate) {
   product({dy, 1, outputs}, {x, inputs, 1}, dw, outputs, inputs, rows, accumulate != 0);
+}
+
+// d [m, n] = alpha a b + beta c for `count` matrices, one after another in each operand. a is [m, k], or [k, m] if
+// transposed; b is [k, n] or [n, k]. c is null or another matrix than d.
+void matrix_products(const float* a, const float* b, const float* c, float* d, int64_t count, int64_t m, int64_t n,
+                     int64_t k, int64_t transpose_a, int64_t transpose_b, float alpha, float beta) {
+  const auto one = [&](int64_t i) {
+    const float *left = a + i * m * k, *right = b + i * k * n;
+    float* out = d + i * m * n;
+    product(transpose_a ? Operand{left, 1, m} : Operand{left, k, 1},
+            transpose_b ? Operand{right, 1, k} : Operand{right, n, 1}, out, m, n, k, false);
+    if (c == nullptr && alpha == 1.0f) return;
+    const float* added = c == nullptr ? nullptr : c + i * m * n;
+    parallel_chunks(m * n, 1 << 15, [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) out[j] = multiply_add(alpha, out[j], added == nullptr ? 0.0f : beta * added[j]);
+    });
+  };
+  // Threads share out small products, and the rows of large ones.
+  if (m * n * k <= kSmallProduct) parallel(count, one);
+  else
+    for (int64_t i = 0; i < count; ++i) one(i);
 }
 
 // y [rows, outputs] += bias [outputs]

@@ -18,9 +18,9 @@ const NARROW_COLUMNS = 256;
 export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   const variant = byDtype(cuda, new URL('./cuda.cu', import.meta.url), ['DTYPE']);
   function product(values: MatrixProduct): void {
-    const { c, d, m, n, k, accumulate } = values;
-    if (m === 0 || n === 0) return;
-    const bytes = m * n * (d.dtype === 'bf16' ? 2 : 4);
+    const { c, d, m, n, k, accumulate, batch = 1 } = values;
+    if (m === 0 || n === 0 || batch === 0) return;
+    const bytes = batch * m * n * (d.dtype === 'bf16' ? 2 : 4);
     if (k > 0) cuda.matrixProduct(values);
     else if (c) cuda.copy(d.pointer, c.pointer, bytes);
     else if (!accumulate) cuda.fillZero(d.pointer, bytes);
@@ -71,6 +71,11 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
         k: rows,
         transposeA: true,
         accumulate: accumulate !== 0,
+      }),
+    matrix_products: (a, b, c, d, batch, m, n, k, transposeA, transposeB, alpha, beta) =>
+      product({
+        ...{ a: a!, b: b!, c, d: d!, m, n, k, batch, alpha, beta },
+        ...{ transposeA: transposeA !== 0, transposeB: transposeB !== 0 },
       }),
     bias_forward: (y, bias, rows, outputs) =>
       variant(y!).launch('bias_forward', strided(cuda, rows * outputs), y, bias, rows, outputs),

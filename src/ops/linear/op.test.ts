@@ -1,12 +1,13 @@
 import { describe, expect, it } from 'vitest';
 import { Parameter } from '../../tensor/parameter.js';
 import { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
 import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
 import { add } from '../add/op.js';
 import { castInto } from '../cast/op.js';
-import { linear, stackedLinear } from './op.js';
+import { linear, matrixProducts, stackedLinear } from './op.js';
 import { linearBackward, linearForward } from './reference.js';
 
 describe('linear reference', () => {
@@ -257,5 +258,54 @@ describe('few rows on the CPU', () => {
           batch.slice(from * outputs, (from + rows) * outputs),
         );
     tape.end();
+  });
+});
+
+describe.each(devices())('matrixProducts on $name', ({ device, dtype }) => {
+  it.each([
+    [3, 20, 33, 17],
+    [1, 130, 64, 600],
+    [5, 1, 7, 2],
+    [0, 4, 4, 4],
+  ])('%i products of [%i, %i] with %i terms, straight and transposed', (count, m, n, k) => {
+    const [a, b, c] = [count * m * k, count * k * n, count * m * n].map((size, i) =>
+      rounded(randomValues(size, i + 1), dtype),
+    );
+    for (const [transposeA, transposeB] of [
+      [false, false],
+      [true, false],
+      [false, true],
+      [true, true],
+    ])
+      for (const [alpha, beta] of [
+        [1, null],
+        [0.5, -3],
+        [2, null],
+      ] as const) {
+        const operands = {
+          a: Tensor.from(device(), a, transposeA ? [count, k, m] : [count, m, k], dtype),
+          b: Tensor.from(device(), b, transposeB ? [count, n, k] : [count, k, n], dtype),
+          c: beta === null ? null : Tensor.from(device(), c, [count, m, n], dtype),
+          d: Tensor.empty(device(), [count, m, n], dtype),
+        };
+        matrixProducts(device(), { ...operands, transposeA, transposeB, alpha, beta: beta ?? 1 });
+        const expected = Float64Array.from({ length: count * m * n }, (_, at) => {
+          const [which, i, j] = [Math.floor(at / (m * n)), Math.floor(at / n) % m, at % n];
+          const [x, y] = [a.subarray(which * m * k), b.subarray(which * k * n)];
+          let sum = 0;
+          for (let t = 0; t < k; t++)
+            sum += x[transposeA ? t * m + i : i * k + t] * y[transposeB ? j * k + t : t * n + j];
+          return alpha * sum + (beta ?? 0) * c[at];
+        });
+        expect(relativeError(operands.d.read(), expected)).toBeLessThan(tolerance(dtype));
+        for (const tensor of Object.values(operands)) tensor?.free();
+      }
+  });
+
+  it('refuses operands that do not fit', () => {
+    const [a, d] = [Tensor.empty(device(), [2, 3, 4], dtype), Tensor.empty(device(), [2, 3, 3], dtype)];
+    expect(() => matrixProducts(device(), { a, b: a, d })).toThrow('matrixProducts: b');
+    a.free();
+    d.free();
   });
 });

@@ -6,12 +6,14 @@ import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
+import { fp8Layer } from './fp8.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
 export const signatures = {
   linear_forward: [...product, 'ptr'],
   linear_backward_input: product,
   linear_backward_weight: product,
+  matrix_products: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32', 'f32'],
   bias_forward: ['ptr', 'ptr', 'i64', 'i64'],
   bias_backward: ['ptr', 'ptr', 'i64', 'i64', 'i64'],
 } as const;
@@ -37,19 +39,22 @@ export function linear(
   if (residual) expectShape('linear: residual', residual, [rows, outputs], x.dtype);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, outputs], x.dtype);
-  if (computesResult) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
+  const fp8 = fp8Layer(tape, x, weight, computesResult ? y : null, residual);
+  if (computesResult && !fp8) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
   if (computesResult && bias) kernel.bias_forward(y, bias, rows, outputs);
-  tape.record([x, weight, bias ?? null, residual], [y], [x, weight], () => {
+  tape.record([x, weight, bias ?? null, residual], [y], fp8?.saved ?? [x, weight], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(tape.device, into, value));
     const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, weight, dx);
+    if (dx && !fp8) linearInputGradient(tape.device, dy, weight, dx);
     const dWeight = tape.gradientTarget(weight);
-    if (dWeight) linearWeightGradient(tape.device, dy, x, dWeight);
+    if (dWeight && !fp8) linearWeightGradient(tape.device, dy, x, dWeight);
+    fp8?.backward(dy, dx, dWeight);
     const dBias = bias && tape.gradientTarget(bias);
     if (dBias) kernel.bias_backward(dy, dBias.gradient, rows, outputs, Number(dBias.accumulate));
   });
+  fp8?.drop(tape);
   return y;
 }
 
@@ -66,14 +71,19 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   const filled = parts.reduce((total, part) => total + part.shape[0], 0);
   if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
   const y = tape.empty([rows, outputs], x.dtype);
-  linearInto(tape.device, x, stacked, y);
-  tape.record([x, ...parts], [y], [x, stacked], () => {
+  const fp8 = fp8Layer(tape, x, stacked, y);
+  if (!fp8) linearInto(tape.device, x, stacked, y);
+  tape.record([x, ...parts], [y], fp8?.saved ?? [x, stacked], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     const dx = tape.gradientTarget(x);
-    if (dx) linearInputGradient(tape.device, dy, stacked, dx);
     const gradient = Tensor.empty(tape.device, [outputs, inputs]);
-    linearWeightGradient(tape.device, dy, x, { gradient, accumulate: false });
+    const whole = { gradient, accumulate: false };
+    if (fp8) fp8.backward(dy, dx, whole);
+    else {
+      if (dx) linearInputGradient(tape.device, dy, stacked, dx);
+      linearWeightGradient(tape.device, dy, x, whole);
+    }
     let first = 0;
     for (const part of parts) {
       const own = gradient.rows(first, first + part.shape[0]);
@@ -84,6 +94,7 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
     }
     gradient.free();
   });
+  fp8?.drop(tape);
   return y;
 }
 
@@ -107,6 +118,34 @@ export function linearWeightGradient(device: Device, dy: Tensor, x: Tensor, dWei
   device
     .kernels(kernels)
     .linear_backward_weight(dy, x, dWeight.gradient, rowsOf(dy), outputs, inputs, Number(dWeight.accumulate));
+}
+
+/** Operands of `matrixProducts`: `count` matrices each, one after another, all of one dtype. */
+export interface MatrixProducts {
+  /** [count, m, k], or [count, k, m] with `transposeA`. */
+  readonly a: Tensor;
+  /** [count, k, n], or [count, n, k] with `transposeB`. */
+  readonly b: Tensor;
+  /** [count, m, n], another tensor than `d`; null adds nothing. */
+  readonly c?: Tensor | null;
+  /** The result [count, m, n]. */
+  readonly d: Tensor;
+  readonly transposeA?: boolean;
+  readonly transposeB?: boolean;
+  readonly alpha?: number;
+  readonly beta?: number;
+}
+
+/** d = alpha a b + beta c for each matrix of a batch, outside any tape. */
+export function matrixProducts(device: Device, products: MatrixProducts): void {
+  const { a, b, c = null, d, transposeA = false, transposeB = false, alpha = 1, beta = 1 } = products;
+  const [count, m, n] = expectFloats('matrixProducts: d', d, [-1, -1, -1]);
+  const k = a.shape[transposeA ? 1 : 2];
+  expectShape('matrixProducts: a', a, transposeA ? [count, k, m] : [count, m, k], d.dtype);
+  expectShape('matrixProducts: b', b, transposeB ? [count, n, k] : [count, k, n], d.dtype);
+  if (c) expectShape('matrixProducts: c', c, [count, m, n], d.dtype);
+  const transposed = [Number(transposeA), Number(transposeB)] as const;
+  device.kernels(kernels).matrix_products(a, b, c, d, count, m, n, k, ...transposed, alpha, beta);
 }
 
 function rowsOf(x: Tensor): number {

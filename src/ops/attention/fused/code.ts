@@ -1,6 +1,5 @@
 /** The compiled kernels of the fused attention core for one shape, and what one batch needs to launch them. */
 import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
-import type { Device } from '../../../device/device.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseLayout } from '../nsa.js';
 import {
@@ -24,11 +23,6 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   window: new URL('./window.cu', import.meta.url),
   combine: new URL('./combine.cu', import.meta.url),
 };
-
-/** The CUDA runtime of a device; null for other devices and for wrappers around a CUDA device. */
-export function cudaRuntime(device: Device): (Device & CudaRuntime) | null {
-  return device.kind === 'cuda' && 'compile' in device ? (device as Device & CudaRuntime) : null;
-}
 
 /** One batch: compiled code, counts, and the sequence offsets on the device. */
 export class FusedBatch {

@@ -13,6 +13,8 @@
  * Masked values are multiplied by zero, as tensor cores do: an infinity or NaN in a value reaches every query of its
  * tile, also the earlier ones. Finite values of the future never do.
  */
+
+import { cudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Dtype, Tensor } from '../../../tensor/tensor.js';
@@ -22,7 +24,7 @@ import { expectShape } from '../../common/shapes.js';
 import type { SparseInputs, SparseLayout, SparseOptions, SparseOutputs } from '../nsa.js';
 import type { HeadShape, SparseShape } from '../shape.js';
 import { allocateBackward, FusedBackward, type Gradients } from './backward.js';
-import { cudaRuntime, FusedBatch } from './code.js';
+import { FusedBatch } from './code.js';
 import {
   allocateRanked,
   allocateResults,

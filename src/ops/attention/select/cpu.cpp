@@ -15,7 +15,7 @@ void select_forward(const float* q, const float* k, const float* lse, const int3
                     int64_t dk, SPARSE) {
   const Inputs in = {{heads, groups, dk, dk}, q, k, nullptr, offsets, key_offsets, sequences};
   const Shape& shape = in.shape;
-  const Sparse sparse = {l, d, block, count, init, local, largest};
+  const Sparse sparse = {l, d, block, count, init, local, largest, chunked};
   const Pooling pooling(sparse);
   const int64_t h = shape.per_group(), dk_width = pad(dk), width = pad(kKeyBlock);
   int64_t* first = scratch<int64_t>(kIndex, sequences + 1);

@@ -4,7 +4,9 @@
 // Probabilities are recomputed from q, k_cmp and the LSE, 64 compressed blocks at a time, and summed over the heads of
 // the group in the order of the heads. A selection block takes its sum in the order of its compressed blocks, as far as
 // they have come; a compressed block is never longer than a selection block, so at most two sums of a token are
-// unfinished. Finished ones are offered to the token's list of the best, which a warp keeps.
+// unfinished. Finished ones are offered to the token's list of the best, which a warp keeps. With `chunked` there are
+// two lists: half of the slots for the blocks before the token's chunk, the others, but for its own block, for the
+// chunk.
 #include "../branch.cuh"
 
 // Sorts by score, then the lower index first; greater is better, and anything is better than the empty entry 0.
@@ -44,7 +46,7 @@ struct Best {
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
     const Element* q, const Element* k, const float* lse, const int* offsets, const int* key_offsets, int* selected,
     u64* lists, i64 sequences, int heads, int groups, int dk, i64 l, i64 d, i64 block, int count, int init, int local,
-    int largest) {
+    int largest, int chunked) {
   __shared__ i64 place[TILE];
   __shared__ float open[2][TILE];  // unfinished sums, by the parity of the block
   __shared__ u64 worst[TILE];      // of the token's list
@@ -111,7 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
           const i64 t = span.t0 + u, current = t / block;
           if (current < count) continue;
           const int visible = (int)((t + 1 - l) / d) + 1;  // compressed blocks; t >= block >= l
-          const Best best = {lists + (i64)u * room, room};
+          const i64 chunk = current / count * count;
+          const int half = chunked ? count / 2 : room;
+          u64* const list = lists + (i64)u * room;
           u64 least = worst[u];
           int least_at = worst_place[u];
           for (int j0 = k0 / step; j0 <= (k0 + TILE - 1 + lead) / step; j0 += 32) {
@@ -126,14 +130,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
             __syncwarp();
             if (begin < k0 + TILE && stop > k0 + TILE) open[j & 1][u] = sum;
             const bool candidate = stop <= k0 + TILE && j >= init && j <= current - local;
-            const u64 rank = candidate ? rank_of(sum, j) : 0;
-            for (u32 better = __ballot_sync(~0u, rank > least); better != 0; better &= better - 1) {
-              const u64 offered = __shfl_sync(~0u, rank, __ffs(better) - 1);
-              if (offered <= least) continue;
-              if (lane == 0) best.entries[least_at] = offered;
-              __syncwarp();
-              least = best.worst(lane, least_at);
-              __syncwarp();
+            for (int part = 0; part <= chunked; part++) {
+              const Best best = part ? Best{list + half, room - half} : Best{list, half};
+              if (best.room == 0) continue;
+              if (chunked) least = best.worst(lane, least_at);
+              const bool belongs = candidate && (!chunked || (j >= chunk) == (part == 1));
+              const u64 rank = belongs ? rank_of(sum, j) : 0;
+              for (u32 better = __ballot_sync(~0u, rank > least); better != 0; better &= better - 1) {
+                const u64 offered = __shfl_sync(~0u, rank, __ffs(better) - 1);
+                if (offered <= least) continue;
+                if (lane == 0) best.entries[least_at] = offered;
+                __syncwarp();
+                least = best.worst(lane, least_at);
+                __syncwarp();
+              }
             }
           }
           if (lane == 0) worst[u] = least, worst_place[u] = least_at;
@@ -151,16 +161,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_forward(
         for (int i = lane; i < count; i += 32) out[i] = i <= current ? i : -1;
         continue;
       }
-      // Here current >= count >= init + local, so no block is both initial and local, and the list is full.
+      // Here current >= count >= init + local, so no block is both initial and local. The list is full, unless the
+      // token's chunk has fewer blocks than slots.
       const u64* const chosen = lists + (i64)u * room;
+      int held = 0;
+      for (int i = 0; i < room; i++) held += chosen[i] != 0;
       for (int i = lane; i < room; i += 32) {
+        if (chosen[i] == 0) continue;
         const int index = index_of(chosen[i]);
         int before = 0;
-        for (int other = 0; other < room; other++) before += index_of(chosen[other]) < index;
+        for (int other = 0; other < room; other++) before += chosen[other] != 0 && index_of(chosen[other]) < index;
         out[init + before] = index;
       }
       for (int i = lane; i < init; i += 32) out[i] = i;
-      for (int i = lane; i < local; i += 32) out[count - 1 - i] = (int)current - i;
+      for (int i = lane; i < local; i += 32) out[init + held + local - 1 - i] = (int)current - i;
+      for (int i = init + held + local + lane; i < count; i += 32) out[i] = -1;
     }
     __syncthreads();
   }

@@ -1,7 +1,7 @@
 /**
  * Which selection blocks each (token, group) attends to: the forced blocks (by default block 0, the current block and
- * the one before it), and the blocks of highest importance under the compressed attention's probabilities. No gradient
- * flows through it.
+ * the one before it), and the blocks of highest importance under the compressed attention's probabilities, of all or by
+ * chunks (`SparseShape.selection`). No gradient flows through it.
  */
 import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
@@ -13,13 +13,13 @@ import { forcedBlocks, type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
 
 /** Types of `selectionArguments`. */
-export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
+export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
 
 /** What kernels that select blocks are told: the fields of `Sparse` in selection.h, in its order. */
 export function selectionArguments(sparse: SparseShape) {
   const { initBlocks, localBlocks } = forcedBlocks(sparse);
-  const isMax = Number(sparse.scorePool === 'max');
-  return [sparse.l, sparse.d, sparse.lSel, sparse.nSel, initBlocks, localBlocks, isMax] as const;
+  const [isMax, isChunked] = [Number(sparse.scorePool === 'max'), Number(sparse.selection === 'chunked')];
+  return [sparse.l, sparse.d, sparse.lSel, sparse.nSel, initBlocks, localBlocks, isMax, isChunked] as const;
 }
 
 export const signatures = {

@@ -4,12 +4,12 @@ import { Tensor } from '../../../tensor/tensor.js';
 import { cpuMs } from '../../../testing/cpu-time.js';
 import { cpu } from '../../../testing/devices.js';
 import { randomNumbers } from '../../../testing/random.js';
-import type { ForcedBlocks } from '../shape.js';
+import type { SelectionRule } from '../shape.js';
 import { selectionArguments } from './op.js';
 import { topBlocks } from './reference.js';
 import { ranking } from './testing/choose.js';
 
-function choose(importance: Float32Array, count: number, forced: ForcedBlocks = {}): { blocks: number[]; ms: number } {
+function choose(importance: Float32Array, count: number, forced: SelectionRule = {}): { blocks: number[]; ms: number } {
   const device = cpu();
   const probability = Tensor.from(device, importance, [importance.length]);
   const out = Tensor.empty(device, [count], 'i32');
@@ -22,6 +22,8 @@ function choose(importance: Float32Array, count: number, forced: ForcedBlocks = 
   out.free();
   return { blocks, ms };
 }
+
+const padded = (blocks: number[], count: number) => [...blocks, ...new Array(count - blocks.length).fill(-1)];
 
 const CASES: readonly [string, (index: number, noise: number) => number][] = [
   ['different', (_, noise) => noise],
@@ -42,9 +44,11 @@ it.each(CASES)('takes the greatest, and the lower index among equals: importance
     const noise = randomNumbers(3);
     const importance = Float32Array.from({ length }, (_, i) => value(i, noise()));
     const ranked = importance.map((x) => (Number.isNaN(x) ? -1 : x)); // NaN ranks last
-    for (const forced of [{}, { initBlocks: 0, localBlocks: 1 }, { initBlocks: 2, localBlocks: 1 }])
+    const own = { initBlocks: 0, localBlocks: 1 };
+    const chunked: SelectionRule[] = count % 2 === 0 ? [{ ...own, selection: 'chunked' }] : [];
+    for (const forced of [{}, own, { initBlocks: 2, localBlocks: 1 }, ...chunked])
       expect(choose(importance, count, forced).blocks, `${count} of ${length}, ${JSON.stringify(forced)}`).toEqual(
-        topBlocks(ranked, count, forced),
+        padded(topBlocks(ranked, count, forced), count),
       );
   }
 });

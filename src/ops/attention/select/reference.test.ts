@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { nsaInputs, nsaLayout } from '../../../testing/nsa.js';
-import type { ForcedBlocks } from '../shape.js';
+import type { SelectionRule } from '../shape.js';
 import { importance, isSelection, overlap, selectBlocks, topBlocks } from './reference.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
@@ -51,7 +51,7 @@ describe('top blocks', () => {
 });
 
 describe('top blocks with other forced blocks', () => {
-  it.each<[string, number[], number, ForcedBlocks, number[]]>([
+  it.each<[string, number[], number, SelectionRule, number[]]>([
     ['the own block and the highest others', [9, 1, 3, 2, 5, 0], 3, { initBlocks: 0, localBlocks: 1 }, [0, 4, 5]],
     ['the first two and the last', [0, 0, 3, 4, 5, 0], 4, { initBlocks: 2, localBlocks: 1 }, [0, 1, 4, 5]],
     ['all when they overlap', [1, 2, 3], 8, { initBlocks: 4, localBlocks: 3 }, [0, 1, 2]],
@@ -60,6 +60,26 @@ describe('top blocks with other forced blocks', () => {
     expect(topBlocks(score, count, forced)).toEqual(expected);
     expect(isSelection(score, [...expected, ...new Array(count - expected.length).fill(-1)], 0, forced)).toBe(true);
     expect(isSelection([...score].reverse(), expected.slice().reverse(), 0, forced)).toBe(false);
+  });
+});
+
+describe('top blocks by chunks', () => {
+  const CHUNKED: SelectionRule = { initBlocks: 0, localBlocks: 1, selection: 'chunked' };
+  it.each<[string, number[], number, number[]]>([
+    ['all of the first chunk', [9, 8, 7, 0], 4, [0, 1, 2, 3]],
+    ['two before the chunk, and the own block alone in it', [3, 9, 1, 5, 0], 4, [1, 3, 4]],
+    ['two before it, and the better one in it', [3, 9, 1, 5, 2, 7, 0], 4, [1, 3, 5, 6]],
+    ['no more than two before it, however good these are', [9, 9, 9, 9, 0, 0, 0, 0], 4, [0, 1, 4, 7]],
+    ['two of two chunks before it', [1, 2, 3, 4, 9, 0, 0, 8, 1, 0], 4, [4, 7, 8, 9]],
+    ['one before it and the own block', [1, 5, 0, 9, 9, 0], 2, [3, 5]],
+  ])('are %s', (_, score, count, expected) => {
+    expect(topBlocks(score, count, CHUNKED)).toEqual(expected);
+    const row = [...expected, ...new Array(count - expected.length).fill(-1)];
+    expect(isSelection(score, row, 0, CHUNKED)).toBe(true);
+    if (expected.length < count) expect(isSelection(score, row.with(-1, score.length - 1), 0, CHUNKED)).toBe(false);
+  });
+  it('are not the best of all', () => {
+    expect(isSelection([9, 9, 9, 9, 0, 0, 0, 0], [0, 1, 2, 7], 0, CHUNKED)).toBe(false);
   });
 });
 

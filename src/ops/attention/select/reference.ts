@@ -2,7 +2,7 @@
 
 import { scores, sequenceOf, softmax } from '../branch-reference.js';
 import { finishedBlocks } from '../compressed/reference.js';
-import { type ForcedBlocks, forcedBlocks, type HeadShape, type SparseShape } from '../shape.js';
+import { forcedBlocks, type HeadShape, type SelectionRule, type SparseShape } from '../shape.js';
 
 /**
  * `q` [T,H,dk], `kCmp` [Tc,G,dk] -> a function that gives the scores I of one (token, group): one for each selection
@@ -66,11 +66,12 @@ export function selectBlocks(
 }
 
 /** The forced blocks, then the others of highest score; equal scores: the lower index. Ascending. */
-export function topBlocks(score: ArrayLike<number>, count: number, rule: ForcedBlocks = {}): number[] {
-  const forced = forcedOf(score.length - 1, rule);
-  const others = Array.from(score, (_, j) => j).filter((j) => !forced.includes(j));
-  others.sort((a, b) => score[b] - score[a] || a - b);
-  return [...forced, ...others.slice(0, count - forced.length)].sort((a, b) => a - b);
+export function topBlocks(score: ArrayLike<number>, count: number, rule: SelectionRule = {}): number[] {
+  const current = score.length - 1;
+  const best = contests(current, count, rule).flatMap(({ blocks, room }) =>
+    blocks.sort((a, b) => score[b] - score[a] || a - b).slice(0, room),
+  );
+  return [...forcedOf(current, rule), ...best].sort((a, b) => a - b);
 }
 
 /**
@@ -81,22 +82,36 @@ export function isSelection(
   score: ArrayLike<number>,
   selected: ArrayLike<number>,
   tolerance = 1e-6,
-  rule: ForcedBlocks = {},
+  rule: SelectionRule = {},
 ): boolean {
   const row = Array.from(selected);
-  const blocks = row.filter((j) => j >= 0);
-  const ascending = blocks.every((j, i) => j < score.length && (i === 0 || j > blocks[i - 1]));
-  const padded = row.slice(blocks.length).every((j) => j === -1);
-  const complete = blocks.length === Math.min(row.length, score.length);
+  const taken = row.filter((j) => j >= 0);
+  const ascending = taken.every((j, i) => j < score.length && (i === 0 || j > taken[i - 1]));
+  const padded = row.slice(taken.length).every((j) => j === -1);
   const forced = forcedOf(score.length - 1, rule);
-  if (!ascending || !padded || !complete || !forced.every((j) => blocks.includes(j))) return false;
-  const taken = blocks.filter((j) => !forced.includes(j)).map((j) => score[j]);
-  const left = Array.from(score).filter((_, j) => !blocks.includes(j));
-  return Math.min(...taken, Number.POSITIVE_INFINITY) >= Math.max(...left, 0) * (1 - tolerance);
+  if (!ascending || !padded || !forced.every((j) => taken.includes(j))) return false;
+  return contests(score.length - 1, row.length, rule).every(({ blocks, room }) => {
+    const [inside, outside] = [true, false].map((isTaken) => blocks.filter((j) => taken.includes(j) === isTaken));
+    const least = Math.min(...inside.map((j) => score[j]), Number.POSITIVE_INFINITY);
+    const most = Math.max(...outside.map((j) => score[j]), 0);
+    return inside.length === Math.min(room, blocks.length) && least >= most * (1 - tolerance);
+  });
+}
+
+/** Blocks that compete for `room` slots with each other: all that are not forced, or those of two ranges (`chunked`). */
+function contests(current: number, count: number, rule: SelectionRule): { blocks: number[]; room: number }[] {
+  const forced = forcedOf(current, rule);
+  const others = Array.from({ length: current + 1 }, (_, j) => j).filter((j) => !forced.includes(j));
+  if (rule.selection !== 'chunked' || current < count) return [{ blocks: others, room: count - forced.length }];
+  const chunk = current - (current % count);
+  return [
+    { blocks: others.filter((j) => j < chunk), room: count / 2 },
+    { blocks: others.filter((j) => j >= chunk), room: count / 2 - 1 },
+  ];
 }
 
 /** The first blocks and the last ones up to `current`, each once. */
-function forcedOf(current: number, rule: ForcedBlocks): number[] {
+function forcedOf(current: number, rule: SelectionRule): number[] {
   const { initBlocks, localBlocks } = forcedBlocks(rule);
   return Array.from({ length: current + 1 }, (_, j) => j).filter((j) => j < initBlocks || j > current - localBlocks);
 }

@@ -205,7 +205,7 @@ void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, in
                       SPARSE) {
   const Shape shape = {heads, groups, dk, dv};
   const Pages pages = {tables, place, size};
-  const Sparse sparse = {l, d, block, count, init, local, largest};
+  const Sparse sparse = {l, d, block, count, init, local, largest, chunked};
   const Pooling pooling(sparse);
   const int64_t h = shape.per_group(), width = pad(size);
   for_each_row({offsets, starts, sequences}, groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {

@@ -194,10 +194,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_selected(const T* q,
 }
 
 // Importance of the selection blocks before the local ones, a stretch of them at a time, and the best so far in falling
-// order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again.
+// order; among equals the lower index stays ahead. Probabilities come from q, the keys and the LSE again. With
+// `chunked` there are two lists: half of the slots for the blocks before the token's chunk, the others for the chunk.
 extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, const float* lse, i32* selected, PAGES,
                                                                    TOKENS, HEADS, i64 l, i64 d, i64 block, i64 count,
-                                                                   i64 init, i64 local, i64 largest) {
+                                                                   i64 init, i64 local, i64 largest, i64 chunked) {
   const Pages pages = {tables, place, size};
   const Heads shape = {heads, groups, dk, dv};
   each_row({offsets, starts, sequences}, groups, [&](const Place& at) {
@@ -218,7 +219,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
     const int room = (int)(count - init - local);
     const i64 visible = (at.position + 1 - l) / d + 1, end = current - local + 1;  // position >= block >= l
     const int most = (PROBABILITIES - lead) / stride;  // selection blocks of a stretch
-    int held = 0;                                      // thread 0's
+    const i64 chunk = chunked ? current / count * count : end;  // blocks from here on have a list of their own
+    const int half = chunked ? (int)(count / 2) : room;
+    int held[2] = {0, 0};                              // entries of the two lists, thread 0's
     for (i64 first = init; room > 0 && first < end; first += most) {
       const int blocks = (int)(end - first < most ? end - first : most);
       const i64 begin = first * stride - lead;
@@ -249,9 +252,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
       if (threadIdx.x == 0)
         for (int j = 0; j < blocks; j++) {
           const float value = importance[j];
-          if (held == room && !(value > best[held - 1])) continue;
-          int slot = held < room ? held++ : held - 1;
-          for (; slot > 0 && value > best[slot - 1]; slot--) best[slot] = best[slot - 1], index[slot] = index[slot - 1];
+          const int part = first + j >= chunk, from = part * half, slots = part ? room - half : half;
+          int& count_held = held[part];
+          if (count_held == slots && (slots == 0 || !(value > best[from + slots - 1]))) continue;
+          int slot = from + (count_held < slots ? count_held++ : slots - 1);
+          for (; slot > from && value > best[slot - 1]; slot--)
+            best[slot] = best[slot - 1], index[slot] = index[slot - 1];
           best[slot] = value, index[slot] = (i32)(first + j);
         }
       __syncthreads();
@@ -259,13 +265,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_select(const T* q, c
     if (threadIdx.x == 0) {
       i64 n = 0;
       for (; n < init; n++) to[n] = (i32)n;
-      for (int i = 1; i < held; i++) {  // ascending
-        const i32 value = index[i];
-        int slot = i;
-        for (; slot > 0 && value < index[slot - 1]; slot--) index[slot] = index[slot - 1];
-        index[slot] = value;
+      for (int part = 0; part < 2; part++) {
+        i32* const list = index + part * half;
+        for (int i = 1; i < held[part]; i++) {  // ascending
+          const i32 value = list[i];
+          int slot = i;
+          for (; slot > 0 && value < list[slot - 1]; slot--) list[slot] = list[slot - 1];
+          list[slot] = value;
+        }
+        for (int i = 0; i < held[part]; i++) to[n++] = list[i];
       }
-      for (int i = 0; i < held; i++) to[n++] = index[i];
       for (i64 j = end; j <= current; j++) to[n++] = (i32)j;
       for (; n < count; n++) to[n] = -1;
     }

@@ -1,0 +1,53 @@
+/**
+ * A feed-forward layer down(silu(up x)) in FP8. Its inner result and the gradient of that go to FP8 as the activation is
+ * computed, and are never written in bf16: separate conversions would cost what the products save.
+ */
+import type { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { addInto } from '../add/op.js';
+import { Fp8Layer, Fp8Matrix, MULTIPLE, savesTime } from './fp8.js';
+
+/** Whether the six products of `rows` rows save more time than the conversions around them take. */
+export function feedForwardPays(rows: number, hidden: number, dim: number): boolean {
+  if (![rows, hidden, dim].every((size) => size > 0 && size % MULTIPLE === 0)) return false;
+  // x and dy as in `layerPays`; SiLU is read once more, forward and, with its gradient, backward.
+  const bytes = 12 * rows * dim + 6 * rows * hidden + 16 * hidden * dim;
+  return savesTime(12 * rows * hidden * dim, bytes);
+}
+
+/**
+ * `x` [rows, dim] bf16, weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
+ * Without `computesResult` the result is not computed: only gradients pass through it.
+ */
+export function fp8FeedForward(
+  tape: Tape,
+  x: Tensor,
+  { up, down }: { readonly up: Tensor; readonly down: Tensor },
+  residual: Tensor | null = null,
+  computesResult = true,
+): Tensor {
+  const { device } = tape;
+  const [hidden, dim] = up.shape;
+  const rows = x.size / dim;
+  const inner = tape.empty([rows, hidden], 'bf16');
+  const first = new Fp8Layer(tape, x, up, inner, null);
+  const layouts = { straight: computesResult, transposed: tape.recording };
+  const active = new Fp8Matrix(device, { kind: 'Silu', x: inner }, 'e4m3', layouts);
+  const y = tape.empty([rows, dim], 'bf16');
+  const second = new Fp8Layer(tape, active, down, computesResult ? y : null, residual);
+  tape.record([x, up, down, residual], [y], [...first.saved, ...second.saved, inner], () => {
+    const dy = tape.gradient(y);
+    if (!dy) return;
+    if (residual) tape.passGradient(y, residual, (into, value) => addInto(device, into, value));
+    const dActive = Tensor.empty(device, [rows, hidden], 'bf16');
+    second.backward(dy, { gradient: dActive, accumulate: false }, tape.gradientTarget(down));
+    const source = { kind: 'SiluGradient', x: inner, dy: dActive } as const;
+    const dInner = new Fp8Matrix(device, source, 'e5m2', { straight: true, transposed: true });
+    dActive.free();
+    first.backward(dInner, tape.gradientTarget(x), tape.gradientTarget(up));
+  });
+  first.drop(tape);
+  second.drop(tape);
+  tape.drop(inner);
+  return y;
+}

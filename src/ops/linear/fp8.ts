@@ -1,0 +1,232 @@
+/**
+ * Matrix products in FP8 (runtime.fp8) on GPUs that have them: a matrix is converted with one scale, taken from its own
+ * largest magnitude, so nothing is carried from step to step. Values and weights are e4m3, gradients e5m2.
+ */
+import { strided } from '../../device/cuda/elements.js';
+import { type CudaRuntime, cudaRuntime } from '../../device/cuda/runtime.js';
+import type { Addressable, Device } from '../../device/device.js';
+import type { GradientTarget, Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
+import type { Fp8Format } from './fp8-reference.js';
+
+/** First compute capability, times ten, with FP8 tensor cores. */
+const ARCHITECTURE = 89;
+/** Sizes of FP8 products are multiples of this. */
+export const MULTIPLE = 16;
+/** Rows and columns of a block's tile (fp8.cu has the same). */
+const TILE = 128;
+
+/** Rates under a training step's load (H200): operations and bytes per second. */
+const BF16_RATE = 6.8e14;
+const FP8_RATE = 1.15e15;
+const BANDWIDTH = 3.8e12;
+/** What must be saved for each second of conversions. */
+const WORTH = 1.3;
+
+/** Why a device has no FP8 products; null if it has. */
+export function fp8Refusal(device: Device): string | null {
+  const architecture = cudaRuntime(device)?.architecture;
+  if (architecture === undefined) return `the ${device.kind === 'cpu' ? 'CPU' : 'device'} has no FP8 products`;
+  if (architecture < ARCHITECTURE)
+    return `${device.name} has compute capability ${architecture / 10}: FP8 products need 8.9 (Ada) or newer`;
+  return null;
+}
+
+/** Whether products of `x` on this tape may be in FP8. */
+export function usesFp8(tape: Tape, x: Tensor): boolean {
+  return tape.fp8 && x.dtype === 'bf16' && fp8Refusal(tape.device) === null;
+}
+
+/** Whether `operations` of products in FP8 save more time than moving `bytes` for their conversions takes. */
+export function savesTime(operations: number, bytes: number): boolean {
+  return operations * (1 / BF16_RATE - 1 / FP8_RATE) > (WORTH * bytes) / BANDWIDTH;
+}
+
+/** Whether a layer [outputs, inputs] over `rows` rows is computed in FP8: all three products or none. */
+export function layerPays(rows: number, outputs: number, inputs: number): boolean {
+  if (![rows, outputs, inputs].every((size) => size > 0 && size % MULTIPLE === 0)) return false;
+  // x and dy are read for their maximum, read again and written in both layouts; the weight once more.
+  const bytes = 6 * rows * (outputs + inputs) + 8 * outputs * inputs;
+  return savesTime(6 * rows * outputs * inputs, bytes);
+}
+
+/** What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
+export interface Fp8Source {
+  readonly kind: 'Plain' | 'Silu' | 'SiluGradient';
+  readonly x: Tensor;
+  /** The gradient of SiLU's result. */
+  readonly dy?: Tensor | null;
+}
+
+/** Codes [rows, columns] of one byte, in the layouts that were asked for, and their scale. */
+export class Fp8Matrix {
+  readonly format: Fp8Format;
+  readonly rows: number;
+  readonly columns: number;
+  /** f32 [2]: the largest magnitude, and what codes are multiplied by. */
+  readonly scale: Tensor;
+  /** Row by row, and column by column; the memory of one code is a byte. */
+  readonly straight: Tensor<'i32'> | null;
+  readonly transposed: Tensor<'i32'> | null;
+
+  /**
+   * Converts a bf16 tensor, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of
+   * the same values.
+   */
+  constructor(
+    device: Device,
+    from: Tensor | Fp8Source,
+    format: Fp8Format,
+    layouts: { readonly straight?: boolean; readonly transposed?: boolean },
+    scale: Tensor | null = null,
+  ) {
+    const cuda = cudaRuntime(device)!;
+    const source: Fp8Source = from instanceof Tensor ? { kind: 'Plain', x: from } : from;
+    const { x, dy = null } = source;
+    this.columns = x.shape[x.shape.length - 1];
+    this.rows = x.size / this.columns;
+    this.format = format;
+    this.scale = scale ?? largest(cuda, device, source);
+    this.straight = layouts.straight ? codes(device, x.size) : null;
+    this.transposed = layouts.transposed ? codes(device, x.size) : null;
+    fp8Code(cuda, source.kind).launch(
+      `fp8_${format}`,
+      tiles(this.rows, this.columns),
+      ...[x, dy, this.scale, this.straight && this.rowMajor, this.transposed && this.columnMajor],
+      ...[this.rows, this.columns],
+    );
+  }
+
+  /** What codes are multiplied by, one f32 on the device. */
+  get inverse(): Addressable {
+    return this.scale.rows(1, 2);
+  }
+
+  /** The codes as A [rows, columns] or as the stored B of a product over the columns. */
+  get rowMajor(): Addressable {
+    return { pointer: this.straight!.pointer, dtype: this.format };
+  }
+
+  /** The same of a product over the rows: [columns, rows]. */
+  get columnMajor(): Addressable {
+    return { pointer: this.transposed!.pointer, dtype: this.format };
+  }
+
+  free(): void {
+    this.straight?.free();
+    this.transposed?.free();
+    this.scale.free();
+  }
+}
+
+function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
+  return cuda.compile(new URL('./fp8.cu', import.meta.url), { SOURCE: source });
+}
+
+/** Uninitialised memory for codes. */
+export function codes(device: Device, count: number): Tensor<'i32'> {
+  return Tensor.empty(device, [count / 4], 'i32');
+}
+
+function tiles(rows: number, columns: number) {
+  return { grid: [Math.ceil(columns / TILE), Math.ceil(rows / TILE)] as const, block: 256 };
+}
+
+function largest(cuda: CudaRuntime, device: Device, { kind, x, dy = null }: Fp8Source): Tensor {
+  const scale = Tensor.zeros(device, [2]);
+  fp8Code(cuda, kind).launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
+  return scale;
+}
+
+/** Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows]. */
+export function transposeCodes(
+  device: Device,
+  from: Addressable,
+  stride: number,
+  into: Addressable,
+  [rows, columns]: readonly [number, number],
+): void {
+  fp8Code(cudaRuntime(device)!).launch('fp8_transpose', tiles(rows, columns), from, stride, into, rows, columns);
+}
+
+/** The layer y = x wᵀ in FP8. It holds what its backward pass needs, and the tape frees that. */
+export class Fp8Layer {
+  /** Tensors that the backward pass reads. */
+  readonly saved: readonly Tensor[];
+  readonly #device: Device;
+  readonly #sizes: { readonly rows: number; readonly outputs: number; readonly inputs: number };
+  readonly #weight: Tensor;
+  readonly #weightScale: Tensor;
+  readonly #x: Fp8Matrix;
+
+  /**
+   * `y` [rows, outputs] receives the result, `residual` of its shape added; null to leave it out. `x` in FP8 has the layout
+   * of rows if there is y, and the other one if the tape records; the layer frees it.
+   */
+  constructor(tape: Tape, x: Tensor | Fp8Matrix, weight: Tensor, y: Tensor | null, residual: Tensor | null) {
+    const { device } = tape;
+    const [outputs, inputs] = weight.shape;
+    this.#device = device;
+    this.#weight = weight;
+    const layouts = { straight: y !== null, transposed: tape.recording };
+    this.#x = x instanceof Fp8Matrix ? x : new Fp8Matrix(device, x, 'e4m3', layouts);
+    this.#sizes = { rows: this.#x.rows, outputs, inputs };
+    const w = new Fp8Matrix(device, weight, 'e4m3', { straight: y !== null });
+    this.#weightScale = w.scale;
+    if (y) {
+      const { rows } = this.#sizes;
+      cudaRuntime(device)!.matrixProduct({
+        ...{ a: this.#x.rowMajor, b: w.rowMajor, c: residual, d: y, m: rows, n: outputs, k: inputs },
+        ...{ transposeB: true, fp8: { a: this.#x.inverse, b: w.inverse, fast: true } },
+      });
+      this.#x.straight!.free();
+      w.straight!.free();
+    }
+    const held = [this.#x.transposed, this.#x.scale, w.scale].filter((tensor) => tensor !== null);
+    for (const tensor of held) tape.own(tensor);
+    this.saved = [...held, weight];
+  }
+
+  /** Ends the forward pass's use of what is saved; call it after `tape.record`. */
+  drop(tape: Tape): void {
+    for (const tensor of this.saved) if (tensor !== this.#weight) tape.drop(tensor);
+  }
+
+  /** dx = dy w and dw = dyᵀ x; a target of null is left out. `dy` in FP8 has both layouts, and is freed. */
+  backward(dy: Tensor | Fp8Matrix, dx: GradientTarget | null, dWeight: GradientTarget | null): void {
+    const device = this.#device;
+    const cuda = cudaRuntime(device)!;
+    const { rows, outputs, inputs } = this.#sizes;
+    const layouts = { straight: dx !== null, transposed: dWeight !== null };
+    const dy8 = dy instanceof Fp8Matrix ? dy : new Fp8Matrix(device, dy, 'e5m2', layouts);
+    if (dx) {
+      const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
+      cuda.matrixProduct({
+        ...{ a: dy8.rowMajor, b: w.columnMajor, d: dx.gradient, m: rows, n: inputs, k: outputs, transposeB: true },
+        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: false } },
+      });
+      w.transposed!.free();
+    }
+    if (dWeight) {
+      const x = this.#x;
+      cuda.matrixProduct({
+        ...{ a: dy8.columnMajor, b: x.columnMajor, d: dWeight.gradient, m: outputs, n: inputs, k: rows },
+        ...{ transposeB: true, accumulate: dWeight.accumulate, fp8: { a: dy8.inverse, b: x.inverse, fast: false } },
+      });
+    }
+    dy8.free();
+  }
+}
+
+/** The layer of a tape that asks for FP8 where that saves time; null where it does not. */
+export function fp8Layer(
+  tape: Tape,
+  x: Tensor,
+  weight: Tensor,
+  y: Tensor | null,
+  residual: Tensor | null = null,
+): Fp8Layer | null {
+  if (!usesFp8(tape, x)) return null;
+  const [outputs, inputs] = weight.shape;
+  return layerPays(x.size / inputs, outputs, inputs) ? new Fp8Layer(tape, x, weight, y, residual) : null;
+}
