@@ -1,6 +1,7 @@
 // Compares two builds of this package on one machine, in turns: is the new one slower anywhere?
 //
-//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--device cpu|cuda] [--rounds 5] [--limit 1] [--out FILE.json]
+//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--device cpu|cuda] [--only training|attention] [--rounds 5]
+//                                 [--limit 1] [--out FILE.json]
 //
 // Measures training and attention with `trefoil bench train` and `bench attention` of each build, alternately, and prints
 // the medians and their ratio. Exit code 1 if the new build is slower by more than --limit percent. A build is the folder
@@ -16,6 +17,7 @@ const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
     device: { type: 'string', default: 'cpu' },
+    only: { type: 'string' },
     rounds: { type: 'string', default: '5' },
     limit: { type: 'string', default: '1' },
     out: { type: 'string' },
@@ -24,25 +26,36 @@ const { values, positionals } = parseArgs({
 const [rounds, limit] = [Number(values.rounds), Number(values.limit)];
 if (positionals.length !== 2) stop('expected two folders: the dist of the old build and the dist of the new one');
 if (!['cpu', 'cuda'].includes(values.device)) stop('--device: expected cpu or cuda');
+if (![undefined, 'training', 'attention'].includes(values.only)) stop('--only: expected training or attention');
 if (!(Number.isInteger(rounds) && rounds >= 1)) stop('--rounds: expected a whole number of at least 1');
 if (!(limit >= 0)) stop('--limit: expected a percentage of at least 0');
 const builds = { before: positionals[0], after: positionals[1] };
 
-/** Training of the small shape on a CPU, of the 125m shape on a GPU; `figure` reads what is compared: more is better. */
+/** Training of the small shape on a CPU, of the 125m shape on a GPU; `figures` reads what is compared: more is better. */
 const training = (name, words, steps) => ({
-  name: `training, ${name}, tokens/s`,
+  kind: 'training',
   words: ['bench', 'train', '--attention', 'nsa', ...words, '--steps', String(steps)],
   warmUp: ['bench', 'train', '--attention', 'nsa', ...words, '--steps', '1'],
-  figure: ([row]) => row.tokens_per_s,
+  figures: ([row]) => ({ [`training, ${name}, tokens/s`]: row.tokens_per_s }),
 });
-/** Whole sparse attention, forward and backward together. */
+/** Whole sparse attention. */
 const attention = (length, ...options) => ({
-  name: `attention, ${length} tokens, 1/s`,
+  kind: 'attention',
   words: ['bench', 'attention', '--lengths', String(length), ...options],
   warmUp: ['bench', 'attention', '--lengths', String(length), '--quick'],
-  figure: (rows) => 1000 / rows.filter(({ what }) => what === 'nsa').reduce((sum, { ms }) => sum + ms, 0),
+  figures: (rows) => {
+    const [forward, backward] = ['forward', 'backward'].map(
+      (pass) => rows.find((row) => row.what === 'nsa' && row.pass === pass).ms,
+    );
+    const name = `attention, ${length} tokens, 1/s`;
+    return {
+      [name]: 1000 / (forward + backward),
+      [`${name}, forward`]: 1000 / forward,
+      [`${name}, backward`]: 1000 / backward,
+    };
+  },
 });
-const cases =
+const all =
   values.device === 'cuda'
     ? [training('8192 tokens', ['--seq-len', '8192'], 20), attention(65_536)]
     : [
@@ -50,19 +63,27 @@ const cases =
         attention(2048, '--quick'),
       ];
 
+const cases = all.filter(({ kind }) => values.only === undefined || kind === values.only);
+
 process.stderr.write('warming up: compiling the kernels of both builds\n');
 const warm = cases.flatMap(({ warmUp }) => Object.values(builds).map((dist) => run(dist, warmUp)));
 const { machine } = (await Promise.all(warm))[0];
 
-const measured = cases.map(({ name }) => ({ name, before: [], after: [] }));
+/** By the name of a figure: what each build reached, round by round. */
+const measured = new Map();
 for (let round = 0; round < rounds; round++) {
   // The order changes every round, so that a falling clock rate affects both.
   const order = round % 2 === 0 ? ['before', 'after'] : ['after', 'before'];
-  for (const [i, { name, words, figure }] of cases.entries()) {
-    for (const build of order) measured[i][build].push(figure((await run(builds[build], words)).rows));
-    const [old, fresh] = [measured[i].before.at(-1), measured[i].after.at(-1)];
-    process.stderr.write(`round ${round + 1} of ${rounds}: ${name}: ${old.toPrecision(5)}, ${fresh.toPrecision(5)}\n`);
-  }
+  for (const { words, figures } of cases)
+    for (const build of order) {
+      const found = Object.entries(figures((await run(builds[build], words)).rows));
+      for (const [name, figure] of found) {
+        if (!measured.has(name)) measured.set(name, { before: [], after: [] });
+        measured.get(name)[build].push(figure);
+      }
+      const text = found.map(([name, figure]) => `${name}: ${figure.toPrecision(5)}`).join('; ');
+      process.stderr.write(`round ${round + 1} of ${rounds}, ${build}: ${text}\n`);
+    }
   if (values.out) writeFileSync(values.out, `${JSON.stringify(result(), null, 2)}\n`);
 }
 
@@ -72,9 +93,9 @@ for (const { name, before, after, ratio } of rows)
 process.exitCode = rows.some(({ ratio }) => ratio < 1 - limit / 100) ? 1 : 0;
 
 function result() {
-  const rows = measured.map(({ name, ...all }) => {
-    const [before, after] = [median(all.before), median(all.after)];
-    return { name, before, after, ratio: after / before, all };
+  const rows = [...measured].map(([name, runs]) => {
+    const [before, after] = [median(runs.before), median(runs.after)];
+    return { name, before, after, ratio: after / before, all: runs };
   });
   return { machine, device: values.device, rows };
 }

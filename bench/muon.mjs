@@ -1,7 +1,7 @@
 // Muon against AdamW on the same text: validation losses, and the tokens that Muon needs for AdamW's last loss.
 //
 //   node bench/muon.mjs [--device cpu|cuda] [--data FOLDER --val FOLDER] [--steps 200] [--seeds 3]
-//     [--adamw 1e-3,2e-3,4e-3] [--muon 1e-3,2e-3,4e-3] [--set KEY=VALUE]... [--out FILE]
+//     [--adamw 1e-3,2e-3,4e-3] [--muon 4e-3,8e-3,1.6e-2] [--set KEY=VALUE]... [--out FILE]
 //
 // Each optimizer first trains with every learning rate of its list at seed 1; the best one by validation loss then trains
 // the other seeds. Without --data the text is this repository's documentation, in bytes; --data takes a folder of token
@@ -30,10 +30,12 @@ const { values } = parseArgs({
 });
 const steps = Number(values.steps);
 const isCuda = values.device === 'cuda';
-const DEFAULT_RATES = isCuda ? '5e-4,1e-3,2e-3' : '2e-3,4e-3,8e-3';
+const DEFAULTS = isCuda
+  ? { adamw: '5e-4,1e-3,2e-3', muon: '5e-4,1e-3,2e-3' }
+  : { adamw: '1e-3,2e-3,4e-3', muon: '4e-3,8e-3,1.6e-2' };
 const rates = {
-  adamw: (values.adamw ?? DEFAULT_RATES).split(',').map(Number),
-  muon: (values.muon ?? DEFAULT_RATES).split(',').map(Number),
+  adamw: (values.adamw ?? DEFAULTS.adamw).split(',').map(Number),
+  muon: (values.muon ?? DEFAULTS.muon).split(',').map(Number),
 };
 
 const SHAPE = isCuda

@@ -15,6 +15,7 @@ import {
 } from 'node:fs';
 import { homedir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
+import type { Environment } from './environment.js';
 import { TrefoilError, UsageError } from './errors.js';
 import { pidExists } from './process-identity.js';
 
@@ -131,6 +132,24 @@ export function readText(path: string): string | undefined {
   }
 }
 
+/** The text of a file that a user named: throws when it is missing. */
+export function readGivenText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw fileError('read', path, error);
+  }
+}
+
+/** Copies a file; the copy appears complete. */
+export function copyFile(from: string, to: string): void {
+  try {
+    writeFileAtomic(to, readFileSync(from));
+  } catch (error) {
+    throw fileError('copy', from, error);
+  }
+}
+
 /** Writes all of `bytes`, however many calls it takes: one write may be short. */
 export function writeFully(descriptor: number, bytes: Uint8Array, onPiece?: (piece: Uint8Array) => void): void {
   for (let offset = 0; offset < bytes.length; ) {
@@ -240,7 +259,7 @@ function isFolder(path: string): boolean {
 }
 
 /** The folder of everything Trefoil keeps between runs: TREFOIL_CACHE, or `trefoil` in the user's cache folder. */
-export function cacheFolder(environment: Readonly<Record<string, string | undefined>>): string {
+export function cacheFolder(environment: Environment): string {
   // An empty variable counts as unset: a relative folder would follow the working directory.
   return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
 }

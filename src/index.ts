@@ -76,15 +76,21 @@ export type { SamplingOptions } from './infer/sampler.js';
 export type { JsonSchema } from './infer/structured/schema.js';
 export type { ResponseFormat } from './infer/structured/structured-output.js';
 export type { Terminal as ProgressTerminal } from './live-line.js';
-export { Attention, type AttentionContext, type Observer, type PhiParameters } from './model/attention.js';
+export {
+  Attention,
+  type AttentionContext,
+  type BranchReads,
+  type Observer,
+  type PhiParameters,
+} from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
-export type { BranchReads, Kind as PageKind, KindLayout } from './model/cache.js';
+export type { Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
-export { type ComputeDtype, type ForwardOptions, LanguageModel } from './model/language-model.js';
+export { type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
-export { type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
+export { type ComputeDtype, type ModelShape, modelShape, type SparseModelShape } from './model/shape.js';
 export type { SparseStartState } from './model/sparse-start.js';
 export { AdamW, type AdamWOptions } from './ops/adamw/op.js';
 export type { AttentionCounters, AttentionCounts } from './ops/attention/counters.js';
@@ -111,11 +117,13 @@ export type { AttentionStatistics } from './train/attention-statistics.js';
 export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
+export type { TokenBatch } from './train/iterable-loader.js';
+export type { Observed as StepObservations } from './train/observers.js';
+export type { RunCallbacks } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export type { RunCallbacks } from './train/run.js';
 export type { SignalSource } from './train/signals.js';
-export type { GradientExchange, Observed as StepObservations, StepGradients } from './train/step.js';
+export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,
@@ -130,7 +138,6 @@ export {
   type BatchSource,
   NonFiniteStep,
   SourceFailed,
-  type TokenBatch,
   Trainer,
   type TrainerOptions,
   type TrainingStep,

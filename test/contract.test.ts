@@ -123,6 +123,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'model.out_bias': [{ model: { out_bias: true } }, numbers],
   'model.mlp_bias': [{ model: { mlp_bias: true } }, numbers],
   'model.tie_embeddings': [{ model: { tie_embeddings: true } }, numbers],
+  'model.layer_pattern': [{ model: { layer_pattern: ['window', 'nsa'] } }, numbers],
   'model.attention': [{ model: { attention: 'dense' } }, numbers],
   'model.rope_theta': [{ model: { rope_theta: 500 } }, numbers],
   'model.rope_scale': [{ model: { rope_scale: 2 } }, numbers],

@@ -14,7 +14,7 @@ import type { CudaCode, Macros } from '../src/device/cuda/runtime.js';
 import type { KernelModule, Kernels, Signatures } from '../src/device/device.js';
 import { prefill } from '../src/infer/decode.js';
 import { DecodeCache } from '../src/model/cache.js';
-import { DeviceStep, deviceStepRefusal } from '../src/model/device-step.js';
+import { DecodeStep, decodeStepRefusal } from '../src/model/decode-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
 import { AdamW } from '../src/ops/adamw/op.js';
@@ -86,8 +86,8 @@ function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number)
   const prompts = sequences.map(() => Array.from({ length: 70 }, (_, i) => i));
   prefill(model, sequences, prompts, 50);
   // Scores in shared memory, and where they do not fit.
-  if (deviceStepRefusal(model) === null)
-    for (const context of [8192, 2 ** 20]) new DeviceStep(model, cache, batch, { context }).launch();
+  if (decodeStepRefusal(model) === null)
+    for (const context of [8192, 2 ** 20]) new DecodeStep(model, cache, batch, { context }).launch();
   return device.wanted;
 }
 
@@ -103,6 +103,7 @@ describe('CUDA sources', () => {
     ['fp32', shapeOf({}), 'f32', {}],
     ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
+    ['window layers', shapeOf({ n_layers: 2, layer_pattern: ['nsa', 'window'] }), 'bf16', {}],
     ['conv', shapeOf({}, { phi: 'conv' }), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
   ];

@@ -10,8 +10,9 @@ import { modelShape } from '../src/model/shape.js';
 import { root, runNode, trefoilMain } from '../src/testing/cli.js';
 import { cpu } from '../src/testing/devices.js';
 import { temporaryFolder } from '../src/testing/run.js';
+import type { TokenBatch } from '../src/train/iterable-loader.js';
 import { HostStepper } from '../src/train/step.js';
-import { learningRate, type TokenBatch, Trainer } from '../src/train/trainer.js';
+import { learningRate, Trainer } from '../src/train/trainer.js';
 
 const page = readFileSync(join(root, 'docs/reference/training.md'), 'utf8');
 

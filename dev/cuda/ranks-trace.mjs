@@ -24,7 +24,7 @@ const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount 
     'device/cuda/gpu-choice',
   ].map(dist),
 );
-const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-step'].map(dist));
+const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
 
 const { values } = parseArgs({
   options: {

@@ -8,7 +8,7 @@ import { UsageError } from '../errors.js';
 import { prefill } from '../infer/decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js';
 import { DecodeCache } from '../model/cache.js';
-import type { DeviceStep } from '../model/device-step.js';
+import type { DecodeStep } from '../model/decode-step.js';
 import { LanguageModel } from '../model/language-model.js';
 import { STEP_PARTS } from '../ops/attention/decode/step/step.js';
 import {
@@ -66,14 +66,14 @@ interface Steps {
   /** Reads one more token of each sequence and waits for it. */
   next(): void;
   /** Room for the token after that: launches of attention alone write there. */
-  prepare(): DeviceStep;
+  prepare(): DecodeStep;
 }
 
 /** Runs `body` for sequences of each length whose last token has just been read. */
 function withSteps<T>(
   device: CudaDevice,
   { shape, lengths, batch }: Omit<ModelBench, 'runs'>,
-  body: (step: DeviceStep, S: number, steps: Steps) => T,
+  body: (step: DecodeStep, S: number, steps: Steps) => T,
 ): T[] {
   const model = new LanguageModel(device, shape, 1, 'bf16');
   try {

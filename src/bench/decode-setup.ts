@@ -1,6 +1,6 @@
 /** Options and rows of `bench decode` and `bench prefill`, and the caches and prompts they measure with. */
 import type { CachedSequence, DecodeCache } from '../model/cache.js';
-import { headShapeOf, type ModelShape } from '../model/shape.js';
+import { headShapeOf, layerShapes, type ModelShape } from '../model/shape.js';
 import { type NewTokens, storePages } from '../ops/attention/decode/paged/op.js';
 import { castInto } from '../ops/cast/op.js';
 import { fillNormal } from '../tensor/random/op.js';
@@ -80,9 +80,9 @@ export function fillCache(cache: DecodeCache, sequences: readonly CachedSequence
     k.free();
     v.free();
   };
-  for (let layer = 0; layer < shape.nLayers; layer++) {
+  for (const [layer, { attention }] of layerShapes(shape).entries()) {
     fill('win', layer, step.tokens);
-    if (shape.attention === 'dense') continue;
+    if (attention !== 'nsa') continue;
     fill('sel', layer, step.tokens);
     fill('cmp', layer, step.blocks);
   }

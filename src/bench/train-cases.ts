@@ -4,6 +4,7 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import type { DeviceKind } from '../device/device.js';
+import type { Environment } from '../environment.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
 
@@ -61,9 +62,6 @@ function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
   const dense = lengths.map((length) => make(length, 'adaptive', 'dense'));
   return [...(wanted === 'dense' ? [] : sparse), ...(wanted === 'nsa' ? [] : dense)];
 }
-
-/** Environment variables by name. */
-export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Cases to time: configs by lengths and batch sizes. */
 export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase[] {

@@ -11,7 +11,7 @@ import { trainingFlops } from '../model/flops.js';
 import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from '../train/batches.js';
-import { createStepper } from '../train/device-step.js';
+import { createStepper } from '../train/device-stepper.js';
 import { createOptimizer, localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';

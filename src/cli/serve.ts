@@ -1,11 +1,10 @@
 /** `trefoil serve`: serves a model over HTTP with the OpenAI API. */
-import { readFileSync } from 'node:fs';
 import { basename, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
 import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
-import { fileError } from '../files.js';
+import { readGivenText } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
 import { WorkerHost } from '../serve/host.js';
 import { startServer } from '../serve/server.js';
@@ -93,7 +92,7 @@ async function run(options: Options, io: Io): Promise<void> {
   for (const warning of environmentWarnings(io.env)) io.warn(warning);
   const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
-  const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readText(options.chatTemplate) };
+  const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readGivenText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
   const id = options.name ?? basename(resolve(model));
@@ -158,17 +157,9 @@ function stopSignal(): Promise<void> {
 function readKeys({ apiKey, apiKeyFile }: Options): string[] {
   if (apiKey !== undefined) return [apiKey];
   if (apiKeyFile === undefined) return [];
-  const text = readText(apiKeyFile);
+  const text = readGivenText(apiKeyFile);
   const keys = text.split(/\r?\n/).map((line) => line.trim());
   const given = keys.filter((line) => line !== '');
   if (given.length === 0) throw new UsageError(`${apiKeyFile}: holds no key; write one per line`);
   return given;
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw fileError('read', path, error);
-  }
 }

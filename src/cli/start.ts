@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
-import { PLACES } from '../data/stories/words.js';
+import { PLACES } from '../data/sources/stories/words.js';
 import { writeFileAtomic } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { type LoadedModel, loadModel } from '../infer/load-model.js';

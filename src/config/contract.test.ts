@@ -32,6 +32,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['model.out_bias', 'true', true],
   ['model.mlp_bias', 'true', true],
   ['model.tie_embeddings', 'true', true],
+  ['model.layer_pattern', '[nsa, window]', ['nsa', 'window']],
   ['model.attention', 'dense', 'dense'],
   ['model.rope_theta', '5e5', 5e5],
   ['model.rope_scale', '2', 2],

@@ -1,4 +1,7 @@
-/** The names of `data.source`, and what the sources have. A new source is added here and opened in src/data/loader.ts. */
+/**
+ * The names of `data.source`, and what the sources have. A new source is added here and opened in
+ * src/data/pipeline/numbered-source.ts.
+ */
 
 /** Every source. */
 export const DATA_SOURCES = [

@@ -28,6 +28,7 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.mlp_ratio',
   'model.tie_embeddings',
   'model.attention',
+  'model.layer_pattern',
   'model.vocab_size',
   'nsa.l',
   'nsa.d',

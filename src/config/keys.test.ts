@@ -27,6 +27,7 @@ describe('the table of keys', () => {
     ['data.val_fraction', 'number', 'a number >= 0 and < 1'],
     ['train.lr_schedule', 'choice', 'one of cosine, wsd, linear, constant'],
     ['train.ddp', 'choice', 'one of -1, 0, 1'],
+    ['model.layer_pattern', 'list', 'a list of 1 or more, each one of nsa, window'],
     ['train.betas', 'list', 'a list of 2, each a number >= 0 and < 1'],
     ['runtime.tb', 'boolean', 'true or false'],
     ['runtime.use_fa2_win', 'boolean', 'true or false, or null'],

@@ -21,6 +21,8 @@ interface JsonSchema {
   type?: string | string[];
   properties?: Record<string, JsonSchema>;
   prefixItems?: JsonSchema[];
+  items?: JsonSchema;
+  minItems?: number;
   anyOf?: JsonSchema[];
   enum?: (string | number)[];
   minimum?: number;
@@ -56,6 +58,7 @@ function allowedBy(schema: JsonSchema): string {
     case 'choice':
       return `one of ${schema.enum!.join(', ')}`;
     case 'list':
+      if (schema.items) return `a list of ${schema.minItems} or more, each ${allowedBy(schema.items)}`;
       return `a list of ${schema.prefixItems!.length}, each ${allowedBy(schema.prefixItems![0])}`;
     case 'boolean':
       return 'true or false';

@@ -1,11 +1,12 @@
 /** Resolves a config: flag > environment > file > profile > default, with the origin of every value. */
 import { join } from 'node:path';
+import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
 import { canRead, ignoredPath, impliedSource, readsPath } from './data-path.js';
 import { findConfig, packageRoot, readLayer } from './files.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
-import { type Environment, environmentLayer, environmentWarnings } from './legacy/environment.js';
+import { environmentLayer, environmentWarnings } from './legacy/environment.js';
 import { checkConfig, problemLine } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 

@@ -39,7 +39,7 @@ export function unknownKeyProblem(path: string): ConfigProblem {
 }
 
 /** The problem of a value that its key does not allow. */
-export function valueProblem(path: string, value: unknown): ConfigProblem {
+function valueProblem(path: string, value: unknown): ConfigProblem {
   const key = findKey(path);
   if (key === undefined) return unknownKeyProblem(path);
   const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, key.choices) : '';

@@ -1,4 +1,5 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
+import { greatestCommonDivisor } from '../numbers.js';
 import { readsPath } from './data-path.js';
 import { isOneOf, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
@@ -31,10 +32,6 @@ function groupCounts(heads: number): number[] {
 }
 
 const oneOf = (values: readonly number[]) => (values.length === 1 ? `${values[0]}` : `one of ${values.join(', ')}`);
-
-function greatestCommonDivisor(a: number, b: number): number {
-  return b === 0 ? a : greatestCommonDivisor(b, a % b);
-}
 
 function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']): RelationProblem[] {
   const problems: RelationProblem[] = [];
@@ -79,6 +76,16 @@ function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config
   return problems;
 }
 
+/** A model of window layers alone would select nothing anywhere: what reports on the selection needs one sparse layer. */
+function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }: Config['model']): RelationProblem[] {
+  const path = 'model.layer_pattern';
+  const written = `[${pattern.join(', ')}]`;
+  if (!pattern.includes('window')) return [];
+  if (attention !== 'nsa') return [{ path, message: `${written} needs model.attention nsa; set it, or [nsa]` }];
+  if (pattern.slice(0, layers).includes('nsa')) return [];
+  return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
+}
+
 /** The schedule from dense to sparse attention. */
 function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
   const { gate_release_steps: gateSteps, n_sel_from: from } = train;
@@ -99,7 +106,12 @@ function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
 }
 
 export function relationProblems(config: Config): RelationProblem[] {
-  const problems = [...headProblems(config.model), ...blockProblems(config.nsa), ...sparseStartProblems(config)];
+  const problems = [
+    ...headProblems(config.model),
+    ...patternProblems(config.model),
+    ...blockProblems(config.nsa),
+    ...sparseStartProblems(config),
+  ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
     problems.push({ path: 'nsa.force_uniform_gate', message });

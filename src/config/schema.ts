@@ -49,6 +49,11 @@ const model = {
   tie_embeddings: off(),
   /** Native sparse attention, or dense attention as a baseline. */
   attention: z.enum(['nsa', 'dense']).default('nsa'),
+  /** Attention of the layers in turn, repeated over all: sparse, or its window alone (attention nsa). */
+  layer_pattern: z
+    .array(z.enum(['nsa', 'window']))
+    .min(1)
+    .default(['nsa']),
   /** Base of the rotary angles. */
   rope_theta: positive().default(10000),
   /** Positions are divided by this factor. */

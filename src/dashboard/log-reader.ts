@@ -10,10 +10,7 @@ const PIECE_BYTES = 1024 * 1024;
  * Uses a regular file of a run folder. Links are refused: a folder that another person wrote must not make the server show
  * files from elsewhere. Returns undefined if the file is missing.
  */
-export function withRegularFile<Result>(
-  path: string,
-  use: (descriptor: number, facts: Stats) => Result,
-): Result | undefined {
+function withRegularFile<Result>(path: string, use: (descriptor: number, facts: Stats) => Result): Result | undefined {
   let descriptor: number;
   try {
     // O_NONBLOCK: opening a pipe without a writer would block.

@@ -15,7 +15,7 @@ export interface Parsed {
 
 export type LogKind = 'heartbeat' | 'training' | 'val';
 
-export const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
+const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
   heartbeat: HEARTBEAT_COLUMNS,
   training: TRAINING_COLUMNS,
   val: VAL_COLUMNS,

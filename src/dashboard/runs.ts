@@ -205,7 +205,7 @@ export class Runs {
 }
 
 /** A folder inside `dir` that holds files of a run; `dir` itself if it does. Links are not followed. */
-export function findRunFolders(dir: string): FoundRun[] {
+function findRunFolders(dir: string): FoundRun[] {
   const entries = list(dir);
   if (entries.some((entry) => entry.isFile() && /^(heartbeat_rank\d+\.jsonl|training\.csv)$/.test(entry.name)))
     return [{ name: basename(dir), dir }];

@@ -1,4 +1,8 @@
-/** Batches for training and evaluation, from any source: the entry of the data room. */
+/**
+ * Batches for training and evaluation, from any source: the entry of the data room. Samples that are known by number
+ * (shards, chats, generated tokens) come from `NumberedLoader`; documents that are tokenised while training runs come from
+ * `StreamLoader`.
+ */
 
 import { ignoredPath, readsPath } from '../config/data-path.js';
 import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';

@@ -3,7 +3,7 @@
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
-import { createByteTokenizer } from './tokenizers/byte.js';
+import { createByteTokenizer } from './tokenizers/bytes.js';
 import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
 import { createStoryTokenizer } from './tokenizers/stories.js';

@@ -20,10 +20,9 @@ import {
   statSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
+import type { Environment } from '../environment.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { cacheFolder, ensureFolder } from '../files.js';
-
-type Environment = Readonly<Record<string, string | undefined>>;
 
 /** The folder of compiled kernels. */
 export function kernelCacheFolder(environment: Environment): string {

@@ -1,17 +1,17 @@
 /** Folders that appear whole or not at all, and the small files that travel with a model. */
-import { mkdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
+import { mkdirSync, renameSync, rmSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import {
   asideName,
+  copyFile,
   ensureFolder,
   fileError,
   fsyncDir,
   leftBehind,
   namesIn,
   statOrUndefined,
-  writeFileAtomic,
 } from '../files.js';
 import { readJson } from '../model/model-config.js';
 
@@ -71,14 +71,6 @@ export function copyTokenizer(tokenizer: string, to: string): string[] {
   if (basename(tokenizer) === TOKENIZER || !statOrUndefined(tokenizer)) return copied;
   copyFile(tokenizer, join(to, TOKENIZER));
   return [TOKENIZER, ...copied.filter((name) => name !== TOKENIZER)];
-}
-
-function copyFile(from: string, to: string): void {
-  try {
-    writeFileAtomic(to, readFileSync(from));
-  } catch (error) {
-    throw fileError('copy', from, error);
-  }
 }
 
 /** Refuses a tokenizer.json with ids beyond the rows of the embedding. A missing one is accepted. */

@@ -22,7 +22,7 @@ interface Architecture {
 
 const evenHeads = (hidden: number, heads: number) => hidden / heads;
 
-export const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
+const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   LlamaForCausalLM: {
     kvHeads: (heads) => heads,
     headDim: evenHeads,

@@ -4,7 +4,7 @@
  * that do not overlap, and weigh the branches with sigmoids.
  */
 import type { ConfigInput } from '../config/schema.js';
-import type { ModelShape } from '../model/shape.js';
+import { type ModelShape, sparseLayers } from '../model/shape.js';
 
 export const FLA = 'NSAForCausalLM';
 export const LLAMA_NSA = 'LlamaNSAForCausalLM';
@@ -122,8 +122,10 @@ export function nsaArchitecture(shape: ModelShape): { architecture: string } | {
   return { architecture };
 }
 
-function inexpressible({ nsa, nHeads, nKvGroups, qkNorm }: ModelShape): string | null {
+function inexpressible(shape: ModelShape): string | null {
+  const { nsa, nHeads, nKvGroups, qkNorm } = shape;
   const { l, d, lSel, nSel } = nsa;
+  if (sparseLayers(shape).length < shape.nLayers) return 'some layers have only a window (model.layer_pattern)';
   if (!nsa.sharedKv) return 'the branches have keys and values of their own (nsa.shared_kv false)';
   if (nsa.phi !== 'avg') return `blocks are compressed by nsa.phi ${nsa.phi}`;
   if (nsa.cmpRope !== 'before') return `compressed keys are rotated as nsa.cmp_rope ${nsa.cmpRope} says`;

@@ -120,6 +120,7 @@ describe('export', () => {
     ['rotary positions are scaled', { rope_type: 'linear', rope_factor: 2 }, {}],
     ['other layers than queries, keys and values have biases', { mlp_bias: true }, {}],
     ['8 heads in a group are no multiple of 16', { n_kv_groups: 2 }, {}],
+    ['some layers have only a window (model.layer_pattern)', { layer_pattern: ['nsa', 'window'] }, {}],
     ['a feed-forward without a gate', { mlp: 'silu' }, {}],
   ])('refuses: %s', async (reason, model, nsa) => {
     const out = fresh('out');

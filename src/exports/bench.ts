@@ -15,5 +15,5 @@ export type { Pass as BenchPass, What as AttentionPart } from '../bench/subject.
 export type { Budget as TimeBudget } from '../bench/timing.js';
 export type { StepHooks } from '../bench/train.js';
 export { measureTraining as benchTraining, type StepBudget, type StepTime } from '../bench/train.js';
-export type { Environment as EnvironmentVariables } from '../bench/train-cases.js';
 export { type CaseChoice, type TrainCase, trainCases } from '../bench/train-cases.js';
+export type { Environment as EnvironmentVariables } from '../environment.js';

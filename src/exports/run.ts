@@ -5,6 +5,7 @@
  */
 
 export type { Collectives, Reduction, Span, WireType } from '../device/collectives.js';
+export type { Environment as EnvironmentVariables } from '../environment.js';
 export type { CheckpointState, FileDigest, Manifest } from '../run/checkpoint/read.js';
 export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/read.js';
 export type { CsvContent, CsvRow } from '../run/logs/csv.js';
@@ -14,7 +15,7 @@ export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
 export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';
-export type { Environment as EnvironmentVariables, Launcher as RankLauncher } from '../train/ranks/identity.js';
+export type { Launcher as RankLauncher } from '../train/ranks/identity.js';
 export { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 export type { Member as WorldMember, Watched as WatchedRun } from '../train/ranks/monitor.js';
 export type { WorldOptions } from '../train/ranks/world.js';

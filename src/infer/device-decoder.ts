@@ -5,10 +5,10 @@
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
-import { DeviceStep, type DeviceStepOptions, deviceStepContext, deviceStepRefusal } from '../model/device-step.js';
+import { DecodeStep, type DecodeStepOptions, decodeStepContext, decodeStepRefusal } from '../model/decode-step.js';
 import type { LanguageModel } from '../model/language-model.js';
 
-export interface DeviceDecoderOptions extends Omit<DeviceStepOptions, 'context'> {
+export interface DeviceDecoderOptions extends Omit<DecodeStepOptions, 'context'> {
   /** False launches every kernel of every step. */
   readonly graph?: boolean;
 }
@@ -21,7 +21,7 @@ const MOST_STEPS = 8;
 
 /** The step of one batch size. What it computes for is in device memory, so it serves any sequences. */
 interface RecordedStep {
-  readonly step: DeviceStep;
+  readonly step: DecodeStep;
   /** A step runs once before it is recorded, so that all of its kernels are compiled. */
   hasRun: boolean;
   graph: CudaGraph | null;
@@ -75,7 +75,7 @@ export class DeviceDecoder {
   }
 
   /** Allocates pages for the next token of each sequence and uploads their tables. `launch` calls it when needed. */
-  prepare(sequences: readonly CachedSequence[]): DeviceStep {
+  prepare(sequences: readonly CachedSequence[]): DecodeStep {
     const recorded = this.#stepFor(sequences);
     const { step } = recorded;
     for (const sequence of sequences) this.#cache.reserve(sequence);
@@ -90,7 +90,7 @@ export class DeviceDecoder {
   }
 
   /** The step that was launched last; null before the first. */
-  get step(): DeviceStep | null {
+  get step(): DecodeStep | null {
     return this.#current?.step ?? null;
   }
 
@@ -159,12 +159,12 @@ export class DeviceDecoder {
     while (context < longest + HEADROOM) context *= 2;
     context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
     const { graph: _, ...options } = this.#options;
-    const step = new DeviceStep(this.#model, this.#cache, sequences.length, { ...options, context });
+    const step = new DecodeStep(this.#model, this.#cache, sequences.length, { ...options, context });
     return { step, hasRun: false, graph: null, lengths: [], addresses: new Map() };
   }
 
   #mostContext({ length }: readonly CachedSequence[]): number {
-    return deviceStepContext(this.#model, length, this.#options.cluster);
+    return decodeStepContext(this.#model, length, this.#options.cluster);
   }
 
   #point({ step, addresses: uploaded }: RecordedStep, sequences: readonly CachedSequence[]): void {
@@ -216,5 +216,5 @@ function longestAfter(sequences: readonly CachedSequence[]): number {
 /** The reason why a model cannot be decoded with graphs; null if it can. */
 export function deviceDecoderRefusal(model: LanguageModel): string | null {
   const canRecord = 'record' in model.device;
-  return canRecord ? deviceStepRefusal(model) : `${model.device.kind} records no graphs`;
+  return canRecord ? decodeStepRefusal(model) : `${model.device.kind} records no graphs`;
 }

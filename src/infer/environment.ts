@@ -1,7 +1,8 @@
 /** The environment chooses how this machine computes (NSA_FORCE_PARITY and the like), never which model it is. */
-import { type Environment, environmentLayer } from '../config/legacy/environment.js';
+import { environmentLayer } from '../config/legacy/environment.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
+import type { Environment } from '../environment.js';
 
 const SECTION = 'runtime.';
 

@@ -3,7 +3,7 @@
  * manifest, final weights by the hash in config.json, and both against the shapes of the config before memory is
  * allocated.
  */
-import { readFileSync, renameSync } from 'node:fs';
+import { renameSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
@@ -12,11 +12,11 @@ import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
-import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
-import { type ComputeDtype, defaultDtype, LanguageModel } from '../model/language-model.js';
+import { copyFile, ensureFolder, fileError, statOrUndefined } from '../files.js';
+import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
-import { type ModelShape, modelShape } from '../model/shape.js';
+import { type ComputeDtype, defaultDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
 import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
 import {
@@ -275,14 +275,6 @@ function placeTokenizer(folder: string, spec: string): string {
     if (exists(companion)) copyFile(companion, join(folder, name));
   }
   return 'tokenizer.json';
-}
-
-function copyFile(from: string, to: string): void {
-  try {
-    writeFileAtomic(to, readFileSync(from));
-  } catch (error) {
-    throw fileError('copy', from, error);
-  }
 }
 
 function exists(path: string): boolean {

@@ -3,10 +3,12 @@
  * of its values (data/sources/needle.ts). The answer is one token after the end of the context, so the argmax of the last
  * logits is the greedy answer, and one forward pass over packed cases evaluates them all.
  */
+
 import { absorb, Purpose } from '../data/hash.js';
 import { askedFactPosition, fitTask, type NeedleTask, NeedleWriter, NumberStream } from '../data/sources/needle.js';
 import type { Observer } from '../model/attention.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { indexOfMax } from '../numbers.js';
 import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
@@ -39,7 +41,7 @@ export interface NeedleCell {
 export interface NeedleRecall {
   /** Share of the cases in which some group of some layer selected the block. */
   readonly any: number;
-  /** Share of all (case, group), for each layer. */
+  /** Share of all (case, group), for each layer; 0 for a layer with only a window, which selects nothing. */
   readonly layers: readonly number[];
 }
 
@@ -144,17 +146,11 @@ function answer(model: LanguageModel, cases: readonly Case[], kernels: SparseOpt
     for (const [i, { cell, tokens }] of cases.entries()) {
       if (hasSeen[i]) cell.seen.cases++;
       const row = logits.subarray(i * shape.vocabSize, (i + 1) * shape.vocabSize);
-      if (mostProbable(row) === tokens[tokens.length - 1]) cell.correct++;
+      if (indexOfMax(row) === tokens[tokens.length - 1]) cell.correct++;
     }
   } finally {
     tape.end();
     layout.blocks.free();
     sequences.free();
   }
-}
-
-function mostProbable(logits: ArrayLike<number>): number {
-  let best = 0;
-  for (let token = 1; token < logits.length; token++) if (logits[token] > logits[best]) best = token;
-  return best;
 }

@@ -1,14 +1,16 @@
 /**
- * How well a model recalls the facts of stories it has never seen (data/stories), by the distance between a fact and the sentence
+ * How well a model recalls the facts of stories it has never seen (data/sources/stories), by the distance between a fact and the sentence
  * that needs it. An answer counts when every token of it is the most probable one after the true text before it: then greedy
  * decoding writes exactly this answer. So one forward pass over many packed stories answers all their questions.
  */
+
 import { absorb, Purpose } from '../data/hash.js';
 import { NumberStream } from '../data/sources/needle.js';
-import { type Recall, type Story, writeStory } from '../data/stories/grammar.js';
+import { type Recall, type Story, writeStory } from '../data/sources/stories/grammar.js';
 import type { Tokenizer } from '../data/tokenizer.js';
 import type { Observer } from '../model/attention.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { indexOfMax } from '../numbers.js';
 import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
@@ -152,17 +154,11 @@ function predictBatch(
       .read();
     let row = 0;
     return stories.map(({ positions }) =>
-      positions.map(() => mostProbable(logits.subarray(row * shape.vocabSize, ++row * shape.vocabSize))),
+      positions.map(() => indexOfMax(logits.subarray(row * shape.vocabSize, ++row * shape.vocabSize))),
     );
   } finally {
     tape.end();
     layout.blocks.free();
     sequences.free();
   }
-}
-
-function mostProbable(logits: ArrayLike<number>): number {
-  let best = 0;
-  for (let token = 1; token < logits.length; token++) if (logits[token] > logits[best]) best = token;
-  return best;
 }

@@ -1,6 +1,7 @@
 /** Statistics of a model reading a text: which blocks it selects, how far back they are, and the weights of its branches. */
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { sparseLayers } from '../model/shape.js';
 import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
@@ -26,7 +27,7 @@ export interface SelectionMap {
   readonly share: readonly (readonly number[])[];
 }
 
-/** Reads `tokens` in one pass; returns an entry for each layer. */
+/** Reads `tokens` in one pass; returns an entry for each layer with sparse attention. */
 export function inspectSelection(
   model: LanguageModel,
   tokens: readonly number[],
@@ -56,9 +57,9 @@ export function inspectSelection(
     layout.blocks.free();
     sequences.free();
   }
-  return rates.map((rate_by_distance, layer) => ({
+  return sparseLayers(shape).map((layer) => ({
     layer,
-    rate_by_distance,
+    rate_by_distance: rates[layer],
     gates: weightedMean(gates[layer], tokens.length, shape.nsa.lSel),
     gates_by_block: gates[layer],
     selection_map: maps[layer],
@@ -87,7 +88,7 @@ export function rateByDistance(
 const MAP_ROWS = 128;
 
 /** `selected` [T, G, nSel]; -1 marks an empty slot. At most 128 rows. */
-export function selectionMap(
+function selectionMap(
   selected: ArrayLike<number>,
   tokens: number,
   groups: number,

@@ -38,8 +38,9 @@ export function traceText(
   if (shape.attention !== 'nsa') throw new UsageError('a model with dense attention selects nothing: no trace');
   const length = tokens.length;
   if (length / lSel > MOST_BLOCKS) throw new UsageError(`a trace has at most ${MOST_BLOCKS * lSel} tokens`);
-  const selected = new Int16Array(layers * length * groups * slots);
-  const gates = new Uint8Array(layers * length * groups * 3);
+  // A layer with only a window selects nothing, and its window has the whole weight.
+  const selected = new Int16Array(layers * length * groups * slots).fill(-1);
+  const gates = new Uint8Array(layers * length * groups * 3).map((_, i) => (i % 3 === 2 ? 255 : 0));
   const observer = {
     selected: (layer: number, blocks: { read(): ArrayLike<number> }) => {
       selected.set(blocks.read(), layer * length * groups * slots);
@@ -69,7 +70,7 @@ export function traceText(
 }
 
 /** `gates` [T, H, 3] → shares [T, G, 3] in 255ths. */
-export function groupShares(gates: ArrayLike<number>, tokens: number, heads: number, groups: number): Uint8Array {
+function groupShares(gates: ArrayLike<number>, tokens: number, heads: number, groups: number): Uint8Array {
   const perGroup = heads / groups;
   const shares = new Uint8Array(tokens * groups * 3);
   for (let row = 0; row < tokens * groups; row++) {

@@ -3,8 +3,16 @@
  * baseline), and the output projection.
  */
 import { UsageError } from '../errors.js';
+import { combine } from '../ops/attention/combine/op.js';
 import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
-import { joinTail, keepTail, pagedWindow, storePages } from '../ops/attention/decode/paged/op.js';
+import {
+  joinTail,
+  keepTail,
+  pagedCompressed,
+  pagedSelected,
+  pagedWindow,
+  storePages,
+} from '../ops/attention/decode/paged/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
 import {
@@ -13,6 +21,7 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
@@ -23,9 +32,25 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type BranchReads, type CacheStep, cachedSparseAttention } from './cache.js';
+import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
-import { headShapeOf, type ModelShape, phiHiddenSize, projectionPairs, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import {
+  headShapeOf,
+  type LayerShape,
+  layerShape,
+  type ModelShape,
+  phiHiddenSize,
+  projectionPairs,
+  rotaryShapeOf,
+  sparseShapeOf,
+} from './shape.js';
+
+/** Keys each branch read, i32 [T, G]. */
+export interface BranchReads {
+  readonly cmp: Tensor;
+  readonly sel: Tensor;
+  readonly win: Tensor;
+}
 
 /** Callbacks of a forward pass. The tensors are valid only during the call. */
 export interface Observer {
@@ -73,7 +98,7 @@ interface Part extends HeadPart {
   readonly norm: 'query' | 'key' | null;
 }
 
-/** An attention layer, sparse or dense as `shape.attention` says. */
+/** An attention layer: sparse, dense, or a window alone, as `shape.attention` and `shape.layerPattern` say. */
 export class Attention {
   /** Fused projection of the input to queries, keys and values [columns, dim]; docs/reference/model.md gives the order. */
   readonly projection: Parameter;
@@ -85,12 +110,13 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null for dense attention. */
+  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
-  /** Compression of keys and values; null for dense attention. */
+  /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   #shape: ModelShape;
   readonly #layer: number;
+  readonly #kind: LayerShape['attention'];
   readonly #parts: readonly Part[];
   readonly #rotations: RotaryTable;
   /**
@@ -102,15 +128,17 @@ export class Attention {
   /** `name` prefixes the parameters; `layer` is the index in the cache and in calls of the observer. */
   constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
     const { heads, groups, dk, dv } = headShapeOf(shape);
-    const isSparse = shape.attention === 'nsa';
+    const own = layerShape(shape, layer);
+    const isSparse = own.attention === 'nsa';
     const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
     const key: Part = { heads: groups, size: dk, rotate: true, norm: 'key' };
     const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
+    this.#kind = own.attention;
     // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
     const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
-    const others = projectionPairs(shape) > 1 ? [key, value, key, value] : [];
+    const others = projectionPairs(own) > 1 ? [key, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
@@ -144,13 +172,14 @@ export class Attention {
   /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
-    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendDense(tape, x, context);
+    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);
     const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
-  #attendDense(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
+  /** Dense attention, or a window alone. */
+  #attendPlain(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
     const [q, k, v] = this.#split(tape, fused, layout.tokens, rotary);
@@ -158,15 +187,18 @@ export class Attention {
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
-        ? this.#attendDenseCached(tape, q, cache)
-        : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
+        ? this.#attendPlainCached(tape, q, cache)
+        : this.#kind === 'window'
+          ? windowAttention(tape, { q, k, v }, layout.tokens, this.#shape.nsa.w, kernels ?? {})
+          : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
     for (const tensor of [q, k, v]) tape.drop(tensor);
     return attended;
   }
 
-  #attendDenseCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
+  #attendPlainCached(tape: Tape, q: Tensor, cache: CacheStep): Tensor {
     const pages = cache.pages('win', this.#layer);
-    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), Number.POSITIVE_INFINITY);
+    const w = this.#kind === 'window' ? this.#shape.nsa.w : Number.POSITIVE_INFINITY;
+    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), w);
     tape.drop(lse);
     return out;
   }
@@ -209,6 +241,7 @@ export class Attention {
     return attended.out;
   }
 
+  /** Attention of new tokens over a cache that already holds their keys and values. */
   #attendSparseCached(
     tape: Tape,
     q: Tensor,
@@ -218,9 +251,18 @@ export class Attention {
   ): SparseOutputs {
     const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
-    const attended = cachedSparseAttention(tape, q, gates, cache, this.#layer, this.#shape, reads);
+    const [heads, sparse] = [headShapeOf(this.#shape), sparseShapeOf(this.#shape)];
+    const { tokens } = cache;
+    const pages = (kind: Kind) => cache.pages(kind, this.#layer);
+    const cmp = pagedCompressed(tape, q, pages('cmp'), tokens, heads, sparse, reads?.cmp);
+    const { selected } = cmp;
+    const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
+    const windowPages = pages(this.#shape.nsa.sharedKv ? 'sel' : 'win');
+    const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
+    const out = combine(tape, gates, cmp.out, sel.out, win.out);
+    for (const { lse } of [cmp, sel, win]) tape.drop(lse);
     if (reads) observer?.reads?.(this.#layer, reads);
-    return attended;
+    return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
   }
 
   /** Keys and values of the selected and of the window branch when all branches share theirs. */

@@ -4,29 +4,28 @@
  *
  * Per sequence and layer it holds keys and values of the selected branch for all tokens, of the window branch for the
  * last w tokens (unless the branches share theirs: then the window reads those of the selected branch), the compressed
- * keys and values, and the raw rows that future compressed blocks need. They are stored in pages that hold one block of every layer, so memory grows on demand and forks share their common prefix.
+ * keys and values, and the raw rows that future compressed blocks need. A layer with a window alone has only the window's.
+ * They are stored in pages that hold one block of every layer, so memory grows on demand and forks share their common
+ * prefix.
  */
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { combine } from '../ops/attention/combine/op.js';
-import {
-  type NewTokens,
-  type Pages,
-  pagedCompressed,
-  pagedSelected,
-  pagedWindow,
-  pageNumbers,
-  pageSizes,
-} from '../ops/attention/decode/paged/op.js';
-import type { SparseLayout, SparseOutputs } from '../ops/attention/nsa.js';
+import { greatestCommonDivisor } from '../numbers.js';
+import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
+import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
-import type { Tape } from '../tensor/tape.js';
 import { DTYPE_BYTES, Tensor } from '../tensor/tensor.js';
-import { type ComputeDtype, defaultDtype } from './language-model.js';
 import { PageList, PageStore } from './pages.js';
-import { headShapeOf, type ModelShape, shapeDifference, sparseShapeOf } from './shape.js';
+import {
+  type ComputeDtype,
+  defaultDtype,
+  headShapeOf,
+  type ModelShape,
+  shapeDifference,
+  sparseLayers,
+} from './shape.js';
 
 /** Kinds of pages. `tail`: one page with the raw rows. A dense model has only `win`, with an unlimited window. */
 export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
@@ -37,20 +36,30 @@ export interface KindLayout {
   readonly size: number;
   /** Numbers of one layer in a page. */
   readonly numbers: number;
+  /** The layers that have such pages. A page holds the parts of all of them, in this order. */
+  readonly layers: readonly number[];
 }
 
 /** The page layout of every kind for a model on a device, with raw rows of `drafts` tokens that may be taken back. */
 function kindLayouts(shape: ModelShape, device: Device, drafts = 0): Map<Kind, KindLayout> {
   const heads = headShapeOf(shape);
   const { block, lanes } = pageSizes(device);
-  const page = (size: number) => ({ size, numbers: pageNumbers(heads, size, lanes) });
-  if (shape.attention === 'dense') return new Map([['win', page(block)]]);
+  const page = (size: number, layers: readonly number[]) => ({
+    size,
+    numbers: pageNumbers(heads, size, lanes),
+    layers,
+  });
+  const all = Array.from({ length: shape.nLayers }, (_, layer) => layer);
+  if (shape.attention === 'dense') return new Map([['win', page(block, all)]]);
   const { l, lSel, sharedKv } = shape.nsa;
+  const sparse = sparseLayers(shape);
+  // A sparse layer whose branches share keys and values has its window in the pages of the selected branch.
+  const windows = sharedKv ? all.filter((layer) => !sparse.includes(layer)) : all;
   return new Map([
-    ['sel', page(lSel)],
-    ...(sharedKv ? [] : [['win', page(block)] as const]),
-    ['cmp', page(block)],
-    ['tail', { size: l + drafts, numbers: (l + drafts) * rawRow(heads) }],
+    ['sel', page(lSel, sparse)],
+    ...(windows.length > 0 ? [['win', page(block, windows)] as const] : []),
+    ['cmp', page(block, sparse)],
+    ['tail', { size: l + drafts, numbers: (l + drafts) * rawRow(heads), layers: sparse }],
   ]);
 }
 
@@ -73,7 +82,7 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
   if (length === 0) return 0;
   const { l, d } = shape.nsa;
   let numbers = 0;
-  for (const [kind, { size, numbers: perLayer }] of kindLayouts(shape, device)) {
+  for (const [kind, { size, numbers: perLayer, layers }] of kindLayouts(shape, device)) {
     const upTo = (count: number) => Math.ceil(count / size);
     const counts: Record<Kind, number> = {
       sel: upTo(length),
@@ -81,12 +90,12 @@ export function cacheBytes(shape: ModelShape, device: Device, length: number, dt
       cmp: upTo(compressedCount(length, l, d)),
       tail: 1,
     };
-    numbers += counts[kind] * perLayer * shape.nLayers;
+    numbers += counts[kind] * perLayer * layers.length;
   }
   return numbers * DTYPE_BYTES[dtype];
 }
 
-/** Keys that a decode step at context length `S` reads per layer and group, by attention.md's formula. */
+/** Keys that a decode step at context length `S` reads per group of a sparse layer, by attention.md's formula. */
 export function predictedReads({ nsa, attention }: ModelShape, S: number): number {
   if (attention === 'dense') return S;
   return compressedCount(S, nsa.l, nsa.d) + nsa.nSel * nsa.lSel + Math.min(nsa.w, S);
@@ -178,7 +187,10 @@ export class DecodeCache {
     this.#drafts = drafts;
     this.#kinds = kindLayouts(shape, device, drafts);
     this.#stores = new Map(
-      [...this.#kinds].map(([kind, { numbers }]) => [kind, new PageStore(device, numbers * shape.nLayers, dtype)]),
+      [...this.#kinds].map(([kind, { numbers, layers }]) => [
+        kind,
+        new PageStore(device, numbers * layers.length, dtype),
+      ]),
     );
   }
 
@@ -259,8 +271,9 @@ export class DecodeCache {
 
   #pageBytes(pages: (kind: Kind, size: number) => number): number {
     let numbers = 0;
-    for (const [kind, layout] of this.#kinds) numbers += pages(kind, layout.size) * layout.numbers;
-    return numbers * this.shape.nLayers * DTYPE_BYTES[this.dtype];
+    for (const [kind, layout] of this.#kinds)
+      numbers += pages(kind, layout.size) * layout.numbers * layout.layers.length;
+    return numbers * DTYPE_BYTES[this.dtype];
   }
 
   /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
@@ -418,43 +431,15 @@ export class CacheStep {
   }
 }
 
-/** Keys each branch read, i32 [T, G]. */
-export interface BranchReads {
-  readonly cmp: Tensor;
-  readonly sel: Tensor;
-  readonly win: Tensor;
-}
-
-/** Native Sparse Attention of new tokens over a cache that already holds their keys and values. */
-export function cachedSparseAttention(
-  tape: Tape,
-  q: Tensor,
-  gates: Tensor,
-  cache: CacheStep,
-  layer: number,
-  shape: ModelShape,
-  reads: BranchReads | null = null,
-): SparseOutputs {
-  const { tokens } = cache;
-  const [heads, sparse] = [headShapeOf(shape), sparseShapeOf(shape)];
-  const cmp = pagedCompressed(tape, q, cache.pages('cmp', layer), tokens, heads, sparse, reads?.cmp);
-  const { selected } = cmp;
-  const sel = pagedSelected(tape, q, selected, cache.pages('sel', layer), tokens, heads, reads?.sel);
-  const windowPages = cache.pages(shape.nsa.sharedKv ? 'sel' : 'win', layer);
-  const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
-  const out = combine(tape, gates, cmp.out, sel.out, win.out);
-  for (const { lse } of [cmp, sel, win]) tape.drop(lse);
-  return { out, oCmp: cmp.out, oSel: sel.out, oWin: win.out, selected };
-}
-
 function leastCommonMultiple(a: number, b: number): number {
-  const divisor = (x: number, y: number): number => (y === 0 ? x : divisor(y, x % y));
-  return (a / divisor(a, b)) * b;
+  return (a / greatestCommonDivisor(a, b)) * b;
 }
 
 function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
-  const { size, numbers } = listOf(kinds, kind);
-  return { tables, place: layer * numbers, size };
+  const { size, numbers, layers } = listOf(kinds, kind);
+  const index = layers.indexOf(layer);
+  if (index < 0) throw new Error(`layer ${layer} has no ${kind} pages`);
+  return { tables, place: index * numbers, size };
 }
 
 /** The pages `[first, end)` of one kind that tokens `from` to `to` of a sequence of `to` tokens are in. */

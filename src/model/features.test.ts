@@ -11,7 +11,7 @@ import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues, relativeError } from '../testing/numbers.js';
 import { cacheBytes, DecodeCache } from './cache.js';
 import { LanguageModel } from './language-model.js';
-import { headShapeOf, modelShape } from './shape.js';
+import { headShapeOf, modelShape, sparseLayers } from './shape.js';
 
 const VOCABULARY = 40;
 const TOKENS = 70;
@@ -45,6 +45,12 @@ const SPARSE: Record<string, object> = {
     model: { qk_norm: true, qkv_bias: true },
     nsa: { shared_kv: true, cmp_rope: 'none' },
   },
+  'a window layer below a sparse one': { model: { layer_pattern: ['window', 'nsa'] } },
+  'a window layer above a sparse one with shared keys and values, norms and bias': {
+    model: { layer_pattern: ['nsa', 'window'], qk_norm: true, qkv_bias: true },
+    nsa: { shared_kv: true },
+  },
+  'two window layers after each sparse one': { model: { n_layers: 4, layer_pattern: ['nsa', 'window', 'window'] } },
 };
 const CASES: Record<string, { model?: object; nsa?: object }> = {
   ...Object.fromEntries(
@@ -155,6 +161,26 @@ it('shared keys and values take no pages for the window', () => {
   const { groups, dk, dv } = headShapeOf(shapeOf(false));
   const perToken = 4 * groups * (dk + dv) * shapeOf(false).nLayers;
   expect((own - shared) / perToken).toBe(512);
+});
+
+it('window layers have no gate, no phi, one pair of keys and values, and only pages of the window', () => {
+  const shapeOf = (layer_pattern: ('nsa' | 'window')[], nsa: object = {}) =>
+    modelShape(parseConfig({ model: { n_layers: 3, layer_pattern }, nsa: { phi: 'mlp', ...nsa } }), VOCABULARY);
+  const mixed = shapeOf(['window', 'nsa']);
+  expect(sparseLayers(mixed)).toEqual([1]);
+  const model = new LanguageModel(cpu(), mixed, 1);
+  const named = (layer: number) => model.parameters.filter(({ name }) => name.startsWith(`blocks.${layer}.attention.`));
+  expect(named(0).map(({ name }) => name)).toEqual(['blocks.0.attention.qkv', 'blocks.0.attention.out']);
+  expect(named(1).length).toBeGreaterThan(6);
+  const { heads, groups, dk, dv } = headShapeOf(mixed);
+  expect(named(2)[0].value.shape).toEqual([heads * dk + groups * (dk + dv), mixed.dim]);
+  model.free();
+  const bytes = (pattern: ('nsa' | 'window')[], nsa: object) => cacheBytes(shapeOf(pattern, nsa), cpu(), 8192);
+  for (const nsa of [{}, { shared_kv: true }]) {
+    // Of 8,192 tokens a window layer keeps 512.
+    const window = 4 * groups * (dk + dv) * 512;
+    expect(bytes(['window', 'nsa'], nsa)).toBe(bytes(['nsa'], nsa) / 3 + 2 * window);
+  }
 });
 
 function meanLoss(logits: Float64Array, targets: readonly number[]): number {

@@ -7,26 +7,39 @@
 import { compressedCount } from '../ops/common/sequences.js';
 import { ITERATIONS } from '../ops/muon/reference.js';
 import { weightMatrices } from './memory.js';
-import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
+import {
+  headShapeOf,
+  hiddenSize,
+  type LayerShape,
+  layerShapes,
+  type ModelShape,
+  phiHiddenSize,
+  projectionPairs,
+  sparseShapeOf,
+} from './shape.js';
 
 /** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */
 export function matrixParameters(shape: ModelShape): number {
-  const { dim, nLayers, vocabSize, mlp } = shape;
+  const { dim, vocabSize, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const projections = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv) + heads * dv);
-  const gate = shape.attention === 'nsa' ? 3 * heads * dim : 0;
   const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
-  return nLayers * (projections + gate + feedForward) + vocabSize * dim;
+  const layers = layerShapes(shape).map((layer) => {
+    const projections = dim * (heads * dk + projectionPairs(layer) * groups * (dk + dv) + heads * dv);
+    const gate = layer.attention === 'nsa' ? 3 * heads * dim : 0;
+    return projections + gate + feedForward;
+  });
+  return layers.reduce((sum, count) => sum + count, 0) + vocabSize * dim;
 }
 
-/** (query, key) pairs of one sequence and head, and the work of phi in multiplications. */
-function attentionPairs(shape: ModelShape, length: number): number {
+/** (query, key) pairs of one sequence and head. */
+function attentionPairs(shape: LayerShape, length: number): number {
   if (shape.attention === 'dense') return (length * (length + 1)) / 2;
   const { l, d, lSel, nSel, w } = sparseShapeOf(shape);
   let pairs = 0;
   for (let t = 0; t < length; t++) {
-    const current = Math.floor(t / lSel);
     pairs += Math.min(t + 1, w); // window
+    if (shape.attention === 'window') continue;
+    const current = Math.floor(t / lSel);
     pairs += compressedCount(t + 1, l, d) * 1; // compressed
     pairs += current < nSel ? t + 1 : (nSel - 1) * lSel + (t % lSel) + 1; // selected
   }
@@ -48,17 +61,23 @@ export function trainingFlops(shape: ModelShape, lengths: readonly number[]): { 
   const counted = new Map<number, number>();
   for (const length of lengths) counted.set(length, (counted.get(length) ?? 0) + 1);
   const products = 6 * matrixParameters(shape);
+  // Layers of one kind do the same work.
+  const kinds = new Map<LayerShape['attention'], { layer: LayerShape; layers: number }>();
+  for (const layer of layerShapes(shape))
+    kinds.set(layer.attention, { layer, layers: (kinds.get(layer.attention)?.layers ?? 0) + 1 });
+  const perPair = 2 * (dk + dv) * heads;
   let used = 0;
   let palm = 0;
   for (const [length, count] of counted) {
-    const perPair = 2 * (dk + dv) * heads * shape.nLayers;
-    let phi = 0;
-    if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') {
-      const hidden = phiHiddenSize(shape);
-      phi = 2 * compressedCount(length, l, d) * groups * shape.nLayers * hidden * (l + 1) * (dk + dv);
+    let attention = 0;
+    for (const { layer, layers } of kinds.values()) {
+      const hasPhi = layer.attention === 'nsa' && shape.nsa.phi === 'mlp';
+      const blocks = hasPhi ? compressedCount(length, l, d) : 0;
+      const phi = 2 * blocks * groups * phiHiddenSize(shape) * (l + 1) * (dk + dv);
+      attention += layers * (perPair * attentionPairs(layer, length) + phi);
     }
-    used += count * (products * length + 3 * (perPair * attentionPairs(shape, length) + phi));
-    palm += count * (products * length + 3 * perPair * length * length);
+    used += count * (products * length + 3 * attention);
+    palm += count * (products * length + 3 * perPair * shape.nLayers * length * length);
   }
   return { used, palm };
 }

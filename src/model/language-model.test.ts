@@ -105,6 +105,7 @@ describe('language model in bf16 on CUDA', () => {
     ['sigmoid gate, tied', { model: { tie_embeddings: true }, nsa: { gate: 'sigmoid', gate_temp: 2 } }],
     ['a gate that is not trained', { nsa: { stopgrad_gates: true } }],
     ['a forced branch', { nsa: { force_branch: 'win' } }],
+    ['window layers', { model: { n_layers: 2, layer_pattern: ['window', 'nsa'] } }],
   ])('%s: loss and gradients are near those of the CPU', ([, overrides], context) => {
     if (missing) context.skip(missing);
     const models = [

@@ -17,15 +17,7 @@ import type { Tensor } from '../tensor/tensor.js';
 import { type AttentionContext, expectContext } from './attention.js';
 import { Block } from './block.js';
 import { ParameterStore } from './parameters.js';
-import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
-
-/** What a model computes in: the dtype of activations and of the operands of matrix products. */
-export type ComputeDtype = 'f32' | 'bf16';
-
-/** The precision of a model unless one is chosen: bf16 on CUDA, f32 on the CPU. */
-export function defaultDtype(device: Device): ComputeDtype {
-  return device.kind === 'cuda' ? 'bf16' : 'f32';
-}
+import { type ComputeDtype, defaultDtype, headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
 
 /** What a forward pass of a language model needs besides the tokens. */
 export interface ForwardOptions extends AttentionContext {

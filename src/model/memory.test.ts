@@ -6,9 +6,9 @@ import type { Device } from '../device/device.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/batches.js';
 import { createOptimizer, launchGradients, localContext } from '../train/step.js';
-import { type ComputeDtype, LanguageModel } from './language-model.js';
+import { LanguageModel } from './language-model.js';
 import { blockTensors, estimateMemory, parameterCount, weightMatrices } from './memory.js';
-import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
+import { type ComputeDtype, headShapeOf, layerShapes, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
 
 const MIB = 2 ** 20;
 
@@ -18,8 +18,8 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const model = new LanguageModel(device, shape, 1, dtype);
   expect(parameterCount(shape)).toBe(model.parameterCount);
   const sizes = model.parameters.map(({ value }) => value.size);
-  const block = blockTensors(shape);
-  expect(sizes.slice(1, 1 + shape.nLayers * block.length)).toEqual(Array(shape.nLayers).fill(block).flat());
+  const blocks = layerShapes(shape).flatMap(blockTensors);
+  expect(sizes.slice(1, 1 + blocks.length)).toEqual(blocks);
   const optimizer = createOptimizer(model, { trained: model.parameters }, config);
   expect(new Set(weightMatrices(shape))).toEqual(new Set(countedMatrices(model)));
   const uploader = new BatchUploader(device, config.nsa);
@@ -77,6 +77,15 @@ describe('memory estimate on the CPU', () => {
     ['shared keys and values', { nsa: { shared_kv: true } }],
     ['shared keys and values, rope before, phi conv', { nsa: { shared_kv: true, cmp_rope: 'before', phi: 'conv' } }],
     ['dense, q/k norm and bias', { model: { attention: 'dense', qk_norm: true, qkv_bias: true } }],
+    ['window layers', { model: { layer_pattern: ['nsa', 'window'] } }],
+    [
+      'window layers last, checkpointing, Muon',
+      {
+        model: { layer_pattern: ['nsa', 'window', 'window'] },
+        runtime: { gradient_checkpointing: true },
+        train: { optimizer: 'muon' },
+      },
+    ],
     ['Muon', { train: { optimizer: 'muon' } }],
     ['Muon, swiglu, phi mlp', { model: { mlp: 'swiglu' }, nsa: { phi: 'mlp' }, train: { optimizer: 'muon' } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
@@ -158,6 +167,11 @@ describe('memory estimate on a GPU', () => {
     ['query-major selection', { runtime: { selection_kernel: 'v1', gradient_checkpointing: true } }],
     ['a small batch', { train: { batch_size: 1 } }],
     ['dense', { model: { attention: 'dense' } }],
+    ['window layers', { model: { layer_pattern: ['nsa', 'window'] } }],
+    [
+      'window layers with checkpointing',
+      { model: { layer_pattern: ['window', 'nsa'] }, runtime: { gradient_checkpointing: true } },
+    ],
     ['dense with checkpointing', { model: { attention: 'dense' }, runtime: { gradient_checkpointing: true } }],
     ['swiglu, phi conv, tied', { model: { mlp: 'swiglu', tie_embeddings: true }, nsa: { phi: 'conv' } }],
     ['phi mlp', { nsa: { phi: 'mlp' } }],

@@ -16,7 +16,16 @@ import { layerPays } from '../ops/linear/fp8.js';
 import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
-import { headShapeOf, hiddenSize, type ModelShape, phiHiddenSize, projectionPairs, sparseShapeOf } from './shape.js';
+import {
+  headShapeOf,
+  hiddenSize,
+  type LayerShape,
+  layerShapes,
+  type ModelShape,
+  phiHiddenSize,
+  projectionPairs,
+  sparseShapeOf,
+} from './shape.js';
 
 const FLOAT = 4;
 const BF16 = 2;
@@ -38,16 +47,16 @@ export interface MemoryEstimate {
 }
 
 export function parameterCount(shape: ModelShape): number {
-  const { dim, nLayers, vocabSize, tieEmbeddings } = shape;
-  return nLayers * blockParameters(shape) + dim + vocabSize * dim * (tieEmbeddings ? 1 : 2);
+  const { dim, vocabSize, tieEmbeddings } = shape;
+  return sum(layerShapes(shape).flatMap(blockTensors)) + dim + vocabSize * dim * (tieEmbeddings ? 1 : 2);
 }
 
-function blockParameters(shape: ModelShape): number {
-  return blockTensors(shape).reduce((sum, size) => sum + size, 0);
+function sum(values: readonly number[]): number {
+  return values.reduce((total, value) => total + value, 0);
 }
 
 /** Number of elements of each parameter of a block, in the model's order. */
-export function blockTensors(shape: ModelShape): number[] {
+export function blockTensors(shape: LayerShape): number[] {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const isSparse = shape.attention === 'nsa';
@@ -64,16 +73,16 @@ export function blockTensors(shape: ModelShape): number[] {
 }
 
 /** The same for the compression of keys or values with head size `size`. */
-function phiTensors(shape: ModelShape, size: number): number[] {
+function phiTensors(shape: LayerShape, size: number): number[] {
   const { phi, l } = shape.nsa;
-  if (shape.attention === 'dense' || phi === 'avg') return [];
+  if (shape.attention !== 'nsa' || phi === 'avg') return [];
   const position = l * headShapeOf(shape).groups * size;
   const hidden = phiHiddenSize(shape);
   return phi === 'conv' ? [position] : [position, hidden * l * size, size * hidden];
 }
 
 /** Number of elements of the matrices of a block, which have a bf16 copy. */
-function blockMatrices(shape: ModelShape): number {
+function blockMatrices(shape: LayerShape): number {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const sparse = shape.attention === 'nsa';
@@ -84,7 +93,7 @@ function blockMatrices(shape: ModelShape): number {
   return projection + gate + output + feedForward + phiMatrices(shape);
 }
 
-function phiMatrices(shape: ModelShape): number {
+function phiMatrices(shape: LayerShape): number {
   const { phi, l } = shape.nsa;
   const { dk, dv } = headShapeOf(shape);
   return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
@@ -92,26 +101,26 @@ function phiMatrices(shape: ModelShape): number {
 
 /** The weight matrices of all blocks (`Parameter.matrices`), which Muon trains: each shape once, with their number. */
 export function weightMatrices(shape: ModelShape): { rows: number; columns: number; count: number }[] {
-  const { dim, nLayers, mlp, nsa } = shape;
+  const { dim, mlp, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const [pairs, hidden, phiHidden] = [projectionPairs(shape), hiddenSize(shape), phiHiddenSize(shape)];
+  const [hidden, phiHidden] = [hiddenSize(shape), phiHiddenSize(shape)];
   const phi = [dk, dv].flatMap((size) => [
     [phiHidden, nsa.l * size, 1],
     [size, phiHidden, 1],
   ]);
-  const block = [
+  const blocks = layerShapes(shape).flatMap((layer) => [
     [heads * dk, dim, 1],
-    [groups * dk, dim, pairs],
-    [groups * dv, dim, pairs],
+    [groups * dk, dim, projectionPairs(layer)],
+    [groups * dv, dim, projectionPairs(layer)],
     [dim, heads * dv, 1],
     [hidden, dim, mlp === 'swiglu' ? 2 : 1],
     [dim, hidden, 1],
-    ...(shape.attention === 'nsa' && nsa.phi === 'mlp' ? phi : []),
-  ];
+    ...(layer.attention === 'nsa' && nsa.phi === 'mlp' ? phi : []),
+  ]);
   const counts = new Map<string, number>();
-  for (const [rows, columns, count] of block) {
+  for (const [rows, columns, count] of blocks) {
     const key = `${rows} ${columns}`;
-    counts.set(key, (counts.get(key) ?? 0) + nLayers * count);
+    counts.set(key, (counts.get(key) ?? 0) + count);
   }
   return Array.from(counts, ([key, count]) => {
     const [rows, columns] = key.split(' ').map(Number);
@@ -127,9 +136,9 @@ export function estimateMemory(
 ): MemoryEstimate {
   const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
   const weights = FLOAT * parameterCount(shape);
-  const matrices = shape.nLayers * blockMatrices(shape) + shape.vocabSize * shape.dim;
+  const matrices = sum(layerShapes(shape).map(blockMatrices)) + shape.vocabSize * shape.dim;
   const trained = config.train.optimizer === 'muon' ? weightMatrices(shape) : [];
-  const oneMoment = trained.reduce((sum, { rows, columns, count }) => sum + rows * columns * count, 0);
+  const oneMoment = sum(trained.map(({ rows, columns, count }) => rows * columns * count));
   const state = COPIES * weights - FLOAT * oneMoment + (rounds ? BF16 * matrices : 0);
   const setting = { on, bytes: rounds ? BF16 : FLOAT };
   // The update comes when the activations are freed.
@@ -145,49 +154,54 @@ interface Setting {
   readonly bytes: number;
 }
 
-/** Peak bytes of a step: the maximum over the four points where it can occur. */
+/** Peak bytes of a step: the maximum over the points where it can occur, the loss and the passes of every layer. */
 function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
   const { train, runtime } = config;
   const tokens = train.seq_len * train.batch_size;
   const { bytes } = setting;
-  const fused = fusedParts(shape, config, setting);
   const stream = bytes * tokens * shape.dim; // one tensor of the residual stream
-  const fp8 = fp8Layers(shape, config, setting);
-  const { heads, dv } = headShapeOf(shape);
-  // A layer in FP8 keeps the codes of its input instead of its input.
-  const saved = (layer: keyof Fp8Layers, inputs: number) => (fp8?.[layer] ? (bytes - FP8) * tokens * inputs : 0);
-  const attention = tokens * attentionKept(shape, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
-  const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
-  const feedForward =
-    tokens * feedForwardKept(shape, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
-  // The codes of a gradient, in both layouts.
-  const codes = (layer: keyof Fp8Layers, outputs: number) => (fp8?.[layer] ? 2 * FP8 * tokens * outputs : 0);
-  const block = stream + attention + attended + feedForward;
   const isCheckpointed = runtime.gradient_checkpointing;
-  // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
-  const ranked = fused && isKept(train.seq_len) ? fused.ranked : 0;
-  const held = isCheckpointed ? stream + ranked : block;
-  const before = (shape.nLayers - 1) * held;
   const again = isCheckpointed ? stream : 0;
+  let before = 0; // what the layers below keep
+  let inLayers = 0;
+  for (const layer of layerShapes(shape)) {
+    const fused = fusedParts(layer, config, setting);
+    const fp8 = fp8Layers(layer, config, setting);
+    const { heads, dv } = headShapeOf(layer);
+    // A layer in FP8 keeps the codes of its input instead of its input.
+    const saved = (name: keyof Fp8Layers, inputs: number) => (fp8?.[name] ? (bytes - FP8) * tokens * inputs : 0);
+    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+    const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
+    const feedForward =
+      tokens * feedForwardKept(layer, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
+    // The codes of a gradient, in both layouts.
+    const codes = (name: keyof Fp8Layers, outputs: number) => (fp8?.[name] ? 2 * FP8 * tokens * outputs : 0);
+    const block = stream + attention + attended + feedForward;
+    const inForward = before + block - feedForward + (fused?.forward ?? 0);
+    const inFeedForward = before + block + again + stream + bytes * tokens * upSize(layer) + codes('up', upSize(layer));
+    const inAttention =
+      before +
+      again +
+      block -
+      feedForward -
+      (layer.attention === 'nsa' ? attended : 0) + // its rule does not read it
+      2 * stream +
+      tokens * attentionGradients(layer, bytes, fused !== null) +
+      (fused?.backward ?? 0);
+    inLayers = Math.max(inLayers, inForward, inFeedForward, inAttention);
+    // With checkpointing: the input of every block, and one block at a time run again, its output and gradient apart.
+    before += isCheckpointed ? stream + (fused && isKept(train.seq_len) ? fused.ranked : 0) : block;
+  }
   const atLoss =
-    shape.nLayers * held +
+    before +
     lossBytes(shape, tokens, setting) +
-    (fp8?.head ? FP8 * (logitRows(shape, tokens, setting) + shape.dim) * shape.vocabSize : 0) +
+    (fp8Layers(shape, config, setting)?.head
+      ? FP8 * (logitRows(shape, tokens, setting) + shape.dim) * shape.vocabSize
+      : 0) +
     2 * stream + // the last norm and its input
     FLOAT * tokens;
-  const inForward = before + block - feedForward + (fused?.forward ?? 0);
-  const inFeedForward = before + block + again + stream + bytes * tokens * upSize(shape) + codes('up', upSize(shape));
-  const inAttention =
-    before +
-    again +
-    block -
-    feedForward -
-    (shape.attention === 'nsa' ? attended : 0) + // its rule does not read it
-    2 * stream +
-    tokens * attentionGradients(shape, bytes, fused !== null) +
-    (fused?.backward ?? 0);
   const ids = 2 * FLOAT * tokens;
-  return ids + Math.max(atLoss, inForward, inFeedForward, inAttention);
+  return ids + Math.max(atLoss, inLayers);
 }
 
 /** Which products of a step are in FP8. */
@@ -195,7 +209,7 @@ type Fp8Layers = Readonly<Record<'projection' | 'output' | 'up' | 'down' | 'head
 
 /** Null without runtime.fp8. */
 function fp8Layers(
-  shape: ModelShape,
+  shape: LayerShape,
   { train, runtime }: Pick<Config, 'train' | 'runtime'>,
   setting: Setting,
 ): Fp8Layers | null {
@@ -224,14 +238,17 @@ function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runt
   if (on !== 'cuda' || train.eval_every === 0) return 0;
   const tokens = train.seq_len * train.batch_size;
   const stream = bytes * tokens * shape.dim;
-  const inAttention = tokens * attentionKept(shape, bytes) + (fusedParts(shape, config, setting)?.forward ?? 0);
+  const inAttention = layerShapes(shape).map(
+    (layer) => tokens * attentionKept(layer, bytes) + (fusedParts(layer, config, setting)?.forward ?? 0),
+  );
   const inFeedForward = bytes * tokens * (upSize(shape) + hiddenSize(shape));
-  return 2 * stream + Math.max(bytes * logitRows(shape, tokens, setting) * shape.vocabSize, inAttention, inFeedForward);
+  const logits = bytes * logitRows(shape, tokens, setting) * shape.vocabSize;
+  return 2 * stream + Math.max(logits, inFeedForward, ...inAttention);
 }
 
 /** Additional buffers of the fused kernels; null if they are not used. */
 function fusedParts(
-  shape: ModelShape,
+  shape: LayerShape,
   config: Pick<Config, 'train' | 'runtime'>,
   { on, bytes }: Setting,
 ): FusedBytes | null {
@@ -250,7 +267,7 @@ function fusedParts(
 }
 
 /** Bytes per token that attention keeps for its backward pass, without the block's input and the attended values. */
-function attentionKept(shape: ModelShape, bytes: number): number {
+function attentionKept(shape: LayerShape, bytes: number): number {
   const { dim, nsa } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
@@ -258,7 +275,7 @@ function attentionKept(shape: ModelShape, bytes: number): number {
   // Heads before their norm, and their 1/rms. The selected and the window branch keep their keys; compression may not.
   const normed = shape.qkNorm ? heads + pairs * groups : 0;
   const norm = bytes * (dim + normed * dk) + FLOAT * (1 + normed); // and 1/rms
-  if (shape.attention === 'dense') return norm + bytes * (heads * dk + pair) + FLOAT * heads;
+  if (shape.attention !== 'nsa') return norm + bytes * (heads * dk + pair) + FLOAT * heads;
   const compressed = pair / nsa.d;
   // phi conv keeps its input. With shared keys and values only keys that are rotated later are a tensor of their own.
   const input = pairs > 1 ? pair : nsa.cmpRope === 'before' ? 0 : groups * dk;
@@ -272,11 +289,11 @@ function attentionKept(shape: ModelShape, bytes: number): number {
 }
 
 /** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
-function feedForwardKept(shape: ModelShape, bytes: number): number {
+function feedForwardKept(shape: LayerShape, bytes: number): number {
   return bytes * (2 * shape.dim + upSize(shape) + hiddenSize(shape)) + FLOAT;
 }
 
-function upSize(shape: ModelShape): number {
+function upSize(shape: LayerShape): number {
   return (shape.mlp === 'swiglu' ? 2 : 1) * hiddenSize(shape);
 }
 
@@ -284,10 +301,10 @@ function upSize(shape: ModelShape): number {
  * Bytes per token of gradients in attention's backward pass: of the attended values, queries, keys, values and gates.
  * Kernels of single branches take the gradient of each branch as well.
  */
-function attentionGradients(shape: ModelShape, bytes: number, isFused: boolean): number {
+function attentionGradients(shape: LayerShape, bytes: number, isFused: boolean): number {
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
-  if (shape.attention === 'dense') return bytes * (heads * dv + heads * dk + pair);
+  if (shape.attention !== 'nsa') return bytes * (heads * dv + heads * dk + pair);
   const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : projectionPairs(shape) * pair;
   return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
 }
@@ -299,6 +316,6 @@ function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number 
   return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
 }
 
-function logitRows({ vocabSize: vocab }: ModelShape, tokens: number, setting: Setting): number {
+function logitRows({ vocabSize: vocab }: LayerShape, tokens: number, setting: Setting): number {
   return Math.min(tokens, chunkRows(tokens, vocab, setting));
 }

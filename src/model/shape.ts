@@ -1,7 +1,16 @@
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
+import type { Device } from '../device/device.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 import type { RotaryScaling, RotaryShape } from '../ops/rope/frequencies.js';
+
+/** What a model computes in: the dtype of activations and of the operands of matrix products. */
+export type ComputeDtype = 'f32' | 'bf16';
+
+/** The precision of a model unless one is chosen: bf16 on CUDA, f32 on the CPU. */
+export function defaultDtype(device: Device): ComputeDtype {
+  return device.kind === 'cuda' ? 'bf16' : 'f32';
+}
 
 /** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
 export interface ModelShape {
@@ -35,6 +44,8 @@ export interface ModelShape {
   readonly tieEmbeddings: boolean;
   /** Sparse attention, or the dense baseline. */
   readonly attention: 'nsa' | 'dense';
+  /** Attention of the layers in turn, repeated over all, if `attention` is nsa: sparse, or its window alone. */
+  readonly layerPattern: readonly ('nsa' | 'window')[];
   /** Base of the rotary angles. */
   readonly ropeTheta: number;
   /** Positions are divided by this. */
@@ -118,6 +129,7 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
     mlpBias: model.mlp_bias,
     tieEmbeddings: model.tie_embeddings,
     attention: model.attention,
+    layerPattern: model.layer_pattern,
     ropeTheta: model.rope_theta,
     ropeScale: model.rope_scale,
     ropeScaling: ropeScaling(model),
@@ -180,12 +192,33 @@ export function rotaryShapeOf({ dK, ropeTheta, ropeScale, ropeScaling }: ModelSh
   return { size: dK, theta: ropeTheta, scale: ropeScale, scaling: ropeScaling };
 }
 
+/** The shape of one layer: that of its model, with the attention of the layer. */
+export type LayerShape = Omit<ModelShape, 'attention'> & { readonly attention: ModelShape['attention'] | 'window' };
+
+/** The shape of the layer at this index. */
+export function layerShape(shape: ModelShape, layer: number): LayerShape {
+  const { attention, layerPattern } = shape;
+  const isWindow = attention === 'nsa' && layerPattern[layer % layerPattern.length] === 'window';
+  return isWindow ? { ...shape, attention: 'window' } : shape;
+}
+
+/** The shapes of all layers, in their order. */
+export function layerShapes(shape: ModelShape): LayerShape[] {
+  return Array.from({ length: shape.nLayers }, (_, layer) => layerShape(shape, layer));
+}
+
+/** Indices of the layers with sparse attention. */
+export function sparseLayers(shape: ModelShape): number[] {
+  return layerShapes(shape).flatMap(({ attention }, layer) => (attention === 'nsa' ? [layer] : []));
+}
+
 /** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
 export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
-  const flat = ({ nsa, ropeScaling, ...model }: ModelShape) =>
+  const flat = ({ nsa, ropeScaling, layerPattern, ...model }: ModelShape) =>
     new Map<string, unknown>([
       ...Object.entries(model),
       ['ropeScaling', JSON.stringify(ropeScaling)],
+      ['layerPattern', layerPattern.join()],
       ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
     ]);
   const [first, second] = [flat(a), flat(b)];
@@ -193,26 +226,26 @@ export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
   return null;
 }
 
-export function headShapeOf({ nHeads, nKvGroups, dK, dV }: ModelShape): HeadShape {
+export function headShapeOf({ nHeads, nKvGroups, dK, dV }: LayerShape): HeadShape {
   return { heads: nHeads, groups: nKvGroups, dk: dK, dv: dV };
 }
 
-export function sparseShapeOf({ nsa }: ModelShape): SparseShape {
+export function sparseShapeOf({ nsa }: LayerShape): SparseShape {
   const { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool, selection } = nsa;
   return { l, d, lSel, nSel, w, initBlocks, localBlocks, scorePool, selection };
 }
 
 /** Pairs of keys and values in the fused projection: one for each branch unless they share it. */
-export function projectionPairs({ attention, nsa }: ModelShape): number {
-  return attention === 'dense' || nsa.sharedKv ? 1 : 3;
+export function projectionPairs({ attention, nsa }: LayerShape): number {
+  return attention !== 'nsa' || nsa.sharedKv ? 1 : 3;
 }
 
 /** Width of the feed-forward layer. */
-export function hiddenSize({ dim, mlpRatio, mlpHidden }: ModelShape): number {
+export function hiddenSize({ dim, mlpRatio, mlpHidden }: LayerShape): number {
   return mlpHidden ?? Math.round(dim * mlpRatio);
 }
 
 /** Width of phi's hidden layer (nsa.phi: mlp). */
-export function phiHiddenSize({ nsa, dK }: ModelShape): number {
+export function phiHiddenSize({ nsa, dK }: LayerShape): number {
   return nsa.phiHidden ?? 2 * dK;
 }

@@ -16,7 +16,7 @@ export function closedGateBias(heads: number): Float32Array {
 }
 
 /** The bias with `logit` for the compressed and the window branch, and 0 for the selected one. */
-export function openedGateBias(heads: number, logit: number): Float32Array {
+function openedGateBias(heads: number, logit: number): Float32Array {
   return Float32Array.from({ length: 3 * heads }, (_, i) => (i % 3 === 1 ? 0 : logit));
 }
 

@@ -41,7 +41,11 @@ class CountingCuda extends RecordingCuda {
 
 /** Forward, and forward with backward, of a step in its steady state. */
 function counted(attention: ModelShape['attention'], n_layers: number, checkpointing: boolean): [number, number] {
-  const shape = modelShape(parseConfig({ model: { n_layers, attention } }), 50_257);
+  return countedOf({ n_layers, attention }, checkpointing);
+}
+
+function countedOf(sizes: object, checkpointing: boolean): [number, number] {
+  const shape = modelShape(parseConfig({ model: sizes }), 50_257);
   const device = new CountingCuda(shape);
   const model = new LanguageModel(device as Device, shape, 1, 'bf16');
   const layout = sparseLayout(new Sequences(device, [2048]), sparseShapeOf(shape));
@@ -70,4 +74,13 @@ it.each(['nsa', 'dense'] as const)('%s attention launches as many kernels as are
     expect(all).toBe(launchesOfPass(attention, layers));
     expect(counted(attention, layers, true)).toEqual([forward, all + layers * blockAgain]);
   }
+});
+
+it('a window layer launches as many as a dense one', () => {
+  const [nsa, window] = [launchesOf('nsa'), launchesOf('window')];
+  const pattern = { n_layers: 4, layer_pattern: ['nsa', 'window'] };
+  const [forward, all] = countedOf(pattern, false);
+  expect(forward).toBe(nsa.ends + 2 * nsa.block + 2 * window.block);
+  expect(all - forward).toBe(nsa.endsBackward + 2 * nsa.blockBackward + 2 * window.blockBackward);
+  expect(countedOf(pattern, true)).toEqual([forward, all + 2 * nsa.blockAgain + 2 * window.blockAgain]);
 });

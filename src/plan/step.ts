@@ -5,7 +5,7 @@
 import type { Config } from '../config/schema.js';
 import { muonFlops, trainingFlops } from '../model/flops.js';
 import { blockTensors, parameterCount } from '../model/memory.js';
-import type { ModelShape } from '../model/shape.js';
+import { layerShapes, type ModelShape } from '../model/shape.js';
 import { launchesOf } from './launches.js';
 import type { Speed } from './measured.js';
 import { allReduceSeconds, type Network, shardSeconds } from './network.js';
@@ -78,29 +78,27 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const head = (6 * table * tokens) / perSecond;
   const block = (used / perSecond - head) / shape.nLayers;
   const parameters = parameterCount(shape);
-  const tensors = blockTensors(shape).reverse();
   const again = runtime.gradient_checkpointing ? 1 : 0;
-  const launches = launchesOf(shape.attention);
+  const layers = layerShapes(shape);
   const part = (name: string, work: number, count: number, sizes: readonly number[]): ComputePart => {
     const launching = count * speed.perLaunch;
     return { name, seconds: work + launching, launching, tensors: sizes };
   };
-  const blocks = Array.from({ length: shape.nLayers }, (_, i) =>
-    part(
-      `block ${shape.nLayers - 1 - i}`,
-      ((2 + again) * block) / 3,
-      launches.blockBackward + again * launches.blockAgain,
-      tensors,
-    ),
-  );
-  const forwardLaunching = (launches.ends + shape.nLayers * launches.block) * speed.perLaunch;
+  const blocks = layers.map((layer, i) => {
+    const { blockBackward, blockAgain } = launchesOf(layer.attention);
+    const tensors = blockTensors(layer).reverse();
+    return part(`block ${i}`, ((2 + again) * block) / 3, blockBackward + again * blockAgain, tensors);
+  });
+  const launches = launchesOf(shape.attention);
+  const forward = layers.reduce((sum, layer) => sum + launchesOf(layer.attention).block, launches.ends);
+  const forwardLaunching = forward * speed.perLaunch;
   return {
     forward: used / perSecond / 3 + forwardLaunching,
     forwardLaunching,
     backward: [
       // The gradient of a tied table is complete only after the embedding.
       part('head', (2 * head) / 3, launches.endsBackward, [...(shape.tieEmbeddings ? [] : [table]), shape.dim]),
-      ...blocks,
+      ...blocks.reverse(),
       part('embedding', 0, 0, [table]),
     ],
     microBatches: train.accumulate_grad_batches,

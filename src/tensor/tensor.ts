@@ -1,7 +1,9 @@
 /** A tensor: device memory with a shape and a dtype. Row-major, always contiguous. */
+
 import { type Block, type Device, expectDevice } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
+import { bytesOf } from '../numbers.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
 import { dispose } from './dispose.js';
 
@@ -268,10 +270,6 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     this.device.download(this.pointer, bytesOf(into));
     return into;
   }
-}
-
-function bytesOf(array: ArrayBufferView): Uint8Array {
-  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }
 
 function encode(values: ArrayLike<number>, dtype: Dtype): ArrayBufferView {

@@ -1,12 +1,12 @@
 /** The logits of a model in float64, from its parameters by name: what kernels and imported weights are held against. */
 
 import { addRow, headsForward } from '../model/heads-reference.js';
-import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from '../model/shape.js';
+import { headShapeOf, hiddenSize, layerShape, type ModelShape, rotaryShapeOf, sparseShapeOf } from '../model/shape.js';
 import { siluForward, swigluForward } from '../ops/activation/reference.js';
 import { averageWeight, convForward } from '../ops/attention/compress/reference.js';
-import { denseForward } from '../ops/attention/dense/reference.js';
 import { gateForward } from '../ops/attention/gate/reference.js';
 import { nsaForward } from '../ops/attention/reference.js';
+import { windowForward } from '../ops/attention/window/reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { linearForward } from '../ops/linear/reference.js';
 import { rmsnormForward } from '../ops/rmsnorm/reference.js';
@@ -46,10 +46,14 @@ export function modelForward(
     const attention = (part: string) => weight(`${name}.attention.${part}`);
     const normed = rmsnormForward(x, weight(`${name}.attention_norm`), normEps);
     const fused = linear(normed, `${name}.attention.qkv`, null);
-    const split = headsForward(shape, fused, attention, positions, angles);
+    const own = layerShape(shape, layer);
+    const split = headsForward(own, fused, attention, positions, angles);
     const out =
-      shape.attention === 'dense'
-        ? denseForward(split[0], split[1], split[2], [0, tokens], headShapeOf(shape)).out
+      own.attention !== 'nsa'
+        ? windowForward(
+            ...([split[0], split[1], split[2], [0, tokens], headShapeOf(shape)] as const),
+            own.attention === 'window' ? shape.nsa.w : tokens,
+          ).out
         : sparseForward(
             shape,
             split,

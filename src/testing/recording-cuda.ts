@@ -2,7 +2,7 @@
  * A CUDA device without a GPU: memory is only accounted for, and a launch is compared with the kernel's parameters in its
  * source: how many, and whether each is given memory of its type or a number. It computes nothing.
  */
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import {
   type CudaCode,
   type CudaRuntime,
@@ -71,7 +71,7 @@ export class RecordingCuda implements Device, CudaRuntime {
   }
 
   compile(source: URL, macros: Macros = {}): CudaCode {
-    const text = readFileSync(source, 'utf8');
+    const text = withHeaders(source);
     return {
       constant: this.#constants,
       launch: (kernel, shape, ...values) => {
@@ -138,6 +138,16 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     if (value === undefined) throw new Error(`no constant ${name}`);
     return value;
   };
+}
+
+/** A source with the headers beside it that it includes, which may hold kernels. */
+function withHeaders(source: URL, read = new Set<string>()): string {
+  if (read.has(source.href)) return '';
+  read.add(source.href);
+  return readFileSync(source, 'utf8').replace(/^#include "(.*)"$/gm, (line, name: string) => {
+    const header = new URL(name, source);
+    return existsSync(header) ? withHeaders(header, read) : line;
+  });
 }
 
 function parametersOf(source: string, kernel: string, macros: Macros): string[] {

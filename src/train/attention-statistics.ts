@@ -7,8 +7,10 @@ import { summarizeGates } from '../ops/attention/gate/op.js';
 import { sampledToken } from '../ops/attention/selection-sample/op.js';
 import { type ForcedBlocks, forcedBlocks } from '../ops/attention/shape.js';
 
-/** Statistics of sparse attention. Arrays are by layer; shares and overlaps are between 0 and 1. */
+/** Statistics of sparse attention. Arrays are by sparse layer; shares and overlaps are between 0 and 1. */
 export interface AttentionStatistics {
+  /** Indices of the layers in the arrays, if others have only a window (`model.layer_pattern`); absent if all are. */
+  readonly sparse_layers?: readonly number[];
   /** Mean entropy of the gates in nats. */
   readonly entropy: readonly number[];
   /** Share of (token, head) rows whose gate has collapsed. */
@@ -23,7 +25,7 @@ export interface AttentionStatistics {
   readonly forced: readonly number[];
   /** Share of a token's blocks that the previous token selected too. */
   readonly neighbours: readonly number[];
-  /** Entry i: share of the blocks of layer i + 1 that layer i selected too, for the same token and group. */
+  /** Entry i: share of the blocks of sparse layer i + 1 that sparse layer i selected too, for the same token and group. */
   readonly layers: readonly number[];
   /** [layer][bin]: selected blocks by distance. Bin 0: the own block; bin b: 2^(b-1) to 2^b - 1 blocks back. */
   readonly distance: readonly (readonly number[])[];

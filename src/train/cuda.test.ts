@@ -14,7 +14,7 @@ import { runPaths } from '../run/paths.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { BatchUploader } from './batches.js';
-import { DeviceStepper } from './device-step.js';
+import { DeviceStepper } from './device-stepper.js';
 import { localContext } from './step.js';
 
 let folder: { path: string; remove: () => void };

@@ -13,13 +13,14 @@
  *   shareValues();                        // a no-op without zero
  */
 import type { Config } from '../config/schema.js';
-import type { Collectives, Span } from '../device/collectives.js';
+import type { Collectives } from '../device/collectives.js';
 import type { Device, DeviceKind } from '../device/device.js';
 import { castInto } from '../ops/cast/op.js';
 import type { Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Bucket, makeBuckets, type Place } from './gradient-buckets.js';
+import { span } from './ranks/agreement.js';
 import type { World } from './ranks/world.js';
 import { type GradientExchange, LocalGradients } from './step.js';
 
@@ -227,8 +228,4 @@ export class DataParallel implements GradientExchange {
     const first = this.#collectives.rank * bucket.partSize;
     this.#collectives.reduceScatter(span(content), span(content.rows(first, first + bucket.partSize)));
   }
-}
-
-function span(tensor: Tensor): Span {
-  return { address: tensor.pointer, count: tensor.size, dtype: tensor.dtype };
 }

@@ -2,6 +2,7 @@
 import type { Config } from '../config/schema.js';
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
 import type { Terminal } from '../live-line.js';
 import { kernelOptions } from '../model/kernels.js';
@@ -72,7 +73,7 @@ type Say = (line: string) => void;
 export interface EvaluationOptions {
   readonly say: Say;
   readonly warn: Say;
-  readonly environment: Readonly<Record<string, string | undefined>>;
+  readonly environment: Environment;
   /** Where the live line of tokenising goes. */
   readonly terminal?: Terminal;
 }

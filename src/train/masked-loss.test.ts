@@ -2,8 +2,8 @@
 import { expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
 import { IGNORED_TARGET, packBatch } from '../data/batch.js';
-import type { EncodedChat } from '../data/chats/encode.js';
-import { ChatSamples } from '../data/chats/samples.js';
+import type { EncodedChat } from '../data/sources/chats/encode.js';
+import { ChatSamples } from '../data/sources/chats/samples.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
 import { crossEntropyForward } from '../ops/crossentropy/reference.js';

@@ -3,7 +3,7 @@ import { parseConfig } from '../config/parse.js';
 import { modelShape } from '../model/shape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu } from '../testing/devices.js';
-import { strictObserver } from './step.js';
+import { strictObserver } from './observers.js';
 
 const shape = modelShape(parseConfig({}), 256);
 const tensors: Tensor[] = [];

@@ -13,6 +13,7 @@ import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
+import type { TrainingStep } from './trainer.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
@@ -124,12 +125,13 @@ export class RunRecords {
     this.#section.enter(isWaiting ? 'wait' : section, step);
   }
 
-  event(fields: HeartbeatFields): void {
+  /** A heartbeat besides those of steps: start, checkpoint, halt and the like. */
+  writeEvent(fields: HeartbeatFields): void {
     this.#heartbeat.write(fields);
   }
 
-  /** The heartbeat of a step. */
-  progress(record: StepRecord): void {
+  /** The heartbeat of a step: every step has one. */
+  writeHeartbeat(record: StepRecord): void {
     const { gates, selection, sparseStart } = record;
     this.#heartbeat.write({
       step: record.step,
@@ -164,13 +166,13 @@ export class RunRecords {
   }
 
   /** A line of attention.jsonl. */
-  attended(step: number, statistics: AttentionStatistics): void {
+  writeAttention(step: number, statistics: AttentionStatistics): void {
     this.#attention ??= this.#open(this.#paths.attention);
     this.#attention.write(step, statistics);
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
-  sampled(step: number, text: string): void {
+  writeSample(step: number, text: string): void {
     this.#samples ??= this.#open(this.#paths.samples);
     this.#samples.write(step, { text });
   }
@@ -182,8 +184,8 @@ export class RunRecords {
     return writer;
   }
 
-  /** Rows and events of a logged step. */
-  logged(record: StepRecord): void {
+  /** CSV rows and TensorBoard events of a logged step (train.log_every). */
+  writeRow(record: StepRecord): void {
     const { step, loss, learningRate, tokensPerSecond, gates, selection, sparseStart, counters } = record;
     this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
     if (selection) {
@@ -217,7 +219,8 @@ export class RunRecords {
     });
   }
 
-  evaluated(step: number, { loss, perplexity }: Evaluation): void {
+  /** Row, TensorBoard events and heartbeat of an evaluation. */
+  writeEvaluation(step: number, { loss, perplexity }: Evaluation): void {
     this.#val?.append({ step, val_loss: loss, ppl: perplexity });
     this.#tensorboard?.scalars(step, { 'val/loss': loss, 'val/ppl': perplexity });
     this.#heartbeat.write({ step, msg: 'eval', loss });
@@ -269,6 +272,21 @@ export function stepLine(record: StepRecord, dropped = 0): string {
     ...sparseStartText(record.sparseStart),
     ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
   ].join(' | ');
+}
+
+/** The warning about a step whose loss or gradient norm was unusual. */
+export function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
+  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
+  return (
+    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
+    (isSkipped ? '; update skipped' : '')
+  );
+}
+
+/** runtime.debug_timing: how a step's time was spent. */
+export function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
+  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
+  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
 }
 
 function sparseStartText(state: SparseStartState | null): string[] {

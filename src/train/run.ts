@@ -6,44 +6,29 @@ import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { createTokenizer } from '../data/tokenizer.js';
-import type { Device } from '../device/device.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load-model.js';
-import type { LiveLine, Terminal } from '../live-line.js';
+import type { LiveLine } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { SaveFailed, type SaveOptions } from '../run/checkpoint/save.js';
+import { SaveFailed } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
 import { readHalt, writeAnomaly, writeHalt } from '../run/paths.js';
 import { differingWeights, reportNonFinite } from './anomalies.js';
-import type { Agreement } from './ranks/agreement.js';
+import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { RankLost } from './ranks/monitor.js';
 import type { World } from './ranks/world.js';
 import {
-  type CheckpointRecord,
-  type EvaluationRecord,
   FetchTimes,
   progressText,
   type RunRecords,
   type StepRecord,
+  spikeLine,
   stepLine,
+  timingLine,
 } from './records.js';
-import type { SignalRequests, SignalSource, StopSignal } from './signals.js';
+import { agreeOnRequests, type SignalRequests, type StopRequests } from './signals.js';
 import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
-
-/** How a run ended. */
-export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
-
-/** How a training run ended. */
-export interface TrainResult {
-  readonly status: TrainStatus;
-  /** The last step done. */
-  readonly step: number;
-  readonly outDir: string;
-  readonly firstLoss: number | null;
-  readonly lastLoss: number | null;
-  readonly valLoss: number | null;
-}
 
 /** Lines for a person. Rank 0 prints what concerns the whole run; other ranks only warn about themselves. */
 export interface RankLogger {
@@ -51,41 +36,6 @@ export interface RankLogger {
   warn(line: string): void;
   /** A warning about this rank, with its number unless it is rank 0. */
   warnOwn(line: string): void;
-}
-
-/** Functions that a program can pass to `train`. */
-export interface RunCallbacks {
-  /** Called after each optimizer step was recorded. */
-  readonly onStep?: (record: StepRecord) => void;
-  /** Called after each evaluation was recorded. */
-  readonly onEvaluation?: (record: EvaluationRecord) => void;
-  /** Called after each checkpoint was saved, or could not be saved. */
-  readonly onCheckpoint?: (record: CheckpointRecord) => void;
-}
-
-/** Options of `train`. */
-export interface TrainOptions extends RunCallbacks {
-  readonly config: Config;
-  readonly device: Device;
-  /** The ranks of the run (`openWorld`). Default: this process alone. */
-  readonly world?: World | null;
-  /** `auto` (the newest sound checkpoint of the folder), a checkpoint, or null for a new run, the default. */
-  readonly resume?: string | null;
-  /** Also write the final model to this file. */
-  readonly save?: string | null;
-  /** Receives progress lines. Ignored by default. */
-  readonly say?: (line: string) => void;
-  /** Receives warnings, one line each. Default: stderr. */
-  readonly warn?: (line: string) => void;
-  /** The stream of the live progress line. Default: none. */
-  readonly terminal?: Terminal | null;
-  /** Peak of the device in FLOP/s, for MFU (`measurePeak`). Without it MFU is not reported. */
-  readonly peakFlops?: number | null;
-  /** The source of SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, such as `process`. Default: none, so no handlers are installed. */
-  readonly signals?: SignalSource | null;
-  /** An AbortSignal: once aborted, the run ends after the step with a checkpoint, as by SIGTERM. */
-  readonly signal?: { readonly aborted: boolean };
-  readonly saveOptions?: SaveOptions;
 }
 
 /** Everything a run works with. */
@@ -135,7 +85,7 @@ export class Run {
     try {
       if (isEvaluationMissing) await this.#evaluate();
       const status = this.#weightsAgree() ? await this.#train() : 'ranks-differ';
-      if (status === 'done') records.event({ step: progress.step, msg: 'stop', detail: 'done' });
+      if (status === 'done') records.writeEvent({ step: progress.step, msg: 'stop', detail: 'done' });
       if (world.isFirst) this.#writeFinalFiles(status, (performance.now() - started) / 1000);
       // A launcher may end all ranks as soon as one has ended: wait until the files are written.
       world.agreement.wait();
@@ -143,7 +93,7 @@ export class Run {
       return { status, step, outDir: folder.path, firstLoss, lastLoss, valLoss };
     } catch (error) {
       if (error instanceof RankLost) {
-        records.event({ step: progress.step, msg: 'halt', detail: error.message });
+        records.writeEvent({ step: progress.step, msg: 'halt', detail: error.message });
         writeAnomaly(folder.path, error.anomaly);
       }
       throw error;
@@ -158,7 +108,7 @@ export class Run {
     try {
       for await (const trained of trainer) {
         const { step } = trained;
-        this.#record(trained);
+        this.#report(trained);
         if (isDue(step, hashEvery, config) && !this.#weightsAgree()) return 'ranks-differ';
         await this.#saveIfDue(step);
         if (isEvaluationDue(step, config)) await this.#evaluate();
@@ -178,30 +128,48 @@ export class Run {
     }
   }
 
-  #record(trained: TrainingStep): void {
-    const { config, model, trainer, records, live, log, options } = this.#parts;
-    const { step, loss, tokens, tokensPerSecond, result, batches } = trained;
+  /** Writes the records of a step, and prints what a person should see of it. */
+  #report(trained: TrainingStep): void {
+    const { config, records, live, log, options, world } = this.#parts;
+    const { step, loss, tokens, tokensPerSecond, result } = trained;
     const { steps, log_every: every } = config.train;
-    const { peakBytes, reservedBytes } = model.device.memory;
-    const seconds = tokens / tokensPerSecond;
     const dropped = records.drops;
-    this.#fetchTimes.add(trained.fetchSeconds);
     if (result.comparisons.length > 0)
       log.say(
         `compare ${step} | largest distance from the reference ${Math.max(...result.comparisons).toExponential(2)}`,
       );
     if (config.runtime.debug_timing) log.say(timingLine(trained));
     if (trained.spike) this.#warn(spikeLine(trained));
-    const record: StepRecord = {
-      step,
-      loss,
+    const record = this.#recordOf(trained, dropped);
+    records.writeHeartbeat(record);
+    if (record.attention && world.isFirst) records.writeAttention(step, record.attention);
+    options.onStep?.(record);
+    this.#estimate(tokens / tokensPerSecond);
+    if (step === 1 || step % every === 0 || step === steps) {
+      records.writeRow(record);
+      live.clear();
+      log.say(stepLine(record, dropped));
+    }
+    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
+    live.show(progressText(step, steps, loss, tokensPerSecond, left));
+  }
+
+  /** The facts of a step as they are recorded; `dropped` log records so far. */
+  #recordOf(trained: TrainingStep, dropped: number): StepRecord {
+    const { model, trainer, data } = this.#parts;
+    const { tokens, tokensPerSecond, result, batches } = trained;
+    const { peakBytes, reservedBytes } = model.device.memory;
+    this.#fetchTimes.add(trained.fetchSeconds);
+    return {
+      step: trained.step,
+      loss: trained.loss,
       learningRate: trained.learningRate,
       tokensPerSecond,
       gradientNorm: trained.gradientNorm,
       fetchSeconds: trained.fetchSeconds,
       fetchP50Ms: this.#fetchTimes.percentileMs(0.5),
       fetchP95Ms: this.#fetchTimes.percentileMs(0.95),
-      mfu: this.#mfu(batches, seconds),
+      mfu: this.#mfu(batches, tokens / tokensPerSecond),
       ...result.observed,
       sparseStart: trained.sparseStart,
       memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
@@ -212,20 +180,9 @@ export class Run {
         ...result.counters,
         ...(dropped > 0 && { log_dropped: dropped }),
       },
-      data: this.#parts.data(),
+      data: data(),
       loader: trainer.loader.telemetry?.(),
     };
-    records.progress(record);
-    if (record.attention && this.#parts.world.isFirst) records.attended(step, record.attention);
-    options.onStep?.(record);
-    this.#estimate(seconds);
-    if (step === 1 || step % every === 0 || step === steps) {
-      records.logged(record);
-      live.clear();
-      log.say(stepLine(record, dropped));
-    }
-    const left = (this.#secondsPerStep ?? Number.NaN) * (steps - step);
-    live.show(progressText(step, steps, loss, tokensPerSecond, left));
   }
 
   /** The first step of a process compiles kernels, so it does not count. */
@@ -273,14 +230,14 @@ export class Run {
       this.#savedAt = step;
       // The disk took the checkpoint but not its rows a moment ago: try again before they can be lost.
       if (!isLogged) records.flush();
-      records.event({ step, msg: 'checkpoint', detail: path });
+      records.writeEvent({ step, msg: 'checkpoint', detail: path });
       options.onCheckpoint?.({ step, path });
       for (const warning of warnings) log.warn(warning);
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
       this.#failedSaves += 1;
       this.#warn(`${error.message}; ${this.#afterFailedSave(step)}`);
-      records.event({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
+      records.writeEvent({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
       options.onCheckpoint?.({ step, path: null });
     }
   }
@@ -296,7 +253,7 @@ export class Run {
     if (trainer.loader.validationSamples === 0) return;
     const { step } = trainer.progress;
     const evaluation = await trainer.evaluate();
-    records.evaluated(step, evaluation);
+    records.writeEvaluation(step, evaluation);
     options.onEvaluation?.({ step, ...evaluation });
     live.clear();
     log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
@@ -313,7 +270,7 @@ export class Run {
     const sampling = { temperature: 0.8, seed: config.train.seed };
     for await (const piece of generate(loaded, '', { maxNewTokens: SAMPLE_TOKENS, sampling })) text += piece;
     live.clear();
-    records.sampled(step, text);
+    records.writeSample(step, text);
     log.say(`sample ${step} | ${JSON.stringify(text)}`);
   }
 
@@ -338,7 +295,7 @@ export class Run {
     live.clear();
     await requests.echoed;
     if (this.#savedAt !== step) await this.#save();
-    records.event({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
+    records.writeEvent({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
     log.say(`stopped after step ${step} by ${reason}`);
     return halt === undefined ? 'signalled' : 'halted';
   }
@@ -346,7 +303,7 @@ export class Run {
   #stopNonFinite({ step, result, batches }: NonFiniteStep): TrainStatus {
     const { folder, model, records, world } = this.#parts;
     const line = reportNonFinite(folder.path, step, result, batches, model.parameters, world.rank);
-    records.event({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
+    records.writeEvent({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
     this.#warn(line);
     return 'non-finite';
   }
@@ -357,7 +314,7 @@ export class Run {
     const { step } = trainer.progress;
     live.clear();
     if (step > 0 && this.#savedAt !== step) await this.#save();
-    records.event({ step, msg: 'loader_error', detail: error.message });
+    records.writeEvent({ step, msg: 'loader_error', detail: error.message });
     log.warnOwn(error.message);
     return 'no-data';
   }
@@ -369,7 +326,7 @@ export class Run {
     const problem = differingWeights(world, model.parameters);
     if (problem === null) return true;
     const line = `${problem}, after step ${step}; the last checkpoint is from before`;
-    records.event({ step, msg: 'halt', detail: line });
+    records.writeEvent({ step, msg: 'halt', detail: line });
     if (world.isFirst) {
       writeAnomaly(folder.path, 'ranks_differ');
       writeHalt(folder.path, line);
@@ -417,27 +374,6 @@ export class Run {
   }
 }
 
-/** What is requested between two steps, from signals, the calling program and .HALT. */
-interface StopRequests {
-  /** The reason in .HALT; only rank 0 reads it. */
-  readonly halt: string | undefined;
-  readonly stop: StopSignal | 'abort' | null;
-  readonly save: boolean;
-}
-
-const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
-
-/** Ranks must act alike at the same step: a request to one rank is a request to all. */
-function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {
-  const stop = own.stop === null ? 0 : 1 + STOPS.indexOf(own.stop);
-  const [halts, stops, saves] = agreement.max([Number(own.halt !== undefined), stop, Number(own.save)]);
-  return {
-    halt: halts > 0 ? agreement.share(own.halt ?? '') : undefined,
-    stop: stops > 0 ? STOPS[stops - 1] : null,
-    save: saves > 0,
-  };
-}
-
 /** Whether something with the period `every` is due at a step; the last step always is. 0 disables it. */
 function isDue(step: number, every: number, { train }: Config): boolean {
   return every > 0 && (step % every === 0 || step === train.steps);
@@ -453,18 +389,4 @@ function usedFlops({ shape }: LanguageModel, batches: readonly Batch[]): number 
     const lengths = Array.from({ length: cuSeqlens.length - 1 }, (_, i) => cuSeqlens[i + 1] - cuSeqlens[i]);
     return total + trainingFlops(shape, lengths).used;
   }, 0);
-}
-
-function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
-  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
-  return (
-    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
-    (isSkipped ? '; update skipped' : '')
-  );
-}
-
-/** runtime.debug_timing: how a step's time was spent. */
-function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
-  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
-  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
 }

@@ -3,6 +3,7 @@
  * Shortly after the first stop request the handlers are removed, so a second signal ends the process at once.
  */
 import { setTimeout } from 'node:timers/promises';
+import type { Agreement } from './ranks/agreement.js';
 
 export type StopSignal = 'SIGTERM' | 'SIGINT' | 'SIGHUP';
 
@@ -57,4 +58,25 @@ export function watchSignals(dump: () => void, source: SignalSource | null): Sig
   };
   for (const [signal, handler] of handlers) source?.on(signal, handler);
   return { requests, end };
+}
+
+/** What is requested between two steps, from signals, the calling program and .HALT. */
+export interface StopRequests {
+  /** The reason in .HALT; only rank 0 reads it. */
+  readonly halt: string | undefined;
+  readonly stop: StopSignal | 'abort' | null;
+  readonly save: boolean;
+}
+
+const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+
+/** Ranks must act alike at the same step: a request to one rank is a request to all. */
+export function agreeOnRequests(own: StopRequests, agreement: Agreement): StopRequests {
+  const stop = own.stop === null ? 0 : 1 + STOPS.indexOf(own.stop);
+  const [halts, stops, saves] = agreement.max([Number(own.halt !== undefined), stop, Number(own.save)]);
+  return {
+    halt: halts > 0 ? agreement.share(own.halt ?? '') : undefined,
+    stop: stops > 0 ? STOPS[stops - 1] : null,
+    save: saves > 0,
+  };
 }

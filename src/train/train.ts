@@ -22,15 +22,16 @@ import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
-import { expectFp8 } from './device-step.js';
+import { expectFp8 } from './device-stepper.js';
+import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
-import { isEvaluationDue, type RankLogger, Run, type TrainOptions, type TrainResult, type TrainStatus } from './run.js';
+import { isEvaluationDue, type RankLogger, Run } from './run.js';
 import { watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
-export type { TrainOptions, TrainResult, TrainStatus } from './run.js';
+export type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 
 /** The exit code of `trefoil train` for each way a run ends. */
 export const EXIT_CODES: Record<TrainStatus, number> = {
@@ -129,9 +130,9 @@ async function openAndRun(
   const signals = watchSignals(dump, options.signals ?? null);
   onEnd(() => signals.end());
   records.enter('boot', step);
-  records.event({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
+  records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
   await warmUp(loader, config, log.warnOwn);
-  records.event({ step, msg: 'loader_ready', data: opened.data() });
+  records.writeEvent({ step, msg: 'loader_ready', data: opened.data() });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
   const run = new Run({
     options,

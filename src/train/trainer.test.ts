@@ -8,8 +8,9 @@ import { AdamW } from '../ops/adamw/op.js';
 import { Muon } from '../ops/muon/op.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+import type { TokenBatch } from './iterable-loader.js';
 import { HostStepper, type Stepper } from './step.js';
-import { NonFiniteStep, SourceFailed, type TokenBatch, Trainer, type TrainerOptions } from './trainer.js';
+import { NonFiniteStep, SourceFailed, Trainer, type TrainerOptions } from './trainer.js';
 
 let folder: { path: string; remove: () => void };
 const cleanups: (() => void)[] = [];

@@ -4,13 +4,12 @@ import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
 import { type BuildProgress, type Loader, openLoader } from '../data/loader.js';
 import { MORE_TIME } from '../data/sources/http.js';
+import type { Environment } from '../environment.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
 import { FallbackLoader } from './fallback-loader.js';
 
 type Say = (line: string) => void;
-type Environment = Readonly<Record<string, string | undefined>>;
-
 export interface TrainingData {
   readonly loader: Loader;
   /** The source of the tokens: `synthetic` after a fallback. */

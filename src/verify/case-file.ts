@@ -2,7 +2,9 @@
  * Attention cases as safetensors files, with the tensor names of the golden files: inputs and shapes in, outputs and
  * gradients out. Files are untrusted: every tensor is checked against the shapes before any is read.
  */
+
 import { UsageError } from '../errors.js';
+import { bytesOf } from '../numbers.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { validateShapes } from '../ops/attention/shape.js';
 import {
@@ -152,8 +154,4 @@ function paddingFirst(selected: Int32Array, width: number): Int32Array {
     rows.set(blocks, row + width - blocks.length);
   }
   return rows;
-}
-
-function bytesOf(values: Float32Array | Int32Array): Uint8Array {
-  return new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
 }

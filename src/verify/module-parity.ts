@@ -86,7 +86,7 @@ function coreGradients(device: Device): Finding {
  * Along random directions u of unit variance, the error e of a gradient shows as <e, u>, whose mean square is ‖e‖²:
  * a few directions estimate ‖e‖/‖g‖ for tensors of any size, where one entry at a time would take hours.
  */
-export function compareWithDifferences(
+function compareWithDifferences(
   loss: () => number,
   values: Readonly<Record<string, Float64Array>>,
   gradients: ReadonlyMap<string, ArrayLike<number>>,

@@ -2,11 +2,11 @@
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { explainFileError, writeFileAtomic } from '../files.js';
+import { mean, median, quantile, round } from '../numbers.js';
 import { isPlainObject } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
-import { mean, median, quantile, round } from './numbers.js';
 import { judge, type Row } from './row.js';
 import { collapseRow } from './rules.js';
 import type { Thresholds } from './thresholds.js';

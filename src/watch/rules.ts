@@ -3,11 +3,12 @@
  * heartbeat file), so that a single check by `health` has the same result as `watch`. "For n heartbeats" refers to the
  * newest n.
  */
+
+import { median, round } from '../numbers.js';
 import { fallbackCounters, type Heartbeat } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
 import { type RankView, type RunView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
-import { median, round } from './numbers.js';
 import { green, judge, type Row, type Verdict, verdict } from './row.js';
 import { type RunState, runState } from './state.js';
 import type { Thresholds } from './thresholds.js';

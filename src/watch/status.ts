@@ -1,11 +1,11 @@
 /** Progress and state of a run. */
 import { readFileSync } from 'node:fs';
 import { errorCode } from '../files.js';
+import { median } from '../numbers.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { Heartbeat } from '../run/logs/heartbeat.js';
 import { type RankView, readRun } from '../run/reader.js';
 import { type AgeOf, wallAges } from './ages.js';
-import { median } from './numbers.js';
 import { runState } from './state.js';
 
 /** The JSON of `status`: one per run. */

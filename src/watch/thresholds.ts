@@ -1,5 +1,6 @@
 /** The limits of the health rules, with their flags, environment variables and defaults. */
-import { type Environment, readVariable } from '../config/legacy/typed-variable.js';
+import { readVariable } from '../config/legacy/typed-variable.js';
+import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
 
 interface ThresholdEntry {

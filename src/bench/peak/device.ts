@@ -18,7 +18,7 @@ const SIZE = 8192;
 const REPEATS = 9;
 
 /** FLOP/s of the median of several products of two random matrices: zeros would run faster than real data does. */
-export function measureMatrixPeak(device: CudaDevice): number {
+function measureMatrixPeak(device: CudaDevice): number {
   const [a, b, d] = Array.from({ length: 3 }, () => Tensor.empty(device, [SIZE, SIZE], 'bf16'));
   const numbers = Tensor.empty(device, [SIZE, SIZE]);
   [a, b].forEach((matrix, stream) => {

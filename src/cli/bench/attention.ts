@@ -1,4 +1,5 @@
 /** `trefoil bench attention`: measures sparse and dense attention by sequence length. */
+
 import { availableParallelism } from 'node:os';
 import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
 import { measureDevicePeak } from '../../bench/peak/device.js';
@@ -7,6 +8,7 @@ import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
+import { fixed } from '../../numbers.js';
 import { SELECTED_PATHS } from '../../ops/attention/fused/op.js';
 import { validateShapes } from '../../ops/attention/shape.js';
 import { plural } from '../../text.js';
@@ -124,7 +126,7 @@ function bench(options: Options, io: Io): void {
     machine: `${device.name}, ${plan.size}`,
     device: device.kind,
     threads: plan.threads,
-    peak_gflops: round(peak, 1),
+    peak_gflops: fixed(peak, 1),
     rows: [...linear, ...attention].map((row) => withShare(row, peak)),
   };
   if (options.json) printJson(io, result);
@@ -174,7 +176,7 @@ const COLUMNS = ['what', 'pass', 'kernel', 'S', 'sequences', 'ms', 'gflops', 'pe
 
 function withShare(row: AttentionRow, peak: number): Result['rows'][number] {
   const { what, pass, kernel, S, sequences, extra_bytes } = row;
-  const [ms, gflops, peak_share] = [round(row.ms, 3), round(row.gflops, 1), round(row.gflops / peak, 4)];
+  const [ms, gflops, peak_share] = [fixed(row.ms, 3), fixed(row.gflops, 1), fixed(row.gflops / peak, 4)];
   return { what, pass, kernel, S, sequences, ms, gflops, peak_share, extra_bytes };
 }
 
@@ -227,8 +229,4 @@ function lengthTable(rows: Result['rows'], lengths: readonly number[], digits: n
       ];
     }),
   );
-}
-
-function round(value: number, digits: number): number {
-  return Number(value.toFixed(digits));
 }

@@ -1,4 +1,5 @@
 /** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
+
 import { availableParallelism } from 'node:os';
 import { InvalidArgumentError } from 'commander';
 import { measureDevicePeak } from '../../bench/peak/device.js';
@@ -9,6 +10,7 @@ import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
+import { fixed } from '../../numbers.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
 import { plural } from '../../text.js';
 import { runBlocking } from '../shared/blocking.js';
@@ -115,7 +117,7 @@ function bench(options: Options, io: Io): void {
     machine: `${device.name}, ${availableParallelism()} cores`,
     device: device.kind,
     threads: device instanceof CpuDevice ? device.threads : 0,
-    peak_gflops: round(peak / 1e9, 1),
+    peak_gflops: fixed(peak / 1e9, 1),
     rows: measured.map((one) => rowOf(one, peak)),
   };
   if (options.json) printJson(io, result);
@@ -159,11 +161,11 @@ function rowOf({ name, time, profile }: Measured, peak: number): Row {
     kernel,
     S,
     batch,
-    tokens_per_s: round((batch * S) / seconds, 1),
-    ms_step: round(time.ms, 3),
-    mfu: round(time.flops.used / seconds / peak, 4),
-    mfu_palm: round(time.flops.palm / seconds / peak, 4),
-    peak_mem_mib: round(time.peakBytes / MIB, 1),
+    tokens_per_s: fixed((batch * S) / seconds, 1),
+    ms_step: fixed(time.ms, 3),
+    mfu: fixed(time.flops.used / seconds / peak, 4),
+    mfu_palm: fixed(time.flops.palm / seconds / peak, 4),
+    peak_mem_mib: fixed(time.peakBytes / MIB, 1),
     params,
     layers,
     ...(profile ? { profile } : {}),
@@ -198,8 +200,4 @@ function profileTable({ config, attention, S }: Row, profile: readonly ProfileRo
 
 function percent(share: number): string {
   return `${(100 * share).toFixed(1)} %`;
-}
-
-function round(value: number, digits: number): number {
-  return Number(value.toFixed(digits));
 }

@@ -1,9 +1,9 @@
 /** `trefoil eval selection`: which blocks a model selects while it reads a text, as numbers, charts and a map. */
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { UsageError } from '../../errors.js';
-import { ensureFolder, fileError, writeFileAtomic } from '../../files.js';
+import { ensureFolder, readGivenText, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { loadModel } from '../../infer/load-model.js';
 import { inspectSelection, type LayerSelection } from '../../infer/selection.js';
@@ -58,7 +58,7 @@ export function configure(command: Command, io: Io): void {
 }
 
 function run(options: Options, io: Io): void {
-  const text = readText(options.textFile);
+  const text = readGivenText(options.textFile);
   const { model, tokenizer, config, path, step, warnings } = runBlocking(() =>
     loadModel(openDevice(options), options.model, 'f32'),
   );
@@ -101,14 +101,6 @@ function defaultTrace(model: string, textFile: string): string {
   if (run === undefined) throw new UsageError(`--trace: ${model} is not in a run folder; name a file`);
   const name = basename(textFile).replace(/[^\w.-]/g, '_');
   return join(run, 'traces', `${name}.safetensors`);
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw fileError('read', path, error);
-  }
 }
 
 function writePictures(folder: string, result: { tokens: number; layers: readonly LayerSelection[] }): void {

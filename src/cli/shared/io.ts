@@ -1,6 +1,6 @@
 /** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
 import { fstatSync } from 'node:fs';
-import type { Environment } from '../../config/legacy/typed-variable.js';
+import type { Environment } from '../../environment.js';
 import { LiveLine } from '../../live-line.js';
 import { toJson } from '../../run/json.js';
 import { DEFAULT_WIDTH } from './table.js';
@@ -89,7 +89,7 @@ export interface Styles {
  * Whether to write colour codes. FORCE_COLOR decides if it is set ("0" and "false" turn colour off); else a non-empty
  * NO_COLOR and TERM=dumb turn it off; else colour is used on terminals only.
  */
-export function usesColour(stream: { readonly isTTY?: boolean }, env: Environment): boolean {
+function usesColour(stream: { readonly isTTY?: boolean }, env: Environment): boolean {
   const force = env['FORCE_COLOR'];
   if (force !== undefined) return force !== '0' && force !== 'false';
   if (env['NO_COLOR'] || env['TERM'] === 'dumb') return false;

@@ -1,11 +1,12 @@
 /** The environment as a config layer, and warnings about NSA_* variables without effect. */
+import type { Environment } from '../../environment.js';
 import { findKey } from '../keys.js';
 import { type Layer, LayerBuilder } from '../layer.js';
 import { hint } from '../suggest.js';
-import { type Environment, readTyped, readVariable, refuse, variableOf } from './typed-variable.js';
+import { readTyped, readVariable, refuse, variableOf } from './typed-variable.js';
 import { environmentVariables } from './variables.js';
 
-export { type Environment, readVariable } from './typed-variable.js';
+export { readVariable } from './typed-variable.js';
 
 /** The config keys that environment variables set. */
 export function environmentLayer(env: Environment): Layer {

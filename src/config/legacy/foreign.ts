@@ -1,5 +1,5 @@
 /** Variables of other systems that old runbooks export. They have no effect; `doctor` names the replacement. */
-import type { Environment } from './environment.js';
+import type { Environment } from '../../environment.js';
 
 export interface ForeignVariable {
   name: string;

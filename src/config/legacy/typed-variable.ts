@@ -1,9 +1,7 @@
 /** Typed values of environment variables. Does not import the schema, so that commands without a config start fast. */
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { type EnvironmentVariable, environmentVariables } from './variables.js';
-
-/** The type of process.env. A parameter, so that tests can pass their own. */
-export type Environment = Readonly<Record<string, string | undefined>>;
 
 const byName: ReadonlyMap<string, EnvironmentVariable> = new Map(environmentVariables.map((row) => [row.name, row]));
 

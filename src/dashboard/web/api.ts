@@ -3,9 +3,11 @@ import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view
 import type { Overview, Table } from '../answers.js';
 import { type Block, decodeBlock } from '../wire.js';
 
-/** A line of attention.jsonl; arrays are by layer. */
+/** A line of attention.jsonl; arrays are by layer with sparse attention. */
 export interface AttentionRecord {
   readonly step: number;
+  /** Indices of these layers, if others have only a window. */
+  readonly sparse_layers?: readonly number[];
   readonly entropy: readonly number[];
   readonly collapse: readonly number[];
   readonly cmp: readonly number[];

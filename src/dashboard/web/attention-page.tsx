@@ -119,7 +119,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
   const [index, setIndex] = useState<number | null>(null);
   const at = Math.min(index ?? records.length - 1, records.length - 1);
   const record = records[at];
-  const layers = record.entropy.map((_, layer) => String(layer));
+  const layers = record.entropy.map((_, i) => layerName(record, i));
   const steps = records.map(({ step }) => short(step));
   const map = (pick: (one: AttentionRecord) => readonly number[]) =>
     layers.map((_, layer) => records.map((one) => pick(one)[layer] ?? Number.NaN));
@@ -209,7 +209,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
             note="Share of a layer's blocks that the layer below selected too, for the same tokens."
           >
             <Bars
-              rows={record.layers.map((value, i) => ({ name: `${i}–${i + 1}`, parts: [value] }))}
+              rows={record.layers.map((value, i) => ({ name: `${layers[i]}–${layers[i + 1]}`, parts: [value] }))}
               names={['shared']}
             />
           </Card>
@@ -221,6 +221,11 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
 
 function highest(values: readonly (readonly number[])[]): number {
   return values.flat().reduce((most, value) => Math.max(most, value), 0);
+}
+
+/** The index of the sparse layer that entry `i` of the arrays is about. */
+function layerName({ sparse_layers: indices }: AttentionRecord, i: number): string {
+  return String(indices?.[i] ?? i);
 }
 
 /** How far back the selected blocks of a layer lie. */
@@ -240,7 +245,7 @@ function Distances({ record }: { readonly record: AttentionRecord }) {
           <option value="all">all layers</option>
           {all.map((_, i) => (
             <option key={String(i)} value={String(i)}>
-              layer {i}
+              layer {layerName(record, i)}
             </option>
           ))}
         </select>

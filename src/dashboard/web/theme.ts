@@ -7,7 +7,7 @@ const KEY = 'trefoil-theme';
 const query = matchMedia('(prefers-color-scheme: dark)');
 const listeners = new Set<() => void>();
 
-export function currentTheme(): Theme {
+function currentTheme(): Theme {
   const stored = localStorage.getItem(KEY);
   if (stored === 'light' || stored === 'dark') return stored;
   return query.matches ? 'dark' : 'light';

@@ -2,7 +2,6 @@
 
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
-import { openChats } from '../chats/source.js';
 import { Purpose } from '../hash.js';
 import type { OpenOptions } from '../loader.js';
 import { openCached } from '../shards/cache.js';
@@ -17,10 +16,11 @@ import {
   WholeStream,
 } from '../shards/samples.js';
 import { splitCorpus } from '../shards/split.js';
+import { openChats } from '../sources/chats/source.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
 import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';
+import { StorySamples } from '../sources/stories/samples.js';
 import { SyntheticSamples } from '../sources/synthetic.js';
-import { StorySamples } from '../stories/samples.js';
 import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
 
 export interface NumberedSource {

@@ -8,6 +8,7 @@
  */
 
 import { TrefoilError, UsageError } from '../../errors.js';
+import { greatestCommonDivisor } from '../../numbers.js';
 import { type Batch, IGNORED_TARGET, packBatch } from '../batch.js';
 import type { Loader, LoaderTelemetry } from '../loader.js';
 import type { SampleAddress, Samples } from '../shards/samples.js';
@@ -353,8 +354,4 @@ function windowSamples(windows: readonly Int32Array[]): Samples {
       return starts;
     },
   };
-}
-
-function greatestCommonDivisor(a: number, b: number): number {
-  return b === 0 ? a : greatestCommonDivisor(b, a % b);
 }

@@ -7,7 +7,7 @@ import { openCorpus } from '../sources/corpus.js';
 import { localOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import type { Tokenizer } from '../tokenizer.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { createGpt2Tokenizer } from '../tokenizers/gpt2.js';
 import { buildShards } from './build.js';
 import { buildAside } from './folders.js';

@@ -173,7 +173,7 @@ async function tokeniseUnit({ order, opener, tokenizer, unit, writer, send }: Un
   report(true);
 }
 
-export function unitFolder(folder: string, unit: number): string {
+function unitFolder(folder: string, unit: number): string {
   return join(folder, `unit-${String(unit).padStart(6, '0')}`);
 }
 

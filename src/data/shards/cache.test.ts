@@ -12,7 +12,7 @@ import { localOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { createTokenizer } from '../tokenizer.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { buildShards } from './build.js';
 import { clearCache, listCache, openCached, shrinkCache } from './cache.js';
 

@@ -5,7 +5,7 @@ import { openCorpus } from '../sources/corpus.js';
 import { hubOptions, numberedDocuments } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import { parquetFile } from '../testing/parquet.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { buildShards } from './build.js';
 import { prepareCorpus } from './prepare.js';
 import { ShardReader } from './reader.js';

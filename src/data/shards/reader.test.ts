@@ -5,7 +5,7 @@ import { UsageError } from '../../errors.js';
 import fc from '../../testing/properties.js';
 import { testFolder } from '../testing/folder.js';
 import { numberTokenizer, streamOf, writeShards } from '../testing/shards.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { DamagedShards, encodeIndex, readIndex } from './format.js';
 import { ShardReader } from './reader.js';
 

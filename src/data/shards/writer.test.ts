@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { testFolder } from '../testing/folder.js';
 import { numberTokenizer, writeShards } from '../testing/shards.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { readIndex } from './format.js';
 import { ShardWriter } from './writer.js';
 

@@ -5,6 +5,7 @@ import { closeSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
 import { writeFully } from '../../files.js';
+import { bytesOf } from '../../numbers.js';
 import type { Tokenizer } from '../tokenizer.js';
 import {
   bytesPerToken,
@@ -173,8 +174,4 @@ class HashedFile {
     if (this.#open) closeSync(this.#descriptor);
     this.#open = false;
   }
-}
-
-function bytesOf(array: TokenArray | Float64Array): Uint8Array {
-  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }

@@ -3,6 +3,7 @@
 import { join, relative, resolve } from 'node:path';
 import { DOCUMENT_SOURCES, isOneOf } from '../../config/data-sources.js';
 import type { Config } from '../../config/schema.js';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { plural } from '../../text.js';
 import { BlobOpener } from './blob.js';
@@ -14,8 +15,6 @@ import { countUnits, laneCount } from './order.js';
 import { inspectParquet } from './parquet.js';
 import { defaultCacheFolder } from './range-cache.js';
 import type { CorpusFile, CorpusSpec, FileKind } from './spec.js';
-
-type Environment = Readonly<Record<string, string | undefined>>;
 
 export interface CorpusOptions {
   /** text takes every file as text, jsonl only JSON Lines, fineweb_edu_local each by its name. */

@@ -3,6 +3,7 @@
 import { createHash } from 'node:crypto';
 import { parse as parseYaml } from 'yaml';
 import { z } from 'zod';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp } from './http.js';
 
@@ -31,7 +32,7 @@ export interface HubAccess {
 }
 
 /** HF_ENDPOINT and HF_TOKEN, checked. */
-export function hubAccess(environment: Readonly<Record<string, string | undefined>>): HubAccess {
+export function hubAccess(environment: Environment): HubAccess {
   const given = environment['HF_ENDPOINT']?.trim() || DEFAULT_ENDPOINT;
   let url: URL;
   try {

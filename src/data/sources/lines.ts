@@ -129,7 +129,7 @@ async function openCompressed({ file, textField }: ReadRequest): Promise<PartRea
 type ParsedLine = { readonly text: string } | { readonly fault: string; readonly cause?: unknown };
 
 /** A function from the bytes of a line to its text, or to what is wrong with it. A blank line is an empty document. */
-export function createLineParser(textField: string): (line: Uint8Array) => ParsedLine {
+function createLineParser(textField: string): (line: Uint8Array) => ParsedLine {
   // Without `ignoreBOM` a byte order mark at the start of a file is dropped, which JSON.parse would refuse.
   const decoder = new TextDecoder('utf-8', { fatal: true });
   return (line) => {

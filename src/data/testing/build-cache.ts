@@ -2,7 +2,7 @@
 
 import { openCached } from '../shards/cache.js';
 import { openCorpus } from '../sources/corpus.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { localOptions } from './corpora.js';
 
 const [path, folder, delay, last] = process.argv.slice(2);

@@ -4,7 +4,7 @@ import { mkdirSync } from 'node:fs';
 import { ShardReader } from '../shards/reader.js';
 import { ShardWriter } from '../shards/writer.js';
 import type { Tokenizer } from '../tokenizer.js';
-import { createByteTokenizer } from '../tokenizers/byte.js';
+import { createByteTokenizer } from '../tokenizers/bytes.js';
 
 /** A tokenizer of any vocabulary size, for what only looks at its numbers. */
 export function numberTokenizer(vocabSize: number): Tokenizer {

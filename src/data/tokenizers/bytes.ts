@@ -1,7 +1,7 @@
-/** Decoding for tokenizers whose tokens are byte strings. */
+/** The byte tokenizer, and decoding for all tokenizers whose tokens are byte strings. */
 
 import { TrefoilError } from '../../errors.js';
-import type { StreamDecoder } from '../tokenizer.js';
+import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
 
 /** Invalid bytes become U+FFFD. `ignoreBOM: true` keeps a byte order mark, so that decode inverts encode. */
 export function decodeUtf8(bytes: Uint8Array): string {
@@ -21,4 +21,22 @@ export function createByteStreamDecoder(bytesOf: (id: number) => Uint8Array): St
 export function checkedId(id: number, vocabSize: number, name: string): number {
   if (Number.isInteger(id) && id >= 0 && id < vocabSize) return id;
   throw new TrefoilError(`token ${id} is outside the vocabulary of tokenizer ${name} (0 to ${vocabSize - 1})`);
+}
+
+const SEPARATOR = 0;
+const BYTES = Array.from({ length: 256 }, (_, value) => Uint8Array.of(value));
+
+/** A token is one byte of UTF-8. Id 0 separates documents, as text has no NUL. */
+export function createByteTokenizer(): Tokenizer {
+  return {
+    name: 'byte',
+    vocabSize: 256,
+    separator: SEPARATOR,
+    identity: 'byte',
+    encode: (text) => new Int32Array(Buffer.from(text, 'utf8')),
+    byteLength: (id) => (id === SEPARATOR ? 0 : 1),
+    tokenBytes: (id) => (id === SEPARATOR ? null : BYTES[checkedId(id, 256, 'byte')]),
+    decode: (ids) => decodeUtf8(Uint8Array.from(ids, (id) => checkedId(id, 256, 'byte'))),
+    createStreamDecoder: () => createByteStreamDecoder((id) => BYTES[checkedId(id, 256, 'byte')]),
+  };
 }

@@ -11,11 +11,18 @@ export type Ranks = ReadonlyMap<string, number>;
 // A heap entry is rank * POSITIONS + position in one double: the order (rank, then leftmost) is plain number order.
 const POSITIONS = 2 ** 32;
 
-/** Token ids of one word, given as a binary string. Every single byte must have a rank. */
-export function mergeBytePairs(word: string, ranks: Ranks): number[] {
-  const length = word.length;
-  // A linked list of parts, named by their first byte. `next[i]` is where the part after i begins.
-  // Plain arrays: most words are a few bytes long, and typed arrays cost more to make than to use.
+/**
+ * Merges neighbouring parts of a list, the pair of the lowest rank first, the leftmost of equal ones, until none has a rank.
+ * A part is named by the index of its first element. `rankOf` is asked about the part that begins at `part` and the one
+ * that begins at `second` and ends before `end`; `onMerge` is told that the second was merged into the first. Returns, by
+ * the beginning of a part, where the next one begins.
+ */
+function mergeParts(
+  length: number,
+  rankOf: (part: number, second: number, end: number) => number | undefined,
+  onMerge?: (part: number, second: number) => void,
+): readonly number[] {
+  // A linked list. Plain arrays: most words are a few bytes long, and typed arrays cost more to make than to use.
   const next: number[] = [];
   const previous: number[] = [];
   const pairRank: number[] = [];
@@ -23,7 +30,7 @@ export function mergeBytePairs(word: string, ranks: Ranks): number[] {
 
   const offer = (part: number): void => {
     const second = next[part];
-    const rank = second < length ? ranks.get(word.slice(part, next[second])) : undefined;
+    const rank = second < length ? rankOf(part, second, next[second]) : undefined;
     pairRank[part] = rank ?? -1;
     if (rank !== undefined) push(heap, rank * POSITIONS + part);
   };
@@ -41,15 +48,21 @@ export function mergeBytePairs(word: string, ranks: Ranks): number[] {
     // Entries are not removed when a neighbour merges: stale ones are skipped here.
     if (pairRank[part] !== (entry - part) / POSITIONS) continue;
     const absorbed = next[part];
+    onMerge?.(part, absorbed);
     pairRank[absorbed] = -1;
     next[part] = next[absorbed];
     previous[next[absorbed]] = part;
     offer(part);
     if (part > 0) offer(previous[part]);
   }
+  return next;
+}
 
+/** Token ids of one word, given as a binary string. Every single byte must have a rank. */
+export function mergeBytePairs(word: string, ranks: Ranks): number[] {
+  const next = mergeParts(word.length, (part, _second, end) => ranks.get(word.slice(part, end)));
   const ids: number[] = [];
-  for (let part = 0; part < length; part = next[part]) ids.push(ranks.get(word.slice(part, next[part]))!);
+  for (let part = 0; part < word.length; part = next[part]) ids.push(ranks.get(word.slice(part, next[part]))!);
   return ids;
 }
 
@@ -65,35 +78,15 @@ export interface PairMerges {
 export function mergePairs(ids: number[], { base, pairs }: PairMerges): readonly number[] {
   const { length } = ids;
   if (length < 2) return ids;
-  // As above: parts are named by the index of their first id, which holds the id of the merged token.
-  const next: number[] = [];
-  const previous: number[] = [];
-  const pairRank: number[] = [];
-  const heap: number[] = [];
-  const offer = (part: number): void => {
-    const second = next[part];
-    const rank = second < length ? pairs.get(ids[part] * base + ids[second])?.rank : undefined;
-    pairRank[part] = rank ?? -1;
-    if (rank !== undefined) push(heap, rank * POSITIONS + part);
-  };
-  for (let index = 0; index <= length; index++) {
-    next.push(index + 1);
-    previous.push(index - 1);
-    pairRank.push(-1);
-  }
-  for (let part = 0; part < length; part++) offer(part);
-  while (heap.length > 0) {
-    const entry = pop(heap);
-    const part = entry % POSITIONS;
-    if (pairRank[part] !== (entry - part) / POSITIONS) continue;
-    const absorbed = next[part];
-    ids[part] = pairs.get(ids[part] * base + ids[absorbed])!.id;
-    pairRank[absorbed] = -1;
-    next[part] = next[absorbed];
-    previous[next[absorbed]] = part;
-    offer(part);
-    if (part > 0) offer(previous[part]);
-  }
+  // The first index of a part holds the id of the merged token.
+  const pairOf = (part: number, second: number) => pairs.get(ids[part] * base + ids[second]);
+  const next = mergeParts(
+    length,
+    (part, second) => pairOf(part, second)?.rank,
+    (part, second) => {
+      ids[part] = pairOf(part, second)!.id;
+    },
+  );
   const merged: number[] = [];
   for (let part = 0; part < length; part = next[part]) merged.push(ids[part]);
   return merged;

@@ -4,7 +4,7 @@
  * bytes; 0 separates documents, as in the byte tokenizer.
  */
 import { createHash } from 'node:crypto';
-import { everyWord, setPhrases } from '../stories/grammar.js';
+import { everyWord, setPhrases } from '../sources/stories/grammar.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 

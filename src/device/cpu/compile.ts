@@ -9,6 +9,7 @@ import { availableParallelism } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import {
   type CompileProgress,
@@ -34,8 +35,6 @@ export interface CompilerOptions {
   readonly target?: string;
   readonly progress?: CompileProgress;
 }
-
-type Environment = Readonly<Record<string, string | undefined>>;
 
 export function defaultCompilerOptions(environment: Environment): CompilerOptions {
   const { CXX: named, TREFOIL_MARCH: target } = environment;

@@ -7,9 +7,10 @@ import { tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { type CompileProgress, interruption, KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
-import { type Environment, LibraryMissing, NVRTC, openLibrary } from './libraries.js';
+import { LibraryMissing, NVRTC, openLibrary } from './libraries.js';
 import type { Macros } from './runtime.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
@@ -24,7 +25,7 @@ export interface CudaBackend {
 type Native = (...values: unknown[]) => unknown;
 
 /** The run-time compilation library. */
-export class Nvrtc implements CudaBackend {
+class Nvrtc implements CudaBackend {
   readonly identity: string;
   readonly #create: Native;
   readonly #compile: Native;

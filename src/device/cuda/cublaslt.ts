@@ -4,8 +4,9 @@
  * as Dᵀ = Bᵀ Aᵀ without copies.
  */
 import koffi from 'koffi';
+import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { CUBLASLT, type Environment, openLibrary } from './libraries.js';
+import { CUBLASLT, openLibrary } from './libraries.js';
 import type { MatrixProduct } from './runtime.js';
 
 type Native = (...values: unknown[]) => number;

@@ -1,9 +1,9 @@
 /** The GPU of a rank, and NCCL's settings when ranks share one. */
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
-import type { Environment } from './libraries.js';
 
 /** Lets several ranks train on one GPU. Slower than one rank; for trying out. */
-export const SHARE_GPU = 'TREFOIL_SHARE_GPU';
+const SHARE_GPU = 'TREFOIL_SHARE_GPU';
 
 export function isGpuShared(environment: Environment): boolean {
   return environment[SHARE_GPU] === '1';

@@ -6,6 +6,7 @@ import { existsSync, readdirSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import koffi from 'koffi';
+import type { Environment } from '../../environment.js';
 
 export type Library = ReturnType<typeof koffi.load>;
 
@@ -47,8 +48,6 @@ export const NCCL: LibraryName = {
     "several ranks on GPUs need it: install it (pip install nvidia-nccl-cu13, or libnccl2 of NVIDIA's packages), " +
     'or train on one GPU with --ddp 0',
 };
-
-export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** A library was not found or cannot be loaded. */
 export class LibraryMissing extends Error {

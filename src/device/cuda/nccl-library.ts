@@ -1,8 +1,9 @@
 /** Typed functions of NCCL. Every call is checked. Loading needs no GPU; a communicator does. */
 import koffi from 'koffi';
+import type { Environment } from '../../environment.js';
 import { TrefoilError } from '../../errors.js';
 import type { Reduction, WireType } from '../collectives.js';
-import { type Environment, NCCL, openLibrary } from './libraries.js';
+import { NCCL, openLibrary } from './libraries.js';
 
 type Native = (...values: unknown[]) => number;
 

@@ -115,6 +115,7 @@ describe('the same answer under load', () => {
     ['sparse', { nsa: { w: 70, n_sel: 5 } }, isLong ? 500 : 60],
     ['phi mlp', { nsa: { phi: 'mlp', gate: 'sigmoid' } }, isLong ? 200 : 12],
     ['dense', { model: { attention: 'dense' } }, isLong ? 500 : 24],
+    ['window layers', { model: { layer_pattern: ['window', 'nsa'] }, nsa: { w: 70 } }, isLong ? 500 : 24],
   ])('as alone, bit for bit: %s', async (_, sections, count) => {
     const of = source(sections);
     const next = random(7);

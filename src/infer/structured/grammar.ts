@@ -131,7 +131,7 @@ export function closesSooner(a: string, b: string | null): boolean {
 }
 
 /** How a path ends that goes on at `node`, from its first state. */
-export function startClose(node: Node): string | null {
+function startClose(node: Node): string | null {
   if (node.close === null || !node.machine) return node.close;
   return node.machine.close(node.machine.start) + node.close;
 }

@@ -3,8 +3,8 @@
 import type { Config } from '../../config/schema.js';
 import { configSchema } from '../../config/schema.js';
 import type { Device } from '../../device/device.js';
-import { type ComputeDtype, LanguageModel } from '../../model/language-model.js';
-import { modelShape } from '../../model/shape.js';
+import { LanguageModel } from '../../model/language-model.js';
+import { type ComputeDtype, modelShape } from '../../model/shape.js';
 import { modelTensors } from '../../model/weights.js';
 import { saveCheckpoint } from '../../run/checkpoint/save.js';
 import { cpu } from '../../testing/devices.js';

@@ -5,6 +5,22 @@
 
 namespace attention {
 
+// What `Visible` is for each kind of attention: token t sees the keys [low(t), high(t)).
+struct Causal {
+  int64_t low(int64_t) const { return 0; }
+  int64_t high(int64_t t) const { return t + 1; }
+};
+struct Window {  // the last w tokens
+  int64_t w;
+  int64_t low(int64_t t) const { return t - w + 1 > 0 ? t - w + 1 : 0; }
+  int64_t high(int64_t t) const { return t + 1; }
+};
+struct Finished {  // compressed blocks of l tokens, one every d tokens, that end at or before t
+  int64_t l, d;
+  int64_t low(int64_t) const { return 0; }
+  int64_t high(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
+};
+
 constexpr int64_t kRowTarget = 96;   // rows (token, head) of one tile: queries, scores and results stay in L2
 constexpr int64_t kMostTokens = 48;  // more would compute more scores above the diagonal only to throw them away
 

@@ -1,5 +1,5 @@
 /** What ranks exchange besides gradients: a few numbers or lines of text, after which every rank knows the same. */
-import type { Collectives, Reduction } from '../../device/collectives.js';
+import type { Collectives, Reduction, Span } from '../../device/collectives.js';
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
@@ -130,6 +130,7 @@ export class RankAgreement implements Agreement {
   }
 }
 
-function span(tensor: Tensor) {
+/** A tensor as collectives take it. */
+export function span(tensor: Tensor): Span {
   return { address: tensor.pointer, count: tensor.size, dtype: tensor.dtype };
 }

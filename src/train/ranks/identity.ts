@@ -2,10 +2,8 @@
  * Rank, world size and rendezvous of this process, from the launcher's environment variables. The first launcher that is
  * recognised wins. An incomplete set of its variables, or contradicting ones, is an error that names them.
  */
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
-
-/** Environment variables by name. */
-export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** The program that started this process. */
 export type Launcher = 'torchrun' | 'kubeflow' | 'slurm' | 'openmpi' | 'pmix' | 'single';

@@ -6,8 +6,8 @@ import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, readdirSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { createInterface } from 'node:readline';
+import type { Environment } from '../../environment.js';
 import { parentOf } from '../../process-identity.js';
-import type { Environment } from './identity.js';
 
 export interface LaunchOptions {
   /** Ranks on this machine. */

@@ -9,9 +9,10 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { linkSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { cacheFolder, ensureFolder } from '../../files.js';
-import type { Environment, RankIdentity } from './identity.js';
+import type { RankIdentity } from './identity.js';
 
 const SHORTEST_SECRET = 16;
 

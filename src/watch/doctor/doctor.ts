@@ -1,6 +1,6 @@
 /** Preflight checks of machine, GPU, environment and config: green, yellow or red, with a remedy. */
-import type { Environment } from '../../config/legacy/environment.js';
 import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/load.js';
+import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import { configRows } from './config.js';
 import { gpuMemoryMib, gpuRows } from './gpu.js';

@@ -2,11 +2,12 @@
 import { accessSync, constants, existsSync, statfsSync } from 'node:fs';
 import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
-import { type Environment, environmentWarnings } from '../../config/legacy/environment.js';
+import { environmentWarnings } from '../../config/legacy/environment.js';
 import { foreignVariables } from '../../config/legacy/foreign.js';
 import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
+import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { collectEnvironment } from '../../run/environment.js';
 import { fillNormal } from '../../tensor/random/op.js';

@@ -3,12 +3,12 @@ import { readSavedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { TrefoilError } from '../../errors.js';
 import { statOrUndefined } from '../../files.js';
+import { mean, median, quantile } from '../../numbers.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
 import { type Heartbeat, readHeartbeats } from '../../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../../run/logs/heartbeat-history.js';
 import { readJsonFile, readRun } from '../../run/reader.js';
 import { wallAges } from '../ages.js';
-import { mean, median, quantile } from '../numbers.js';
 import { runState } from '../state.js';
 
 /** Points (step, value) of the plots. */

@@ -1,18 +1,10 @@
 // Attention over compressed blocks: token t sees the blocks that end at or before it, i*d + l - 1 <= t.
 #include "../banded.h"
 
-namespace {
-struct Finished {
-  int64_t l, d;
-  int64_t low(int64_t) const { return 0; }
-  int64_t high(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
-};
-}  // namespace
-
 extern "C" {
 
 void compressed_forward(const attention::AttentionArguments* given, int64_t l, int64_t d) {
-  attention::banded_forward(attention::Inputs::of(*given), Finished{l, d}, given->out, given->lse);
+  attention::banded_forward(attention::Inputs::of(*given), attention::Finished{l, d}, given->out, given->lse);
 }
 
 void compressed_backward(const attention::AttentionArguments* given, int64_t l, int64_t d) {
@@ -20,6 +12,6 @@ void compressed_backward(const attention::AttentionArguments* given, int64_t l, 
   const attention::Gradients g = attention::Gradients::of(*given);
   // Block i starts at token i*d: with chunk = d * key_chunk a block is never seen from an earlier query chunk.
   const int64_t chunk = attention::chunk_size(in, attention::kKeyBlock * d);
-  attention::banded_backward(in, Finished{l, d}, g, chunk, chunk / d, attention::chunk_count(in, chunk));
+  attention::banded_backward(in, attention::Finished{l, d}, g, chunk, chunk / d, attention::chunk_count(in, chunk));
 }
 }

@@ -1,6 +1,6 @@
 /**
- * Dense causal attention on tensor cores (CUDA, bf16): the kernels of the window branch with a window longer than any
- * sequence. A baseline for sparse attention built from the same kernels.
+ * The kernels of the window branch alone, on tensor cores (CUDA, bf16): for layers that have only a window, and, with a
+ * window longer than any sequence, for dense attention, the baseline that is built from the same kernels.
  */
 import type { CudaCode, LaunchArgument } from '../../../device/cuda/runtime.js';
 import { cudaRuntime } from '../../../device/cuda/runtime.js';
@@ -57,10 +57,15 @@ export function denseRefusal(
   return null;
 }
 
-/** Requires that `denseRefusal` returns null. */
-export function fusedDenseAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences): Tensor {
+/** A token sees itself and the `w` - 1 tokens before it; all by default. Requires that `denseRefusal` returns null. */
+export function fusedDenseAttention(
+  tape: Tape,
+  inputs: AttentionInputs,
+  sequences: Sequences,
+  w = UNBOUNDED_WINDOW,
+): Tensor {
   const { q, k, v } = inputs;
-  const kernels = new DenseKernels(tape.device, headsOf(inputs, sequences), sequences);
+  const kernels = new DenseKernels(tape.device, headsOf(inputs, sequences), sequences, w);
   const { heads, dv } = kernels.heads;
   const out = tape.empty([sequences.total, heads, dv], 'bf16');
   const lse = tape.empty([sequences.total, heads]);
@@ -82,13 +87,15 @@ class DenseKernels {
   readonly #window: CudaCode;
   readonly #prepare: CudaCode;
 
-  constructor(device: Device, heads: HeadShape, sequences: Sequences) {
+  constructor(device: Device, heads: HeadShape, sequences: Sequences, w: number) {
     const cuda = cudaRuntime(device);
     if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
     this.heads = heads;
     this.#sequences = sequences;
-    const macros = { ...headMacros(heads), WINDOW: UNBOUNDED_WINDOW, LONGEST_FIRST: 1 };
-    this.#window = cuda.compile(WINDOW_SOURCE, macros);
+    const isDense = w >= UNBOUNDED_WINDOW;
+    // Rows of dense attention take the longer the later they are. A window takes equally long everywhere.
+    const macros = isDense ? { WINDOW: UNBOUNDED_WINDOW, LONGEST_FIRST: 1 } : { WINDOW: w };
+    this.#window = cuda.compile(WINDOW_SOURCE, { ...headMacros(heads), ...macros });
     this.#prepare = cuda.compile(PREPARE_SOURCE, headMacros(heads));
   }
 

@@ -1,18 +1,10 @@
 // Sliding-window attention: token t sees the keys t-w+1 ... t, exactly w of them.
 #include "../banded.h"
 
-namespace {
-struct Window {
-  int64_t w;
-  int64_t low(int64_t t) const { return t - w + 1 > 0 ? t - w + 1 : 0; }
-  int64_t high(int64_t t) const { return t + 1; }
-};
-}  // namespace
-
 extern "C" {
 
 void window_forward(const attention::AttentionArguments* given, int64_t w) {
-  attention::banded_forward(attention::Inputs::of(*given), Window{w}, given->out, given->lse);
+  attention::banded_forward(attention::Inputs::of(*given), attention::Window{w}, given->out, given->lse);
 }
 
 void window_backward(const attention::AttentionArguments* given, int64_t w) {
@@ -22,6 +14,7 @@ void window_backward(const attention::AttentionArguments* given, int64_t w) {
   const int64_t reach = std::min(w, std::max<int64_t>(attention::longest(in), 1));
   const int64_t unit = attention::kKeyBlock;
   const int64_t chunk = std::max(attention::chunk_size(in, unit), (reach + unit - 1) / unit * unit);
-  attention::banded_backward(in, Window{w}, g, chunk, chunk, std::min<int64_t>(2, attention::chunk_count(in, chunk)));
+  const int64_t reached = std::min<int64_t>(2, attention::chunk_count(in, chunk));
+  attention::banded_backward(in, attention::Window{w}, g, chunk, chunk, reached);
 }
 }

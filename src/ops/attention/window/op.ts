@@ -4,7 +4,8 @@ import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { Sequences } from '../../common/sequences.js';
-import { type AttentionInputs, attendBranch } from '../branch.js';
+import { type AttentionInputs, attendBranch, headShape } from '../branch.js';
+import { type DenseOptions, denseRefusal, fusedDenseAttention } from '../fused/dense.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {
@@ -14,9 +15,21 @@ export const signatures = {
 
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv] → [T, H, dv]. */
-export function windowAttention(tape: Tape, inputs: AttentionInputs, sequences: Sequences, w: number): Tensor {
+/**
+ * `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv] → [T, H, dv]. With `options` the fused kernels compute it where they
+ * can: for layers that have only this branch.
+ */
+export function windowAttention(
+  tape: Tape,
+  inputs: AttentionInputs,
+  sequences: Sequences,
+  w: number,
+  options: DenseOptions = { fusedFrom: Number.POSITIVE_INFINITY },
+): Tensor {
   if (!Number.isSafeInteger(w) || w < 1) throw new UsageError(`w must be a whole number from 1, not ${w}`);
+  const heads = headShape('window attention', inputs, sequences, sequences);
+  const problem = { heads, dtype: inputs.q.dtype, tokens: sequences };
+  if (denseRefusal(problem, tape.device, options) === null) return fusedDenseAttention(tape, inputs, sequences, w);
   const kernel = tape.device.kernels(kernels);
   const { out } = attendBranch(tape, inputs, {
     name: 'window attention',

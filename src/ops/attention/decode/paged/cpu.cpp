@@ -110,18 +110,6 @@ template <class Visible> void banded(const float* q, const Pages& pages, const T
   });
 }
 
-struct Window {
-  int64_t w;
-  int64_t low(int64_t t) const { return t - w + 1 > 0 ? t - w + 1 : 0; }
-  int64_t high(int64_t t) const { return t + 1; }
-};
-
-struct Finished {
-  int64_t l, d;
-  int64_t low(int64_t) const { return 0; }
-  int64_t high(int64_t t) const { return t + 1 < l ? 0 : (t + 1 - l) / d + 1; }
-};
-
 }  // namespace
 
 #define TOKENS const int32_t *offsets, const int32_t *starts, int64_t sequences
@@ -181,7 +169,8 @@ void paged_keep(const float* joined, const int32_t* joined_offsets, const int32_
 }
 
 void paged_window(const float* q, float* out, float* lse, int32_t* reads, PAGES, TOKENS, HEADS, int64_t w) {
-  banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, Window{w}, out, lse, reads);
+  const attention::Window window{w};
+  banded(q, {tables, place, size}, {offsets, starts, sequences}, {heads, groups, dk, dv}, window, out, lse, reads);
 }
 
 // Attention over the compressed keys, and the blocks that it selects: the scores that attention computed are kept for
@@ -195,7 +184,7 @@ void paged_compressed(const float* q, float* out, float* lse, int32_t* reads, in
   const int64_t h = shape.per_group(), width = pad(size);
   for_each_row({offsets, starts, sequences}, groups, [&](int64_t t, int64_t g, int64_t s, int64_t position) {
     Rows rows(shape, q, t, g, size);
-    const int64_t high = Finished{l, d}.high(position);
+    const int64_t high = attention::Finished{l, d}.high(position);
     // Only blocks before the local ones can be chosen; where all are taken nothing needs a score.
     const bool needed = position / block + 1 > count;
     const int64_t last = needed ? std::min(sparse.candidates(position) * (block / d), high) : 0;

@@ -12,21 +12,21 @@ import type { CudaGraph } from '../device/cuda/stream.js';
 import type { Device } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
+import { bytesOf } from '../numbers.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { fp8Refusal } from '../ops/linear/fp8.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
+import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
 import {
   HostStepper,
   launchGradients,
-  NOTHING_OBSERVED,
   type StepContext,
   type StepInputs,
   type Stepper,
   type StepResult,
-  StepTelemetry,
   targetWeights,
   weightedLoss,
 } from './step.js';
@@ -243,8 +243,4 @@ export class DeviceStepper implements Stepper {
 
 function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
   return { address: pointer, bytes };
-}
-
-function bytesOf({ buffer, byteOffset, byteLength }: Int32Array): Uint8Array {
-  return new Uint8Array(buffer, byteOffset, byteLength);
 }

@@ -2,11 +2,11 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import fc from '../../testing/properties.js';
-import { IGNORED_TARGET } from '../batch.js';
-import { createLoader } from '../loader.js';
-import { byteLevelTokenizerJson } from '../testing/tokenizer-json.js';
-import { createTokenizer, type Tokenizer } from '../tokenizer.js';
+import fc from '../../../testing/properties.js';
+import { IGNORED_TARGET } from '../../batch.js';
+import { createLoader } from '../../loader.js';
+import { byteLevelTokenizerJson } from '../../testing/tokenizer-json.js';
+import { createTokenizer, type Tokenizer } from '../../tokenizer.js';
 import { encodeChatLine } from './encode.js';
 import { ChatSamples, packChats } from './samples.js';
 

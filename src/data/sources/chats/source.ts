@@ -1,16 +1,16 @@
 /** Opens `data.source: chat`: JSON Lines of conversations, tokenised through the chat template into memory. */
 import { createHash } from 'node:crypto';
 import { setImmediate } from 'node:timers/promises';
-import type { Config } from '../../config/schema.js';
-import { UsageError } from '../../errors.js';
-import { requireChatTemplate } from '../chat.js';
-import { absorb, Purpose } from '../hash.js';
-import type { OpenOptions } from '../loader.js';
-import type { NumberedSource } from '../pipeline/numbered-source.js';
-import { readBytes } from '../sources/bytes.js';
-import { resolveFiles } from '../sources/files.js';
-import { isJsonlName, splitLines } from '../sources/lines.js';
-import type { Tokenizer } from '../tokenizer.js';
+import type { Config } from '../../../config/schema.js';
+import { UsageError } from '../../../errors.js';
+import { requireChatTemplate } from '../../chat.js';
+import { absorb, Purpose } from '../../hash.js';
+import type { OpenOptions } from '../../loader.js';
+import type { NumberedSource } from '../../pipeline/numbered-source.js';
+import type { Tokenizer } from '../../tokenizer.js';
+import { readBytes } from '../bytes.js';
+import { resolveFiles } from '../files.js';
+import { isJsonlName, splitLines } from '../lines.js';
 import { type EncodedChat, encodeChatLine } from './encode.js';
 import { ChatSamples } from './samples.js';
 

@@ -1,4 +1,4 @@
-/** Mean, median and quantiles. */
+/** Small helpers on numbers and lists of them. */
 
 /** NaN for an empty list. */
 export function quantile(values: readonly number[], share: number): number {
@@ -18,4 +18,25 @@ export function mean(values: readonly number[]): number {
 /** Rounds to four significant digits by default. */
 export function round(value: number, digits = 4): number {
   return Number.isFinite(value) ? Number(value.toPrecision(digits)) : value;
+}
+
+/** Rounds to a number of decimals. */
+export function fixed(value: number, decimals: number): number {
+  return Number(value.toFixed(decimals));
+}
+
+export function greatestCommonDivisor(a: number, b: number): number {
+  return b === 0 ? a : greatestCommonDivisor(b, a % b);
+}
+
+/** Index of the largest value; of equal ones, the first. */
+export function indexOfMax(values: ArrayLike<number>): number {
+  let best = 0;
+  for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;
+  return best;
+}
+
+/** The memory of a typed array as bytes, without a copy. */
+export function bytesOf(array: ArrayBufferView): Uint8Array {
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }

@@ -21,9 +21,9 @@ import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
 import type { LanguageModel } from './language-model.js';
-import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseShapeOf } from './shape.js';
+import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseLayers, sparseShapeOf } from './shape.js';
 
-export interface DeviceStepOptions extends StepOptions {
+export interface DecodeStepOptions extends StepOptions {
   /** Only the first `vocabulary` logits are candidates. */
   readonly vocabulary?: number;
 }
@@ -37,9 +37,10 @@ function stepShape(shape: ModelShape): StepShape {
 }
 
 /** The reason why these kernels do not support a model; null if they do. */
-export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
+export function decodeStepRefusal({ device, shape, dtype }: LanguageModel): string | null {
   if (!cudaRuntime(device)) return `the fused step runs on CUDA, not on ${device.kind}`;
   if (dtype !== 'bf16') return `the fused step computes in bf16, not in ${dtype}`;
+  if (shape.attention === 'nsa' && sparseLayers(shape).length < shape.nLayers) return 'window layers are not fused';
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
   if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';
@@ -48,18 +49,18 @@ export function deviceStepRefusal({ device, shape, dtype }: LanguageModel): stri
 }
 
 /** Maximum context length of a step with `batch` sequences. */
-export function deviceStepContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
+export function decodeStepContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
   return stepContextLimit(launcherOf(device), stepShape(shape), batch, cluster);
 }
 
-/** The CUDA runtime of the device; the caller has checked `deviceStepRefusal`. */
+/** The CUDA runtime of the device; the caller has checked `decodeStepRefusal`. */
 function launcherOf(device: Device): Device & CudaRuntime {
   const cuda = cudaRuntime(device);
   if (!cuda) throw new Error('a fused decode step needs a CUDA device');
   return cuda;
 }
 
-export class DeviceStep {
+export class DecodeStep {
   readonly batch: number;
   readonly context: number;
   /** i32 [batch]: the tokens to read. A step overwrites them with the argmax tokens. */
@@ -86,8 +87,8 @@ export class DeviceStep {
   readonly #active: Tensor;
   readonly #rotations: RotaryTable;
 
-  /** The caller has checked `deviceStepRefusal`. */
-  constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DeviceStepOptions) {
+  /** The caller has checked `decodeStepRefusal`. */
+  constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DecodeStepOptions) {
     const { shape, device } = model;
     const { heads, groups, dk, dv } = headShapeOf(shape);
     const { nSel } = shape.nsa;

@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
-import { IGNORED_TARGET, packBatch } from '../batch.js';
-import { Purpose } from '../hash.js';
-import { NumberStream } from '../sources/needle.js';
-import { createTokenizer } from '../tokenizer.js';
+import { IGNORED_TARGET, packBatch } from '../../batch.js';
+import { Purpose } from '../../hash.js';
+import { createTokenizer } from '../../tokenizer.js';
+import { NumberStream } from '../needle.js';
 import { writeDrill, writeStory } from './grammar.js';
 import { StorySamples } from './samples.js';
 import { PLACES, THINGS } from './words.js';

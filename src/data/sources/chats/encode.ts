@@ -1,8 +1,8 @@
 /** Conversations as training documents: tokens, and which of them the model would write itself. */
 import { z } from 'zod';
-import { UsageError } from '../../errors.js';
-import { applyChatTemplate, type ChatMessage } from '../chat.js';
-import type { Tokenizer } from '../tokenizer.js';
+import { UsageError } from '../../../errors.js';
+import { applyChatTemplate, type ChatMessage } from '../../chat.js';
+import type { Tokenizer } from '../../tokenizer.js';
 
 /** A conversation as tokens. */
 export interface EncodedChat {

@@ -8,7 +8,7 @@
  *
  * A story depends on its number stream and on the number of scenes alone.
  */
-import type { NumberStream } from '../sources/needle.js';
+import type { NumberStream } from '../needle.js';
 import {
   CHARACTERS,
   type Character,
