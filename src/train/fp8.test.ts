@@ -3,7 +3,7 @@ import { parseConfig } from '../config/parse.js';
 import { UsageError } from '../errors.js';
 import { cpu } from '../testing/devices.js';
 import { RecordingCuda } from '../testing/recording-cuda.js';
-import { expectFp8 } from './device-step.js';
+import { expectFp8 } from './device-stepper.js';
 
 const runtime = (values: object) => parseConfig({ runtime: values }).runtime;
 const gpu = (architecture: number) => new RecordingCuda(() => 0, architecture);
