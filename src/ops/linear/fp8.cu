@@ -67,6 +67,7 @@ fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
   if (threadIdx.x % 32 == 0 && top > 0) atomicMax((u32*)scale, top);
 }
 
+constexpr int INVERSE = 4;  // index in a scale (fp8.ts has the same)
 constexpr int TILE = 128;  // rows and columns of a block's tile (fp8.ts has the same)
 
 // The byte b of four words as one word, for b = 0 ... 3.
@@ -123,8 +124,8 @@ __device__ __forceinline__ void write_tile(i64 rows, i64 columns, u8* straight, 
   }
 }
 
-// The source [rows, columns] in codes. scale[0] is its largest magnitude; scale[1] = what codes are to be multiplied by,
-// NaN if the source holds an infinity or a NaN, so that the product shows it.
+// The source [rows, columns] in codes. scale[0] is its largest magnitude; scale[INVERSE] = what codes are to be multiplied
+// by, NaN if the source holds an infinity or a NaN, so that the product shows it.
 template <class F>
 __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* straight, u8* transposed, i64 rows,
                                         i64 columns) {
@@ -132,7 +133,7 @@ __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* 
   const int exponent = scale_exponent<F>(most);
   const float factor = __uint_as_float((u32)(127 + exponent) << 23);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    scale[1] = most < 0x7f800000u ? __uint_as_float((u32)(127 - exponent) << 23) : not_a_number();
+    scale[INVERSE] = most < 0x7f800000u ? __uint_as_float((u32)(127 - exponent) << 23) : not_a_number();
   write_tile(
       rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row * columns + column); },
       [=](const auto& raw) {

@@ -8,7 +8,7 @@ import { cpu, cuda, rounded } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
-import { Fp8Layer, Fp8Matrix, fp8Refusal, layerPays } from './fp8.js';
+import { Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays } from './fp8.js';
 import { feedForwardPays, fp8FeedForward } from './fp8-mlp.js';
 import { type Fp8Format, fp8Linear, fp8Scale, fp8Value, quantised, roundToFp8 } from './fp8-reference.js';
 import { linear, stackedLinear } from './op.js';
@@ -87,7 +87,8 @@ describe.each(DEVICES)('FP8 on $name', ({ device }) => {
       const values = spread(rows * columns, rows + columns);
       const x = Tensor.from(device(), values, [rows, columns], 'bf16');
       const both = new Fp8Matrix(device(), x, format, { straight: true, transposed: true });
-      const [most, inverse] = both.scale.read();
+      const [most, inverse] = [both.scale.item(0), both.scale.item(INVERSE)];
+      expect(both.inverse.pointer % 16n).toBe(0n);
       expect(most).toBe(Math.max(...values.map(Math.abs)));
       expect(1 / inverse).toBe(fp8Scale(most, format));
       const expected = quantised(values, format);
@@ -114,7 +115,7 @@ describe.each(DEVICES)('FP8 on $name', ({ device }) => {
     values[77] = value;
     const x = Tensor.from(device(), values, [16, 16], 'bf16');
     const matrix = new Fp8Matrix(device(), x, 'e5m2', { straight: true });
-    expect(matrix.scale.read()[1]).toBe(inverse);
+    expect(matrix.scale.item(INVERSE)).toBe(inverse);
     matrix.free();
     x.free();
   });

@@ -15,6 +15,8 @@ const ARCHITECTURE = 89;
 export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
+/** Index in a scale of what codes are multiplied by. 16-byte aligned: cuBLASLt refused products with it at byte 4. */
+export const INVERSE = 4;
 
 /** Rates under a training step's load (H200): operations and bytes per second. */
 const BF16_RATE = 6.8e14;
@@ -63,7 +65,7 @@ export class Fp8Matrix {
   readonly format: Fp8Format;
   readonly rows: number;
   readonly columns: number;
-  /** f32 [2]: the largest magnitude, and what codes are multiplied by. */
+  /** f32 [8]: at 0 the largest magnitude, at `INVERSE` what codes are multiplied by. */
   readonly scale: Tensor;
   /** Row by row, and column by column; the memory of one code is a byte. */
   readonly straight: Tensor<'i32'> | null;
@@ -99,7 +101,7 @@ export class Fp8Matrix {
 
   /** What codes are multiplied by, one f32 on the device. */
   get inverse(): Addressable {
-    return this.scale.rows(1, 2);
+    return this.scale.rows(INVERSE, INVERSE + 1);
   }
 
   /** The codes as A [rows, columns] or as the stored B of a product over the columns. */
@@ -133,7 +135,7 @@ function tiles(rows: number, columns: number) {
 }
 
 function largest(cuda: CudaRuntime, device: Device, { kind, x, dy = null }: Fp8Source): Tensor {
-  const scale = Tensor.zeros(device, [2]);
+  const scale = Tensor.zeros(device, [8]);
   fp8Code(cuda, kind).launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
   return scale;
 }
