@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
+import { cudaAbsence } from '../src/device/cuda/cuda.js';
 import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
@@ -166,12 +167,12 @@ describe('trefoil train', () => {
     [['train', '--steps', 'many'], 'train.steps'],
     [['train', '--set', 'train.lr_schedule=cosin'], 'did you mean cosine?'],
     [['train', '--set', 'model.n_kv_groups=5'], 'model.n_kv_groups'],
-    [['train', '--device', 'cuda'], 'cuda'],
     [['train', '--dataset', 'text', '--local-path', '/does/not/exist'], '/does/not/exist'],
     [['train', '--config', 'base', '--local-path', '/does/not/exist'], 'no such file or folder: /does/not/exist'],
     [['train', '--dataset', 'synthetic', '--local-path', 'src'], 'data.path: not read by data.source synthetic'],
     [['generate', '--model', '/does/not/exist'], '/does/not/exist'],
     [['frobnicate'], 'frobnicate'],
+    ...(cudaAbsence() === null ? [] : [[['train', '--device', 'cuda'], 'cuda'] as [string[], string]]),
   ])('%j: one line, code 2, no stack, nothing created', async (args, message) => {
     const out = join(folder.path, 'new');
     const run = await trefoil(args[0] === 'train' ? [...args, '--out-dir', out] : args);

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { Readable, Writable } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { byteLevelTokenizerJson } from '../data/testing/tokenizer-json.js';
+import { cudaAbsence } from '../device/cuda/cuda.js';
 import { writeFinalModel } from '../infer/load-model.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { configure, type Input } from './generate.js';
@@ -319,8 +320,9 @@ describe('trefoil generate', () => {
     ['two prompts', ['--model', 'x', '--prompt', 'a', '--prompt-file', 'b'], /cannot be used with/],
     ['greedy and hot', ['--model', 'x', '--greedy', '--temperature', '2'], /cannot be used with/],
     ['a missing prompt file', ['--model', 'x', '--prompt-file', '/none'], /\/none: cannot read: there is no such file/],
-    ['no CUDA', ['--model', 'x', '--prompt', 'a', '--device', 'cuda'], /--device cuda/],
   ];
+  if (cudaAbsence() !== null)
+    bad.push(['no CUDA', ['--model', 'x', '--prompt', 'a', '--device', 'cuda'], /--device cuda/]);
   it.each(bad)('%s is one line and exit code 2', async (_, words, message) => {
     const { code, out, err } = await generate(words);
     expect(code).toBe(2);
