@@ -85,7 +85,7 @@ export {
 } from './model/attention.js';
 export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
 export type { Kind as PageKind, KindLayout } from './model/cache.js';
-export { type CachedSequence, type CacheStep, DecodeCache } from './model/cache.js';
+export { type CachedSequence, type CacheStep, DecodeCache, type WholeSequence } from './model/cache.js';
 export { type ForwardOptions, LanguageModel } from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';

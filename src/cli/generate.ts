@@ -130,8 +130,8 @@ Examples:
   trefoil generate --model artifacts/quickstart --prompt "Once upon a time"
   trefoil generate --model artifacts/quickstart --greedy --json < prompt.txt
   trefoil generate --model SmolLM2-135M-Instruct --chat --system "Be brief."
-  trefoil generate --model SmolLM2-135M-Instruct --chat --json-schema find.json \
-    --prompt "What did Mia find, and how many?"
+  trefoil generate --model SmolLM2-135M-Instruct --chat \\
+    --json-schema find.json --prompt "What did Mia find, and how many?"
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {

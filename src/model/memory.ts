@@ -17,6 +17,7 @@ import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import {
+  countedLayers,
   headShapeOf,
   hiddenSize,
   type LayerShape,
@@ -48,7 +49,8 @@ export interface MemoryEstimate {
 
 export function parameterCount(shape: ModelShape): number {
   const { dim, vocabSize, tieEmbeddings } = shape;
-  return sum(layerShapes(shape).flatMap(blockTensors)) + dim + vocabSize * dim * (tieEmbeddings ? 1 : 2);
+  const layers = sum(countedLayers(shape).map(({ layer, count }) => count * sum(blockTensors(layer))));
+  return layers + dim + vocabSize * dim * (tieEmbeddings ? 1 : 2);
 }
 
 function sum(values: readonly number[]): number {

@@ -207,6 +207,15 @@ export function layerShapes(shape: ModelShape): LayerShape[] {
   return Array.from({ length: shape.nLayers }, (_, layer) => layerShape(shape, layer));
 }
 
+/** The kinds of layers and how many there are of each: as `layerShapes`, for any number of layers. */
+export function countedLayers(shape: ModelShape): { layer: LayerShape; count: number }[] {
+  const { nLayers, layerPattern } = shape;
+  return layerPattern.map((_, i) => ({
+    layer: layerShape(shape, i),
+    count: Math.max(0, Math.ceil((nLayers - i) / layerPattern.length)),
+  }));
+}
+
 /** Indices of the layers with sparse attention. */
 export function sparseLayers(shape: ModelShape): number[] {
   return layerShapes(shape).flatMap(({ attention }, layer) => (attention === 'nsa' ? [layer] : []));

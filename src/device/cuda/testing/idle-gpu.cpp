@@ -279,6 +279,7 @@ int cublasLtDestroy(void*) { return 0; }
 int cublasLtMatmulDescCreate(void** out, int, int) { return *out = &lock, 0; }
 int cublasLtMatmulDescSetAttribute(void*, int, void*, size_t) { return 0; }
 int cublasLtMatrixLayoutCreate(void** out, int, uint64_t, uint64_t, int64_t) { return *out = &lock, 0; }
+int cublasLtMatrixLayoutSetAttribute(void*, int, void*, size_t) { return 0; }
 int cublasLtMatmulPreferenceCreate(void** out) { return *out = &lock, 0; }
 int cublasLtMatmulPreferenceSetAttribute(void*, int, void*, size_t) { return 0; }
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void* answers, int* found) {
