@@ -377,20 +377,34 @@ describe.skipIf(reason !== undefined)('the pages', () => {
       await page.locator('main h1').waitFor();
       await page.locator('table, canvas, .text, textarea').first().waitFor();
       if (route === 'playground') await fillOutput();
-      expect(await page.evaluate<number>('document.documentElement.scrollWidth'), route).toBeLessThanOrEqual(width);
-      // Evaluated by the debugger, which the page's policy does not restrict.
-      await page.evaluate(axe);
-      const serious = await page.evaluate(async () => {
-        const checker = (globalThis as unknown as { axe: { run(): Promise<{ violations: Violation[] }> } }).axe;
-        type Violation = { id: string; impact: string; nodes: { html: string; failureSummary: string }[] };
-        const { violations } = await checker.run();
-        return violations
-          .filter(({ impact }) => impact === 'serious' || impact === 'critical')
-          .map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
-      });
-      expect(serious, route).toEqual([]);
+      await expectFit(width, route);
     }
+    await page.getByLabel('Prompt').fill('def f(x):\n    return x + 1\n'.repeat(8));
+    await page.getByRole('button', { name: 'Show what it reads' }).click();
+    await page.getByRole('heading', { name: 'What it read' }).waitFor();
+    await page.locator('.text [data-i="200"]').click();
+    await expect.poll(() => page.locator('.block.read').count()).toBeGreaterThan(1);
+    await expectFit(width, 'what the model reads in the text of the playground');
+    await page.goto(server.url);
+    await page.getByLabel('API key').waitFor();
+    await expectFit(width, 'the form of the key');
   });
+
+  /** The page is not wider than the window, and axe finds nothing serious. */
+  async function expectFit(width: number, what: string): Promise<void> {
+    expect(await page.evaluate<number>('document.documentElement.scrollWidth'), what).toBeLessThanOrEqual(width);
+    // Evaluated by the debugger, which the page's policy does not restrict.
+    await page.evaluate(axe);
+    const serious = await page.evaluate(async () => {
+      const checker = (globalThis as unknown as { axe: { run(): Promise<{ violations: Violation[] }> } }).axe;
+      type Violation = { id: string; impact: string; nodes: { html: string; failureSummary: string }[] };
+      const { violations } = await checker.run();
+      return violations
+        .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+        .map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
+    });
+    expect(serious, what).toEqual([]);
+  }
 
   it('work without any run, and follow the switch of colours', async () => {
     const empty = await startDashboard({

@@ -89,6 +89,14 @@ export function Reader({ source }: { readonly source: TraceSource }) {
   return <Text source={source} text={text} />;
 }
 
+/**
+ * Whether the panel is beside the text (as in app.css). Above it, a panel that follows the mouse would move the text away
+ * from under the mouse: there only clicks count.
+ */
+function isBeside(): boolean {
+  return window.matchMedia('(min-width: 1001px)').matches;
+}
+
 /** What is highlighted: the blocks that a token read, or the tokens that read a block. */
 type Focus = { readonly kind: 'token'; readonly index: number } | { readonly kind: 'block'; readonly index: number };
 
@@ -143,7 +151,7 @@ function Text({ source, text }: { readonly source: TraceSource; readonly text: T
           role="group"
           aria-label="Text. Arrow keys move from token to token, up and down by a block, Escape releases."
           onKeyDown={onKey}
-          onMouseOver={(event) => setHovered(tokenAt(event))}
+          onMouseOver={(event) => isBeside() && setHovered(tokenAt(event))}
           onMouseLeave={() => setHovered(null)}
           onClick={(event) => {
             const index = tokenAt(event);
