@@ -51,7 +51,8 @@ export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
-export { createEngine, type Engine, type EngineOptions, type EngineStats } from './infer/engine/engine.js';
+export { createEngine } from './infer/engine/engine.js';
+export type { Engine, EngineOptions, EngineStats } from './infer/engine/interface.js';
 export {
   type EngineEvent,
   type EngineRequest,

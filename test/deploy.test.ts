@@ -10,7 +10,7 @@ import { parse } from 'yaml';
 import { z } from 'zod';
 import { shippedConfigs } from '../src/config/files.js';
 import { parseTrainFlags } from '../src/config/flags.js';
-import { IDLE_STATS } from '../src/infer/engine/engine.js';
+import { IDLE_STATS } from '../src/infer/engine/interface.js';
 import { Metrics } from '../src/serve/metrics.js';
 import { temporaryFolder } from '../src/testing/run.js';
 

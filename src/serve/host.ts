@@ -5,7 +5,8 @@
 import { existsSync } from 'node:fs';
 import { isMainThread, type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../errors.js';
-import { createEngine, type Engine, type EngineOptions, type EngineStats, IDLE_STATS } from '../infer/engine/engine.js';
+import { createEngine } from '../infer/engine/engine.js';
+import { type Engine, type EngineOptions, type EngineStats, IDLE_STATS } from '../infer/engine/interface.js';
 import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
 import { type TextSource, usedVocabulary } from '../infer/generate.js';
 import { traceText, writeTrace } from '../infer/trace.js';

@@ -1,5 +1,5 @@
 /** Metrics of a server in the text format of Prometheus, with vLLM's names and meanings under `trefoil:`. */
-import type { EngineStats } from '../infer/engine/engine.js';
+import type { EngineStats } from '../infer/engine/interface.js';
 import type { RequestUsage } from '../infer/engine/request.js';
 
 const LATENCY = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160];

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { z } from 'zod';
 import { createTokenizer } from '../data/tokenizer.js';
 import { TrefoilError } from '../errors.js';
-import type { EngineOptions } from '../infer/engine/engine.js';
+import type { EngineOptions } from '../infer/engine/interface.js';
 import type { TextSource } from '../infer/generate.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import type { LanguageModel } from '../model/language-model.js';

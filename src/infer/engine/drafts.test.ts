@@ -9,7 +9,8 @@ import { prefill, readRows } from '../decode.js';
 import type { TextSource } from '../generate.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { PromptLookup } from './drafts.js';
-import { createEngine, type EngineOptions } from './engine.js';
+import { createEngine } from './engine.js';
+import type { EngineOptions } from './interface.js';
 import type { EngineEvent, EngineRequest, TokenMask } from './request.js';
 
 const models: LanguageModel[] = [];

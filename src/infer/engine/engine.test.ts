@@ -9,7 +9,8 @@ import { DeviceDecoder } from '../device-decoder.js';
 import type { TextSource } from '../generate.js';
 import { createSampler } from '../sampler.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
-import { createEngine, type Engine, type EngineOptions } from './engine.js';
+import { createEngine } from './engine.js';
+import type { Engine, EngineOptions } from './interface.js';
 import { type EngineEvent, type EngineRequest, RequestRefused, type TokenMask } from './request.js';
 
 const models: LanguageModel[] = [];

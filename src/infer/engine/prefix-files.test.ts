@@ -20,7 +20,8 @@ import { UsageError } from '../../errors.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import type { TextSource } from '../generate.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
-import { createEngine, type Engine, type EngineOptions, type EngineStats } from './engine.js';
+import { createEngine } from './engine.js';
+import type { Engine, EngineOptions, EngineStats } from './interface.js';
 import { PrefixFiles } from './prefix-files.js';
 import type { EngineRequest } from './request.js';
 

@@ -15,7 +15,7 @@ const ARCHITECTURE = 89;
 export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
-/** Index in a scale of what codes are multiplied by. 16-byte aligned: cuBLASLt refused products with it at byte 4. */
+/** Index in a scale of what codes are multiplied by, 16-byte aligned: at byte 4 cuBLASLt refused products, perhaps for it. */
 export const INVERSE = 4;
 
 /** Rates under a training step's load (H200): operations and bytes per second. */
