@@ -98,7 +98,7 @@ async function fineTune() {
     runtime: { ...runtime, precision: model.dtype === 'bf16' ? 'bf16' : 'fp32' },
     train: {
       ...{ steps, lr: number('lr'), optimizer: values.optimizer, weight_decay: 0.01, warmup_steps: 20 },
-      ...{ lr_schedule: 'linear', lr_min_ratio: 0.05 },
+      ...{ lr_schedule: 'wsd', wsd_decay_fraction: 0.3, lr_min_ratio: 0.05 },
     },
   });
   const batches = {
