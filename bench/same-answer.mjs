@@ -77,13 +77,11 @@ async function ask(engine, request, signal) {
 
 async function withEngine(options, body) {
   const engine = createEngine(source, { maxContext: 8192, ...options });
-  try {
-    return await body(engine);
-  } finally {
-    await engine.close();
-    const { running, waiting, reservedBytes, pageBytes } = engine.stats();
-    if (running + waiting + reservedBytes + pageBytes > 0) throw new Error('the engine kept pages');
-  }
+  const result = await body(engine);
+  await engine.close();
+  const { running, waiting, reservedBytes, pageBytes } = engine.stats();
+  if (running + waiting + reservedBytes + pageBytes > 0) throw new Error('the engine kept pages');
+  return result;
 }
 
 const requests = Array.from({ length: count }, randomRequest);
