@@ -4,7 +4,7 @@ import { asNumber, isPlainObject } from '../run/json.js';
 import { parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
-import { readLines } from './log-reader.js';
+import { PIECE_BYTES, readLines } from './log-reader.js';
 import { appendRows, type Block, type BlockRow, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
 
 /** A line: a row of the charts, a mark, or neither. */
@@ -23,8 +23,6 @@ const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
 
 /** Buckets per log. A chart has fewer pixels. */
 const CAPACITY = 2048;
-/** Bytes read between two turns of the event loop: at least a piece of the reader, which skips longer lines. */
-const SLICE_BYTES = 1024 * 1024;
 /** A zoomed range of at most this many bytes is read again from the file, row by row. */
 const DETAIL_BYTES = 24 * 1024 * 1024;
 /** A window that holds a whole line after the one it begins in. */
@@ -73,7 +71,7 @@ export class RunLog {
 
   /** Reads what was appended, up to one slice; true if more is left. */
   readSlice(): boolean {
-    const found = readLines(this.path, this.#position, this.#position + SLICE_BYTES, (line, offset) =>
+    const found = readLines(this.path, this.#position, this.#position + PIECE_BYTES, (line, offset) =>
       this.#add(line, offset),
     );
     if (found === undefined) {

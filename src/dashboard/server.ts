@@ -169,7 +169,7 @@ class Handler {
     }
     if (!isRead) return sendJson(response, await this.#write(request, parts));
     const [, first, name, what = 'overview', ...rest] = parts;
-    if (first === 'runs' && name === undefined) return sendJson(response, this.#table());
+    if (first === 'runs' && name === undefined) return sendJson(response, await this.#table());
     if (first === 'stream') return this.#stream(request, url.searchParams, response);
     const answer = first === 'runs' && Object.hasOwn(this.#answers, what) ? this.#answers[what] : undefined;
     if (!answer) throw new Refusal(404, 'there is no such page');
@@ -202,8 +202,8 @@ class Handler {
     return run;
   }
 
-  #table(): Table {
-    const runs = this.#runs.rows();
+  async #table(): Promise<Table> {
+    const runs = await this.#runs.rows();
     return { dir: this.#options.dir, version: trefoilVersion(), runs };
   }
 
