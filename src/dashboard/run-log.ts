@@ -1,5 +1,5 @@
 /** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
 import { asNumber, isPlainObject } from '../run/json.js';
 import { parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
@@ -50,10 +50,10 @@ export class RunLog {
   /** When the log was last used, for eviction. */
   usedAt = 0;
 
-  constructor(path: string, kind: LogKind) {
+  constructor(path: string, kind: LogKind, capacity = CAPACITY) {
     this.path = path;
     this.kind = kind;
-    this.#buckets = new Buckets(LOG_COLUMNS[kind], CAPACITY);
+    this.#buckets = new Buckets(LOG_COLUMNS[kind], capacity);
   }
 
   get marks(): readonly Mark[] {
@@ -93,12 +93,21 @@ export class RunLog {
     return moved && found.end < found.size;
   }
 
-  /** Reads everything that was appended, yielding to the event loop between slices. */
-  async catchUp(): Promise<void> {
+  /**
+   * Reads everything that was appended, yielding to the event loop between slices. Waits at most `patience` milliseconds
+   * for it; the reading goes on afterwards.
+   */
+  async catchUp(patience?: number): Promise<void> {
     this.#catchingUp ??= this.#readAll().finally(() => {
       this.#catchingUp = null;
     });
-    await this.#catchingUp;
+    const limit = new AbortController();
+    const timeout = patience === undefined ? [] : [setTimeout(patience, undefined, { signal: limit.signal })];
+    try {
+      await Promise.race([this.#catchingUp, ...timeout]);
+    } finally {
+      limit.abort();
+    }
   }
 
   /** Buckets of a range of steps; single rows where the range is small enough to be read again. */
@@ -110,7 +119,7 @@ export class RunLog {
     if (coarse.exact) return coarse;
     const [begin, end] = this.#buckets.bytes(this.#buckets.range(from, to), this.#position);
     if (end - begin > DETAIL_BYTES) return coarse;
-    const detail = new Buckets(LOG_COLUMNS[this.kind], CAPACITY);
+    const detail = new Buckets(LOG_COLUMNS[this.kind], this.#buckets.capacity);
     readLines(this.path, begin, end, (line) => {
       const { row } = parseLine(this.kind, line);
       if (row && isInside(row.step)) detail.add(row.step, row.time, row.values);
