@@ -5,7 +5,7 @@
 //
 // A passkey is the assignment of a name that occurs only once: PASSKEY = 48213.
 
-/** Names are drawn from so many. */
+/** Number of different names. */
 const NAMES = 2048;
 const PASSKEY = 'PASSKEY';
 /** Largest share of a training sequence that is assignments and questions. */

@@ -42,7 +42,7 @@ for (const name of ['model', 'train', 'val', 'out'])
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
 const TEXT_SHARE = 0.02;
-/** Questions at the end of a key-value case, and its assignments: one in so many tokens, at most 256. */
+/** Questions at the end of a key-value case, and tokens per assignment (at most 256 assignments). */
 const ASKED = 32;
 const TOKENS_PER_ASSIGNMENT = 128;
 const LOG_EVERY = 10;
