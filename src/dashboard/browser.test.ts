@@ -155,6 +155,8 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(await page.locator('table.config').first().textContent()).toContain('train.lr');
     const legend = page.locator('.chart').first().locator('.legend-name');
     await expect.poll(() => legend.allTextContents()).toEqual(expect.arrayContaining(['live', 'other']));
+    const gates = page.locator('.chart', { hasText: 'Gates' }).locator('.legend-name');
+    expect(await gates.allTextContents()).toContain('other window');
     await go(run(HOSTILE));
     await page.getByRole('heading', { name: HOSTILE }).waitFor();
     expect(await page.locator('.events').textContent()).toContain('<script>');

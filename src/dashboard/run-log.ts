@@ -214,7 +214,8 @@ function parseEvent(line: string): Parsed {
   const beat = parseHeartbeat(line);
   if (!beat) return {};
   const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
-  const detail = (beat.detail ?? beat.data ?? loss).slice(0, DETAIL_LENGTH);
+  // A checkpoint is named by its path, which may be absolute.
+  const detail = (beat.detail ?? beat.data ?? loss).replace(/^\/.*\/(?=checkpoints\/)/, '').slice(0, DETAIL_LENGTH);
   return { mark: { step: beat.step, ts: beat.ts, kind: beat.msg, detail } };
 }
 
