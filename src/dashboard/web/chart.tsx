@@ -1,5 +1,5 @@
 /** A line chart with a shared cursor and zoom. The mouse and the keyboard do the same things. */
-import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import uPlot from 'uplot';
 import { type Points, smooth } from './run-data.js';
 import { colour, useTheme } from './theme.js';
@@ -73,8 +73,9 @@ export function Chart(props: Props) {
     theme,
   ]);
 
-  // The chart is created anew only when its lines or scales change; new values go into the existing one.
-  useEffect(() => {
+  // The chart is created anew only when its lines or scales change; new values go into the existing one. Layout effects run
+  // before the page is shown or printed.
+  useLayoutEffect(() => {
     const element = host.current!;
     const created = new uPlot(options(latest, element.clientWidth, setAt), data, element);
     plot.current = created;
@@ -87,7 +88,7 @@ export function Chart(props: Props) {
     };
   }, [structure]);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const current = plot.current;
     if (!current) return;
     current.batch(() => {
@@ -252,7 +253,7 @@ function options(
 }
 
 function yRange(min: number | null, max: number | null, fromZero: boolean): uPlot.Range.MinMax {
-  if (min === null || max === null) return [0, 1];
+  if (min === null || max === null || (fromZero && min === 0 && max === 0)) return [0, 1];
   const low = fromZero ? Math.min(0, min) : min;
   const pad = (max - low || Math.abs(max) || 1) * 0.06;
   return [fromZero && min >= 0 ? 0 : low - pad, max + pad];

@@ -1,5 +1,5 @@
 /** A table of shades. The mouse or the arrow keys pick a cell, whose value is written below. */
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { colour, useTheme } from './theme.js';
 
 interface Props {
@@ -29,7 +29,7 @@ export function HeatMap(props: Props) {
   const rowHeight = showValues ? 34 : Math.max(6, Math.min(MOST_ROW_HEIGHT, Math.floor(260 / rows.length)));
   const height = rowHeight * rows.length;
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element = canvas.current!;
     const draw = () => {
       const width = element.clientWidth;

@@ -1,7 +1,7 @@
 /** The parts of a run page below its curves: health, ranks, samples, events, config, environment. */
 import { useMemo, useState } from 'preact/hooks';
 import type { HealthRow, Mark, Overview, RunRow } from '../answers.js';
-import { api } from './api.js';
+import { api, type Sample } from './api.js';
 import { markColour } from './chart.js';
 import { duration, timestamp, whole } from './format.js';
 import { Card, useLoaded } from './ui.js';
@@ -69,7 +69,10 @@ export function Ranks({ row }: { readonly row: RunRow }) {
 
 export function Samples({ name }: { readonly name: string }) {
   const { value } = useLoaded(name, () => api.samples(name));
-  const samples = value?.samples ?? [];
+  return <SampleCard samples={value?.samples ?? []} />;
+}
+
+export function SampleCard({ samples }: { readonly samples: readonly Sample[] }) {
   const [index, setIndex] = useState<number | null>(null);
   if (samples.length === 0) return null;
   const at = Math.min(index ?? samples.length - 1, samples.length - 1);
