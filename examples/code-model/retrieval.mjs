@@ -47,6 +47,8 @@ const TEXT_SHARE = 0.02;
 /** Questions at the end of a key-value case, and tokens per assignment (at most 256 assignments). */
 const ASKED = 32;
 const TOKENS_PER_ASSIGNMENT = 128;
+/** Key-value cases per passkey case: many of them share a pass. */
+const KEY_VALUE_CASES = 4;
 const LOG_EVERY = 10;
 
 const seed = number('seed');
@@ -184,7 +186,7 @@ async function evaluateLength(length, without) {
     }
   const count = Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
   const asked = Math.min(ASKED, count);
-  for (let trial = 0; trial < Math.ceil((depths * trials) / asked); trial++) {
+  for (let trial = 0; trial < Math.ceil((KEY_VALUE_CASES * depths * trials) / asked); trial++) {
     const { tokens, cases } = task.keyValue(take(), length, count, asked, draw);
     sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellOf('key-value', one.depth) })) });
   }
