@@ -100,6 +100,7 @@ const stop = async () => {
   dashboard.kill();
   await ended;
 };
+for (const signal of ['SIGINT', 'SIGTERM']) process.once(signal, () => void stop().then(() => process.exit(1)));
 while (stepsOfRun().length === 0) {
   if (trainer.exitCode !== null) {
     dashboard.kill();

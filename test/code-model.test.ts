@@ -53,14 +53,14 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
       for (const line of text.split('\n').slice(0, -1)) {
         const [, key, value] = /^(\w+) = (\d{5})$/.exec(line) ?? [];
         if (key) assigned.set(key, value);
-        const [, asked, answer] = /^assert (\w+) == (\d{5})$/.exec(line) ?? [];
+        const [, asked, answer] = /^# again: (\w+) = (\d{5})$/.exec(line) ?? [];
         if (!asked) continue;
         questions++;
         expect(assigned.get(asked), line).toBe(answer);
       }
       expect(assigned.has('PASSKEY')).toBe(true);
       expect(questions).toBeGreaterThan(0);
-      // With a text share of 0 the targets are the answers, the digits behind `==`, and nothing else.
+      // With a text share of 0 the targets are the answers, the digits of questions, and nothing else.
       const counted = [...targets].filter((target) => target !== -100);
       expect(tokenizer.decode(counted)).toMatch(/^( \d{5})+$/);
       expect(tokenizer.decode(counted).length / 6).toBeGreaterThanOrEqual(questions);
@@ -76,7 +76,7 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
     const single = task.passkey(code, 2000, 0.5, draw);
     const [asked] = single.cases;
     expect(single.tokens).toHaveLength(2000);
-    expect(tokenizer.decode(single.tokens)).toMatch(/\nassert PASSKEY == \d{5}\n$/);
+    expect(tokenizer.decode(single.tokens)).toMatch(/\n# again: PASSKEY = \d{5}\n$/);
     expect(tokenizer.decode(single.tokens).match(/PASSKEY/g)).toHaveLength(2);
     expect(valueAt(single.tokens, asked.factAt, asked)).toBe(valueAt(single.tokens, asked.at, asked));
     expect(asked.factAt / 2000).toBeCloseTo(0.5, 1);

@@ -1,11 +1,11 @@
 // The retrieval task of retrieval.mjs: code with assignments in it, and questions for their values further on.
 //
-//   KEY_amber = 48213        an assignment, between two lines of the code
-//   assert KEY_amber == 48213    a question: the value is the answer
+//   KEY_amber = 48213            an assignment, between two lines of the code
+//   # again: KEY_amber = 48213   a question: the value is the answer
 //
 // A passkey is the assignment of a name that occurs only once: PASSKEY = 48213.
 
-/** Names are drawn from so many. */
+/** Number of different names. */
 const NAMES = 2048;
 const PASSKEY = 'PASSKEY';
 /** Largest share of a training sequence that is assignments and questions. */
@@ -147,7 +147,7 @@ export class RetrievalTask {
   #pair(name, draw) {
     const value = this.#encode(` ${10_000 + Math.floor(draw() * 90_000)}`);
     const line = (start) => [...this.#encode(start), ...value, ...this.#newline];
-    return { assignment: line(`${name} =`), question: line(`assert ${name} ==`), answerLength: value.length };
+    return { assignment: line(`${name} =`), question: line(`# again: ${name} =`), answerLength: value.length };
   }
 
   #encode(text) {

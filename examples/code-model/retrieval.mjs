@@ -1,12 +1,13 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 4096:150,16384:150,65536:150] [--tokens 65536] [--lr 1e-3] [--optimizer muon|adamw] [--search-steps 0]
+//     [--stages 4096:150,16384:150,65536:150] [--tokens 65536] [--lr 1e-3] [--optimizer muon|adamw] [--search-steps 300] [--search-every 2]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of LENGTH[+LENGTH…]:STEPS, each
 // length with an equal share of the --tokens of a step; loss on the answers and 2 % of the other tokens. In the first
-// --search-steps the selected branch is off, so that the compressed branch learns to find the block (docs/guide/long-context.md).
+// --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
+// branch learns to find the block and does not forget it (docs/guide/long-context.md).
 // --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
 // Writes DIR/model.safetensors, DIR/training.csv and DIR/retrieval.json.
@@ -27,7 +28,8 @@ const { values } = parseArgs({
     tokens: { type: 'string', default: '65536' },
     lr: { type: 'string', default: '1e-3' },
     optimizer: { type: 'string', default: 'muon' },
-    'search-steps': { type: 'string', default: '0' },
+    'search-steps': { type: 'string', default: '300' },
+    'search-every': { type: 'string', default: '2' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
@@ -42,9 +44,11 @@ for (const name of ['model', 'train', 'val', 'out'])
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
 const TEXT_SHARE = 0.02;
-/** Questions at the end of a key-value case, and its assignments: one in so many tokens, at most 256. */
+/** Questions at the end of a key-value case, and tokens per assignment (at most 256 assignments). */
 const ASKED = 32;
 const TOKENS_PER_ASSIGNMENT = 128;
+/** Key-value cases per passkey case: many of them share a pass. */
+const KEY_VALUE_CASES = 4;
 const LOG_EVERY = 10;
 
 const seed = number('seed');
@@ -65,6 +69,7 @@ const result = {
   lr: number('lr'),
   optimizer: values.optimizer,
   search_steps: number('search-steps'),
+  search_every: number('search-every'),
   seed,
   trials: number('trials'),
   seconds,
@@ -107,21 +112,20 @@ async function fineTune() {
   };
   const trainer = new Trainer({ model, data: trainingBatches(batches), config, steps });
   const curve = [];
-  const searchSteps = number('search-steps');
-  let switchOn = searchSteps > 0 ? switchOff('sel') : undefined;
+  const isSearch = (step) =>
+    step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0);
+  let switchOn = isSearch(1) ? switchOff('sel') : undefined;
   let sum = 0;
   for await (const { step, loss, tokensPerSecond } of trainer) {
     sum += loss;
-    if (step === searchSteps) {
-      switchOn?.();
-      switchOn = undefined;
-    }
+    if (isSearch(step + 1) !== (switchOn !== undefined)) switchOn = switchOn ? switchOn() : switchOff('sel');
     if (step % LOG_EVERY !== 0 && step !== steps) continue;
     const mean = sum / (step % LOG_EVERY || LOG_EVERY);
     sum = 0;
     curve.push([step, Number(mean.toFixed(4))]);
     console.log(`step ${step} loss ${mean.toFixed(4)} | ${Math.round(tokensPerSecond)} tokens/s`);
   }
+  switchOn?.();
   trainer.free();
   writeFinalModel(values.out, model, config, { step: pretrained + steps });
   writeFileSync(join(values.out, 'training.csv'), `step,loss\n${curve.map((row) => row.join()).join('\n')}\n`);
@@ -182,7 +186,7 @@ async function evaluateLength(length, without) {
     }
   const count = Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
   const asked = Math.min(ASKED, count);
-  for (let trial = 0; trial < Math.ceil((depths * trials) / asked); trial++) {
+  for (let trial = 0; trial < Math.ceil((KEY_VALUE_CASES * depths * trials) / asked); trial++) {
     const { tokens, cases } = task.keyValue(take(), length, count, asked, draw);
     sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellOf('key-value', one.depth) })) });
   }

@@ -59,6 +59,22 @@ export interface HealthRow extends Row {
   readonly explanation: string;
 }
 
+/** What the page of a report shows of a run. */
+export interface ReportRun {
+  readonly name: string;
+  readonly summary: string;
+  readonly health: readonly HealthRow[];
+  readonly problems: readonly string[];
+  readonly damaged: number;
+  readonly marks: readonly Mark[];
+  readonly tokensPerStep: number | null;
+  /** Blocks of the logs (see wire.ts) in base64. */
+  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val', string>>;
+  readonly attention: readonly Readonly<Record<string, unknown>>[];
+  readonly needle: Readonly<Record<string, unknown>> | null;
+  readonly samples: readonly Readonly<Record<string, unknown>>[];
+}
+
 /** Everything about a run except curves. */
 export interface Overview {
   readonly row: RunRow;
