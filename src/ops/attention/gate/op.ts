@@ -104,7 +104,8 @@ export function gateColumns(
   };
 }
 
-const ROWS_PER_PARTIAL = 4096;
+/** Rows of a partial result on CUDA; the CPU takes more of them. */
+const ROWS_PER_PARTIAL = 1024;
 
 /** Elements of the tensor that `gateSums` returns. */
 const SUMS = 9;
