@@ -1,7 +1,7 @@
-// dQ of the branches that stream keys past a tile of queries: compressed and window, one after the other through one ring
-// and into one sum, or the window alone. The tile's scores are computed again, dS = P * (dP - delta) stays in registers
-// and dQ = dS * K is written once, so nothing is added in memory and the result does not depend on the order of anything.
-// Branches are those of the forward pass; `shift` is lse with the gate folded in (see combine_backward).
+// dQ of the branches that stream keys past a tile of queries: compressed and window, one after the other through one
+// ring and into one sum, or the window alone. The tile's scores are computed again, dS = P * (dP - delta) stays in
+// registers and dQ = dS * K is written once, so nothing is added in memory and the result does not depend on the order
+// of anything. Branches are those of the forward pass; `shift` is lse with the gate folded in (see combine_backward).
 #pragma once
 #include "forward.cuh"
 
