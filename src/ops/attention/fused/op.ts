@@ -18,6 +18,7 @@ import { cudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Dtype, Tensor } from '../../../tensor/tensor.js';
+import type { RotatedColumns } from '../../common/fused-columns.js';
 import { OverwrittenGradients } from '../../common/gradient-targets.js';
 import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
@@ -89,13 +90,14 @@ export function isKept(longest: number): boolean {
   return longest >= 32_768;
 }
 
-/** Requires that `fusedRefusal` returns null. */
+/** Requires that `fusedRefusal` returns null. `queries`: see `nativeSparseAttention`. */
 export function fusedSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
   layout: SparseLayout,
   sparse: SparseShape,
   options: SparseOptions = {},
+  queries: RotatedColumns | null = null,
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
@@ -123,12 +125,19 @@ export function fusedSparseAttention(
   tape.record(given, [out], [...given, ...Object.values(read)], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
-    const gradients = new OverwrittenGradients(tape, given);
+    const projection = isEmpty ? null : (queries?.take() ?? null);
+    const names = projection ? NAMES.filter((name) => name !== 'q') : NAMES;
+    const gradients = new OverwrittenGradients(
+      tape,
+      names.map((name) => inputs[name]),
+    );
     if (!isEmpty) {
-      const into = Object.fromEntries(NAMES.map((name, i) => [name, gradients.into[i]])) as Gradients;
+      const q = projection && tape.empty(inputs.q.shape, 'bf16');
+      const into = { ...Object.fromEntries(names.map((name, i) => [name, gradients.into[i]])), ...(q && { q }) };
       const scratch = allocateBackward(tape, batch, ordered);
-      new FusedBackward(batch, inputs, results, scratch, dOut, into).run(ordered);
-      dropAll(tape, scratch);
+      const rotated = projection && { projection, angles: queries!.angles };
+      new FusedBackward(batch, inputs, results, scratch, dOut, into as Gradients, rotated).run(ordered);
+      dropAll(tape, { ...scratch, q });
     }
     gradients.finish();
   });
