@@ -10,8 +10,8 @@ constexpr int TOKENS = (ROWS - 1 + HEADS - 1) / HEADS + 1;  // that the rows of 
 
 static_assert(HALF % 8 == 0, "a thread's columns lie in one half of a head");
 
-// dq [T, H, Dk] holds the compressed and window branches' gradient. d_fused: null adds to dq; otherwise dq is only read,
-// and row t of d_fused, `width` numbers, gets the gradient before rotation in its first H * Dk columns.
+// dq [T, H, Dk] holds the gradient of the compressed and window branches. Without d_fused (null) the shares are added
+// to it. Otherwise dq is only read, and the first H * Dk of d_fused's `width` columns get the gradient before rotation.
 extern "C" __global__ void __launch_bounds__(256)
 selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens, bf16* d_fused, i64 width,
                         const float* frequencies, float position_scale, float amplitude, const int* cu_seqlens,
