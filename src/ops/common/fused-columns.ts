@@ -33,7 +33,10 @@ export class RotatedColumns {
     this.angles = angles;
   }
 
-  /** The projection's gradient [T, width], whose first columns the caller must then write; null to do without. */
+  /**
+   * The projection's gradient [T, width], whose first columns the caller must then write, or null. The caller must fill the
+   * part's own gradient too, with anything: the rule that writes the other columns runs only if there is one.
+   */
   take(): Tensor | null {
     const target = this.#tape.gradientTarget(this.#fused);
     if (target && !target.accumulate) this.#taken = target;

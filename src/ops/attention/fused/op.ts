@@ -125,19 +125,14 @@ export function fusedSparseAttention(
   tape.record(given, [out], [...given, ...Object.values(read)], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
-    const projection = isEmpty ? null : (queries?.take() ?? null);
-    const names = projection ? NAMES.filter((name) => name !== 'q') : NAMES;
-    const gradients = new OverwrittenGradients(
-      tape,
-      names.map((name) => inputs[name]),
-    );
+    const projection = queries && !isEmpty && !tape.gradient(inputs.q) ? queries.take() : null;
+    const gradients = new OverwrittenGradients(tape, given);
     if (!isEmpty) {
-      const q = projection && tape.empty(inputs.q.shape, 'bf16');
-      const into = { ...Object.fromEntries(names.map((name, i) => [name, gradients.into[i]])), ...(q && { q }) };
+      const into = Object.fromEntries(NAMES.map((name, i) => [name, gradients.into[i]])) as Gradients;
       const scratch = allocateBackward(tape, batch, ordered);
       const rotated = projection && { projection, angles: queries!.angles };
-      new FusedBackward(batch, inputs, results, scratch, dOut, into as Gradients, rotated).run(ordered);
-      dropAll(tape, { ...scratch, q });
+      new FusedBackward(batch, inputs, results, scratch, dOut, into, rotated).run(ordered);
+      dropAll(tape, scratch);
     }
     gradients.finish();
   });
