@@ -242,10 +242,7 @@ struct Batch {
               words(), stretch, stretches, choice, limit, choosers, itemizers);
   }
   int choosers() { return (token_tiles(number("select", "select_union_tokens")) * s.G + 7) / 8; }
-  int listers() {
-    const size_t each = number("select", "select_finish_choices");
-    return (int)(((size_t)T * s.G * s.n + each - 1) / each);
-  }
+  int listers() const { return (int)(((size_t)T * s.G * s.n + 255) / 256); }
   void fill() { finish(0, 0, 0, listers()); }
   void list(int choice) {  // index, items, lists and choice as the product does it
     CUDA(cudaMemsetAsync(plan.p, 0, plan.n * 4, k->stream));

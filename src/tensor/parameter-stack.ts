@@ -7,8 +7,8 @@ import type { Device } from '../device/device.js';
 import type { Parameter } from './parameter.js';
 import { type Dtype, Tensor } from './tensor.js';
 
-/** Rows are filled up to a multiple of this: rows of the product's result then begin at multiples of 128 bytes in bf16. */
-const ROWS = 64;
+/** Rows are filled up to a multiple of this: rows of the product's result then begin at multiples of 16 bytes in bf16. */
+const ROWS = 8;
 
 /** Matrices of one input that are multiplied as one. */
 export class ParameterStack {

@@ -118,7 +118,6 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     select_max_stretches: 128,
     select_forward_chunk: 128,
     select_backward_chunk: 512,
-    select_finish_choices: 1024,
     select_plan_words: 1415,
     selected_outer_ring: 4,
     selected_outer_chosen: shape.sparse.nSel - 3,

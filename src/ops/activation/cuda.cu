@@ -6,32 +6,15 @@ typedef DTYPE T;
 // Within a few units of the last place, and right at both ends: exp overflows to infinity, whose inverse is zero.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp2_approximate(-LOG2_E * x)); }
 
-// Two vectors of a thread are on their way at a time: one alone does not fill the memory's queues.
 extern "C" __global__ void __launch_bounds__(256) silu_forward(const T* x, T* y, i64 count) {
-  constexpr int N = WIDE<T>;
-  const auto activate = [](auto& a) {
+  each<WIDE<T>>(count, aligned(x) && aligned(y), [=](i64 i, auto n) {
+    constexpr int N = decltype(n)::value;
+    float a[N];
+    load(a, x + i);
 #pragma unroll
-    for (int k = 0; k < (int)(sizeof(a) / sizeof(float)); k++) a[k] *= sigmoid(a[k]);
-  };
-  const i64 threads = (i64)gridDim.x * blockDim.x, vectors = aligned(x) && aligned(y) ? count / N : 0;
-  i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x, rest = vectors * N + i;
-  for (; i < vectors; i += 2 * threads) {
-    const bool two = i + threads < vectors;
-    const i64 next = two ? i + threads : i;
-    float a[N], b[N];
-    load(a, x + i * N);
-    load(b, x + next * N);
-    activate(a);
-    activate(b);
-    store(y + i * N, a);
-    if (two) store(y + next * N, b);
-  }
-  for (; rest < count; rest += threads) {
-    float a[1];
-    load(a, x + rest);
-    activate(a);
-    store(y + rest, a);
-  }
+    for (int k = 0; k < N; k++) a[k] *= sigmoid(a[k]);
+    store(y + i, a);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -27,14 +27,12 @@ struct Blocks {
 __device__ __forceinline__ Blocks blocks_of(const i32* offsets, const i32* block_offsets, i64 sequences, i64 l, i64 d,
                                             i64 token) {
   const int s = sequence_of(offsets, sequences, token);
-  // 32 bits suffice inside a sequence, and divisions of 64 bits would take most of a kernel's time.
-  const u32 position = (u32)(token - offsets[s]), count = (u32)(block_offsets[s + 1] - block_offsets[s]);
-  const u32 length = (u32)l, stride = (u32)d;
-  const u32 low = position < length ? 0 : (position - length) / stride + 1;
-  u32 high = position / stride + 1;
+  const i64 position = token - offsets[s], count = block_offsets[s + 1] - block_offsets[s];
+  const i64 low = position < l ? 0 : (position - l) / d + 1;
+  i64 high = position / d + 1;
   if (high > count) high = count;
   if (high < low) high = low;
-  return {block_offsets[s] + (i64)low, block_offsets[s] + (i64)high, position - (i64)low * d};
+  return {block_offsets[s] + low, block_offsets[s] + high, position - low * d};
 }
 
 // Calls body(row, column) for N columns of every row, one thread each.

@@ -239,10 +239,9 @@ export class FusedForward {
     );
     const tiles = plan.tokenTiles(batch.constant('select', 'select_union_tokens')) * batch.groups;
     const choosers = path === 'union' ? 0 : Math.ceil(tiles / 8);
-    const chosen = batch.constant('select', 'select_finish_choices');
     launch(
       'select_finish',
-      { grid: choosers + perList + Math.ceil(plan.choices / chosen), block: 256, shared: 8 * plan.words * 4 },
+      { grid: choosers + perList + Math.ceil(plan.choices / 256), block: 256, shared: 8 * plan.words * 4 },
       ...[selected, ranks, offsets, begins, places, schedule, forwardItems, backwardItems, lists],
       ...[tokenStarts, blockStarts, sequences, plan.words, plan.stretch, plan.stretches],
       ...[CHOICE[path], f32(batch.unionLimit), choosers, perList],

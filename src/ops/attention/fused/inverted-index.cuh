@@ -172,39 +172,20 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
 }
 
 // Writes each chosen (token, slot) into its block's list: entry = position in the sequence * 64 + slot.
-// A thread has CHOICES of them, 256 apart, and asks for what it needs of all before it waits for the first.
-constexpr int CHOICES = 4;
-EXPORT(select_finish_choices, 256 * CHOICES)
+// One thread per (token, group, slot)
 __device__ __forceinline__ void write_lists(int number, const int* selected, const int* ranks, const int* offsets,
                                             const int* begins, u32* lists, const int* cu_seqlens, const int* cu_blocks,
                                             int sequences, int stretch, int stretches) {
-  const i64 first = (i64)number * 256 * CHOICES + threadIdx.x, end = (i64)cu_seqlens[sequences] * GROUPS * SEL_N;
-  const int blocks = cu_blocks[sequences];
-  int block[CHOICES], rank[CHOICES], place[CHOICES];
-  u32 entry[CHOICES];
-#pragma unroll
-  for (int c = 0; c < CHOICES; c++) {
-    const i64 i = first + 256 * c;
-    block[c] = i < end ? selected[i] : 0;
-    rank[c] = i < end ? ranks[i] : 0;
-  }
-#pragma unroll
-  for (int c = 0; c < CHOICES; c++) {
-    const i64 i = first + 256 * c;
-    const int slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS), token = (int)(i / SEL_N / GROUPS);
-    if (block[c] <= 0) continue;
-    const int s = sequence_of(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
-    if (block[c] >= t / SEL_L - 1) {  // forced
-      block[c] = 0;
-      continue;
-    }
-    const i64 list = (i64)group * blocks + cu_blocks[s] + block[c];
-    place[c] = offsets[list] + begins[list * stretches + token / stretch] + rank[c];
-    entry[c] = (u32)t * 64 + slot;
-  }
-#pragma unroll
-  for (int c = 0; c < CHOICES; c++)
-    if (block[c] > 0) lists[place[c]] = entry[c];
+  const int tokens = cu_seqlens[sequences];
+  const i64 i = (i64)number * 256 + threadIdx.x;
+  if (i >= (i64)tokens * GROUPS * SEL_N) return;
+  const int block = selected[i], slot = (int)(i % SEL_N), group = (int)(i / SEL_N % GROUPS),
+            token = (int)(i / SEL_N / GROUPS);
+  if (block <= 0) return;
+  const int s = sequence_of(cu_seqlens, sequences, token), t = token - cu_seqlens[s];
+  if (block >= t / SEL_L - 1) return;
+  const i64 list = (i64)group * cu_blocks[sequences] + cu_blocks[s] + block;
+  lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
 }
 
 // What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers`

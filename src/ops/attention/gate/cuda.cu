@@ -4,7 +4,7 @@
 
 typedef DTYPE T;
 
-constexpr int ROWS_PER_PARTIAL = 1024;  // rows summed into one partial result (op.ts has the same)
+constexpr int ROWS_PER_PARTIAL = 4096;  // rows summed into one partial result (op.ts has the same)
 constexpr int SUMS = 9;
 constexpr int TOKENS_PER_PARTIAL = 128;  // of a partial sum of the bias's gradient (cuda.ts has the same)
 
@@ -131,10 +131,10 @@ extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backwar
       partial[(i64)blockIdx.x * 3 * heads + 3 * begin + i] = total;
     }
   }
-  const int behind = (int)(width - column) - 3 * heads;
+  const i64 behind = width - column - 3 * heads;
   if (accumulate) return;
-  for (int i = threadIdx.x; i < count * behind; i += COLUMNS_BLOCK) {
-    const int t = i / behind;
+  for (i64 i = threadIdx.x; i < count * behind; i += COLUMNS_BLOCK) {
+    const i64 t = i / behind;
     write_one(d_fused + (first + t) * width + column + 3 * heads + (i - t * behind), 0.0f);
   }
 }
@@ -195,9 +195,14 @@ __device__ __forceinline__ void add_row(Sums& sums, const float* gates) {
   for (int b = 0; b < 3; b++) sums.value[6 + b] += share[b];
 }
 
-// Adds what the 256 threads of a block hold, in a fixed order, and writes it.
-__device__ __forceinline__ void add_threads(Sums& own, double* to) {
+// partial[blockIdx.x] = the sums of ROWS_PER_PARTIAL rows.
+extern "C" __global__ void __launch_bounds__(256) gate_partial(const float* gates, double* partial, i64 rows) {
   __shared__ double room[8][SUMS];
+  const i64 first = (i64)blockIdx.x * ROWS_PER_PARTIAL;
+  const i64 end = rows - first < ROWS_PER_PARTIAL ? rows : first + ROWS_PER_PARTIAL;
+  Sums own;
+  own.clear();
+  for (i64 r = first + threadIdx.x; r < end; r += 256) add_row(own, gates + 3 * r);
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) {
     double other[SUMS];
@@ -212,28 +217,28 @@ __device__ __forceinline__ void add_threads(Sums& own, double* to) {
   if (threadIdx.x != 0) return;
   for (int w = 1; w < 8; w++) own.add(room[w]);
 #pragma unroll
-  for (int i = 0; i < SUMS; i++) to[i] = own.value[i];
+  for (int i = 0; i < SUMS; i++) partial[(i64)blockIdx.x * SUMS + i] = own.value[i];
 }
 
-// partial[blockIdx.x] = the sums of ROWS_PER_PARTIAL rows.
-extern "C" __global__ void __launch_bounds__(256) gate_partial(const float* gates, double* partial, i64 rows) {
-  const i64 first = (i64)blockIdx.x * ROWS_PER_PARTIAL;
-  const i64 end = rows - first < ROWS_PER_PARTIAL ? rows : first + ROWS_PER_PARTIAL;
-  Sums own;
-  own.clear();
-  for (i64 r = first + threadIdx.x; r < end; r += 256) add_row(own, gates + 3 * r);
-  add_threads(own, partial + (i64)blockIdx.x * SUMS);
-}
-
-// All partial results; one block.
-extern "C" __global__ void __launch_bounds__(256) gate_sums(const double* partial, i64 partials, double* sums) {
-  Sums own;
-  own.clear();
-  for (i64 p = threadIdx.x; p < partials; p += 256) {
+// All partial results in order; one warp, of which each lane takes a stretch of them.
+extern "C" __global__ void __launch_bounds__(32) gate_sums(const double* partial, i64 partials, double* sums) {
+  const i64 share = (partials + 31) / 32, first = threadIdx.x * share;
+  Sums all;
+  all.clear();
+  for (i64 p = first; p < first + share && p < partials; p++) {
     double other[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) other[i] = partial[p * SUMS + i];
-    own.add(other);
+    all.add(other);
   }
-  add_threads(own, sums);
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) {
+    double other[SUMS];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) other[i] = __shfl_down_sync(~0u, all.value[i], s);
+    all.add(other);
+  }
+  if (threadIdx.x == 0)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums[i] = all.value[i];
 }

@@ -4,7 +4,7 @@ import type { Kernels } from '../../../device/device.js';
 import type { signatures } from './op.js';
 
 /** Rows of a partial result (the same in op.ts and cuda.cu). */
-const ROWS_PER_PARTIAL = 1024;
+const ROWS_PER_PARTIAL = 4096;
 /** Tokens of a partial sum of the bias's gradient (the same in cuda.cu). */
 const TOKENS_PER_PARTIAL = 128;
 
@@ -47,7 +47,7 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
       const partials = Math.ceil(rows / ROWS_PER_PARTIAL);
       const code = variant(gates!);
       code.launch('gate_partial', { grid: partials, block: 256 }, gates, partial, rows);
-      code.launch('gate_sums', { grid: 1, block: 256 }, partial, partials, sums);
+      code.launch('gate_sums', { grid: 1, block: 32 }, partial, partials, sums);
     },
   };
 }

@@ -104,8 +104,7 @@ export function gateColumns(
   };
 }
 
-/** Rows of a partial result on CUDA; the CPU takes more of them. */
-const ROWS_PER_PARTIAL = 1024;
+const ROWS_PER_PARTIAL = 4096;
 
 /** Elements of the tensor that `gateSums` returns. */
 const SUMS = 9;
