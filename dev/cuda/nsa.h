@@ -68,7 +68,7 @@ struct Kernels {
   std::map<std::string, cudaKernel_t> kernels;
   cudaStream_t stream = 0;
   void load(const std::string& dir) {
-    for (const char* op : {"compressed", "select", "selected", "window", "combine", "queries"})
+    for (const char* op : {"compressed", "select", "selected", "window", "combine"})
       CUDA(cudaLibraryLoadFromFile(&libraries[op], (dir + "/" + op + ".cubin").c_str(), nullptr, nullptr, 0, nullptr,
                                    nullptr, 0));
   }
@@ -334,8 +334,8 @@ struct Batch {
   }
   void selected_query() {
     const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;
-    k->launch("queries", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dq16.p,
-              shares.p, selected.p, T, (uint16_t*)nullptr, 0ll, (float*)nullptr, 1.0f, 1.0f, d_cu.p, B);
+    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dq16.p,
+              shares.p, selected.p, T);
   }
   void round() {
     const size_t all = dkc.n + dvc.n + dks.n + dvs.n;

@@ -23,7 +23,7 @@ import {
 } from '../ops/attention/nsa.js';
 import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
-import { type FusedColumns, RotatedColumns } from '../ops/common/fused-columns.js';
+import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
@@ -211,7 +211,7 @@ export class Attention {
     const { nsa } = this.#shape;
     const table = this.#rotations;
     const start = cache?.tokens.starts ?? 0;
-    const { split, gates, queries } = this.#project(tape, x, layout, { table, start });
+    const { split, gates } = this.#project(tape, x, layout, { table, start });
     const [q, newKeys, newValues] = split;
     const [kSel, vSel, kWin, vWin] = nsa.sharedKv
       ? this.#shared(tape, newKeys, newValues, layout.tokens, { table, start })
@@ -237,7 +237,7 @@ export class Attention {
     const { out, selected, ...branches } =
       cache && !cache.isFresh
         ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
-        : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels, queries);
+        : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
     observer?.selected?.(this.#layer, selected);
     const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
@@ -286,7 +286,7 @@ export class Attention {
     return joined;
   }
 
-  /** Queries, keys and values of `#parts`, the gates [T, H, 3], and where the queries' gradient may be written. */
+  /** Queries, keys and values of `#parts`, and the gates [T, H, 3]. */
   #project(tape: Tape, x: Tensor, { tokens }: SparseLayout, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
     const { weight, bias } = this.gate!;
@@ -294,24 +294,17 @@ export class Attention {
       const weights = this.#stack.parameters.map(({ value }) => value);
       const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights);
       const columns = gateColumns(tape, fused, width(this.#parts), bias.value, options);
-      const queries = this.#queryColumns(tape, fused, rotary);
-      const split = this.#split(tape, fused, tokens, rotary, columns, queries);
+      const split = this.#split(tape, fused, tokens, rotary, columns);
       tape.drop(fused);
-      return { split, gates: columns.gates, queries };
+      return { split, gates: columns.gates };
     }
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
-    const queries = this.#queryColumns(tape, fused, rotary);
-    const split = this.#split(tape, fused, tokens, rotary, null, queries);
+    const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
     const logits = linear(tape, x, operand(weight, x), bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
-    return { split, gates, queries };
-  }
-
-  /** The queries' columns of the projection; null where more than a rotation from position 0 on lies between. */
-  #queryColumns(tape: Tape, fused: Tensor, { table, start }: RotaryOptions): RotatedColumns | null {
-    return this.norms || start !== 0 || !tape.recording ? null : new RotatedColumns(tape, fused, table);
+    return { split, gates };
   }
 
   /** The parts of the fused projection, normalised and rotated as each requires. */
@@ -321,10 +314,9 @@ export class Attention {
     tokens: Sequences,
     rotary: RotaryOptions,
     behind: FusedColumns | null = null,
-    queries: RotatedColumns | null = null,
   ): Tensor[] {
     const { norms } = this;
-    if (!norms) return splitHeads(tape, fused, this.#parts, tokens, rotary, behind, queries);
+    if (!norms) return splitHeads(tape, fused, this.#parts, tokens, rotary, behind);
     const plain = this.#parts.map((part) => ({ ...part, rotate: false }));
     return splitHeads(tape, fused, plain, tokens, null, behind).map((x, i) => {
       const { norm, rotate: isRotated, size } = this.#parts[i];

@@ -301,15 +301,14 @@ function upSize(shape: LayerShape): number {
 
 /**
  * Bytes per token of gradients in attention's backward pass: of the attended values, queries, keys, values and gates.
- * Kernels of single branches take the gradient of each branch as well, the fused ones that of the projection.
+ * Kernels of single branches take the gradient of each branch as well.
  */
 function attentionGradients(shape: LayerShape, bytes: number, isFused: boolean): number {
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const pair = groups * (dk + dv);
   if (shape.attention !== 'nsa') return bytes * (heads * dv + heads * dk + pair);
-  const columns = heads * dk + projectionPairs(shape) * pair + 3 * heads;
-  const others = isFused ? (2 + 1 / shape.nsa.d) * pair + columns : projectionPairs(shape) * pair;
-  return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + others) + FLOAT * 3 * heads;
+  const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : projectionPairs(shape) * pair;
+  return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
 }
 
 /** Bytes of one chunk of logits and of the gradients that the loss computes. */

@@ -5,7 +5,6 @@
 import { dispose } from '../../tensor/dispose.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import type { RotatedColumns } from '../common/fused-columns.js';
 import { expectCompressed, type Sequences } from '../common/sequences.js';
 import { combine } from './combine/op.js';
 import { compressedAttention } from './compressed/op.js';
@@ -74,17 +73,13 @@ export interface SparseOptions extends SelectedOptions, FusedOptions {
   readonly counters?: AttentionCounters;
 }
 
-/**
- * Native Sparse Attention on given queries, keys, values and gates: three branches and their gated sum. `queries`: where
- * the queries lie in a projection, if the operation may write the gradient there.
- */
+/** Native Sparse Attention on given queries, keys, values and gates: three branches and their gated sum. */
 export function nativeSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
   layout: SparseLayout,
   sparse: SparseShape,
   options: SparseOptions = {},
-  queries: RotatedColumns | null = null,
 ): SparseOutputs {
   expectCompressed('nativeSparseAttention', layout.tokens, layout.blocks, sparse);
   if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
@@ -93,10 +88,8 @@ export function nativeSparseAttention(
   validateShapes(heads, sparse);
   const refusal = fusedRefusal({ heads, sparse, dtype: q.dtype, tokens: layout.tokens }, tape.device, options);
   if (refusal !== null) options.counters?.refused(refusal);
-  const outputs =
-    refusal === null
-      ? fusedSparseAttention(tape, inputs, layout, sparse, options, queries)
-      : branchByBranch(tape, inputs, layout, sparse, options);
+  const attend = refusal === null ? fusedSparseAttention : branchByBranch;
+  const outputs = attend(tape, inputs, layout, sparse, options);
   options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
   return outputs;
 }

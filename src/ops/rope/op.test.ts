@@ -5,7 +5,6 @@ import { cpu, devices, rounded, tolerance } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { dot, finiteDifferences, randomValues, relativeError } from '../../testing/numbers.js';
 import { eachThreadCount } from '../../testing/threads.js';
-import { RotatedColumns } from '../common/fused-columns.js';
 import { Sequences } from '../common/sequences.js';
 import { type RotaryScaling, type RotaryShape, rotaryAngles } from './frequencies.js';
 import { type HeadPart, RotaryTable, rotate, splitHeads } from './op.js';
@@ -256,59 +255,6 @@ describe('splitHeads on an emulated GPU', () => {
     tape.end();
     table.free();
     sequences.free();
-  });
-});
-
-describe('the gradient of the first part', () => {
-  const parts = [
-    { heads: 2, size: 8, rotate: true },
-    { heads: 1, size: 8, rotate: true },
-    { heads: 1, size: 16, rotate: false },
-  ];
-  const lengths = [3, 4];
-  const sizes = parts.map(({ heads, size }) => heads * size);
-
-  /** An operation on the first part that writes the projection's columns itself, as far as it is let. */
-  function run({ accumulates }: { accumulates: boolean }) {
-    const device = new EmulatedCuda();
-    const tape = new Tape(device);
-    const table = new RotaryTable(device, { size: 8, ...ROTARY });
-    const sequences = new Sequences(device, lengths);
-    const fused = tape.watch(tape.zeros([7, 40]));
-    const columns = new RotatedColumns(tape, fused, table);
-    const outputs = splitHeads(tape, fused, parts, sequences, { table }, null, columns);
-    const y = tape.zeros([7]);
-    tape.record([outputs[0]], [y], [], () => {
-      const gradient = columns.take();
-      if (gradient) gradient.write(new Float32Array(7 * 40).fill(5));
-      tape.gradientTarget(outputs[0])!.gradient.fill(1);
-    });
-    if (accumulates) {
-      const again = tape.zeros([7, 40]);
-      tape.record([fused], [again], [], () => tape.passGradient(again, fused, () => {}));
-      tape.backward([y, again, outputs[1], outputs[2]], [1, 2, 1, 1]);
-    } else {
-      tape.backward([y, outputs[1], outputs[2]], [1, 1, 1]);
-    }
-    const result = tape.gradient(fused)!.read();
-    tape.end();
-    table.free();
-    sequences.free();
-    return result;
-  }
-
-  const ones = sizes.map((size) => new Float64Array(7 * size).fill(1));
-  const expected = splitBackward(ones, parts, positions(lengths), anglesOf(8));
-
-  it('stays as the operation that took it wrote it', () => {
-    const actual = run({ accumulates: false });
-    const wanted = expected.map((value, i) => (i % 40 < sizes[0] ? 5 : value));
-    expect(relativeError(actual, wanted)).toBeLessThan(1e-6);
-  });
-
-  it('is not given away where the projection has a gradient already', () => {
-    const wanted = expected.map((value) => value + 2);
-    expect(relativeError(run({ accumulates: true }), wanted)).toBeLessThan(1e-6);
   });
 });
 

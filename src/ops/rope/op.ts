@@ -4,7 +4,7 @@ import { UsageError } from '../../errors.js';
 import { dispose } from '../../tensor/dispose.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import type { FusedColumns, RotatedColumns } from '../common/fused-columns.js';
+import type { FusedColumns } from '../common/fused-columns.js';
 import type { Sequences } from '../common/sequences.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
@@ -73,7 +73,7 @@ export interface RotaryOptions {
 /**
  * `fused` [T, sum of heads*size] -> one [T, heads, size] for each part, in the order of the columns. Columns after the
  * heads belong to `behind`: one backward rule writes the gradients of all columns, and nothing is summed. `options` is
- * null if no part is rotated. `first`: the first part, whose gradient another operation may write (CUDA).
+ * null if no part is rotated.
  */
 export function splitHeads(
   tape: Tape,
@@ -82,7 +82,6 @@ export function splitHeads(
   sequences: Sequences,
   options: RotaryOptions | null,
   behind: FusedColumns | null = null,
-  first: RotatedColumns | null = null,
 ): Tensor[] {
   const width = parts.reduce((total, { heads, size }) => total + heads * size, 0) + (behind?.columns ?? 0);
   expectFloats('splitHeads: fused', fused, [sequences.total, width]);
@@ -91,20 +90,19 @@ export function splitHeads(
   const { offsets, count, total } = sequences;
   const outputs = parts.map(({ heads, size }) => tape.empty([total, heads, size], fused.dtype));
   const calls = callsFor(parts);
-  for (const { from, column, shapes } of calls)
+  for (const { first, column, shapes } of calls)
     kernel.rope_split(
-      ...[fused, offsets, rotary.starts, ...eight(outputs, from, null), ...shapes],
+      ...[fused, offsets, rotary.starts, ...eight(outputs, first, null), ...shapes],
       ...[column, count, total, width, ...rotary.numbers],
     );
   const { inputs: others = [], outputs: besides = [], saved = [] } = behind ?? {};
   tape.record([fused, ...others], [...outputs, ...besides], saved, () => {
-    const isWritten = first?.taken ?? false;
-    const dFused = first?.taken ?? tape.gradientTarget(fused);
+    const dFused = tape.gradientTarget(fused);
     if (!dFused) return;
     const gradients = outputs.map((output) => tape.gradient(output));
-    for (const { from, column, shapes } of isWritten ? callsFor(parts, 1) : calls)
+    for (const { first, column, shapes } of calls)
       kernel.rope_merge(
-        ...[dFused.gradient, offsets, rotary.starts, ...eight(gradients, from, null), ...shapes],
+        ...[dFused.gradient, offsets, rotary.starts, ...eight(gradients, first, null), ...shapes],
         ...[column, count, total, width, ...rotary.numbers, Number(dFused.accumulate)],
       );
     behind?.backward(dFused);
@@ -119,12 +117,14 @@ function eight<T>(values: readonly T[], first: number, missing: T): Eight<T> {
   return Array.from({ length: PARTS }, (_, i) => values[first + i] ?? missing) as Eight<T>;
 }
 
-/** The parts but the first `skipped`, in groups that one call takes: a kernel does a group in one pass over the tokens. */
-function callsFor(parts: readonly HeadPart[], skipped = 0) {
-  const calls: { from: number; column: number; shapes: Eight<number> }[] = [];
-  const columns = (group: readonly HeadPart[]) => group.reduce((sum, { heads, size }) => sum + heads * size, 0);
-  for (let from = skipped; from < parts.length; from += PARTS)
-    calls.push({ from, column: columns(parts.slice(0, from)), shapes: eight(parts.map(shapeOf), from, 0) });
+/** The parts in groups that one call takes: a kernel does all of a group in one pass over the tokens. */
+function callsFor(parts: readonly HeadPart[]) {
+  const calls: { first: number; column: number; shapes: Eight<number> }[] = [];
+  let column = 0;
+  for (let first = 0; first < parts.length; first += PARTS) {
+    calls.push({ first, column, shapes: eight(parts.map(shapeOf), first, 0) });
+    for (const { heads, size } of parts.slice(first, first + PARTS)) column += heads * size;
+  }
   return calls;
 }
 

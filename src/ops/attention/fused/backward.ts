@@ -4,10 +4,8 @@
  * per selected block, so that no atomic additions are needed. The gate enters through the log-sum-exp, so dOut is
  * never scaled.
  */
-import { f32 } from '../../../device/cuda/runtime.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
-import type { RotatedColumns } from '../../common/fused-columns.js';
 import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
@@ -52,12 +50,6 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: b
   };
 }
 
-/** The projection's gradient [T, width], whose first columns take the queries' gradient before rotation. */
-export interface RotatedQueries {
-  readonly projection: Tensor;
-  readonly angles: RotatedColumns['angles'];
-}
-
 /** Indices of the branches in `delta` and `shift`. */
 const [CMP, SEL, WIN] = [0, 1, 2];
 
@@ -67,9 +59,8 @@ export class FusedBackward {
   readonly results: ForwardResults;
   readonly scratch: BackwardScratch;
   readonly dOut: Tensor;
-  /** Overwritten, never added to. With `rotated`, `q` is only memory between kernels. */
+  /** Overwritten, never added to. */
   readonly into: Gradients;
-  readonly rotated: RotatedQueries | null;
 
   constructor(
     batch: FusedBatch,
@@ -78,7 +69,6 @@ export class FusedBackward {
     scratch: BackwardScratch,
     dOut: Tensor,
     into: Gradients,
-    rotated: RotatedQueries | null = null,
   ) {
     this.batch = batch;
     this.inputs = inputs;
@@ -86,7 +76,6 @@ export class FusedBackward {
     this.scratch = scratch;
     this.dOut = dOut;
     this.into = into;
-    this.rotated = rotated;
   }
 
   /** All launches. `ordered` requires that the forward pass has sorted the lists. */
@@ -203,18 +192,15 @@ export class FusedBackward {
     );
   }
 
-  /** Adds the selected branch's, and turns the sum back into the projection's gradient if there is one. */
+  /** Adds the selected branch's. */
   selectedQueries(): void {
     const { batch, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dk);
-    const { projection, angles } = this.rotated ?? { projection: null, angles: null };
     batch.launch(
-      'queries',
+      'selected',
       'selected_query_gradient',
       { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
-      ...[into.q, scratch.shares, results.selected, batch.plan.tokens, projection, projection?.shape[1] ?? 0],
-      ...[angles?.frequencies ?? null, f32(angles?.scale ?? 1), f32(angles?.amplitude ?? 1)],
-      ...[batch.tokenStarts, batch.sequences],
+      ...[into.q, scratch.shares, results.selected, batch.plan.tokens],
     );
   }
 

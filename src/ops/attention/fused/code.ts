@@ -14,7 +14,7 @@ import {
   unionTokens,
 } from './plan.js';
 
-type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine' | 'queries';
+type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine';
 
 const SOURCES: Readonly<Record<Source, URL>> = {
   compressed: new URL('./compressed.cu', import.meta.url),
@@ -22,7 +22,6 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   selected: new URL('./selected.cu', import.meta.url),
   window: new URL('./window.cu', import.meta.url),
   combine: new URL('./combine.cu', import.meta.url),
-  queries: new URL('./queries.cu', import.meta.url),
 };
 
 /** One batch: compiled code, counts, and the sequence offsets on the device. */
@@ -49,7 +48,6 @@ export class FusedBatch {
       selected: compile('selected'),
       window: compile('window'),
       combine: compile('combine'),
-      queries: compile('queries'),
     };
     this.shape = shape;
     this.build = build;

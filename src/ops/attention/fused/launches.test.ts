@@ -2,9 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { Tape } from '../../../tensor/tape.js';
 import { Tensor } from '../../../tensor/tensor.js';
 import { exportedBy, type Launch, RecordingCuda } from '../../../testing/recording-cuda.js';
-import { RotatedColumns } from '../../common/fused-columns.js';
 import { Sequences } from '../../common/sequences.js';
-import { RotaryTable, splitHeads } from '../../rope/op.js';
 import { AttentionCounters } from '../counters.js';
 import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
 import { fusedDenseAttention } from './dense.js';
@@ -97,34 +95,6 @@ describe('launches of the fused kernels', () => {
       ...['combine_backward', 'compressed_backward', 'selected_backward', 'window_backward', 'compressed_pack'],
       ...['window_pack', 'compressed_window_query_gradient', 'selected_query_gradient', 'round_sums'],
     ]);
-  });
-
-  it('write the gradient of rotated queries into that of their projection', () => {
-    const device = new RecordingCuda(constant);
-    const layout = sparseLayout(new Sequences(device, [300]), SPARSE);
-    const tape = new Tape(device);
-    const { heads, dk } = HEADS;
-    const table = new RotaryTable(device, { size: dk, theta: 10000, scale: 4 });
-    const fused = tape.watch(tape.empty([300, heads * dk + 64], 'bf16'));
-    const parts = [
-      { heads, size: dk, rotate: true },
-      { heads: 1, size: 64, rotate: false },
-    ];
-    const columns = new RotatedColumns(tape, fused, table);
-    const [q] = splitHeads(tape, fused, parts, layout.tokens, { table }, null, columns);
-    const inputs = { ...inputsOf(tape, layout.blocks.total, 300), q };
-    const { out } = nativeSparseAttention(tape, inputs, layout, SPARSE, {}, columns);
-    tape.backward(out, Tensor.zeros(device, out.shape, 'bf16'));
-    const gradient = tape.gradient(fused)!;
-    const { values } = find(device.launches, 'selected_query_gradient');
-    expect((values[4] as Tensor).pointer).toBe(gradient.pointer);
-    expect(values.slice(5, 7)).toEqual([heads * dk + 64, table.frequencies]);
-    // The other part is merged alone, from its own column on.
-    const merge = find(device.launches, 'rope_merge').values;
-    expect((merge[0] as Tensor).pointer).toBe(gradient.pointer);
-    expect(merge.slice(11, 13)).toEqual([1 + 64 * 2 ** 20, 0]);
-    expect(merge[19]).toBe(heads * dk);
-    tape.end();
   });
 
   it('leave out what a forced path does not need', () => {

@@ -18,7 +18,6 @@ import { cudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Dtype, Tensor } from '../../../tensor/tensor.js';
-import type { RotatedColumns } from '../../common/fused-columns.js';
 import { OverwrittenGradients } from '../../common/gradient-targets.js';
 import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
@@ -90,14 +89,13 @@ export function isKept(longest: number): boolean {
   return longest >= 32_768;
 }
 
-/** Requires that `fusedRefusal` returns null. `queries`: see `nativeSparseAttention`. */
+/** Requires that `fusedRefusal` returns null. */
 export function fusedSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
   layout: SparseLayout,
   sparse: SparseShape,
   options: SparseOptions = {},
-  queries: RotatedColumns | null = null,
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
@@ -125,13 +123,11 @@ export function fusedSparseAttention(
   tape.record(given, [out], [...given, ...Object.values(read)], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
-    const projection = queries && !isEmpty && !tape.gradient(inputs.q) ? queries.take() : null;
     const gradients = new OverwrittenGradients(tape, given);
     if (!isEmpty) {
       const into = Object.fromEntries(NAMES.map((name, i) => [name, gradients.into[i]])) as Gradients;
       const scratch = allocateBackward(tape, batch, ordered);
-      const rotated = projection && { projection, angles: queries!.angles };
-      new FusedBackward(batch, inputs, results, scratch, dOut, into, rotated).run(ordered);
+      new FusedBackward(batch, inputs, results, scratch, dOut, into).run(ordered);
       dropAll(tape, scratch);
     }
     gradients.finish();

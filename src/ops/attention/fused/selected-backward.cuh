@@ -91,3 +91,29 @@ extern "C" __global__ void __launch_bounds__(256) selected_sum(const float* dk_p
       (blockIdx.z == 0 ? dk : dv) + ((i64)(cu_seqlens[s] + token) * GROUPS + list / blocks) * size + i % size;
   *(uint2*)cell = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
+
+constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
+
+// dq += the shares of the selected blocks: dq holds the compressed and window branches'. One row per DQ_LANES threads.
+extern "C" __global__ void __launch_bounds__(256)
+selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens) {
+  const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / DQ_LANES;
+  const int chunk = threadIdx.x % DQ_LANES;
+  if (row >= (i64)tokens * HEADS || chunk * 8 >= DK) return;
+  const int token = (int)(row / HEADS), head = (int)(row % HEADS), group = head / HPG;
+  const int* const blocks = selected + ((i64)token * GROUPS + group) * SEL_N;
+  const i64 at = ((i64)token * GROUPS + group) * SEL_N * HPG + head % HPG;
+  float o[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+  const auto add = [&](const uint4 x) {
+    o[0] += low_bf16(x.x), o[1] += high_bf16(x.x), o[2] += low_bf16(x.y), o[3] += high_bf16(x.y);
+    o[4] += low_bf16(x.z), o[5] += high_bf16(x.z), o[6] += low_bf16(x.w), o[7] += high_bf16(x.w);
+  };
+#pragma unroll
+  for (int s = 0; s < SEL_N; s++)
+    if (blocks[s] >= 0) add(*(const uint4*)(shares + (at + s * HPG) * DK + chunk * 8));
+#pragma unroll
+  for (int i = 0; i < 8; i++) o[i] *= scale();
+  add(*(const uint4*)(dq + row * DK + chunk * 8));
+  *(uint4*)(dq + row * DK + chunk * 8) =
+      make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
+}
