@@ -52,7 +52,7 @@ export type { Allocation, Allocator, MemoryPool } from './device/pool.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { type DecodeOptions, prefill, readTokens } from './infer/decode.js';
 export { createEngine } from './infer/engine/engine.js';
-export type { Engine, EngineOptions, EngineStats } from './infer/engine/interface.js';
+export type { Engine, EngineOptions, EngineStats, EventSink } from './infer/engine/interface.js';
 export {
   type EngineEvent,
   type EngineRequest,

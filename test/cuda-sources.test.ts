@@ -19,9 +19,11 @@ import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
 import { AdamW } from '../src/ops/adamw/op.js';
 import { type SparseOptions, sparseLayout } from '../src/ops/attention/nsa.js';
+import { checksums } from '../src/ops/checksum/op.js';
 import { Sequences } from '../src/ops/common/sequences.js';
 import { GradientNorms } from '../src/ops/gradnorm/op.js';
 import { Muon } from '../src/ops/muon/op.js';
+import { SETTINGS } from '../src/ops/sample/op.js';
 import { STEP_SCALARS } from '../src/tensor/optimizer.js';
 import { Tape } from '../src/tensor/tape.js';
 import { Tensor } from '../src/tensor/tensor.js';
@@ -87,7 +89,12 @@ function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number)
   prefill(model, sequences, prompts, 50);
   // Scores in shared memory, and where they do not fit.
   if (decodeStepRefusal(model) === null)
-    for (const context of [8192, 2 ** 20]) new DecodeStep(model, cache, batch, { context }).launch();
+    for (const context of [8192, 2 ** 20]) {
+      const step = new DecodeStep(model, cache, batch, { context });
+      step.launch();
+      step.sample(new Float64Array(batch * SETTINGS));
+    }
+  checksums(device, [Tensor.zeros(device, [10])]); // of files of cached prefixes
   return device.wanted;
 }
 

@@ -26,6 +26,9 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.d_v',
   'model.mlp',
   'model.mlp_ratio',
+  'model.mlp_hidden',
+  'model.qkv_bias',
+  'model.qk_norm',
   'model.tie_embeddings',
   'model.attention',
   'model.layer_pattern',
@@ -35,6 +38,7 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.l_sel',
   'nsa.n_sel',
   'nsa.w',
+  'nsa.shared_kv',
   'nsa.phi',
   'nsa.phi_hidden',
   // The moments of one optimizer mean nothing to another.

@@ -6,15 +6,13 @@ import { parseDocument } from 'yaml';
 import { errorCode, fileError } from '../files.js';
 import { isPlainObject } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
-import { readLines, readSmallFile } from './log-reader.js';
+import { PIECE_BYTES, readLines, readSmallFile } from './log-reader.js';
 import { parseRecord } from './run-log.js';
 
 const SMALL_FILE_BYTES = 1024 * 1024;
 const MOST_KEYS = 2000;
 const MOST_RECORDS = 400;
 const RECORDS_BYTES = 1024 * 1024 * 1024;
-/** Bytes read between two turns of the event loop. A line may have as many. */
-const RECORDS_PIECE = 1024 * 1024;
 
 /** config.yaml as `section.key` to value, in the order of the file. */
 export interface RunConfig {
@@ -84,7 +82,7 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
     }
   };
   for (let position = 0; position < RECORDS_BYTES; ) {
-    const found = readLines(path, position, position + RECORDS_PIECE, add);
+    const found = readLines(path, position, position + PIECE_BYTES, add);
     if (!found || found.end === position) break;
     position = found.end;
     await setImmediate();

@@ -100,6 +100,7 @@ export class StopFilter {
   }
 
   push(piece: string): StopPiece {
+    if (this.#stops.length === 0) return { text: piece, stopped: false };
     const text = this.#held + piece;
     const cut = this.#cut(text);
     if (cut !== null) {

@@ -6,13 +6,16 @@
  * Nodes form a tree, named by a hash over the salt and all tokens from the start. Only leaves are evicted, the least
  * recently used first, so that the cost of a node stays the cost of one block.
  *
- * With files, every node is also written to disk in the background, a file holding the pages of its own block. Pages are
- * copied between steps, a few MiB at a time.
+ * With files, every node is also written to disk in the background, a file holding the pages of its own block. The device
+ * verifies what was read before it is used; copies are made between steps, a block at a time.
  */
 import { createHash } from 'node:crypto';
 import { setImmediate } from 'node:timers/promises';
 import type { CachedSequence, DecodeCache } from '../../model/cache.js';
-import { PIECE, type PrefixFiles } from './prefix-files.js';
+import { checksums } from '../../ops/checksum/op.js';
+import { Tensor } from '../../tensor/tensor.js';
+import { HEAD_BYTES, type PrefixFiles } from './prefix-files.js';
+import { ReadBuffers } from './read-buffers.js';
 
 interface Node {
   readonly key: string;
@@ -28,7 +31,7 @@ interface Node {
 export interface PrefixStorage {
   readonly files: PrefixFiles;
   /** Identifies everything that the content of pages depends on besides tokens, as hex digits. */
-  readonly fingerprint: Promise<string>;
+  readonly fingerprint: string;
 }
 
 /** Tokens of a block: a multiple of the page sizes, so that a node shares whole pages, and at least `tile`. */
@@ -41,8 +44,10 @@ export function prefixBlock(cache: DecodeCache, tile: number): number {
 const DEPTH_TIME = 1e-5;
 /** The time of use of a file is exact to this [s]. */
 const TIME_RESOLUTION = 60;
-/** Files that are read ahead of the one that is needed next. */
-const READ_AHEAD = 4;
+/** Files that are read at the same time. */
+const READ_AHEAD = 8;
+/** Bytes that are copied to the host at once, between two steps. */
+const PIECE = 4 * 2 ** 20;
 
 export class PrefixCache {
   /** Tokens looked up, tokens found, and those of them that came from files. */
@@ -53,11 +58,14 @@ export class PrefixCache {
   readonly #block: number;
   readonly #most: number;
   readonly #storage: PrefixStorage | null;
+  readonly #buffers: ReadBuffers | null;
   readonly #nodes = new Map<string, Node>();
   readonly #unwritten = new Set<Node>();
   #writer: Promise<void> | null = null;
+  /** Number of calls of `load` that have not ended, and what is called when the last has. */
+  #loading = 0;
+  #onLoaded: () => void = () => {};
   #failure: unknown = null;
-  #fingerprint = '';
   #clock = 0;
 
   constructor(cache: DecodeCache, block: number, bytes: number, storage: PrefixStorage | null = null) {
@@ -65,11 +73,8 @@ export class PrefixCache {
     this.#block = block;
     this.#most = Math.floor(bytes / cache.blockBytes(block));
     this.#storage = storage;
-  }
-
-  /** Waits for the fingerprint. No other method may be called before. */
-  async open(): Promise<void> {
-    this.#fingerprint = (await this.#storage?.fingerprint) ?? '';
+    const fileBytes = HEAD_BYTES + cache.blockBytes(block) + 1;
+    this.#buffers = storage ? new ReadBuffers(cache.device, READ_AHEAD, fileBytes) : null;
   }
 
   get files(): PrefixFiles | null {
@@ -104,6 +109,21 @@ export class PrefixCache {
     sequence: CachedSequence,
     isWanted: () => boolean,
   ): Promise<void> {
+    this.#loading += 1;
+    try {
+      await this.#load(salt, tokens, sequence, isWanted);
+    } finally {
+      this.#loading -= 1;
+      if (this.#loading === 0) this.#onLoaded();
+    }
+  }
+
+  async #load(
+    salt: string,
+    tokens: readonly number[],
+    sequence: CachedSequence,
+    isWanted: () => boolean,
+  ): Promise<void> {
     const { files } = this;
     if (!files) return;
     const name = this.#name(salt);
@@ -113,26 +133,26 @@ export class PrefixCache {
       const key = name.extend(tokens, end);
       if (end > start) keys.push(key);
     }
-    const reads: Promise<Uint8Array | null>[] = [];
-    let copied = 0;
-    for (let i = 0; i < keys.length; i++) {
-      for (let next = reads.length; next < keys.length && next < i + READ_AHEAD; next++) {
-        const from = start + next * this.#block;
-        reads.push(files.read(keys[next], this.#cache.blockPageBytes(from, from + this.#block)));
+    const reads: Promise<BlockFile | null>[] = [];
+    let isOver = false;
+    for (let i = 0; i < keys.length && !isOver; i++) {
+      for (let next = reads.length; next < keys.length && next < i + READ_AHEAD; next++)
+        reads.push(this.#read(files, keys[next], start + next * this.#block, () => isOver));
+      const file = await reads[i];
+      isOver = !file || !isWanted() || !this.#append(sequence, file);
+      if (file) file.release();
+      if (isOver) {
+        if (file && isWanted()) await files.discard(keys[i]);
+        break;
       }
-      const content = await reads[i];
-      if (!content || !isWanted()) break;
-      this.#append(sequence, content);
       this.hits += this.#block;
       this.fileHits += this.#block;
       this.keep(salt, tokens, sequence);
-      copied += content.length;
-      if (copied < PIECE) continue;
-      copied = 0;
       await setImmediate(); // steps of other requests come first
-      if (!isWanted()) break;
+      isOver = !isWanted();
     }
-    await Promise.all(reads);
+    isOver = true;
+    for (const read of reads) (await read)?.release();
   }
 
   /** Keeps the prefix that `sequence` holds, if it ends with a block. `tokens`: at least those it has read. */
@@ -164,12 +184,17 @@ export class PrefixCache {
   /** Waits until all prefixes are in files, and frees the memory. */
   async close(): Promise<void> {
     while (this.#writer) await this.#writer;
+    if (this.#loading > 0)
+      await new Promise<void>((resolve) => {
+        this.#onLoaded = resolve;
+      });
+    this.#buffers?.free();
     for (const { sequence } of this.#nodes.values()) sequence.free();
     this.#nodes.clear();
   }
 
   #name(salt: string): PrefixName {
-    return new PrefixName(this.#fingerprint + salt, this.#block);
+    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, this.#block);
   }
 
   #touch(node: Node): void {
@@ -234,28 +259,70 @@ export class PrefixCache {
     }
   }
 
-  async #copy(sequence: CachedSequence, from: number, into: Uint8Array): Promise<void> {
-    let [offset, copied] = [0, 0];
-    for (const page of this.#cache.blockPages(sequence, from)) {
-      if (copied + page.bytes > PIECE) {
-        await setImmediate();
-        copied = 0;
+  /** Copies the pages of a block to the host; returns their checksum. */
+  async #copy(sequence: CachedSequence, from: number, into: Uint8Array): Promise<bigint> {
+    const { device } = this.#cache;
+    const packed = Tensor.empty(device, [into.length / 2], 'bf16');
+    try {
+      let offset = 0;
+      for (const page of this.#cache.blockPages(sequence, from)) {
+        device.copy(packed.pointer + BigInt(offset), page.pointer, page.bytes);
+        offset += page.bytes;
       }
-      page.device.download(page.pointer, into.subarray(offset, offset + page.bytes));
-      offset += page.bytes;
-      copied += page.bytes;
+      const [sum] = checksums(device, [packed]);
+      for (let at = 0; at < into.length; at += PIECE) {
+        device.download(packed.pointer + BigInt(at), into.subarray(at, at + PIECE));
+        await setImmediate();
+      }
+      return sum;
+    } finally {
+      packed.free();
     }
   }
 
-  #append(sequence: CachedSequence, content: Uint8Array): void {
-    const from = sequence.length;
-    this.#cache.append(sequence, this.#block);
-    let offset = 0;
-    for (const page of this.#cache.blockPages(sequence, from)) {
-      page.writeBytes(content.subarray(offset, offset + page.bytes));
-      offset += page.bytes;
-    }
+  /** Starts to read a block into a buffer, unless `isOver` by the time there is one. */
+  async #read(files: PrefixFiles, key: string, from: number, isOver: () => boolean): Promise<BlockFile | null> {
+    const buffers = this.#buffers;
+    const memory = await buffers?.take();
+    if (!buffers || !memory) return null;
+    const size = this.#cache.blockPageBytes(from, from + this.#block);
+    const sum = isOver() ? null : await files.read(key, size, memory.bytes);
+    let isHeld = true;
+    const release = () => {
+      if (isHeld) buffers.give(memory);
+      isHeld = false;
+    };
+    if (sum !== null) return { content: memory.bytes.subarray(HEAD_BYTES, HEAD_BYTES + size), sum, release };
+    release();
+    return null;
   }
+
+  /** Adds a block to a sequence; false if its content is not what was written. */
+  #append(sequence: CachedSequence, { content, sum }: BlockFile): boolean {
+    const { device } = this.#cache;
+    const packed = Tensor.empty(device, [content.length / 2], 'bf16');
+    packed.writeBytes(content);
+    const isSound = checksums(device, [packed])[0] === sum; // waits for the copy: the buffer is free after it
+    if (isSound) {
+      const from = sequence.length;
+      this.#cache.append(sequence, this.#block);
+      let offset = 0;
+      for (const page of this.#cache.blockPages(sequence, from)) {
+        device.copy(page.pointer, packed.pointer + BigInt(offset), page.bytes);
+        offset += page.bytes;
+      }
+    }
+    packed.free();
+    return isSound;
+  }
+}
+
+/** The content of a file in a buffer, and the checksum that it must have. */
+interface BlockFile {
+  readonly content: Uint8Array;
+  readonly sum: bigint;
+  /** Gives the buffer back; no-op if that was done. */
+  release(): void;
 }
 
 /** The chain of hashes that names the prefixes of a text. */
