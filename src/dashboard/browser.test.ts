@@ -155,6 +155,8 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(await page.locator('table.config').first().textContent()).toContain('train.lr');
     const legend = page.locator('.chart').first().locator('.legend-name');
     await expect.poll(() => legend.allTextContents()).toEqual(expect.arrayContaining(['live', 'other']));
+    const gates = page.locator('.chart', { hasText: 'Gates' }).locator('.legend-name');
+    expect(await gates.allTextContents()).toContain('other window');
     await go(run(HOSTILE));
     await page.getByRole('heading', { name: HOSTILE }).waitFor();
     expect(await page.locator('.events').textContent()).toContain('<script>');
@@ -340,7 +342,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(stored).not.toContain(KEY);
   });
 
-  it('halt a run with the token only', async () => {
+  it('save and halt a run with the token only', async () => {
     const { halt } = runPaths(live());
     await go(run('live'));
     await page.getByLabel(/^Token/).fill('wrong');
@@ -350,6 +352,10 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(existsSync(halt)).toBe(false);
     problems = problems.filter((text) => !text.includes('403')); // the browser reports the refusal
     await page.getByLabel(/^Token/).fill(dashboard.token);
+    const saved = new Promise((resolve) => process.once('SIGUSR2', resolve)); // this process holds the lock of the run
+    await page.getByRole('button', { name: 'Save now' }).click();
+    await page.getByText('a checkpoint is saved after the step').waitFor();
+    await saved;
     await page.getByRole('button', { name: 'Halt…' }).click();
     await page.getByLabel('Reason').fill('enough');
     await page.getByRole('button', { name: 'Halt live' }).click();

@@ -297,13 +297,13 @@ function signatureOf(dir: string): string {
     .join('|');
 }
 
-/** `4 layers × 128, NSA, S 2048, lr 3e-4` */
+/** `4 layers × 128 · nsa · 2048 tokens · lr 0.0003 · text` */
 function summaryOf({ values }: RunConfig): string {
   const value = (key: string) => values.get(key);
   const parts = [
-    value('model.n_layers') && `${value('model.n_layers')} × ${value('model.dim')}`,
+    value('model.n_layers') && `${value('model.n_layers')} layers × ${value('model.dim')}`,
     value('model.attention'),
-    value('train.seq_len') && `S ${value('train.seq_len')}`,
+    value('train.seq_len') && `${value('train.seq_len')} tokens`,
     value('train.lr') && `lr ${value('train.lr')}`,
     value('data.source'),
   ];

@@ -55,13 +55,31 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
     const weigh = (token: number) => Math.exp((logits[token] - logits[best]) / temperature);
     const all = weighed(topK === 0 || topK >= logits.length ? null : largest(logits, topK), logits.length, weigh);
     const kept = nearBest(topP === 1 ? all : nucleus(logits, all, topP), minP);
-    return pick(kept, uniform(seed, draw));
+    return pick(kept, uniformOfDraw(seed, draw));
   };
 }
 
 /** Whether these options always choose the argmax of the unchanged logits. */
 export function isArgmax({ temperature = 1, repetitionPenalty = 1 }: SamplingOptions = {}): boolean {
   return temperature === 0 && repetitionPenalty === 1;
+}
+
+/** Draws of a GPU with the tokens of a sampler. */
+export interface DeviceDraws {
+  /** Whether every draw is the argmax, so that nothing is to be drawn. */
+  readonly isArgmax: boolean;
+  /** A row of settings for `sampleRows`. */
+  settings(draw: number): readonly number[];
+}
+
+/** Null for options that need the context: the GPU sees logits only. */
+export function deviceDraws(options: SamplingOptions = {}): DeviceDraws | null {
+  const { temperature = 1, topK = 0, topP = 1, minP = 0, repetitionPenalty = 1, seed = 0 } = options;
+  if (repetitionPenalty !== 1) return null;
+  return {
+    isArgmax: isArgmax(options),
+    settings: (draw) => [temperature, topK, topP, minP, uniformOfDraw(seed, draw)],
+  };
 }
 
 function penalized(logits: Float32Array, seen: Iterable<number>, penalty: number): Float32Array {
@@ -188,8 +206,8 @@ function pick({ tokens, weights, mass }: Weighed, uniform: number): number {
   return tokens ? tokens[last] : last; // rounding may leave a positive rest after the last token
 }
 
-/** In [0, 1), 53 bits. */
-function uniform(seed: number, draw: number): number {
+/** The number in [0, 1) that decides draw number `draw` of a seed, of 53 bits. */
+export function uniformOfDraw(seed: number, draw: number): number {
   const [high, low] = philox([...halves(draw), ...halves(STREAM)], halves(seed));
   return ((high >>> 5) * 2 ** 26 + (low >>> 6)) * 2 ** -53;
 }

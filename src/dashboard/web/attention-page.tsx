@@ -166,7 +166,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Gate entropy"
-          note="Strong: the gate weighs several branches. Faint: one branch has taken over."
+          note="Strong: several branches count. Faint: one has taken over."
           values={map(({ entropy }) => entropy)}
           scale={[0, MOST_ENTROPY]}
           format={number}
@@ -182,6 +182,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Compressed branch"
+          note="Share of the gates' weight."
           values={map(({ cmp }) => cmp)}
           scale={[0, mostShare]}
           format={share}
@@ -189,16 +190,24 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Selected branch"
+          note="Share of the gates' weight."
           values={map(({ sel }) => sel)}
           scale={[0, mostShare]}
           format={share}
         />
-        <HeatMap {...axes} title="Window branch" values={map(({ win }) => win)} scale={[0, mostShare]} format={share} />
+        <HeatMap
+          {...axes}
+          title="Window branch"
+          note="Share of the gates' weight."
+          values={map(({ win }) => win)}
+          scale={[0, mostShare]}
+          format={share}
+        />
         {record.neighbours ? (
           <HeatMap
             {...axes}
             title="Overlap of neighbouring tokens"
-            note="Share of a token's blocks that the previous token selected too."
+            note="Share of blocks that the previous token selected too."
             values={map(({ neighbours }) => neighbours ?? [])}
             scale={[0, 1]}
             format={share}
@@ -340,6 +349,8 @@ function NoNeedle({ name }: { readonly name: string }) {
   );
 }
 
+const BRANCHES: Readonly<Record<string, string>> = { cmp: 'compressed', sel: 'selected', win: 'window' };
+
 function Needle({ rows }: { readonly rows: readonly NeedleRow[] }) {
   const withouts = [...new Set(rows.map(({ without }) => without ?? null))];
   const lengths = [...new Set(rows.map(({ length }) => length))].sort((a, b) => a - b);
@@ -351,10 +362,14 @@ function Needle({ rows }: { readonly rows: readonly NeedleRow[] }) {
         {withouts.map((without) => (
           <HeatMap
             key={String(without)}
-            title={without === null ? 'Needles found, by depth and length' : `Without the ${without} branch`}
-            note="Rows: depth of the needle in percent of the context. Columns: context in tokens."
+            title={
+              without === null
+                ? 'Needles found, by depth and length'
+                : `Without the ${BRANCHES[without] ?? without} branch`
+            }
+            note="Down: depth of the needle in percent of the context. Across: tokens of context."
             rows={depths.map(String)}
-            columns={lengths.map(short)}
+            columns={lengths.map(whole)}
             rowName="depth"
             columnName="length"
             values={depths.map((depth) =>

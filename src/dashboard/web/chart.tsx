@@ -9,6 +9,8 @@ export interface Line extends Points {
   readonly colour: string;
   /** Dots instead of a line through many points. */
   readonly dots?: boolean;
+  /** Dashes and gaps in pixels: tells lines of one colour apart. */
+  readonly dash?: readonly number[];
   /** Not smoothed. */
   readonly plain?: boolean;
 }
@@ -38,7 +40,7 @@ interface Props {
 
 /** All charts of a page share the cursor. */
 const SYNC = 'charts';
-const HEIGHT = 208;
+const HEIGHT = 204;
 /** Pixels between the cursor and a mark whose text is shown. */
 const NEAR = 6;
 const MARK_COLOURS: Readonly<Record<string, string>> = {
@@ -47,8 +49,9 @@ const MARK_COLOURS: Readonly<Record<string, string>> = {
   boot: 'line-1',
   'non-finite': 'red',
   halt: 'red',
-  stop: 'muted',
+  stop: 'ink',
   loader_error: 'amber',
+  alert: 'amber',
 };
 
 export function markColour(kind: string): string {
@@ -67,7 +70,7 @@ export function Chart(props: Props) {
   const isSmoothed = smoothing > 0;
   const data = useMemo(() => tableOf(lines, log, smoothing), [lines, log, smoothing]);
   const structure = JSON.stringify([
-    lines.map(({ label, colour, dots }) => [label, colour, dots]),
+    lines.map(({ label, colour, dots, dash }) => [label, colour, dots, dash]),
     log,
     isSmoothed,
     theme,
@@ -134,7 +137,7 @@ function Legend({ lines, at, formatX, formatY }: Props & { readonly at: Cursor |
         const value = at ? at.values[i] : lastOf(line.y);
         return (
           <span key={line.label} class="legend-item">
-            <i style={{ background: line.colour }} />
+            <i style={{ background: swatch(line) }} />
             <span class="legend-name">{line.label}</span>
             <b>{value === null ? '–' : formatY(value)}</b>
           </span>
@@ -143,6 +146,12 @@ function Legend({ lines, at, formatX, formatY }: Props & { readonly at: Cursor |
       {at?.mark ? <span class={`mark-text mark-${at.mark.kind}`}>{at.mark.text}</span> : null}
     </div>
   );
+}
+
+function swatch({ colour, dash }: Line): string {
+  return dash
+    ? `repeating-linear-gradient(90deg, ${colour} 0 ${dash[0] / 2}px, transparent 0 ${(dash[0] + dash[1]) / 2}px)`
+    : colour;
 }
 
 function lastOf(values: readonly (number | null)[]): number | null {
@@ -198,6 +207,7 @@ function options(
       width: line.dots ? 0 : isFaint ? 1 : 1.5,
       alpha: isFaint ? 0.3 : 1,
       spanGaps: true,
+      ...(line.dash && { dash: [...line.dash] }),
       points: line.dots
         ? { show: true, size: 7, fill: colour('surface'), stroke: line.colour, width: 2 }
         : { show: line.x.length === 1 },
@@ -205,20 +215,28 @@ function options(
   });
   const smoothed =
     smoothing > 0
-      ? lines.map((line): uPlot.Series => ({ stroke: line.colour, width: 2, spanGaps: true, points: { show: false } }))
+      ? lines.map(
+          (line): uPlot.Series => ({
+            stroke: line.colour,
+            width: 2,
+            spanGaps: true,
+            points: { show: false },
+            ...(line.dash && { dash: [...line.dash] }),
+          }),
+        )
       : [];
   return {
     width,
     height: HEIGHT,
     legend: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0],
     series: [{}, ...raw, ...smoothed],
     scales: {
       x: { time: false },
       y: log ? { distr: 3 } : { range: (_, min, max) => yRange(min, max, latest.current.fromZero ?? false) },
     },
     axes: [
-      { ...axis, space: 70, size: 28, values: (_, splits) => splits.map((value) => latest.current.formatX(value)) },
+      { ...axis, space: 70, size: 24, values: (_, splits) => splits.map((value) => latest.current.formatX(value)) },
       {
         ...axis,
         size: 56,

@@ -1,7 +1,7 @@
 /** The curves of runs and their controls: axis, scale, smoothing, and a zoom that all charts share. Pages and reports use it. */
 import type { ComponentChildren } from 'preact';
 import { useCallback, useMemo, useRef, useState } from 'preact/hooks';
-import { Chart, type Line, type PlacedMark, type Range } from './chart.js';
+import { Chart, type Line, markColour, type PlacedMark, type Range } from './chart.js';
 import { clock, number, percent, short, whole } from './format.js';
 import type { Axis, LogName, RunData } from './run-data.js';
 import { lineColour, useTheme } from './theme.js';
@@ -65,8 +65,6 @@ const CHARTS: readonly CurveSpec[] = [
   },
 ];
 
-/** Kinds of events that are drawn on the charts. */
-const MARKED = new Set(['boot', 'checkpoint', 'eval', 'halt', 'stop', 'loader_error', 'non-finite']);
 const MOST_MARKS = 300;
 export function Curves(props: {
   readonly runs: readonly RunData[];
@@ -130,6 +128,7 @@ export function Curves(props: {
           <span class="muted hint">Drag to zoom</span>
         )}
       </div>
+      <MarkLegend marks={marks} />
       <ReadProgress runs={runs} />
       {charts.length === 0 ? <p class="muted nothing">No steps yet. Curves appear with the first one.</p> : null}
       <div class="charts">
@@ -145,6 +144,33 @@ export function Curves(props: {
         ))}
       </div>
     </>
+  );
+}
+
+/** Names of the kinds of events that are drawn on the charts. */
+const MARKED: Readonly<Record<string, string>> = {
+  boot: 'start or restart',
+  checkpoint: 'checkpoint',
+  eval: 'evaluation',
+  halt: 'halt',
+  stop: 'stop',
+  loader_error: 'error of the data loader',
+  'non-finite': 'loss or gradient not finite',
+  alert: 'a counter of failures grew',
+};
+
+function MarkLegend({ marks }: { readonly marks: readonly PlacedMark[] }) {
+  const kinds = Object.keys(MARKED).filter((kind) => marks.some((mark) => mark.kind === kind));
+  if (kinds.length === 0) return null;
+  return (
+    <p class="mark-legend">
+      {kinds.map((kind) => (
+        <span key={kind}>
+          <i style={{ color: `var(--${markColour(kind)})` }}>▼</i>
+          {MARKED[kind]}
+        </span>
+      ))}
+    </p>
   );
 }
 
@@ -181,12 +207,26 @@ function useZoom(runs: readonly RunData[], axis: Axis) {
   return { range, zoom, detail };
 }
 
+const DASHES = [
+  [8, 4],
+  [2, 3],
+] as const;
+
 function linesOf({ curves }: CurveSpec, runs: readonly RunData[], axis: Axis): Line[] {
+  const lineCount = curves.filter(({ dots }) => !dots).length;
   const all = runs.flatMap((run, r) =>
     curves.map(({ log, column, label, dots }, c): Line => {
-      const name = runs.length === 1 ? label : c === 0 ? run.label : `${run.label} ${label}`;
-      const colour = lineColour(runs.length === 1 ? c : r);
-      return { label: name, colour, dots: dots ?? false, ...run.points(log, column, axis) };
+      if (runs.length === 1)
+        return { label, colour: lineColour(c), dots: dots ?? false, ...run.points(log, column, axis) };
+      // Of several runs each has a colour; its lines differ by their dashes.
+      const isOnlyLine = lineCount === 1 && !dots;
+      return {
+        label: isOnlyLine ? run.label : `${run.label} ${label}`,
+        colour: lineColour(r),
+        dots: dots ?? false,
+        ...(c > 0 && !dots && { dash: DASHES[(c - 1) % DASHES.length] }),
+        ...run.points(log, column, axis),
+      };
     }),
   );
   return all.filter(({ y }) => y.some((value) => value !== null));
@@ -194,11 +234,11 @@ function linesOf({ curves }: CurveSpec, runs: readonly RunData[], axis: Axis): L
 
 function marksOf(run: RunData, axis: Axis): PlacedMark[] {
   return run.marks
-    .filter(({ kind }) => MARKED.has(kind))
+    .filter(({ kind }) => Object.hasOwn(MARKED, kind))
     .slice(-MOST_MARKS)
     .map(({ step, ts, kind, detail }) => ({
       x: run.place(step, ts, axis),
       kind,
-      text: `${kind === 'boot' && step > 0 ? 'restart' : kind} · step ${whole(step)}${kind === 'eval' ? ` · ${detail}` : ''}`,
+      text: `${kind === 'boot' && step > 0 ? 'restart' : kind} · step ${whole(step)}${kind === 'eval' || kind === 'alert' ? ` · ${detail}` : ''}`,
     }));
 }

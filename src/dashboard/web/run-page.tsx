@@ -59,7 +59,9 @@ export function RunPage({ names }: { readonly names: readonly string[] }) {
               <Controls row={overview.row} onDone={reload} />
             </div>
           ) : (
-            <Configs names={names} overviews={overviews} />
+            <div class="panels">
+              <Configs names={names} overviews={overviews} />
+            </div>
           )}
         </>
       )}

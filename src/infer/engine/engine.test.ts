@@ -7,7 +7,7 @@ import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { lastLogits } from '../decode.js';
 import { DeviceDecoder } from '../device-decoder.js';
 import type { TextSource } from '../generate.js';
-import { createSampler } from '../sampler.js';
+import { createSampler, type SamplingOptions } from '../sampler.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { createEngine } from './engine.js';
 import type { Engine, EngineOptions } from './interface.js';
@@ -469,20 +469,26 @@ describe('on an emulated GPU', () => {
     await engine.close();
   });
 
-  it('a greedy request is decoded ahead without its logits, and gets the tokens that its logits give', async () => {
-    const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
-    const logits = vi.spyOn(DeviceDecoder.prototype, 'logitsOf');
-    await withEngine(gpu, ONE, async (engine) => {
-      const slow = answer(await events(engine, greedy([65, 66], { logprobs: 0 })));
-      expect(logits).toHaveBeenCalledTimes(12);
-      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(0);
-      const fast = answer(await events(engine, greedy([65, 66])));
-      expect(logits).toHaveBeenCalledTimes(12);
-      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(11);
-      expect(fast.tokens).toEqual(slow.tokens);
-    });
-    vi.restoreAllMocks();
-  });
+  it.each<[string, SamplingOptions]>([
+    ['greedy', { temperature: 0 }],
+    ['sampled', { temperature: 0.9, topK: 100, topP: 0.9, seed: 3 }],
+  ])(
+    'a %s request is decoded ahead without its logits, and gets the tokens that its logits give',
+    async (_, sampling) => {
+      const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
+      const logits = vi.spyOn(DeviceDecoder.prototype, 'logitsOf');
+      await withEngine(gpu, ONE, async (engine) => {
+        const slow = answer(await events(engine, greedy([65, 66], { sampling, logprobs: 0 })));
+        expect(logits).toHaveBeenCalledTimes(12);
+        expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(0);
+        const fast = answer(await events(engine, greedy([65, 66], { sampling })));
+        expect(logits).toHaveBeenCalledTimes(12);
+        expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(11);
+        expect(fast.tokens).toEqual(slow.tokens);
+      });
+      vi.restoreAllMocks();
+    },
+  );
 
   it('requests join, end early and are cancelled while a step is computed', async () => {
     const requests = [

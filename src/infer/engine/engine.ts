@@ -11,6 +11,7 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
+import { SETTINGS } from '../../ops/sample/op.js';
 import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
@@ -400,14 +401,15 @@ class BatchEngine implements Engine {
   }
 
   /**
-   * One token of every share on the GPU. Where the most probable token is wanted, nothing but that token is read back, and
-   * if all requests go on, the next step is launched before the host deals with the tokens of this one.
+   * One token of every share on the GPU, which also draws the next ones where it can. Then nothing but these tokens is read
+   * back, and if all requests go on, the next step is launched before the host deals with them.
    */
   #decode(decoder: DeviceDecoder, shares: readonly Share[]): void {
     if (!this.#inFlight)
       decoder.launch(
         shares.map(({ cached }) => cached),
         shares.map(({ tokens }) => tokens[0]),
+        drawSettings(shares, 0),
       );
     this.#inFlight = null;
     const best = decoder.next();
@@ -424,18 +426,19 @@ class BatchEngine implements Engine {
     const sequences = next.map(({ cached }) => cached);
     const isSame = this.#waiting.length === 0 && [this.#running.length, shares.length].every((n) => n === next.length);
     if (isSame && next.length > 0 && decoder.hasRoom(sequences)) {
-      decoder.launch(sequences);
+      decoder.launch(sequences, null, drawSettings(next, 1));
       this.#inFlight = next;
     }
     for (const { share, best, logits } of results) this.#advance(share, logits === null ? best : [logits]);
   }
 
-  /** Whether more than the most probable token is wanted. */
+  /** Whether more than the token that the GPU has chosen is wanted. */
   #needsLogits({ slot, cached, rows }: Share): boolean {
     const { request, sequence, mask } = slot;
     if (rows === 0) return false;
     if (request.promptLogprobs !== null && cached.length <= request.prompt.length) return true;
-    return !request.isArgmax || request.logprobs !== null || mask !== null || sequence.drawn < request.minNewTokens;
+    const { logprobs, draws, minNewTokens } = request;
+    return draws === null || logprobs !== null || mask !== null || sequence.drawn < minNewTokens;
   }
 
   /** Whether a request needs a token after `token`; a stop string may still end it. */
@@ -585,6 +588,16 @@ class BatchEngine implements Engine {
     }
     slot.sink.end(error);
   }
+}
+
+/** Settings of the draws that follow the last tokens of the shares and `ahead` more; null if all are the argmax. */
+function drawSettings(shares: readonly Share[], ahead: number): Float64Array | null {
+  if (shares.every(({ slot }) => slot.request.draws?.isArgmax ?? true)) return null;
+  const settings = new Float64Array(SETTINGS * shares.length); // temperature 0: the argmax
+  shares.forEach(({ slot: { request, sequence } }, i) => {
+    if (request.draws) settings.set(request.draws.settings(sequence.drawn + ahead), SETTINGS * i);
+  });
+  return settings;
 }
 
 function expectSpeculation(speculate: number, kind: 'cpu' | 'cuda'): void {
