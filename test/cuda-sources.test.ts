@@ -132,6 +132,13 @@ describe('CUDA sources', () => {
     await compileAll(wanted, name === CASES[0][0]);
   });
 
+  // Hopper is above; the others share its sources but not its instructions.
+  it.each([80, 89, 100, 120])('of a training step compile for compute capability %i / 10', async (architecture) => {
+    if (!process.env['TREFOIL_LONG']) return; // said below
+    await compileAll(wantedBy(shapeOf({}), 'bf16', { mmaSync: true }), false, architecture);
+    await compileAll(wantedToDecode(shapeOf({}), 'bf16', 2), false, architecture);
+  });
+
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
     ['one sequence', shapeOf({}), 'bf16', 1, 4],
     ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 3],
@@ -159,6 +166,7 @@ describe('CUDA sources', () => {
 
   it('were all really compiled', (context) => {
     if (missing) context.skip(missing);
+    if (!process.env['TREFOIL_LONG']) context.skip('a training step for Hopper only: TREFOIL_LONG=1 compiles for all');
     if (findBackend() instanceof Nvcc && !process.env['TREFOIL_LONG'])
       context.skip(
         'only the first case: nvcc is slow without NVRTC (pip install nvidia-cuda-nvrtc, or TREFOIL_LONG=1)',

@@ -9,7 +9,10 @@
 const NAMES = 2048;
 const PASSKEY = 'PASSKEY';
 /** Largest share of a training sequence that is assignments and questions. */
-const MOST_LINES = 0.4;
+const MOST_LINES = 0.35;
+/** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
+const REPEATED = 0.2;
+const PIECE = { least: 24, most: 72, uncounted: 4 };
 /** Shortest distance between an assignment and its question, in tokens of the code. */
 const NEAREST = 32;
 /** Share of training sequences with few assignments. */
@@ -59,17 +62,26 @@ export class RetrievalTask {
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
     const pairs = this.#pairs(count - 1, draw);
     pairs.push(this.#pair(PASSKEY, draw));
-    const inserted = pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0);
-    const room = length + 1 - inserted;
     const lines = [];
+    const pieces = Array.from(
+      { length: Math.max(1, Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most))) },
+      () => Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
+    );
+    const inserted =
+      pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0) +
+      pieces.reduce((sum, size) => sum + size, 0);
+    const room = length + 1 - inserted;
     for (const pair of pairs) {
       const at = draw() * (room - 2 * NEAREST);
-      const farthest = room - at;
       lines.push({ at, tokens: pair.assignment, pair });
-      // One at any place behind, and one at a distance of any order of magnitude.
-      const places = [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
-      for (const distance of places)
+      for (const distance of distances(room - at, draw))
         lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
+    }
+    for (const size of pieces) {
+      const from = Math.floor(draw() * (room - size - NEAREST));
+      const [, distance] = distances(room - from - size, draw);
+      const tokens = [...code.subarray(from, from + size - 1), ...this.#newline];
+      lines.push({ at: from + size + distance, tokens, answer: size - 1 - PIECE.uncounted });
     }
     const { tokens, answers } = this.#write(code, room, lines);
     const targets = Int32Array.from(tokens.subarray(1), (token) => (draw() < textShare ? token : -100));
@@ -172,6 +184,11 @@ export function namesOf(tokenizer) {
   const syllables = [...'bdfgklmnprstvz'].flatMap((consonant) => [...'aeiou'].map((vowel) => consonant + vowel));
   for (const first of syllables) for (const second of syllables) if (words.size < NAMES) words.add(first + second);
   return [...words];
+}
+
+/** Two distances of at most `farthest` tokens: one anywhere, one of any order of magnitude. */
+function distances(farthest, draw) {
+  return [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
 }
 
 /** `count` different elements of a list, in random order. */

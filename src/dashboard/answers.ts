@@ -45,7 +45,7 @@ export interface Table {
   readonly runs: readonly RunRow[];
 }
 
-/** A heartbeat that is not a step, or a step whose loss or gradient is not finite. */
+/** A heartbeat that is not a step, or a step whose loss or gradient is not finite or that counted a failure. */
 export interface Mark {
   readonly step: number;
   /** Seconds since 1970. */

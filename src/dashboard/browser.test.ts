@@ -342,7 +342,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(stored).not.toContain(KEY);
   });
 
-  it('halt a run with the token only', async () => {
+  it('save and halt a run with the token only', async () => {
     const { halt } = runPaths(live());
     await go(run('live'));
     await page.getByLabel(/^Token/).fill('wrong');
@@ -352,6 +352,10 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(existsSync(halt)).toBe(false);
     problems = problems.filter((text) => !text.includes('403')); // the browser reports the refusal
     await page.getByLabel(/^Token/).fill(dashboard.token);
+    const saved = new Promise((resolve) => process.once('SIGUSR2', resolve)); // this process holds the lock of the run
+    await page.getByRole('button', { name: 'Save now' }).click();
+    await page.getByText('a checkpoint is saved after the step').waitFor();
+    await saved;
     await page.getByRole('button', { name: 'Halt…' }).click();
     await page.getByLabel('Reason').fill('enough');
     await page.getByRole('button', { name: 'Halt live' }).click();

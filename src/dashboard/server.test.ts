@@ -102,8 +102,12 @@ describe('curves', () => {
   it('come with the marks of checkpoints, evaluations and restarts', async () => {
     const { marks, config, tokensPerStep, row } = await json<Overview>('/api/runs/long');
     expect(new Set(marks.map(({ kind }) => kind))).toEqual(
-      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop']),
+      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop', 'alert']),
     );
+    // The counter of spikes grew once.
+    expect(marks.filter(({ kind }) => kind === 'alert').map(({ step, detail }) => [step, detail])).toEqual([
+      [SPIKE, 'spike +1'],
+    ]);
     expect(marks.filter(({ kind }) => kind === 'boot').map(({ step }) => step)).toEqual([0, 2900]);
     expect(config['train.seq_len']).toBe('2048');
     expect(tokensPerStep).toBe(2048 * 8);
@@ -166,12 +170,15 @@ describe('streams', () => {
     const paths = runPaths(join(folder, 'ranks'));
     const ends = [1, 2].map((rank) => readFileSync(paths.heartbeat(rank)).length);
     const heard = events(`/api/stream?run=ranks&run=ranks&rank=1&rank=2&from=${ends.join('-')}`, (text) =>
-      text.includes('"run":1'),
+      text.includes('"alert"'),
     );
     const writer = new HeartbeatWriter(paths.heartbeat(2), 2);
-    writer.write({ step: 43, msg: 'progress', loss: 1.3 });
+    writer.write({ step: 43, msg: 'progress', loss: 1.3, fb_spike: 3 });
+    writer.write({ step: 44, msg: 'progress', loss: 1.3, fb_spike: 5 });
     writer.close();
-    expect(await heard).toMatch(/"rows":\[\[43,/);
+    const text = await heard;
+    expect(text).toMatch(/"run":1,"rows":\[\[43,/);
+    expect(text).toContain('"kind":"alert","detail":"spike +2"');
   });
 
   it('ask the page to load anew after a file was replaced', async () => {

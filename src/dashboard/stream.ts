@@ -7,7 +7,7 @@ import { TrefoilError } from '../errors.js';
 import { toJson } from '../run/json.js';
 import type { RunRow } from './answers.js';
 import { PIECE_BYTES, readLines } from './log-reader.js';
-import { parseLine } from './run-log.js';
+import { CounterWatch, parseLine } from './run-log.js';
 import type { Runs } from './runs.js';
 
 /** A file that a stream follows. */
@@ -25,6 +25,7 @@ const MOST_BEHIND = 4 * 1024 * 1024;
 /** Sends new rows until the client disconnects. */
 export function streamRows(response: ServerResponse, followed: readonly Followed[]): void {
   const send = startStream(response);
+  const counters = followed.map(() => new CounterWatch());
   const look = () => {
     if (response.writableNeedDrain) return; // a slow client: rows wait in the file
     for (const [i, file] of followed.entries()) {
@@ -33,7 +34,9 @@ export function streamRows(response: ServerResponse, followed: readonly Followed
       const found = read(file, (line) => {
         const { row, mark } = parseLine('heartbeat', line);
         if (row) rows.push([row.step, row.time, ...row.values.map((value) => (Number.isFinite(value) ? value : null))]);
+        const alert = counters[i].mark(line);
         if (mark) marks.push(mark);
+        if (alert) marks.push(alert);
       });
       if (!found) continue;
       if (found.size < file.offset || found.size - file.offset > MOST_BEHIND) {

@@ -207,7 +207,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
           <HeatMap
             {...axes}
             title="Overlap of neighbouring tokens"
-            note="Share of a token's blocks that the previous token selected too."
+            note="Share of blocks that the previous token selected too."
             values={map(({ neighbours }) => neighbours ?? [])}
             scale={[0, 1]}
             format={share}

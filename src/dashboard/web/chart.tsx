@@ -51,6 +51,7 @@ const MARK_COLOURS: Readonly<Record<string, string>> = {
   halt: 'red',
   stop: 'ink',
   loader_error: 'amber',
+  alert: 'amber',
 };
 
 export function markColour(kind: string): string {

@@ -156,6 +156,7 @@ const MARKED: Readonly<Record<string, string>> = {
   stop: 'stop',
   loader_error: 'error of the data loader',
   'non-finite': 'loss or gradient not finite',
+  alert: 'a counter of failures grew',
 };
 
 function MarkLegend({ marks }: { readonly marks: readonly PlacedMark[] }) {
@@ -238,6 +239,6 @@ function marksOf(run: RunData, axis: Axis): PlacedMark[] {
     .map(({ step, ts, kind, detail }) => ({
       x: run.place(step, ts, axis),
       kind,
-      text: `${kind === 'boot' && step > 0 ? 'restart' : kind} · step ${whole(step)}${kind === 'eval' ? ` · ${detail}` : ''}`,
+      text: `${kind === 'boot' && step > 0 ? 'restart' : kind} · step ${whole(step)}${kind === 'eval' || kind === 'alert' ? ` · ${detail}` : ''}`,
     }));
 }
