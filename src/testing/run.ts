@@ -4,7 +4,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
-import { readsPath } from '../config/data-path.js';
+import { readsPath } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { type TrainOptions, type TrainResult, train } from '../train/train.js';
