@@ -15,7 +15,7 @@ export function openCode(path, tokenizer, length, seed) {
 
 /**
  * Starts the thread. `batches` yields `steps` batches of the current stage, each length of the stage with an equal share of
- * the `tokens` of a batch; `advance` changes to the next stage, after the batches that are already written. `path`: token
+ * the stage's `tokens`; `advance` changes to the next stage, after the batches that are already written. `path`: token
  * shards of `tokenizer`; `textShare` of the tokens that are neither answers nor repeated count for the loss too.
  */
 export function startBatches(options) {
@@ -47,7 +47,7 @@ export function startBatches(options) {
   };
 }
 
-async function work({ path, tokenizer, stages, steps, tokens, textShare, seed }) {
+async function work({ path, tokenizer, stages, steps, textShare, seed }) {
   const task = new RetrievalTask(createTokenizer(tokenizer));
   const draw = random(seed);
   const loaders = new Map();
@@ -65,11 +65,11 @@ async function work({ path, tokenizer, stages, steps, tokens, textShare, seed })
         wake = resolve;
       });
     credit--;
-    parentPort.postMessage(await batchOf(stages[stage].lengths));
+    parentPort.postMessage(await batchOf(stages[stage]));
     await new Promise(setImmediate); // let messages in
   }
 
-  async function batchOf(lengths) {
+  async function batchOf({ lengths, tokens }) {
     const [inputs, targets, starts] = [new Int32Array(tokens), new Int32Array(tokens), [0]];
     for (const length of lengths) {
       if (!loaders.has(length)) loaders.set(length, await openCode(path, tokenizer, length, seed));

@@ -1,15 +1,15 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 256:150,512:150,…,65536:450] [--advance 0.95] [--seconds N] [--tokens 65536] [--lr 1e-3] [--optimizer muon|adamw]
+//     [--stages 256:800@16384,…,65536:200] [--advance 0.95] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw]
 //     [--search-steps 0] [--search-every 2]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
-// The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of LENGTH[+LENGTH…]:STEPS, each
-// length with an equal share of the --tokens of a step. A stage ends after its steps, or when a check finds the share --advance
-// of the values; the last one has all the steps that are left. In the first --search-steps, and in every --search-every-th step
-// behind them (0: none), the selected branch is off, so that the compressed branch learns to find the block
-// (docs/guide/long-context.md). --stages none evaluates RUN as it is.
+// The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
+// LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
+// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left. In the first
+// --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
+// branch learns to find the block (docs/guide/long-context.md). --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
 // Writes DIR/model.safetensors and DIR/retrieval.json.
 import { mkdirSync, writeFileSync } from 'node:fs';
@@ -19,7 +19,8 @@ import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trai
 import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
-const STAGES = '256:150,512:150,1024:150,2048:150,4096:150,8192:100,16384:100,32768:100,65536:450';
+const STAGES =
+  '256:800@16384,512:500@16384,1024:300@16384,2048:150@32768,4096:150@32768,8192:80,16384:80,32768:60,65536:200';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -27,7 +28,6 @@ const { values } = parseArgs({
     val: { type: 'string' },
     out: { type: 'string' },
     stages: { type: 'string', default: STAGES },
-    tokens: { type: 'string', default: '65536' },
     lr: { type: 'string', default: '1e-3' },
     seconds: { type: 'string', default: '100000' },
     advance: { type: 'string', default: '0.95' },
@@ -54,8 +54,8 @@ const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
 /** Steps between checks of what was learned, and cases of a check. */
-const CHECK_EVERY = 20;
-const CHECK_CASES = 128;
+const CHECK_EVERY = 25;
+const CHECK_CASES = 64;
 const WARMUP_STEPS = 20;
 /** Share of the fine-tune in which the learning rate decays. */
 const DECAY_SHARE = 0.3;
@@ -74,7 +74,6 @@ const result = {
   pretraining_steps: pretrained,
   device: device.name,
   stages: values.stages,
-  tokens_per_step: number('tokens'),
   lr: number('lr'),
   optimizer: values.optimizer,
   search_steps: number('search-steps'),
@@ -95,11 +94,13 @@ function number(name) {
 }
 
 function stageOf(text) {
-  const [lengths, steps] = text.split(':');
-  const stage = { lengths: lengths.split('+').map(Number), steps: Number(steps) };
-  const share = number('tokens') / stage.lengths.length;
-  if (!stage.lengths.every((length) => Number.isInteger(share / length)) || !(stage.steps > 0))
-    throw new Error(`--stages ${text}: want LENGTH[+LENGTH…]:STEPS, each length a divisor of its share of --tokens`);
+  const [, lengths, steps, tokens = '65536'] = /^([\d+]+):(\d+)(?:@(\d+))?$/.exec(text) ?? [];
+  const stage = { lengths: (lengths ?? '').split('+').map(Number), steps: Number(steps), tokens: Number(tokens) };
+  const share = stage.tokens / stage.lengths.length;
+  if (!(stage.steps > 0) || !stage.lengths.every((length) => Number.isInteger(share / length)))
+    throw new Error(
+      `--stages ${text}: want LENGTH[+LENGTH…]:STEPS[@TOKENS], each length a divisor of its share of TOKENS`,
+    );
   return stage;
 }
 
@@ -113,7 +114,7 @@ async function fineTune() {
     train: { steps, optimizer: values.optimizer, weight_decay: 0.01 },
   });
   const source = startBatches({
-    ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps, tokens: number('tokens') },
+    ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps },
     ...{ textShare: TEXT_SHARE, seed },
   });
   const elapsed = () => (performance.now() - started) / 1000;
