@@ -51,8 +51,8 @@ enum Slot {
   kRanges
 };
 
-// The rows of a head lie apart from token to token, where processors do not fetch ahead by themselves. So a loop over tokens
-// asks for the rows it needs this many tokens later.
+// The rows of a head lie apart from token to token, where processors do not fetch ahead by themselves. So a loop over
+// tokens asks for the rows that it needs kTokensAhead tokens later.
 constexpr int64_t kTokensAhead = 4;
 inline void fetch(const float* p, int64_t count) {
   for (int64_t c = 0; c < count; c += kLineFloats) __builtin_prefetch(p + c);
@@ -172,8 +172,8 @@ struct Range {
   int32_t low, high;
 };
 
-// Rows of a tile that see different keys are multiplied so many at a time, with the keys that one of them sees. More would
-// compute more scores only to throw them away, fewer would read the keys too often.
+// Rows of a tile that see different keys are multiplied kRangeRows at a time, with the keys that one of them sees. More
+// rows would compute more scores only to throw them away, fewer would read the keys more often.
 constexpr int64_t kRangeRows = 2 * kTileRows;
 
 // The keys that at least one of the rows sees, and what lies between; low >= high if there are none.
@@ -294,15 +294,14 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
   const Range whole = {static_cast<int32_t>(low), static_cast<int32_t>(high)};
   for (int64_t first = 0, count = 0; first < rows; first += count) {
     count = std::min(rows - first, ranges ? kRangeRows : rows);
-    const Range seen = ranges ? seen_by(ranges + first, count) : whole;
-    const int64_t depth = std::max(seen.high - seen.low, 0);
+    Range seen = ranges ? seen_by(ranges + first, count) : whole;
+    if (seen.low >= seen.high) seen = {static_cast<int32_t>(start), static_cast<int32_t>(start)};
     // Columns of p and ds that are computed. The others are zero.
-    const int64_t begin = depth > 0 ? seen.low / kLanes * kLanes - start : 0;
-    const int64_t end = depth > 0 ? pad(seen.high) - start : 0;
+    const int64_t begin = seen.low / kLanes * kLanes - start, end = pad(seen.high) - start;
     float* p = g.scores + first * columns;
     float* ds = g.d_scores + first * columns;
-    multiply<Into::kOverwrite>(count, g.query + first * dk_width, dk_width, 1, block.keys_t + start + begin, block.width,
-                               p + begin, columns, shape.dk, end - begin);
+    multiply<Into::kOverwrite>(count, g.query + first * dk_width, dk_width, 1, block.keys_t + start + begin,
+                               block.width, p + begin, columns, shape.dk, end - begin);
     multiply<Into::kOverwrite>(count, g.d_out + first * dv_width, dv_width, 1, block.values_t + start + begin,
                                block.width, ds + begin, columns, shape.dv, end - begin);
     for (int64_t r = first; r < first + count; ++r, p += columns, ds += columns) {
@@ -317,8 +316,8 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
       for (int64_t c = end; c < columns; c += kLanes) store(p + c, vec{}), store(ds + c, vec{});
     }
     multiply<Into::kOverwrite>(count, g.d_scores + first * columns + (seen.low - start), columns, 1,
-                               block.keys + seen.low * dk_width, dk_width, g.d_query + first * dk_width, dk_width, depth,
-                               dk_width);
+                               block.keys + seen.low * dk_width, dk_width, g.d_query + first * dk_width, dk_width,
+                               seen.high - seen.low, dk_width);
   }
   for (int64_t key = low, count = 0; key < high; key += count) {
     count = std::min(high - key, ranges ? kRangeRows : high - low);
