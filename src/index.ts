@@ -124,7 +124,7 @@ export type { Progress as TrainingProgress, TrainingState } from './train/checkp
 export type { Evaluation } from './train/evaluate.js';
 export type { TokenBatch } from './train/iterable-loader.js';
 export type { AttentionStatistics, Observed as StepObservations } from './train/observers.js';
-export type { RunCallbacks } from './train/options.js';
+export type { RunCallbacks, TrainOptions, TrainResult, TrainStatus } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { SignalSource } from './train/signals.js';
@@ -138,7 +138,7 @@ export {
   type StepResult,
   type TrainableModel,
 } from './train/step.js';
-export { type TrainOptions, type TrainResult, type TrainStatus, train } from './train/train.js';
+export { train } from './train/train.js';
 export {
   type BatchSource,
   NonFiniteStep,

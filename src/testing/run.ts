@@ -7,7 +7,8 @@ import { Writable } from 'node:stream';
 import { readsPath } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
-import { type TrainOptions, type TrainResult, train } from '../train/train.js';
+import type { TrainOptions, TrainResult } from '../train/options.js';
+import { train } from '../train/train.js';
 import { cpu } from './devices.js';
 
 export function temporaryFolder(): { path: string; remove: () => void } {
