@@ -39,10 +39,10 @@ for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTy
   if (/(?<!\.test)\.ts$/.test(from)) sources.push(from);
   if (BESIDE.test(entry.name)) replace(join(root, 'dist', from.slice(join(root, 'src').length)), readFileSync(from));
 }
-// The pages of the dashboard: one script and one style sheet, without any external request.
+// The pages of the dashboard and of reports: a script each and one style sheet, without any external request.
 const web = join(root, 'src', 'dashboard', 'web');
 const { outputFiles } = buildSync({
-  entryPoints: [join(web, 'app.tsx'), join(web, 'app.css')],
+  entryPoints: ['app.tsx', 'report.tsx', 'app.css'].map((name) => join(web, name)),
   outdir: join(root, 'dist', 'dashboard', 'web'),
   bundle: true,
   minify: true,

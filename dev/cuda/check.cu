@@ -284,8 +284,7 @@ int main(int argc, char** argv) {
     b.compressed_backward(), sync("compressed_backward");
     b.selected_backward(), sync("selected_backward");
     b.window_backward(), sync("window_backward");
-    b.compressed_query(), sync("compressed_query");
-    b.window_query(), sync("window_query");
+    b.compressed_window_query(), sync("compressed_window_query");
     b.selected_query(), sync("selected_query");
     b.round(), sync("round");
     // The ordered sums: the same bits every time, and close to the others.

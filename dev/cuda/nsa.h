@@ -108,7 +108,7 @@ struct Batch {
   std::vector<int> cu, cu_cmp, cu_blocks;
   Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, begins, totals, places, plan, served, offsets, ranks, fitems,
       bitems;
-  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dqc, dqw, dkc16, dvc16,
+  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dkc16, dvc16,
       dks16, dvs16, dkw, dvw;
   Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs, dkc_parts, dvc_parts,
       dks_parts, dvs_parts;
@@ -165,7 +165,7 @@ struct Batch {
     for (auto* b : {&lc, &ls, &lw}) b->make(t * s.H);
     const size_t tile = (size_t)((s.Dk + 63) / 64 + (s.Dv + 63) / 64) * 8192 * s.G;
     pc.make(tile * cmp_tiles()), ps.make(tile * NB), pw.make(tile * token_tiles(64));
-    dqc.make(q.n), dqw.make(q.n), dkc.make(kc.n), dvc.make(vc.n), dks.make(ks.n), dvs.make(vs.n);
+    dkc.make(kc.n), dvc.make(vc.n), dks.make(ks.n), dvs.make(vs.n);
     dq16.make(q.n), dkc16.make(kc.n), dvc16.make(vc.n), dks16.make(ks.n), dvs16.make(vs.n), dkw.make(kw.n),
         dvw.make(vw.n);
   }
@@ -182,7 +182,7 @@ struct Batch {
                     &ranks, &fitems, &bitems})
       b->drop();
     for (auto* b : {&q,       &kc,     &vc,   &ks,  &vs,  &kw,    &vw,    &d_out, &oc,    &os,  &ow, &out,
-                    &partial, &shares, &dq16, &dqc, &dqw, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw})
+                    &partial, &shares, &dq16, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw})
       b->drop();
     for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs, &dkc_parts,
                     &dvc_parts, &dks_parts, &dvs_parts})
@@ -326,22 +326,16 @@ struct Batch {
     k->launch("window", "window_backward", dim3(token_tiles(64), s.G), 128, number("window", "window_backward_shared"),
               q.p, kw.p, vw.p, d_out.p, shift.p + 2 * rows(), delta.p + 2 * rows(), dkw.p, dvw.p, d_cu.p, B);
   }
-  void compressed_query() {
-    const int rows_ = number("compressed", "compressed_query_gradient_rows");
-    k->launch("compressed", "compressed_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2,
-              number("compressed", "compressed_query_gradient_shared"), q.p, pc.p, d_out.p, shift.p, delta.p, dqc.p,
-              d_cu.p, B);
-  }
-  void window_query() {
-    const int rows_ = number("window", "window_query_gradient_rows");
-    k->launch("window", "window_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2,
-              number("window", "window_query_gradient_shared"), q.p, pw.p, d_out.p, shift.p + 2 * rows(),
-              delta.p + 2 * rows(), dqw.p, d_cu.p, B);
+  void compressed_window_query() {
+    const int rows_ = number("compressed", "compressed_window_query_gradient_rows");
+    k->launch("compressed", "compressed_window_query_gradient", dim3(tiles(rows_), s.G), rows_ * 2,
+              number("compressed", "compressed_window_query_gradient_shared"), q.p, pc.p, pw.p, d_out.p, shift.p,
+              delta.p, dq16.p, d_cu.p, B);
   }
   void selected_query() {
     const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;
-    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dqc.p,
-              dqw.p, shares.p, selected.p, dq16.p, T);
+    k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dq16.p,
+              shares.p, selected.p, T);
   }
   void round() {
     const size_t all = dkc.n + dvc.n + dks.n + dvs.n;

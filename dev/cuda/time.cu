@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
     CUDA(cudaDeviceSynchronize());
     if (getenv("PROFILE")) {  // each kernel once, for a profiler
       b.choose(1), b.union_(true), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(),
-          b.compressed_query(), b.window_query(), b.selected_query(), b.round();
+          b.compressed_window_query(), b.selected_query(), b.round();
       CUDA(cudaDeviceSynchronize());
       return 0;
     }
@@ -197,13 +197,12 @@ int main(int argc, char** argv) {
     show("cmp_backward", [&] { b.compressed_backward(); });
     show("sel_backward", [&] { b.selected_backward(); });
     show("win_backward", [&] { b.window_backward(); });
-    show("cmp_dq", [&] { b.compressed_query(); });
-    show("win_dq", [&] { b.window_query(); });
+    show("cmp_win_dq", [&] { b.compressed_window_query(); });
     show("sel_dq", [&] { b.selected_query(); });
     show("round", [&] { b.round(); });
     show("backward", [&] {
-      b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(), b.compressed_query(),
-          b.window_query(), b.selected_query(), b.round();
+      b.prepare(), b.clear(), b.compressed_backward(), b.selected_backward(), b.window_backward(),
+          b.compressed_window_query(), b.selected_query(), b.round();
     });
     b.make_parts();
     show("ordered cmp", [&] { b.compressed_backward(true); });
@@ -212,11 +211,11 @@ int main(int argc, char** argv) {
     show("ordered sel sum", [&] { b.selected_sum(); });
     show("backward ordered", [&] {
       b.sort(), b.prepare(), b.compressed_backward(true), b.compressed_sum(), b.selected_backward(true),
-          b.selected_sum(), b.window_backward(), b.compressed_query(), b.window_query(), b.selected_query();
+          b.selected_sum(), b.window_backward(), b.compressed_window_query(), b.selected_query();
     });
     show("backward 2 streams", [&] {
       beside([&] { b.prepare(), b.clear(); }, [&] { b.selected_backward(); },
-             [&] { b.compressed_backward(), b.window_backward(), b.compressed_query(), b.window_query(); },
+             [&] { b.compressed_backward(), b.window_backward(), b.compressed_window_query(); },
              [&] { b.selected_query(), b.round(); });
     });
     if (only.empty() || only.find("local") != std::string::npos)

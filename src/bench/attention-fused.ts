@@ -110,7 +110,7 @@ export function fusedSubjects(
     backward: runBackward && { start: repeatable(runBackward), resultBytes: 0, heldBytes: bytes(heldBackward) },
   });
   const { packedCmp, packedSel, packedWin, ...listing } = scratch;
-  const { dqCmp, dqWin, shares, keySums, valueSums, delta, shift } = backwardScratch;
+  const { shares, keySums, valueSums, delta, shift } = backwardScratch;
   const rowWeights = [delta, shift];
   return [
     part(
@@ -121,9 +121,9 @@ export function fusedSubjects(
       },
       () => {
         backward.compressedKeys(ordered);
-        backward.compressedQueries();
+        backward.streamedQueries(); // of the window too
       },
-      [[packedCmp], [packedCmp, dqCmp, keySums, valueSums, ...rowWeights]],
+      [[packedCmp], [backwardScratch.packedCmp, backwardScratch.packedWin, keySums, valueSums, ...rowWeights]],
     ),
     part('score', () => ranking.select(), null, [[scratch.counts, scratch.ranks], []]),
     part(
@@ -132,7 +132,7 @@ export function fusedSubjects(
       () => {
         if (!ordered) backward.clear();
         backward.selectedKeys(ordered);
-        backward.queries();
+        backward.selectedQueries();
         if (!ordered) backward.round();
       },
       [
@@ -146,11 +146,8 @@ export function fusedSubjects(
         forward.packWindow();
         forward.window();
       },
-      () => {
-        backward.windowKeys();
-        backward.windowQueries();
-      },
-      [[packedWin], [packedWin, dqWin, ...rowWeights]],
+      () => backward.windowKeys(),
+      [[packedWin], rowWeights],
     ),
     bench.selected
       ? {

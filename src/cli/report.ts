@@ -1,6 +1,7 @@
 /** `trefoil report`: writes a report of one or several runs. */
 import { join } from 'node:path';
-import { buildReport, writeReport } from '../watch/report/report.js';
+import { buildReport, writeReport } from '../dashboard/report/report.js';
+import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
 import { configured, flag, jsonOption, type OptionValues, parsed, required } from './shared/options.js';
 
@@ -16,9 +17,9 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 A folder receives report.html, report.md with its plots as SVG files, and
-report.json with all the data. report.html is self-contained: the plots are
-inside, it loads nothing, and it can be sent as one file. --out FILE.html writes
-only that file.
+report.json with all the data. report.html has the charts of the dashboard, to
+zoom and to compare. It is self-contained: it loads nothing, works without a
+network, and can be sent as one file. --out FILE.html writes only that file.
 
 Example:
   trefoil report --dir artifacts/s512 artifacts/s1024 --out report.html
@@ -26,9 +27,9 @@ Example:
 
 export const configure = configured(OPTIONS, writeAll, HELP);
 
-function writeAll({ dir, out, title, json }: Options, io: Io): void {
+async function writeAll({ dir, out, title, json }: Options, io: Io): Promise<void> {
   const report = buildReport(dir, title);
-  const files = writeReport(report, out ?? join(dir[0], 'report'));
+  const files = await writeReport(report, out ?? join(dir[0], 'report'), resolveThresholds(io.env));
   if (json) printJson(io, report);
   for (const file of files) (json ? io.err : io.out)(`wrote ${file}`);
 }

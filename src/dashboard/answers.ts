@@ -45,7 +45,7 @@ export interface Table {
   readonly runs: readonly RunRow[];
 }
 
-/** A heartbeat that is not a step, or a step whose loss or gradient is not finite. */
+/** A heartbeat that is not a step, or a step whose loss or gradient is not finite or that counted a failure. */
 export interface Mark {
   readonly step: number;
   /** Seconds since 1970. */
@@ -57,6 +57,22 @@ export interface Mark {
 /** A health rule that is not green. */
 export interface HealthRow extends Row {
   readonly explanation: string;
+}
+
+/** What the page of a report shows of a run. */
+export interface ReportRun {
+  readonly name: string;
+  readonly summary: string;
+  readonly health: readonly HealthRow[];
+  readonly problems: readonly string[];
+  readonly damaged: number;
+  readonly marks: readonly Mark[];
+  readonly tokensPerStep: number | null;
+  /** Blocks of the logs (see wire.ts) in base64. */
+  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val', string>>;
+  readonly attention: readonly Readonly<Record<string, unknown>>[];
+  readonly needle: Readonly<Record<string, unknown>> | null;
+  readonly samples: readonly Readonly<Record<string, unknown>>[];
 }
 
 /** Everything about a run except curves. */

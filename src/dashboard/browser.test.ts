@@ -1,8 +1,9 @@
 /** The pages in Chromium: clicks, zoom, the keyboard, both themes and two widths. Skipped by name where there is no Chromium. */
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { appendFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
@@ -15,6 +16,7 @@ import { LocalHost } from '../serve/host.js';
 import { type RunningServer, startServer } from '../serve/server.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { loadAssets } from './assets.js';
+import { buildReport, writeReport } from './report/report.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
 
@@ -153,6 +155,8 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(await page.locator('table.config').first().textContent()).toContain('train.lr');
     const legend = page.locator('.chart').first().locator('.legend-name');
     await expect.poll(() => legend.allTextContents()).toEqual(expect.arrayContaining(['live', 'other']));
+    const gates = page.locator('.chart', { hasText: 'Gates' }).locator('.legend-name');
+    expect(await gates.allTextContents()).toContain('other window');
     await go(run(HOSTILE));
     await page.getByRole('heading', { name: HOSTILE }).waitFor();
     expect(await page.locator('.events').textContent()).toContain('<script>');
@@ -338,7 +342,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(stored).not.toContain(KEY);
   });
 
-  it('halt a run with the token only', async () => {
+  it('save and halt a run with the token only', async () => {
     const { halt } = runPaths(live());
     await go(run('live'));
     await page.getByLabel(/^Token/).fill('wrong');
@@ -348,6 +352,10 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     expect(existsSync(halt)).toBe(false);
     problems = problems.filter((text) => !text.includes('403')); // the browser reports the refusal
     await page.getByLabel(/^Token/).fill(dashboard.token);
+    const saved = new Promise((resolve) => process.once('SIGUSR2', resolve)); // this process holds the lock of the run
+    await page.getByRole('button', { name: 'Save now' }).click();
+    await page.getByText('a checkpoint is saved after the step').waitFor();
+    await saved;
     await page.getByRole('button', { name: 'Halt…' }).click();
     await page.getByLabel('Reason').fill('enough');
     await page.getByRole('button', { name: 'Halt live' }).click();
@@ -405,6 +413,75 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     });
     expect(serious, what).toEqual([]);
   }
+
+  describe('of a report', () => {
+    const names = () => page.locator('.chart').first().locator('.legend-name').allTextContents();
+    /** Writes a report and opens its file, which requests nothing. */
+    async function openReport(dirs: readonly string[]): Promise<void> {
+      const out = join(folder, 'reports', `${reports++}.html`);
+      await writeReport(buildReport(dirs, HOSTILE), out, resolveThresholds({}));
+      const url = pathToFileURL(out).href;
+      page.removeAllListeners('request').on('request', (request) => {
+        if (request.url() !== url) problems.push(`request to ${request.url()}`);
+      });
+      await page.goto(url);
+      await page.getByRole('heading', { name: HOSTILE }).waitFor();
+    }
+    let reports = 0;
+
+    it('are those of the run page: spike, zoom, axes, attention, samples, on paper light', async () => {
+      await page.emulateMedia({ colorScheme: 'dark' });
+      await openReport([live()]);
+      await page.locator('.chart canvas').first().waitFor();
+      expect(await names()).toEqual(['training', 'validation']);
+      expect(await page.locator('.chart').count()).toBe(8 + 4);
+      expect(await page.locator('.heat').count()).toBe(7);
+      expect(await page.locator('.sample').textContent()).not.toBe('');
+      const loss = page.locator('.chart').first().locator('.plot');
+      await loss.focus();
+      await page.keyboard.press('ArrowLeft');
+      await page.keyboard.press('+');
+      await page.getByRole('button', { name: 'Show all' }).click();
+      await page.getByRole('button', { name: 'Time' }).click();
+      await page.getByLabel('Log scale').check();
+      const theme = () => page.evaluate<string>('document.documentElement.dataset.theme');
+      const pixels = () => page.evaluate<string>(`document.querySelector('.plot canvas').toDataURL()`);
+      const dark = await pixels();
+      expect(await theme()).toBe('dark');
+      await page.evaluate(`dispatchEvent(new Event('beforeprint'))`);
+      expect(await theme()).toBe('light');
+      expect(await pixels()).not.toBe(dark); // redrawn before the page is printed
+      await page.evaluate(`dispatchEvent(new Event('afterprint'))`);
+      expect(await theme()).toBe('dark');
+      expect((await page.pdf()).subarray(0, 5).toString()).toBe('%PDF-');
+    });
+
+    it('compare runs; broken files are named, and texts are inert', async () => {
+      const damaged = join(folder, 'reports', '<b>damaged');
+      writeExampleRun(damaged, { steps: 30 });
+      appendFileSync(runPaths(damaged).heartbeat(0), 'no record\n{"half');
+      writeFileSync(runPaths(damaged).attention, '{"step":1,"entropy":"<i>"}\n{"step":2,"forced":3,"distance":[{}]}\n');
+      writeFileSync(runPaths(damaged).samples, `${JSON.stringify({ step: 3, text: '</script><u>sample' })}\n`);
+      writeFileSync(join(damaged, 'needle.json'), '{"rows":{"length":3}}');
+      writeFileSync(runPaths(damaged).config, `train: {note: "${HOSTILE}"}\nx: [`);
+      await openReport([damaged, join(folder, 'other')]);
+      await expect.poll(names).toEqual(expect.arrayContaining(['<b>damaged', 'other']));
+      expect(await page.locator('.health').first().textContent()).toContain('1 lines of the heartbeat file');
+      expect(await page.locator('.sample').first().textContent()).toBe('</script><u>sample');
+      expect(await page.locator('main img, main script, main u, main h2 b').count()).toBe(0);
+    });
+
+    it.each([
+      [1400, 'light'],
+      [400, 'dark'],
+    ] as const)('fit %i px in %s, without serious accessibility problems', async (width, theme) => {
+      await context.close();
+      await open(width, theme);
+      await openReport([live(), join(folder, 'other')]);
+      await page.locator('.chart canvas').first().waitFor();
+      await expectFit(width, 'a report');
+    });
+  });
 
   it('work without any run, and follow the switch of colours', async () => {
     const empty = await startDashboard({

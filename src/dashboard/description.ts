@@ -4,17 +4,14 @@ import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
 import { errorCode, fileError } from '../files.js';
-import { isPlainObject } from '../run/json.js';
+import { isPlainObject, parseObject } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
-import { readLines, readSmallFile } from './log-reader.js';
-import { parseRecord } from './run-log.js';
+import { PIECE_BYTES, readLines, readSmallFile } from './log-reader.js';
 
 const SMALL_FILE_BYTES = 1024 * 1024;
 const MOST_KEYS = 2000;
 const MOST_RECORDS = 400;
 const RECORDS_BYTES = 1024 * 1024 * 1024;
-/** Bytes read between two turns of the event loop. A line may have as many. */
-const RECORDS_PIECE = 1024 * 1024;
 
 /** config.yaml as `section.key` to value, in the order of the file. */
 export interface RunConfig {
@@ -50,7 +47,7 @@ function flatten(value: unknown, prefix: string, into: Map<string, string>): voi
 /** A JSON file of the run folder; null if it is missing or not an object. */
 export function readJson(path: string): Record<string, unknown> | null {
   const text = readSmallFile(path, SMALL_FILE_BYTES);
-  return (text !== undefined && parseRecord(text)) || null;
+  return (text !== undefined && parseObject(text)) || null;
 }
 
 /** Tokens of one optimizer step over all ranks; null if the config does not say. */
@@ -73,7 +70,7 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
   let newest: (typeof kept)[number] | undefined;
   let seen = 0;
   const add = (line: string) => {
-    const step = Number(/^\{"step":(\d+)[,}]/.exec(line)?.[1] ?? parseRecord(line)?.['step']);
+    const step = Number(/^\{"step":(\d+)[,}]/.exec(line)?.[1] ?? parseObject(line)?.['step']);
     if (!Number.isFinite(step)) return;
     while (kept.length > 0 && kept[kept.length - 1].step >= step) kept.pop();
     newest = { step, line };
@@ -84,14 +81,14 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
     }
   };
   for (let position = 0; position < RECORDS_BYTES; ) {
-    const found = readLines(path, position, position + RECORDS_PIECE, add);
+    const found = readLines(path, position, position + PIECE_BYTES, add);
     if (!found || found.end === position) break;
     position = found.end;
     await setImmediate();
   }
   if (newest && kept.at(-1) !== newest) kept.push(newest);
   return kept.flatMap(({ step, line }) => {
-    const record = parseRecord(line);
+    const record = parseObject(line);
     return record ? [{ ...record, step }] : [];
   });
 }

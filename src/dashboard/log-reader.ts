@@ -4,7 +4,8 @@ import { UsageError } from '../errors.js';
 import { errorCode, fileError, readFully } from '../files.js';
 
 const NEWLINE = 0x0a;
-const PIECE_BYTES = 1024 * 1024;
+/** Bytes that are read at once. Callers of `readLines` ask for at least as many: longer lines are skipped, not waited for. */
+export const PIECE_BYTES = 1024 * 1024;
 
 /**
  * Uses a regular file of a run folder. Links are refused: a folder that another person wrote must not make the server show

@@ -1,10 +1,10 @@
 /** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
-import { setImmediate } from 'node:timers/promises';
-import { asNumber, isPlainObject } from '../run/json.js';
-import { parseHeartbeat } from '../run/logs/heartbeat.js';
+import { setImmediate, setTimeout } from 'node:timers/promises';
+import { asNumber, parseObject } from '../run/json.js';
+import { fallbackCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
-import { readLines } from './log-reader.js';
+import { PIECE_BYTES, readLines } from './log-reader.js';
 import { appendRows, type Block, type BlockRow, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
 
 /** A line: a row of the charts, a mark, or neither. */
@@ -23,8 +23,6 @@ const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
 
 /** Buckets per log. A chart has fewer pixels. */
 const CAPACITY = 2048;
-/** Bytes read between two turns of the event loop: at least a piece of the reader, which skips longer lines. */
-const SLICE_BYTES = 1024 * 1024;
 /** A zoomed range of at most this many bytes is read again from the file, row by row. */
 const DETAIL_BYTES = 24 * 1024 * 1024;
 /** A window that holds a whole line after the one it begins in. */
@@ -33,7 +31,8 @@ const SAMPLE_BYTES: Readonly<Record<LogKind, number>> = { heartbeat: 2048, train
 const SKETCH_BYTES = 8 * 1024 * 1024;
 const SKETCH_ROWS = 512;
 const MOST_MARKS = 4000;
-const MOST_NON_FINITE = 200;
+/** Marks of failures; a run can have one at every step. */
+const MOST_FAILURES = 200;
 const DETAIL_LENGTH = 300;
 
 export class RunLog {
@@ -41,7 +40,8 @@ export class RunLog {
   readonly kind: LogKind;
   readonly #buckets: Buckets;
   #marks: Mark[] = [];
-  #nonFinite = 0;
+  #failures = 0;
+  #counters = new CounterWatch();
   #position = 0;
   #size = 0;
   #inode = -1;
@@ -52,10 +52,10 @@ export class RunLog {
   /** When the log was last used, for eviction. */
   usedAt = 0;
 
-  constructor(path: string, kind: LogKind) {
+  constructor(path: string, kind: LogKind, capacity = CAPACITY) {
     this.path = path;
     this.kind = kind;
-    this.#buckets = new Buckets(LOG_COLUMNS[kind], CAPACITY);
+    this.#buckets = new Buckets(LOG_COLUMNS[kind], capacity);
   }
 
   get marks(): readonly Mark[] {
@@ -73,7 +73,7 @@ export class RunLog {
 
   /** Reads what was appended, up to one slice; true if more is left. */
   readSlice(): boolean {
-    const found = readLines(this.path, this.#position, this.#position + SLICE_BYTES, (line, offset) =>
+    const found = readLines(this.path, this.#position, this.#position + PIECE_BYTES, (line, offset) =>
       this.#add(line, offset),
     );
     if (found === undefined) {
@@ -95,12 +95,21 @@ export class RunLog {
     return moved && found.end < found.size;
   }
 
-  /** Reads everything that was appended, yielding to the event loop between slices. */
-  async catchUp(): Promise<void> {
+  /**
+   * Reads everything that was appended, yielding to the event loop between slices. Waits at most `patience` milliseconds
+   * for it; the reading goes on afterwards.
+   */
+  async catchUp(patience?: number): Promise<void> {
     this.#catchingUp ??= this.#readAll().finally(() => {
       this.#catchingUp = null;
     });
-    await this.#catchingUp;
+    const limit = new AbortController();
+    const timeout = patience === undefined ? [] : [setTimeout(patience, undefined, { signal: limit.signal })];
+    try {
+      await Promise.race([this.#catchingUp, ...timeout]);
+    } finally {
+      limit.abort();
+    }
   }
 
   /** Buckets of a range of steps; single rows where the range is small enough to be read again. */
@@ -112,7 +121,7 @@ export class RunLog {
     if (coarse.exact) return coarse;
     const [begin, end] = this.#buckets.bytes(this.#buckets.range(from, to), this.#position);
     if (end - begin > DETAIL_BYTES) return coarse;
-    const detail = new Buckets(LOG_COLUMNS[this.kind], CAPACITY);
+    const detail = new Buckets(LOG_COLUMNS[this.kind], this.#buckets.capacity);
     readLines(this.path, begin, end, (line) => {
       const { row } = parseLine(this.kind, line);
       if (row && isInside(row.step)) detail.add(row.step, row.time, row.values);
@@ -154,7 +163,8 @@ export class RunLog {
   #reset(): void {
     this.#position = 0;
     this.#damaged = 0;
-    this.#nonFinite = 0;
+    this.#failures = 0;
+    this.#counters = new CounterWatch();
     this.#marks = [];
     this.#sketch = [];
     this.#buckets.clear();
@@ -164,13 +174,42 @@ export class RunLog {
     const { row, mark } = parseLine(this.kind, line);
     if (row) this.#buckets.add(row.step, row.time, row.values, offset);
     if (mark) this.#mark(mark);
+    const alert = this.kind === 'heartbeat' ? this.#counters.mark(line) : undefined;
+    if (alert) this.#mark(alert);
     if (!row && !mark && offset > 0) this.#damaged += 1;
   }
 
   #mark(mark: Mark): void {
-    if (mark.kind === 'non-finite' && ++this.#nonFinite > MOST_NON_FINITE) return;
+    if ((mark.kind === 'non-finite' || mark.kind === 'alert') && ++this.#failures > MOST_FAILURES) return;
     this.#marks.push(mark);
     if (this.#marks.length > MOST_MARKS) this.#marks = this.#marks.slice(-MOST_MARKS / 2);
+  }
+}
+
+/** Watches the counters of failures in heartbeats (`fb_…`). They stand together in a line, and rarely change. */
+export class CounterWatch {
+  #text: string | null = null;
+  #counts: ReadonlyMap<string, number> = new Map();
+
+  /** The mark of a line in which a counter grew. The first line has none: its counts may be old. */
+  mark(line: string): Mark | undefined {
+    const begin = line.indexOf('"fb_');
+    if (begin < 0) return undefined;
+    const end = line.indexOf(',', line.lastIndexOf('"fb_'));
+    const text = line.slice(begin, end < 0 ? undefined : end);
+    if (text === this.#text) return undefined; // compared as text: most of millions of lines end here
+    const beat = parseHeartbeat(line);
+    if (!beat) return undefined;
+    const isFirst = this.#text === null;
+    const counts = new Map<string, number>(fallbackCounters(beat));
+    const grown = [...counts].map(([name, count]) => [name, count - (this.#counts.get(name) ?? 0)] as const);
+    this.#text = text;
+    this.#counts = counts;
+    const detail = grown
+      .filter(([, growth]) => growth > 0)
+      .map(([name, growth]) => `${name.slice('fb_'.length)} +${growth}`)
+      .join(', ');
+    return isFirst || detail === '' ? undefined : { step: beat.step, ts: beat.ts, kind: 'alert', detail };
   }
 }
 
@@ -185,7 +224,7 @@ const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
 
 /** Millions of lines are steps: of these only the columns are checked. */
 function parseBeat(line: string): Parsed {
-  const record = parseRecord(line);
+  const record = parseObject(line);
   if (!record) return {};
   if (record['msg'] !== 'progress') return parseEvent(line);
   if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(record[name]))) return {};
@@ -207,7 +246,8 @@ function parseEvent(line: string): Parsed {
   const beat = parseHeartbeat(line);
   if (!beat) return {};
   const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
-  const detail = (beat.detail ?? beat.data ?? loss).slice(0, DETAIL_LENGTH);
+  // A checkpoint is named by its path, which may be absolute.
+  const detail = (beat.detail ?? beat.data ?? loss).replace(/^\/.*\/(?=checkpoints\/)/, '').slice(0, DETAIL_LENGTH);
   return { mark: { step: beat.step, ts: beat.ts, kind: beat.msg, detail } };
 }
 
@@ -221,15 +261,4 @@ function parseCsv(line: string, columns: number): Parsed {
   const step = Number(cells[0]);
   if (cells.length < columns + 1 || cells[0] === '' || !Number.isFinite(step)) return {};
   return { row: { step, time: Number.NaN, values: cells.slice(1, columns + 1).map(Number) } };
-}
-
-/** A line of a JSON Lines file as an object; undefined if it is not one. */
-export function parseRecord(line: string): Record<string, unknown> | undefined {
-  try {
-    const parsed: unknown = JSON.parse(line);
-    return isPlainObject(parsed) ? parsed : undefined;
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-    return undefined; // a damaged line; the records around it remain readable
-  }
 }

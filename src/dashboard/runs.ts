@@ -26,6 +26,8 @@ const PLAIN_FOLDERS = new Set(['checkpoints', 'tb', 'traces']);
 /** A run whose process may die without changing a file is looked at this often. */
 const REFRESH_MS = 5_000;
 const SPARK_POINTS = 32;
+/** The table is computed in slices of this length, between which other requests are answered. */
+const SLICE_MS = 5;
 /** Heartbeats that a row is computed from. */
 const BEATS = 24;
 /** Logs kept in memory; one holds about a megabyte. */
@@ -52,23 +54,48 @@ export class Runs {
   readonly #known = new Map<string, Known>();
   readonly #logs = new Map<string, RunLog>();
   #judging = false;
+  #listing: Promise<RunRow[]> | null = null;
 
   constructor(dir: string, thresholds: Thresholds) {
     this.dir = resolve(dir);
     this.#thresholds = thresholds;
   }
 
-  /** All runs, by name. A folder that does not exist yet has none. */
-  rows(): RunRow[] {
-    const found = findRunFolders(this.dir);
+  /** All runs, by name. A folder that does not exist yet has none. Callers at the same time share one look. */
+  async rows(): Promise<RunRow[]> {
+    this.#listing ??= this.#list().finally(() => {
+      this.#listing = null;
+    });
+    return await this.#listing;
+  }
+
+  /** Lets other requests be answered between runs. */
+  async #list(): Promise<RunRow[]> {
+    const found: FoundRun[] = [];
+    let since = performance.now();
+    const breathe = async () => {
+      if (performance.now() - since < SLICE_MS) return;
+      await setImmediate();
+      since = performance.now();
+    };
+    for (const candidate of runCandidates(this.dir)) {
+      if (isRunFolder(candidate)) found.push(candidate);
+      await breathe();
+    }
     const names = new Set(found.map(({ name }) => name));
     for (const name of [...this.#known.keys()]) if (!names.has(name)) this.#known.delete(name);
-    return found.map((run) => this.#refresh(run).row);
+    const rows: RunRow[] = [];
+    for (const run of found) {
+      rows.push(this.#refresh(run).row);
+      await breathe();
+    }
+    return rows;
   }
 
   /** Looks a name up among the folders that exist now. */
   find(name: string): FoundRun | undefined {
-    return findRunFolders(this.dir).find((run) => run.name === name);
+    const candidate = runCandidates(this.dir).find((run) => run.name === name);
+    return candidate && isRunFolder(candidate) ? candidate : undefined;
   }
 
   row(run: FoundRun): RunRow {
@@ -204,16 +231,19 @@ export class Runs {
   }
 }
 
-/** A folder inside `dir` that holds files of a run; `dir` itself if it does. Links are not followed. */
-function findRunFolders(dir: string): FoundRun[] {
+/** The folders inside `dir`, by name; `dir` itself if it is a run. Links are not followed. */
+function runCandidates(dir: string): FoundRun[] {
   const entries = list(dir);
   if (entries.some((entry) => entry.isFile() && /^(heartbeat_rank\d+\.jsonl|training\.csv)$/.test(entry.name)))
     return [{ name: basename(dir), dir }];
   return entries
     .filter((entry) => entry.isDirectory())
     .map(({ name }) => ({ name, dir: join(dir, name) }))
-    .filter((run) => list(run.dir).some(({ name }) => RUN_FILES.test(name)))
     .sort((a, b) => (a.name < b.name ? -1 : 1));
+}
+
+function isRunFolder({ dir }: FoundRun): boolean {
+  return list(dir).some(({ name }) => RUN_FILES.test(name));
 }
 
 function list(dir: string): Dirent[] {
@@ -267,13 +297,13 @@ function signatureOf(dir: string): string {
     .join('|');
 }
 
-/** `4 layers × 128, NSA, S 2048, lr 3e-4` */
+/** `4 layers × 128 · nsa · 2048 tokens · lr 0.0003 · text` */
 function summaryOf({ values }: RunConfig): string {
   const value = (key: string) => values.get(key);
   const parts = [
-    value('model.n_layers') && `${value('model.n_layers')} × ${value('model.dim')}`,
+    value('model.n_layers') && `${value('model.n_layers')} layers × ${value('model.dim')}`,
     value('model.attention'),
-    value('train.seq_len') && `S ${value('train.seq_len')}`,
+    value('train.seq_len') && `${value('train.seq_len')} tokens`,
     value('train.lr') && `lr ${value('train.lr')}`,
     value('data.source'),
   ];

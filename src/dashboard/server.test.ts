@@ -102,13 +102,45 @@ describe('curves', () => {
   it('come with the marks of checkpoints, evaluations and restarts', async () => {
     const { marks, config, tokensPerStep, row } = await json<Overview>('/api/runs/long');
     expect(new Set(marks.map(({ kind }) => kind))).toEqual(
-      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop']),
+      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop', 'alert']),
     );
+    // The counter of spikes grew once.
+    expect(marks.filter(({ kind }) => kind === 'alert').map(({ step, detail }) => [step, detail])).toEqual([
+      [SPIKE, 'spike +1'],
+    ]);
     expect(marks.filter(({ kind }) => kind === 'boot').map(({ step }) => step)).toEqual([0, 2900]);
     expect(config['train.seq_len']).toBe('2048');
     expect(tokensPerStep).toBe(2048 * 8);
     expect(row).toMatchObject({ state: 'ended', step: 6000, steps: 6000 });
   });
+});
+
+it('answers other requests while it computes the table of many runs', async () => {
+  const many = mkdtempSync(join(tmpdir(), 'trefoil-many-runs-'));
+  for (let i = 0; i < 300; i++) {
+    const dir = join(many, `run-${i}`);
+    mkdirSync(dir);
+    const beat = { ts: 1, iso: '', pid: 1, rank: 0, step: 1, msg: 'progress', loss: i };
+    writeFileSync(runPaths(dir).heartbeat(0), `${JSON.stringify(beat)}\n`.repeat(50));
+  }
+  const crowded = await startDashboard({ dir: many, host: '127.0.0.1', port: 0, thresholds: resolveThresholds({}) });
+  try {
+    let isDone = false;
+    const table = fetch(`${crowded.url}/api/runs`).then(async (response) => {
+      isDone = true;
+      return (await response.json()) as Table;
+    });
+    let answered = 0;
+    while (!isDone) {
+      await (await fetch(`${crowded.url}/favicon.svg`)).text();
+      if (!isDone) answered++;
+    }
+    expect((await table).runs).toHaveLength(300);
+    expect(answered).toBeGreaterThan(2);
+  } finally {
+    await crowded.close();
+    rmSync(many, { recursive: true, force: true });
+  }
 });
 
 describe('streams', () => {
@@ -138,12 +170,15 @@ describe('streams', () => {
     const paths = runPaths(join(folder, 'ranks'));
     const ends = [1, 2].map((rank) => readFileSync(paths.heartbeat(rank)).length);
     const heard = events(`/api/stream?run=ranks&run=ranks&rank=1&rank=2&from=${ends.join('-')}`, (text) =>
-      text.includes('"run":1'),
+      text.includes('"alert"'),
     );
     const writer = new HeartbeatWriter(paths.heartbeat(2), 2);
-    writer.write({ step: 43, msg: 'progress', loss: 1.3 });
+    writer.write({ step: 43, msg: 'progress', loss: 1.3, fb_spike: 3 });
+    writer.write({ step: 44, msg: 'progress', loss: 1.3, fb_spike: 5 });
     writer.close();
-    expect(await heard).toMatch(/"rows":\[\[43,/);
+    const text = await heard;
+    expect(text).toMatch(/"run":1,"rows":\[\[43,/);
+    expect(text).toContain('"kind":"alert","detail":"spike +2"');
   });
 
   it('ask the page to load anew after a file was replaced', async () => {
@@ -151,6 +186,21 @@ describe('streams', () => {
       'event: reset',
     );
     expect((await get('/api/stream?run=ranks&from=x')).status).toBe(400);
+  });
+
+  it('go on after a line of any length', async () => {
+    const name = 'long-lines';
+    writeExampleRun(join(folder, name), { steps: 2, planned: 9 });
+    const path = runPaths(join(folder, name)).heartbeat(0);
+    const start = readFileSync(path).length;
+    const text = events(`/api/stream?run=${name}&from=${start}`, (received) => received.includes('"rows":[[7,'));
+    const beat = (step: number, detail = '') =>
+      `${JSON.stringify({ ts: 1, iso: '', pid: 1, rank: 0, step, msg: 'progress', loss: 1, detail })}\n`;
+    for (const [i, kilobytes] of [300, 900, 1500].entries())
+      appendFileSync(path, beat(3 + i, 'x'.repeat(1024 * kilobytes)));
+    appendFileSync(path, beat(7));
+    // Records of up to 1 MB are read; the longer one is left out.
+    expect([...(await text).matchAll(/\[(\d+),1,1,/g)].map(([, step]) => Number(step))).toEqual([3, 4, 7]);
   });
 
   it('send the table of runs', async () => {

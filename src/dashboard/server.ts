@@ -10,12 +10,12 @@ import { runPaths } from '../run/paths.js';
 import { trefoilVersion } from '../run/version.js';
 import type { ModelHost } from '../serve/host.js';
 import { type MountedModel, mountModel } from '../serve/server.js';
-import { explainRule } from '../watch/explain.js';
 import type { Thresholds } from '../watch/thresholds.js';
-import type { Overview, Table } from './answers.js';
+import type { Table } from './answers.js';
 import { loadAssets } from './assets.js';
 import { type Control, requestHalt, requestSave } from './control.js';
-import { listTraces, readConfig, readJson, readRecords, tokensPerStep } from './description.js';
+import { listTraces, readJson, readRecords } from './description.js';
+import { readOverview } from './overview.js';
 import type { LogKind } from './run-log.js';
 import { type FoundRun, Runs } from './runs.js';
 import {
@@ -169,7 +169,7 @@ class Handler {
     }
     if (!isRead) return sendJson(response, await this.#write(request, parts));
     const [, first, name, what = 'overview', ...rest] = parts;
-    if (first === 'runs' && name === undefined) return sendJson(response, this.#table());
+    if (first === 'runs' && name === undefined) return sendJson(response, await this.#table());
     if (first === 'stream') return this.#stream(request, url.searchParams, response);
     const answer = first === 'runs' && Object.hasOwn(this.#answers, what) ? this.#answers[what] : undefined;
     if (!answer) throw new Refusal(404, 'there is no such page');
@@ -202,13 +202,13 @@ class Handler {
     return run;
   }
 
-  #table(): Table {
-    const runs = this.#runs.rows();
+  async #table(): Promise<Table> {
+    const runs = await this.#runs.rows();
     return { dir: this.#options.dir, version: trefoilVersion(), runs };
   }
 
   readonly #answers: Readonly<Record<string, Answer>> = {
-    overview: (run) => this.#overview(run),
+    overview: (run) => readOverview(this.#runs, run, READ_MS),
     columns: (run, asked) => this.#columns(run, asked),
     attention: async ({ dir }) => ({
       records: await readRecords(runPaths(dir).attention),
@@ -218,45 +218,12 @@ class Handler {
     trace: (run, { rest }) => this.#trace(run, rest),
   };
 
-  /** Everything about a run except curves. */
-  async #overview(run: FoundRun): Promise<Overview> {
-    const row = this.#runs.row(run);
-    if (row.state === 'broken')
-      return {
-        row,
-        config: {},
-        environment: null,
-        metrics: null,
-        health: [],
-        marks: [],
-        damaged: 0,
-        traces: [],
-        tokensPerStep: null,
-      };
-    const config = readConfig(run.dir);
-    const paths = runPaths(run.dir);
-    const log = this.#runs.log(run, 'heartbeat');
-    await within(READ_MS, log.catchUp());
-    const health = this.#runs.alerts(run).map((one) => ({ ...one, explanation: explainRule(one.rule) }));
-    return {
-      row: config.problem ? { ...row, problems: [...row.problems, config.problem] } : row,
-      config: Object.fromEntries(config.values),
-      environment: readJson(paths.env),
-      metrics: readJson(paths.metrics),
-      health,
-      marks: log.marks,
-      damaged: log.damaged,
-      traces: listTraces(run.dir),
-      tokensPerStep: tokensPerStep(config, row.ranks.length),
-    };
-  }
-
   async #columns(run: FoundRun, { query, response }: Asked): Promise<void> {
     const kind = query.get('log') ?? 'heartbeat';
     const rank = Number(query.get('rank') ?? 0);
     if (!LOG_KINDS.has(kind) || !Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'log or rank is wrong');
     const log = this.#runs.log(run, kind as LogKind, rank);
-    await within(READ_MS, log.catchUp());
+    await log.catchUp(READ_MS);
     const bytes = encodeBlock(log.block(numberOf(query, 'from'), numberOf(query, 'to')));
     response.writeHead(200, { 'Content-Type': 'application/octet-stream', 'Content-Length': bytes.length });
     response.end(bytes);
@@ -333,19 +300,6 @@ function numberOf(query: Query, name: string): number | undefined {
   const value = Number(text);
   if (!Number.isFinite(value)) throw new Refusal(400, `${name} is not a number`);
   return value;
-}
-
-/** Waits for `work` at most `milliseconds`; it goes on afterwards. */
-async function within(milliseconds: number, work: Promise<void>): Promise<void> {
-  let timer: NodeJS.Timeout | undefined;
-  const limit = new Promise<void>((resolve) => {
-    timer = setTimeout(resolve, milliseconds);
-  });
-  try {
-    await Promise.race([work, limit]);
-  } finally {
-    clearTimeout(timer);
-  }
 }
 
 function readBody(request: IncomingMessage): Promise<string> {

@@ -6,8 +6,8 @@ import type { ServerResponse } from 'node:http';
 import { TrefoilError } from '../errors.js';
 import { toJson } from '../run/json.js';
 import type { RunRow } from './answers.js';
-import { readLines } from './log-reader.js';
-import { parseLine } from './run-log.js';
+import { PIECE_BYTES, readLines } from './log-reader.js';
+import { CounterWatch, parseLine } from './run-log.js';
 import type { Runs } from './runs.js';
 
 /** A file that a stream follows. */
@@ -21,11 +21,11 @@ const TABLE_MS = 1_000;
 const COMMENT_MS = 15_000;
 /** A client that is further behind reads the chart anew instead. */
 const MOST_BEHIND = 4 * 1024 * 1024;
-const SLICE_BYTES = 256 * 1024;
 
 /** Sends new rows until the client disconnects. */
 export function streamRows(response: ServerResponse, followed: readonly Followed[]): void {
   const send = startStream(response);
+  const counters = followed.map(() => new CounterWatch());
   const look = () => {
     if (response.writableNeedDrain) return; // a slow client: rows wait in the file
     for (const [i, file] of followed.entries()) {
@@ -34,7 +34,9 @@ export function streamRows(response: ServerResponse, followed: readonly Followed
       const found = read(file, (line) => {
         const { row, mark } = parseLine('heartbeat', line);
         if (row) rows.push([row.step, row.time, ...row.values.map((value) => (Number.isFinite(value) ? value : null))]);
+        const alert = counters[i].mark(line);
         if (mark) marks.push(mark);
+        if (alert) marks.push(alert);
       });
       if (!found) continue;
       if (found.size < file.offset || found.size - file.offset > MOST_BEHIND) {
@@ -53,14 +55,14 @@ export function streamRows(response: ServerResponse, followed: readonly Followed
 export function streamTable(response: ServerResponse, runs: Runs): void {
   const send = startStream(response);
   const sent = new Map<string, string>();
-  const look = () => {
-    const rows = runs.rows();
+  const look = async () => {
+    const rows = await runs.rows();
     const changed = rows.filter((row) => sent.get(row.name) !== JSON.stringify(row));
     const gone = [...sent.keys()].filter((name) => !rows.some((row) => row.name === name));
     for (const row of changed) sent.set(row.name, JSON.stringify(row));
     for (const name of gone) sent.delete(name);
     if (changed.length > 0 || gone.length > 0) send('runs', { changed, gone });
-    void runs.judge((row: RunRow) => {
+    await runs.judge((row: RunRow) => {
       sent.set(row.name, JSON.stringify(row));
       send('runs', { changed: [row], gone: [] });
     });
@@ -81,7 +83,7 @@ function idOf(followed: readonly Followed[]): string {
 /** Undefined if the file is missing or cannot be read now; the next look tries again. */
 function read(file: Followed, onLine: (line: string) => void): { end: number; size: number } | undefined {
   try {
-    return readLines(file.path, file.offset, file.offset + SLICE_BYTES, onLine);
+    return readLines(file.path, file.offset, file.offset + PIECE_BYTES, onLine);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
     return undefined;
@@ -99,11 +101,25 @@ function startStream(response: ServerResponse): Send {
   };
 }
 
-/** Calls `look` now and every `interval` until the client disconnects. Comments show a proxy that the stream is alive. */
-function repeat(response: ServerResponse, look: () => void, interval: number): void {
-  const timers = [setInterval(look, interval), setInterval(() => void response.write(':\n\n'), COMMENT_MS)];
+/**
+ * Calls `look` now and `interval` after each end of it, until the client disconnects. Comments show a proxy that the
+ * stream is alive. An error ends the stream; the browser connects again.
+ */
+function repeat(response: ServerResponse, look: () => void | Promise<void>, interval: number): void {
+  const comments = setInterval(() => void response.write(':\n\n'), COMMENT_MS);
+  let next: NodeJS.Timeout | undefined;
   response.once('close', () => {
-    for (const timer of timers) clearInterval(timer);
+    clearInterval(comments);
+    clearTimeout(next);
   });
-  look();
+  const turn = async () => {
+    try {
+      await look();
+    } catch (error) {
+      console.error(error); // a defect of the program: readers of files report theirs in the rows
+      response.destroy();
+    }
+    if (!response.destroyed) next = setTimeout(turn, interval);
+  };
+  void turn();
 }

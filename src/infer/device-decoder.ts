@@ -57,15 +57,20 @@ export class DeviceDecoder {
   }
 
   /**
-   * Launches a step that appends `tokens[i]` to sequence i. Without `tokens` it appends the argmax tokens of the previous
-   * step, which must have had the same sequences.
+   * Launches a step that appends `tokens[i]` to sequence i. Without `tokens` it appends the tokens of `next` of the previous
+   * step, which must have had the same sequences. With `settings` (`sampleRows`) the next tokens are drawn.
    */
-  launch(sequences: readonly CachedSequence[], tokens: readonly number[] | null = null): void {
+  launch(
+    sequences: readonly CachedSequence[],
+    tokens: readonly number[] | null = null,
+    settings: Float64Array | null = null,
+  ): void {
     const isReady = this.#isReady(sequences);
     if (!isReady) this.prepare(sequences);
     const recorded = this.#launched();
     if (tokens) recorded.step.ids.write(tokens);
     this.#run(recorded);
+    if (settings) recorded.step.sample(settings);
     this.#slack -= 1;
     sequences.forEach((sequence, i) => {
       if (isReady) sequence.advance(1);
@@ -94,7 +99,7 @@ export class DeviceDecoder {
     return this.#current?.step ?? null;
   }
 
-  /** The argmax token after each sequence; -1 if all logits are NaN. Synchronizes. */
+  /** The next token of each sequence; negative if the host must choose it from the logits. Synchronizes. */
   next(): Int32Array {
     return this.#launched().step.next.read() as Int32Array;
   }

@@ -17,6 +17,7 @@ import {
 } from '../ops/attention/decode/step/step.js';
 import { operand } from '../ops/cast/op.js';
 import { RotaryTable } from '../ops/rope/op.js';
+import { SETTINGS, sampleRows } from '../ops/sample/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
 import type { DecodeCache, Kind } from './cache.js';
@@ -65,7 +66,7 @@ export class DecodeStep {
   readonly context: number;
   /** i32 [batch]: the tokens to read. A step overwrites them with the argmax tokens. */
   readonly ids: Tensor;
-  /** i32 [batch]: the most probable next tokens. */
+  /** i32 [batch]: the most probable next tokens, or those that were drawn. */
   readonly next: Tensor;
   /** f32 [batch, vocabulary] */
   readonly logits: Tensor;
@@ -86,6 +87,7 @@ export class DecodeStep {
   readonly #attended: Tensor;
   readonly #active: Tensor;
   readonly #rotations: RotaryTable;
+  readonly #settings: Tensor;
 
   /** The caller has checked `decodeStepRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DecodeStepOptions) {
@@ -117,6 +119,7 @@ export class DecodeStep {
     this.#attended = this.#make([batch, heads * dv], 'bf16');
     this.#active = this.#make([batch, hiddenSize(shape)], 'bf16');
     this.#rotations = new RotaryTable(device, rotaryShapeOf(shape));
+    this.#settings = this.#make([batch, SETTINGS], 'f64');
   }
 
   /** Sets the current length of each sequence. A step increments them. */
@@ -141,6 +144,14 @@ export class DecodeStep {
     const norm = { weight: this.#named('norm').value, epsilon: shape.normEps };
     kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
+  }
+
+  /** Replaces the argmax tokens of the step by draws, a row of `settings` for each sequence (`sampleRows`). */
+  sample(settings: Float64Array): void {
+    this.#settings.write(settings);
+    const { logits, next, ids } = this;
+    const cuda = launcherOf(this.#model.device);
+    sampleRows(cuda, { logits, vocabulary: this.#vocabulary, settings: this.#settings, next, ids });
   }
 
   /** Launches only the attention of all layers, or parts of sparse attention (STEP_PARTS), for measurements. */

@@ -18,8 +18,21 @@ export interface Outcome {
   readonly firstTokenMs: number | null;
 }
 
+/** The frame of a token, around its text and its number: most frames of a stream differ in these only. */
+interface FrameParts {
+  readonly start: string;
+  readonly middle: string;
+  readonly end: string;
+}
+
+/** Stand for the text and the token of a frame whose parts are taken; both appear in it once. */
+const ANY_TEXT = '\u0000any text\u0000';
+const ANY_TOKEN = 0x7fff_fff1;
+
 interface Choice {
   readonly format: ChoiceFormat;
+  /** Of a stream without log-probabilities; null before the first token. */
+  parts: FrameParts | null;
   /** Everything so far, for a whole answer. */
   readonly all: Piece;
   usage: RequestUsage | null;
@@ -62,6 +75,7 @@ export class Answer {
     this.#left = count;
     this.#choices = Array.from({ length: count }, (_, index) => ({
       format: new ChoiceFormat(job, index, options.tokenizer),
+      parts: null,
       all: { text: '', positions: [], finish: null },
       usage: null,
       hasFirst: false,
@@ -111,6 +125,11 @@ export class Answer {
       this.#count(choice, events);
       return;
     }
+    if (this.#job.stream && this.#job.logprobs === null && events.every(({ type }) => type === 'token')) {
+      this.#count(choice, events);
+      this.#send([this.#tokenFrame(choice, events)]);
+      return;
+    }
     const piece: Piece = { text: '', positions: [], finish: null };
     const frames: string[] = [];
     for (const event of events) {
@@ -136,6 +155,31 @@ export class Answer {
     if (piece.finish) this.#left -= 1;
     if (this.#left > 0) this.#send(frames);
     else this.#end(frames);
+  }
+
+  /** One frame for tokens alone, as `chunks` and `#frame` make it. */
+  #tokenFrame(choice: Choice, events: readonly HostEvent[]): string {
+    const { returnTokenIds } = this.#job;
+    choice.parts ??= this.#frameParts(choice);
+    const { start, middle, end } = choice.parts;
+    let text = '';
+    const ids: number[] = [];
+    for (const event of events) {
+      if (event.type !== 'token') continue;
+      text += event.text;
+      if (returnTokenIds) ids.push(event.token);
+    }
+    if (text === '' && !returnTokenIds) return '';
+    return `${start}${JSON.stringify(text)}${middle}${ids.join()}${end}`;
+  }
+
+  #frameParts({ format }: Choice): FrameParts {
+    const positions = this.#job.returnTokenIds ? [{ token: ANY_TOKEN, logprobs: null }] : [];
+    const [chunk] = format.chunks({ text: ANY_TEXT, positions, finish: null });
+    const [frame] = this.#frame([chunk]);
+    const [start, rest] = frame.split(JSON.stringify(ANY_TEXT));
+    const [middle, end = ''] = rest.split(String(ANY_TOKEN));
+    return { start, middle, end };
   }
 
   #echo({ format }: Choice, piece: Piece, logprobs: readonly PositionLogprobs[]): void {
@@ -216,7 +260,7 @@ export class Answer {
   #send(frames: readonly string[], isLast = false): void {
     if (this.#isOver) return;
     if (isLast) this.#isOver = true;
-    if (frames.length > 0) this.#wroteAt = performance.now();
+    if (frames.some((frame) => frame !== '')) this.#wroteAt = performance.now();
     this.#unread.push(...frames);
     this.#unreadBytes += frames.reduce((total, { length }) => total + length, 0);
     if (this.#unreadBytes > MOST_UNREAD) {

@@ -87,9 +87,25 @@ export class LocalHost implements ModelHost {
   }
 
   submit(request: HostRequest, listener: (events: readonly HostEvent[]) => void): () => void {
-    const abort = new AbortController();
-    void this.#follow({ ...request, signal: abort.signal }, listener);
-    return () => abort.abort();
+    const fail = (error: unknown) => {
+      const isBusy = error instanceof RequestRefused && error.reason === 'busy';
+      if (!(error instanceof TrefoilError)) console.error(error); // a defect: its details belong to the terminal
+      // Only messages that were written for people leave the server.
+      const message = error instanceof TrefoilError ? error.message : 'the model failed';
+      this.#push(listener, { type: 'error', message, isBusy });
+    };
+    const sink = {
+      push: (event: EngineEvent) => this.#push(listener, event),
+      end: (error: unknown = null) => {
+        if (error !== null) fail(error);
+      },
+    };
+    try {
+      return this.#engine.listen(request, sink);
+    } catch (error) {
+      fail(error);
+      return () => {};
+    }
   }
 
   async trace({ tokens, file, model: name }: TraceRequest, onProgress: TraceProgress): Promise<void> {
@@ -100,6 +116,11 @@ export class LocalHost implements ModelHost {
     writeTrace(file, model, trace, { model: name, step: null, pieces });
   }
 
+  /** Prepares for the first request (`Engine.warmUp`). */
+  warmUp(): void {
+    this.#engine.warmUp();
+  }
+
   stats(): EngineStats {
     return this.#engine.stats();
   }
@@ -108,19 +129,7 @@ export class LocalHost implements ModelHost {
     return this.#engine.close();
   }
 
-  async #follow(request: EngineRequest, listener: (events: readonly HostEvent[]) => void): Promise<void> {
-    try {
-      for await (const event of this.#engine.submit(request)) this.#push(listener, event);
-    } catch (error) {
-      const isBusy = error instanceof RequestRefused && error.reason === 'busy';
-      if (!(error instanceof TrefoilError)) console.error(error); // a defect: its details belong to the terminal
-      // Only messages that were written for people leave the server.
-      const message = error instanceof TrefoilError ? error.message : 'the model failed';
-      this.#push(listener, { type: 'error', message, isBusy });
-    }
-  }
-
-  /** All requests of a step wake up in the same run of the microtask queue: their events are delivered together. */
+  /** The events of a step are pushed in one go: they are delivered together after it. */
   #push(listener: (events: readonly HostEvent[]) => void, event: HostEvent): void {
     const events = this.#pending.get(listener);
     if (events) events.push(event);
@@ -153,6 +162,8 @@ export type FromWorker =
   | { readonly type: 'refused'; readonly message: string; readonly exitCode: number }
   | {
       readonly type: 'events';
+      /** Requests that got nothing but tokens: id, token and text of each. Such flat lists are cheap to copy. */
+      readonly tokens: readonly (number | string)[];
       readonly events: readonly (readonly [id: number, events: readonly HostEvent[]])[];
       readonly stats: EngineStats;
       readonly failure: string | null;
@@ -182,6 +193,9 @@ export class WorkerHost implements ModelHost {
   readonly #worker: Worker;
   readonly #listeners = new Map<number, (events: readonly HostEvent[]) => void>();
   readonly #traces = new Map<number, PendingTrace>();
+  /** Events that arrived since the last delivery. */
+  readonly #arrived = new Map<number, HostEvent[]>();
+  #isScheduled = false;
   #stats = IDLE_STATS;
   #failure: string | null = null;
   #lastId = 0;
@@ -268,7 +282,27 @@ export class WorkerHost implements ModelHost {
     if (message.type !== 'events') return;
     this.#stats = message.stats;
     this.#failure ??= message.failure;
-    for (const [id, events] of message.events) {
+    const { tokens, events } = message;
+    for (let i = 0; i < tokens.length; i += 3)
+      this.#add(tokens[i] as number, { type: 'token', token: tokens[i + 1] as number, text: tokens[i + 2] as string });
+    for (const [id, all] of events) for (const event of all) this.#add(id, event);
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    // After all messages that are there: a server that is slower than the model writes several tokens at once.
+    setImmediate(() => this.#deliver());
+  }
+
+  #add(id: number, event: HostEvent): void {
+    const events = this.#arrived.get(id);
+    if (events) events.push(event);
+    else this.#arrived.set(id, [event]);
+  }
+
+  #deliver(): void {
+    this.#isScheduled = false;
+    const arrived = [...this.#arrived];
+    this.#arrived.clear();
+    for (const [id, events] of arrived) {
       const listener = this.#listeners.get(id);
       const last = events[events.length - 1];
       if (last.type === 'end' || last.type === 'error') this.#listeners.delete(id);
@@ -278,6 +312,7 @@ export class WorkerHost implements ModelHost {
 
   #fail(message: string): void {
     this.#failure ??= message;
+    this.#deliver();
     const listeners = [...this.#listeners.values()];
     this.#listeners.clear();
     for (const { end } of this.#traces.values()) end(message);
@@ -294,18 +329,26 @@ export function serveThread(
   ready: Omit<Extract<FromWorker, { type: 'ready' }>, 'type' | 'info'>,
 ): void {
   if (isMainThread) throw new Error('serveThread runs in a worker');
-  const outbox: [number, readonly HostEvent[]][] = [];
+  let tokens: (number | string)[] = [];
+  let others: [number, readonly HostEvent[]][] = [];
   const send = (message: FromWorker) => port.postMessage(message);
   const host = new LocalHost(source, engine, () => {
-    send({ type: 'events', events: outbox.splice(0), stats: host.stats(), failure: host.failure });
+    send({ type: 'events', tokens, events: others, stats: host.stats(), failure: host.failure });
+    tokens = [];
+    others = [];
   });
+  host.warmUp();
   const cancels = new Map<number, () => void>();
   port.on('message', (message: ToWorker) => {
     if (message.type === 'cancel') cancels.get(message.id)?.();
     else if (message.type === 'submit') {
       const { id } = message;
       const cancel = host.submit(message.request, (events) => {
-        outbox.push([id, events]);
+        const plain = events.flatMap((event) =>
+          event.type === 'token' && !event.logprobs ? [id, event.token, event.text] : [],
+        );
+        if (plain.length === 3 * events.length) tokens.push(...plain);
+        else others.push([id, events]);
         const last = events[events.length - 1];
         if (last.type === 'end' || last.type === 'error') cancels.delete(id);
       });

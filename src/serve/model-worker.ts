@@ -9,7 +9,8 @@ import { type FromWorker, serveThread, type WorkerSettings } from './host.js';
 if (!parentPort) throw new Error('this module is the program of a worker thread');
 const { model: path, device: kind, threads, precision, engine } = workerData as WorkerSettings;
 try {
-  const device = openDevice(kind, threads === undefined ? {} : { threads });
+  // Without trials of algorithms: prompts have too many lengths for them, and a restart must not change answers.
+  const device = openDevice(kind, { ...(threads === undefined ? {} : { threads }), deterministic: true });
   const dtype = precision === undefined ? undefined : precision === 'bf16' ? 'bf16' : 'f32';
   const { model, tokenizer, config, step, warnings, endTokens } = loadModel(device, path, dtype);
   const describe = `model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters, ${device.kind})`;

@@ -199,6 +199,8 @@ export class EmulatedCuda implements Device, CudaRuntime {
     const { a, b, d, m, n, k, transposeA, transposeB, accumulate, c, strideA = k, fp8 } = product;
     const { alpha = 1, beta = 1, batch = 1 } = product;
     const rows = batch * m; // of A; a stride is given for one matrix only
+    for (const factor of fp8 ? [fp8.a, fp8.b] : [])
+      if (factor.pointer % 16n !== 0n) throw new Error('cuBLASLt refuses factors that are not aligned to 16 bytes');
     this.#run(() => {
       const [left, right] = [this.#read(a, strideA * (rows - 1) + k), this.#read(b, batch * k * n)];
       const factor = alpha * (fp8 ? this.#read(fp8.a, 1)[0] * this.#read(fp8.b, 1)[0] : 1);

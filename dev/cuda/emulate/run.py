@@ -1,5 +1,5 @@
-"""Runs the forward pass of the compressed and window branches on the CPU's thread emulator and compares it with float64:
-the mma.sync build, with fused multiply-add as on a GPU. Needs g++, no GPU.
+"""Runs the forward pass of the compressed and window branches and their dQ on the CPU's thread emulator and compares them
+with float64: the mma.sync build, with fused multiply-add as on a GPU. Needs g++, no GPU.
 
     python3 dev/cuda/emulate/run.py [-DWINDOW=70 ...]
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-FUSED = ("common.cuh", "matrix.cuh", "forward.cuh", "window.cuh", "compressed.cu", "window.cu")
+FUSED = ("common.cuh", "matrix.cuh", "forward.cuh", "gradient.cuh", "window.cuh", "compressed.cu", "window.cu")
 SOURCES = ["src/device/cuda/elements.cuh", "src/ops/attention/shape.cuh"] + ["src/ops/attention/fused/" + name for name in FUSED]
 # Many steps of 64 keys with few tokens, and rows that fill no tile.
 MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DMMA_SYNC"]
@@ -51,11 +51,11 @@ def replace_body(source, signature, body):
 
 
 def without_backward(source):
-    """What the forward kernels do not need: the headers of the backward pass and everything from its first kernel on."""
-    kernel = source.find("_query_gradient(const bf16*")
-    if kernel >= 0:
-        source = source[: source.rindex("// grid", 0, kernel)]
-    return re.sub(r"EXPORT\(\w*(backward|gradient)\w*,.*\)\n", "", source)
+    """Without the gradients of keys and values, which are the last kernels of their files."""
+    kernel = re.search(r"^struct \w+Backward", source, re.M)
+    if kernel:
+        source = source[: kernel.start()]
+    return re.sub(r"EXPORT\(\w*backward\w*,.*\)\n", "", source)
 
 
 def main():
@@ -71,7 +71,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         file, program = Path(folder) / "kernel.cpp", Path(folder) / "kernel"
         emulator = ROOT / "src/testing/cuda-emulator.h"
-        file.write_text(f'#include "{emulator}"\n{source}\n{(HERE / "forward.cpp").read_text()}')
+        file.write_text(f'#include "{emulator}"\n{source}\n{(HERE / "check.cpp").read_text()}')
         subprocess.run(["g++", "-O2", "-march=native", "-std=c++17", "-w", *macros, "-o", program, file], check=True)
         sys.exit(subprocess.run([program]).returncode)
 

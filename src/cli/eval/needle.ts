@@ -1,6 +1,7 @@
 /** `trefoil eval needle`: measures retrieval from the context by depth and length. */
 import { join } from 'node:path';
 import { type Command, InvalidArgumentError, Option } from 'commander';
+import { heatMap, percent } from '../../dashboard/report/heat-map.js';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
@@ -9,7 +10,6 @@ import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/ne
 import { withoutBranch } from '../../infer/without-branch.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { Branch } from '../../ops/attention/gate/op.js';
-import { heatMap, percent } from '../../watch/report/heat-map.js';
 import { runBlocking } from '../shared/blocking.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';

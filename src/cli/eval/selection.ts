@@ -2,6 +2,8 @@
 import { existsSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { type Command, Option } from 'commander';
+import { densityMap } from '../../dashboard/report/heat-map.js';
+import { lineChart } from '../../dashboard/report/svg.js';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, readGivenText, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
@@ -10,8 +12,6 @@ import { inspectSelection, type LayerSelection } from '../../infer/selection.js'
 import { traceText, writeTrace } from '../../infer/trace.js';
 import { kernelOptions } from '../../model/kernels.js';
 import { runPaths } from '../../run/paths.js';
-import { densityMap } from '../../watch/report/heat-map.js';
-import { lineChart } from '../../watch/report/svg.js';
 import { runBlocking } from '../shared/blocking.js';
 import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';

@@ -39,7 +39,7 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
 }
 
 /** Kernels that a sparse model in one process does not use. */
-const RARE = new Set(['device/mpi', 'ops/attention/dense', 'ops/cast']);
+const RARE = new Set(['device/mpi', 'ops/attention/dense', 'ops/cast', 'ops/checksum']);
 
 /**
  * Compiles the kernels of training and generation at once if none has been compiled yet. This takes two thirds of the time

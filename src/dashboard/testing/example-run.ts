@@ -94,7 +94,7 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
       gpu_mem_reserved: 24_100,
       mfu: 0.41 + 0.01 * random(),
       fb_save_failed: 0,
-      fb_spike: 0,
+      fb_spike: options.spikeAt !== undefined && step >= options.spikeAt ? 1 : 0,
     });
     if (step === 1 || step % 20 === 0) {
       training.append({ step, loss, lr, toks_per_s: 39_000 });

@@ -7,8 +7,8 @@ import { NEW_SESSION, PlaygroundPage, ReadingPage, type Session } from './playgr
 import { ReaderPage } from './reader-page.js';
 import { RunPage } from './run-page.js';
 import { RunsPage } from './runs-page.js';
-import { applyTheme, toggleTheme, useTheme } from './theme.js';
-import { Empty, Leaf, runAddress } from './ui.js';
+import { applyTheme } from './theme.js';
+import { Empty, Leaf, runAddress, ThemeSwitch } from './ui.js';
 
 /** The parts of `#/run/NAME/attention`, decoded. */
 function useRoute(): string[] {
@@ -45,7 +45,6 @@ const TABS = [
 
 function App() {
   const route = useRoute();
-  const theme = useTheme();
   const main = useRef<HTMLElement>(null);
   const [kind, ...rest] = route;
   const address = route.join('/');
@@ -99,14 +98,7 @@ function App() {
             </a>
           </nav>
         ) : null}
-        <button
-          type="button"
-          class="icon"
-          onClick={toggleTheme}
-          aria-label={`Switch to ${theme === 'dark' ? 'light' : 'dark'} colours`}
-        >
-          {theme === 'dark' ? '☀' : '☾'}
-        </button>
+        <ThemeSwitch />
       </header>
       <main id="main" ref={main} tabIndex={-1}>
         <Page key={address.replace(/(\/reader)\/.*$/, '$1')} {...{ route, session, change }} />

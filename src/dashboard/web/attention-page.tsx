@@ -24,10 +24,7 @@ export function AttentionPage({ name }: { readonly name: string }) {
       </Empty>
     );
   if (!value) return <p class="loading">Reading {name}…</p>;
-  const { run, needle } = value;
-  const records = value.records.filter(isRecord);
-  const hasGates = run.points('heartbeat', 'gate_entropy_mean', 'step').y.some((y) => y !== null);
-  if (!hasGates && records.length === 0 && !needle?.rows)
+  if (!hasAttention(value))
     return (
       <Empty title="No attention statistics">
         <p>
@@ -43,29 +40,64 @@ export function AttentionPage({ name }: { readonly name: string }) {
           How the model divides its attention between the compressed, the selected and the window branch.
         </p>
       </div>
-      {hasGates ? <GateCharts run={run} /> : null}
-      {records.length > 0 ? (
-        <Layers records={records} />
+      <AttentionParts {...value} />
+      {needleRows(value.needle).length === 0 ? <NoNeedle name={name} /> : null}
+    </>
+  );
+}
+
+/** What the files of a run say about its attention. */
+export interface AttentionData {
+  readonly run: RunData;
+  readonly records: readonly AttentionRecord[];
+  readonly needle: { readonly rows?: readonly NeedleRow[] } | null;
+}
+
+function hasGates(run: RunData): boolean {
+  return run.points('heartbeat', 'gate_entropy_mean', 'step').y.some((y) => y !== null);
+}
+
+export function hasAttention({ run, records, needle }: AttentionData): boolean {
+  return hasGates(run) || records.some(isRecord) || needleRows(needle).length > 0;
+}
+
+export function AttentionParts({ run, records, needle }: AttentionData) {
+  const valid = records.filter(isRecord);
+  return (
+    <>
+      {hasGates(run) ? <GateCharts run={run} /> : null}
+      {valid.length > 0 ? (
+        <Layers records={valid} />
       ) : (
         <p class="muted nothing">
           This run has no <code>attention.jsonl</code>: statistics by layer are not available.
         </p>
       )}
-      <Needle rows={(needle?.rows ?? []).filter(isNeedleRow)} name={name} />
+      {needleRows(needle).length > 0 ? <Needle rows={needleRows(needle)} /> : null}
     </>
   );
 }
 
-/** A file may hold anything: records without the required arrays are left out. */
+/** A file may hold anything: records without the required arrays, or with something else in place of one, are left out. */
 function isRecord(record: AttentionRecord): boolean {
-  const arrays = [record.entropy, record.collapse, record.cmp, record.sel, record.win];
-  return arrays.every(
-    (values) => Array.isArray(values) && values.length === record.entropy.length && values.length > 0,
+  const { entropy, forced, neighbours, layers, sparse_layers: indices, distance } = record;
+  const isNumbers = (values: unknown) => Array.isArray(values) && values.every((value) => typeof value === 'number');
+  const isOptional = (values: unknown) => values === undefined || isNumbers(values);
+  return (
+    [entropy, record.collapse, record.cmp, record.sel, record.win].every(
+      (values) => isNumbers(values) && values.length === entropy.length && values.length > 0,
+    ) &&
+    [forced, neighbours, layers, indices].every(isOptional) &&
+    (distance === undefined || (Array.isArray(distance) && distance.every(isNumbers)))
   );
 }
 
-function isNeedleRow(row: NeedleRow): boolean {
-  return [row?.length, row?.depth, row?.accuracy].every(Number.isFinite);
+/** The results of eval needle; whatever else the file holds is left out. */
+function needleRows(needle: AttentionData['needle']): NeedleRow[] {
+  const rows: readonly (NeedleRow | null)[] = Array.isArray(needle?.rows) ? needle.rows : [];
+  return rows.filter(
+    (row) => row !== null && [row.length, row.depth, row.accuracy].every(Number.isFinite),
+  ) as NeedleRow[];
 }
 
 function GateCharts({ run }: { readonly run: RunData }) {
@@ -134,7 +166,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Gate entropy"
-          note="Strong: the gate weighs several branches. Faint: one branch has taken over."
+          note="Strong: several branches count. Faint: one has taken over."
           values={map(({ entropy }) => entropy)}
           scale={[0, MOST_ENTROPY]}
           format={number}
@@ -150,6 +182,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Compressed branch"
+          note="Share of the gates' weight."
           values={map(({ cmp }) => cmp)}
           scale={[0, mostShare]}
           format={share}
@@ -157,16 +190,24 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
         <HeatMap
           {...axes}
           title="Selected branch"
+          note="Share of the gates' weight."
           values={map(({ sel }) => sel)}
           scale={[0, mostShare]}
           format={share}
         />
-        <HeatMap {...axes} title="Window branch" values={map(({ win }) => win)} scale={[0, mostShare]} format={share} />
+        <HeatMap
+          {...axes}
+          title="Window branch"
+          note="Share of the gates' weight."
+          values={map(({ win }) => win)}
+          scale={[0, mostShare]}
+          format={share}
+        />
         {record.neighbours ? (
           <HeatMap
             {...axes}
             title="Overlap of neighbouring tokens"
-            note="Share of a token's blocks that the previous token selected too."
+            note="Share of blocks that the previous token selected too."
             values={map(({ neighbours }) => neighbours ?? [])}
             scale={[0, 1]}
             format={share}
@@ -293,20 +334,24 @@ function Bars(props: {
   );
 }
 
-function Needle({ rows, name }: { readonly rows: readonly NeedleRow[]; readonly name: string }) {
-  if (rows.length === 0)
-    return (
-      <>
-        <h2 class="section">Retrieval</h2>
-        <p class="muted nothing">
-          No needle results. For a model trained with <code>data.source: needle</code>, run{' '}
-          <code>
-            trefoil eval needle --model {name} --out-dir {name}
-          </code>
-          .
-        </p>
-      </>
-    );
+function NoNeedle({ name }: { readonly name: string }) {
+  return (
+    <>
+      <h2 class="section">Retrieval</h2>
+      <p class="muted nothing">
+        No needle results. For a model trained with <code>data.source: needle</code>, run{' '}
+        <code>
+          trefoil eval needle --model {name} --out-dir {name}
+        </code>
+        .
+      </p>
+    </>
+  );
+}
+
+const BRANCHES: Readonly<Record<string, string>> = { cmp: 'compressed', sel: 'selected', win: 'window' };
+
+function Needle({ rows }: { readonly rows: readonly NeedleRow[] }) {
   const withouts = [...new Set(rows.map(({ without }) => without ?? null))];
   const lengths = [...new Set(rows.map(({ length }) => length))].sort((a, b) => a - b);
   const depths = [...new Set(rows.map(({ depth }) => depth))].sort((a, b) => a - b);
@@ -317,10 +362,14 @@ function Needle({ rows, name }: { readonly rows: readonly NeedleRow[]; readonly 
         {withouts.map((without) => (
           <HeatMap
             key={String(without)}
-            title={without === null ? 'Needles found, by depth and length' : `Without the ${without} branch`}
-            note="Rows: depth of the needle in percent of the context. Columns: context in tokens."
+            title={
+              without === null
+                ? 'Needles found, by depth and length'
+                : `Without the ${BRANCHES[without] ?? without} branch`
+            }
+            note="Down: depth of the needle in percent of the context. Across: tokens of context."
             rows={depths.map(String)}
-            columns={lengths.map(short)}
+            columns={lengths.map(whole)}
             rowName="depth"
             columnName="length"
             values={depths.map((depth) =>

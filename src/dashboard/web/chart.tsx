@@ -1,5 +1,5 @@
 /** A line chart with a shared cursor and zoom. The mouse and the keyboard do the same things. */
-import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import uPlot from 'uplot';
 import { type Points, smooth } from './run-data.js';
 import { colour, useTheme } from './theme.js';
@@ -9,6 +9,8 @@ export interface Line extends Points {
   readonly colour: string;
   /** Dots instead of a line through many points. */
   readonly dots?: boolean;
+  /** Dashes and gaps in pixels: tells lines of one colour apart. */
+  readonly dash?: readonly number[];
   /** Not smoothed. */
   readonly plain?: boolean;
 }
@@ -38,7 +40,7 @@ interface Props {
 
 /** All charts of a page share the cursor. */
 const SYNC = 'charts';
-const HEIGHT = 208;
+const HEIGHT = 204;
 /** Pixels between the cursor and a mark whose text is shown. */
 const NEAR = 6;
 const MARK_COLOURS: Readonly<Record<string, string>> = {
@@ -47,8 +49,9 @@ const MARK_COLOURS: Readonly<Record<string, string>> = {
   boot: 'line-1',
   'non-finite': 'red',
   halt: 'red',
-  stop: 'muted',
+  stop: 'ink',
   loader_error: 'amber',
+  alert: 'amber',
 };
 
 export function markColour(kind: string): string {
@@ -67,14 +70,15 @@ export function Chart(props: Props) {
   const isSmoothed = smoothing > 0;
   const data = useMemo(() => tableOf(lines, log, smoothing), [lines, log, smoothing]);
   const structure = JSON.stringify([
-    lines.map(({ label, colour, dots }) => [label, colour, dots]),
+    lines.map(({ label, colour, dots, dash }) => [label, colour, dots, dash]),
     log,
     isSmoothed,
     theme,
   ]);
 
-  // The chart is created anew only when its lines or scales change; new values go into the existing one.
-  useEffect(() => {
+  // The chart is created anew only when its lines or scales change; new values go into the existing one. Layout effects run
+  // before the page is shown or printed.
+  useLayoutEffect(() => {
     const element = host.current!;
     const created = new uPlot(options(latest, element.clientWidth, setAt), data, element);
     plot.current = created;
@@ -87,7 +91,7 @@ export function Chart(props: Props) {
     };
   }, [structure]);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const current = plot.current;
     if (!current) return;
     current.batch(() => {
@@ -133,7 +137,7 @@ function Legend({ lines, at, formatX, formatY }: Props & { readonly at: Cursor |
         const value = at ? at.values[i] : lastOf(line.y);
         return (
           <span key={line.label} class="legend-item">
-            <i style={{ background: line.colour }} />
+            <i style={{ background: swatch(line) }} />
             <span class="legend-name">{line.label}</span>
             <b>{value === null ? '–' : formatY(value)}</b>
           </span>
@@ -142,6 +146,12 @@ function Legend({ lines, at, formatX, formatY }: Props & { readonly at: Cursor |
       {at?.mark ? <span class={`mark-text mark-${at.mark.kind}`}>{at.mark.text}</span> : null}
     </div>
   );
+}
+
+function swatch({ colour, dash }: Line): string {
+  return dash
+    ? `repeating-linear-gradient(90deg, ${colour} 0 ${dash[0] / 2}px, transparent 0 ${(dash[0] + dash[1]) / 2}px)`
+    : colour;
 }
 
 function lastOf(values: readonly (number | null)[]): number | null {
@@ -197,6 +207,7 @@ function options(
       width: line.dots ? 0 : isFaint ? 1 : 1.5,
       alpha: isFaint ? 0.3 : 1,
       spanGaps: true,
+      ...(line.dash && { dash: [...line.dash] }),
       points: line.dots
         ? { show: true, size: 7, fill: colour('surface'), stroke: line.colour, width: 2 }
         : { show: line.x.length === 1 },
@@ -204,20 +215,28 @@ function options(
   });
   const smoothed =
     smoothing > 0
-      ? lines.map((line): uPlot.Series => ({ stroke: line.colour, width: 2, spanGaps: true, points: { show: false } }))
+      ? lines.map(
+          (line): uPlot.Series => ({
+            stroke: line.colour,
+            width: 2,
+            spanGaps: true,
+            points: { show: false },
+            ...(line.dash && { dash: [...line.dash] }),
+          }),
+        )
       : [];
   return {
     width,
     height: HEIGHT,
     legend: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0],
     series: [{}, ...raw, ...smoothed],
     scales: {
       x: { time: false },
       y: log ? { distr: 3 } : { range: (_, min, max) => yRange(min, max, latest.current.fromZero ?? false) },
     },
     axes: [
-      { ...axis, space: 70, size: 28, values: (_, splits) => splits.map((value) => latest.current.formatX(value)) },
+      { ...axis, space: 70, size: 24, values: (_, splits) => splits.map((value) => latest.current.formatX(value)) },
       {
         ...axis,
         size: 56,
@@ -252,7 +271,7 @@ function options(
 }
 
 function yRange(min: number | null, max: number | null, fromZero: boolean): uPlot.Range.MinMax {
-  if (min === null || max === null) return [0, 1];
+  if (min === null || max === null || (fromZero && min === 0 && max === 0)) return [0, 1];
   const low = fromZero ? Math.min(0, min) : min;
   const pad = (max - low || Math.abs(max) || 1) * 0.06;
   return [fromZero && min >= 0 ? 0 : low - pad, max + pad];

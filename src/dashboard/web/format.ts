@@ -7,7 +7,8 @@ export function number(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(2).replace('e', 'e').replace('-', '−');
+  if (size !== 0 && (size < 1e-3 || size >= 1e9))
+    return Number(value.toPrecision(3)).toExponential().replace('+', '').replaceAll('-', '−');
   if (size >= 1000) return whole(value);
   return Number(value.toPrecision(4)).toString().replace('-', '−');
 }
@@ -38,7 +39,9 @@ const UNITS: readonly (readonly [string, number])[] = [
 ];
 
 export function percent(share: number | null | undefined, digits = 1): string {
-  return share === null || share === undefined || !Number.isFinite(share) ? DASH : `${(100 * share).toFixed(digits)} %`;
+  if (share === null || share === undefined || !Number.isFinite(share)) return DASH;
+  const least = 10 ** -digits;
+  return share > 0 && 100 * share < least / 2 ? `< ${least} %` : `${(100 * share).toFixed(digits)} %`;
 }
 
 /** 45 s, 12 min, 3 h 20 min, 2 d 4 h */

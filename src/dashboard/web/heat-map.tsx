@@ -1,5 +1,5 @@
 /** A table of shades. The mouse or the arrow keys pick a cell, whose value is written below. */
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { colour, useTheme } from './theme.js';
 
 interface Props {
@@ -20,6 +20,8 @@ interface Props {
 
 const MOST_ROW_HEIGHT = 26;
 const LEFT = 44;
+/** Height of the names below the columns of a small table. */
+const COLUMN_NAMES = 20;
 
 export function HeatMap(props: Props) {
   const { title, note, rows, columns, values, scale, format, rowName, columnName, showValues = false } = props;
@@ -27,9 +29,9 @@ export function HeatMap(props: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [cell, setCell] = useState<readonly [row: number, column: number] | null>(null);
   const rowHeight = showValues ? 34 : Math.max(6, Math.min(MOST_ROW_HEIGHT, Math.floor(260 / rows.length)));
-  const height = rowHeight * rows.length;
+  const height = rowHeight * rows.length + (showValues ? COLUMN_NAMES : 0);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element = canvas.current!;
     const draw = () => {
       const width = element.clientWidth;
@@ -80,6 +82,7 @@ export function HeatMap(props: Props) {
       <div class="heat-foot">
         <span>
           {columnName} {columns[0]}
+          {columns.length > 1 ? ` to ${columns.at(-1)}` : ''}
         </span>
         <output>
           {cell && value !== undefined
@@ -106,7 +109,7 @@ function paint(
   const [accent, empty, text, ink] = ['accent-rgb', 'grid', 'muted', 'ink'].map(colour);
   const cellWidth = (width - LEFT) / columns.length;
   const gap = cellWidth > 8 ? 1 : 0;
-  ctx.clearRect(0, 0, width, rowHeight * rows.length);
+  ctx.clearRect(0, 0, width, rowHeight * rows.length + COLUMN_NAMES);
   ctx.font = '11px system-ui, sans-serif';
   ctx.textBaseline = 'middle';
   const every = Math.ceil(14 / rowHeight);
@@ -130,6 +133,13 @@ function paint(
       }
     });
   });
+  if (showValues) {
+    ctx.fillStyle = text;
+    ctx.textAlign = 'center';
+    columns.forEach((name, c) => {
+      ctx.fillText(name, LEFT + (c + 0.5) * cellWidth, rowHeight * rows.length + 11);
+    });
+  }
   if (!cell) return;
   ctx.strokeStyle = ink;
   ctx.lineWidth = 1.5;

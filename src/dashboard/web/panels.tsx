@@ -1,10 +1,38 @@
 /** The parts of a run page below its curves: health, ranks, samples, events, config, environment. */
 import { useMemo, useState } from 'preact/hooks';
+import { describeRow } from '../../watch/row.js';
 import type { HealthRow, Mark, Overview, RunRow } from '../answers.js';
-import { api } from './api.js';
+import { api, type Sample } from './api.js';
 import { markColour } from './chart.js';
 import { duration, timestamp, whole } from './format.js';
 import { Card, useLoaded } from './ui.js';
+
+/** One line for each rule: ranks that break the same one are listed in it. */
+function groupRanks(rows: readonly HealthRow[]) {
+  const groups = new Map<string, HealthRow[]>();
+  for (const row of rows) {
+    const key = `${row.level} ${row.rule.replace(/ rank\d+$/, '')}`;
+    groups.set(key, [...(groups.get(key) ?? []), row]);
+  }
+  return [...groups.values()].map((group) => {
+    const [{ rule, level, limit, explanation }] = group;
+    const isOne = group.length === 1;
+    const shown = group.slice(0, RANKS_LISTED).map((row) => {
+      const { value } = describeRow(row);
+      return isOne ? value : `${/rank\d+$/.exec(row.rule)?.[0].replace('k', 'k ')}: ${value}`;
+    });
+    const more = group.length > RANKS_LISTED ? `, and ${group.length - RANKS_LISTED} more` : '';
+    const bound = typeof limit === 'number' ? ` (${describeRow(group[0]).limit})` : '';
+    return {
+      level,
+      title: (isOne ? rule : rule.replace(/ rank\d+$/, '')).replaceAll('_', ' '),
+      value: `${shown.join(', ')}${more}${bound}`,
+      explanation,
+    };
+  });
+}
+
+const RANKS_LISTED = 6;
 
 export function Health(props: {
   readonly rows: readonly HealthRow[];
@@ -13,12 +41,7 @@ export function Health(props: {
 }) {
   const { rows, problems, damaged } = props;
   const lines = [
-    ...rows.map(({ rule, level, value, explanation }) => ({
-      level,
-      title: rule.replaceAll('_', ' '),
-      value: String(value),
-      explanation,
-    })),
+    ...groupRanks(rows),
     ...(rows.some(({ rule }) => rule === 'files')
       ? []
       : problems.map((value) => ({ level: 'yellow', title: 'files', value, explanation: '' }))),
@@ -69,7 +92,10 @@ export function Ranks({ row }: { readonly row: RunRow }) {
 
 export function Samples({ name }: { readonly name: string }) {
   const { value } = useLoaded(name, () => api.samples(name));
-  const samples = value?.samples ?? [];
+  return <SampleCard samples={value?.samples ?? []} />;
+}
+
+export function SampleCard({ samples }: { readonly samples: readonly Sample[] }) {
   const [index, setIndex] = useState<number | null>(null);
   if (samples.length === 0) return null;
   const at = Math.min(index ?? samples.length - 1, samples.length - 1);
@@ -234,6 +260,9 @@ export function Environment(props: Pick<Overview, 'environment' | 'metrics'>) {
 }
 
 function flat(value: unknown, prefix = ''): [key: string, value: string][] {
+  // Losses and rates have more digits than anybody reads.
+  if (typeof value === 'number')
+    return [[prefix, String(Number(value.toPrecision(6 + (Number.isInteger(value) ? 10 : 0))))]];
   if (typeof value !== 'object' || value === null) return prefix ? [[prefix, String(value)]] : [];
   return Object.entries(value).flatMap(([key, inner]) => flat(inner, prefix ? `${prefix}.${key}` : key));
 }

@@ -20,11 +20,19 @@ type StreamRow = readonly (number | null)[];
 /** Rows after which the chart is read anew from the server, in buckets. */
 const MOST_LIVE_ROWS = 4000;
 
+export interface RunDataOptions {
+  readonly rank?: number;
+  /** In legends. Default: the name. */
+  readonly label?: string;
+  /** Where the columns come from. Default: the server. */
+  readonly columns?: typeof api.columns;
+}
+
 export class RunData {
   readonly name: string;
   readonly rank: number;
-  /** In legends. */
   readonly label: string;
+  readonly #columns: typeof api.columns;
   tokensPerStep: number | null = null;
   marks: Mark[] = [];
   #blocks = new Map<LogName, Block>();
@@ -32,23 +40,24 @@ export class RunData {
   #detail: Block | null = null;
   #live: StreamRow[] = [];
 
-  constructor(name: string, rank = 0, label = name) {
+  constructor(name: string, { rank = 0, label = name, columns = api.columns }: RunDataOptions = {}) {
     this.name = name;
     this.rank = rank;
     this.label = label;
+    this.#columns = columns;
   }
 
   /** Reads all curves. */
   async load(): Promise<void> {
     const logs: LogName[] = ['heartbeat', ...this.#smallLogs];
-    const blocks = await Promise.all(logs.map((log) => api.columns(this.name, { log, rank: this.rank })));
+    const blocks = await Promise.all(logs.map((log) => this.#columns(this.name, { log, rank: this.rank })));
     this.#blocks = new Map(logs.map((log, i) => [log, blocks[i]]));
     this.#live = [];
   }
 
   /** The small logs, which change rarely. */
   async loadSmall(): Promise<void> {
-    for (const log of this.#smallLogs) this.#blocks.set(log, await api.columns(this.name, { log }));
+    for (const log of this.#smallLogs) this.#blocks.set(log, await this.#columns(this.name, { log }));
   }
 
   /** Rank 0 writes those for all. */
@@ -59,7 +68,7 @@ export class RunData {
   /** The rows of a range of steps, or the whole run. */
   async zoom(range: readonly [from: number, to: number] | null): Promise<void> {
     this.#detail = range
-      ? await api.columns(this.name, { log: 'heartbeat', rank: this.rank, from: range[0], to: range[1] })
+      ? await this.#columns(this.name, { log: 'heartbeat', rank: this.rank, from: range[0], to: range[1] })
       : null;
   }
 

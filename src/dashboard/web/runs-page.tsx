@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from 'preact/hooks';
 import type { RunRow, Table } from '../answers.js';
 import { api } from './api.js';
-import { duration, number, short, whole } from './format.js';
+import { duration, number, whole } from './format.js';
 import { Empty, runAddress, Sparkline, StatePill, stateName, useNow } from './ui.js';
 
 type Key = 'name' | 'state' | 'step' | 'loss' | 'valLoss' | 'tokensPerSecond' | 'secondsLeft' | 'lastBeat' | 'alerts';
@@ -84,10 +84,10 @@ export function RunsPage() {
                     type="button"
                     onClick={() => setSort({ key, isDown: sort.key === key ? !sort.isDown : key !== 'name' })}
                   >
-                    {title}
                     <span class="sort" aria-hidden="true">
-                      {sort.key === key ? (sort.isDown ? '↓' : '↑') : ''}
+                      {sort.key === key ? (sort.isDown ? '↓ ' : '↑ ') : ''}
                     </span>
+                    {title}
                   </button>
                 </th>
               ))}
@@ -149,8 +149,10 @@ function TableRow(props: {
         <StatePill row={row} />
       </td>
       <td class="col-step num" data-label="Step">
-        {row.step === null ? '–' : whole(row.step)}
-        {row.steps ? <span class="muted"> / {short(row.steps)}</span> : null}
+        <span>
+          {row.step === null ? '–' : whole(row.step)}
+          {row.steps ? <span class="muted"> / {whole(row.steps)}</span> : null}
+        </span>
         {share !== null ? (
           <progress class="bar-progress" value={share} max={1} aria-label={`${Math.round(100 * share)} percent`} />
         ) : null}

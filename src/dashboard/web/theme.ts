@@ -7,10 +7,23 @@ const KEY = 'trefoil-theme';
 const query = matchMedia('(prefers-color-scheme: dark)');
 const listeners = new Set<() => void>();
 
+let chosen = storedTheme();
+let isPrinting = false;
+
+/** Undefined if the reader has not chosen, or if the browser keeps nothing for this page, as for some files. */
+function storedTheme(): Theme | undefined {
+  try {
+    const stored = localStorage.getItem(KEY);
+    return stored === 'light' || stored === 'dark' ? stored : undefined;
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error;
+    return undefined;
+  }
+}
+
 function currentTheme(): Theme {
-  const stored = localStorage.getItem(KEY);
-  if (stored === 'light' || stored === 'dark') return stored;
-  return query.matches ? 'dark' : 'light';
+  if (isPrinting) return 'light'; // paper is white
+  return chosen ?? (query.matches ? 'dark' : 'light');
 }
 
 export function applyTheme(): void {
@@ -19,11 +32,24 @@ export function applyTheme(): void {
 }
 
 export function toggleTheme(): void {
-  localStorage.setItem(KEY, currentTheme() === 'dark' ? 'light' : 'dark');
+  chosen = currentTheme() === 'dark' ? 'light' : 'dark';
+  try {
+    localStorage.setItem(KEY, chosen);
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error; // not kept: the choice holds until the page is closed
+  }
   applyTheme();
 }
 
 query.addEventListener('change', applyTheme);
+for (const [event, begins] of [
+  ['beforeprint', true],
+  ['afterprint', false],
+] as const)
+  addEventListener(event, () => {
+    isPrinting = begins;
+    applyTheme();
+  });
 
 /** The theme, for components that draw on a canvas. */
 export function useTheme(): Theme {

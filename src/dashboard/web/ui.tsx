@@ -2,6 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { RunRow } from '../answers.js';
+import { toggleTheme, useTheme } from './theme.js';
 
 export function runAddress(name: string, ...rest: string[]): string {
   return `#/${['run', name, ...rest].map(encodeURIComponent).join('/')}`;
@@ -74,6 +75,20 @@ export function Empty({ title, children }: { readonly title: string; readonly ch
       <h2>{title}</h2>
       {children}
     </div>
+  );
+}
+
+export function ThemeSwitch() {
+  const theme = useTheme();
+  return (
+    <button
+      type="button"
+      class="icon"
+      onClick={toggleTheme}
+      aria-label={`Switch to ${theme === 'dark' ? 'light' : 'dark'} colours`}
+    >
+      {theme === 'dark' ? '☀' : '☾'}
+    </button>
   );
 }
 

@@ -198,7 +198,8 @@ export class CudaDevice implements Device, CudaRuntime {
   }
 
   upload(address: bigint, bytes: Uint8Array): void {
-    // The driver copies from pageable memory before the call returns, and keeps the stream's order.
+    // The driver copies from pageable memory before the call returns, and keeps the stream's order. From pinned memory
+    // (host-memory.ts) it may still copy afterwards.
     if (bytes.byteLength > 0) this.driver.call('cuMemcpyHtoDAsync_v2', address, bytes, bytes.byteLength, this.stream);
   }
 

@@ -7,7 +7,7 @@ import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { lastLogits } from '../decode.js';
 import { DeviceDecoder } from '../device-decoder.js';
 import type { TextSource } from '../generate.js';
-import { createSampler } from '../sampler.js';
+import { createSampler, type SamplingOptions } from '../sampler.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { createEngine } from './engine.js';
 import type { Engine, EngineOptions } from './interface.js';
@@ -179,22 +179,31 @@ describe('a text', () => {
   });
 });
 
+it('runs once before the first request, and keeps no page', async () => {
+  await withEngine(sparse, {}, async (engine) => {
+    engine.warmUp();
+    expect(engine.stats().pageBytes).toBe(0);
+  });
+});
+
 describe('the prefix cache', () => {
-  it('reads a repeated prompt from the last block on, for the same salt only', async () => {
+  it('reads the last token of a repeated prompt, and others from a common block on, for the same salt only', async () => {
     await withEngine(sparse, { tile: 128 }, async (engine) => {
       const cached = async (prompt: number[], cacheSalt = '') => {
         const [end] = (await events(engine, { prompt, maxNewTokens: 1, cacheSalt })).slice(-1);
         return end.type === 'end' ? end.usage.cachedTokens : null;
       };
       expect(await cached(text(400, 1))).toBe(0);
-      expect(await cached(text(400, 1))).toBe(384);
+      expect(await cached(text(400, 1))).toBe(399);
+      expect(await cached([...text(400, 1), 7])).toBe(399); // a text that goes on
       expect(await cached(text(385, 1))).toBe(384);
       expect(await cached(text(384, 1))).toBe(256); // the last token is read to get its logits
+      expect(await cached(text(384, 1))).toBe(383);
       expect(await cached(text(400, 1), 'other')).toBe(0);
       expect(await cached([...text(256, 1), ...text(100, 2)])).toBe(256);
       expect(engine.stats()).toMatchObject({
-        prefixQueries: 400 * 3 + 385 + 384 + 356,
-        prefixHits: 384 + 384 + 256 + 256,
+        prefixQueries: 400 * 3 + 401 + 385 + 384 * 2 + 356,
+        prefixHits: 399 * 2 + 384 + 256 + 383 + 256,
       });
     });
   });
@@ -219,7 +228,7 @@ describe('the prefix cache', () => {
         expect(engine.stats().pageBytes).toBeLessThanOrEqual(600_000);
       }
       expect(engine.stats().pageBytes).toBeGreaterThan(300_000);
-      expect(await cached(29)).toBe(256);
+      expect(await cached(29)).toBe(299);
       expect(await cached(1)).toBe(0);
     });
   });
@@ -469,20 +478,26 @@ describe('on an emulated GPU', () => {
     await engine.close();
   });
 
-  it('a greedy request is decoded ahead without its logits, and gets the tokens that its logits give', async () => {
-    const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
-    const logits = vi.spyOn(DeviceDecoder.prototype, 'logitsOf');
-    await withEngine(gpu, ONE, async (engine) => {
-      const slow = answer(await events(engine, greedy([65, 66], { logprobs: 0 })));
-      expect(logits).toHaveBeenCalledTimes(12);
-      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(0);
-      const fast = answer(await events(engine, greedy([65, 66])));
-      expect(logits).toHaveBeenCalledTimes(12);
-      expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(11);
-      expect(fast.tokens).toEqual(slow.tokens);
-    });
-    vi.restoreAllMocks();
-  });
+  it.each<[string, SamplingOptions]>([
+    ['greedy', { temperature: 0 }],
+    ['sampled', { temperature: 0.9, topK: 100, topP: 0.9, seed: 3 }],
+  ])(
+    'a %s request is decoded ahead without its logits, and gets the tokens that its logits give',
+    async (_, sampling) => {
+      const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
+      const logits = vi.spyOn(DeviceDecoder.prototype, 'logitsOf');
+      await withEngine(gpu, ONE, async (engine) => {
+        const slow = answer(await events(engine, greedy([65, 66], { sampling, logprobs: 0 })));
+        expect(logits).toHaveBeenCalledTimes(12);
+        expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(0);
+        const fast = answer(await events(engine, greedy([65, 66], { sampling })));
+        expect(logits).toHaveBeenCalledTimes(12);
+        expect(launch.mock.calls.filter(([, tokens]) => !tokens)).toHaveLength(11);
+        expect(fast.tokens).toEqual(slow.tokens);
+      });
+      vi.restoreAllMocks();
+    },
+  );
 
   it('requests join, end early and are cancelled while a step is computed', async () => {
     const requests = [

@@ -17,60 +17,25 @@ import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generat
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
+import { drawSettings, warmUpSteps } from './device-steps.js';
 import { PromptLookup } from './drafts.js';
 import { modelFingerprint } from './fingerprint.js';
-import type { Engine, EngineOptions, EngineStats } from './interface.js';
+import type { Engine, EngineOptions, EngineStats, EventSink } from './interface.js';
 import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
 import { PrefixFiles } from './prefix-files.js';
-import {
-  type CheckedRequest,
-  checkRequest,
-  type EngineEvent,
-  type EngineRequest,
-  type PositionLogprobs,
-  RequestRefused,
-  type TokenMask,
-} from './request.js';
+import { type CheckedRequest, checkRequest, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
+import type { Share, Slot } from './slot.js';
 
 const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
 const GIB = 2 ** 30;
-/** Freed activations that the pool keeps for the next step. */
+/** Freed activations that the pool keeps for the next step, and the share of a GPU's free memory: allocating is slow there. */
 const POOL_SLACK = 256 * 2 ** 20;
+const GPU_SLACK = 1 / 16;
 
 /** An engine for a model that `loadModel` returned. */
 export function createEngine(source: TextSource, options: EngineOptions = {}): Engine {
   return new BatchEngine(source, options);
-}
-
-interface Slot {
-  readonly request: CheckedRequest;
-  readonly sequence: GeneratedSequence;
-  readonly channel: Channel<EngineEvent>;
-  readonly reserved: number;
-  readonly submittedAt: number;
-  readonly promptLogprobs: PositionLogprobs[];
-  /** Null while the request waits. */
-  cached: CachedSequence | null;
-  mask: TokenMask | null;
-  readonly lookup: PromptLookup | null;
-  startedAt: number;
-  readAt: number;
-  cachedTokens: number;
-  isCancelled: boolean;
-  /** While the beginning of the prompt is read from files. */
-  isLoading: boolean;
-}
-
-/** What a step reads for one request. */
-interface Share {
-  readonly slot: Slot;
-  readonly cached: CachedSequence;
-  readonly tokens: readonly number[];
-  /** Number of its last tokens that are guesses. */
-  readonly drafts: number;
-  /** Number of its last tokens whose logits are needed. */
-  readonly rows: number;
 }
 
 class BatchEngine implements Engine {
@@ -85,6 +50,8 @@ class BatchEngine implements Engine {
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
+  /** Most bytes of unused memory between steps. */
+  readonly #slack: number;
   readonly #options: Required<Omit<EngineOptions, `prefixCache${string}`>>;
   readonly #waiting: Slot[] = [];
   #running: Slot[] = [];
@@ -125,6 +92,7 @@ class BatchEngine implements Engine {
     this.maxContext = maxContext;
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
     const free = model.device.freeBytes();
+    this.#slack = Math.max(POOL_SLACK, model.device.kind === 'cuda' ? GPU_SLACK * free : 0);
     const { cacheBytes = Math.min(needed, free / 2), prefixCacheBytes = Math.min(GIB, free / 4) } = options;
     this.maxBatch = maxBatch;
     this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
@@ -142,7 +110,6 @@ class BatchEngine implements Engine {
     if (prefixCacheDir === undefined) return new PrefixCache(this.#cache, block, bytes);
     const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
     const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
-    fingerprint.catch(() => {}); // thrown when the first request opens the cache
     return new PrefixCache(this.#cache, block, bytes, { files, fingerprint });
   }
 
@@ -152,6 +119,12 @@ class BatchEngine implements Engine {
   }
 
   submit(request: EngineRequest): AsyncIterable<EngineEvent> {
+    const channel = new Channel<EngineEvent>(() => cancel());
+    const cancel = this.listen(request, channel);
+    return channel;
+  }
+
+  listen(request: EngineRequest, sink: EventSink): () => void {
     const { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes } = this.#options;
     if (this.#isClosed || this.#failure)
       throw new RequestRefused('closed', this.#failure ? 'the engine failed' : 'the engine is closed');
@@ -171,13 +144,36 @@ class BatchEngine implements Engine {
     const isFull = this.#waiting.length >= maxQueued + maxBatch - this.#running.length;
     if (isFull || (this.#waitingTokens > 0 && this.#waitingTokens + length > maxQueuedTokens))
       throw new RequestRefused('busy', `${this.#waiting.length} requests are waiting: try again later`);
-    const slot = this.#newSlot(mask ? { ...checked, mask: () => mask } : checked, reserved);
-    request.signal?.addEventListener('abort', () => this.#cancel(slot), { once: true });
-    if (request.signal?.aborted) slot.isCancelled = true;
+    const slot = this.#newSlot(mask ? { ...checked, mask: () => mask } : checked, reserved, sink);
+    const cancel = () => {
+      slot.isCancelled = true;
+    };
+    request.signal?.addEventListener('abort', cancel, { once: true });
+    if (request.signal?.aborted) cancel();
     this.#waiting.push(slot);
     this.#waitingTokens += length;
     this.#loop ??= this.#run();
-    return slot.channel;
+    return cancel;
+  }
+
+  warmUp(): void {
+    const { tile } = this.#options;
+    const isGpu = this.#source.model.device.kind === 'cuda';
+    const sequence = this.#cache.sequence();
+    try {
+      // A tile of a prompt, one that continues it, and the end of a prompt; then steps, of which the second is recorded.
+      // A GPU chooses kernels by the number of tokens, and its pool gets the memory of a tile.
+      for (const count of isGpu ? [tile, tile, 1] : [8, 1])
+        this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
+      if (this.#decoder) warmUpSteps(this.#decoder, sequence, this.maxBatch);
+      this.#source.model.device.synchronize();
+    } finally {
+      sequence.free();
+    }
+  }
+
+  #readUnused(sequence: CachedSequence, count: number): void {
+    readRows(this.#source.model, [sequence], [new Array(count).fill(0)], [count - 1], { kernels: this.#kernels });
   }
 
   stats(): EngineStats {
@@ -207,16 +203,17 @@ class BatchEngine implements Engine {
     this.#decoder?.free();
   }
 
-  #newSlot(request: CheckedRequest, reserved: number): Slot {
+  #newSlot(request: CheckedRequest, reserved: number, sink: EventSink): Slot {
     const { speculate } = this.#options;
     const decoder = this.#source.tokenizer.createStreamDecoder();
     const sequence = new GeneratedSequence(0, [...request.prompt], decoder, new StopFilter(request.stop));
-    const slot: Slot = {
+    return {
       request,
       reserved,
       submittedAt: performance.now(),
       promptLogprobs: [],
       cached: null,
+      name: null,
       mask: null,
       startedAt: 0,
       readAt: 0,
@@ -225,20 +222,14 @@ class BatchEngine implements Engine {
       isLoading: false,
       sequence,
       lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null,
-      channel: new Channel<EngineEvent>(() => this.#cancel(slot)),
+      sink,
     };
-    return slot;
-  }
-
-  #cancel(slot: Slot): void {
-    slot.isCancelled = true;
   }
 
   /** Steps until no request is left. Between steps the event loop runs: submissions, cancellations, output. */
   async #run(): Promise<void> {
     await setImmediate(); // requests that are submitted together start together
     try {
-      await this.#prefixes?.open();
       while (this.#waiting.length + this.#running.length > 0 || this.#inFlight) {
         this.#step();
         const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
@@ -272,7 +263,7 @@ class BatchEngine implements Engine {
     if (others.length > 0) this.#read(others);
     this.#running = this.#running.filter(({ cached }) => cached !== null);
     const { pool } = this.#source.model.device;
-    if (pool.bytesReserved - pool.bytesInUse > POOL_SLACK) pool.trim();
+    if (pool.bytesReserved - pool.bytesInUse > this.#slack) pool.trim();
   }
 
   #dropCancelled(): void {
@@ -307,7 +298,8 @@ class BatchEngine implements Engine {
   #start(slot: Slot): void {
     const { prompt, promptLogprobs, cacheSalt } = slot.request;
     this.#reserved += slot.reserved;
-    const found = promptLogprobs === null ? this.#prefixes?.longest(cacheSalt, prompt) : null;
+    slot.name = this.#prefixes?.name(cacheSalt, slot.sequence.context) ?? null;
+    const found = promptLogprobs === null && slot.name ? this.#prefixes?.longest(slot.name, prompt.length) : null;
     slot.cached = found ?? this.#cache.sequence();
     slot.cachedTokens = slot.cached.length;
     slot.startedAt = performance.now();
@@ -321,10 +313,10 @@ class BatchEngine implements Engine {
   /** Continues the cached part of a prompt with blocks from files; the request takes part in steps again after that. */
   async #load(prefixes: PrefixCache, slot: Slot, cached: CachedSequence): Promise<void> {
     const isWanted = () => slot.cached === cached;
-    const { cacheSalt, prompt } = slot.request;
+    const { name, request } = slot;
     slot.isLoading = true;
     try {
-      await prefixes.load(cacheSalt, prompt, cached, isWanted);
+      if (name) await prefixes.load(name, request.prompt.length, cached, isWanted);
     } catch (error) {
       this.#failure ??= error;
     }
@@ -343,7 +335,7 @@ class BatchEngine implements Engine {
       if (!cached || slot.isLoading) continue;
       const unread = sequence.context.length - cached.length;
       const isPrompt = cached.length < request.prompt.length;
-      const count = isPrompt ? Math.min(left, unread, this.#prefixes?.untilBlock(cached.length) ?? unread) : 1;
+      const count = isPrompt ? Math.min(left, this.#untilKept(slot, cached)) : 1;
       if (count === 0) continue;
       if (isPrompt) left -= count;
       const isLast = count === unread;
@@ -355,6 +347,18 @@ class BatchEngine implements Engine {
       shares.push({ slot, cached, tokens: [...tokens, ...draft], drafts: draft.length, rows });
     }
     return shares;
+  }
+
+  /** Tokens of a prompt up to the next length at which it is kept, or its end. */
+  #untilKept({ request, sequence }: Slot, { length }: CachedSequence): number {
+    const unread = sequence.context.length - length;
+    if (!this.#prefixes) return unread;
+    const isEndKept = unread > 1 && this.#keepsEnd(request);
+    return Math.min(unread - (isEndKept ? 1 : 0), this.#prefixes.untilBlock(length));
+  }
+
+  #keepsEnd({ prompt, promptLogprobs }: CheckedRequest): boolean {
+    return promptLogprobs === null && (this.#prefixes?.keepsEnd(prompt.length) ?? false);
   }
 
   /** Guesses for the tokens after the next one; fewer than `left`. */
@@ -374,14 +378,15 @@ class BatchEngine implements Engine {
   }
 
   /**
-   * One token of every share on the GPU. Where the most probable token is wanted, nothing but that token is read back, and
-   * if all requests go on, the next step is launched before the host deals with the tokens of this one.
+   * One token of every share on the GPU, which also draws the next ones where it can. Then nothing but these tokens is read
+   * back, and if all requests go on, the next step is launched before the host deals with them.
    */
   #decode(decoder: DeviceDecoder, shares: readonly Share[]): void {
     if (!this.#inFlight)
       decoder.launch(
         shares.map(({ cached }) => cached),
         shares.map(({ tokens }) => tokens[0]),
+        drawSettings(shares, 0),
       );
     this.#inFlight = null;
     const best = decoder.next();
@@ -398,18 +403,19 @@ class BatchEngine implements Engine {
     const sequences = next.map(({ cached }) => cached);
     const isSame = this.#waiting.length === 0 && [this.#running.length, shares.length].every((n) => n === next.length);
     if (isSame && next.length > 0 && decoder.hasRoom(sequences)) {
-      decoder.launch(sequences);
+      decoder.launch(sequences, null, drawSettings(next, 1));
       this.#inFlight = next;
     }
     for (const { share, best, logits } of results) this.#advance(share, logits === null ? best : [logits]);
   }
 
-  /** Whether more than the most probable token is wanted. */
+  /** Whether more than the token that the GPU has chosen is wanted. */
   #needsLogits({ slot, cached, rows }: Share): boolean {
     const { request, sequence, mask } = slot;
     if (rows === 0) return false;
     if (request.promptLogprobs !== null && cached.length <= request.prompt.length) return true;
-    return !request.isArgmax || request.logprobs !== null || mask !== null || sequence.drawn < request.minNewTokens;
+    const { logprobs, draws, minNewTokens } = request;
+    return draws === null || logprobs !== null || mask !== null || sequence.drawn < minNewTokens;
   }
 
   /** Whether a request needs a token after `token`; a stop string may still end it. */
@@ -439,13 +445,15 @@ class BatchEngine implements Engine {
   }
 
   #keep({ slot, cached }: Share): void {
-    this.#prefixes?.keep(slot.request.cacheSalt, slot.sequence.context, cached);
+    const { name, request } = slot;
+    const isEnd = cached.length === request.prompt.length - 1 && this.#keepsEnd(request);
+    if (name) this.#prefixes?.keep(name, cached, isEnd);
   }
 
   /** The share's tokens were read; `next` is the most probable token after them, or the logits of its rows. */
   #advance(share: Share, next: number | readonly Float32Array[]): void {
     const { slot, cached, tokens } = share;
-    const { request, channel } = slot;
+    const { request, sink } = slot;
     const hasPrompt = cached.length >= request.prompt.length;
     if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
       this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
@@ -456,7 +464,7 @@ class BatchEngine implements Engine {
     if (slot.readAt === 0) {
       slot.readAt = performance.now();
       this.#progress(slot);
-      channel.push({ type: 'prompt', logprobs: slot.promptLogprobs });
+      sink.push({ type: 'prompt', logprobs: slot.promptLogprobs });
     }
     if (request.maxNewTokens === 0) {
       this.#end(slot, 'length');
@@ -511,7 +519,7 @@ class BatchEngine implements Engine {
 
   /** The next token of a request is `token`. */
   #accept(slot: Slot, token: number, logits: Float32Array | null): void {
-    const { request, sequence, mask, channel } = slot;
+    const { request, sequence, mask, sink } = slot;
     mask?.accept(token);
     const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
     let text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
@@ -524,13 +532,13 @@ class BatchEngine implements Engine {
       request.logprobs === null || logits === null
         ? {}
         : { logprobs: positionLogprobs(logits, token, request.logprobs, this.#vocabulary) };
-    channel.push({ type: 'token', token, text, ...logprobs });
+    sink.push({ type: 'token', token, text, ...logprobs });
     if (sequence.finishReason !== null) this.#end(slot, sequence.finishReason, '');
   }
 
-  #progress({ request, cached, cachedTokens, channel }: Slot): void {
+  #progress({ request, cached, cachedTokens, sink }: Slot): void {
     const total = request.prompt.length;
-    channel.push({ type: 'progress', total, cached: cachedTokens, processed: Math.min(total, cached?.length ?? 0) });
+    sink.push({ type: 'progress', total, cached: cachedTokens, processed: Math.min(total, cached?.length ?? 0) });
   }
 
   /** `text`: the last text, if the sequence has already finished. */
@@ -547,7 +555,7 @@ class BatchEngine implements Engine {
       prefillSeconds: (readAt - startedAt) / 1000,
       decodeSeconds: (now - readAt) / 1000,
     };
-    slot.channel.push({ type: 'end', text, finishReason: sequence.finishReason ?? reason, usage });
+    slot.sink.push({ type: 'end', text, finishReason: sequence.finishReason ?? reason, usage });
     this.#release(slot);
   }
 
@@ -557,7 +565,7 @@ class BatchEngine implements Engine {
       slot.cached = null;
       this.#reserved -= slot.reserved;
     }
-    slot.channel.end(error);
+    slot.sink.end(error);
   }
 }
 

@@ -68,6 +68,14 @@ export const IDLE_STATS: EngineStats = {
   acceptedTokens: 0,
 };
 
+/** Takes the events of a request. */
+export interface EventSink {
+  /** Takes the next event of the request, in the order of `EngineEvent`. */
+  push(event: EngineEvent): void;
+  /** No event follows; with an error the request has failed. */
+  end(error?: unknown): void;
+}
+
 /** Continuous batching on one model. */
 export interface Engine {
   /** Maximum tokens of a request, prompt included. */
@@ -79,6 +87,10 @@ export interface Engine {
   readonly failure: string | null;
   /** Starts a request. Throws `RequestRefused` or `UsageError` at once; leaving the iteration cancels the request. */
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
+  /** As `submit`, with events that go to `sink` as they happen. Returns a function that cancels the request. */
+  listen(request: EngineRequest, sink: EventSink): () => void;
+  /** Runs the model once, so that the first request does not wait for kernels to be compiled and loaded. */
+  warmUp(): void;
   /** Requests, memory and cache hits now. */
   stats(): EngineStats;
   /** Cancels all requests, completes the files of `prefixCacheDir` and frees the cache. The model is the caller's. */

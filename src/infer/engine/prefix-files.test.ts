@@ -184,7 +184,9 @@ describe('files are not used', () => {
     ['empty', (path) => truncateSync(path, 0)],
     ['longer', (path) => truncateSync(path, statSync(path).size + 1)],
     ['a bit flipped', (path) => flip(path, 5000)],
-    ['a bit of the checksum flipped', (path) => flip(path, statSync(path).size - 1)],
+    ['a bit of the checksum flipped', (path) => flip(path, 50)],
+    ['the last bit flipped', (path) => flip(path, statSync(path).size - 1)],
+    ['a zero of the head changed', (path) => flip(path, 60)],
     ['of another format', (path) => flip(path, 0)],
     ['the file of another prefix', (path, other) => writeFileSync(path, readFileSync(other))],
   ])('that are damaged: %s', async (_, damage) => {
@@ -272,7 +274,7 @@ describe('the folder', () => {
       const other = new PrefixFiles(folder, 100_000);
       const key = createHash('sha256').update(String(seeds)).digest('hex');
       for (let i = 0; i < 20; i++)
-        await other.write(key.replace(/../, String(10 + i)), 30_000, Date.now(), async () => {});
+        await other.write(key.replace(/../, String(10 + i)), 30_000, Date.now(), async () => 0n);
       return other.stats;
     };
     const alone = await run([1, 2, 3]);
@@ -294,7 +296,7 @@ describe('the folder', () => {
     const { now } = Date;
     try {
       Date.now = () => later;
-      await new PrefixFiles(folder, 1000).write('c'.repeat(64), 10, 5, async () => {});
+      await new PrefixFiles(folder, 1000).write('c'.repeat(64), 10, 5, async () => 0n);
     } finally {
       Date.now = now;
     }

@@ -1,25 +1,24 @@
 /**
  * Blocks of cached prefixes in a folder, one file each, named by the key of the prefix that the block ends.
  *
- * A file holds a mark of its format, the key, the content and a checksum. It is written aside and renamed, so several
- * processes can use one folder; a file that is not sound is deleted and never used. The time of modification is the time
- * of the last use: beyond the limit the least recently used files are deleted first, also those of other processes. All is
- * asynchronous, and no piece of work in the calling thread is longer than one `PIECE`.
+ * A file holds a mark of its format, the key, the checksum of its content, and the content. It is written aside and
+ * renamed, so several processes can use one folder; a file that is not sound is deleted and never used. The time of
+ * modification is the time of the last use: beyond the limit the least recently used files are deleted first, also those
+ * of other processes. All is asynchronous: files are read and written by the threads of the runtime.
  */
-import { randomBytes, webcrypto } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { accessSync, chmodSync, constants, statSync } from 'node:fs';
 import { type FileHandle, open, readdir, rename, rm, stat, utimes } from 'node:fs/promises';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, errorCode, fileError } from '../../files.js';
 
-const MARK = Buffer.from('TREFOIL PREFIX 1', 'latin1');
+const MARK = Buffer.from('TREFOIL PREFIX 2', 'latin1');
 const KEY_BYTES = 32;
-const SUM_BYTES = 32;
-const HEAD_BYTES = MARK.length + KEY_BYTES;
+const SUM_AT = MARK.length + KEY_BYTES;
+/** Bytes before the content: the mark, the key, the checksum, and 8 zeros. */
+export const HEAD_BYTES = 64;
 const EXTENSION = '.prefix';
-/** Bytes that are hashed or copied at once. */
-export const PIECE = 4 * 2 ** 20;
 /** Unfinished files of this age [ms] were left by a process that was killed. */
 const ABANDONED = 3_600_000;
 /** The folder is listed again after this part of the limit was written: other processes write, too. */
@@ -63,31 +62,43 @@ export class PrefixFiles {
     return { bytes: this.#bytes, damaged: this.#damaged, errors: this.#errors };
   }
 
-  /** The content of `size` bytes that was written for this key (64 hex digits); null if there is none. */
-  async read(key: string, size: number): Promise<Uint8Array | null> {
-    const path = this.#path(key);
-    const file = await this.#attempt(() => readWhole(path, HEAD_BYTES + size + SUM_BYTES));
-    if (file === null) return null;
-    if (file && (await isSound(file, key))) return file.subarray(HEAD_BYTES, HEAD_BYTES + size);
-    this.#damaged += 1;
-    await this.#attempt(() => rm(path, { force: true }));
+  /**
+   * Reads the file of this key (64 hex digits) with a content of `size` bytes into `into`, from `HEAD_BYTES` on the
+   * content. Returns the checksum that the content must have; null if there is no such file.
+   */
+  async read(key: string, size: number, into: Uint8Array): Promise<bigint | null> {
+    const bytes = HEAD_BYTES + size;
+    const count = await this.#attempt(() => readWhole(this.#path(key), into.subarray(0, bytes + 1)));
+    if (count === null) return null;
+    const head = Buffer.from(into.buffer, into.byteOffset, HEAD_BYTES);
+    const sum = head.readBigUInt64LE(SUM_AT);
+    if (count === bytes && headOf(key, sum).equals(head)) return sum;
+    await this.discard(key);
     return null;
   }
 
+  /** Deletes a damaged file. */
+  async discard(key: string): Promise<void> {
+    this.#damaged += 1;
+    await this.#attempt(() => rm(this.#path(key), { force: true }));
+  }
+
   /**
-   * Stores `size` bytes that `fill` provides, unless they are stored already. `usedAt`: seconds since 1970. Nothing is
-   * written if more recently used files leave no room.
+   * Stores `size` bytes that `fill` provides with their checksum, unless they are stored already. `usedAt`: seconds since
+   * 1970. Nothing is written if more recently used files leave no room.
    */
-  async write(key: string, size: number, usedAt: number, fill: (content: Uint8Array) => Promise<void>): Promise<void> {
+  async write(
+    key: string,
+    size: number,
+    usedAt: number,
+    fill: (content: Uint8Array) => Promise<bigint>,
+  ): Promise<void> {
     const path = this.#path(key);
     if ((await this.#attempt(() => utimes(path, usedAt, usedAt).then(() => true))) !== null) return;
-    const bytes = HEAD_BYTES + size + SUM_BYTES;
+    const bytes = HEAD_BYTES + size;
     if (!(await this.#makeRoom(bytes, usedAt))) return;
     const file = new Uint8Array(bytes);
-    file.set(MARK);
-    file.set(Buffer.from(key, 'hex'), MARK.length);
-    await fill(file.subarray(HEAD_BYTES, HEAD_BYTES + size));
-    file.set(await checksum(file.subarray(0, -SUM_BYTES)), bytes - SUM_BYTES);
+    file.set(headOf(key, await fill(file.subarray(HEAD_BYTES))));
     const aside = join(this.#folder, `.${key}-${randomBytes(8).toString('hex')}`);
     const isWritten = await this.#attempt(async () => {
       try {
@@ -155,17 +166,16 @@ export class PrefixFiles {
   }
 }
 
-/** A file of exactly `bytes` bytes; undefined if it has another size. */
-async function readWhole(path: string, bytes: number): Promise<Uint8Array | undefined> {
+/** Reads a file of at most `into.length` bytes; returns its size, or `into.length` if it is larger. */
+async function readWhole(path: string, into: Uint8Array): Promise<number> {
   return withHandle(await open(path, 'r'), async (handle) => {
-    if ((await handle.stat()).size !== bytes) return undefined;
-    const file = new Uint8Array(bytes);
-    for (let offset = 0; offset < bytes; ) {
-      const { bytesRead } = await handle.read(file, offset, Math.min(PIECE, bytes - offset), offset);
-      if (bytesRead === 0) return undefined; // truncated meanwhile
+    let offset = 0;
+    while (offset < into.length) {
+      const { bytesRead } = await handle.read(into, offset, into.length - offset, offset);
+      if (bytesRead === 0) break;
       offset += bytesRead;
     }
-    return file;
+    return offset;
   });
 }
 
@@ -177,20 +187,10 @@ async function withHandle<T>(handle: FileHandle, use: (handle: FileHandle) => Pr
   }
 }
 
-async function isSound(file: Uint8Array, key: string): Promise<boolean> {
-  const head = Buffer.concat([MARK, Buffer.from(key, 'hex')]);
-  if (!head.equals(file.subarray(0, HEAD_BYTES))) return false;
-  const sum = await checksum(file.subarray(0, -SUM_BYTES));
-  return Buffer.from(sum).equals(file.subarray(-SUM_BYTES));
-}
-
-/** SHA-256 of the SHA-256 of every piece. The thread pool computes them; only a piece at a time is copied for it. */
-async function checksum(bytes: Uint8Array): Promise<Uint8Array> {
-  const sums: Uint8Array[] = [];
-  for (let from = 0; from < bytes.length; from += PIECE) sums.push(await sha256(bytes.subarray(from, from + PIECE)));
-  return sha256(Buffer.concat(sums));
-}
-
-async function sha256(bytes: Uint8Array): Promise<Uint8Array> {
-  return new Uint8Array(await webcrypto.subtle.digest('SHA-256', bytes));
+function headOf(key: string, sum: bigint): Buffer {
+  const head = Buffer.alloc(HEAD_BYTES);
+  MARK.copy(head);
+  head.write(key, MARK.length, 'hex');
+  head.writeBigUInt64LE(sum, SUM_AT);
+  return head;
 }

@@ -1,7 +1,7 @@
 /** Requests to the engine, the events that answer them, and the refusals. */
 import { TrefoilError, UsageError } from '../../errors.js';
 import type { FinishReason } from '../generated-sequence.js';
-import { createSampler, isArgmax, type Sampler, type SamplingOptions } from '../sampler.js';
+import { createSampler, type DeviceDraws, deviceDraws, type Sampler, type SamplingOptions } from '../sampler.js';
 import type { ResponseFormat } from '../structured/structured-output.js';
 
 /** Restricts the next token of one request, for constrained decoding. */
@@ -106,8 +106,8 @@ export interface CheckedRequest {
   readonly maxNewTokens: number;
   readonly minNewTokens: number;
   readonly sample: Sampler;
-  /** Whether `sample` always takes the most probable token. */
-  readonly isArgmax: boolean;
+  /** The same draws for a GPU; null if it cannot make them. */
+  readonly draws: DeviceDraws | null;
   readonly stop: readonly string[];
   readonly ignoreSeparator: boolean;
   readonly logprobs: number | null;
@@ -137,7 +137,7 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
     minNewTokens,
     stop,
     sample: createSampler(request.sampling),
-    isArgmax: isArgmax(request.sampling),
+    draws: deviceDraws(request.sampling),
     ignoreSeparator: request.ignoreSeparator ?? false,
     logprobs: request.logprobs ?? null,
     promptLogprobs: request.promptLogprobs ?? null,

@@ -7,11 +7,14 @@ import { Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { Fp8Layer, Fp8Matrix, MULTIPLE, savesTime } from './fp8.js';
 
+/** Products of fewer terms take as long as writing their results, in FP8 as in bf16. */
+const FEWEST_TERMS = 512;
+
 /** Whether the six products of `rows` rows save more time than the conversions around them take. */
 export function feedForwardPays(rows: number, hidden: number, dim: number): boolean {
-  if (![rows, hidden, dim].every((size) => size > 0 && size % MULTIPLE === 0)) return false;
-  // x and dy as in `layerPays`; SiLU is read once more, forward and, with its gradient, backward.
-  const bytes = 12 * rows * dim + 6 * rows * hidden + 16 * hidden * dim;
+  if (![rows, hidden, dim].every((size) => size > 0 && size % MULTIPLE === 0) || dim < FEWEST_TERMS) return false;
+  // x and dy as in `layerPays`; SiLU is read once more in the forward pass.
+  const bytes = 12 * rows * dim + 2 * rows * hidden + 16 * hidden * dim;
   return savesTime(12 * rows * hidden * dim, bytes);
 }
 
@@ -40,9 +43,12 @@ export function fp8FeedForward(
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(device, into, value));
     const dActive = Tensor.empty(device, [rows, hidden], 'bf16');
-    second.backward(dy, { gradient: dActive, accumulate: false }, tape.gradientTarget(down));
+    const both = { straight: true, transposed: true };
+    const dy8 = new Fp8Matrix(device, dy, 'e5m2', both);
+    const scale = second.slopeScale(dy8);
+    second.backward(dy8, { gradient: dActive, accumulate: false }, tape.gradientTarget(down));
     const source = { kind: 'SiluGradient', x: inner, dy: dActive } as const;
-    const dInner = new Fp8Matrix(device, source, 'e5m2', { straight: true, transposed: true });
+    const dInner = new Fp8Matrix(device, source, 'e5m2', both, scale);
     dActive.free();
     first.backward(dInner, tape.gradientTarget(x), tape.gradientTarget(up));
   });

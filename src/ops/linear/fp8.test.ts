@@ -166,6 +166,31 @@ describe.each(DEVICES)('FP8 on $name', ({ device }) => {
 const silu = (u: number) => u / (1 + Math.exp(-u));
 const slope = (u: number) => (1 / (1 + Math.exp(-u))) * (1 + u * (1 - 1 / (1 + Math.exp(-u))));
 
+describe.each(DEVICES)('the bound of a slope on $name', ({ device }) => {
+  it('is never exceeded, also where all signs agree, and NaN where a matrix is not finite', () => {
+    const [rows, outputs, inputs] = [16, 32, 16];
+    const tape = new Tape(device());
+    const scaleFor = (dy: number) => {
+      const weight = tape.from(new Float64Array(outputs * inputs).fill(-0.47), [outputs, inputs], 'bf16');
+      const x = tape.from(new Float64Array(rows * inputs).fill(1), [rows, inputs], 'bf16');
+      const layer = new Fp8Layer(tape, x, weight, tape.empty([rows, outputs], 'bf16'), null);
+      const values = tape.from(new Float64Array(rows * outputs).fill(dy), [rows, outputs], 'bf16');
+      const dy8 = new Fp8Matrix(device(), values, 'e5m2', { straight: true });
+      const scale = tape.own(layer.slopeScale(dy8));
+      const dx = tape.empty([rows, inputs], 'bf16');
+      layer.backward(dy8, { gradient: dx, accumulate: false }, null);
+      layer.drop(tape);
+      return [scale.item(0), 1.1 * Math.max(...dx.read().map(Math.abs))];
+    };
+    const [bound, largest] = scaleFor(1.13e-3); // rounded up in both formats
+    expect(largest).toBeGreaterThan(1.1 * outputs * 1.13e-3 * 0.47);
+    expect(bound).toBeGreaterThan(largest);
+    expect(bound).toBeLessThan(2 * largest);
+    expect(scaleFor(Number.NaN)[0]).toBeNaN();
+    tape.end();
+  });
+});
+
 describe.each(DEVICES)('a feed-forward layer in FP8 on $name', ({ device }) => {
   it.each([false, true])('computes its result and all gradients (checkpointed: %s)', (isCheckpointed) => {
     const [rows, hidden, dim] = [144, 80, 48];

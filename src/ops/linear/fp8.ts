@@ -3,7 +3,7 @@
  * largest magnitude, so nothing is carried from step to step. Values and weights are e4m3, gradients e5m2.
  */
 import { strided } from '../../device/cuda/elements.js';
-import { type CudaRuntime, cudaRuntime } from '../../device/cuda/runtime.js';
+import { type CudaRuntime, cudaRuntime, f32 } from '../../device/cuda/runtime.js';
 import type { Addressable, Device } from '../../device/device.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -15,7 +15,7 @@ const ARCHITECTURE = 89;
 export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
-/** Index in a scale of what codes are multiplied by, 16-byte aligned: at byte 4 cuBLASLt refused products, perhaps for it. */
+/** Index in a scale of what codes are multiplied by: cuBLASLt refuses products whose factor is not aligned to 16 bytes. */
 export const INVERSE = 4;
 
 /** Rates under a training step's load (H200): operations and bytes per second. */
@@ -65,7 +65,7 @@ export class Fp8Matrix {
   readonly format: Fp8Format;
   readonly rows: number;
   readonly columns: number;
-  /** f32 [8]: at 0 the largest magnitude, at `INVERSE` what codes are multiplied by. */
+  /** f32 [8]: at 0 the largest magnitude or a bound on it, at `INVERSE` what codes are multiplied by. */
   readonly scale: Tensor;
   /** Row by row, and column by column; the memory of one code is a byte. */
   readonly straight: Tensor<'i32'> | null;
@@ -73,7 +73,7 @@ export class Fp8Matrix {
 
   /**
    * Converts a bf16 tensor, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of
-   * the same values.
+   * the same values, or has a bound on them at 0.
    */
   constructor(
     device: Device,
@@ -192,6 +192,21 @@ export class Fp8Layer {
   /** Ends the forward pass's use of what is saved; call it after `tape.record`. */
   drop(tape: Tape): void {
     for (const tensor of this.saved) if (tensor !== this.#weight) tape.drop(tensor);
+  }
+
+  /**
+   * A scale for SiLU's gradient of dx = dy w, from a bound: `dy` and the weight are known, and e5m2 has range to spare.
+   * The largest magnitude would cost a pass over dx and over SiLU's input.
+   */
+  slopeScale(dy: Fp8Matrix): Tensor {
+    const scale = Tensor.empty(this.#device, [8]);
+    const terms = f32(this.#sizes.outputs);
+    fp8Code(cudaRuntime(this.#device)!).launch(
+      'fp8_slope_bound',
+      { grid: 1, block: 1 },
+      ...[dy.scale, this.#weightScale, terms, scale],
+    );
+    return scale;
   }
 
   /** dx = dy w and dw = dyᵀ x; a target of null is left out. `dy` in FP8 has both layouts, and is freed. */

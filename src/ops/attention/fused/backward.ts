@@ -21,9 +21,7 @@ export interface BackwardScratch {
   /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */
   readonly delta: Tensor;
   readonly shift: Tensor;
-  /** Gradients of the queries by branch; the selected branch's by slot, [T, G, n, h, dk]. */
-  readonly dqCmp: Tensor;
-  readonly dqWin: Tensor;
+  /** Gradients of the queries from the selected branch by slot, [T, G, n, h, dk]. */
   readonly shares: Tensor;
   /**
    * fp32 sums of the compressed and the selected branch, keys and values. By default kernels add to them in the order
@@ -38,7 +36,6 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: b
   const { heads, groups, dk, dv } = shape.heads;
   const { nSel, lSel } = shape.sparse;
   const tile = packedTileBytes(shape.heads) / 2;
-  const perQuery = () => tape.empty([plan.tokens, heads, dk], 'bf16');
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const rows = deterministic ? parts : keys + plan.tokens * groups;
@@ -47,8 +44,6 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: b
     packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
     delta: tape.empty([3, plan.tokens, heads]),
     shift: tape.empty([3, plan.tokens, heads]),
-    dqCmp: perQuery(),
-    dqWin: perQuery(),
     shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
     keySums: tape.empty([rows, dk]),
     valueSums: tape.empty([rows, dv]),
@@ -88,11 +83,10 @@ export class FusedBackward {
     this.prepare();
     if (!ordered) this.clear();
     this.compressedKeys(ordered);
-    this.compressedQueries();
     this.selectedKeys(ordered);
     this.windowKeys();
-    this.windowQueries();
-    this.queries();
+    this.streamedQueries();
+    this.selectedQueries();
     if (!ordered) this.round();
   }
 
@@ -148,17 +142,6 @@ export class FusedBackward {
     }
   }
 
-  compressedQueries(): void {
-    const { batch, inputs, scratch } = this;
-    batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
-    batch.launchTiles(
-      'compressed',
-      'compressed_query_gradient',
-      ...[inputs.q, scratch.packedCmp, this.dOut, ...this.#weights(CMP), scratch.dqCmp],
-      ...[batch.tokenStarts, batch.sequences],
-    );
-  }
-
   /** And the shares of the queries' gradient. */
   selectedKeys(ordered: boolean): void {
     const { batch, inputs, results, scratch, into } = this;
@@ -196,26 +179,28 @@ export class FusedBackward {
     );
   }
 
-  windowQueries(): void {
-    const { batch, inputs, scratch } = this;
+  /** The queries' gradient of the compressed and of the window branch. */
+  streamedQueries(): void {
+    const { batch, inputs, scratch, into } = this;
+    batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
     batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
     batch.launchTiles(
-      'window',
-      'window_query_gradient',
-      ...[inputs.q, scratch.packedWin, this.dOut, ...this.#weights(WIN), scratch.dqWin],
+      'compressed',
+      'compressed_window_query_gradient',
+      ...[inputs.q, scratch.packedCmp, scratch.packedWin, this.dOut, scratch.shift, scratch.delta, into.q],
       ...[batch.tokenStarts, batch.sequences],
     );
   }
 
-  /** The queries' gradient of all three branches. */
-  queries(): void {
+  /** Adds the selected branch's. */
+  selectedQueries(): void {
     const { batch, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dk);
     batch.launch(
       'selected',
       'selected_query_gradient',
       { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
-      ...[scratch.dqCmp, scratch.dqWin, scratch.shares, results.selected, into.q, batch.plan.tokens],
+      ...[into.q, scratch.shares, results.selected, batch.plan.tokens],
     );
   }
 

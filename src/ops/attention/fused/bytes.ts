@@ -45,7 +45,7 @@ export function fusedBytes(
     kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),
     ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
     forward: compressedAndWindow + packed * plan.blocks + lists + partial,
-    // Two numbers of each branch for a row, the queries' gradient of two branches, and of the third by slot.
-    backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * (2 + nSel) + sums,
+    // Two numbers of each branch for a row, and the queries' gradient of the selected branch by slot.
+    backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums,
   };
 }

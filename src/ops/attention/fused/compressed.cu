@@ -1,6 +1,7 @@
-// Compressed branch: softmax over the visible compressed keys, forward and backward.
+// Compressed branch: softmax over the visible compressed keys, forward and backward; dQ together with the window's.
 #include "gradient.cuh"
 #include "backward.cuh"
+#include "window.cuh"
 
 #ifndef CMP_WARPGROUPS
 #define CMP_WARPGROUPS 2
@@ -8,8 +9,8 @@
 #ifndef CMP_WIDE
 #define CMP_WIDE 1
 #endif
-#ifndef CMP_DQ_WARPGROUPS
-#define CMP_DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
+#ifndef DQ_WARPGROUPS
+#define DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
 #endif
 #ifndef CMP_CHUNK
 #define CMP_CHUNK 512  // tokens one block of the backward pass walks
@@ -19,9 +20,9 @@ EXPORT(compressed_forward_shared, STREAM_SHARED<CMP_WARPGROUPS, CMP_WIDE, PK>)
 EXPORT(compressed_forward_threads, STREAM_THREADS<CMP_WARPGROUPS>)
 EXPORT(compressed_forward_rows, CMP_WARPGROUPS * 64)
 EXPORT(compressed_backward_shared, BACKWARD_SHARED)
-EXPORT(compressed_query_gradient_shared, STREAM_SHARED<CMP_DQ_WARPGROUPS, 1, PK + PV>)
-EXPORT(compressed_query_gradient_threads, STREAM_THREADS<CMP_DQ_WARPGROUPS>)
-EXPORT(compressed_query_gradient_rows, CMP_DQ_WARPGROUPS * 64)
+EXPORT(compressed_window_query_gradient_shared, STREAM_SHARED<DQ_WARPGROUPS, 1, PK + PV>)
+EXPORT(compressed_window_query_gradient_threads, STREAM_THREADS<DQ_WARPGROUPS>)
+EXPORT(compressed_window_query_gradient_rows, DQ_WARPGROUPS * 64)
 EXPORT(compressed_backward_chunk, CMP_CHUNK)
 
 // grid (tiles of 64 compressed keys of all sequences, groups)
@@ -77,14 +78,20 @@ compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float*
   attend<CMP_WARPGROUPS, CMP_WIDE>(branch, shared);
 }
 
-// grid (tiles of all sequences, groups); writes this branch's dq
-extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_DQ_WARPGROUPS>, FORWARD_BLOCKS(CMP_DQ_WARPGROUPS, 1))
-compressed_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift,
-                          const float* delta, bf16* dq, const int* cu_seqlens, int sequences) {
+// dQ of the compressed and of the window branch: shift and delta are [3, T, H]. The same queries and gradients of the
+// output serve both. grid (tiles of all sequences, groups)
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DQ_WARPGROUPS>, FORWARD_BLOCKS(DQ_WARPGROUPS, 1))
+compressed_window_query_gradient(const bf16* q, const unsigned char* packed_cmp, const unsigned char* packed_win,
+                                 const bf16* d_out, const float* shift, const float* delta, bf16* dq,
+                                 const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
-  Compressed branch;
-  if (!compressed_tile<CMP_DQ_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
-  query_gradient<CMP_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
+  Compressed compressed;
+  if (!compressed_tile<DQ_WARPGROUPS * 64>(compressed, q, packed_cmp, cu_seqlens, sequences)) return;
+  Window window;
+  window_rows<DQ_WARPGROUPS * 64>(window, q, packed_win, cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x);
+  const Both<Compressed, Window> both = {compressed, window};
+  const i64 rows = 2 * (i64)cu_seqlens[sequences] * HEADS;  // from the compressed branch's to the window's
+  query_gradient<DQ_WARPGROUPS>(both, shared, d_out, {shift, shift + rows}, {delta, delta + rows}, dq);
 }
 
 struct CompressedBackward : ContiguousRows {

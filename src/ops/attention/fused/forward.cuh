@@ -39,6 +39,13 @@ template <class Branch> __device__ __forceinline__ const unsigned char* packed_t
 template <class First, class Second> struct Both {
   const First& first;
   const Second& second;
+  __device__ __forceinline__ bool whole(int i) const {
+    return i < first.tiles ? first.whole(i) : second.whole(i - first.tiles);
+  }
+  __device__ __forceinline__ void range(int i, int t, int& low, int& high) const {
+    if (i < first.tiles) first.range(i, t, low, high);
+    else second.range(i - first.tiles, t, low, high);
+  }
 };
 template <class First, class Second>
 __device__ __forceinline__ const unsigned char* packed_tile(const Both<First, Second>& both, int i) {

@@ -128,7 +128,7 @@ describe('sizes', () => {
     expect(sharedBytes(PAPER, SHARED, 21)).toEqual({
       compressed_forward_shared: 83_072,
       compressed_backward_shared: 69_632,
-      compressed_query_gradient_shared: 115_840,
+      compressed_window_query_gradient_shared: 115_840,
       window_forward_shared: 83_072,
       window_backward_shared: 69_632,
       window_query_gradient_shared: 115_840,
@@ -231,7 +231,7 @@ describe('refusals', () => {
 
   it('name a kernel that needs more shared memory than the GPU has', () => {
     expect(shapeRefusal(PAPER, SHARED, 89)).toBe(
-      'compressed_query_gradient needs 115840 bytes of shared memory, and this GPU has 100352',
+      'compressed_window_query_gradient needs 115840 bytes of shared memory, and this GPU has 100352',
     );
     expect(shapeRefusal(shaped({ heads: 4, dk: 192, dv: 128 }), SHARED, 80)).toContain('bytes of shared memory');
   });

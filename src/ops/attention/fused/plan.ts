@@ -172,7 +172,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
   return {
     compressed_forward_shared: forward,
     compressed_backward_shared: backward,
-    compressed_query_gradient_shared: queryGradient,
+    compressed_window_query_gradient_shared: queryGradient,
     window_forward_shared: forward,
     window_backward_shared: backward,
     window_query_gradient_shared: queryGradient,

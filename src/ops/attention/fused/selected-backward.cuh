@@ -94,10 +94,9 @@ extern "C" __global__ void __launch_bounds__(256) selected_sum(const float* dk_p
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
 
-// dq = the compressed and window branches' dq + the shares of the selected blocks. One row per DQ_LANES threads.
-extern "C" __global__ void __launch_bounds__(256) selected_query_gradient(const bf16* dq_cmp, const bf16* dq_win,
-                                                                          const bf16* shares, const int* selected,
-                                                                          bf16* dq, int tokens) {
+// dq += the shares of the selected blocks: dq holds the compressed and window branches'. One row per DQ_LANES threads.
+extern "C" __global__ void __launch_bounds__(256)
+selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / DQ_LANES;
   const int chunk = threadIdx.x % DQ_LANES;
   if (row >= (i64)tokens * HEADS || chunk * 8 >= DK) return;
@@ -114,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) selected_query_gradient(const 
     if (blocks[s] >= 0) add(*(const uint4*)(shares + (at + s * HPG) * DK + chunk * 8));
 #pragma unroll
   for (int i = 0; i < 8; i++) o[i] *= scale();
-  add(*(const uint4*)(dq_cmp + row * DK + chunk * 8));
-  add(*(const uint4*)(dq_win + row * DK + chunk * 8));
+  add(*(const uint4*)(dq + row * DK + chunk * 8));
   *(uint4*)(dq + row * DK + chunk * 8) =
       make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
 }

@@ -39,14 +39,14 @@ window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse
   attend<WIN_WARPGROUPS, WIN_WIDE>(branch, shared);
 }
 
-// grid (tiles of all sequences, groups); writes this branch's dq
+// dQ of the window alone (dense attention, layers of a window). grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_DQ_WARPGROUPS>, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
 window_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift,
                       const float* delta, bf16* dq, const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Window branch;
   if (!window_tile<WIN_DQ_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences)) return;
-  query_gradient<WIN_DQ_WARPGROUPS>(branch, shared, d_out, shift, delta, dq);
+  query_gradient<WIN_DQ_WARPGROUPS>(branch, shared, d_out, {shift}, {delta}, dq);
 }
 
 struct WindowBackward : ContiguousRows {

@@ -19,16 +19,14 @@ struct Window : PackedRows {
   }
 };
 
-// The tile of ROWS packed rows that this block works on; false past the last one. `skipped`: tiles at the beginning
-// that no block works on.
-template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q,
+// Tile number `tile` of ROWS packed rows of all sequences; false past the last one.
+template <int ROWS> __device__ __forceinline__ bool window_rows(Window& branch, const bf16* q,
                                                                 const unsigned char* packed, const int* cu_seqlens,
-                                                                int sequences, int skipped = 0) {
+                                                                int sequences, int tile) {
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, skipped + (LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x),
-          [](int length) { return (length * HPG + ROWS - 1) / ROWS; }, [](int length) { return (length + 63) / 64; },
-          place))
+          cu_seqlens, sequences, tile, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+          [](int length) { return (length + 63) / 64; }, place))
     return false;
   branch.q = q;
   branch.packed = packed;
@@ -42,4 +40,12 @@ template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, 
   branch.tile0 = max(0, branch.start / HPG - WINDOW + 1) / 64;
   branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
   return true;
+}
+
+// The tile that this block works on. `skipped`: tiles at the beginning that no block works on.
+template <int ROWS> __device__ __forceinline__ bool window_tile(Window& branch, const bf16* q,
+                                                                const unsigned char* packed, const int* cu_seqlens,
+                                                                int sequences, int skipped = 0) {
+  const int tile = skipped + (LONGEST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  return window_rows<ROWS>(branch, q, packed, cu_seqlens, sequences, tile);
 }

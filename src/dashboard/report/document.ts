@@ -1,6 +1,6 @@
 /**
- * A document of headings, tables, lists and charts, written as Markdown or as one HTML file. Texts may come from the files
- * of an untrusted run: both writers escape them, and the HTML allows neither scripts nor requests.
+ * A document of headings, tables, lists and charts, written as Markdown or as HTML. Texts may come from the files of an
+ * untrusted run: both writers escape them.
  */
 import { escapeXml } from './svg.js';
 
@@ -13,12 +13,18 @@ export interface Link {
   readonly path: string;
 }
 
+/** A chart that Markdown shows as a picture. */
+export interface Chart {
+  readonly title: string;
+  readonly file: string;
+}
+
 export type Block =
   | { readonly heading: string; readonly level: 1 | 2 }
   | { readonly paragraph: string; readonly links?: readonly Link[] }
   | { readonly table: { readonly head: readonly string[]; readonly rows: readonly (readonly Cell[])[] } }
   | { readonly list: readonly string[] }
-  | { readonly chart: { readonly title: string; readonly file: string; readonly svg: string } };
+  | { readonly charts: readonly Chart[] };
 
 /** Markdown that refers to the charts by their files. */
 export function toMarkdown(blocks: readonly Block[]): string {
@@ -32,7 +38,8 @@ function markdownBlock(block: Block): string {
     return escapeMarkdown(block.paragraph) + links.join(', ');
   }
   if ('list' in block) return block.list.map((item) => `- ${escapeMarkdown(item)}`).join('\n');
-  if ('chart' in block) return `![${escapeMarkdown(block.chart.title)}](${encodePath(block.chart.file)})`;
+  if ('charts' in block)
+    return block.charts.map(({ title, file }) => `![${escapeMarkdown(title)}](${encodePath(file)})`).join('\n\n');
   const { head, rows } = block.table;
   const line = (cells: readonly string[]) => `| ${cells.join(' | ')} |`;
   const cell = (value: Cell) => (typeof value === 'string' ? [value] : value).map(escapeMarkdown).join('<br>');
@@ -52,45 +59,30 @@ function encodePath(path: string): string {
   return path.split('/').map(encodeURIComponent).join('/');
 }
 
-const STYLE = `
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 860px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #ddd; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
-th, td { border: 1px solid #ddd; padding: 3px 8px; text-align: left; vertical-align: top; } th { background: #f5f5f5; }
-svg { max-width: 100%; height: auto; } li { overflow-wrap: anywhere; }
-`;
-
-/** One HTML file with the charts inline. */
-export function toHtml(blocks: readonly Block[], title: string): string {
-  return [
-    '<!doctype html>',
-    '<html lang="en">',
-    '<head>',
-    '<meta charset="utf-8">',
-    `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">`,
-    '<meta name="viewport" content="width=device-width, initial-scale=1">',
-    `<title>${escapeXml(title)}</title>`,
-    `<style>${STYLE}</style>`,
-    '</head>',
-    '<body>',
-    ...blocks.map(htmlBlock),
-    '</body>',
-    '</html>',
-    '',
-  ].join('\n');
+/** HTML for the body of a page. In place of the charts it has an element that the script of the page fills. */
+export function toHtml(blocks: readonly Block[]): string {
+  return blocks.map(htmlBlock).join('\n');
 }
 
+const NO_SCRIPT = '<p>The charts need the script in this file. report.md shows them as pictures.</p>';
+
 function htmlBlock(block: Block): string {
-  if ('heading' in block) return `<h${block.level}>${escapeXml(block.heading)}</h${block.level}>`;
+  if ('heading' in block)
+    return block.level === 1
+      ? `<h1>${escapeXml(block.heading)}</h1>`
+      : `<h2 class="section">${escapeXml(block.heading)}</h2>`;
   if ('paragraph' in block) {
     const links = (block.links ?? []).map(({ text, path }) => `<a href="${encodePath(path)}">${escapeXml(text)}</a>`);
     return `<p>${escapeXml(block.paragraph)}${links.join(', ')}</p>`;
   }
   if ('list' in block) return `<ul>${block.list.map((item) => `<li>${escapeXml(item)}</li>`).join('')}</ul>`;
-  if ('chart' in block) return `<p>${block.chart.svg}</p>`; // made by this program, which escapes the texts in it
+  if ('charts' in block) return `<div id="curves"><noscript>${NO_SCRIPT}</noscript></div>`;
   const { head, rows } = block.table;
   const cell = (value: Cell) => (typeof value === 'string' ? [value] : value).map(escapeXml).join('<br>');
   const row = (cells: readonly Cell[], tag: string) =>
     `<tr>${cells.map((one) => `<${tag}>${cell(one)}</${tag}>`).join('')}</tr>`;
-  return `<div class="wide"><table>${row(head, 'th')}${rows.map((one) => row(one, 'td')).join('')}</table></div>`;
+  // A table that is too wide scrolls, also by keyboard.
+  const label = escapeXml(`Table: ${head.join(', ')}`);
+  const body = rows.map((one) => row(one, 'td')).join('');
+  return `<section class="table-wrap" tabindex="0" aria-label="${label}"><table><thead>${row(head, 'th')}</thead><tbody>${body}</tbody></table></section>`;
 }

@@ -8,8 +8,8 @@ import { readCsv, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
 import { type Heartbeat, readHeartbeats } from '../../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../../run/logs/heartbeat-history.js';
 import { readJsonFile, readRun } from '../../run/reader.js';
-import { wallAges } from '../ages.js';
-import { runState } from '../state.js';
+import { wallAges } from '../../watch/ages.js';
+import { runState } from '../../watch/state.js';
 
 /** Points (step, value) of the plots. */
 export interface RunSeries {

@@ -1,5 +1,6 @@
-// compressed_forward and window_forward on the emulator against float64: outputs, log-sum-exps, and that a token's bits
-// do not depend on later tokens. run.py puts the kernels' sources in front of this.
+// compressed_forward, window_forward and compressed_window_query_gradient on the emulator against float64: outputs,
+// log-sum-exps, that a token's bits do not depend on later tokens, and dQ. run.py puts the kernels' sources in front of
+// this.
 #include <algorithm>
 #include <random>
 
@@ -160,6 +161,72 @@ bool independent(const char* name, Batch b, bool is_window, const Result& before
   return same;
 }
 
+// dQ of both branches for random gradients, deltas and log-sum-exps near the true ones (they need not be consistent).
+bool gradients(const char* name, const Batch& b, const Result& cmp, const Result& win) {
+  const size_t rows = (size_t)b.cu.back() * HEADS;
+  std::vector<bf16> d_out(rows * DV), dq(rows * DK, 0x7fc0);
+  std::vector<float> shift(3 * rows, NAN), delta(3 * rows, NAN);
+  for (bf16& x : d_out) x = emulator::to_bf16(normal());
+  for (size_t r = 0; r < rows; r++) {
+    shift[r] = cmp.lse[r] == -INFINITY ? INFINITY : cmp.lse[r] * LOG2_E + 1.0f + 0.1f * normal();
+    shift[2 * rows + r] = win.lse[r] * LOG2_E + 1.0f + 0.1f * normal();
+    delta[r] = normal(), delta[2 * rows + r] = normal();
+  }
+  int cmp_tiles = 0, win_tiles = 0;
+  for (int s = 0; s < b.sequences; s++) {
+    cmp_tiles += (b.cu_cmp[s + 1] - b.cu_cmp[s] + 63) / 64;
+    win_tiles += (b.cu[s + 1] - b.cu[s] + 63) / 64;
+  }
+  std::vector<unsigned char> pc((size_t)std::max(1, cmp_tiles) * GROUPS * PACKED, 0xff);
+  std::vector<unsigned char> pw((size_t)win_tiles * GROUPS * PACKED, 0xff);
+  const int n = b.sequences;
+  if (cmp_tiles > 0)
+    emulator::launch({cmp_tiles, GROUPS, 1}, 256, 1, 0,
+                     [&] { compressed_pack(b.k_cmp.data(), b.v_cmp.data(), pc.data(), b.cu_cmp.data(), n); });
+  emulator::launch({win_tiles, GROUPS, 1}, 256, 1, 0,
+                   [&] { window_pack(b.k.data(), b.v.data(), pw.data(), b.cu.data(), n); });
+  emulator::launch({row_tiles(b, compressed_window_query_gradient_rows), GROUPS, 1},
+                   compressed_window_query_gradient_threads, 1, compressed_window_query_gradient_shared + 2048, [&] {
+                     compressed_window_query_gradient(b.q.data(), pc.data(), pw.data(), d_out.data(), shift.data(),
+                                                      delta.data(), dq.data(), b.cu.data(), n);
+                   });
+  double error = 0, norm = 0;
+  bool right = true;
+  for (int s = 0; s < n; s++)
+    for (int t = 0; t < b.cu[s + 1] - b.cu[s]; t++)
+      for (int h = 0; h < HEADS; h++) {
+        const size_t row = (size_t)(b.cu[s] + t) * HEADS + h;
+        const int g = h / HPG;
+        double expected[DK] = {};
+        for (int branch = 0; branch < 2; branch++) {
+          const std::vector<bf16>&keys = branch ? b.k : b.k_cmp, &values = branch ? b.v : b.v_cmp;
+          const int first = branch ? b.cu[s] : b.cu_cmp[s], from = branch ? std::max(0, t + 1 - WINDOW) : 0,
+                    to = branch ? t + 1 : count_compressed(t + 1);
+          for (int j = from; j < to; j++) {
+            const size_t key = (size_t)(first + j) * GROUPS + g;
+            double dot = 0, slope = 0;
+            for (int c = 0; c < DK; c++)
+              dot += (double)emulator::from_bf16(b.q[row * DK + c]) * emulator::from_bf16(keys[key * DK + c]);
+            for (int c = 0; c < DV; c++)
+              slope += (double)emulator::from_bf16(d_out[row * DV + c]) * emulator::from_bf16(values[key * DV + c]);
+            const double p = std::exp2(dot / std::sqrt((double)DK) * LOG2_E - shift[2 * branch * rows + row]);
+            const double ds = p * (slope - delta[2 * branch * rows + row]) / std::sqrt((double)DK);
+            for (int c = 0; c < DK; c++) expected[c] += ds * emulator::from_bf16(keys[key * DK + c]);
+          }
+        }
+        for (int c = 0; c < DK; c++) {
+          const double actual = emulator::from_bf16(dq[row * DK + c]);
+          if (!(std::fabs(actual) < 1e30)) right = false;
+          error += (actual - expected[c]) * (actual - expected[c]);
+          norm += expected[c] * expected[c];
+        }
+      }
+  error = std::sqrt(error / norm);
+  right = right && error < 5e-3;
+  printf("%-10s %-28s error %.2e %s\n", "dQ", name, error, right ? "" : "WRONG");
+  return right;
+}
+
 }  // namespace
 
 int main() {
@@ -172,8 +239,10 @@ int main() {
   bool right = true;
   for (const auto& [name, lengths, size, grows] : cases) {
     const Batch b(lengths, size, grows);
+    const Result both[] = {compressed(b), window(b)};
+    right = gradients(name, b, both[0], both[1]) && right;
     for (bool is_window : {false, true}) {
-      const Result result = is_window ? window(b) : compressed(b);
+      const Result& result = both[is_window];
       right = compare(name, b, is_window, result) && right;
       right = continued(name, b, is_window, result) && right;
       right = independent(name, b, is_window, result) && right;

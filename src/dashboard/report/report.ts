@@ -1,11 +1,13 @@
-/** A report of one or several runs: one HTML file, Markdown with the plots as files, and the data as JSON. */
+/** A report of one or several runs: one HTML file with the dashboard's charts, Markdown with plots as files, and JSON. */
 import { dirname, join, relative } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, fileError, writeFileAtomic } from '../../files.js';
 import { toJson } from '../../run/json.js';
 import { runPaths } from '../../run/paths.js';
+import type { Thresholds } from '../../watch/thresholds.js';
 import { collectRun, plain, type RunReport } from './collect.js';
 import { type Block, type Cell, toHtml, toMarkdown } from './document.js';
+import { htmlPage, reportRun } from './page.js';
 import { lineChart, type Series } from './svg.js';
 
 export interface MatrixRow {
@@ -56,7 +58,7 @@ export function buildReport(dirs: readonly string[], title: string): Report {
  * Writes the report and returns the paths of the files. If `out` ends in .html, that one file; else report.html,
  * report.md, report.json and the plots into the folder `out`.
  */
-export function writeReport(report: Report, out: string): string[] {
+export async function writeReport(report: Report, out: string, thresholds: Thresholds): Promise<string[]> {
   const isFile = /\.html?$/i.test(out);
   const folder = isFile ? dirname(out) : out;
   try {
@@ -66,7 +68,9 @@ export function writeReport(report: Report, out: string): string[] {
   }
   const plots = plotsOf(report);
   const blocks = blocksOf(report, plots, folder);
-  const html = toHtml(blocks, report.title);
+  const names = uniqueNames(report.runs);
+  const runs = await Promise.all(report.runs.map(({ dir }, i) => reportRun(dir, names[i], thresholds)));
+  const html = htmlPage(report.title, toHtml(blocks), runs);
   const files: [string, string][] = isFile
     ? [[out, html]]
     : [
@@ -168,8 +172,8 @@ function blocksOf(report: Report, plots: readonly Plot[], folder: string): Block
           .join(', ') || '-',
       ]),
     ),
-    { heading: 'Plots', level: 2 },
-    ...plots.map((chart) => ({ chart })),
+    { heading: 'Curves', level: 2 },
+    { charts: plots },
     { heading: 'Deviations', level: 2 },
     deviations.length > 0 ? { list: deviations } : { paragraph: 'None.' },
     ...runs.flatMap((run, i) => runBlocks(run, names[i], folder)),

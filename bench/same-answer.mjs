@@ -1,0 +1,167 @@
+// The same answer under load: random requests (prompts, lengths, seeds, sampling, log-probabilities, cancellations, shared
+// beginnings) alone and all together, compared.
+//
+//   node bench/same-answer.mjs MODEL [--requests 500] [--device cpu|cuda] [--max-batch 32] [--seed 1] [--limit 0.1]
+//
+// On the CPU answers must be equal bit for bit. On CUDA the rule is: until two answers differ, the log-probabilities of
+// their tokens differ by at most --limit, and so do those of the two tokens where they differ, in the model's own
+// distribution (greedy requests). Prints one JSON value; the exit code is 1 if the rule is broken.
+import { setImmediate } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { createEngine, loadModel, openDevice } from '../dist/index.js';
+import { usedVocabulary } from '../dist/infer/generate.js';
+
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: {
+    requests: { type: 'string', default: '500' },
+    device: { type: 'string', default: 'auto' },
+    'max-batch': { type: 'string', default: '32' },
+    seed: { type: 'string', default: '1' },
+    limit: { type: 'string', default: '0.1' },
+  },
+});
+const [path] = positionals;
+if (!path) throw new Error('usage: node bench/same-answer.mjs MODEL [--requests N] [--device cpu|cuda]');
+const device = openDevice(values.device, { deterministic: true });
+const { model, tokenizer, config, endTokens } = loadModel(device, path);
+const source = { model, tokenizer, config, endTokens };
+const vocabulary = usedVocabulary(source);
+const count = Number(values.requests);
+const limit = device.kind === 'cpu' ? 0 : Number(values.limit);
+
+let state = Number(values.seed) * 2654435761 + 1;
+const next = () => {
+  state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+  return state / 2 ** 32;
+};
+const whole = (most) => Math.floor(next() * most);
+const text = (length, seed) => Array.from({ length }, (_, i) => (i * i * 7 + i * 91 * seed + seed * 13) % vocabulary);
+
+function randomRequest() {
+  const beginning = next() < 0.5 ? text(2100 + 2048 * whole(2), whole(3)) : [];
+  return {
+    prompt: [...beginning, ...text(1 + whole(300), 10 + whole(50))],
+    maxNewTokens: whole(40),
+    minNewTokens: whole(3),
+    stop: next() < 0.2 ? ['e', 'ab'] : [],
+    ignoreSeparator: next() < 0.2,
+    cacheSalt: next() < 0.2 ? 'other' : '',
+    ...(next() < 0.4 ? { logprobs: 1 + whole(4) } : {}),
+    sampling: {
+      temperature: next() < 0.4 ? 0 : 0.5 + next(),
+      topK: whole(3) * 20,
+      topP: next() < 0.5 ? 1 : 0.9,
+      minP: next() < 0.8 ? 0 : 0.05,
+      repetitionPenalty: next() < 0.9 ? 1 : 1.3,
+      seed: whole(1e6),
+    },
+  };
+}
+
+async function ask(engine, request, signal) {
+  const tokens = [];
+  const logprobs = [];
+  const abort = signal ? new AbortController() : null;
+  let finish = null;
+  for await (const event of engine.submit({ ...request, ...(abort ? { signal: abort.signal } : {}) })) {
+    if (event.type === 'token') {
+      tokens.push(event.token);
+      if (event.logprobs) logprobs.push(event.logprobs.logprob);
+      if (abort && tokens.length > 2) abort.abort();
+    }
+    if (event.type === 'end') finish = event.finishReason;
+  }
+  return { tokens, logprobs, finish };
+}
+
+async function withEngine(options, body) {
+  const engine = createEngine(source, { maxContext: 8192, ...options });
+  const result = await body(engine);
+  await engine.close();
+  const { running, waiting, reservedBytes, pageBytes } = engine.stats();
+  if (running + waiting + reservedBytes + pageBytes > 0) throw new Error('the engine kept pages');
+  return result;
+}
+
+const requests = Array.from({ length: count }, randomRequest);
+const startedAt = performance.now();
+const alone = await withEngine({ maxBatch: 1, prefixCacheBytes: 0 }, async (engine) => {
+  const results = [];
+  for (const request of requests) results.push(await ask(engine, request));
+  return results;
+});
+const aloneSeconds = (performance.now() - startedAt) / 1000;
+const { together, hits } = await withEngine(
+  { maxBatch: Number(values['max-batch']), maxQueued: count },
+  async (engine) => {
+    const results = await Promise.all(
+      requests.map(async (request, i) => {
+        for (let wait = 0; wait < (i % 9) * 5; wait++) await setImmediate();
+        return ask(engine, request, i % 11 === 3);
+      }),
+    );
+    return { together: results, hits: engine.stats().prefixHits };
+  },
+);
+
+/** The log-probability of token `at` of a greedy request's answer, and of another token in its place. */
+async function gapAt(request, at, other) {
+  return withEngine({ maxBatch: 1, prefixCacheBytes: 0 }, async (engine) => {
+    for await (const event of engine.submit({ ...request, logprobs: 20 })) {
+      if (event.type !== 'token') continue;
+      if (at > 0) at -= 1;
+      else {
+        const found = event.logprobs.top.find(({ token }) => token === other);
+        return found ? event.logprobs.logprob - found.logprob : Number.POSITIVE_INFINITY;
+      }
+    }
+    return Number.POSITIVE_INFINITY;
+  });
+}
+
+let equal = 0;
+let cancelled = 0;
+let worst = 0;
+let worstGap = 0;
+const broken = [];
+for (const [i, given] of together.entries()) {
+  const expected = alone[i];
+  const isCut = given.finish === 'aborted';
+  if (isCut) cancelled += 1;
+  const length = isCut ? given.tokens.length : Math.max(given.tokens.length, expected.tokens.length);
+  const tokens = Array.from({ length }, (_, at) => at);
+  const at = tokens.find((at) => given.tokens[at] !== expected.tokens[at]) ?? length;
+  const differences = tokens
+    .slice(0, at)
+    .map((at) => Math.abs((given.logprobs[at] ?? 0) - (expected.logprobs[at] ?? 0)));
+  const most = Math.max(0, ...differences);
+  worst = Math.max(worst, most);
+  if (at === length && (isCut || given.finish === expected.finish)) equal += 1;
+  const { temperature, repetitionPenalty } = requests[i].sampling;
+  const isGreedy = temperature === 0 && repetitionPenalty === 1;
+  let gap = 0;
+  if (at < length && isGreedy && expected.tokens[at] !== undefined && given.tokens[at] !== undefined)
+    gap = await gapAt(requests[i], at, given.tokens[at]);
+  worstGap = Math.max(worstGap, gap);
+  const isExact = at === length && most === 0;
+  if (device.kind === 'cpu' ? !isExact : most > limit || gap > limit) broken.push({ request: i, at, most, gap });
+}
+console.log(
+  JSON.stringify({
+    device: device.kind,
+    requests: count,
+    equal,
+    different: count - equal,
+    cancelled,
+    cached_tokens: hits,
+    largest_logprob_difference: worst,
+    largest_gap_of_different_greedy_tokens: worstGap,
+    limit,
+    seconds_alone: Number(aloneSeconds.toFixed(1)),
+    seconds_together: Number(((performance.now() - startedAt) / 1000 - aloneSeconds).toFixed(1)),
+    broken,
+  }),
+);
+model.free();
+process.exitCode = broken.length > 0 ? 1 : 0;

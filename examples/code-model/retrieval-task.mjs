@@ -1,0 +1,200 @@
+// The retrieval task of retrieval.mjs: code with assignments in it, and questions for their values further on.
+//
+//   # key: amber48213      an assignment of the value 48213 to the key amber, between two lines of the code
+//   # again: amber48213    a question: the digits are the answer
+//
+// A passkey is the only assignment of a sequence. Training sequences also repeat pieces of their own code.
+
+/** Number of different names. */
+const NAMES = 2048;
+const PASSKEY = 'password';
+/** Largest share of a training sequence that is assignments and questions. */
+const MOST_LINES = 0.35;
+/** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
+const REPEATED = 0.2;
+const PIECE = { least: 24, most: 72, uncounted: 4 };
+/** Shortest distance between an assignment and its question, in tokens of the code. */
+const NEAREST = 32;
+/** Share of training sequences with few assignments. */
+const SPARSE_SHARE = 0.25;
+
+/** A small seeded generator (mulberry32): numbers in [0, 1). */
+export function random(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let x = Math.imul(state ^ (state >>> 15), state | 1);
+    x ^= x + Math.imul(x ^ (x >>> 7), x | 61);
+    return ((x ^ (x >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** Writes assignments and questions into code, as tokens of one tokenizer. */
+export class RetrievalTask {
+  #tokenizer;
+  #names;
+  /** By token: whether its text ends a line. */
+  #endsLine;
+  #newline;
+  /** Tokens of an assignment and two questions for it. */
+  #tokensPerPair;
+  /** Tokens of texts that occur again and again. */
+  #encoded = new Map();
+
+  constructor(tokenizer, names = namesOf(tokenizer)) {
+    this.#tokenizer = tokenizer;
+    this.#names = names;
+    this.#newline = this.#encode('\n');
+    const { assignment, question } = this.#pair(names[0], () => 0.5);
+    this.#tokensPerPair = assignment.length + 2 * question.length;
+    this.#endsLine = Uint8Array.from({ length: tokenizer.vocabSize }, (_, id) =>
+      Number(tokenizer.decode([id]).endsWith('\n')),
+    );
+  }
+
+  /**
+   * A training sequence of `length` tokens and one more: assignments anywhere, each asked for twice or more, at distances
+   * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens.
+   */
+  trainingSequence(code, length, textShare, draw) {
+    const most = Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+    const isSparse = draw() < SPARSE_SHARE;
+    const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
+    const pairs = this.#pairs(count - 1, draw);
+    pairs.push(this.#pair(PASSKEY, draw));
+    const lines = [];
+    const pieces = Array.from(
+      { length: Math.max(1, Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most))) },
+      () => Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
+    );
+    const inserted =
+      pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0) +
+      pieces.reduce((sum, size) => sum + size, 0);
+    const room = length + 1 - inserted;
+    for (const pair of pairs) {
+      const at = draw() * (room - 2 * NEAREST);
+      lines.push({ at, tokens: pair.assignment, pair });
+      for (const distance of distances(room - at, draw))
+        lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
+    }
+    for (const size of pieces) {
+      const from = Math.floor(draw() * (room - size - NEAREST));
+      const [, distance] = distances(room - from - size, draw);
+      const tokens = [...code.subarray(from, from + size - 1), ...this.#newline];
+      lines.push({ at: from + size + distance, tokens, answer: size - 1 - PIECE.uncounted });
+    }
+    const { tokens, answers } = this.#write(code, room, lines);
+    const targets = Int32Array.from(tokens.subarray(1), (token) => (draw() < textShare ? token : -100));
+    for (const { at, length: size } of answers) for (let i = at; i < at + size; i++) targets[i - 1] = tokens[i];
+    return { inputs: tokens.subarray(0, length), targets };
+  }
+
+  /** `length` tokens of code with one assignment at `depth` (0 to 1), which the last line asks for. */
+  passkey(code, length, depth, draw) {
+    const pair = this.#pair(PASSKEY, draw);
+    return this.#asked(code, length, [{ pair, depth, isAsked: true }], draw);
+  }
+
+  /** `length` tokens of code with `count` assignments, evenly spread; `asked` of them, evenly spread too, are asked for at its end. */
+  keyValue(code, length, count, asked, draw) {
+    const every = count / asked;
+    const places = this.#pairs(count, draw).map((pair, i) => ({
+      pair,
+      depth: (i + draw()) / count,
+      isAsked: Math.floor(i / every) !== Math.floor((i - 1) / every),
+    }));
+    return this.#asked(code, length, places, draw);
+  }
+
+  #asked(code, length, places, draw) {
+    const asked = places.filter(({ isAsked }) => isAsked);
+    const questions = sample(asked, asked.length, draw);
+    const size =
+      places.reduce((sum, { pair }) => sum + pair.assignment.length, 0) +
+      questions.reduce((sum, { pair }) => sum + pair.question.length, 0);
+    const room = length - size;
+    const lines = places.map(({ pair, depth }) => ({ at: depth * room, tokens: pair.assignment, pair }));
+    questions.forEach(({ pair }) => {
+      lines.push({ at: Number.POSITIVE_INFINITY, tokens: pair.question, pair, answer: pair.answerLength });
+    });
+    const { tokens, answers, starts } = this.#write(code, room, lines);
+    const cases = answers.map(({ at, length: count, pair }) => {
+      const place = places.find((one) => one.pair === pair);
+      // The last tokens of an assignment but for the line's end are its value.
+      const factAt = starts.get(pair) + pair.assignment.length - 1 - pair.answerLength;
+      return { at, length: count, depth: place.depth, factAt };
+    });
+    return { tokens, cases };
+  }
+
+  /** Joins the first `room` tokens of `code` with the lines, each moved to the next end of a line. */
+  #write(code, room, lines) {
+    const size = room + lines.reduce((sum, { tokens }) => sum + tokens.length, 0);
+    const tokens = new Int32Array(size);
+    const order = lines.sort((a, b) => a.at - b.at);
+    const answers = [];
+    const starts = new Map();
+    let [end, next] = [0, 0];
+    const insert = ({ tokens: line, pair, answer }) => {
+      tokens.set(line, end);
+      end += line.length;
+      if (answer === undefined) starts.set(pair, end - line.length);
+      else answers.push({ at: end - 1 - answer, length: answer, pair });
+    };
+    for (let i = 0; i < room; i++) {
+      const isLineStart = i === 0 || this.#endsLine[code[i - 1]] === 1;
+      if (isLineStart) while (next < order.length && order[next].at <= i) insert(order[next++]);
+      tokens[end++] = code[i];
+    }
+    // What follows the code begins on a line of its own.
+    if (next < order.length && this.#endsLine[code[room - 1]] === 0) tokens[end - 1] = this.#newline[0];
+    while (next < order.length) insert(order[next++]);
+    return { tokens, answers, starts };
+  }
+
+  #pairs(count, draw) {
+    return sample(this.#names, count, draw).map((name) => this.#pair(name, draw));
+  }
+
+  #pair(name, draw) {
+    const value = this.#encode(String(10_000 + Math.floor(draw() * 90_000)));
+    const line = (start) => [...this.#encode(start), ...value, ...this.#newline];
+    return { assignment: line(`# key: ${name}`), question: line(`# again: ${name}`), answerLength: value.length };
+  }
+
+  #encode(text) {
+    let tokens = this.#encoded.get(text);
+    if (tokens === undefined) {
+      tokens = this.#tokenizer.encode(text);
+      this.#encoded.set(text, tokens);
+    }
+    return tokens;
+  }
+}
+
+/** Lower-case words that are one token with the space before them; syllables where there are no such words. */
+export function namesOf(tokenizer) {
+  const words = new Set();
+  for (let id = 0; id < tokenizer.vocabSize && words.size < NAMES; id++) {
+    const [, word] = /^ ([a-z]{4,8})$/.exec(tokenizer.decode([id])) ?? [];
+    if (word !== undefined && word !== PASSKEY) words.add(word);
+  }
+  const syllables = [...'bdfgklmnprstvz'].flatMap((consonant) => [...'aeiou'].map((vowel) => consonant + vowel));
+  for (const first of syllables) for (const second of syllables) if (words.size < NAMES) words.add(first + second);
+  return [...words];
+}
+
+/** Two distances of at most `farthest` tokens: one anywhere, one of any order of magnitude. */
+function distances(farthest, draw) {
+  return [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
+}
+
+/** `count` different elements of a list, in random order. */
+function sample(list, count, draw) {
+  const copy = [...list];
+  for (let i = 0; i < count; i++) {
+    const other = i + Math.floor(draw() * (copy.length - i));
+    [copy[i], copy[other]] = [copy[other], copy[i]];
+  }
+  return copy.slice(0, count);
+}

@@ -1,0 +1,327 @@
+// Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
+//
+//   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
+//     [--stages 256:800@16384,…,65536:200] [--advance 0.95] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw]
+//     [--search-steps 0] [--search-every 2]
+//     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
+//
+// The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
+// LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
+// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left. In the first
+// --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
+// branch learns to find the block (docs/guide/long-context.md). --stages none evaluates RUN as it is.
+// Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
+// Writes DIR/model.safetensors and DIR/retrieval.json.
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trainer, writeFinalModel } from 'trefoil';
+import { openCode, startBatches } from './retrieval-batches.mjs';
+import { RetrievalTask, random } from './retrieval-task.mjs';
+
+const STAGES =
+  '256:800@16384,512:500@16384,1024:300@16384,2048:150@32768,4096:150@32768,8192:80,16384:80,32768:60,65536:200';
+const { values } = parseArgs({
+  options: {
+    model: { type: 'string' },
+    train: { type: 'string' },
+    val: { type: 'string' },
+    out: { type: 'string' },
+    stages: { type: 'string', default: STAGES },
+    lr: { type: 'string', default: '1e-3' },
+    seconds: { type: 'string', default: '100000' },
+    advance: { type: 'string', default: '0.95' },
+    optimizer: { type: 'string', default: 'muon' },
+    'search-steps': { type: 'string', default: '0' },
+    'search-every': { type: 'string', default: '2' },
+    lengths: { type: 'string', default: '4096,16384,32768,65536' },
+    depths: { type: 'string', default: '11' },
+    trials: { type: 'string', default: '20' },
+    without: { type: 'string', default: 'sel' },
+    seed: { type: 'string', default: '1' },
+    device: { type: 'string', default: 'auto' },
+  },
+});
+for (const name of ['model', 'train', 'val', 'out'])
+  if (values[name] === undefined) throw new Error(`--${name} is missing`);
+
+const BRANCHES = ['cmp', 'sel', 'win'];
+/** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
+const TEXT_SHARE = 0.02;
+/** Questions at the end of a key-value case, and tokens per assignment (at most 256 assignments). */
+const ASKED = 32;
+const TOKENS_PER_ASSIGNMENT = 128;
+/** Key-value cases per passkey case: many of them share a pass. */
+const KEY_VALUE_CASES = 4;
+/** Steps between checks of what was learned, and cases of a check. */
+const CHECK_EVERY = 25;
+const CHECK_CASES = 64;
+const WARMUP_STEPS = 20;
+/** Share of the fine-tune in which the learning rate decays. */
+const DECAY_SHARE = 0.3;
+
+const seed = number('seed');
+const device = openDevice(values.device);
+const { model, tokenizer, config: loaded, step: pretrained } = loadModel(device, values.model);
+const task = new RetrievalTask(tokenizer);
+mkdirSync(values.out, { recursive: true });
+const stages = values.stages === 'none' ? [] : values.stages.split(',').map(stageOf);
+const seconds = { fineTune: 0, evaluation: 0 };
+const curve = stages.length > 0 ? await fineTune() : [];
+const rows = await evaluateAll();
+const result = {
+  model: values.model,
+  pretraining_steps: pretrained,
+  device: device.name,
+  stages: values.stages,
+  lr: number('lr'),
+  optimizer: values.optimizer,
+  search_steps: number('search-steps'),
+  search_every: number('search-every'),
+  seed,
+  trials: number('trials'),
+  seconds,
+  curve,
+  rows,
+};
+writeFileSync(join(values.out, 'retrieval.json'), `${JSON.stringify(result, null, 1)}\n`);
+report();
+
+function number(name) {
+  const value = Number(values[name]);
+  if (!(value >= 0)) throw new Error(`--${name}: ${values[name]} is not a number`);
+  return value;
+}
+
+function stageOf(text) {
+  const [, lengths, steps, tokens = '65536'] = /^([\d+]+):(\d+)(?:@(\d+))?$/.exec(text) ?? [];
+  const stage = { lengths: (lengths ?? '').split('+').map(Number), steps: Number(steps), tokens: Number(tokens) };
+  const share = stage.tokens / stage.lengths.length;
+  if (!(stage.steps > 0) || !stage.lengths.every((length) => Number.isInteger(share / length)))
+    throw new Error(
+      `--stages ${text}: want LENGTH[+LENGTH…]:STEPS[@TOKENS], each length a divisor of its share of TOKENS`,
+    );
+  return stage;
+}
+
+async function fineTune() {
+  const started = performance.now();
+  const steps = stages.reduce((sum, stage) => sum + stage.steps, 0);
+  const { model: modelKeys, nsa, data, runtime } = loaded;
+  const config = parseConfig({
+    ...{ model: modelKeys, nsa, data: { ...data, source: 'synthetic', path: null, val_path: null } },
+    runtime: { ...runtime, precision: model.dtype === 'bf16' ? 'bf16' : 'fp32' },
+    train: { steps, optimizer: values.optimizer, weight_decay: 0.01 },
+  });
+  const source = startBatches({
+    ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps },
+    ...{ textShare: TEXT_SHARE, seed },
+  });
+  const elapsed = () => (performance.now() - started) / 1000;
+  // Constant, then a linear decay at the end of the steps or of the time, whichever comes first.
+  const schedule = (step) => {
+    const left = 1 - Math.max((step - 1) / steps, elapsed() / number('seconds'));
+    return number('lr') * Math.min(1, step / WARMUP_STEPS, Math.max(0.02, left / DECAY_SHARE));
+  };
+  const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
+  const isSearch = (step) =>
+    step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0);
+  const curve = [];
+  let stage = 0;
+  let stepsOfStage = 0;
+  let switchOn = isSearch(1) ? switchOff('sel') : undefined;
+  let sum = 0;
+  for await (const { step, loss, tokensPerSecond } of trainer) {
+    sum += loss;
+    stepsOfStage++;
+    const isLast = step === steps || elapsed() > number('seconds');
+    if (switchOn !== undefined && (!isSearch(step + 1) || step % CHECK_EVERY === 0 || isLast)) switchOn = switchOn();
+    if (step % CHECK_EVERY === 0 || isLast) {
+      const length = Math.max(...stages[stage].lengths);
+      const found = await check(length);
+      const mean = sum / (step % CHECK_EVERY || CHECK_EVERY);
+      sum = 0;
+      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)) });
+      console.log(
+        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} % | ` +
+          `${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
+      );
+      const isLearned = found >= number('advance') || stepsOfStage >= stages[stage].steps;
+      if (stage + 1 < stages.length && isLearned) {
+        stage++;
+        stepsOfStage = 0;
+        source.advance();
+      }
+    }
+    if (isLast) break;
+    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff('sel');
+  }
+  await source.close();
+  trainer.free();
+  const trained = curve.at(-1).step;
+  writeFinalModel(values.out, model, config, { step: pretrained + trained });
+  seconds.fineTune = elapsed();
+  console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
+  return curve;
+}
+
+/** Share of values found in other training code of this length: decides when the next stage begins. */
+async function check(length) {
+  const draw = random(seed + 1);
+  const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
+  const cell = { cases: 0, correct: 0, selected: 0 };
+  const sequences = [];
+  const asked = Math.min(ASKED, assignmentsIn(length));
+  while (sequences.length * asked < CHECK_CASES) {
+    const { tokens, cases } = task.keyValue(loader.next().inputs, length, assignmentsIn(length), asked, draw);
+    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
+  }
+  loader.close();
+  answerAll(sequences);
+  return cell.correct / cell.cases;
+}
+
+function assignmentsIn(length) {
+  return Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
+}
+
+/** Sets the gate of a branch to 0 in every layer; returns the function that restores it. */
+function switchOff(branch) {
+  const column = BRANCHES.indexOf(branch);
+  const biases = model.parameters.filter(({ name }) => name.endsWith('.gate.bias'));
+  const before = biases.map(({ value }) => Float32Array.from(value.read()));
+  const set = (valueAt) => {
+    for (const [i, parameter] of biases.entries()) {
+      const now = Float32Array.from(parameter.value.read());
+      parameter.value.write(now.map((bias, at) => (at % BRANCHES.length === column ? valueAt(i, at) : bias)));
+      parameter.changed();
+    }
+  };
+  set(() => -1e30);
+  return () => set((i, at) => before[i][at]);
+}
+
+async function evaluateAll() {
+  const started = performance.now();
+  const lengths = values.lengths.split(',').map(Number);
+  const found = [];
+  for (const without of [null, ...(values.without === '' ? [] : values.without.split(','))]) {
+    const switchOn = without === null ? undefined : switchOff(without);
+    for (const length of lengths) found.push(...(await evaluateLength(length, without)));
+    switchOn?.();
+  }
+  seconds.evaluation = (performance.now() - started) / 1000;
+  return found;
+}
+
+/** The same cases with all branches and without one: the code and the values depend on seed and length alone. */
+async function evaluateLength(length, without) {
+  const draw = random(seed + length);
+  const loader = await openCode(values.val, loaded.data.tokenizer, length, seed);
+  const depths = number('depths');
+  const trials = number('trials');
+  const cells = ['passkey', 'key-value'].flatMap((name) =>
+    Array.from({ length: depths }, (_, i) => ({
+      ...{ task: name, length, depth: depths === 1 ? 0 : i / (depths - 1), without, cases: 0, correct: 0, selected: 0 },
+    })),
+  );
+  const cellOf = (name, depth) =>
+    cells.find((cell) => cell.task === name && Math.abs(cell.depth - depth) <= 0.5001 / Math.max(1, depths - 1));
+  const sequences = [];
+  const take = () => loader.next().inputs;
+  for (let i = 0; i < depths; i++)
+    for (let trial = 0; trial < trials; trial++) {
+      const cell = cells[i];
+      const { tokens, cases } = task.passkey(take(), length, cell.depth, draw);
+      sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
+    }
+  const count = assignmentsIn(length);
+  const asked = Math.min(ASKED, count);
+  for (let trial = 0; trial < Math.ceil((KEY_VALUE_CASES * depths * trials) / asked); trial++) {
+    const { tokens, cases } = task.keyValue(take(), length, count, asked, draw);
+    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellOf('key-value', one.depth) })) });
+  }
+  loader.close();
+  answerAll(sequences);
+  const rows = cells
+    .filter(({ cases }) => cases > 0)
+    .map(({ selected, ...cell }) => ({
+      ...cell,
+      depth: Number(cell.depth.toFixed(3)),
+      accuracy: cell.correct / cell.cases,
+      selected: selected / cell.cases,
+    }));
+  for (const name of ['passkey', 'key-value']) console.log(summary(rows, name, length, without));
+  return rows;
+}
+
+/** Answers sequences of one length, as many in a pass as fit. */
+function answerAll(sequences) {
+  const perPass = Math.max(1, Math.floor((device.kind === 'cuda' ? 2 ** 18 : 2 ** 14) / sequences[0].tokens.length));
+  for (let i = 0; i < sequences.length; i += perPass) answer(sequences.slice(i, i + perPass));
+}
+
+/** Greedy answers by one pass: an answer is right if each of its tokens has the largest logit behind the true text before it. */
+function answer(sequences) {
+  const layout = new Sequences(
+    device,
+    sequences.map(({ tokens }) => tokens.length),
+  );
+  const sparse = sparseLayout(layout, model.shape.nsa);
+  const tape = new Tape(device, { record: false });
+  const packed = new Int32Array(layout.total);
+  for (const [i, { tokens }] of sequences.entries()) packed.set(tokens, layout.starts[i]);
+  const all = sequences.flatMap(({ cases, tokens }, i) =>
+    cases.map((one) => ({ ...one, tokens, start: layout.starts[i] })),
+  );
+  const rows = all.flatMap(({ start, at, length }) => Array.from({ length }, (_, i) => start + at - 1 + i));
+  const hasSelected = new Array(all.length).fill(false);
+  const observer = {
+    selected: (_layer, selected) => {
+      for (const [i, { start, at, factAt }] of all.entries()) {
+        if (hasSelected[i]) continue;
+        const blocks = selected.rows(start + at - 1, start + at).read(); // [1, G, n_sel]
+        hasSelected[i] = blocks.includes(Math.floor(factAt / model.shape.nsa.lSel));
+      }
+    },
+  };
+  const options = { layout: sparse, ...(model.shape.attention === 'nsa' && { observer }) };
+  const logits = model.logits(tape, tape.from(packed, [packed.length], 'i32'), rows, options).read();
+  const { vocabSize } = model.shape;
+  let row = 0;
+  for (const [i, { cell, at, length, tokens }] of all.entries()) {
+    let isRight = true;
+    for (let k = 0; k < length; k++, row++) {
+      const best = indexOfMax(logits, row * vocabSize, vocabSize);
+      if (best !== tokens[at + k]) isRight = false;
+    }
+    cell.cases++;
+    cell.correct += Number(isRight);
+    cell.selected += Number(hasSelected[i]);
+  }
+  tape.end();
+  sparse.blocks.free();
+  layout.free();
+}
+
+function indexOfMax(values, from, count) {
+  let best = 0;
+  for (let i = 1; i < count; i++) if (values[from + i] > values[from + best]) best = i;
+  return best;
+}
+
+function summary(rows, name, length, without) {
+  const these = rows.filter((row) => row.task === name && row.length === length && row.without === without);
+  const total = (key) => these.reduce((sum, row) => sum + row[key] * (key === 'correct' ? 1 : row.cases), 0);
+  const cases = these.reduce((sum, row) => sum + row.cases, 0);
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const worst = Math.min(...these.map(({ accuracy }) => accuracy));
+  return (
+    `${name.padEnd(9)} ${String(length).padStart(6)} ${without === null ? 'all branches' : `without ${without}`}: ` +
+    `${percent(total('correct') / cases)} of ${cases}, worst depth ${percent(worst)}, block selected ${percent(total('selected') / cases)}`
+  );
+}
+
+function report() {
+  console.log(`\nwrote ${join(values.out, 'retrieval.json')}; evaluated in ${seconds.evaluation.toFixed(0)} s`);
+}
