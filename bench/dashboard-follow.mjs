@@ -6,11 +6,12 @@
 //   -- <arguments>          of trefoil train (default: --config quickstart)
 // One training runs all the time; a client follows it through a dashboard in every second round. Rounds next to each other
 // are compared, so that drift of the machine cancels out. Prints one JSON value. Linux only.
-// slower_percent: median over pairs of rounds, with its 95 % interval (bootstrap). On cores that training and dashboard
-// share, only more_cpu_percent (CPU time of the trainer per step) tells what the training itself does more.
+// slower_percent: median over pairs of rounds, with its 95 % interval (bootstrap). Batches of equal shape on a GPU give the
+// least noise. more_cpu_percent: CPU time of all threads of the trainer per step. waits_percent: how much longer the trainer
+// waited for a core, in percent of its CPU time.
 // telemetry_step: time of a step that records attention.jsonl over that of its neighbours.
 import { spawn, spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -36,7 +37,6 @@ const rounds = 2 * Math.max(1, Math.round((1000 * Number(values.seconds)) / roun
 const EDGE_MS = 50;
 /** Steps at the start compile kernels and fill caches. */
 const WARM_UP = 50;
-const CLOCK_TICKS = 100;
 
 /** A process of Trefoil on some cores. */
 function start(cores, ...given) {
@@ -50,10 +50,15 @@ const quantile = (numbers, share) => sorted(numbers)[Math.min(numbers.length - 1
 const median = (numbers) => quantile(numbers, 0.5);
 const rounded = (value, digits) => Number(value.toFixed(digits));
 
-/** User and system time of a process in seconds. */
+/** Seconds that all threads of a process computed, and that they waited for a core. */
 function cpuSeconds(pid) {
-  const fields = readFileSync(`/proc/${pid}/stat`, 'latin1').split(') ')[1].split(' ');
-  return (Number(fields[11]) + Number(fields[12])) / CLOCK_TICKS;
+  const total = { ran: 0, waited: 0 };
+  for (const thread of readdirSync(`/proc/${pid}/task`)) {
+    const [ran, waited] = readFileSync(`/proc/${pid}/task/${thread}/schedstat`, 'latin1').split(' ').map(Number);
+    total.ran += ran / 1e9;
+    total.waited += waited / 1e9;
+  }
+  return total;
 }
 
 /** The steps of the run so far, as seconds since 1970 and the duration of a step in any unit. */
@@ -121,10 +126,10 @@ for (let i = 0; i < rounds; i++) {
   await setTimeout(roundMs);
   const end = Date.now();
   control.abort();
-  const used = cpuSeconds(trainer.pid) - cpu;
+  const used = cpuSeconds(trainer.pid);
   if (reading && (await reading) === 0) throw new Error('the stream sent nothing');
-  if (isFollowed) dashboardCpu += cpuSeconds(dashboard.pid) - ownCpu;
-  measured.push({ isFollowed, begin, end, cpu: used });
+  if (isFollowed) dashboardCpu += cpuSeconds(dashboard.pid).ran - ownCpu.ran;
+  measured.push({ isFollowed, begin, end, cpu: used.ran - cpu.ran, waits: used.waited - cpu.waited });
 }
 const steps = stepsOfRun();
 await stop();
@@ -138,7 +143,11 @@ const figures = measured.map((round) => {
 const pairs = Array.from({ length: rounds / 2 }, (_, i) => {
   const [a, b] = figures.slice(2 * i, 2 * i + 2);
   const [alone, followed] = a.isFollowed ? [b, a] : [a, b];
-  return { time: followed.time / alone.time, cpu: followed.cpuPerStep / alone.cpuPerStep };
+  return {
+    time: followed.time / alone.time,
+    cpu: followed.cpuPerStep / alone.cpuPerStep,
+    waits: (followed.waits - alone.waits) / alone.cpu,
+  };
 });
 /** Medians of samples drawn with replacement. */
 const resampled = Array.from({ length: 2000 }, () =>
@@ -174,6 +183,7 @@ console.log(
       ),
     ),
     more_cpu_percent: percent(median(pairs.map(({ cpu }) => cpu))),
+    waits_percent: rounded(100 * median(pairs.map(({ waits }) => waits)), 3),
     dashboard_cpu_percent: rounded((100 * dashboardCpu) / followedSeconds, 2),
     telemetry_step: telemetry.length > 0 ? rounded(median(telemetry), 4) : null,
   }),

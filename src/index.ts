@@ -84,10 +84,15 @@ export {
   type Observer,
   type PhiParameters,
 } from './model/attention.js';
-export { Block, FeedForward, type FeedForwardShape } from './model/block.js';
 export type { Kind as PageKind, KindLayout } from './model/cache.js';
 export { type CachedSequence, type CacheStep, DecodeCache, type WholeSequence } from './model/cache.js';
-export { type ForwardOptions, LanguageModel } from './model/language-model.js';
+export {
+  Block,
+  FeedForward,
+  type FeedForwardShape,
+  type ForwardOptions,
+  LanguageModel,
+} from './model/language-model.js';
 export { estimateMemory, type MemoryEstimate } from './model/memory.js';
 export type { Page, PageList, PageStore } from './model/pages.js';
 export { ParameterStore } from './model/parameters.js';
@@ -105,7 +110,7 @@ export type { SelectionStatistics } from './ops/attention/selection-counts/op.js
 export { Sequences } from './ops/common/sequences.js';
 export { Muon, type MuonOptions } from './ops/muon/op.js';
 export type { SavedCheckpoint, SaveOptions } from './run/checkpoint/save.js';
-export type { SectionName } from './run/logs/section.js';
+export type { SectionName } from './run/logs/heartbeat.js';
 export type { DeviceStep, Optimizer, OptimizerStep, Trainable, TrainedParameter } from './tensor/optimizer.js';
 export { Parameter } from './tensor/parameter.js';
 export type { ParameterStack } from './tensor/parameter-stack.js';
@@ -114,13 +119,12 @@ export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/
 export type { GradientSlot, Storage } from './tensor/tensor.js';
 export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
 export type { Spike as LossSpike, Spikes } from './train/anomalies.js';
-export type { AttentionStatistics } from './train/attention-statistics.js';
 export type { BatchUploader, DeviceBatch } from './train/batches.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
 export type { TokenBatch } from './train/iterable-loader.js';
-export type { Observed as StepObservations } from './train/observers.js';
-export type { RunCallbacks } from './train/options.js';
+export type { AttentionStatistics, Observed as StepObservations } from './train/observers.js';
+export type { RunCallbacks, TrainOptions, TrainResult, TrainStatus } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
 export type { SignalSource } from './train/signals.js';
@@ -134,7 +138,7 @@ export {
   type StepResult,
   type TrainableModel,
 } from './train/step.js';
-export { type TrainOptions, type TrainResult, type TrainStatus, train } from './train/train.js';
+export { train } from './train/train.js';
 export {
   type BatchSource,
   NonFiniteStep,

@@ -51,19 +51,27 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
       const assigned = new Map<string, string>();
       let questions = 0;
       for (const line of text.split('\n').slice(0, -1)) {
-        const [, key, value] = /^(\w+) = (\d{5})$/.exec(line) ?? [];
+        const [, key, value] = /^# key: ([a-z]+)(\d{5})$/.exec(line) ?? [];
         if (key) assigned.set(key, value);
-        const [, asked, answer] = /^# again: (\w+) = (\d{5})$/.exec(line) ?? [];
+        const [, asked, answer] = /^# again: ([a-z]+)(\d{5})$/.exec(line) ?? [];
         if (!asked) continue;
         questions++;
         expect(assigned.get(asked), line).toBe(answer);
       }
-      expect(assigned.has('PASSKEY')).toBe(true);
+      expect(assigned.has('password')).toBe(true);
       expect(questions).toBeGreaterThan(0);
-      // With a text share of 0 the targets are the answers, the digits of questions, and nothing else.
-      const counted = [...targets].filter((target) => target !== -100);
-      expect(tokenizer.decode(counted)).toMatch(/^( \d{5})+$/);
-      expect(tokenizer.decode(counted).length / 6).toBeGreaterThanOrEqual(questions);
+      // With a text share of 0 the targets are the answers and repeated code, and nothing else.
+      const runs: number[][] = [[]];
+      for (const target of targets) {
+        if (target !== -100) runs.at(-1)!.push(target);
+        else if (runs.at(-1)!.length > 0) runs.push([]);
+      }
+      const counted = runs.filter((run) => run.length > 0).map((run) => tokenizer.decode(run));
+      const answers = counted.filter((part) => /^\d{5}$/.test(part));
+      expect(answers.length).toBeGreaterThanOrEqual(questions);
+      const source = tokenizer.decode(code);
+      for (const part of counted) if (!answers.includes(part)) expect(source).toContain(part);
+      expect(counted.length).toBeGreaterThan(answers.length);
       for (const [i, target] of targets.entries())
         if (target !== -100 && i + 1 < 1024) expect(inputs[i + 1]).toBe(target);
     }
@@ -76,8 +84,8 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
     const single = task.passkey(code, 2000, 0.5, draw);
     const [asked] = single.cases;
     expect(single.tokens).toHaveLength(2000);
-    expect(tokenizer.decode(single.tokens)).toMatch(/\n# again: PASSKEY = \d{5}\n$/);
-    expect(tokenizer.decode(single.tokens).match(/PASSKEY/g)).toHaveLength(2);
+    expect(tokenizer.decode(single.tokens)).toMatch(/\n# again: password\d{5}\n$/);
+    expect(tokenizer.decode(single.tokens).match(/password/g)).toHaveLength(2);
     expect(valueAt(single.tokens, asked.factAt, asked)).toBe(valueAt(single.tokens, asked.at, asked));
     expect(asked.factAt / 2000).toBeCloseTo(0.5, 1);
 
@@ -86,7 +94,7 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
     expect(many.cases).toHaveLength(4);
     for (const one of many.cases) {
       expect(valueAt(many.tokens, one.factAt, one)).toBe(valueAt(many.tokens, one.at, one));
-      expect(valueAt(many.tokens, one.at, one)).toMatch(/^ \d{5}$/);
+      expect(valueAt(many.tokens, one.at, one)).toMatch(/^\d{5}$/);
       expect(Math.abs(one.factAt / 2000 - one.depth)).toBeLessThan(0.3);
     }
     expect(new Set(many.cases.map(({ depth }) => Math.floor(4 * depth))).size).toBe(4);
@@ -111,23 +119,26 @@ describe('retrieval.mjs', () => {
     expect(trained.code, trained.stderr).toBe(0);
     const { code, stderr } = await runNode([
       ...[program('retrieval.mjs'), '--model', inside('model'), '--train', inside('tokens'), '--val', inside('tokens')],
-      ...['--out', inside('retrieval'), '--stages', '256:2,128+256:3', '--tokens', '512', '--search-steps', '2'],
+      ...['--out', inside('retrieval'), '--stages', '256:25@512,128+256:2@512', '--search-steps', '2'],
       ...['--lengths', '256,512', '--depths', '3', '--trials', '2', '--device', 'cpu'],
     ]);
     expect(code, stderr).toBe(0);
     const result = JSON.parse(readFileSync(inside('retrieval', 'retrieval.json'), 'utf8')) as {
       rows: { task: string; length: number; depth: number; without: string | null; cases: number; correct: number }[];
-      curve: [number, number][];
+      curve: { step: number; length: number }[];
     };
     const passkeys = result.rows.filter(({ task, without }) => task === 'passkey' && without === null);
     expect(passkeys.map(({ length, depth, cases }) => [length, depth, cases])).toEqual(
       [256, 512].flatMap((length) => [0, 0.5, 1].map((depth) => [length, depth, 2])),
     );
     expect(result.rows.filter(({ without }) => without === 'sel')).toHaveLength(result.rows.length / 2);
-    expect(result.curve.at(-1)![0]).toBe(5);
+    expect(result.curve.map(({ step, length }) => [step, length])).toEqual([
+      [25, 256],
+      [27, 256],
+    ]);
     // The fine-tuned model can be loaded.
     const { code: generated } = await trefoil([
-      ...['generate', '--model', inside('retrieval'), '--prompt', 'KEY_', '--max-new-tokens', '4', '--greedy'],
+      ...['generate', '--model', inside('retrieval'), '--prompt', '# key: ', '--max-new-tokens', '4', '--greedy'],
     ]);
     expect(generated).toBe(0);
   });

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { writeFileAtomic } from '../src/files.js';
 import { pidExists } from '../src/process-identity.js';
-import { readSection } from '../src/run/logs/section.js';
+import { readSection } from '../src/run/logs/heartbeat.js';
 import { runPaths } from '../src/run/paths.js';
 import { trefoilMain } from '../src/testing/cli.js';
 import { type Hosts, openHosts } from '../src/testing/hosts.js';

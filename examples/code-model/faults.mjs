@@ -138,7 +138,7 @@ function startWatchdog() {
   const limits = ['step', 'fetch', 'save'].flatMap((section) => [`--deadline-${section}`, values.deadline]);
   const onAlert =
     `cat >> '${alertFile}'; case "$TREFOIL_ALERT_LEVEL $TREFOIL_ALERT_RULE" in ` +
-    `"red section"*|"red heartbeat"*) kill -9 "$(cat '${pidFile}')";; esac`;
+    `"red section"*|"red heartbeat"*) [ ! -e '${pidFile}' ] || kill -9 "$(cat '${pidFile}')";; esac`;
   const words = ['watch', '--dir', folders.disturbed, '--interval', '0.5', ...limits, '--command', onAlert];
   const child = spawn(process.execPath, [command, ...words], {
     stdio: ['ignore', 'ignore', openSync(join(out, 'watch.log'), 'w')],
@@ -152,11 +152,15 @@ async function supervise(faults) {
   for (;;) {
     starts++;
     trainer = startTrainer(folders.disturbed, 'disturbed.log');
-    writeFileSync(pidFile, String(trainer.child.pid));
     const current = trainer;
-    if (starts > 1)
-      until(() => current.step > 0 || current.isOver).then(() => note(`resumed, first step ${current.step}`));
+    // Only from its first step on: until then the watchdog still sees where its predecessor stopped.
+    until(() => current.step > 0 || current.isOver).then(() => {
+      if (current.isOver) return;
+      writeFileSync(pidFile, String(current.child.pid));
+      if (starts > 1) note(`resumed, first step ${current.step}`);
+    });
     const end = await current.ended;
+    rmSync(pidFile, { force: true });
     if (end.code === 0) {
       note('done');
       break;

@@ -14,68 +14,73 @@ export function openCode(path, tokenizer, length, seed) {
 }
 
 /**
- * Batches for all stages ({lengths, steps}): each length has an equal share of the `tokens` of a batch. `path`: token shards
- * of `tokenizer`; `textShare` of the tokens that are no answers count for the loss too.
+ * Starts the thread. `batches` yields `steps` batches of the current stage, each length of the stage with an equal share of
+ * the stage's `tokens`; `advance` changes to the next stage, after the batches that are already written. `path`: token
+ * shards of `tokenizer`; `textShare` of the tokens that are neither answers nor repeated count for the loss too.
  */
-export async function* trainingBatches(options) {
+export function startBatches(options) {
   const worker = new Worker(fileURLToPath(import.meta.url), { workerData: options });
   const failed = once(worker, 'error').then(([error]) => Promise.reject(error));
   failed.catch(() => {}); // awaited below
-  const count = options.stages.reduce((sum, { steps }) => sum + steps, 0);
   const queue = [];
   let wake = () => {};
   worker.on('message', (batch) => {
     queue.push(batch);
     wake();
   });
-  for (let i = 0; i < count; i++) {
-    if (queue.length === 0)
-      await Promise.race([
-        failed,
-        new Promise((resolve) => {
-          wake = resolve;
-        }),
-      ]);
-    yield queue.shift();
-    worker.postMessage('next');
-  }
-  await worker.terminate();
-}
-
-async function work({ path, tokenizer, stages, tokens, textShare, seed }) {
-  const task = new RetrievalTask(createTokenizer(tokenizer));
-  const draw = random(seed);
-  let credit = AHEAD;
-  let wake = () => {};
-  parentPort.on('message', () => {
-    credit++;
-    wake();
-  });
-  for (const { lengths, steps } of stages) {
-    const loaders = await Promise.all(lengths.map((length) => openCode(path, tokenizer, length, seed)));
-    for (let step = 0; step < steps; step++) {
-      while (credit === 0)
-        await new Promise((resolve) => {
+  async function* batches() {
+    for (let i = 0; i < options.steps; i++) {
+      if (queue.length === 0) {
+        const arrived = new Promise((resolve) => {
           wake = resolve;
         });
-      credit--;
-      parentPort.postMessage(batchOf(lengths, loaders));
-      await new Promise(setImmediate); // let messages in
+        await Promise.race([failed, arrived]);
+      }
+      yield queue.shift();
+      worker.postMessage('next');
     }
-    for (const loader of loaders) loader.close();
   }
-  parentPort.close();
+  return {
+    batches: batches(),
+    advance: () => worker.postMessage('advance'),
+    close: () => worker.terminate(),
+  };
+}
 
-  function batchOf(lengths, loaders) {
+async function work({ path, tokenizer, stages, steps, textShare, seed }) {
+  const task = new RetrievalTask(createTokenizer(tokenizer));
+  const draw = random(seed);
+  const loaders = new Map();
+  let stage = 0;
+  let credit = AHEAD;
+  let wake = () => {};
+  parentPort.on('message', (message) => {
+    if (message === 'advance') stage++;
+    else credit++;
+    wake();
+  });
+  for (let step = 0; step < steps; step++) {
+    while (credit === 0)
+      await new Promise((resolve) => {
+        wake = resolve;
+      });
+    credit--;
+    parentPort.postMessage(await batchOf(stages[stage]));
+    await new Promise(setImmediate); // let messages in
+  }
+
+  async function batchOf({ lengths, tokens }) {
     const [inputs, targets, starts] = [new Int32Array(tokens), new Int32Array(tokens), [0]];
-    for (const [i, length] of lengths.entries())
+    for (const length of lengths) {
+      if (!loaders.has(length)) loaders.set(length, await openCode(path, tokenizer, length, seed));
       for (let row = 0; row < tokens / lengths.length / length; row++) {
         const at = starts.at(-1);
-        const sequence = task.trainingSequence(loaders[i].next().inputs, length, textShare, draw);
+        const sequence = task.trainingSequence(loaders.get(length).next().inputs, length, textShare, draw);
         inputs.set(sequence.inputs, at);
         targets.set(sequence.targets, at);
         starts.push(at + length);
       }
+    }
     return { inputs, targets, cuSeqlens: Int32Array.from(starts) };
   }
 }

@@ -1,15 +1,18 @@
 // The retrieval task of retrieval.mjs: code with assignments in it, and questions for their values further on.
 //
-//   KEY_amber = 48213            an assignment, between two lines of the code
-//   # again: KEY_amber = 48213   a question: the value is the answer
+//   # key: amber48213      an assignment of the value 48213 to the key amber, between two lines of the code
+//   # again: amber48213    a question: the digits are the answer
 //
-// A passkey is the assignment of a name that occurs only once: PASSKEY = 48213.
+// A passkey is the only assignment of a sequence. Training sequences also repeat pieces of their own code.
 
 /** Number of different names. */
 const NAMES = 2048;
-const PASSKEY = 'PASSKEY';
+const PASSKEY = 'password';
 /** Largest share of a training sequence that is assignments and questions. */
-const MOST_LINES = 0.4;
+const MOST_LINES = 0.35;
+/** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
+const REPEATED = 0.2;
+const PIECE = { least: 24, most: 72, uncounted: 4 };
 /** Shortest distance between an assignment and its question, in tokens of the code. */
 const NEAREST = 32;
 /** Share of training sequences with few assignments. */
@@ -42,7 +45,7 @@ export class RetrievalTask {
     this.#tokenizer = tokenizer;
     this.#names = names;
     this.#newline = this.#encode('\n');
-    const { assignment, question } = this.#pair(`KEY_${names[0]}`, () => 0.5);
+    const { assignment, question } = this.#pair(names[0], () => 0.5);
     this.#tokensPerPair = assignment.length + 2 * question.length;
     this.#endsLine = Uint8Array.from({ length: tokenizer.vocabSize }, (_, id) =>
       Number(tokenizer.decode([id]).endsWith('\n')),
@@ -59,17 +62,26 @@ export class RetrievalTask {
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
     const pairs = this.#pairs(count - 1, draw);
     pairs.push(this.#pair(PASSKEY, draw));
-    const inserted = pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0);
-    const room = length + 1 - inserted;
     const lines = [];
+    const pieces = Array.from(
+      { length: Math.max(1, Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most))) },
+      () => Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
+    );
+    const inserted =
+      pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0) +
+      pieces.reduce((sum, size) => sum + size, 0);
+    const room = length + 1 - inserted;
     for (const pair of pairs) {
       const at = draw() * (room - 2 * NEAREST);
-      const farthest = room - at;
       lines.push({ at, tokens: pair.assignment, pair });
-      // One at any place behind, and one at a distance of any order of magnitude.
-      const places = [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
-      for (const distance of places)
+      for (const distance of distances(room - at, draw))
         lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
+    }
+    for (const size of pieces) {
+      const from = Math.floor(draw() * (room - size - NEAREST));
+      const [, distance] = distances(room - from - size, draw);
+      const tokens = [...code.subarray(from, from + size - 1), ...this.#newline];
+      lines.push({ at: from + size + distance, tokens, answer: size - 1 - PIECE.uncounted });
     }
     const { tokens, answers } = this.#write(code, room, lines);
     const targets = Int32Array.from(tokens.subarray(1), (token) => (draw() < textShare ? token : -100));
@@ -141,13 +153,13 @@ export class RetrievalTask {
   }
 
   #pairs(count, draw) {
-    return sample(this.#names, count, draw).map((name) => this.#pair(`KEY_${name}`, draw));
+    return sample(this.#names, count, draw).map((name) => this.#pair(name, draw));
   }
 
   #pair(name, draw) {
-    const value = this.#encode(` ${10_000 + Math.floor(draw() * 90_000)}`);
+    const value = this.#encode(String(10_000 + Math.floor(draw() * 90_000)));
     const line = (start) => [...this.#encode(start), ...value, ...this.#newline];
-    return { assignment: line(`${name} =`), question: line(`# again: ${name} =`), answerLength: value.length };
+    return { assignment: line(`# key: ${name}`), question: line(`# again: ${name}`), answerLength: value.length };
   }
 
   #encode(text) {
@@ -160,18 +172,21 @@ export class RetrievalTask {
   }
 }
 
-/** Lower-case words that are one token, with a space before them and behind `KEY_`; syllables where there are no such words. */
+/** Lower-case words that are one token with the space before them; syllables where there are no such words. */
 export function namesOf(tokenizer) {
-  const count = (text) => tokenizer.encode(text).length;
   const words = new Set();
   for (let id = 0; id < tokenizer.vocabSize && words.size < NAMES; id++) {
-    const word = tokenizer.decode([id]);
-    if (/^[a-z]{4,8}$/.test(word) && count(` ${word}`) === 1 && count(`KEY_${word}`) === count('KEY_') + 1)
-      words.add(word);
+    const [, word] = /^ ([a-z]{4,8})$/.exec(tokenizer.decode([id])) ?? [];
+    if (word !== undefined && word !== PASSKEY) words.add(word);
   }
   const syllables = [...'bdfgklmnprstvz'].flatMap((consonant) => [...'aeiou'].map((vowel) => consonant + vowel));
   for (const first of syllables) for (const second of syllables) if (words.size < NAMES) words.add(first + second);
   return [...words];
+}
+
+/** Two distances of at most `farthest` tokens: one anywhere, one of any order of magnitude. */
+function distances(farthest, draw) {
+  return [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
 }
 
 /** `count` different elements of a list, in random order. */

@@ -1,34 +1,38 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 4096:150,16384:150,65536:150] [--tokens 65536] [--lr 1e-3] [--optimizer muon|adamw] [--search-steps 300] [--search-every 2]
+//     [--stages 256:800@16384,…,65536:200] [--advance 0.95] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw]
+//     [--search-steps 0] [--search-every 2]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
-// The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of LENGTH[+LENGTH…]:STEPS, each
-// length with an equal share of the --tokens of a step; loss on the answers and 2 % of the other tokens. In the first
+// The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
+// LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
+// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left. In the first
 // --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
-// branch learns to find the block and does not forget it (docs/guide/long-context.md).
-// --stages none evaluates RUN as it is.
+// branch learns to find the block (docs/guide/long-context.md). --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
-// Writes DIR/model.safetensors, DIR/training.csv and DIR/retrieval.json.
+// Writes DIR/model.safetensors and DIR/retrieval.json.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trainer, writeFinalModel } from 'trefoil';
-import { openCode, trainingBatches } from './retrieval-batches.mjs';
+import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
+const STAGES =
+  '256:800@16384,512:500@16384,1024:300@16384,2048:150@32768,4096:150@32768,8192:80,16384:80,32768:60,65536:200';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
     train: { type: 'string' },
     val: { type: 'string' },
     out: { type: 'string' },
-    stages: { type: 'string', default: '4096:150,16384:150,65536:150' },
-    tokens: { type: 'string', default: '65536' },
+    stages: { type: 'string', default: STAGES },
     lr: { type: 'string', default: '1e-3' },
+    seconds: { type: 'string', default: '100000' },
+    advance: { type: 'string', default: '0.95' },
     optimizer: { type: 'string', default: 'muon' },
-    'search-steps': { type: 'string', default: '300' },
+    'search-steps': { type: 'string', default: '0' },
     'search-every': { type: 'string', default: '2' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
@@ -49,7 +53,12 @@ const ASKED = 32;
 const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
-const LOG_EVERY = 10;
+/** Steps between checks of what was learned, and cases of a check. */
+const CHECK_EVERY = 25;
+const CHECK_CASES = 64;
+const WARMUP_STEPS = 20;
+/** Share of the fine-tune in which the learning rate decays. */
+const DECAY_SHARE = 0.3;
 
 const seed = number('seed');
 const device = openDevice(values.device);
@@ -65,7 +74,6 @@ const result = {
   pretraining_steps: pretrained,
   device: device.name,
   stages: values.stages,
-  tokens_per_step: number('tokens'),
   lr: number('lr'),
   optimizer: values.optimizer,
   search_steps: number('search-steps'),
@@ -86,11 +94,13 @@ function number(name) {
 }
 
 function stageOf(text) {
-  const [lengths, steps] = text.split(':');
-  const stage = { lengths: lengths.split('+').map(Number), steps: Number(steps) };
-  const share = number('tokens') / stage.lengths.length;
-  if (!stage.lengths.every((length) => Number.isInteger(share / length)) || !(stage.steps > 0))
-    throw new Error(`--stages ${text}: want LENGTH[+LENGTH…]:STEPS, each length a divisor of its share of --tokens`);
+  const [, lengths, steps, tokens = '65536'] = /^([\d+]+):(\d+)(?:@(\d+))?$/.exec(text) ?? [];
+  const stage = { lengths: (lengths ?? '').split('+').map(Number), steps: Number(steps), tokens: Number(tokens) };
+  const share = stage.tokens / stage.lengths.length;
+  if (!(stage.steps > 0) || !stage.lengths.every((length) => Number.isInteger(share / length)))
+    throw new Error(
+      `--stages ${text}: want LENGTH[+LENGTH…]:STEPS[@TOKENS], each length a divisor of its share of TOKENS`,
+    );
   return stage;
 }
 
@@ -101,37 +111,78 @@ async function fineTune() {
   const config = parseConfig({
     ...{ model: modelKeys, nsa, data: { ...data, source: 'synthetic', path: null, val_path: null } },
     runtime: { ...runtime, precision: model.dtype === 'bf16' ? 'bf16' : 'fp32' },
-    train: {
-      ...{ steps, lr: number('lr'), optimizer: values.optimizer, weight_decay: 0.01, warmup_steps: 20 },
-      ...{ lr_schedule: 'wsd', wsd_decay_fraction: 0.3, lr_min_ratio: 0.05 },
-    },
+    train: { steps, optimizer: values.optimizer, weight_decay: 0.01 },
   });
-  const batches = {
-    ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, tokens: number('tokens') },
+  const source = startBatches({
+    ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps },
     ...{ textShare: TEXT_SHARE, seed },
+  });
+  const elapsed = () => (performance.now() - started) / 1000;
+  // Constant, then a linear decay at the end of the steps or of the time, whichever comes first.
+  const schedule = (step) => {
+    const left = 1 - Math.max((step - 1) / steps, elapsed() / number('seconds'));
+    return number('lr') * Math.min(1, step / WARMUP_STEPS, Math.max(0.02, left / DECAY_SHARE));
   };
-  const trainer = new Trainer({ model, data: trainingBatches(batches), config, steps });
-  const curve = [];
+  const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
   const isSearch = (step) =>
     step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0);
+  const curve = [];
+  let stage = 0;
+  let stepsOfStage = 0;
   let switchOn = isSearch(1) ? switchOff('sel') : undefined;
   let sum = 0;
   for await (const { step, loss, tokensPerSecond } of trainer) {
     sum += loss;
-    if (isSearch(step + 1) !== (switchOn !== undefined)) switchOn = switchOn ? switchOn() : switchOff('sel');
-    if (step % LOG_EVERY !== 0 && step !== steps) continue;
-    const mean = sum / (step % LOG_EVERY || LOG_EVERY);
-    sum = 0;
-    curve.push([step, Number(mean.toFixed(4))]);
-    console.log(`step ${step} loss ${mean.toFixed(4)} | ${Math.round(tokensPerSecond)} tokens/s`);
+    stepsOfStage++;
+    const isLast = step === steps || elapsed() > number('seconds');
+    if (switchOn !== undefined && (!isSearch(step + 1) || step % CHECK_EVERY === 0 || isLast)) switchOn = switchOn();
+    if (step % CHECK_EVERY === 0 || isLast) {
+      const length = Math.max(...stages[stage].lengths);
+      const found = await check(length);
+      const mean = sum / (step % CHECK_EVERY || CHECK_EVERY);
+      sum = 0;
+      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)) });
+      console.log(
+        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} % | ` +
+          `${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
+      );
+      const isLearned = found >= number('advance') || stepsOfStage >= stages[stage].steps;
+      if (stage + 1 < stages.length && isLearned) {
+        stage++;
+        stepsOfStage = 0;
+        source.advance();
+      }
+    }
+    if (isLast) break;
+    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff('sel');
   }
-  switchOn?.();
+  await source.close();
   trainer.free();
-  writeFinalModel(values.out, model, config, { step: pretrained + steps });
-  writeFileSync(join(values.out, 'training.csv'), `step,loss\n${curve.map((row) => row.join()).join('\n')}\n`);
-  seconds.fineTune = (performance.now() - started) / 1000;
-  console.log(`fine-tuned ${steps} steps in ${seconds.fineTune.toFixed(0)} s`);
+  const trained = curve.at(-1).step;
+  writeFinalModel(values.out, model, config, { step: pretrained + trained });
+  seconds.fineTune = elapsed();
+  console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
   return curve;
+}
+
+/** Share of values found in other training code of this length: decides when the next stage begins. */
+async function check(length) {
+  const draw = random(seed + 1);
+  const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
+  const cell = { cases: 0, correct: 0, selected: 0 };
+  const sequences = [];
+  const asked = Math.min(ASKED, assignmentsIn(length));
+  while (sequences.length * asked < CHECK_CASES) {
+    const { tokens, cases } = task.keyValue(loader.next().inputs, length, assignmentsIn(length), asked, draw);
+    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
+  }
+  loader.close();
+  answerAll(sequences);
+  return cell.correct / cell.cases;
+}
+
+function assignmentsIn(length) {
+  return Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
 }
 
 /** Sets the gate of a branch to 0 in every layer; returns the function that restores it. */
@@ -184,15 +235,14 @@ async function evaluateLength(length, without) {
       const { tokens, cases } = task.passkey(take(), length, cell.depth, draw);
       sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
     }
-  const count = Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
+  const count = assignmentsIn(length);
   const asked = Math.min(ASKED, count);
   for (let trial = 0; trial < Math.ceil((KEY_VALUE_CASES * depths * trials) / asked); trial++) {
     const { tokens, cases } = task.keyValue(take(), length, count, asked, draw);
     sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellOf('key-value', one.depth) })) });
   }
   loader.close();
-  const perPass = Math.max(1, Math.floor((device.kind === 'cuda' ? 2 ** 18 : 2 ** 14) / length));
-  for (let i = 0; i < sequences.length; i += perPass) answer(sequences.slice(i, i + perPass));
+  answerAll(sequences);
   const rows = cells
     .filter(({ cases }) => cases > 0)
     .map(({ selected, ...cell }) => ({
@@ -203,6 +253,12 @@ async function evaluateLength(length, without) {
     }));
   for (const name of ['passkey', 'key-value']) console.log(summary(rows, name, length, without));
   return rows;
+}
+
+/** Answers sequences of one length, as many in a pass as fit. */
+function answerAll(sequences) {
+  const perPass = Math.max(1, Math.floor((device.kind === 'cuda' ? 2 ** 18 : 2 ** 14) / sequences[0].tokens.length));
+  for (let i = 0; i < sequences.length; i += perPass) answer(sequences.slice(i, i + perPass));
 }
 
 /** Greedy answers by one pass: an answer is right if each of its tokens has the largest logit behind the true text before it. */

@@ -2,8 +2,7 @@
 import { randomUUID } from 'node:crypto';
 import { fileURLToPath } from 'node:url';
 import { parseTrainFlags } from '../config/flags.js';
-import { loadConfig } from '../config/load.js';
-import { pickConfigByGpuMemory } from '../config/pick.js';
+import { loadConfig, pickConfigByGpuMemory } from '../config/load.js';
 import { hint } from '../config/suggest.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';

@@ -2,8 +2,9 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
+import { shippedConfigs } from './files.js';
 import { parseTrainFlags } from './flags.js';
-import { loadConfig, readConfig, readSavedConfig } from './load.js';
+import { loadConfig, pickConfigByGpuMemory, readConfig, readSavedConfig } from './load.js';
 import { parseConfig } from './parse.js';
 import { toYaml } from './print.js';
 
@@ -209,4 +210,24 @@ describe('readSavedConfig', () => {
     writeFileSync(path, 'train:\n  lr: fast\n');
     expect(() => readSavedConfig(path)).toThrow(`train.lr: "fast" is not allowed; a number > 0 [${path}:2:7]`);
   });
+});
+
+describe('pickConfigByGpuMemory', () => {
+  // What drivers report for cards sold as 16, 24, 32, 40, 48, 80, 96 and 141 GB.
+  it.each([
+    [15.7, 'm7c_125m_24g'],
+    [23.6, 'm7c_125m_24g'],
+    [31.8, 'm7c_125m_24g'],
+    [39.4, 'm7c_125m_40g'],
+    [47.5, 'm7c_125m_40g'],
+    [79.1, 'm7c_125m_80g'],
+    [94.9, 'm7c_125m_80g'],
+    [139.8, 'm7c_125m_80g'],
+    [null, 'quickstart'],
+  ])('%s GiB: %s', (gib, name) => {
+    expect(pickConfigByGpuMemory(gib)).toBe(name);
+    expect(shippedConfigs()).toContain(name);
+  });
+
+  it.each([Number.NaN, -1])('refuses %s', (gib) => expect(() => pickConfigByGpuMemory(gib)).toThrow(RangeError));
 });

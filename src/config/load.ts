@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
-import { canRead, ignoredPath, impliedSource, readsPath } from './data-path.js';
+import { canRead, ignoredPath, impliedSource, readsPath } from './data-sources.js';
 import { findConfig, packageRoot, readLayer } from './files.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
@@ -157,4 +157,19 @@ export function readConfig(nameOrFile: string, overrides: ConfigInput = {}): Con
 /** Reads the config.yaml of a run, without environment and profile, which may have changed since. */
 export function readSavedConfig(path: string): Config {
   return check(readLayer({ path, label: path }), packageRoot);
+}
+
+/** Drivers report a little less than the nominal size of a card, so the limits lie well between the sizes. */
+const GPU_CONFIGS: readonly (readonly [atLeastGib: number, config: string])[] = [
+  [70, 'm7c_125m_80g'],
+  [35, 'm7c_125m_40g'],
+  [0, 'm7c_125m_24g'],
+];
+
+/** The config for a GPU with `gib` GiB of memory; null (no GPU) gives the quickstart, the only one that suits a CPU. */
+export function pickConfigByGpuMemory(gib: number | null): string {
+  if (gib === null) return 'quickstart';
+  const found = GPU_CONFIGS.find(([atLeast]) => gib >= atLeast);
+  if (found === undefined) throw new RangeError(`GPU memory of ${gib} GiB`);
+  return found[1];
 }

@@ -1,7 +1,7 @@
 /** Parses a plain object to a config, or to one line per problem: `path: value is not allowed; allowed values`. */
 import type { z } from 'zod';
 import { UsageError } from '../errors.js';
-import { impliedSource } from './data-path.js';
+import { impliedSource } from './data-sources.js';
 import { configSections, findKey, keysOf } from './keys.js';
 import { type Config, type ConfigInput, configSchema } from './schema.js';
 import { hint } from './suggest.js';

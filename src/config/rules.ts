@@ -1,7 +1,6 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
 import { greatestCommonDivisor } from '../numbers.js';
-import { readsPath } from './data-path.js';
-import { isOneOf, VALIDATION_PATH_SOURCES } from './data-sources.js';
+import { isOneOf, readsPath, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
 
 export interface RelationProblem {

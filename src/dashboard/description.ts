@@ -4,10 +4,9 @@ import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
 import { errorCode, fileError } from '../files.js';
-import { isPlainObject } from '../run/json.js';
+import { isPlainObject, parseObject } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { PIECE_BYTES, readLines, readSmallFile } from './log-reader.js';
-import { parseRecord } from './run-log.js';
 
 const SMALL_FILE_BYTES = 1024 * 1024;
 const MOST_KEYS = 2000;
@@ -48,7 +47,7 @@ function flatten(value: unknown, prefix: string, into: Map<string, string>): voi
 /** A JSON file of the run folder; null if it is missing or not an object. */
 export function readJson(path: string): Record<string, unknown> | null {
   const text = readSmallFile(path, SMALL_FILE_BYTES);
-  return (text !== undefined && parseRecord(text)) || null;
+  return (text !== undefined && parseObject(text)) || null;
 }
 
 /** Tokens of one optimizer step over all ranks; null if the config does not say. */
@@ -71,7 +70,7 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
   let newest: (typeof kept)[number] | undefined;
   let seen = 0;
   const add = (line: string) => {
-    const step = Number(/^\{"step":(\d+)[,}]/.exec(line)?.[1] ?? parseRecord(line)?.['step']);
+    const step = Number(/^\{"step":(\d+)[,}]/.exec(line)?.[1] ?? parseObject(line)?.['step']);
     if (!Number.isFinite(step)) return;
     while (kept.length > 0 && kept[kept.length - 1].step >= step) kept.pop();
     newest = { step, line };
@@ -89,7 +88,7 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
   }
   if (newest && kept.at(-1) !== newest) kept.push(newest);
   return kept.flatMap(({ step, line }) => {
-    const record = parseRecord(line);
+    const record = parseObject(line);
     return record ? [{ ...record, step }] : [];
   });
 }

@@ -1,6 +1,6 @@
 /** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
 import { setImmediate, setTimeout } from 'node:timers/promises';
-import { asNumber, isPlainObject } from '../run/json.js';
+import { asNumber, parseObject } from '../run/json.js';
 import { fallbackCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
@@ -224,7 +224,7 @@ const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
 
 /** Millions of lines are steps: of these only the columns are checked. */
 function parseBeat(line: string): Parsed {
-  const record = parseRecord(line);
+  const record = parseObject(line);
   if (!record) return {};
   if (record['msg'] !== 'progress') return parseEvent(line);
   if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(record[name]))) return {};
@@ -261,15 +261,4 @@ function parseCsv(line: string, columns: number): Parsed {
   const step = Number(cells[0]);
   if (cells.length < columns + 1 || cells[0] === '' || !Number.isFinite(step)) return {};
   return { row: { step, time: Number.NaN, values: cells.slice(1, columns + 1).map(Number) } };
-}
-
-/** A line of a JSON Lines file as an object; undefined if it is not one. */
-export function parseRecord(line: string): Record<string, unknown> | undefined {
-  try {
-    const parsed: unknown = JSON.parse(line);
-    return isPlainObject(parsed) ? parsed : undefined;
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-    return undefined; // a damaged line; the records around it remain readable
-  }
 }

@@ -4,8 +4,7 @@
  * `StreamLoader`.
  */
 
-import { ignoredPath, readsPath } from '../config/data-path.js';
-import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
+import { ignoredPath, isOneOf, readsPath, STREAMED_SOURCES } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config, ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';

@@ -13,9 +13,10 @@ export class GeneratedSequence {
   readonly index: number;
   /** The prompt and the tokens drawn so far. */
   readonly context: number[];
-  /** The distinct tokens of the context, for the repetition penalty. */
-  readonly seen: Set<number>;
+  /** The distinct tokens of the context, for the repetition penalty; collected when first read. */
+  readonly seen: Iterable<number> = { [Symbol.iterator]: () => this.#distinct() };
   finishReason: FinishReason | null = null;
+  #seen: Set<number> | null = null;
   #promptLength: number;
   #decoder: Decoder;
   #filter: StopFilter;
@@ -23,10 +24,14 @@ export class GeneratedSequence {
   constructor(index: number, context: number[], decoder: Decoder, filter: StopFilter) {
     this.index = index;
     this.context = context;
-    this.seen = new Set(context);
     this.#promptLength = context.length;
     this.#decoder = decoder;
     this.#filter = filter;
+  }
+
+  #distinct(): Iterator<number> {
+    this.#seen ??= new Set(this.context);
+    return this.#seen.values();
   }
 
   /** Number of tokens drawn. */
@@ -43,7 +48,7 @@ export class GeneratedSequence {
   continueWith(tokens: readonly number[], decoder: Decoder, filter: StopFilter): void {
     for (const token of tokens) {
       this.context.push(token);
-      this.seen.add(token);
+      this.#seen?.add(token);
     }
     this.#promptLength = this.context.length;
     this.#decoder = decoder;
@@ -55,7 +60,7 @@ export class GeneratedSequence {
   add(token: number, isEnd: boolean, maxNewTokens: number, maxContext: number): string {
     if (isEnd) return this.finish('separator');
     this.context.push(token);
-    this.seen.add(token);
+    this.#seen?.add(token);
     const { text, stopped } = this.#filter.push(this.#decoder.push(token));
     if (stopped) {
       this.finishReason = 'stop';

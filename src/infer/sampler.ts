@@ -172,20 +172,44 @@ function only({ tokens, weights }: Weighed, isWanted: (weight: number) => boolea
   return { tokens: kept.subarray(0, count), weights: wanted, mass: sum(wanted) };
 }
 
-/** The most probable tokens that together reach the share `p`. */
+/** The most probable tokens that together reach the share `p`, the most probable first. */
 function nucleus(logits: Float32Array, all: Weighed, p: number): Weighed {
-  // All tokens below (1 - p) / count together have less than 1 - p: they are never needed, and few remain to sort.
-  const least = ((1 - p) * all.mass) / all.weights.length;
-  const { tokens, weights } = only(all, (weight) => weight >= least);
-  const tokenAt = (i: number) => tokens?.[i] ?? i;
-  // Sort by logit: weights of different logits may round to the same number.
-  const order = Array.from(weights, (_, i) => i);
-  order.sort((a, b) => logits[tokenAt(b)] - logits[tokenAt(a)] || tokenAt(a) - tokenAt(b));
+  const target = p * all.mass;
+  // A few of the most probable tokens are enough as a rule, and few are sorted fast. The margin is more than rounding.
+  let candidates = only(all, (weight) => weight >= FIRST_CUT);
+  for (let cut = FIRST_CUT / 16; candidates.mass < target * (1 + 1e-9); cut /= 16) {
+    // All tokens below (1 - p) / count together have less than 1 - p: they are never needed.
+    const least = ((1 - p) * all.mass) / all.weights.length;
+    candidates = only(all, (weight) => weight >= Math.max(cut, least));
+    if (cut <= least) break;
+  }
+  const { tokens, weights } = candidates;
+  const order = descending(weights.length, (i) => logits[tokens?.[i] ?? i]);
   let count = 0;
-  for (let reached = 0; count < order.length && reached < p * all.mass; count++) reached += weights[order[count]];
-  const first = order.slice(0, count);
+  for (let reached = 0; count < order.length && reached < target; count++) reached += weights[order[count]];
+  const first = order.subarray(0, count);
   const kept = Float64Array.from(first, (i) => weights[i]);
-  return { tokens: Int32Array.from(first, tokenAt), weights: kept, mass: sum(kept) };
+  return { tokens: Int32Array.from(first, (i) => tokens?.[i] ?? i), weights: kept, mass: sum(kept) };
+}
+
+/** Weight of the tokens that are tried first; that of the most probable one is 1. */
+const FIRST_CUT = 1 / 64;
+const PLACES = 2 ** 21;
+
+/** The places 0 … count - 1 by falling logit, the lower place first among equals. Logits: weights may round to equals. */
+function descending(count: number, logitAt: (place: number) => number): Int32Array {
+  if (count > PLACES) throw new Error(`${count} tokens are more than can be sorted`);
+  const float = new Float32Array(1);
+  const bits = new Int32Array(float.buffer);
+  // One number for the logit, in whose bits integers have the order of floats, and for the place: typed arrays of
+  // numbers are sorted without a callback.
+  const keys = new Float64Array(count);
+  for (let place = 0; place < count; place++) {
+    float[0] = logitAt(place) + 0; // -0 becomes 0
+    const ordered = bits[0] < 0 ? bits[0] ^ 0x7fff_ffff : bits[0];
+    keys[place] = -ordered * PLACES + place;
+  }
+  return Int32Array.from(keys.sort(), (key) => ((key % PLACES) + PLACES) % PLACES);
 }
 
 function sum(weights: Float64Array): number {

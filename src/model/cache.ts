@@ -254,7 +254,7 @@ export class DecodeCache {
 
   /** Adds `count` tokens whose pages the caller fills (`blockPages`). */
   append(sequence: CachedSequence, count: number): void {
-    makeRoom(sequence, sequence.length + count, this.#kinds, this.shape, false);
+    makeRoom(sequence, sequence.length + count, this.#kinds, this.shape, { isFresh: false, isZeroed: false });
     grow(sequence, count, this.#kinds, this.shape);
   }
 
@@ -283,7 +283,7 @@ export class DecodeCache {
 
   /** Allocates pages for one more token, which a device step will write. `CachedSequence.table` may change. */
   reserve(sequence: CachedSequence): void {
-    makeRoom(sequence, sequence.length + 1, this.#kinds, this.shape, false);
+    makeRoom(sequence, sequence.length + 1, this.#kinds, this.shape, { isFresh: false });
   }
 
   /** Records that the token of `reserve` was written. */
@@ -386,7 +386,7 @@ export class CacheStep {
     this.done = numbers(settled.map((length, i) => (compressedCount(length, l, d) - known[i]) * d));
     this.isFresh = lengths.every((length) => length === 0);
     sequences.forEach((sequence, i) => {
-      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, this.isFresh && drafts[i] === 0);
+      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, { isFresh: this.isFresh && drafts[i] === 0 });
     });
     this.#tables = new Map(
       [...kinds.keys()].map((kind) => {
@@ -514,13 +514,13 @@ function makeRoom(
   end: number,
   kinds: ReadonlyMap<Kind, KindLayout>,
   shape: ModelShape,
-  isFresh: boolean,
+  { isFresh, isZeroed = true }: { readonly isFresh: boolean; readonly isZeroed?: boolean },
 ): void {
   const { l, d } = shape.nsa;
   for (const [kind, { size }] of kinds) {
     const list = listOf(lists, kind);
     const room = (from: number, to: number) => {
-      if (to > from) list.writable(Math.floor(from / size), Math.ceil(to / size));
+      if (to > from) list.writable(Math.floor(from / size), Math.ceil(to / size), isZeroed);
     };
     if (kind === 'sel') room(length, end);
     else if (kind === 'cmp') room(compressedCount(settled, l, d), compressedCount(end, l, d));

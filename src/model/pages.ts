@@ -29,10 +29,12 @@ export class PageStore {
     return this.#pages * this.numbers * DTYPE_BYTES[this.dtype];
   }
 
-  /** A page with one owner. */
-  take(): Page {
+  /** A page of zeros with one owner, or of undefined content that the caller overwrites. */
+  take(isZeroed = true): Page {
     this.#pages += 1;
-    return { memory: Tensor.zeros(this.device, [this.numbers], this.dtype), holders: 1 };
+    const memory = Tensor.empty(this.device, [this.numbers], this.dtype);
+    if (isZeroed) memory.zero();
+    return { memory, holders: 1 };
   }
 
   /** Gives up one share of a page; the last owner frees it. */
@@ -45,7 +47,7 @@ export class PageStore {
 
   /** An unshared page with the same content. */
   copy(page: Page): Page {
-    const copy = this.take();
+    const copy = this.take(false);
     copy.memory.copyFrom(page.memory);
     this.release(page);
     return copy;
@@ -67,12 +69,15 @@ export class PageList {
     this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'f64');
   }
 
-  /** Allocates or copies the pages `from` to `to` (exclusive) so that this sequence can write to them. */
-  writable(from: number, to: number): void {
+  /**
+   * Allocates or copies the pages `from` to `to` (exclusive) so that this sequence can write to them. New pages are zeros,
+   * unless the caller overwrites all of them.
+   */
+  writable(from: number, to: number, isZeroed = true): void {
     while (this.#pages.length < to) this.#put(this.#pages.length, null);
     for (let i = from; i < to; i++) {
       const page = this.#pages[i];
-      if (page === null) this.#put(i, this.#store.take());
+      if (page === null) this.#put(i, this.#store.take(isZeroed));
       else if (page.holders > 1) this.#put(i, this.#store.copy(page));
     }
   }

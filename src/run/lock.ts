@@ -4,7 +4,7 @@ import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from '
 import { UsageError } from '../errors.js';
 import { errorCode, fileError } from '../files.js';
 import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
-import { isPlainObject } from './json.js';
+import { isPlainObject, parseObject } from './json.js';
 
 export interface LockOwner extends ProcessIdentity {
   /** When the run took the lock, ISO 8601. */
@@ -113,12 +113,8 @@ function readLock(path: string): LockContent {
     if (errorCode(error) === 'ENOENT') return 'gone';
     throw fileError('read', path, error);
   }
-  try {
-    const parsed: unknown = JSON.parse(text);
-    if (isOwner(parsed)) return { ...UNKNOWN_START, ...parsed };
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-  }
+  const parsed = parseObject(text);
+  if (isOwner(parsed)) return { ...UNKNOWN_START, ...parsed };
   return age < UNFINISHED_MS ? 'unfinished' : 'damaged';
 }
 

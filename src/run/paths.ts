@@ -2,9 +2,9 @@
  * Where each file of a run lies, and the marks that control it. Apart from the folder's writer, because a watchdog that looks
  * at a run should not load a YAML library for it.
  */
-import { readdirSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
-import { errorCode, statOrUndefined, writeFileAtomic } from '../files.js';
+import { errorCode, writeFileAtomic } from '../files.js';
 
 /** All names are here and nowhere else. */
 export function runPaths(outDir: string) {
@@ -73,7 +73,7 @@ const SECTION_NAME = /^\.section_rank\d+$/;
 
 /** The text of a small control file without its label; looked at every step, so a missing file is the fast path. */
 function readMark(path: string): string | undefined {
-  if (!statOrUndefined(path)) return undefined;
+  if (!existsSync(path)) return undefined;
   try {
     return (
       readFileSync(path, 'utf8')

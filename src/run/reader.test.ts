@@ -3,8 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { temporaryFolder } from '../testing/run.js';
 import { readCsv, TRAINING_CSV, tailCsv } from './logs/csv.js';
-import { HeartbeatWriter } from './logs/heartbeat.js';
-import { SectionWriter } from './logs/section.js';
+import { HeartbeatWriter, SectionWriter } from './logs/heartbeat.js';
 import { writeHalt } from './paths.js';
 import { findRuns, readJsonFile, readRun } from './reader.js';
 

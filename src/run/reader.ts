@@ -6,11 +6,10 @@
 import { basename, join, resolve } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
 import { namesIn, readText, statOrUndefined } from '../files.js';
-import { isPlainObject } from './json.js';
+import { parseObject } from './json.js';
 import { type LockOwner, readLockOwner } from './lock.js';
 import { type CsvRow, type CsvSchema, TRAINING_CSV, tailCsv, VAL_CSV } from './logs/csv.js';
-import { type Heartbeat, tailHeartbeats } from './logs/heartbeat.js';
-import { readSection, type Section } from './logs/section.js';
+import { type Heartbeat, readSection, type Section, tailHeartbeats } from './logs/heartbeat.js';
 import { type RunPaths, readAnomaly, readHalt, runPaths } from './paths.js';
 
 export interface RankView {
@@ -88,14 +87,7 @@ function ranksIn(folder: string): number[] {
 /** metrics.json, env.json and the like: undefined when missing, or when there is no JSON object in it. */
 export function readJsonFile(path: string): Record<string, unknown> | undefined {
   const text = readText(path);
-  if (text === undefined) return undefined;
-  try {
-    const parsed: unknown = JSON.parse(text);
-    return isPlainObject(parsed) ? parsed : undefined;
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-    return undefined; // These files are replaced as a whole: what is no JSON was not written by a run.
-  }
+  return text === undefined ? undefined : parseObject(text);
 }
 
 /** The folders below `folder` that hold a run, and `folder` itself if it is one. */

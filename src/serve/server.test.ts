@@ -142,7 +142,7 @@ describe('POST /v1/completions', () => {
     expect(progress.length).toBeGreaterThan(4);
     expect(progress.at(-1)).toMatchObject({ total: 700, cached: 0, processed: 700, seconds_left: 0 });
     const again = await client.completions.create({ ...BASE, prompt: 'x'.repeat(700), max_tokens: 1 });
-    expect(again.usage?.prompt_tokens_details?.cached_tokens).toBe(640);
+    expect(again.usage?.prompt_tokens_details?.cached_tokens).toBe(699);
     const salted = await client.completions.create(extra({ ...BASE, prompt: 'x'.repeat(700), cache_salt: 'mine' }));
     expect(salted.usage?.prompt_tokens_details?.cached_tokens).toBe(0);
   });

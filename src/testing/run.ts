@@ -4,10 +4,11 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
-import { readsPath } from '../config/data-path.js';
+import { readsPath } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
-import { type TrainOptions, type TrainResult, train } from '../train/train.js';
+import type { TrainOptions, TrainResult } from '../train/options.js';
+import { train } from '../train/train.js';
 import { cpu } from './devices.js';
 
 export function temporaryFolder(): { path: string; remove: () => void } {

@@ -1,4 +1,4 @@
-/** The mean loss over validation batches, weighted by their numbers of targets. */
+/** The mean loss over validation batches, weighted by their numbers of targets, and by position in the context. */
 import type { Config } from '../config/schema.js';
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
@@ -9,7 +9,6 @@ import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { Tape } from '../tensor/tape.js';
 import { BatchUploader } from './batches.js';
-import { type PositionLoss, PositionLosses } from './position-loss.js';
 import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 import type { LossFunction, TrainableModel } from './step.js';
 import { openTrainingData } from './training-data.js';
@@ -131,4 +130,39 @@ function targetBytes(batches: readonly Batch[], tokenizer: Tokenizer): number {
   for (const { targets } of batches)
     for (const target of targets) if (target !== IGNORED_TARGET) bytes += tokenizer.byteLength(target);
   return bytes;
+}
+
+/** The mean loss of the targets that are predicted from `from` to `to` tokens of context. */
+export interface PositionLoss {
+  readonly from: number;
+  readonly to: number;
+  readonly targets: number;
+  /** In nats. */
+  readonly loss: number;
+}
+
+/** Sums by position. The first row has a context of one token, then 2, 3 to 4, 5 to 8 and so on. */
+export class PositionLosses {
+  readonly #sums: number[] = [];
+  readonly #counts: number[] = [];
+
+  /** `losses`: one per target of the batch. Positions count from the start of each sequence that attention treats apart. */
+  add({ targets, cuSeqlens }: Batch, losses: ArrayLike<number>): void {
+    for (let sequence = 0; sequence + 1 < cuSeqlens.length; sequence++)
+      for (let i = cuSeqlens[sequence]; i < cuSeqlens[sequence + 1]; i++) {
+        if (targets[i] === IGNORED_TARGET) continue;
+        const row = 32 - Math.clz32(i - cuSeqlens[sequence]);
+        this.#sums[row] = (this.#sums[row] ?? 0) + losses[i];
+        this.#counts[row] = (this.#counts[row] ?? 0) + 1;
+      }
+  }
+
+  rows(): PositionLoss[] {
+    return Array.from(this.#counts, (targets, row) => ({
+      from: row === 0 ? 1 : 2 ** (row - 1) + 1,
+      to: 2 ** row,
+      targets: targets ?? 0,
+      loss: (this.#sums[row] ?? 0) / (targets ?? 0),
+    })).filter(({ targets }) => targets > 0);
+  }
 }

@@ -5,14 +5,13 @@ import type { SparseStartState } from '../model/sparse-start.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
-import { type HeartbeatFields, HeartbeatWriter } from '../run/logs/heartbeat.js';
-import { JsonLinesWriter } from '../run/logs/json-lines.js';
+import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../run/logs/heartbeat.js';
+import { JsonLinesWriter } from '../run/logs/log-file.js';
 import type { LogThread } from '../run/logs/log-thread.js';
-import { type SectionName, SectionWriter } from '../run/logs/section.js';
 import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
-import type { AttentionStatistics } from './attention-statistics.js';
 import type { Evaluation } from './evaluate.js';
+import type { AttentionStatistics } from './observers.js';
 import type { TrainingStep } from './trainer.js';
 
 /** The facts of one optimizer step, as a run records them. */

@@ -1,4 +1,10 @@
-/** `train`: a training run from a config to its final files. Opens everything, resumes if asked, runs, closes everything. */
+/**
+ * `train`: a training run from a config to its final files. Opens everything, resumes if asked, runs, closes everything.
+ *
+ * The way of a step through this folder: `Run` (run.ts) asks `Trainer` (trainer.ts) for the next step; that fetches the
+ * batches, launches a `Stepper` (step.ts from the host, device-stepper.ts as a graph of the GPU), judges the result and
+ * applies the update. Of the `TrainingStep` that comes back, `Run` makes the `StepRecord` that records.ts writes.
+ */
 import { existsSync } from 'node:fs';
 import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
@@ -30,8 +36,6 @@ import { isEvaluationDue, type RankLogger, Run } from './run.js';
 import { watchSignals } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
-
-export type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 
 /** The exit code of `trefoil train` for each way a run ends. */
 export const EXIT_CODES: Record<TrainStatus, number> = {

@@ -6,7 +6,7 @@ import type { Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, type SparseStartState, sparseStartOf } from '../model/sparse-start.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
-import type { SectionName } from '../run/logs/section.js';
+import type { SectionName } from '../run/logs/heartbeat.js';
 import type { Optimizer } from '../tensor/optimizer.js';
 import { type Spike, Spikes } from './anomalies.js';
 import { BatchUploader } from './batches.js';

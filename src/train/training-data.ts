@@ -1,13 +1,13 @@
-/** Opens the data of a run: with a time limit for the source, and synthetic tokens as a fallback if the config allows it. */
+/** The data of a run: a time limit for its source, and synthetic tokens in place of a source that fails, if the config allows it. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
-import { type BuildProgress, type Loader, openLoader } from '../data/loader.js';
+import type { Batch } from '../data/batch.js';
+import { type BuildProgress, type Loader, type LoaderTelemetry, openLoader } from '../data/loader.js';
 import { MORE_TIME } from '../data/sources/http.js';
 import type { Environment } from '../environment.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
-import { FallbackLoader } from './fallback-loader.js';
 
 type Say = (line: string) => void;
 export interface TrainingData {
@@ -165,5 +165,93 @@ class StallLimit {
 
   end(): void {
     clearInterval(this.#timer);
+  }
+}
+
+/**
+ * Switches to synthetic tokens when its source fails (--synthetic-on-fail). The position is always that of the real source,
+ * so a run that is resumed later continues where real data ended.
+ */
+export class FallbackLoader implements Loader {
+  readonly vocabSize: number;
+  readonly tokensPerEpoch: number;
+  readonly samplesPerEpoch: number;
+  readonly #real: Loader;
+  readonly #standIn: Loader;
+  readonly #onReplaced: (error: TrefoilError) => void;
+  #replaced = false;
+
+  constructor(real: Loader, standIn: Loader, onReplaced: (error: TrefoilError) => void) {
+    this.#real = real;
+    this.#standIn = standIn;
+    this.#onReplaced = onReplaced;
+    this.vocabSize = real.vocabSize;
+    this.tokensPerEpoch = real.tokensPerEpoch;
+    this.samplesPerEpoch = real.samplesPerEpoch;
+  }
+
+  /** Whether batches are synthetic now. */
+  get replaced(): boolean {
+    return this.#replaced;
+  }
+
+  /** 0 while the source is replaced: a loss on random tokens would look like a measurement. */
+  get validationSamples(): number {
+    return this.#replaced ? 0 : this.#real.validationSamples;
+  }
+
+  async ready(batches: number): Promise<void> {
+    if (this.#replaced) return;
+    try {
+      await this.#real.ready?.(batches);
+    } catch (error) {
+      this.#replace(error);
+    }
+  }
+
+  isReady(batches: number): boolean {
+    return this.#replaced || (this.#real.isReady?.(batches) ?? true);
+  }
+
+  async readyToEvaluate(batches: number): Promise<void> {
+    await this.#real.readyToEvaluate?.(batches);
+  }
+
+  next(): Batch {
+    if (!this.#replaced) {
+      try {
+        return this.#real.next();
+      } catch (error) {
+        this.#replace(error);
+      }
+    }
+    return this.#standIn.next();
+  }
+
+  telemetry(): LoaderTelemetry {
+    return this.#real.telemetry?.() ?? { documents: 0, bytes: 0, queueFill: 0 };
+  }
+
+  state(): object {
+    return this.#real.state();
+  }
+
+  restore(state: unknown): void {
+    this.#real.restore(state);
+  }
+
+  evalBatches(count: number): Iterable<Batch> {
+    return this.#real.evalBatches(count);
+  }
+
+  close(): void {
+    this.#real.close();
+    this.#standIn.close();
+  }
+
+  #replace(error: unknown): void {
+    if (!(error instanceof TrefoilError)) throw error;
+    this.#replaced = true;
+    this.#onReplaced(error);
   }
 }

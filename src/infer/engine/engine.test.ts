@@ -179,22 +179,31 @@ describe('a text', () => {
   });
 });
 
+it('runs once before the first request, and keeps no page', async () => {
+  await withEngine(sparse, {}, async (engine) => {
+    engine.warmUp();
+    expect(engine.stats().pageBytes).toBe(0);
+  });
+});
+
 describe('the prefix cache', () => {
-  it('reads a repeated prompt from the last block on, for the same salt only', async () => {
+  it('reads the last token of a repeated prompt, and others from a common block on, for the same salt only', async () => {
     await withEngine(sparse, { tile: 128 }, async (engine) => {
       const cached = async (prompt: number[], cacheSalt = '') => {
         const [end] = (await events(engine, { prompt, maxNewTokens: 1, cacheSalt })).slice(-1);
         return end.type === 'end' ? end.usage.cachedTokens : null;
       };
       expect(await cached(text(400, 1))).toBe(0);
-      expect(await cached(text(400, 1))).toBe(384);
+      expect(await cached(text(400, 1))).toBe(399);
+      expect(await cached([...text(400, 1), 7])).toBe(399); // a text that goes on
       expect(await cached(text(385, 1))).toBe(384);
       expect(await cached(text(384, 1))).toBe(256); // the last token is read to get its logits
+      expect(await cached(text(384, 1))).toBe(383);
       expect(await cached(text(400, 1), 'other')).toBe(0);
       expect(await cached([...text(256, 1), ...text(100, 2)])).toBe(256);
       expect(engine.stats()).toMatchObject({
-        prefixQueries: 400 * 3 + 385 + 384 + 356,
-        prefixHits: 384 + 384 + 256 + 256,
+        prefixQueries: 400 * 3 + 401 + 385 + 384 * 2 + 356,
+        prefixHits: 399 * 2 + 384 + 256 + 383 + 256,
       });
     });
   });
@@ -219,7 +228,7 @@ describe('the prefix cache', () => {
         expect(engine.stats().pageBytes).toBeLessThanOrEqual(600_000);
       }
       expect(engine.stats().pageBytes).toBeGreaterThan(300_000);
-      expect(await cached(29)).toBe(256);
+      expect(await cached(29)).toBe(299);
       expect(await cached(1)).toBe(0);
     });
   });

@@ -11,28 +11,21 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
-import { SETTINGS } from '../../ops/sample/op.js';
 import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
+import { drawSettings, warmUpSteps } from './device-steps.js';
 import { PromptLookup } from './drafts.js';
 import { modelFingerprint } from './fingerprint.js';
 import type { Engine, EngineOptions, EngineStats, EventSink } from './interface.js';
 import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
 import { PrefixFiles } from './prefix-files.js';
-import {
-  type CheckedRequest,
-  checkRequest,
-  type EngineEvent,
-  type EngineRequest,
-  type PositionLogprobs,
-  RequestRefused,
-  type TokenMask,
-} from './request.js';
+import { type CheckedRequest, checkRequest, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
+import type { Share, Slot } from './slot.js';
 
 const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
 const GIB = 2 ** 30;
@@ -43,36 +36,6 @@ const GPU_SLACK = 1 / 16;
 /** An engine for a model that `loadModel` returned. */
 export function createEngine(source: TextSource, options: EngineOptions = {}): Engine {
   return new BatchEngine(source, options);
-}
-
-interface Slot {
-  readonly request: CheckedRequest;
-  readonly sequence: GeneratedSequence;
-  readonly sink: EventSink;
-  readonly reserved: number;
-  readonly submittedAt: number;
-  readonly promptLogprobs: PositionLogprobs[];
-  /** Null while the request waits. */
-  cached: CachedSequence | null;
-  mask: TokenMask | null;
-  readonly lookup: PromptLookup | null;
-  startedAt: number;
-  readAt: number;
-  cachedTokens: number;
-  isCancelled: boolean;
-  /** While the beginning of the prompt is read from files. */
-  isLoading: boolean;
-}
-
-/** What a step reads for one request. */
-interface Share {
-  readonly slot: Slot;
-  readonly cached: CachedSequence;
-  readonly tokens: readonly number[];
-  /** Number of its last tokens that are guesses. */
-  readonly drafts: number;
-  /** Number of its last tokens whose logits are needed. */
-  readonly rows: number;
 }
 
 class BatchEngine implements Engine {
@@ -202,7 +165,7 @@ class BatchEngine implements Engine {
       // A GPU chooses kernels by the number of tokens, and its pool gets the memory of a tile.
       for (const count of isGpu ? [tile, tile, 1] : [8, 1])
         this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
-      for (let i = 0; i < 2 && this.#decoder?.hasRoom([sequence]); i++) this.#decoder.launch([sequence], [0]);
+      if (this.#decoder) warmUpSteps(this.#decoder, sequence, this.maxBatch);
       this.#source.model.device.synchronize();
     } finally {
       sequence.free();
@@ -250,6 +213,7 @@ class BatchEngine implements Engine {
       submittedAt: performance.now(),
       promptLogprobs: [],
       cached: null,
+      name: null,
       mask: null,
       startedAt: 0,
       readAt: 0,
@@ -334,7 +298,8 @@ class BatchEngine implements Engine {
   #start(slot: Slot): void {
     const { prompt, promptLogprobs, cacheSalt } = slot.request;
     this.#reserved += slot.reserved;
-    const found = promptLogprobs === null ? this.#prefixes?.longest(cacheSalt, prompt) : null;
+    slot.name = this.#prefixes?.name(cacheSalt, slot.sequence.context) ?? null;
+    const found = promptLogprobs === null && slot.name ? this.#prefixes?.longest(slot.name, prompt.length) : null;
     slot.cached = found ?? this.#cache.sequence();
     slot.cachedTokens = slot.cached.length;
     slot.startedAt = performance.now();
@@ -348,10 +313,10 @@ class BatchEngine implements Engine {
   /** Continues the cached part of a prompt with blocks from files; the request takes part in steps again after that. */
   async #load(prefixes: PrefixCache, slot: Slot, cached: CachedSequence): Promise<void> {
     const isWanted = () => slot.cached === cached;
-    const { cacheSalt, prompt } = slot.request;
+    const { name, request } = slot;
     slot.isLoading = true;
     try {
-      await prefixes.load(cacheSalt, prompt, cached, isWanted);
+      if (name) await prefixes.load(name, request.prompt.length, cached, isWanted);
     } catch (error) {
       this.#failure ??= error;
     }
@@ -370,7 +335,7 @@ class BatchEngine implements Engine {
       if (!cached || slot.isLoading) continue;
       const unread = sequence.context.length - cached.length;
       const isPrompt = cached.length < request.prompt.length;
-      const count = isPrompt ? Math.min(left, unread, this.#prefixes?.untilBlock(cached.length) ?? unread) : 1;
+      const count = isPrompt ? Math.min(left, this.#untilKept(slot, cached)) : 1;
       if (count === 0) continue;
       if (isPrompt) left -= count;
       const isLast = count === unread;
@@ -382,6 +347,18 @@ class BatchEngine implements Engine {
       shares.push({ slot, cached, tokens: [...tokens, ...draft], drafts: draft.length, rows });
     }
     return shares;
+  }
+
+  /** Tokens of a prompt up to the next length at which it is kept, or its end. */
+  #untilKept({ request, sequence }: Slot, { length }: CachedSequence): number {
+    const unread = sequence.context.length - length;
+    if (!this.#prefixes) return unread;
+    const isEndKept = unread > 1 && this.#keepsEnd(request);
+    return Math.min(unread - (isEndKept ? 1 : 0), this.#prefixes.untilBlock(length));
+  }
+
+  #keepsEnd({ prompt, promptLogprobs }: CheckedRequest): boolean {
+    return promptLogprobs === null && (this.#prefixes?.keepsEnd(prompt.length) ?? false);
   }
 
   /** Guesses for the tokens after the next one; fewer than `left`. */
@@ -468,7 +445,9 @@ class BatchEngine implements Engine {
   }
 
   #keep({ slot, cached }: Share): void {
-    this.#prefixes?.keep(slot.request.cacheSalt, slot.sequence.context, cached);
+    const { name, request } = slot;
+    const isEnd = cached.length === request.prompt.length - 1 && this.#keepsEnd(request);
+    if (name) this.#prefixes?.keep(name, cached, isEnd);
   }
 
   /** The share's tokens were read; `next` is the most probable token after them, or the logits of its rows. */
@@ -588,16 +567,6 @@ class BatchEngine implements Engine {
     }
     slot.sink.end(error);
   }
-}
-
-/** Settings of the draws that follow the last tokens of the shares and `ahead` more; null if all are the argmax. */
-function drawSettings(shares: readonly Share[], ahead: number): Float64Array | null {
-  if (shares.every(({ slot }) => slot.request.draws?.isArgmax ?? true)) return null;
-  const settings = new Float64Array(SETTINGS * shares.length); // temperature 0: the argmax
-  shares.forEach(({ slot: { request, sequence } }, i) => {
-    if (request.draws) settings.set(request.draws.settings(sequence.drawn + ahead), SETTINGS * i);
-  });
-  return settings;
 }
 
 function expectSpeculation(speculate: number, kind: 'cpu' | 'cuda'): void {

@@ -1,12 +1,13 @@
 /**
  * Prefixes of earlier requests, to be continued without reading them again.
  *
- * A node holds a fork of a sequence at a multiple of `block` tokens. Forks share pages, so a node costs the pages that its
- * own block added: keys of the selected and the compressed branch, the window, and the raw rows at the end of the block.
- * Nodes form a tree, named by a hash over the salt and all tokens from the start. Only leaves are evicted, the least
- * recently used first, so that the cost of a node stays the cost of one block.
+ * A node holds a fork of a sequence at a multiple of `block` tokens, or before the last token of a prompt, which repeats
+ * and continues of that prompt begin with. Forks share pages, so a node costs the pages that its own block added: keys of
+ * the selected and the compressed branch, the window, and the raw rows at the end of the block. Nodes form a tree, named
+ * by a hash over the salt and all tokens from the start. Only leaves are evicted, the least recently used first, so that
+ * the cost of a node stays the cost of at most one block.
  *
- * With files, every node is also written to disk in the background, a file holding the pages of its own block. The device
+ * With files, every node of whole blocks is also written to disk in the background, a file holding the pages of its own block. The device
  * verifies what was read before it is used; copies are made between steps, a block at a time.
  */
 import { createHash } from 'node:crypto';
@@ -21,7 +22,11 @@ interface Node {
   readonly key: string;
   readonly parent: Node | null;
   readonly sequence: CachedSequence;
+  /** Whether it is before the last token of a prompt. Such nodes have no children and no files. */
+  readonly isEnd: boolean;
   children: number;
+  /** Lengths of the children that are ends of prompts, and how many there are of each. */
+  readonly ends: Map<number, number>;
   usedAt: number;
   /** Time of use of its file [s since 1970]; 0 before the first. */
   fileTime: number;
@@ -86,53 +91,60 @@ export class PrefixCache {
     return this.#block - (length % this.#block);
   }
 
-  /** A fork of the longest prefix of `tokens` in memory, shorter than all of them; null if there is none. */
-  longest(salt: string, tokens: readonly number[]): CachedSequence | null {
-    this.queries += tokens.length;
+  /** The name of the prefixes of a text that may grow. */
+  name(salt: string, tokens: readonly number[]): PrefixName {
+    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, tokens, this.#block);
+  }
+
+  /** Whether the end of a prompt of `length` tokens is kept; then its last token is read in a pass of its own. */
+  keepsEnd(length: number): boolean {
+    return length > this.#block && this.#most > 1;
+  }
+
+  /** A fork of the longest prefix of fewer than `length` tokens in memory; null if there is none. */
+  longest(name: PrefixName, length: number): CachedSequence | null {
+    this.queries += length;
     let found: Node | null = null;
-    const name = this.#name(salt);
-    for (let end = this.#block; end < tokens.length; end += this.#block) {
-      const node = this.#nodes.get(name.extend(tokens, end));
+    for (let end = this.#block; end < length; end += this.#block) {
+      const node = this.#nodes.get(name.key(end));
       if (!node) break;
       found = node;
     }
     if (!found) return null;
+    found = this.#endAfter(found, name, length) ?? found;
     this.#touch(found);
     this.hits += found.sequence.length;
     return found.sequence.fork();
   }
 
-  /** Extends `sequence`, which holds a prefix of `tokens` of whole blocks, by blocks from files while `isWanted`. */
-  async load(
-    salt: string,
-    tokens: readonly number[],
-    sequence: CachedSequence,
-    isWanted: () => boolean,
-  ): Promise<void> {
+  /** The longest end of a prompt after a node's block. */
+  #endAfter({ sequence, ends }: Node, name: PrefixName, length: number): Node | null {
+    // Files continue whole blocks only.
+    if (this.files && sequence.length + this.#block < length) return null;
+    for (const end of [...ends.keys()].sort((a, b) => b - a)) {
+      const node = end < length ? this.#nodes.get(name.endKey(end)) : undefined;
+      if (node) return node;
+    }
+    return null;
+  }
+
+  /** Extends `sequence`, which holds whole blocks, to fewer than `length` tokens by blocks from files while `isWanted`. */
+  async load(name: PrefixName, length: number, sequence: CachedSequence, isWanted: () => boolean): Promise<void> {
     this.#loading += 1;
     try {
-      await this.#load(salt, tokens, sequence, isWanted);
+      await this.#load(name, length, sequence, isWanted);
     } finally {
       this.#loading -= 1;
       if (this.#loading === 0) this.#onLoaded();
     }
   }
 
-  async #load(
-    salt: string,
-    tokens: readonly number[],
-    sequence: CachedSequence,
-    isWanted: () => boolean,
-  ): Promise<void> {
+  async #load(name: PrefixName, length: number, sequence: CachedSequence, isWanted: () => boolean): Promise<void> {
     const { files } = this;
     if (!files) return;
-    const name = this.#name(salt);
     const start = sequence.length;
     const keys: string[] = [];
-    for (let end = this.#block; end < tokens.length; end += this.#block) {
-      const key = name.extend(tokens, end);
-      if (end > start) keys.push(key);
-    }
+    for (let end = start + this.#block; end < length; end += this.#block) keys.push(name.key(end));
     const reads: Promise<BlockFile | null>[] = [];
     let isOver = false;
     for (let i = 0; i < keys.length && !isOver; i++) {
@@ -147,7 +159,7 @@ export class PrefixCache {
       }
       this.hits += this.#block;
       this.fileHits += this.#block;
-      this.keep(salt, tokens, sequence);
+      this.keep(name, sequence);
       await setImmediate(); // steps of other requests come first
       isOver = !isWanted();
     }
@@ -155,19 +167,18 @@ export class PrefixCache {
     for (const read of reads) (await read)?.release();
   }
 
-  /** Keeps the prefix that `sequence` holds, if it ends with a block. `tokens`: at least those it has read. */
-  keep(salt: string, tokens: readonly number[], sequence: CachedSequence): void {
+  /** Keeps the prefix that `sequence` holds if it ends with a block, or anyway if it `isEnd` of a prompt. */
+  keep(name: PrefixName, sequence: CachedSequence, isEnd = false): void {
     const { length } = sequence;
-    if (length % this.#block !== 0 || this.#most === 0) return;
-    const name = this.#name(salt);
-    let [parent, key]: [Node | null, string] = [null, ''];
-    for (let end = this.#block; end <= length; end += this.#block) {
-      key = name.extend(tokens, end);
-      const node = this.#nodes.get(key);
-      if (end === length) break;
+    const isWhole = length % this.#block === 0;
+    if (!(isWhole || isEnd) || this.#most === 0) return;
+    let parent: Node | null = null;
+    for (let end = this.#block; end < length; end += this.#block) {
+      const node = this.#nodes.get(name.key(end));
       if (!node) return; // an evicted ancestor: its pages would be charged to this node
       parent = node;
     }
+    const key = isWhole ? name.key(length) : name.endKey(length);
     const known = this.#nodes.get(key);
     if (known) {
       this.#touch(known);
@@ -176,7 +187,10 @@ export class PrefixCache {
     if (parent) this.#touch(parent);
     if (this.#nodes.size >= this.#most && !this.#evict(parent)) return;
     if (parent) parent.children += 1;
-    const node = { key, parent, sequence: sequence.fork(), children: 0, usedAt: this.#clock, fileTime: 0 };
+    if (!isWhole) parent?.ends.set(length, (parent.ends.get(length) ?? 0) + 1);
+    const fork = sequence.fork();
+    const usedAt = this.#clock;
+    const node = { key, parent, sequence: fork, isEnd: !isWhole, children: 0, ends: new Map(), usedAt, fileTime: 0 };
     this.#nodes.set(key, node);
     this.#store(node);
   }
@@ -193,10 +207,6 @@ export class PrefixCache {
     this.#nodes.clear();
   }
 
-  #name(salt: string): PrefixName {
-    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, this.#block);
-  }
-
   #touch(node: Node): void {
     this.#clock += 1;
     for (let at: Node | null = node; at; at = at.parent) at.usedAt = this.#clock;
@@ -210,8 +220,12 @@ export class PrefixCache {
       if (node.children === 0 && node !== spared && (!oldest || node.usedAt < oldest.usedAt)) oldest = node;
     if (!oldest) return false;
     const { key, sequence, parent } = oldest;
+    const { length } = sequence;
     sequence.free();
     if (parent) parent.children -= 1;
+    const same = (parent?.ends.get(length) ?? 0) - 1;
+    if (same > 0) parent?.ends.set(length, same);
+    else parent?.ends.delete(length);
     this.#nodes.delete(key);
     this.#unwritten.delete(oldest);
     return true;
@@ -222,7 +236,8 @@ export class PrefixCache {
     if (!this.files) return;
     if (this.#failure) throw this.#failure;
     const chain: Node[] = [];
-    for (let at: Node | null = node; at; at = at.parent) chain.unshift(at);
+    for (let at: Node | null = node; at; at = at.parent) if (!at.isEnd) chain.unshift(at);
+    if (chain.length === 0) return;
     const now = Date.now() / 1000;
     const isOld = chain[0].fileTime < now - TIME_RESOLUTION;
     for (const [i, one] of chain.entries()) {
@@ -326,19 +341,38 @@ interface BlockFile {
 }
 
 /** The chain of hashes that names the prefixes of a text. */
-class PrefixName {
+export class PrefixName {
+  readonly #tokens: readonly number[];
   readonly #block: number;
-  #hash: string;
+  /** Of the empty prefix, of one block, of two, … as far as they were needed. */
+  readonly #keys: string[];
 
-  constructor(start: string, block: number) {
+  constructor(start: string, tokens: readonly number[], block: number) {
+    this.#tokens = tokens;
     this.#block = block;
-    this.#hash = createHash('sha256').update(start).digest('hex');
+    this.#keys = [createHash('sha256').update(start).digest('hex')];
   }
 
-  /** The name of the prefix of `end` tokens; `end` grows by one block from call to call. */
-  extend(tokens: readonly number[], end: number): string {
-    const block = Int32Array.from(tokens.slice(end - this.#block, end));
-    this.#hash = createHash('sha256').update(this.#hash).update(new Uint8Array(block.buffer)).digest('hex');
-    return this.#hash;
+  /** The name of the prefix of `length` tokens, a multiple of the block. */
+  key(length: number): string {
+    const count = length / this.#block;
+    while (this.#keys.length <= count) {
+      const end = this.#keys.length * this.#block;
+      this.#keys.push(this.#after(this.#keys.length - 1, end));
+    }
+    return this.#keys[count];
+  }
+
+  /** The name of a prefix of any length. Differs from that of a prefix of whole blocks. */
+  endKey(length: number): string {
+    const whole = Math.floor(length / this.#block);
+    this.key(whole * this.#block);
+    return `end ${this.#after(whole, length)}`;
+  }
+
+  /** The hash of the tokens from block `count` up to `end`, and of the name of those before. */
+  #after(count: number, end: number): string {
+    const tokens = Int32Array.from(this.#tokens.slice(count * this.#block, end));
+    return createHash('sha256').update(this.#keys[count]).update(new Uint8Array(tokens.buffer)).digest('hex');
   }
 }

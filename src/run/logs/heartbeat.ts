@@ -1,7 +1,15 @@
-/** heartbeat_rank{r}.jsonl: a line per step with the state of the run, for people, watchdogs and dashboards. */
-import { readFully, withFile } from '../../files.js';
-import { asNumber, isPlainObject, toJson } from '../json.js';
-import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
+/**
+ * The signs of life of a rank, for people, watchdogs and dashboards. heartbeat_rank{r}.jsonl has a line per step with the
+ * state of the run. .section_rank{r} names what the rank is doing at this moment, which a heartbeat cannot: it is written
+ * after the step.
+ */
+
+import { constants, openSync } from 'node:fs';
+import { UsageError } from '../../errors.js';
+import { fileError, readFully, readText, statOrUndefined, withFile } from '../../files.js';
+import { asNumber, parseObject, toJson } from '../json.js';
+import { AppendFile, InPlaceFile, LogWriter, type RecordSink, type WriterOptions } from './log-file.js';
+import type { LogThread } from './log-thread.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =
@@ -145,13 +153,8 @@ export function* readHeartbeats(path: string): Generator<Heartbeat> {
 
 /** Reads a line; undefined when it is no heartbeat. Optional fields of a wrong kind are left out. */
 export function parseHeartbeat(line: string): Heartbeat | undefined {
-  let parsed: unknown;
-  try {
-    parsed = JSON.parse(line);
-  } catch {
-    return undefined; // Garbage in a log is expected after a crash of the machine, and is not the reader's failure.
-  }
-  if (!isPlainObject(parsed) || typeof parsed['msg'] !== 'string') return undefined;
+  const parsed = parseObject(line);
+  if (typeof parsed?.['msg'] !== 'string') return undefined;
   if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(parsed[name]))) return undefined;
   const heartbeat: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(parsed)) {
@@ -181,4 +184,81 @@ function lastRecords(content: Uint8Array, count: number): Heartbeat[] {
 
 function textLines(bytes: Uint8Array): string[] {
   return new TextDecoder().decode(bytes).split('\n');
+}
+
+/** The sections of a run. In `between`, signals and .HALT are checked; in `wait`, the rank waits for other ranks. */
+export type SectionName = 'boot' | 'fetch' | 'step' | 'save' | 'eval' | 'sample' | 'between' | 'wait';
+
+export interface Section {
+  /** When it was entered, in seconds since 1970. */
+  readonly ts: number;
+  readonly pid: number;
+  readonly rank: number;
+  /** The step it belongs to. */
+  readonly step: number;
+  readonly section: string;
+}
+
+const RECORD_BYTES = 160;
+/** A read may coincide with a write; the next attempt then finds a whole line. */
+const READ_ATTEMPTS = 3;
+
+export interface SectionOptions {
+  /** Milliseconds since 1970. */
+  readonly clock?: () => number;
+  readonly onProblem?: (message: string) => void;
+  /** Takes over the writing; by default the file is written on this thread. */
+  readonly logThread?: LogThread | undefined;
+}
+
+/** Writes .section_rank{r}: one line of fixed length, overwritten in place with one call and never fsynced. */
+export class SectionWriter {
+  readonly #rank: number;
+  readonly #file: RecordSink;
+  readonly #clock: () => number;
+
+  constructor(path: string, rank: number, options: SectionOptions = {}) {
+    this.#rank = rank;
+    this.#clock = options.clock ?? Date.now;
+    const facts = statOrUndefined(path);
+    if (facts && !facts.isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
+    let descriptor: number;
+    try {
+      descriptor = openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o644);
+    } catch (error) {
+      throw fileError('open', path, error);
+    }
+    this.#file =
+      options.logThread?.open('replace', { path, descriptor }) ??
+      new InPlaceFile(path, descriptor, options.onProblem ?? (() => {}));
+  }
+
+  /** Never throws: if the disk refuses the record, only the name of the section is lost. */
+  enter(section: SectionName, step: number): void {
+    const record = { ts: this.#clock() / 1000, pid: process.pid, rank: this.#rank, step, section };
+    this.#file.write(Buffer.from(`${JSON.stringify(record).padEnd(RECORD_BYTES - 1)}\n`));
+  }
+
+  close(): void {
+    this.#file.close();
+  }
+}
+
+/** The section a rank is in; undefined if there is no file or no whole line in it. */
+export function readSection(path: string): Section | undefined {
+  for (let attempt = 0; attempt < READ_ATTEMPTS; attempt++) {
+    const text = readText(path);
+    if (text === undefined) return undefined;
+    const section = parseSection(text);
+    if (section) return section;
+  }
+  return undefined;
+}
+
+/** Undefined for an incomplete line: it is being written, or the disk was full. */
+function parseSection(text: string): Section | undefined {
+  const parsed = parseObject(text);
+  if (typeof parsed?.['section'] !== 'string') return undefined;
+  const isWhole = REQUIRED_NUMBERS.every((name) => Number.isFinite(parsed[name]));
+  return isWhole ? (parsed as unknown as Section) : undefined;
 }

@@ -1,5 +1,5 @@
 /**
- * A log file and its writer. `AppendFile` grows by whole records, so a reader that tails it never sees half of one. `Sink`
+ * Log files and their writers. `AppendFile` grows by whole records, so a reader that tails it never sees half of one. `Sink`
  * writes to a file that may fail: records that cannot be written now are kept in memory up to a limit and retried with
  * back-off; the oldest of those that do not fit are dropped and counted. It never throws because of the disk.
  */
@@ -11,11 +11,13 @@ import {
   ftruncateSync,
   openSync,
   readSync,
+  rmSync,
   type Stats,
   writeSync,
 } from 'node:fs';
 import { UsageError } from '../../errors.js';
-import { fileError } from '../../files.js';
+import { explainFileError, fileError } from '../../files.js';
+import { toJson } from '../json.js';
 import type { LogThread } from './log-thread.js';
 
 const NEWLINE = 0x0a;
@@ -214,6 +216,42 @@ export class Sink implements RecordSink {
   }
 }
 
+/** A file with one record, which each write replaces. */
+export class InPlaceFile implements RecordSink {
+  readonly drops = 0;
+  readonly #path: string;
+  readonly #descriptor: number;
+  readonly #onProblem: (message: string) => void;
+  #isFailing = false;
+
+  constructor(path: string, descriptor: number, onProblem: (message: string) => void) {
+    this.#path = path;
+    this.#descriptor = descriptor;
+    this.#onProblem = onProblem;
+  }
+
+  write(record: Uint8Array): void {
+    try {
+      writeSync(this.#descriptor, record, 0, record.length, 0);
+      this.#isFailing = false;
+    } catch (error) {
+      if (!this.#isFailing)
+        this.#onProblem(`${this.#path}: cannot write: ${explainFileError(error)}; training goes on`);
+      this.#isFailing = true;
+    }
+  }
+
+  flush(): boolean {
+    return !this.#isFailing;
+  }
+
+  /** Also removes the file: a run that has ended is in no section. */
+  close(): void {
+    closeSync(this.#descriptor);
+    rmSync(this.#path, { force: true });
+  }
+}
+
 function message(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
@@ -252,5 +290,16 @@ export abstract class LogWriter {
   /** Appends a record with one write call. */
   protected put(record: Uint8Array): void {
     this.#sink.write(record);
+  }
+}
+
+export class JsonLinesWriter extends LogWriter {
+  constructor(path: string, options: WriterOptions = {}) {
+    super(new AppendFile(path), options);
+  }
+
+  /** `ts` of the line is in seconds since 1970. */
+  write(step: number, record: object): void {
+    this.put(Buffer.from(`${toJson({ step, ts: Date.now() / 1000, ...record })}\n`));
   }
 }

@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { CsvWriter, readCsv, TRAINING_CSV } from './csv.js';
+import { readSection, SectionWriter } from './heartbeat.js';
 import { LogThread } from './log-thread.js';
-import { readSection, SectionWriter } from './section.js';
 
 let folder: string;
 beforeEach(() => {

@@ -1,9 +1,8 @@
 /** The worker of log-thread.ts: writes records into files whose descriptors the training thread has opened. */
 import { openSync } from 'node:fs';
 import { parentPort, workerData } from 'node:worker_threads';
-import { AppendFile, Sink } from './log-file.js';
+import { AppendFile, InPlaceFile, Sink } from './log-file.js';
 import { type LogTask, type LogWorkerData, WORDS } from './log-tasks.js';
-import { InPlaceFile } from './section.js';
 
 const { shared, problems } = workerData as LogWorkerData;
 const words = new Int32Array(shared);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { cpuMs } from '../../testing/cpu-time.js';
 import { temporaryFolder } from '../../testing/run.js';
-import { readSection, SectionWriter } from './section.js';
+import { readSection, SectionWriter } from './heartbeat.js';
 
 let folder: { path: string; remove: () => void };
 let path: string;

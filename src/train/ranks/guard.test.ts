@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { build } from 'esbuild';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { SectionWriter } from '../../run/logs/section.js';
+import { SectionWriter } from '../../run/logs/heartbeat.js';
 import { readAnomaly, runPaths } from '../../run/paths.js';
 import { ended } from '../../testing/cli.js';
 

@@ -1,5 +1,5 @@
-import { describe, expect, it } from 'vitest';
-import { describeIdentity, petNode, resolveRank } from './identity.js';
+import { describe, expect, it, test } from 'vitest';
+import { describeIdentity, firstHost, petNode, resolveRank } from './identity.js';
 
 const TORCHRUN = { RANK: '3', WORLD_SIZE: '4', LOCAL_RANK: '1', LOCAL_WORLD_SIZE: '2' };
 const MEETING = { MASTER_ADDR: 'node0', MASTER_PORT: '1234' };
@@ -95,3 +95,17 @@ describe('the identity of a rank', () => {
     [{ PMIX_RANK: '0' }, 'PMIX_RANK is set, but not PMIX_NAMESPACE'],
   ])('%j is refused by name', (env, message) => expect(() => resolveRank(env)).toThrow(message));
 });
+
+test.each([
+  ['node1', 'node1'],
+  ['a,b,c', 'a'],
+  ['node[1-3]', 'node1'],
+  ['node[08-11]', 'node08'],
+  ['gpu[1,3-4,07],login', 'gpu1'],
+  ['r[1-2]n[1-2]', 'r1n1'],
+  ['rack-[1-2]-x.example.org', 'rack-1-x.example.org'],
+])('the first host of %s', (list, host) => expect(firstHost(list)).toBe(host));
+
+test.each(['', 'node[1-2', 'node1]', 'node[[1]]', 'node[a-b]', 'a,,b'])('%s is refused', (list) =>
+  expect(() => firstHost(list)).toThrow('cannot be read'),
+);

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { pidExists, processState } from '../../process-identity.js';
-import { SectionWriter } from '../../run/logs/section.js';
+import { SectionWriter } from '../../run/logs/heartbeat.js';
 import { runPaths } from '../../run/paths.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { RankLost, RankMonitor } from './monitor.js';

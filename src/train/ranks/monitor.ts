@@ -5,7 +5,7 @@
 import { hostname } from 'node:os';
 import { ExitCode, TrefoilError } from '../../errors.js';
 import { processState } from '../../process-identity.js';
-import { readSection, type Section } from '../../run/logs/section.js';
+import { readSection, type Section } from '../../run/logs/heartbeat.js';
 import type { RunPaths } from '../../run/paths.js';
 
 /** A rank has exited or hangs; the message names it. The other ranks cannot continue without it. */

@@ -1,5 +1,5 @@
 /** Checks a config before a run: memory, checkpoints, precision, data, disk. */
-import { readsPath } from '../../config/data-path.js';
+import { readsPath } from '../../config/data-sources.js';
 import type { ResolvedConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import { resolveFiles } from '../../data/sources/files.js';

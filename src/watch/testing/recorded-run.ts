@@ -1,8 +1,7 @@
 /** Runs made for tests: heartbeats written by the real writer with a clock of the test's own. */
 import { writeFileSync } from 'node:fs';
 import { ownIdentity } from '../../process-identity.js';
-import { type HeartbeatFields, HeartbeatWriter } from '../../run/logs/heartbeat.js';
-import { type SectionName, SectionWriter } from '../../run/logs/section.js';
+import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../../run/logs/heartbeat.js';
 import { runPaths } from '../../run/paths.js';
 
 /** A step of a healthy run at the given number. */

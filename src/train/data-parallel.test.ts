@@ -1,7 +1,7 @@
 import { afterAll, describe, expect, it } from 'vitest';
 import { Parameter } from '../tensor/parameter.js';
 import { cpu } from '../testing/devices.js';
-import { makeBuckets } from './gradient-buckets.js';
+import { makeBuckets } from './data-parallel.js';
 
 const device = cpu();
 const parameters = [[7, 3], [5], [64, 4], [1], [33, 9]].map((shape, i) => new Parameter(device, `p${i}`, shape));

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { IGNORED_TARGET } from '../data/batch.js';
-import { PositionLosses } from './position-loss.js';
+import { PositionLosses } from './evaluate.js';
 
 const batch = (targets: readonly number[], cuSeqlens: readonly number[]) => ({
   inputs: new Int32Array(targets.length),
