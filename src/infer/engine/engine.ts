@@ -389,24 +389,25 @@ class BatchEngine implements Engine {
         drawSettings(shares, 0),
       );
     this.#inFlight = null;
+    // The GPU waits until the next launch: what can be done after it is done after it.
     const best = decoder.next();
-    // A request may have ended while its next token was computed.
-    const results = shares.flatMap((share, i) =>
-      share.slot.cached === null
-        ? []
-        : [{ share, best: best[i], logits: best[i] < 0 || this.#needsLogits(share) ? decoder.logitsOf(i) : null }],
-    );
-    for (const { share } of results) this.#keep(share);
-    const next = results.flatMap(({ share, best, logits }) =>
-      logits === null && this.#goesOn(share, best) ? [{ ...share, tokens: [best] }] : [],
-    );
-    const sequences = next.map(({ cached }) => cached);
-    const isSame = this.#waiting.length === 0 && [this.#running.length, shares.length].every((n) => n === next.length);
-    if (isSame && next.length > 0 && decoder.hasRoom(sequences)) {
-      decoder.launch(sequences, null, drawSettings(next, 1));
-      this.#inFlight = next;
+    const logits: (Float32Array | null)[] = [];
+    let allGoOn = this.#waiting.length === 0 && this.#running.length === shares.length;
+    for (const [i, share] of shares.entries()) {
+      logits.push(null);
+      // A request may have ended while its next token was computed.
+      if (share.slot.cached === null) allGoOn = false;
+      else if (best[i] < 0 || this.#needsLogits(share)) logits[i] = decoder.logitsOf(i);
+      if (logits[i] !== null || !this.#goesOn(share, best[i])) allGoOn = false;
+      if (share.slot.cached !== null) this.#keep(share);
     }
-    for (const { share, best, logits } of results) this.#advance(share, logits === null ? best : [logits]);
+    const sequences = allGoOn ? shares.map(({ cached }) => cached) : [];
+    if (allGoOn && decoder.hasRoom(sequences)) {
+      decoder.launch(sequences, null, drawSettings(shares, 1));
+      this.#inFlight = shares; // one token each, which is on the device
+    }
+    for (const [i, share] of shares.entries())
+      if (share.slot.cached !== null) this.#advance(share, logits[i] === null ? best[i] : [logits[i]]);
   }
 
   /** Whether more than the token that the GPU has chosen is wanted. */

@@ -59,8 +59,11 @@ function split(value: number): [number, number] {
 
 /** The product of two 32-bit numbers as [high, low]. */
 function multiply(a: number, b: number): [number, number] {
-  const product = BigInt(a) * BigInt(b);
-  return [Number(product >> 32n), Number(product & 0xffffffffn)];
+  // By halves of 16 bits: every sum is below 2^53, and numbers are much faster than BigInt.
+  const [aHigh, aLow, bHigh, bLow] = [a >>> 16, a & 0xffff, b >>> 16, b & 0xffff];
+  const middle = aHigh * bLow + Math.floor((aLow * bLow) / 0x10000);
+  const other = aLow * bHigh + (middle % 0x10000);
+  return [aHigh * bHigh + Math.floor(middle / 0x10000) + Math.floor(other / 0x10000), Math.imul(a, b) >>> 0];
 }
 
 export function normalPair([w0, w1, w2, w3]: Words): [number, number] {
