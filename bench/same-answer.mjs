@@ -93,7 +93,7 @@ const alone = await withEngine({ maxBatch: 1, prefixCacheBytes: 0 }, async (engi
 });
 const aloneSeconds = (performance.now() - startedAt) / 1000;
 const { together, hits } = await withEngine(
-  { maxBatch: Number(values['max-batch']), maxQueued: count },
+  { maxBatch: Number(values['max-batch']), maxQueued: count, maxQueuedTokens: 1e9 },
   async (engine) => {
     const results = await Promise.all(
       requests.map(async (request, i) => {

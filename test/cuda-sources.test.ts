@@ -2,7 +2,7 @@
  * Every CUDA source compiles, with the macros that a training really asks for: a model is run on a device that launches
  * nothing and notes what it was asked to compile. Needs a compiler, no GPU.
  */
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
@@ -14,7 +14,7 @@ import type { CudaCode, Macros } from '../src/device/cuda/runtime.js';
 import type { KernelModule, Kernels, Signatures } from '../src/device/device.js';
 import { prefill } from '../src/infer/decode.js';
 import { DecodeCache } from '../src/model/cache.js';
-import { DecodeStep, decodeStepRefusal } from '../src/model/decode-step.js';
+import { DecodeStep, decodeStepContext, decodeStepRefusal } from '../src/model/decode-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
 import { AdamW } from '../src/ops/adamw/op.js';
@@ -35,9 +35,9 @@ class NotingCuda extends RecordingCuda {
   readonly wanted = new Map<string, { readonly source: string; readonly macros: Macros }>();
   readonly #constants: (name: string) => number;
 
-  constructor(shape: ModelShape) {
+  constructor(shape: ModelShape, architecture = 90) {
     const constants = exportedBy({ heads: headShapeOf(shape), sparse: sparseShapeOf(shape) });
-    super(constants);
+    super(constants, architecture);
     this.#constants = constants;
   }
 
@@ -60,8 +60,13 @@ function shapeOf(model: Section, nsa: Section = {}): ModelShape {
 }
 
 /** Everything a step compiles. */
-function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptions): NotingCuda['wanted'] {
-  const device = new NotingCuda(shape);
+function wantedBy(
+  shape: ModelShape,
+  dtype: 'f32' | 'bf16',
+  kernels: SparseOptions,
+  architecture?: number,
+): NotingCuda['wanted'] {
+  const device = new NotingCuda(shape, architecture);
   const model = new LanguageModel(device, shape, 1, dtype);
   const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
   const optimizers = [new AdamW(device, trained), new Muon(device, trained, { dtype })];
@@ -80,8 +85,13 @@ function wantedBy(shape: ModelShape, dtype: 'f32' | 'bf16', kernels: SparseOptio
 }
 
 /** Everything that reading a prompt in tiles and decoding compile. */
-function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number): NotingCuda['wanted'] {
-  const device = new NotingCuda(shape);
+function wantedToDecode(
+  shape: ModelShape,
+  dtype: 'f32' | 'bf16',
+  batch: number,
+  architecture?: number,
+): NotingCuda['wanted'] {
+  const device = new NotingCuda(shape, architecture);
   const model = new LanguageModel(device, shape, 1, dtype);
   const cache = new DecodeCache(device, shape, dtype);
   const sequences = Array.from({ length: batch }, () => cache.sequence());
@@ -89,7 +99,7 @@ function wantedToDecode(shape: ModelShape, dtype: 'f32' | 'bf16', batch: number)
   prefill(model, sequences, prompts, 50);
   // Scores in shared memory, and where they do not fit.
   if (decodeStepRefusal(model) === null)
-    for (const context of [8192, 2 ** 20]) {
+    for (const context of [8192, Math.min(2 ** 20, decodeStepContext(model, batch))]) {
       const step = new DecodeStep(model, cache, batch, { context });
       step.launch();
       step.sample(new Float64Array(batch * SETTINGS));
@@ -135,8 +145,8 @@ describe('CUDA sources', () => {
   // Hopper is above; the others share its sources but not its instructions.
   it.each([80, 89, 100, 120])('of a training step compile for compute capability %i / 10', async (architecture) => {
     if (!process.env['TREFOIL_LONG']) return; // said below
-    await compileAll(wantedBy(shapeOf({}), 'bf16', { mmaSync: true }), false, architecture);
-    await compileAll(wantedToDecode(shapeOf({}), 'bf16', 2), false, architecture);
+    await compileAll(wantedBy(shapeOf({}), 'bf16', {}, architecture), false, architecture);
+    await compileAll(wantedToDecode(shapeOf({}), 'bf16', 2, architecture), false, architecture);
   });
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
@@ -171,5 +181,20 @@ describe('CUDA sources', () => {
       context.skip(
         'only the first case: nvcc is slow without NVRTC (pip install nvidia-cuda-nvrtc, or TREFOIL_LONG=1)',
       );
+  });
+});
+
+describe('scripts of dev/cuda', () => {
+  const folder = new URL('../dev/cuda/', import.meta.url);
+  const scripts = readdirSync(folder).filter((name) => name.endsWith('.mjs'));
+
+  it.each(scripts)('%s: loads names that exist', async (script) => {
+    const text = readFileSync(new URL(script, folder), 'utf8');
+    const loads = [...text.matchAll(/const \{ ([\w, ]+) \} = await load\('([\w/-]+)\.js'\)/g)];
+    expect(loads.length).toBe(text.split('await load(').length - 1);
+    for (const [, names, path] of loads) {
+      const module = await import(new URL(`../src/${path}.ts`, import.meta.url).href);
+      expect(Object.keys(module), path).toEqual(expect.arrayContaining(names.split(', ')));
+    }
   });
 });

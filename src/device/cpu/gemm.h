@@ -102,15 +102,15 @@ inline void multiply(int64_t rows, const float* a, int64_t row, int64_t col, con
 
 // Packs one panel of a row-major matrix read transposed: out[k][j] = source[j*ld + k], columns past n become zero.
 inline void pack_panel_transposed(const float* source, int64_t ld, int64_t n, int64_t depth, float* out) {
-  constexpr int64_t kBlock = 16;  // one cache line of every row at a time
-  for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
-    const int64_t k1 = k0 + kBlock < depth ? k0 + kBlock : depth;
+  int64_t k0 = 0;
+  for (; k0 + kLanes <= depth; k0 += kLanes) {
     int64_t j = 0;
-    for (; j + kLanes <= n; j += kLanes)
-      for (int64_t k = k0; k < k1; ++k) store(out + k * kPanel + j, load_column(source + j * ld + k, ld));
+    for (; j + kLanes <= n; j += kLanes) transpose_square(source + j * ld + k0, ld, out + k0 * kPanel + j, kPanel);
     for (; j < kPanel; ++j)
-      for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = j < n ? source[j * ld + k] : 0.0f;
+      for (int64_t k = k0; k < k0 + kLanes; ++k) out[k * kPanel + j] = j < n ? source[j * ld + k] : 0.0f;
   }
+  for (; k0 < depth; ++k0)
+    for (int64_t j = 0; j < kPanel; ++j) out[k0 * kPanel + j] = j < n ? source[j * ld + k0] : 0.0f;
 }
 
 // Packs one panel of a row-major matrix: out[k][j] = source[k*ld + j], columns past n become zero.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -132,6 +133,36 @@ inline vec load_column(const float* p, int64_t ld) {
   for (int i = 0; i < kLanes; ++i) v[i] = p[i * ld];
   return v;
 }
+
+// out[i*ld_out + j] = source[j*ld + i] for a square of kLanes rows and columns.
+#if defined(__clang__) || __GNUC__ >= 12  // older g++ has no __builtin_shufflevector
+template <int Width, int... Lane>
+inline void swap_blocks(vec& a, vec& b, std::integer_sequence<int, Lane...>) {
+  const vec top = __builtin_shufflevector(a, b, ((Lane & Width) ? kLanes + Lane - Width : Lane)...);
+  b = __builtin_shufflevector(a, b, ((Lane & Width) ? kLanes + Lane : Lane + Width)...);
+  a = top;
+}
+// Swaps the off-diagonal blocks of Width lanes in every square of 2 Width rows, then those half as wide.
+template <int Width>
+inline __attribute__((always_inline)) void transpose_blocks(vec (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if ((i & Width) == 0) swap_blocks<Width>(rows[i], rows[i + Width], std::make_integer_sequence<int, kLanes>{});
+  if constexpr (Width > 1) transpose_blocks<Width / 2>(rows);
+}
+inline void transpose_square(const float* source, int64_t ld, float* out, int64_t ld_out) {
+  vec rows[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(source + i * ld);
+  transpose_blocks<kLanes / 2>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) store(out + i * ld_out, rows[i]);
+}
+#else
+inline void transpose_square(const float* source, int64_t ld, float* out, int64_t ld_out) {
+  for (int i = 0; i < kLanes; ++i) store(out + i * ld_out, load_column(source + i, ld));
+}
+#endif
 
 // Loads or stores the first n lanes. The other lanes load as zero and are not stored.
 inline vec load_part(const float* p, int n) {

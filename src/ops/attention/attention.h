@@ -51,6 +51,13 @@ enum Slot {
   kRanges
 };
 
+// The rows of a head lie apart from token to token, where processors do not fetch ahead by themselves. So a loop over
+// tokens asks for the rows that it needs kTokensAhead tokens later.
+constexpr int64_t kTokensAhead = 4;
+inline void fetch(const float* p, int64_t count) {
+  for (int64_t c = 0; c < count; c += kLineFloats) __builtin_prefetch(p + c);
+}
+
 // [block][d][pad(size)]: keys of a block as columns, zero past the end, so that scores come out of one product.
 inline float* pack_transposed(int slot, const float* x, const int32_t* offsets, int64_t sequences, int64_t groups,
                               int64_t d, int64_t size, const int64_t* first_block, int64_t blocks) {
@@ -64,8 +71,12 @@ inline float* pack_transposed(int slot, const float* x, const int32_t* offsets, 
       const int64_t count = std::min(size, length - start);
       const float* rows = x + ((offsets[s] + start) * groups + g) * d;
       int64_t i = 0;
-      for (; i + kLanes <= count; i += kLanes)
-        for (int64_t c = 0; c < d; ++c) store(out + c * width + i, load_column(rows + i * groups * d + c, groups * d));
+      for (; i + kLanes <= count; i += kLanes) {
+        const float* from = rows + i * groups * d;
+        int64_t c = 0;
+        for (; c + kLanes <= d; c += kLanes) transpose_square(from + c, groups * d, out + c * width + i, width);
+        for (; c < d; ++c) store(out + c * width + i, load_column(from + c, groups * d));
+      }
       for (; i < count; ++i)
         for (int64_t c = 0; c < d; ++c) out[c * width + i] = rows[i * groups * d + c];
       if (count < width)
@@ -161,6 +172,18 @@ struct Range {
   int32_t low, high;
 };
 
+// Rows of a tile that see different keys are multiplied kRangeRows at a time, with the keys that one of them sees. More
+// rows would compute more scores only to throw them away, fewer would read the keys more often.
+constexpr int64_t kRangeRows = 2 * kTileRows;
+
+// The keys that at least one of the rows sees, and what lies between; low >= high if there are none.
+inline Range seen_by(const Range* ranges, int64_t rows) {
+  Range all = {std::numeric_limits<int32_t>::max(), 0};
+  for (int64_t r = 0; r < rows; ++r)
+    if (ranges[r].low < ranges[r].high) all = {std::min(all.low, ranges[r].low), std::max(all.high, ranges[r].high)};
+  return all;
+}
+
 // Scores of keys outside the range get `value`; the row of scores starts at key `start`.
 inline void mask_row(float* scores, int64_t start, int64_t columns, Range range, float value) {
   for (int64_t i = start; i < range.low; ++i) scores[i - start] = value;
@@ -172,19 +195,23 @@ inline void mask_row(float* scores, int64_t start, int64_t columns, Range range,
 inline void forward_block(const Shape& shape, int64_t rows, const float* query, const float* keys_t, int64_t key_width,
                           const float* values, int64_t low, int64_t high, const Range* ranges, const int32_t* map,
                           Softmax& state, const Buffers& buffers) {
+  constexpr int64_t kMostRows = kTileRows * 64;
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
-  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start;
-  float* scores = buffers.scores;
-  multiply<Into::kOverwrite>(rows, query, dk_width, 1, keys_t + start, key_width, scores, columns, shape.dk, columns);
   const Range whole = {static_cast<int32_t>(low), static_cast<int32_t>(high)};
-  float shrink_of[kTileRows * 64];
-  for (int64_t first = 0; first < rows; first += kTileRows * 64) {
-    const int64_t count = std::min<int64_t>(rows - first, kTileRows * 64);
-    for (int64_t r = first; r < first + count; ++r) {
-      float* row = scores + r * columns;
+  float* scores = buffers.scores;
+  float shrink_of[kMostRows];
+  for (int64_t first = 0, count = 0; first < rows; first += count) {
+    count = std::min(rows - first, ranges ? kRangeRows : kMostRows);
+    const Range seen = ranges ? seen_by(ranges + first, count) : whole;
+    if (seen.low >= seen.high) continue;
+    const int64_t start = seen.low / kLanes * kLanes, columns = pad(seen.high) - start;
+    multiply<Into::kOverwrite>(count, query + first * dk_width, dk_width, 1, keys_t + start, key_width, scores, columns,
+                               shape.dk, columns);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t r = first + i, at = map ? map[r] : r;
+      float* row = scores + i * columns;
       if (buffers.kept) std::memcpy(buffers.kept + r * buffers.kept_stride + start, row, sizeof(float) * columns);
       mask_row(row, start, columns, ranges ? ranges[r] : whole, kNone);
-      const int64_t at = map ? map[r] : r;
       vec most = load(row);
       for (int64_t c = kLanes; c < columns; c += kLanes) most = max(most, load(row + c));
       const float previous = state.maximum[at];
@@ -201,14 +228,14 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       const float shrink = previous == now ? 1.0f : previous == kNone ? 0.0f : std::exp2(previous - now);
       state.maximum[at] = now;
       store(state.sum + at * kLanes, multiply_add(load(state.sum + at * kLanes), splat(shrink), total));
-      shrink_of[r - first] = shrink;
+      shrink_of[i] = shrink;
     }
-    multiply<Into::kOverwrite>(count, scores + first * columns + (low - start), columns, 1, values + low * dv_width,
-                               dv_width, buffers.products, dv_width, high - low, dv_width);
-    for (int64_t r = first; r < first + count; ++r) {
-      float* into = state.accumulator + (map ? map[r] : r) * dv_width;
-      const float* add = buffers.products + (r - first) * dv_width;
-      const vec shrink = splat(shrink_of[r - first]);
+    multiply<Into::kOverwrite>(count, scores + (seen.low - start), columns, 1, values + seen.low * dv_width, dv_width,
+                               buffers.products, dv_width, seen.high - seen.low, dv_width);
+    for (int64_t i = 0; i < count; ++i) {
+      float* into = state.accumulator + (map ? map[first + i] : first + i) * dv_width;
+      const float* add = buffers.products + i * dv_width;
+      const vec shrink = splat(shrink_of[i]);
       for (int64_t c = 0; c < dv_width; c += kLanes)
         store(into + c, multiply_add(load(into + c), shrink, load(add + c)));
     }
@@ -263,36 +290,56 @@ struct GradientRows {
 inline void backward_block(const Shape& shape, int64_t rows, const GradientRows& g, const KeyBlock& block, int64_t low,
                            int64_t high, const Range* ranges) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
-  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start, seen = high - low;
-  multiply<Into::kOverwrite>(rows, g.query, dk_width, 1, block.keys_t + start, block.width, g.scores, columns, shape.dk,
-                             columns);
-  multiply<Into::kOverwrite>(rows, g.d_out, dv_width, 1, block.values_t + start, block.width, g.d_scores, columns,
-                             shape.dv, columns);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* p = g.scores + r * columns;
-    float* ds = g.d_scores + r * columns;
-    const vec lse = splat(g.lse[r]), delta = splat(g.delta[r]);
-    if (ranges) mask_row(p, start, columns, ranges[r], kNone);
-    for (int64_t c = 0; c < columns; c += kLanes) {
-      const vec probability = exp2(load(p + c) - lse);
-      store(p + c, probability);
-      store(ds + c, probability * (load(ds + c) - delta));
+  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start;
+  const Range whole = {static_cast<int32_t>(low), static_cast<int32_t>(high)};
+  for (int64_t first = 0, count = 0; first < rows; first += count) {
+    count = std::min(rows - first, ranges ? kRangeRows : rows);
+    Range seen = ranges ? seen_by(ranges + first, count) : whole;
+    if (seen.low >= seen.high) seen = {static_cast<int32_t>(start), static_cast<int32_t>(start)};
+    // Columns of p and ds that are computed. The others are zero.
+    const int64_t begin = seen.low / kLanes * kLanes - start, end = pad(seen.high) - start;
+    float* p = g.scores + first * columns;
+    float* ds = g.d_scores + first * columns;
+    multiply<Into::kOverwrite>(count, g.query + first * dk_width, dk_width, 1, block.keys_t + start + begin,
+                               block.width, p + begin, columns, shape.dk, end - begin);
+    multiply<Into::kOverwrite>(count, g.d_out + first * dv_width, dv_width, 1, block.values_t + start + begin,
+                               block.width, ds + begin, columns, shape.dv, end - begin);
+    for (int64_t r = first; r < first + count; ++r, p += columns, ds += columns) {
+      const vec lse = splat(g.lse[r]), delta = splat(g.delta[r]);
+      if (ranges) mask_row(p + begin, start + begin, end - begin, ranges[r], kNone);
+      for (int64_t c = begin; c < end; c += kLanes) {
+        const vec probability = exp2(load(p + c) - lse);
+        store(p + c, probability);
+        store(ds + c, probability * (load(ds + c) - delta));
+      }
+      for (int64_t c = 0; c < begin; c += kLanes) store(p + c, vec{}), store(ds + c, vec{});
+      for (int64_t c = end; c < columns; c += kLanes) store(p + c, vec{}), store(ds + c, vec{});
     }
+    multiply<Into::kOverwrite>(count, g.d_scores + first * columns + (seen.low - start), columns, 1,
+                               block.keys + seen.low * dk_width, dk_width, g.d_query + first * dk_width, dk_width,
+                               seen.high - seen.low, dk_width);
   }
-  const float* p = g.scores + (low - start);
-  const float* ds = g.d_scores + (low - start);
-  multiply<Into::kAdd>(seen, p, 1, columns, g.d_out, dv_width, block.d_values + low * dv_width, dv_width, rows,
-                       dv_width);
-  multiply<Into::kAdd>(seen, ds, 1, columns, g.query, dk_width, block.d_keys + low * dk_width, dk_width, rows,
-                       dk_width);
-  multiply<Into::kOverwrite>(rows, ds, columns, 1, block.keys + low * dk_width, dk_width, g.d_query, dk_width, seen,
-                             dk_width);
+  for (int64_t key = low, count = 0; key < high; key += count) {
+    count = std::min(high - key, ranges ? kRangeRows : high - low);
+    int64_t begin = 0, end = rows;  // the rows that see one of these keys
+    const auto sees = [&](int64_t r) { return ranges[r].low < key + count && ranges[r].high > key; };
+    if (ranges) {
+      while (begin < end && !sees(begin)) ++begin;
+      while (begin < end && !sees(end - 1)) --end;
+    }
+    const int64_t at = begin * columns + key - start;
+    multiply<Into::kAdd>(count, g.scores + at, 1, columns, g.d_out + begin * dv_width, dv_width,
+                         block.d_values + key * dv_width, dv_width, end - begin, dv_width);
+    multiply<Into::kAdd>(count, g.d_scores + at, 1, columns, g.query + begin * dk_width, dk_width,
+                         block.d_keys + key * dk_width, dk_width, end - begin, dk_width);
+  }
 }
 
 // Adds d_query rows of one token to the output, with the factor the scaled keys left out.
 inline void add_query_gradient(const Shape& shape, const float* from, int64_t count, float* dq) {
   const int64_t width = pad(shape.dk);
   const float scale = shape.scale();
+  fetch(dq + kTokensAhead * shape.heads * shape.dk, count * shape.dk);
   for (int64_t i = 0; i < count; ++i, from += width, dq += shape.dk)
     for (int64_t c = 0; c < shape.dk; ++c) dq[c] = multiply_add(from[c], scale, dq[c]);
 }
@@ -305,6 +352,8 @@ inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t
   for (int64_t i = 0; i < count; ++i) {
     float* k = dk + (i * shape.groups + group) * shape.dk;
     float* v = dv + (i * shape.groups + group) * shape.dv;
+    fetch(k + kTokensAhead * shape.groups * shape.dk, shape.dk);
+    fetch(v + kTokensAhead * shape.groups * shape.dv, shape.dv);
     for (int64_t c = 0; c < shape.dk; ++c) k[c] = multiply_add(block.d_keys[i * dk_width + c], kLn2, k[c]);
     for (int64_t c = 0; c < shape.dv; ++c) v[c] += block.d_values[i * dv_width + c];
   }

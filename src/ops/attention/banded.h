@@ -103,9 +103,11 @@ template <class Visible> void banded_forward(const Inputs& in, const Visible& vi
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, length), rows = (t1 - t0) * h;
     const int64_t token0 = in.offsets[s];
     float* query = scratch<float>(kQuery, rows * dk_width);
-    for (int64_t t = t0; t < t1; ++t)
-      gather_rows(in.query + ((token0 + t) * shape.heads + g * h) * shape.dk, h, shape.dk, shape.scale() * kLog2E,
-                  query + (t - t0) * h * dk_width);
+    for (int64_t t = t0; t < t1; ++t) {
+      const float* from = in.query + ((token0 + t) * shape.heads + g * h) * shape.dk;
+      fetch(from + kTokensAhead * shape.heads * shape.dk, h * shape.dk);
+      gather_rows(from, h, shape.dk, shape.scale() * kLog2E, query + (t - t0) * h * dk_width);
+    }
     float* row_state = scratch<float>(kRows, rows * (1 + kLanes));
     Softmax state = {row_state, row_state + rows, scratch<float>(kAccumulator, rows * dv_width)};
     const Buffers buffers = {scratch<float>(kScores, rows * width), scratch<float>(kProducts, rows * dv_width)};
@@ -147,6 +149,10 @@ inline GradientRows gather_gradient_rows(const Shape& shape, const float* query,
   float* numbers = scratch<float>(kRows, rows * 2);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = (token0 + (tokens ? tokens[i] : first + i)) * shape.heads + group * h;
+    if (!tokens) {
+      fetch(query + (at + kTokensAhead * shape.heads) * shape.dk, h * shape.dk);
+      fetch(d_out + (at + kTokensAhead * shape.heads) * shape.dv, h * shape.dv);
+    }
     gather_rows(query + at * shape.dk, h, shape.dk, shape.scale() * kLog2E, q + i * h * dk_width);
     gather_rows(d_out + at * shape.dv, h, shape.dv, 1.0f, g + i * h * dv_width);
     for (int64_t r = 0; r < h; ++r) {

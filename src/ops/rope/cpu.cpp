@@ -61,73 +61,54 @@ void copy_head(const float* __restrict from, float* __restrict to, int64_t size)
 }
 
 struct Rotation {
-  bool rotate;
   const float* frequencies;  // of the pairs of a head
   float scale, amplitude;
   int64_t stride, start;
 };
 
-// Walks all tokens: body(token, cosines, sines), the tables being those of the token's position.
+// A part of the fused projection: columns [column, column + heads*size) of it, and a tensor [tokens][heads][size].
+struct Part {
+  float* data;  // null: no gradient
+  int64_t column, heads, size;
+  bool rotate;
+};
+
+// The parts of a call; a shape is heads + size * 2^20 + rotate * 2^40. Returns how many there are.
+int64_t parts_of(float* const (&data)[8], const int64_t (&shapes)[8], int64_t column, Part (&parts)[8]) {
+  int64_t count = 0;
+  for (int p = 0; p < 8; ++p) {
+    const int64_t heads = shapes[p] & 0xFFFFF, size = shapes[p] >> 20 & 0xFFFFF;
+    if (heads > 0) parts[count++] = {data[p], column, heads, size, shapes[p] >> 40 != 0};
+    column += heads * size;
+  }
+  return count;
+}
+
+// Runs body(token, part, cosines, sines) for every part of every token, the tables being those of the token's position.
 template <class Body>
-void for_each_token(const int32_t* offsets, const int32_t* starts, int64_t sequences, int64_t tokens, int64_t size,
-                    const Rotation& how, const Body& body) {
-  const int64_t half = size / 2;
+void for_each_part(const int32_t* offsets, const int32_t* starts, int64_t sequences, int64_t tokens, const Part* parts,
+                   int64_t count, const Rotation& how, const Body& body) {
+  int64_t longest = 0;
+  for (int64_t p = 0; p < count; ++p) longest = std::max(longest, parts[p].size / 2);
   parallel_chunks(tokens, kTokens, [&](int64_t begin, int64_t end) {
-    float* cosines = scratch<float>(0, half + 1);
-    float* sines = scratch<float>(1, half + 1);
+    float* cosines = scratch<float>(0, longest + 1);
+    float* sines = scratch<float>(1, longest + 1);
     int64_t sequence = std::upper_bound(offsets, offsets + sequences + 1, begin) - offsets - 1;
     for (int64_t t = begin; t < end; ++t) {
       while (offsets[sequence + 1] <= t) ++sequence;
-      if (how.rotate) {
-        const int64_t first = starts != nullptr ? starts[sequence] : how.start;
-        const int64_t position = (t - offsets[sequence]) * how.stride + first;
-        cosines_sines(static_cast<float>(position) / how.scale, how.frequencies, how.amplitude, half, cosines, sines);
+      const int64_t first = starts != nullptr ? starts[sequence] : how.start;
+      const int64_t position = (t - offsets[sequence]) * how.stride + first;
+      int64_t ready = 0;  // pairs of this token in the tables: parts of one size share them
+      for (int64_t p = 0; p < count; ++p) {
+        const int64_t half = parts[p].size / 2;
+        if (parts[p].rotate && half != ready) {
+          cosines_sines(static_cast<float>(position) / how.scale, how.frequencies, how.amplitude, half, cosines, sines);
+          ready = half;
+        }
+        body(t, parts[p], cosines, sines);
       }
-      body(t, cosines, sines);
     }
   });
-}
-// part [tokens][heads][size] = columns [column, column + heads*size) of fused [tokens][width].
-void split_part(const float* fused, float* part, const int32_t* offsets, const int32_t* starts, int64_t sequences,
-                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, const Rotation& how) {
-  for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
-    const float* from = fused + t * width + column;
-    float* to = part + t * heads * size;
-    if (!how.rotate) return copy_head<false>(from, to, heads * size);
-    for (int64_t h = 0; h < heads; ++h)
-      rotate_head<false>(from + h * size, to + h * size, cosines, sines, size / 2, 1.0f);
-  });
-}
-
-// The columns of d_fused (+)= the gradient of the part rotated back; a missing gradient (null) counts as zero.
-void merge_part(const float* d_part, float* d_fused, const int32_t* offsets, const int32_t* starts, int64_t sequences,
-                int64_t tokens, int64_t width, int64_t column, int64_t heads, int64_t size, Rotation how,
-                int64_t accumulate) {
-  if (d_part == nullptr && accumulate) return;
-  how.rotate = how.rotate && d_part != nullptr;
-  for_each_token(offsets, starts, sequences, tokens, size, how, [&](int64_t t, const float* cosines, const float* sines) {
-    float* to = d_fused + t * width + column;
-    const float* from = d_part + t * heads * size;
-    if (d_part == nullptr) {
-      std::memset(to, 0, sizeof(float) * heads * size);
-    } else if (!how.rotate) {
-      accumulate ? copy_head<true>(from, to, heads * size) : copy_head<false>(from, to, heads * size);
-    } else {
-      for (int64_t h = 0; h < heads; ++h, from += size, to += size)
-        accumulate ? rotate_head<true>(from, to, cosines, sines, size / 2, -1.0f)
-                   : rotate_head<false>(from, to, cosines, sines, size / 2, -1.0f);
-    }
-  });
-}
-
-// Calls body(part, column, heads, size, rotate) for the parts of a call; a shape is heads + size * 2^20 + rotate * 2^40.
-template <class Body>
-void each_part(float* const (&parts)[8], const int64_t (&shapes)[8], int64_t column, const Body& body) {
-  for (int p = 0; p < 8; ++p) {
-    const int64_t heads = shapes[p] & 0xFFFFF, size = shapes[p] >> 20 & 0xFFFFF;
-    if (heads > 0) body(parts[p], column, heads, size, shapes[p] >> 40 != 0);
-    column += heads * size;
-  }
 }
 }  // namespace
 
@@ -141,19 +122,40 @@ void each_part(float* const (&parts)[8], const int64_t (&shapes)[8], int64_t col
 
 extern "C" {
 
+// Every part = its columns of fused [tokens][width].
 void rope_split(const float* fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS) {
-  each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
-            [&](float* part, int64_t at, int64_t heads, int64_t size, bool rotate) {
-              const Rotation how = {rotate, frequencies, scale, amplitude, stride, start};
-              split_part(fused, part, offsets, starts, sequences, tokens, width, at, heads, size, how);
-            });
+  Part parts[8] = {};
+  const int64_t count = parts_of({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column, parts);
+  for_each_part(offsets, starts, sequences, tokens, parts, count, {frequencies, scale, amplitude, stride, start},
+                [&](int64_t t, const Part& part, const float* cosines, const float* sines) {
+                  const int64_t heads = part.heads, size = part.size;
+                  const float* from = fused + t * width + part.column;
+                  float* to = part.data + t * heads * size;
+                  if (!part.rotate) return copy_head<false>(from, to, heads * size);
+                  for (int64_t h = 0; h < heads; ++h)
+                    rotate_head<false>(from + h * size, to + h * size, cosines, sines, size / 2, 1.0f);
+                });
 }
 
+// The columns of d_fused (+)= the gradient of every part rotated back; a missing gradient (null) counts as zero.
 void rope_merge(float* d_fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS, int64_t accumulate) {
-  each_part({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column,
-            [&](float* d_part, int64_t at, int64_t heads, int64_t size, bool rotate) {
-              const Rotation how = {rotate, frequencies, scale, amplitude, stride, start};
-              merge_part(d_part, d_fused, offsets, starts, sequences, tokens, width, at, heads, size, how, accumulate);
-            });
+  Part parts[8] = {};
+  const int64_t count = parts_of({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column, parts);
+  for (Part& part : parts) part.rotate = part.rotate && part.data != nullptr;
+  for_each_part(offsets, starts, sequences, tokens, parts, count, {frequencies, scale, amplitude, stride, start},
+                [&](int64_t t, const Part& part, const float* cosines, const float* sines) {
+                  const int64_t heads = part.heads, size = part.size;
+                  const float* from = part.data + t * heads * size;
+                  float* to = d_fused + t * width + part.column;
+                  if (part.data == nullptr) {
+                    if (!accumulate) std::memset(to, 0, sizeof(float) * heads * size);
+                  } else if (!part.rotate) {
+                    accumulate ? copy_head<true>(from, to, heads * size) : copy_head<false>(from, to, heads * size);
+                  } else {
+                    for (int64_t h = 0; h < heads; ++h, from += size, to += size)
+                      accumulate ? rotate_head<true>(from, to, cosines, sines, size / 2, -1.0f)
+                                 : rotate_head<false>(from, to, cosines, sines, size / 2, -1.0f);
+                  }
+                });
 }
 }
