@@ -144,6 +144,13 @@ describe('retrieval.mjs', () => {
   });
 });
 
+describe('docs/explain/code-model.md', () => {
+  it('has the tables and charts of the stored results', async () => {
+    const { code, stdout, stderr } = await runNode([join(root, 'bench', 'code-model.mjs'), 'page', '--check']);
+    expect(code, stdout + stderr).toBe(0);
+  });
+});
+
 describe('faults.mjs', () => {
   it('ends with the weights of an undisturbed run after a hang, kill -9 and a full disk', async () => {
     const shape = ['model.dim=32', 'model.n_layers=1', 'model.n_heads=2', 'model.n_kv_groups=1', 'train.seq_len=64'];

@@ -2,7 +2,7 @@
  * Every CUDA source compiles, with the macros that a training really asks for: a model is run on a device that launches
  * nothing and notes what it was asked to compile. Needs a compiler, no GPU.
  */
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
@@ -181,5 +181,20 @@ describe('CUDA sources', () => {
       context.skip(
         'only the first case: nvcc is slow without NVRTC (pip install nvidia-cuda-nvrtc, or TREFOIL_LONG=1)',
       );
+  });
+});
+
+describe('scripts of dev/cuda', () => {
+  const folder = new URL('../dev/cuda/', import.meta.url);
+  const scripts = readdirSync(folder).filter((name) => name.endsWith('.mjs'));
+
+  it.each(scripts)('%s: loads names that exist', async (script) => {
+    const text = readFileSync(new URL(script, folder), 'utf8');
+    const loads = [...text.matchAll(/const \{ ([\w, ]+) \} = await load\('([\w/-]+)\.js'\)/g)];
+    expect(loads.length).toBe(text.split('await load(').length - 1);
+    for (const [, names, path] of loads) {
+      const module = await import(new URL(`../src/${path}.ts`, import.meta.url).href);
+      expect(Object.keys(module), path).toEqual(expect.arrayContaining(names.split(', ')));
+    }
   });
 });

@@ -24,7 +24,7 @@ const { values } = parseArgs({
 const load = (path) => import(join(dist, path));
 const { CudaDevice } = await load('device/cuda/cuda.js');
 const { caseShape, trainCases } = await load('bench/train-cases.js');
-const { fillCache } = await load('bench/fill-cache.js');
+const { fillCache } = await load('bench/decode-setup.js');
 const { DecodeCache } = await load('model/cache.js');
 const { LanguageModel } = await load('model/language-model.js');
 const { DeviceDecoder } = await load('infer/device-decoder.js');

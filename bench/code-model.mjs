@@ -1,0 +1,343 @@
+// Figures of docs/explain/code-model.md: gathers the files of a run of examples/code-model, and writes tables and charts.
+//
+//   node bench/code-model.mjs collect FOLDER   FOLDER holds what docs/explain/code-model.md says: writes bench/results/code-model-run-h200.json
+//   node bench/code-model.mjs page [--check]   fills the parts of the page between <!-- figures: NAME --> and <!-- end -->, and
+//                                              writes docs/images/code-model-*.svg; with --check only says whether they are current
+// Needs `npm run build`.
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { parse } from 'yaml';
+import { heatMap } from '../dist/dashboard/report/heat-map.js';
+import { lineChart } from '../dist/dashboard/report/svg.js';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+const RESULTS = join(root, 'bench', 'results', 'code-model-run-h200.json');
+const SEEDS = join(root, 'bench', 'results', 'code-model-h200.json');
+const PAGE = join(root, 'docs', 'explain', 'code-model.md');
+const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
+/** Points of a curve that are kept. */
+const POINTS = 100;
+/** Shorter contexts are not shown: a power of two of tokens each. */
+const FIRST_POSITION = 1024;
+const BRANCH_NAMES = { cmp: 'the compressed branch', sel: 'the selected branch', win: 'the window' };
+
+const [command, argument] = process.argv.slice(2);
+if (command === 'collect' && argument) collect(argument);
+else if (command === 'page') page(argument === '--check');
+else throw new Error('usage: node bench/code-model.mjs collect FOLDER | page [--check]');
+
+function collect(folder) {
+  const path = (...names) => join(folder, ...names);
+  const json = (name) => (existsSync(path(name)) ? JSON.parse(readFileSync(path(name), 'utf8')) : undefined);
+  const csv = (name) =>
+    readFileSync(path(name), 'utf8')
+      .trim()
+      .split('\n')
+      .slice(1)
+      .map((line) => line.split(',').map(Number));
+  const corpus = json('corpus.json');
+  const metrics = json('metrics.json');
+  const rows = csv('training.csv');
+  const every = Math.max(1, Math.ceil(rows.length / POINTS));
+  const telemetry = readFileSync(path('attention.jsonl'), 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line));
+  const { validation: val } = corpus;
+  const result = {
+    machine: metrics.device_name,
+    corpus: { ...corpus, validation: { ...val, names: undefined, projects: val.names.length } },
+    settings: (({ model, nsa, train }) => ({ model, nsa, train }))(parse(readFileSync(path('config.yaml'), 'utf8'))),
+    parameters: metrics.parameters,
+    steps: metrics.step,
+    tokens: metrics.tokens_seen,
+    tokens_per_s: median(rows.map((row) => row[3])),
+    training_loss: rows.filter((_, i) => i % every === 0 || i === rows.length - 1).map(([step, loss]) => [step, loss]),
+    validation_loss: csv('val.csv').map(([step, loss]) => [step, loss]),
+    stopped_and_resumed: existsSync(path('train-1.txt'))
+      ? /stopped after step \d+ by SIGTERM/.exec(readFileSync(path('train-1.txt'), 'utf8'))?.[0]
+      : undefined,
+    attention: thinned(telemetry, 12).map(({ ts: _ts, ...line }) => line),
+    branches: json('branches.json')?.models,
+    positions_after_fine_tune: json('positions-after.json'),
+    retrieval: json('retrieval.json'),
+    retrieval_before_fine_tune: json('retrieval-0.json'),
+    watchdog: existsSync(path('watch.txt'))
+      ? readFileSync(path('watch.txt'), 'utf8')
+          .split('\n')
+          .filter((line) => line.includes('CRITICAL'))
+          .map((line) => /CRITICAL \S+ (rank \d+: .*?\))/.exec(line)?.[1])
+      : undefined,
+    faults: json('faults.json'),
+  };
+  // Paths of the machine are left out.
+  const kept = JSON.parse(
+    JSON.stringify(result, (key, value) => (key === 'out_dir' || value?.startsWith?.('/') ? undefined : value)),
+  );
+  writeFileSync(RESULTS, `${compact(kept)}\n`);
+  console.log(`wrote ${RESULTS}`);
+}
+
+function thinned(list, count) {
+  if (list.length <= count) return list;
+  return Array.from({ length: count }, (_, i) => list[Math.round((i * (list.length - 1)) / (count - 1))]);
+}
+
+function median(values) {
+  return [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+}
+
+/** JSON with lists of numbers on one line. */
+function compact(value) {
+  return JSON.stringify(value, null, 1).replace(/\[\s+(?:[-\d.e+]+,?\s*)+\]/g, (list) =>
+    list.replace(/\s+/g, ' ').replace('[ ', '[').replace(' ]', ']'),
+  );
+}
+
+function page(isCheck) {
+  const run = JSON.parse(readFileSync(RESULTS, 'utf8'));
+  const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
+  const parts = {
+    corpus: corpusTable(run),
+    training: trainingTable(run),
+    seeds: seedTable(seeds),
+    positions: positionTable(run),
+    branches: branchTable(run),
+    gates: gateTable(run),
+    retrieval: retrievalTable(run),
+    stages: stageTable(run),
+    faults: faultTable(run),
+  };
+  const before = readFileSync(PAGE, 'utf8');
+  const after = before.replace(/(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g, (_, start, name, end) => {
+    if (parts[name] === undefined) throw new Error(`${PAGE}: there are no figures ${name}`);
+    return `${start}\n${parts[name]}\n\n${end}`;
+  });
+  const files = new Map([
+    [PAGE, after],
+    ...Object.entries(charts(run)).map(([name, svg]) => [image(name), `${svg}\n`]),
+  ]);
+  const stale = [...files].filter(([path, text]) => !existsSync(path) || readFileSync(path, 'utf8') !== text);
+  for (const [path, text] of isCheck ? [] : stale) writeFileSync(path, text);
+  for (const [path] of stale) console.log(`${isCheck ? 'not current' : 'wrote'}: ${path}`);
+  if (isCheck && stale.length > 0) process.exitCode = 1;
+}
+
+function charts(run) {
+  const found = {
+    loss: lineChart({
+      title: 'Loss during training',
+      x: 'step',
+      y: 'nats per token',
+      series: [
+        { name: 'training', points: run.training_loss },
+        { name: 'validation', points: run.validation_loss },
+      ],
+    }),
+    positions: lineChart({
+      title: 'Validation loss by tokens of context',
+      x: 'log2 of the tokens of context',
+      y: 'nats per token',
+      series: run.branches
+        .filter(({ without }) => without !== 'win')
+        .map(({ without, by_position: rows }) => ({
+          name: without === undefined ? 'all branches' : `without ${without}`,
+          points: rows.filter(({ to }) => to >= 64).map(({ to, loss }) => [Math.log2(to), loss]),
+        })),
+    }),
+    gates: lineChart({
+      title: 'Share of each branch in the gates, mean of all layers',
+      x: 'step',
+      y: 'share',
+      series: Object.keys(BRANCH_NAMES).map((branch) => ({
+        name: branch,
+        points: run.attention.map((line) => [line.step, mean(line[branch])]),
+      })),
+    }),
+  };
+  if (!run.retrieval) return found;
+  return {
+    ...found,
+    passkey: retrievalChart(run.retrieval, 'passkey'),
+    'key-value': retrievalChart(run.retrieval, 'key-value'),
+  };
+}
+
+function retrievalChart({ rows }, task) {
+  const lengths = [...new Set(rows.map(({ length }) => length))];
+  const depths = [...new Set(rows.map(({ depth }) => depth))].sort((a, b) => a - b);
+  const tables = [null, 'sel'].map((without) => ({
+    title: without === null ? 'all branches' : `without ${without}`,
+    values: depths.map((depth) =>
+      lengths.map(
+        (length) =>
+          rows.find(
+            (row) => row.task === task && row.without === without && row.length === length && row.depth === depth,
+          )?.accuracy ?? Number.NaN,
+      ),
+    ),
+  }));
+  return heatMap({
+    ...{ title: `Values found in code (${task}), by depth and length`, x: 'tokens', y: 'depth', tables },
+    ...{ columns: lengths.map(String), rows: depths.map((depth) => `${Math.round(100 * depth)} %`) },
+  });
+}
+
+function table(titles, rows) {
+  const line = (row) => `| ${row.join(' | ')} |`.replaceAll('|  |', '| |');
+  return [line(titles), `|${'---|'.repeat(titles.length)}`, ...rows.map(line)].join('\n');
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function count(value) {
+  return Math.round(value).toLocaleString('en-US');
+}
+
+function percent(share) {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+function corpusTable({ corpus: { found, train, validation } }) {
+  const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+  return table(
+    ['', 'projects', 'files', 'text'],
+    [
+      ['found, without duplicates', found.projects, count(found.files), megabytes(found.bytes)],
+      ['training', train.projects, count(train.files), megabytes(train.bytes)],
+      ['validation', validation.projects, count(validation.files), megabytes(validation.bytes)],
+    ],
+  );
+}
+
+function trainingTable({ validation_loss: rows, steps, tokens, tokens_per_s: speed, parameters }) {
+  const perStep = tokens / steps;
+  return [
+    `${count(parameters)} parameters, ${count(steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
+    '',
+    table(
+      ['step', 'tokens', 'validation loss'],
+      thinned(rows, 8).map(([step, loss]) => [count(step), `${((step * perStep) / 1e6).toFixed(0)}M`, loss.toFixed(3)]),
+    ),
+  ].join('\n');
+}
+
+function seedTable({ runs }) {
+  const lossOf = (attention, seed) =>
+    runs.find((run) => run.attention === attention && run.seed === seed && run.steps === 200)?.val_loss.at(-1)[1];
+  const all = [1, 2, 3].map((seed) => ({ seed, nsa: lossOf('nsa', seed), dense: lossOf('dense', seed) }));
+  const show = (value) => value?.toFixed(3) ?? 'not kept';
+  const rows = all.map(({ seed, nsa, dense }) => [
+    ...[seed, show(nsa), show(dense)],
+    nsa === undefined || dense === undefined ? '' : (nsa - dense).toFixed(3),
+  ]);
+  if (all.every(({ nsa, dense }) => nsa !== undefined && dense !== undefined)) {
+    const spread = (values) => {
+      const middle = mean(values);
+      const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
+      return `${middle.toFixed(3)} ± ${deviation.toFixed(3)}`;
+    };
+    rows.push([
+      ...['mean ± deviation', spread(all.map(({ nsa }) => nsa)), spread(all.map(({ dense }) => dense))],
+      spread(all.map(({ nsa, dense }) => nsa - dense)),
+    ]);
+  }
+  return table(['seed', 'NSA', 'dense', 'difference'], rows);
+}
+
+function positionTable({ branches: [positions], settings }) {
+  const trained = Number(settings.train.seq_len);
+  return table(
+    ['tokens of context', 'targets', 'loss'],
+    positions.by_position
+      .filter(({ to }) => to >= FIRST_POSITION)
+      .map(({ from, to, targets, loss }) => [
+        `${count(from)} to ${count(to)}${from > trained ? ' (longer than trained)' : ''}`,
+        ...[count(targets), loss.toFixed(3)],
+      ]),
+  );
+}
+
+function branchTable({ branches }) {
+  const [all] = branches;
+  return table(
+    ['', 'loss', 'bits per byte', 'more loss'],
+    branches.map(({ without, loss, bits_per_byte: bits }) => [
+      without === undefined ? 'all branches' : `without ${BRANCH_NAMES[without]}`,
+      ...[loss.toFixed(3), bits.toFixed(3), without === undefined ? '' : (loss - all.loss).toFixed(3)],
+    ]),
+  );
+}
+
+function gateTable({ attention }) {
+  const last = attention.at(-1);
+  return table(
+    ['layer', 'compressed', 'selected', 'window', 'entropy', 'shared with the previous token'],
+    last.cmp.map((_, layer) => [
+      layer + 1,
+      ...['cmp', 'sel', 'win'].map((branch) => last[branch][layer].toFixed(2)),
+      ...[last.entropy[layer].toFixed(2), percent(last.neighbours[layer])],
+    ]),
+  );
+}
+
+function retrievalTable({ retrieval, retrieval_before_fine_tune: before }) {
+  if (!retrieval) return 'Not measured yet.';
+  const lengths = [...new Set(retrieval.rows.map(({ length }) => length))];
+  const cell = (rows, task, length, without) => {
+    const these = (rows ?? []).filter((row) => row.task === task && row.length === length && row.without === without);
+    const cases = these.reduce((sum, row) => sum + row.cases, 0);
+    if (cases === 0) return undefined;
+    const share = (value) => these.reduce((sum, row) => sum + value(row), 0) / cases;
+    return {
+      cases,
+      accuracy: share(({ correct }) => correct),
+      selected: share((row) => row.selected * row.cases),
+      worst: Math.min(...these.map(({ accuracy }) => accuracy)),
+    };
+  };
+  return table(
+    [
+      'task',
+      'tokens',
+      'cases',
+      'found',
+      'worst depth',
+      'block selected',
+      'without the selected branch',
+      'before the fine-tune',
+    ],
+    ['passkey', 'key-value'].flatMap((task) =>
+      lengths.map((length) => {
+        const all = cell(retrieval.rows, task, length, null);
+        const without = cell(retrieval.rows, task, length, 'sel');
+        const earlier = cell(before?.rows, task, length, null);
+        return [
+          ...[task, count(length), count(all.cases), percent(all.accuracy), percent(all.worst), percent(all.selected)],
+          ...[without ? percent(without.accuracy) : '', earlier ? percent(earlier.accuracy) : ''],
+        ];
+      }),
+    ),
+  );
+}
+
+/** The last check of every stage of the fine-tune. */
+function stageTable({ retrieval }) {
+  const { curve } = retrieval;
+  const lasts = curve.filter(({ length }, i) => curve[i + 1]?.length !== length);
+  return table(
+    ['tokens', 'last step', 'loss', 'found'],
+    lasts.map(({ step, length, loss, found }) => [count(length), count(step), loss.toFixed(2), percent(found)]),
+  );
+}
+
+function faultTable({ faults }) {
+  if (!faults) return 'Not measured yet.';
+  return table(
+    ['seconds', 'step', 'what happened'],
+    faults.events.map(({ seconds, step, what }) => [seconds.toFixed(1), step, what]),
+  );
+}
