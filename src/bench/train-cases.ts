@@ -1,4 +1,5 @@
 /** Cases of `bench train`: models by config name, and the default matrix. */
+import { layerOfTree } from '../config/layer.js';
 import { loadConfig } from '../config/load.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
@@ -37,6 +38,9 @@ const BASE = 'base';
 /** Lengths of the GPU's matrix: all kernels up to 2048, beyond it the default one. */
 const SHORT_LENGTHS = [512, 1024, 2048];
 const LONG_LENGTHS = [8192, 32_768, 65_536];
+/** Benchmarks make their own tokens: the data of a config need not be there. */
+const NO_DATA = layerOfTree({ data: { source: 'synthetic' } }, 'bench', () => 'bench');
+
 /** Tokens of a step on the GPU, whatever the length. */
 const GPU_TOKENS = 65_536;
 
@@ -68,7 +72,7 @@ export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase
   if (choice.device === 'cuda' && choice.config === undefined && !choice.batchSizes) return gpuMatrix(env, choice);
   const isMatrix = choice.config === undefined;
   const name = choice.config ?? BASE;
-  const config = name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name }).config;
+  const config = name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name, flags: NO_DATA }).config;
   const attention = choice.attention ?? (isMatrix ? 'both' : config.model.attention);
   const cases = (attention === 'both' ? (['nsa', 'dense'] as const) : [attention]).flatMap((kind) =>
     (choice.lengths ?? [config.train.seq_len]).flatMap((length) =>
