@@ -101,7 +101,7 @@ export class PrefixCache {
     return length > this.#block && this.#most > 1;
   }
 
-  /** A fork of the longest prefix of fewer than `length` tokens in memory; null if there is none. */
+  /** A fork of the longest cached prefix with fewer than `length` tokens; null if none is cached in memory. */
   longest(name: PrefixName, length: number): CachedSequence | null {
     this.queries += length;
     let found: Node | null = null;

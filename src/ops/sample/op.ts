@@ -14,7 +14,7 @@ export interface SampledRows {
   readonly vocabulary: number;
   /** f64 [rows, SETTINGS]. A row of temperature 0 is left as it is. */
   readonly settings: Tensor;
-  /** i32 [rows]: the argmax token of each row, -1 if there is none; overwritten with the drawn token or UNCERTAIN. */
+  /** i32 [rows]: the argmax token of each row, -1 if all logits are NaN; overwritten with the drawn token or UNCERTAIN. */
   readonly next: Tensor;
   /** i32 [rows]: overwritten with the drawn token where there is one. */
   readonly ids: Tensor;
