@@ -11,7 +11,7 @@
  * verifies what was read before it is used; copies are made between steps, a block at a time.
  */
 import { createHash } from 'node:crypto';
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
 import type { CachedSequence, DecodeCache } from '../../model/cache.js';
 import { checksums } from '../../ops/checksum/op.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -37,6 +37,8 @@ export interface PrefixStorage {
   readonly files: PrefixFiles;
   /** Identifies everything that the content of pages depends on besides tokens, as hex digits. */
   readonly fingerprint: string;
+  /** Whether a prompt is being read, which copies to the host would delay. */
+  isReading(): boolean;
 }
 
 /** Tokens of a block: a multiple of the page sizes, so that a node shares whole pages, and at least `tile`. */
@@ -53,6 +55,9 @@ const TIME_RESOLUTION = 60;
 const READ_AHEAD = 8;
 /** Bytes that are copied to the host at once, between two steps. */
 const PIECE = 4 * 2 ** 20;
+/** A file waits until no prompt is read, which is looked at every few milliseconds, but at most so long [ms]. */
+const LOOK_MS = 2;
+const MOST_WAIT_MS = 1000;
 
 export class PrefixCache {
   /** Tokens looked up, tokens found, and those of them that came from files. */
@@ -253,7 +258,8 @@ export class PrefixCache {
     try {
       await setImmediate();
       for (const node of this.#unwritten) {
-        this.#unwritten.delete(node);
+        await this.#untilPromptsAreRead();
+        if (!this.#unwritten.delete(node)) continue; // evicted meanwhile
         await this.#writeNode(files, node);
       }
     } catch (error) {
@@ -261,6 +267,11 @@ export class PrefixCache {
     } finally {
       this.#writer = null;
     }
+  }
+
+  async #untilPromptsAreRead(): Promise<void> {
+    const startedAt = performance.now();
+    while (this.#storage?.isReading() && performance.now() - startedAt < MOST_WAIT_MS) await setTimeout(LOOK_MS);
   }
 
   async #writeNode(files: PrefixFiles, { key, sequence, fileTime }: Node): Promise<void> {
