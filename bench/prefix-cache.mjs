@@ -4,7 +4,7 @@
 //
 // "first" is the first prompt of a server, which also pays for memory that later ones reuse; "cold" is another one after it.
 // Of every row: milliseconds to the first byte, to the first token, and those of the engine alone (/metrics). With --text
-// the prompt is a text of so many bytes instead of a list of tokens.
+// the prompt is a text of --tokens bytes instead of a list of tokens.
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';

@@ -368,7 +368,7 @@ class ModelServer {
   }
 }
 
-/** Checks a request that nobody made: the first one of a process takes 50 ms, most of it for compiling the schema. */
+/** Checks a request of its own: the first one of a process takes 50 ms, most of it for compiling the schema. */
 function warmUp(model: ServedModel): void {
   const { maxContext, maxTokens } = model.info;
   const prompt = new Array(Math.min(2048, maxContext - 1, maxTokens - 1)).fill(0);
