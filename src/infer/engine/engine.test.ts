@@ -463,7 +463,7 @@ describe('on an emulated GPU', () => {
   const model = tinyModel(config, 256, 5, { device, dtype: 'bf16' });
   models.push(model);
   const gpu: TextSource = { model, config, tokenizer: createTokenizer('byte') };
-  const ONE = { tile: 1, prefixCacheBytes: 0 }; // prompts token by token: the emulator runs the decode kernels only
+  const ONE = { tile: 1, idleTile: 1, prefixCacheBytes: 0 }; // prompts token by token: the emulator runs the decode kernels only
   const greedy = (prompt: number[], more: Partial<EngineRequest> = {}): EngineRequest => ({
     prompt,
     maxNewTokens: 12,
@@ -503,7 +503,7 @@ describe('on an emulated GPU', () => {
     const prompt = [65, 66];
     let all: number[] = [];
     // Blocks of 64 tokens: the largest page.
-    await withEngine(gpu, { tile: 1, prefixCacheBytes: 2 ** 30 }, async (engine) => {
+    await withEngine(gpu, { ...ONE, prefixCacheBytes: 2 ** 30 }, async (engine) => {
       const started: number[] = [];
       const launch = vi.spyOn(DeviceDecoder.prototype, 'nextLater').mockImplementation(function later(
         this: DeviceDecoder,
