@@ -29,6 +29,9 @@ const repeats = Number(values.repeats);
 const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-prefix-bench-'));
 
+/** Files are written after an answer; the next request is not to wait for a copy to them. */
+const WRITING_MS = 1500;
+
 /** Runs `use` with the URL of a server on the folder. */
 async function withServer(use) {
   const words = ['serve', '--model', model, '--port', '0', '--max-context', String(count + 16)];
@@ -81,8 +84,9 @@ async function measure(url, start) {
 const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
 const [first, cold, memory] = await withServer(async (url) => {
   const first = await measure(url, 0);
-  await setTimeout(500); // its files are written
+  await setTimeout(WRITING_MS);
   const cold = await measure(url, 1);
+  await setTimeout(WRITING_MS);
   const again = [];
   for (let i = 0; i < repeats; i++) again.push(await measure(url, 1));
   return [first, cold, again];
