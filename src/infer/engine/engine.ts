@@ -211,7 +211,7 @@ class BatchEngine implements Engine {
   #newSlot(request: CheckedRequest, reserved: number, sink: EventSink): Slot {
     const { speculate } = this.#options;
     const decoder = this.#source.tokenizer.createStreamDecoder();
-    const sequence = new GeneratedSequence(0, [...request.prompt], decoder, new StopFilter(request.stop));
+    const sequence = new GeneratedSequence(0, plainArray(request.prompt), decoder, new StopFilter(request.stop));
     return {
       request,
       reserved,
@@ -635,6 +635,13 @@ function longestWithin(bytes: number, most: number, bytesOf: (length: number) =>
     else high = middle - 1;
   }
   return low;
+}
+
+/** Several times as fast as `Array.from` of a typed array. */
+function plainArray(values: ArrayLike<number>): number[] {
+  const result = new Array<number>(values.length);
+  for (let i = 0; i < values.length; i++) result[i] = values[i];
+  return result;
 }
 
 function mib(bytes: number): string {

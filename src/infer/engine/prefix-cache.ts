@@ -424,7 +424,7 @@ export class PrefixName {
 
   /** The hash of the tokens from block `count` up to `end`, and of the name of those before. */
   #after(count: number, end: number): string {
-    const tokens = Int32Array.from(this.#tokens.slice(count * this.#block, end));
+    const tokens = new Int32Array(this.#tokens.slice(count * this.#block, end));
     return createHash('sha256').update(this.#keys[count]).update(new Uint8Array(tokens.buffer)).digest('hex');
   }
 }
