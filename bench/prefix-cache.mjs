@@ -4,7 +4,8 @@
 //
 // "first" is the first prompt of a server, which also pays for memory that later ones reuse; "cold" is another one after it.
 // Of every row: milliseconds to the first byte, to the first token, and those of the engine alone (/metrics). With --text
-// the prompt is a text of --tokens bytes instead of a list of tokens.
+// the prompt is a text of --tokens bytes instead of a list of tokens. UV_THREADPOOL_SIZE in the environment is the number
+// of threads that read files, 4 by default.
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -64,7 +65,7 @@ async function measure(url, start) {
   const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start) % 251);
   const text = Buffer.from(prompt.map((token) => 32 + (token % 95))).toString('latin1');
   const settings = { max_tokens: 1, ignore_eos: true, stream: true, stream_options: { include_usage: true } };
-  const body = JSON.stringify({ prompt: values.text ? text : prompt, ...settings });
+  const body = Buffer.from(JSON.stringify({ prompt: values.text ? text : prompt, ...settings }));
   const before = await engineSeconds(url);
   const startedAt = performance.now();
   const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
@@ -88,7 +89,7 @@ const [first, cold, memory] = await withServer(async (url) => {
   const cold = await measure(url, 1);
   await setTimeout(WRITING_MS);
   const again = [];
-  for (let i = 0; i < repeats; i++) again.push(await measure(url, 1));
+  for (let i = 0; i < 3 * repeats; i++) again.push(await measure(url, 1));
   return [first, cold, again];
 });
 const disk = [];

@@ -162,14 +162,14 @@ class BatchEngine implements Engine {
   }
 
   warmUp(): void {
-    const { idleTile } = this.#options;
+    const { tile, idleTile } = this.#options;
     const isGpu = this.#source.model.device.kind === 'cuda';
     const sequence = this.#cache.sequence();
     try {
-      // A tile of a prompt, one that continues it, and the end of a prompt; then steps, of which the second is recorded.
-      // A GPU chooses kernels by the number of tokens, and its pool gets the memory of a tile.
-      const whole = Math.min(idleTile, Math.floor((this.maxContext - 1) / 2));
-      for (const count of isGpu ? [whole, whole, 1] : [8, 1]) if (count > 0) this.#readUnused(sequence, count);
+      // Tiles of a prompt, the first one and others, and its end; then steps, of which the second is recorded. A GPU chooses
+      // kernels by the number of tokens, and its pool gets the memory of a tile.
+      const counts = isGpu ? [idleTile, idleTile, tile, 1] : [8, 1];
+      for (const count of counts) this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
       if (this.#decoder) warmUpSteps(this.#decoder, sequence, this.maxBatch);
       this.#source.model.device.synchronize();
     } finally {

@@ -54,8 +54,8 @@ export function prefixBlock(cache: DecodeCache, tile: number): number {
 const DEPTH_TIME = 1e-5;
 /** The time of use of a file is exact to this [s]. */
 const TIME_RESOLUTION = 60;
-/** Pieces of files that are read at the same time. */
-const READ_AHEAD = 12;
+/** Pieces of files that are read at the same time, by as many threads as the runtime has (UV_THREADPOOL_SIZE). */
+const READ_AHEAD = 24;
 /** Bytes that are copied from or to the host at once, between two steps. */
 const PIECE = 4 * 2 ** 20;
 /** A file waits until no prompt is read, which is looked at every few milliseconds, but at most so long [ms]. */
