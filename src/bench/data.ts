@@ -8,7 +8,7 @@ import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
-import { FetchTimes } from '../train/records.js';
+import { FetchTimes } from '../train/report.js';
 import { workerFile } from '../worker-file.js';
 
 export interface Rate {

@@ -27,6 +27,8 @@ export interface LoaderTelemetry {
 /** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
+  /** The name of what the batches come from now, if it may differ from `data.source`: `synthetic` replaces a failed source. */
+  readonly source?: string | undefined;
   /** Training tokens; Infinity for streamed and generated data, as is samplesPerEpoch. */
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;

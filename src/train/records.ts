@@ -1,4 +1,4 @@
-/** What a run writes about its steps: CSV files, heartbeats, TensorBoard events, and lines on the terminal. */
+/** What a run writes about its steps: CSV files, heartbeats, TensorBoard events. Lines for a person are in report.ts. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
 import type { SparseStartState } from '../model/sparse-start.js';
@@ -12,7 +12,6 @@ import { TensorboardWriter } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 import type { AttentionStatistics } from './observers.js';
-import type { TrainingStep } from './trainer.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
@@ -64,6 +63,7 @@ export class RunRecords {
   readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
   readonly #counters: CsvWriter<typeof FALLBACK_COUNTERS_CSV> | null = null;
   readonly #paths: RunPaths;
+  readonly #rank: number;
   #attention: JsonLinesWriter | null = null;
   #samples: JsonLinesWriter | null = null;
   readonly #tensorboard: TensorboardWriter | null = null;
@@ -79,6 +79,7 @@ export class RunRecords {
   ) {
     this.#logThread = logThread;
     this.#paths = paths;
+    this.#rank = rank;
     this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
     this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world: size });
     this.#writers = [this.#heartbeat];
@@ -129,9 +130,9 @@ export class RunRecords {
     this.#heartbeat.write(fields);
   }
 
-  /** The heartbeat of a step: every step has one. */
-  writeHeartbeat(record: StepRecord): void {
-    const { gates, selection, sparseStart } = record;
+  /** The heartbeat of a step: every step has one. Rank 0 also records the attention by layer, where that was observed. */
+  writeStep(record: StepRecord): void {
+    const { gates, selection, sparseStart, attention } = record;
     this.#heartbeat.write({
       step: record.step,
       msg: 'progress',
@@ -162,12 +163,9 @@ export class RunRecords {
       ...(record.loader && { docs_seen: record.loader.documents, queue_fill: record.loader.queueFill }),
       data: record.data,
     });
-  }
-
-  /** A line of attention.jsonl. */
-  writeAttention(step: number, statistics: AttentionStatistics): void {
+    if (attention === null || this.#rank !== 0) return;
     this.#attention ??= this.#open(this.#paths.attention);
-    this.#attention.write(step, statistics);
+    this.#attention.write(record.step, attention);
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
@@ -234,83 +232,4 @@ export class RunRecords {
     for (const writer of this.#writers) writer.close();
     this.#section.close();
   }
-}
-
-/** Fetches that the percentiles cover. */
-const KEPT = 256;
-
-/** Percentiles of the time that fetching recent batches took. */
-export class FetchTimes {
-  readonly #recent: number[] = [];
-
-  add(seconds: number): void {
-    this.#recent.push(seconds);
-    if (this.#recent.length > KEPT) this.#recent.shift();
-  }
-
-  /** A percentile in milliseconds; `share` 0.5 is the median. */
-  percentileMs(share: number): number {
-    if (this.#recent.length === 0) return 0;
-    const sorted = [...this.#recent].sort((a, b) => a - b);
-    return 1000 * sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-  }
-}
-
-/** `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form that runbooks parse; `dropped` are log records. */
-export function stepLine(record: StepRecord, dropped = 0): string {
-  return [
-    `step ${String(record.step).padStart(4, '0')}`,
-    `loss ${record.loss.toFixed(4)}`,
-    `lr ${exponent(record.learningRate)}`,
-    `toks/s ${record.tokensPerSecond.toFixed(0)}`,
-    ...(record.mfu === null ? [] : [`mfu ${(100 * record.mfu).toFixed(1)}%`]),
-    `grad_norm ${record.gradientNorm.toFixed(2)}`,
-    `fetch ${(1000 * record.fetchSeconds).toFixed(0)}ms`,
-    `fetch_p50 ${record.fetchP50Ms.toFixed(0)}ms`,
-    `fetch_p95 ${record.fetchP95Ms.toFixed(0)}ms`,
-    ...sparseStartText(record.sparseStart),
-    ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
-  ].join(' | ');
-}
-
-/** The warning about a step whose loss or gradient norm was unusual. */
-export function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
-  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
-  return (
-    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
-    (isSkipped ? '; update skipped' : '')
-  );
-}
-
-/** runtime.debug_timing: how a step's time was spent. */
-export function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
-  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
-  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
-}
-
-function sparseStartText(state: SparseStartState | null): string[] {
-  return state ? [`n_sel ${state.nSel}`, `gate_released ${(100 * state.releasedShare).toFixed(1)}%`] : [];
-}
-
-/** 3.00e-04: two digits of exponent, as C prints it. */
-function exponent(value: number): string {
-  return value.toExponential(2).replace(/e([+-])(\d)$/, 'e$10$2');
-}
-
-/** h:mm:ss or m:ss. */
-export function duration(seconds: number): string {
-  if (!Number.isFinite(seconds)) return '?';
-  const whole = Math.round(seconds);
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
-  const two = (value: number) => String(value).padStart(2, '0');
-  return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
-}
-
-const BAR_WIDTH = 24;
-
-/** The live line of a run. */
-export function progressText(step: number, steps: number, loss: number, rate: number, secondsLeft: number): string {
-  const filled = Math.round((BAR_WIDTH * step) / steps);
-  const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
-  return `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${rate.toFixed(0)} tok/s  ${duration(secondsLeft)} left`;
 }
