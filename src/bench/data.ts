@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
 import { type BaselineTask, type FromWorker, WORKER_MODULE } from '../data/pipeline/messages.js';
-import { createStreamLoader } from '../data/pipeline/stream-loader.js';
+import { StreamLoader } from '../data/pipeline/stream-loader.js';
 import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
@@ -35,7 +35,7 @@ export function openPrepared(folder: string, tokenizer: string, shape: BatchShap
 }
 
 export function openPipeline(spec: CorpusSpec, tokenizer: string, workers: number, shape: BatchShape) {
-  return createStreamLoader({
+  return new StreamLoader({
     spec,
     tokenizer,
     workers,

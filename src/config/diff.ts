@@ -27,6 +27,8 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.mlp_hidden',
   'model.qkv_bias',
   'model.qk_norm',
+  'model.out_bias',
+  'model.mlp_bias',
   'model.tie_embeddings',
   'model.attention',
   'model.layer_pattern',

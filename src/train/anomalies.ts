@@ -9,13 +9,16 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { World } from './ranks/world.js';
 import type { StepGradients } from './step.js';
 
-/** Running mean and variance with exponential decay. Plain data, so that a checkpoint holds it as it is. */
-export interface RunningStatistics {
-  /** Values so far. */
-  count: number;
-  mean: number;
-  variance: number;
+/**
+ * What the detection of spikes remembers of earlier steps: running mean and variance with exponential decay. Plain data, so
+ * that a checkpoint holds it as it is, and a resumed run detects the same spikes.
+ */
+export interface Spikes {
+  readonly loss: { count: number; mean: number; variance: number };
+  readonly gradient: { count: number; mean: number; variance: number };
 }
+
+type RunningStatistics = Spikes['loss'];
 
 /** Values needed before a z-score is meaningful. */
 const WARMUP = 20;
@@ -34,12 +37,6 @@ export function addValue(statistics: RunningStatistics, value: number): void {
   const difference = value - statistics.mean;
   statistics.mean += weight * difference;
   statistics.variance = (1 - weight) * (statistics.variance + weight * difference * difference);
-}
-
-/** What the detection of spikes remembers of earlier steps. A resumed run detects the same spikes. */
-export interface Spikes {
-  readonly loss: RunningStatistics;
-  readonly gradient: RunningStatistics;
 }
 
 /** A spike of the loss or of the gradient norm. */

@@ -4,11 +4,11 @@ import type { LoaderTelemetry } from '../data/loader.js';
 import type { SparseStartState } from '../model/sparse-start.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
-import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
-import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../run/logs/heartbeat.js';
-import { JsonLinesWriter } from '../run/logs/log-file.js';
+import { type CsvRow, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import type { HeartbeatFields, SectionName } from '../run/logs/heartbeat.js';
+import { type Log, openCsv, openHeartbeats, openJsonLines, openSection, openTensorboard } from '../run/logs/log.js';
 import type { LogThread } from '../run/logs/log-thread.js';
-import { TensorboardWriter } from '../run/logs/tensorboard.js';
+import type { TensorboardEvent } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 import type { AttentionStatistics } from './observers.js';
@@ -56,18 +56,19 @@ export interface CheckpointRecord {
 export class RunRecords {
   #position: { readonly section: SectionName; readonly step: number } = { section: 'boot', step: 0 };
   readonly #logThread: LogThread;
-  readonly #heartbeat: HeartbeatWriter;
-  readonly #section: SectionWriter;
-  readonly #training: CsvWriter<typeof TRAINING_CSV> | null = null;
-  readonly #val: CsvWriter<typeof VAL_CSV> | null = null;
-  readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
-  readonly #counters: CsvWriter<typeof FALLBACK_COUNTERS_CSV> | null = null;
+  readonly #heartbeat: Log<HeartbeatFields>;
+  readonly #section: Log<{ section: SectionName; step: number }>;
+  readonly #training: Log<CsvRow<typeof TRAINING_CSV>> | null = null;
+  readonly #val: Log<CsvRow<typeof VAL_CSV>> | null = null;
+  readonly #kStats: Log<CsvRow<typeof K_STATS_CSV>> | null = null;
+  readonly #counters: Log<CsvRow<typeof FALLBACK_COUNTERS_CSV>> | null = null;
   readonly #paths: RunPaths;
   readonly #rank: number;
-  #attention: JsonLinesWriter | null = null;
-  #samples: JsonLinesWriter | null = null;
-  readonly #tensorboard: TensorboardWriter | null = null;
-  readonly #writers: { flush(): boolean; close(): void; readonly drops: number }[];
+  #attention: Log<{ step: number } & AttentionStatistics> | null = null;
+  #samples: Log<{ step: number; text: string }> | null = null;
+  readonly #tensorboard: Log<TensorboardEvent> | null = null;
+  /** All but the section, which is not worth waiting for. */
+  readonly #logs: Pick<Log<unknown>, 'drops' | 'flush' | 'close'>[];
 
   /** Rows after `resumedFrom` are removed: the resumed run writes them again. `logThread` does the writing. */
   constructor(
@@ -80,27 +81,27 @@ export class RunRecords {
     this.#logThread = logThread;
     this.#paths = paths;
     this.#rank = rank;
-    this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
-    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world: size });
-    this.#writers = [this.#heartbeat];
+    this.#section = openSection(paths.section(rank), rank, { logThread });
+    this.#heartbeat = openHeartbeats(paths.heartbeat(rank), rank, { logThread, world: size });
+    this.#logs = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {
       const options = { logThread, keepThrough: resumedFrom };
-      this.#training = new CsvWriter(paths.training, TRAINING_CSV, options);
-      this.#val = new CsvWriter(paths.val, VAL_CSV, options);
-      this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, options);
-      this.#counters = new CsvWriter(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
-      this.#writers.push(this.#training, this.#val, this.#kStats, this.#counters);
+      this.#training = openCsv(paths.training, TRAINING_CSV, options);
+      this.#val = openCsv(paths.val, VAL_CSV, options);
+      this.#kStats = openCsv(paths.kStats, K_STATS_CSV, options);
+      this.#counters = openCsv(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
+      this.#logs.push(this.#training, this.#val, this.#kStats, this.#counters);
     }
     if (config.runtime.tb) {
-      this.#tensorboard = new TensorboardWriter(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
-      this.#writers.push(this.#tensorboard);
+      this.#tensorboard = openTensorboard(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
+      this.#logs.push(this.#tensorboard);
     }
   }
 
   /** Records that were dropped because the file system failed or hung. */
   get drops(): number {
-    return this.#writers.reduce((total, { drops }) => total + drops, 0);
+    return this.#logs.reduce((total, { drops }) => total + drops, 0);
   }
 
   /** At the end of a run: dropped records, and those that a hung file system still holds up. */
@@ -116,13 +117,13 @@ export class RunRecords {
   /** Records what the rank does from now on, for watchdogs. */
   enter(section: SectionName, step: number): void {
     this.#position = { section, step };
-    this.#section.enter(section, step);
+    this.#section.write({ section, step });
   }
 
   /** Records that the rank waits for others, and that it continues. */
   wait(isWaiting: boolean): void {
     const { section, step } = this.#position;
-    this.#section.enter(isWaiting ? 'wait' : section, step);
+    this.#section.write({ section: isWaiting ? 'wait' : section, step });
   }
 
   /** A heartbeat besides those of steps: start, checkpoint, halt and the like. */
@@ -165,71 +166,74 @@ export class RunRecords {
     });
     if (attention === null || this.#rank !== 0) return;
     this.#attention ??= this.#open(this.#paths.attention);
-    this.#attention.write(record.step, attention);
+    this.#attention.write({ step: record.step, ...attention });
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
   writeSample(step: number, text: string): void {
     this.#samples ??= this.#open(this.#paths.samples);
-    this.#samples.write(step, { text });
+    this.#samples.write({ step, text });
   }
 
   /** Opens a file that only some runs have. */
-  #open(path: string): JsonLinesWriter {
-    const writer = new JsonLinesWriter(path, { logThread: this.#logThread });
-    this.#writers.push(writer);
-    return writer;
+  #open(path: string): Log<{ step: number }> {
+    const log = openJsonLines(path, { logThread: this.#logThread });
+    this.#logs.push(log);
+    return log;
   }
 
   /** CSV rows and TensorBoard events of a logged step (train.log_every). */
   writeRow(record: StepRecord): void {
     const { step, loss, learningRate, tokensPerSecond, gates, selection, sparseStart, counters } = record;
-    this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
+    this.#training?.write({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
     if (selection) {
       const { mean, max, percentAtMax } = selection;
-      this.#kStats?.append({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
+      this.#kStats?.write({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
     }
-    for (const [counter, count] of Object.entries(counters)) this.#counters?.append({ step, counter, count });
-    this.#tensorboard?.scalars(step, {
-      'train/loss': loss,
-      'train/lr': learningRate,
-      'train/toks_per_s': tokensPerSecond,
-      'train/grad_norm': record.gradientNorm,
-      ...(gates && {
-        'gate/entropy_mean': gates.entropyMean,
-        'gate/entropy_min': gates.entropyMin,
-        'gate/max_gate_mean': gates.maxMean,
-        'gate/max_gate': gates.max,
-        'gate/collapse_frac': gates.collapseFraction,
-        'gate/share_cmp': gates.shares[0],
-        'gate/share_sel': gates.shares[1],
-        'gate/share_win': gates.shares[2],
-      }),
-      ...(selection && {
-        'sel/k_mean': selection.mean,
-        'sel/k_max': selection.max,
-        'sel/pct_at_max': selection.percentAtMax,
-      }),
-      ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
-      'mem/allocated_mib': record.memoryMib.allocated,
-      'mem/reserved_mib': record.memoryMib.reserved,
+    for (const [counter, count] of Object.entries(counters)) this.#counters?.write({ step, counter, count });
+    this.#tensorboard?.write({
+      step,
+      scalars: {
+        'train/loss': loss,
+        'train/lr': learningRate,
+        'train/toks_per_s': tokensPerSecond,
+        'train/grad_norm': record.gradientNorm,
+        ...(gates && {
+          'gate/entropy_mean': gates.entropyMean,
+          'gate/entropy_min': gates.entropyMin,
+          'gate/max_gate_mean': gates.maxMean,
+          'gate/max_gate': gates.max,
+          'gate/collapse_frac': gates.collapseFraction,
+          'gate/share_cmp': gates.shares[0],
+          'gate/share_sel': gates.shares[1],
+          'gate/share_win': gates.shares[2],
+        }),
+        ...(selection && {
+          'sel/k_mean': selection.mean,
+          'sel/k_max': selection.max,
+          'sel/pct_at_max': selection.percentAtMax,
+        }),
+        ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
+        'mem/allocated_mib': record.memoryMib.allocated,
+        'mem/reserved_mib': record.memoryMib.reserved,
+      },
     });
   }
 
   /** Row, TensorBoard events and heartbeat of an evaluation. */
   writeEvaluation(step: number, { loss, perplexity }: Evaluation): void {
-    this.#val?.append({ step, val_loss: loss, ppl: perplexity });
-    this.#tensorboard?.scalars(step, { 'val/loss': loss, 'val/ppl': perplexity });
+    this.#val?.write({ step, val_loss: loss, ppl: perplexity });
+    this.#tensorboard?.write({ step, scalars: { 'val/loss': loss, 'val/ppl': perplexity } });
     this.#heartbeat.write({ step, msg: 'eval', loss });
   }
 
   /** Before a checkpoint, whose rows must be on the disk first. False if the disk did not take them all. */
   flush(): boolean {
-    return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
+    return this.#logs.map((log) => log.flush()).every((isThere) => isThere);
   }
 
   close(): void {
-    for (const writer of this.#writers) writer.close();
+    for (const log of this.#logs) log.close();
     this.#section.close();
   }
 }

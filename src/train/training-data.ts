@@ -4,9 +4,9 @@ import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { type BuildProgress, type Loader, type LoaderTelemetry, openLoader } from '../data/loader.js';
-import { MORE_TIME } from '../data/sources/http.js';
+import { silentSource } from '../data/sources/http.js';
 import type { Environment } from '../environment.js';
-import { ExitCode, TrefoilError } from '../errors.js';
+import { TrefoilError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
 
 type Say = (line: string) => void;
@@ -145,9 +145,7 @@ class StallLimit {
     this.exceeded.catch(() => {}); // no-op handler, so that an unawaited rejection does not crash the process
     this.#timer = setInterval(
       () => {
-        if (performance.now() - this.#last < seconds * 1000) return;
-        const remedy = `check the source, or ${MORE_TIME}`;
-        fail(new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource));
+        if (performance.now() - this.#last >= seconds * 1000) fail(silentSource(seconds));
       },
       Math.min(1000, seconds * 250),
     );

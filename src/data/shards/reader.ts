@@ -26,7 +26,7 @@ interface OpenShard {
   readonly end: number;
 }
 
-export interface OpenOptions {
+export interface ShardOptions {
   /** Read every file once and compare its SHA-256. Sizes and the index are always checked. Default true. */
   verify?: boolean;
 }
@@ -53,7 +53,7 @@ export class ShardReader {
     this.#buffer = tokenView(index.dtype, new ArrayBuffer(READ_AHEAD_BYTES), capacity);
   }
 
-  static open(folder: string, options: OpenOptions = {}): ShardReader {
+  static open(folder: string, options: ShardOptions = {}): ShardReader {
     const index = readIndex(folder);
     const verify = options.verify ?? true;
     const documentStarts = readDocumentStarts(folder, index, verify);
