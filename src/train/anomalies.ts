@@ -79,18 +79,37 @@ export function reportNonFinite(
   return `${reason}; the update was not applied, batch ids and gradient norms are in ${dump}`;
 }
 
-/** Compares the weights of all ranks by a hash of all bits. Null if they are equal, else a line that names the ranks. */
-export function differingWeights(world: World, parameters: readonly Parameter[]): string | null {
-  if (world.size === 1) return null;
+/**
+ * Compares the weights of all ranks. If they differ, writes .anomaly_type and .HALT on rank 0 and returns one line for a
+ * person; null if they are equal.
+ */
+export function reportDifferingWeights(
+  outDir: string,
+  step: number,
+  parameters: readonly Parameter[],
+  world: World,
+): string | null {
+  const ranks = differingRanks(parameters, world);
+  if (ranks.length === 0) return null;
+  const line =
+    `the weights differ between ranks: ${ranks.join(', ')} not as the others, ` +
+    `after step ${step}; the last checkpoint is from before`;
+  if (world.isFirst) {
+    writeAnomaly(outDir, 'ranks_differ');
+    writeHalt(outDir, line);
+  }
+  return line;
+}
+
+/** The ranks whose weights, by a hash of all bits, are not those of most ranks. */
+function differingRanks(parameters: readonly Parameter[], world: World): string[] {
+  if (world.size === 1) return [];
   const hash = createHash('sha1');
   for (const { value } of parameters) hash.update(value.readBytes());
   const hashes = world.agreement.gather(hash.digest('hex'));
   const count = (value: string) => hashes.filter((one) => one === value).length;
   const usual = hashes.reduce((best, value) => (count(value) > count(best) ? value : best));
-  const others = hashes.flatMap((one, rank) => (one === usual ? [] : [`${rank} on ${world.members[rank].host}`]));
-  return others.length === 0
-    ? null
-    : `the weights differ between ranks: rank ${others.join(', rank ')} not as the others`;
+  return hashes.flatMap((one, rank) => (one === usual ? [] : [`rank ${rank} on ${world.members[rank].host}`]));
 }
 
 /** SIGUSR1: writes where the run is, as Node's report without its environment section, which may hold credentials. */

@@ -10,8 +10,8 @@ import { writeFinalModel } from '../infer/load-model.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { SaveFailed } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
-import { writeAnomaly, writeHalt } from '../run/paths.js';
-import { differingWeights, reportNonFinite } from './anomalies.js';
+import { writeAnomaly } from '../run/paths.js';
+import { reportDifferingWeights, reportNonFinite } from './anomalies.js';
 import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { RankLost } from './ranks/monitor.js';
 import type { World } from './ranks/world.js';
@@ -250,14 +250,9 @@ export class Run {
   /** Whether all ranks hold the same weights; if not, writes why the run ends. */
   #weightsAgree(): boolean {
     const { step } = this.#trainer.progress;
-    const problem = differingWeights(this.#world, this.#model.parameters);
-    if (problem === null) return true;
-    const line = `${problem}, after step ${step}; the last checkpoint is from before`;
+    const line = reportDifferingWeights(this.#folder.path, step, this.#model.parameters, this.#world);
+    if (line === null) return true;
     this.#records.writeEvent({ step, msg: 'halt', detail: line });
-    if (this.#world.isFirst) {
-      writeAnomaly(this.#folder.path, 'ranks_differ');
-      writeHalt(this.#folder.path, line);
-    }
     this.#log.warn(line);
     return false;
   }

@@ -156,11 +156,6 @@ export class Sink implements RecordSink {
     return this.#drops;
   }
 
-  /** Whether the last attempt to write failed. */
-  get failing(): boolean {
-    return this.#failures > 0;
-  }
-
   write(record: Uint8Array): void {
     this.#pending.push(record);
     this.#pendingBytes += record.length;

@@ -2,8 +2,9 @@
  * A worker thread that writes the log files of a run, so that a slow or hung file system never stops the training thread.
  *
  * Files are opened on the training thread (log.ts), and their descriptors are handed to the worker (log-worker.ts). Records
- * go there as messages and get their form there; once `QUEUE_RECORDS` are waiting, more are dropped and counted. All waits for the worker are bounded by `WAIT_MS`, and after one has timed out nothing
- * waits again until the worker has made progress.
+ * go there as messages and get their form there; once `QUEUE_RECORDS` are waiting, more are dropped and counted. All waits
+ * for the worker are bounded by `WAIT_MS`, and after one has timed out nothing waits again until the worker has made
+ * progress.
  */
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import koffi from 'koffi';
