@@ -17,6 +17,7 @@ import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import {
+  computeDtype,
   countedLayers,
   headShapeOf,
   hiddenSize,
@@ -144,7 +145,7 @@ export function estimateMemory(
   config: Pick<Config, 'train' | 'runtime'>,
   on: Device['kind'] = config.runtime.device === 'cuda' ? 'cuda' : 'cpu',
 ): MemoryEstimate {
-  const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
+  const rounds = computeDtype(config.runtime, on) === 'bf16';
   const weights = FLOAT * parameterCount(shape);
   const matrices = sum(layerShapes(shape).map(blockMatrices)) + shape.vocabSize * shape.dim;
   const trained = config.train.optimizer === 'muon' ? weightMatrices(shape) : [];

@@ -12,7 +12,7 @@ import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
-import type { ModelShape } from '../model/shape.js';
+import { computeDtype, type ModelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
@@ -102,7 +102,7 @@ export function createOptimizer(
     ...adamw,
     momentum: train.muon_momentum,
     learningRateRatio: train.muon_lr_ratio,
-    dtype: runtime.precision === 'bf16' && model.device.kind === 'cuda' ? 'bf16' : 'f32',
+    dtype: computeDtype(runtime, model.device.kind),
   });
 }
 

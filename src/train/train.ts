@@ -16,7 +16,7 @@ import { type LocatedModel, locateModel } from '../infer/load-model.js';
 import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
-import { type ModelShape, modelShape } from '../model/shape.js';
+import { computeDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
 import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
@@ -93,7 +93,7 @@ async function openAndRun(
 
   device.pool.resetPeak(); // the run reports its own memory
   const shape = modelShape(config, loader.vocabSize);
-  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));
+  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config.runtime, device.kind));
   onEnd(() => model.free());
   if (initial !== null) {
     expectShape(initial, shape);
@@ -239,10 +239,6 @@ function kernelSettings(runtime: Config['runtime']): string[] {
   const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
   const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
   return [...switches, ...lengths];
-}
-
-function computeDtype({ runtime }: Config, device: Device): 'f32' | 'bf16' {
-  return runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
 }
 
 /** The model of `train.init_from`: its files are checked before data is read. */
