@@ -9,7 +9,7 @@
 const NAMES = 2048;
 const PASSKEY = 'password';
 /** Largest share of a training sequence that is assignments and questions. */
-const MOST_LINES = 0.35;
+const MOST_LINES = 0.45;
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
 const REPEATED = 0.2;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
@@ -52,12 +52,17 @@ export class RetrievalTask {
     );
   }
 
+  /** Largest number of assignments in a training sequence. */
+  mostPairs(length) {
+    return Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+  }
+
   /**
    * A training sequence of `length` tokens and one more: assignments anywhere, each asked for twice or more, at distances
    * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens.
    */
   trainingSequence(code, length, textShare, draw) {
-    const most = Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+    const most = this.mostPairs(length);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
     const pairs = this.#pairs(count - 1, draw);

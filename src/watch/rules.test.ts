@@ -346,4 +346,18 @@ describe('the watchdog', () => {
     run.steps(31, 40, 1);
     expect(watchdog.tick().rows.find(({ rule }) => rule === 'loss')!.level).toBe('green');
   });
+
+  it('does not judge a new process, before it has written anything, by what a killed one left behind', () => {
+    const watchdog = watchdogOf(run, true);
+    run.lock('dead');
+    run.steps(1, 30, 1, last(71, { loss: Number.NaN }));
+    run.section('step', 31);
+    run.now += LIMITS.deadlineStep + LIMITS.heartbeatStall + 1;
+    run.lock('alive', run.now);
+    expect(watchdog.tick().alerts).toEqual([]);
+    expect(readHalt(folder.path)).toBeUndefined();
+    // It has as long as any other to write its first heartbeat.
+    run.now += LIMITS.heartbeatStall + 1;
+    expect(watchdog.tick().alerts.map(({ rule }) => rule)).toEqual(['heartbeat']);
+  });
 });

@@ -41,10 +41,14 @@ export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf):
   const first = view.ranks[0].rank;
   const ofRun = [...processRows(state, limits), ...markRows(view), ...rankRows(view)];
   const several = view.ranks.length > 1;
+  const start = startOf(view);
   return [
     ...ofRun.map((row) => ({ ...row, rank: first, anomaly: row.rule })),
     ...view.ranks.flatMap((rankView) => {
-      const rows = [...livenessRows(rankView, state, limits, ageOf), ...numberRows(view, rankView, limits)];
+      const rows = [
+        ...livenessRows(rankView, state, limits, ageOf, start),
+        ...numberRows(view, rankView, limits, start),
+      ];
       const suffix = several ? ` rank${rankView.rank}` : '';
       return rows.map((row) => ({
         ...row,
@@ -54,6 +58,15 @@ export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf):
       }));
     }),
   ];
+}
+
+/**
+ * When the process that owns the folder took it, in seconds since 1970. What was written before is of a process that was
+ * killed: the owner must not be judged by it.
+ */
+function startOf({ owner }: RunView): number {
+  const start = owner ? Date.parse(owner.run_start) / 1000 : 0;
+  return Number.isFinite(start) ? start : 0;
 }
 
 const ANOMALY_NAMES: Readonly<Record<string, string>> = {
@@ -106,7 +119,13 @@ function rankRows({ ranks }: RunView): Row[] {
   return [judge('ranks', first - last > RANK_STEPS, 'yellow', value, limit)];
 }
 
-function livenessRows({ rank, beats, section }: RankView, state: RunState, limits: Thresholds, ageOf: AgeOf): Row[] {
+function livenessRows(
+  { rank, beats, section }: RankView,
+  state: RunState,
+  limits: Thresholds,
+  ageOf: AgeOf,
+  start: number,
+): Row[] {
   const last = beats.at(-1);
   if (state.kind === 'ended') return last ? [green('heartbeat', `step ${last.step}, not running`, null)] : [];
   const deadline = section && deadlineOf(section.section, limits);
@@ -114,12 +133,13 @@ function livenessRows({ rank, beats, section }: RankView, state: RunState, limit
   const isOwn =
     state.kind === 'running' &&
     section !== undefined &&
+    section.ts >= start &&
     (last === undefined || section.pid === last.pid || section.ts >= last.ts);
   const inside = isOwn && section ? Math.max(0, ageOf(`section ${rank}`, section.ts)) : 0;
   const isLate = isOwn && deadline !== undefined && inside > deadline;
   const rows: Row[] = [];
   if (last) {
-    const age = ageOf(`beat ${rank}`, last.ts);
+    const age = ageOf(`beat ${rank}`, Math.max(last.ts, start));
     const isSilent = isOwn && section && SILENT_SECTIONS.has(section.section) && !isLate;
     const limit = limits.heartbeatStall;
     if (age < -limit) rows.push(judge('heartbeat', true, 'yellow', `${Math.round(-age)} s in the future`, limit));
@@ -153,9 +173,9 @@ function deadlineOf(section: string, limits: Thresholds): number | undefined {
   }
 }
 
-function numberRows(view: RunView, { rank, beats }: RankView, limits: Thresholds): Row[] {
+function numberRows(view: RunView, { rank, beats }: RankView, limits: Thresholds, start: number): Row[] {
   const path = view.paths.heartbeat(rank);
-  const current = sinceBoot(beats);
+  const current = sinceBoot(beats).filter(({ ts }) => ts >= start);
   const steps = current.filter(({ msg }) => msg === 'progress');
   const last = steps.at(-1);
   return [
