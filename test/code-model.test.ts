@@ -119,7 +119,7 @@ describe('retrieval.mjs', () => {
     expect(trained.code, trained.stderr).toBe(0);
     const { code, stderr } = await runNode([
       ...[program('retrieval.mjs'), '--model', inside('model'), '--train', inside('tokens'), '--val', inside('tokens')],
-      ...['--out', inside('retrieval'), '--stages', '256:25@512,128+256:2@512', '--search-steps', '2'],
+      ...['--out', inside('retrieval'), '--stages', '256:50@512,128+256:2@512', '--search-steps', '2'],
       ...['--lengths', '256,512', '--depths', '3', '--trials', '2', '--device', 'cpu'],
     ]);
     expect(code, stderr).toBe(0);
@@ -133,8 +133,8 @@ describe('retrieval.mjs', () => {
     );
     expect(result.rows.filter(({ without }) => without === 'sel')).toHaveLength(result.rows.length / 2);
     expect(result.curve.map(({ step, length }) => [step, length])).toEqual([
-      [25, 256],
-      [27, 256],
+      [50, 256],
+      [52, 256],
     ]);
     // The fine-tuned model can be loaded.
     const { code: generated } = await trefoil([

@@ -207,6 +207,12 @@ describe('rules of time', () => {
     expect(levelOf('memory')).toBe('yellow');
   });
 
+  it('memory: what the first evaluation and the first checkpoint add once is no leak', () => {
+    const grow = (step: number) => ({ gpu_mem_reserved: step < 100 ? 1000 : step < 150 ? 1500 : 1800 });
+    run.steps(1, 200, 10, grow);
+    expect(levelOf('memory')).toBe('green');
+  });
+
   it('marks: .HALT is a warning, .anomaly_type an alarm', () => {
     run.steps(1, 5, 1);
     expect([levelOf('halt'), levelOf('anomaly')]).toEqual(['green', 'green']);

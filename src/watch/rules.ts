@@ -33,6 +33,8 @@ const SAMPLES = 64;
 const SLOW_SHARE = 0.9;
 const MEMORY_GROWTH = 1.1;
 const MEMORY_FLOOR_MIB = 64;
+/** A leak grows again and again; the first evaluation and the first checkpoint each grow the memory once. */
+const MEMORY_RISES = 4;
 /** Allowed difference in steps: ranks do not write their heartbeats at the same moment. */
 const RANK_STEPS = 2;
 
@@ -322,7 +324,8 @@ function memoryRow(path: string, last: Heartbeat): Row {
   );
   const after = last.gpu_mem_reserved ?? 0;
   const before = sizes.length >= ENOUGH ? median(sizes.slice(0, sizes.length / 4)) : after;
-  const isGrowing = after > before * MEMORY_GROWTH && after - before > MEMORY_FLOOR_MIB;
+  const rises = sizes.filter((size, i) => i > 0 && size > Math.max(...sizes.slice(0, i))).length;
+  const isGrowing = after > before * MEMORY_GROWTH && after - before > MEMORY_FLOOR_MIB && rises >= MEMORY_RISES;
   return judge('memory', isGrowing, 'yellow', after, `flat (${before} MiB before)`);
 }
 
