@@ -1,15 +1,16 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 256:800@16384,…,65536:200] [--advance 0.95] [--end-at 2] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw] [--muon-lr-ratio 2]
-//     [--search-steps 0] [--search-every 2]
+//     [--stages 512:3000@8192,…,65536:1000] [--advance 0.95] [--end-at 2] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw] [--muon-lr-ratio 2]
+//     [--search-steps 0] [--search-every 2] [--search-from 1]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
 // LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
-// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left. In the first
-// --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
-// branch learns to find the block (docs/guide/long-context.md). --stages none evaluates RUN as it is.
+// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left, and ends the
+// fine-tune when it finds the share --end-at. Search steps are the first --search-steps and every --search-every-th one behind
+// them (0: none) from stage --search-from on, counted from 0: only the compressed branch can find what they ask for, so that it
+// learns to (docs/guide/long-context.md). --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
 // Writes DIR/model.safetensors and DIR/retrieval.json.
 import { mkdirSync, writeFileSync } from 'node:fs';
@@ -20,7 +21,8 @@ import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
 const STAGES =
-  '512:4000@16384,512+1024:1000@16384,1024+2048:1000@32768,2048+4096:600@32768,4096+8192:300,8192+16384:300,16384+32768:300,65536:300';
+  '512:3000@8192,128+256+512+1024:600@16384,512+1024+2048+4096:700@32768,1024+2048+4096+8192:400,' +
+  '2048+4096+8192+16384:300,16384+32768:200,65536:1000';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -36,6 +38,7 @@ const { values } = parseArgs({
     'muon-lr-ratio': { type: 'string', default: '2' },
     'search-steps': { type: 'string', default: '0' },
     'search-every': { type: 'string', default: '2' },
+    'search-from': { type: 'string', default: '1' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
@@ -59,6 +62,10 @@ const KEY_VALUE_CASES = 4;
 /** Steps between checks of what was learned, and cases of a check. */
 const CHECK_EVERY = 50;
 const CHECK_CASES = 64;
+/** Share of values to be found by search alone before the next stage, where every block is selected. */
+const SEARCHED = 0.7;
+/** Share of the layers, the first ones, whose window stays on in a search step. */
+const LOCAL_LAYERS = 1 / 6;
 const WARMUP_STEPS = 20;
 /** Share of the fine-tune in which the learning rate decays. */
 const DECAY_SHARE = 0.3;
@@ -130,12 +137,11 @@ async function fineTune() {
   const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
   const curve = [];
   let stage = 0;
-  // Where every block is selected there is nothing to search for.
   const isSearch = (step) =>
-    Math.max(...stages[stage].lengths) > nsa.l_sel * nsa.n_sel &&
+    stage >= number('search-from') &&
     (step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0));
   let stepsOfStage = 0;
-  let switchOn = isSearch(1) ? switchOff('sel') : undefined;
+  let switchOn = isSearch(1) ? switchOff(isOffInSearch) : undefined;
   let sum = 0;
   for await (const { step, loss, tokensPerSecond } of trainer) {
     sum += loss;
@@ -145,15 +151,19 @@ async function fineTune() {
     if (step % CHECK_EVERY === 0 || isLast) {
       const length = Math.max(...stages[stage].lengths);
       const { found, selected } = await check(length);
+      // Where every block is selected, what is found says nothing of the search.
+      const isAllSelected = stage >= number('search-from') && length <= nsa.l_sel * nsa.n_sel;
+      const searched = isAllSelected ? await searchCheck(length) : null;
       const mean = sum / (step % CHECK_EVERY || CHECK_EVERY);
       sum = 0;
-      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)), selected });
+      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)), searched, selected });
       console.log(
-        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} %, selected ${selected.join(' ')} | ` +
+        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} %${searched === null ? '' : `, by search ${(100 * searched).toFixed(0)} %`}, selected ${selected.join(' ')} | ` +
           `${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
       );
       isLast ||= stage + 1 === stages.length && found >= number('end-at');
-      const isLearned = found >= number('advance') || stepsOfStage >= stages[stage].steps;
+      const isFound = found >= number('advance') && (searched ?? 1) >= SEARCHED;
+      const isLearned = isFound || stepsOfStage >= stages[stage].steps;
       if (stage + 1 < stages.length && isLearned) {
         stage++;
         stepsOfStage = 0;
@@ -161,7 +171,7 @@ async function fineTune() {
       }
     }
     if (isLast) break;
-    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff('sel');
+    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff(isOffInSearch);
   }
   await source.close();
   trainer.free();
@@ -193,24 +203,40 @@ async function check(length) {
   };
 }
 
+/** Share of values found as in a search step. */
+async function searchCheck(length) {
+  const switchOn = switchOff(isOffInSearch);
+  const { found } = await check(length);
+  switchOn();
+  return found;
+}
+
 function assignmentsIn(length) {
   return Math.min(MOST_ASSIGNMENTS, Math.floor(length / TOKENS_PER_ASSIGNMENT));
 }
 
-/** Sets the gate of a branch to 0 in every layer; returns the function that restores it. */
-function switchOff(branch) {
-  const column = BRANCHES.indexOf(branch);
+/** Sets the gates of the branches for which `isOff(branch, layer)` to 0; returns the function that restores them. */
+function switchOff(isOff) {
   const biases = model.parameters.filter(({ name }) => name.endsWith('.gate.bias'));
   const before = biases.map(({ value }) => Float32Array.from(value.read()));
   const set = (valueAt) => {
-    for (const [i, parameter] of biases.entries()) {
+    for (const [layer, parameter] of biases.entries()) {
       const now = Float32Array.from(parameter.value.read());
-      parameter.value.write(now.map((bias, at) => (at % BRANCHES.length === column ? valueAt(i, at) : bias)));
+      const column = (at) => BRANCHES[at % BRANCHES.length];
+      parameter.value.write(now.map((bias, at) => (isOff(column(at), layer) ? valueAt(layer, at) : bias)));
       parameter.changed();
     }
   };
   set(() => -1e30);
-  return () => set((i, at) => before[i][at]);
+  return () => set((layer, at) => before[layer][at]);
+}
+
+/**
+ * What is off in a search step: the selected branch, and in the layers behind the first ones the window too. The first layers
+ * tell a token what stands before it, the others can find it by the compressed branch alone, at any distance.
+ */
+function isOffInSearch(branch, layer) {
+  return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
 }
 
 async function evaluateAll() {
@@ -218,7 +244,7 @@ async function evaluateAll() {
   const lengths = values.lengths.split(',').map(Number);
   const found = [];
   for (const without of [null, ...(values.without === '' ? [] : values.without.split(','))]) {
-    const switchOn = without === null ? undefined : switchOff(without);
+    const switchOn = without === null ? undefined : switchOff((branch) => branch === without);
     for (const length of lengths) found.push(...(await evaluateLength(length, without)));
     switchOn?.();
   }
