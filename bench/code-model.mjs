@@ -237,7 +237,9 @@ function lossTable(rows, perStep) {
   );
 }
 
-function shortTable({ short_sequences: { train, validation_loss: rows, tokens_per_s: speed } }) {
+function shortTable({ short_sequences: short }) {
+  if (!short) return 'Not measured yet.';
+  const { train, validation_loss: rows, tokens_per_s: speed } = short;
   const perStep = train.batch_size * train.seq_len;
   return [
     `${count(train.steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
