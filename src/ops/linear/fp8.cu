@@ -1,21 +1,30 @@
-// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix, or of SiLU and its gradient, its conversion
-// to e4m3 or e5m2, and the transposed copy that a product over the rows needs, because cuBLASLt multiplies FP8 only along
-// contiguous terms.
+// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix or of SiLU, bounds on it, the conversion of a
+// matrix, of SiLU and its gradient, and of normalised rows to e4m3 or e5m2, and the transposed copy that a product over the
+// rows needs, because cuBLASLt multiplies FP8 only along contiguous terms.
 #include "fp8.cuh"
 
-// What is converted, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them. SOURCE is
-// one of these.
-struct Plain {  // x
+// The matrices that sources are computed from, with rows of `columns` numbers.
+struct Matrices {
   const bf16 *x, *dy;
-  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
+  const float *inverse_rms, *weight;
+  i64 columns;
+};
+
+// What is converted, 8 numbers of a row at a time: read(row, column) fetches them, values(v, that) computes them. SOURCE
+// is one of these.
+struct Plain : Matrices {  // x
+  __device__ __forceinline__ uint4 read(i64 row, i64 column) const {
+    return *(const uint4*)(x + row * columns + column);
+  }
   __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const { load(v, (const bf16*)&raw); }
 };
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp2_approximate(-LOG2_E * x)); }
 
-struct Silu {  // silu(x)
-  const bf16 *x, *dy;
-  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
+struct Silu : Matrices {  // silu(x)
+  __device__ __forceinline__ uint4 read(i64 row, i64 column) const {
+    return *(const uint4*)(x + row * columns + column);
+  }
   __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const {
     load(v, (const bf16*)&raw);
 #pragma unroll
@@ -27,9 +36,11 @@ struct TwoPieces {
   uint4 x, dy;
 };
 
-struct SiluGradient {  // dy silu'(x)
-  const bf16 *x, *dy;
-  __device__ __forceinline__ TwoPieces read(i64 i) const { return {*(const uint4*)(x + i), *(const uint4*)(dy + i)}; }
+struct SiluGradient : Matrices {  // dy silu'(x)
+  __device__ __forceinline__ TwoPieces read(i64 row, i64 column) const {
+    const i64 i = row * columns + column;
+    return {*(const uint4*)(x + i), *(const uint4*)(dy + i)};
+  }
   __device__ __forceinline__ void values(float (&v)[8], TwoPieces raw) const {
     float x[8];
     load(x, (const bf16*)&raw.x);
@@ -42,17 +53,35 @@ struct SiluGradient {  // dy silu'(x)
   }
 };
 
+struct Normalised : Matrices {  // x / rms(x) * weight
+  struct Piece {
+    uint4 x;
+    float scale;
+    int column;
+  };
+  __device__ __forceinline__ Piece read(i64 row, i64 column) const {
+    return {*(const uint4*)(x + row * columns + column), inverse_rms[row], (int)column};
+  }
+  __device__ __forceinline__ void values(float (&v)[8], const Piece& raw) const {
+    float w[8];
+    load(v, (const bf16*)&raw.x);
+    load(w, weight + raw.column);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= raw.scale * w[k];
+  }
+};
+
 // scale[0] = the largest magnitude, NaN above infinity above all numbers, as their bits are ordered; it must be zero
-// before. `count` is a multiple of 8; dy is SiluGradient's alone.
+// before. `count` is a multiple of 8. Not of Normalised, whose columns this does not know.
 extern "C" __global__ void __launch_bounds__(256)
 fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
-  const SOURCE source{x, dy};
+  const SOURCE source{x, dy, nullptr, nullptr, 0};
   const i64 step = 8 * (i64)gridDim.x * blockDim.x;
   u32 top = 0;
 #pragma unroll 4
   for (i64 i = 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); i < count; i += step) {
     float v[8];
-    source.values(v, source.read(i));
+    source.values(v, source.read(0, i));
 #pragma unroll
     for (int k = 0; k < 8; k++) {
       const u32 size = __float_as_uint(v[k]) & 0x7fffffffu;
@@ -72,6 +101,40 @@ fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
 // e5m2 has 30 powers of two: numbers keep their two bits far below the bound.
 extern "C" __global__ void fp8_slope_bound(const float* a, const float* b, float terms, float* scale) {
   scale[0] = 1.65f * terms * a[0] * b[0];
+}
+
+// scale[0] = a bound on the magnitudes of rows of `dim` numbers divided by their rms, times `weight` [dim], and on the
+// norm of such a row: the largest weight times the square root of dim. One warp.
+extern "C" __global__ void fp8_norm_bound(const float* weight, int dim, float* scale) {
+  u32 top = 0;
+  for (int i = threadIdx.x; i < dim; i += 32) {
+    const u32 size = __float_as_uint(weight[i]) & 0x7fffffffu;
+    if (size > top) top = size;
+  }
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) {
+    const u32 other = __shfl_xor_sync(~0u, top, s);
+    if (other > top) top = other;
+  }
+  if (threadIdx.x == 0) scale[0] = 1.001f * sqrtf((float)dim) * __uint_as_float(top);
+}
+
+// scale[0] = a bound on the magnitudes of silu(x wᵀ), for rows of x whose norms are at most x_scale[0] and w [rows, columns]:
+// the largest norm of a row of w times that of x. Codes of both round up by less than 1.07 each. Zero before; a warp takes
+// a row, and columns are a multiple of 8. |silu(u)| is at most |u| for positive u and 0.2785 for negative u.
+extern "C" __global__ void __launch_bounds__(256)
+fp8_silu_bound(const bf16* w, const float* x_scale, float* scale, i64 rows, i64 columns) {
+  const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  float squares = 0.0f;
+  for (i64 c = 8 * (threadIdx.x % 32); c < columns; c += 256) {
+    float v[8];
+    load(v, w + row * columns + c);
+#pragma unroll
+    for (int k = 0; k < 8; k++) squares += v[k] * v[k];
+  }
+  const float bound = 1.2f * x_scale[0] * sqrtf(warp_sum(squares));
+  if (threadIdx.x % 32 == 0) atomicMax((u32*)scale, __float_as_uint(bound < 0.28f ? 0.28f : bound));
 }
 
 constexpr int INVERSE = 4;  // index in a scale (fp8.ts has the same)
@@ -131,7 +194,7 @@ __device__ __forceinline__ void write_tile(i64 rows, i64 columns, u8* straight, 
   }
 }
 
-// The source [rows, columns] in codes. scale[0] is its largest magnitude; scale[INVERSE] = what codes are to be multiplied
+// The source [rows, columns] in codes. scale[0] is its largest magnitude or a bound on it; scale[INVERSE] = what codes are to be multiplied
 // by, NaN if the source holds an infinity or a NaN, so that the product shows it.
 template <class F>
 __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* straight, u8* transposed, i64 rows,
@@ -142,7 +205,7 @@ __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* 
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
     scale[INVERSE] = most < 0x7f800000u ? __uint_as_float((u32)(127 - exponent) << 23) : not_a_number();
   write_tile(
-      rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row * columns + column); },
+      rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row, column); },
       [=](const auto& raw) {
         float v[8];
         source.values(v, raw);
@@ -154,13 +217,15 @@ __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e4m3(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
-  convert<E4m3>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
+fp8_e4m3(const bf16* x, const bf16* dy, const float* inverse_rms, const float* weight, float* scale, u8* straight,
+         u8* transposed, i64 rows, i64 columns) {
+  convert<E4m3>(SOURCE{x, dy, inverse_rms, weight, columns}, scale, straight, transposed, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e5m2(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
-  convert<E5m2>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
+fp8_e5m2(const bf16* x, const bf16* dy, const float* inverse_rms, const float* weight, float* scale, u8* straight,
+         u8* transposed, i64 rows, i64 columns) {
+  convert<E5m2>(SOURCE{x, dy, inverse_rms, weight, columns}, scale, straight, transposed, rows, columns);
 }
 
 // Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows].

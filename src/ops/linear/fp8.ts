@@ -15,6 +15,13 @@ const ARCHITECTURE = 89;
 export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
+/**
+ * Sums of more terms than this are added up exactly in the backward pass. Fast accumulation keeps about 14 bits: an error
+ * of 1e-3, far below that of e5m2's two bits, but it grows with the terms and is always towards zero.
+ */
+const MOST_FAST_TERMS = 2048;
+/** Rows of a weight that a block takes at a time to bound their norms, one per warp. */
+const ROWS_PER_BLOCK = 8;
 /** Index in a scale of what codes are multiplied by: cuBLASLt refuses products whose factor is not aligned to 16 bytes. */
 export const INVERSE = 4;
 
@@ -44,20 +51,47 @@ export function savesTime(operations: number, bytes: number): boolean {
   return operations * (1 / BF16_RATE - 1 / FP8_RATE) > (WORTH * bytes) / BANDWIDTH;
 }
 
+/** Whether all sizes of a product suit FP8. */
+export function isDivisible(...sizes: readonly number[]): boolean {
+  return sizes.every((size) => size > 0 && size % MULTIPLE === 0);
+}
+
 /** Whether a layer [outputs, inputs] over `rows` rows is computed in FP8: all three products or none. */
 export function layerPays(rows: number, outputs: number, inputs: number): boolean {
-  if (![rows, outputs, inputs].every((size) => size > 0 && size % MULTIPLE === 0)) return false;
+  if (!isDivisible(rows, outputs, inputs)) return false;
   // x and dy are read for their maximum, read again and written in both layouts; the weight once more.
   const bytes = 6 * rows * (outputs + inputs) + 8 * outputs * inputs;
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
-/** What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
+/** The same of a layer whose input is an `Fp8Input`. */
+export function normedLayerPays(rows: number, outputs: number, inputs: number): boolean {
+  if (!isDivisible(rows, outputs, inputs)) return false;
+  // What the norm reads is read once more; its codes have the bytes of its result in bf16.
+  const bytes = 6 * rows * outputs + 2 * rows * inputs + 8 * outputs * inputs;
+  return savesTime(6 * rows * outputs * inputs, bytes);
+}
+
+/**
+ * What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, the gradient of x from that of SiLU, or the rows of
+ * x normalised.
+ */
 export interface Fp8Source {
-  readonly kind: 'Plain' | 'Silu' | 'SiluGradient';
+  readonly kind: 'Plain' | 'Silu' | 'SiluGradient' | 'Normalised';
   readonly x: Tensor;
   /** The gradient of SiLU's result. */
   readonly dy?: Tensor | null;
+  /** f32 [rows] and [columns]: what the numbers of a row and of a column are multiplied by. */
+  readonly inverseRms?: Tensor | null;
+  readonly weight?: Tensor | null;
+}
+
+/** A normalised input in FP8 alone (`fp8Rmsnorm`). */
+export interface Fp8Input {
+  /** Stands for the input on the tape, which holds its gradient: no values, no memory. */
+  readonly y: Tensor;
+  /** In both layouts, the transposed one if the tape records. At 0 of the scale is a bound on the norms of rows. */
+  readonly codes: Fp8Matrix;
 }
 
 /** Codes [rows, columns] of one byte, in the layouts that were asked for, and their scale. */
@@ -84,7 +118,7 @@ export class Fp8Matrix {
   ) {
     const cuda = cudaRuntime(device)!;
     const source: Fp8Source = from instanceof Tensor ? { kind: 'Plain', x: from } : from;
-    const { x, dy = null } = source;
+    const { x, dy = null, inverseRms = null, weight = null } = source;
     this.columns = x.shape[x.shape.length - 1];
     this.rows = x.size / this.columns;
     this.format = format;
@@ -94,8 +128,8 @@ export class Fp8Matrix {
     fp8Code(cuda, source.kind).launch(
       `fp8_${format}`,
       tiles(this.rows, this.columns),
-      ...[x, dy, this.scale, this.straight && this.rowMajor, this.transposed && this.columnMajor],
-      ...[this.rows, this.columns],
+      ...[x, dy, inverseRms, weight, this.scale],
+      ...[this.straight && this.rowMajor, this.transposed && this.columnMajor, this.rows, this.columns],
     );
   }
 
@@ -128,6 +162,13 @@ function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
 /** Uninitialised memory for codes. */
 export function codes(device: Device, count: number): Tensor<'i32'> {
   return Tensor.empty(device, [count / 4], 'i32');
+}
+
+/** A scale with a bound on rows of `dim` numbers that have been normalised with `weight` f32 [dim]. */
+export function normScale(device: Device, weight: Tensor): Tensor {
+  const scale = Tensor.empty(device, [8]);
+  fp8Code(cudaRuntime(device)!).launch('fp8_norm_bound', { grid: 1, block: 32 }, weight, weight.size, scale);
+  return scale;
 }
 
 function tiles(rows: number, columns: number) {
@@ -195,6 +236,19 @@ export class Fp8Layer {
   }
 
   /**
+   * A scale for SiLU of y, from a bound, for an `Fp8Input`: the largest magnitude would cost a pass over y. The bound is
+   * above it by a factor of 6 or so, and e4m3 keeps its three bits over 15 powers of two.
+   */
+  activationScale(): Tensor {
+    const { outputs, inputs } = this.#sizes;
+    const scale = Tensor.zeros(this.#device, [8]);
+    const shape = { grid: Math.ceil(outputs / ROWS_PER_BLOCK), block: 32 * ROWS_PER_BLOCK };
+    const code = fp8Code(cudaRuntime(this.#device)!);
+    code.launch('fp8_silu_bound', shape, this.#weight, this.#x.scale, scale, outputs, inputs);
+    return scale;
+  }
+
+  /**
    * A scale for SiLU's gradient of dx = dy w, from a bound: `dy` and the weight are known, and e5m2 has range to spare.
    * The largest magnitude would cost a pass over dx and over SiLU's input.
    */
@@ -220,7 +274,7 @@ export class Fp8Layer {
       const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
       cuda.matrixProduct({
         ...{ a: dy8.rowMajor, b: w.columnMajor, d: dx.gradient, m: rows, n: inputs, k: outputs, transposeB: true },
-        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: false } },
+        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: outputs <= MOST_FAST_TERMS } },
       });
       w.transposed!.free();
     }

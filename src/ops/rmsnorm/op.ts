@@ -3,6 +3,7 @@ import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
+import { type Fp8Input, Fp8Matrix, normScale } from '../linear/fp8.js';
 import { CUDA_ROWS_PER_PARTIAL, launchers } from './cuda.js';
 
 export const signatures = {
@@ -16,12 +17,30 @@ const ROWS_PER_PARTIAL = { cpu: 256, cuda: CUDA_ROWS_PER_PARTIAL };
 
 /** `x` [rows, dim], `weight` f32 [dim]. */
 export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
+  return normalise(tape, x, weight, epsilon).y;
+}
+
+/**
+ * The same in FP8 alone, on a GPU: the layers of its gradient take it. |y| has a bound, so nothing is read for its largest
+ * magnitude. `x` is bf16, its sizes multiples of 16.
+ */
+export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Fp8Input {
+  const { y, inverseRms } = normalise(tape, x, weight, epsilon, false);
+  const source = { kind: 'Normalised', x, inverseRms, weight } as const;
+  const layouts = { straight: true, transposed: tape.recording };
+  const codes = new Fp8Matrix(tape.device, source, 'e4m3', layouts, normScale(tape.device, weight));
+  tape.drop(y);
+  return { y, codes };
+}
+
+/** Without `computesResult` y is only allocated. */
+function normalise(tape: Tape, x: Tensor, weight: Tensor, epsilon: number, computesResult = true) {
   const [rows, dim] = expectFloats('rmsnorm: x', x, [-1, -1]);
   expectShape('rmsnorm: weight', weight, [dim]);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, dim], x.dtype);
   const inverseRms = tape.empty([rows]);
-  kernel.rmsnorm_forward(x, weight, y, inverseRms, rows, dim, epsilon);
+  kernel.rmsnorm_forward(x, weight, computesResult ? y : null, inverseRms, rows, dim, epsilon);
   tape.record([x, weight], [y, inverseRms], [x, weight, inverseRms], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
@@ -43,5 +62,5 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
     );
     partial.free();
   });
-  return y;
+  return { y, inverseRms };
 }
