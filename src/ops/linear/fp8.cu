@@ -1,30 +1,21 @@
-// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix or of SiLU, bounds on it, the conversion of a
-// matrix, of SiLU and its gradient, and of normalised rows to e4m3 or e5m2, and the transposed copy that a product over the
-// rows needs, because cuBLASLt multiplies FP8 only along contiguous terms.
+// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix and bounds on that of other matrices, the
+// conversion of a matrix, of SiLU and of its gradient to e4m3 or e5m2, and the transposed copy that a product over the rows
+// needs, because cuBLASLt multiplies FP8 only along contiguous terms.
 #include "fp8.cuh"
 
-// The matrices that sources are computed from, with rows of `columns` numbers.
-struct Matrices {
+// What is converted, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them. SOURCE is
+// one of these.
+struct Plain {  // x
   const bf16 *x, *dy;
-  const float *inverse_rms, *weight;
-  i64 columns;
-};
-
-// What is converted, 8 numbers of a row at a time: read(row, column) fetches them, values(v, that) computes them. SOURCE
-// is one of these.
-struct Plain : Matrices {  // x
-  __device__ __forceinline__ uint4 read(i64 row, i64 column) const {
-    return *(const uint4*)(x + row * columns + column);
-  }
+  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
   __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const { load(v, (const bf16*)&raw); }
 };
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp2_approximate(-LOG2_E * x)); }
 
-struct Silu : Matrices {  // silu(x)
-  __device__ __forceinline__ uint4 read(i64 row, i64 column) const {
-    return *(const uint4*)(x + row * columns + column);
-  }
+struct Silu {  // silu(x)
+  const bf16 *x, *dy;
+  __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }
   __device__ __forceinline__ void values(float (&v)[8], uint4 raw) const {
     load(v, (const bf16*)&raw);
 #pragma unroll
@@ -36,11 +27,9 @@ struct TwoPieces {
   uint4 x, dy;
 };
 
-struct SiluGradient : Matrices {  // dy silu'(x)
-  __device__ __forceinline__ TwoPieces read(i64 row, i64 column) const {
-    const i64 i = row * columns + column;
-    return {*(const uint4*)(x + i), *(const uint4*)(dy + i)};
-  }
+struct SiluGradient {  // dy silu'(x)
+  const bf16 *x, *dy;
+  __device__ __forceinline__ TwoPieces read(i64 i) const { return {*(const uint4*)(x + i), *(const uint4*)(dy + i)}; }
   __device__ __forceinline__ void values(float (&v)[8], TwoPieces raw) const {
     float x[8];
     load(x, (const bf16*)&raw.x);
@@ -53,35 +42,17 @@ struct SiluGradient : Matrices {  // dy silu'(x)
   }
 };
 
-struct Normalised : Matrices {  // x / rms(x) * weight
-  struct Piece {
-    uint4 x;
-    float scale;
-    int column;
-  };
-  __device__ __forceinline__ Piece read(i64 row, i64 column) const {
-    return {*(const uint4*)(x + row * columns + column), inverse_rms[row], (int)column};
-  }
-  __device__ __forceinline__ void values(float (&v)[8], const Piece& raw) const {
-    float w[8];
-    load(v, (const bf16*)&raw.x);
-    load(w, weight + raw.column);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] *= raw.scale * w[k];
-  }
-};
-
 // scale[0] = the largest magnitude, NaN above infinity above all numbers, as their bits are ordered; it must be zero
-// before. `count` is a multiple of 8. Not of Normalised, whose columns this does not know.
+// before. `count` is a multiple of 8; dy is SiluGradient's alone.
 extern "C" __global__ void __launch_bounds__(256)
 fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
-  const SOURCE source{x, dy, nullptr, nullptr, 0};
+  const SOURCE source{x, dy};
   const i64 step = 8 * (i64)gridDim.x * blockDim.x;
   u32 top = 0;
 #pragma unroll 4
   for (i64 i = 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); i < count; i += step) {
     float v[8];
-    source.values(v, source.read(0, i));
+    source.values(v, source.read(i));
 #pragma unroll
     for (int k = 0; k < 8; k++) {
       const u32 size = __float_as_uint(v[k]) & 0x7fffffffu;
@@ -137,16 +108,7 @@ fp8_silu_bound(const bf16* w, const float* x_scale, float* scale, i64 rows, i64 
   if (threadIdx.x % 32 == 0) atomicMax((u32*)scale, __float_as_uint(bound < 0.28f ? 0.28f : bound));
 }
 
-constexpr int INVERSE = 4;  // index in a scale (fp8.ts has the same)
 constexpr int TILE = 128;  // rows and columns of a block's tile (fp8.ts has the same)
-
-// The byte b of four words as one word, for b = 0 ... 3.
-__device__ __forceinline__ void transpose_bytes(u32 (&to)[4], u32 a, u32 b, u32 c, u32 d) {
-  const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-  const u32 upper_ab = __byte_perm(a, b, 0x7362), upper_cd = __byte_perm(c, d, 0x7362);
-  to[0] = __byte_perm(ab, cd, 0x5410), to[1] = __byte_perm(ab, cd, 0x7632);
-  to[2] = __byte_perm(upper_ab, upper_cd, 0x5410), to[3] = __byte_perm(upper_ab, upper_cd, 0x7632);
-}
 
 // A tile of codes [rows, columns], written to `straight` as it is and to `transposed` [columns, rows], unless null. Rows
 // and columns are multiples of 16; read(row, column) fetches 8 columns of a row, code(that) has their codes. Four rows of
@@ -205,7 +167,7 @@ __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* 
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
     scale[INVERSE] = most < 0x7f800000u ? __uint_as_float((u32)(127 - exponent) << 23) : not_a_number();
   write_tile(
-      rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row, column); },
+      rows, columns, straight, transposed, [=](i64 row, i64 column) { return source.read(row * columns + column); },
       [=](const auto& raw) {
         float v[8];
         source.values(v, raw);
@@ -217,15 +179,13 @@ __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e4m3(const bf16* x, const bf16* dy, const float* inverse_rms, const float* weight, float* scale, u8* straight,
-         u8* transposed, i64 rows, i64 columns) {
-  convert<E4m3>(SOURCE{x, dy, inverse_rms, weight, columns}, scale, straight, transposed, rows, columns);
+fp8_e4m3(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
+  convert<E4m3>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-fp8_e5m2(const bf16* x, const bf16* dy, const float* inverse_rms, const float* weight, float* scale, u8* straight,
-         u8* transposed, i64 rows, i64 columns) {
-  convert<E5m2>(SOURCE{x, dy, inverse_rms, weight, columns}, scale, straight, transposed, rows, columns);
+fp8_e5m2(const bf16* x, const bf16* dy, float* scale, u8* straight, u8* transposed, i64 rows, i64 columns) {
+  convert<E5m2>(SOURCE{x, dy}, scale, straight, transposed, rows, columns);
 }
 
 // Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows].

@@ -204,8 +204,12 @@ describe.each(DEVICES)('the bound of a slope on $name', ({ device }) => {
 });
 
 describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
-  it('has the codes of the normalised rows in both layouts, with the scale of a bound', () => {
-    const [rows, dim] = [144, 80];
+  it.each([
+    [144, 80],
+    [80, 768],
+    [48, 1040],
+    [16, 2064], // longer than registers hold
+  ])('has the codes of %i normalised rows of %i in both layouts, with the scale of a bound', (rows, dim) => {
     const [x, weight] = [spread(rows * dim, 1), randomValues(dim, 2)];
     const tape = new Tape(device());
     const tx = tape.watch(tape.from(x, [rows, dim], 'bf16'));

@@ -67,23 +67,17 @@ export function layerPays(rows: number, outputs: number, inputs: number): boolea
 /** The same of a layer whose input is an `Fp8Input`. */
 export function normedLayerPays(rows: number, outputs: number, inputs: number): boolean {
   if (!isDivisible(rows, outputs, inputs)) return false;
-  // What the norm reads is read once more; its codes have the bytes of its result in bf16.
-  const bytes = 6 * rows * outputs + 2 * rows * inputs + 8 * outputs * inputs;
+  // The codes of x have the bytes of the norm's result in bf16.
+  const bytes = 6 * rows * outputs + 8 * outputs * inputs;
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
-/**
- * What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, the gradient of x from that of SiLU, or the rows of
- * x normalised.
- */
+/** What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
 export interface Fp8Source {
-  readonly kind: 'Plain' | 'Silu' | 'SiluGradient' | 'Normalised';
+  readonly kind: 'Plain' | 'Silu' | 'SiluGradient';
   readonly x: Tensor;
   /** The gradient of SiLU's result. */
   readonly dy?: Tensor | null;
-  /** f32 [rows] and [columns]: what the numbers of a row and of a column are multiplied by. */
-  readonly inverseRms?: Tensor | null;
-  readonly weight?: Tensor | null;
 }
 
 /** A normalised input in FP8 alone (`fp8Rmsnorm`). */
@@ -92,6 +86,16 @@ export interface Fp8Input {
   readonly y: Tensor;
   /** In both layouts, the transposed one if the tape records. At 0 of the scale is a bound on the norms of rows. */
   readonly codes: Fp8Matrix;
+}
+
+/** How a matrix comes to its codes. */
+export interface Fp8Writer {
+  readonly rows: number;
+  readonly columns: number;
+  /** A new scale with the largest magnitude, or a bound on it, at 0. */
+  scale(): Tensor;
+  /** Writes the codes in the layouts that the matrix has, and `INVERSE` of its scale. */
+  write(matrix: Fp8Matrix): void;
 }
 
 /** Codes [rows, columns] of one byte, in the layouts that were asked for, and their scale. */
@@ -106,31 +110,25 @@ export class Fp8Matrix {
   readonly transposed: Tensor<'i32'> | null;
 
   /**
-   * Converts a bf16 tensor, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of
-   * the same values, or has a bound on them at 0.
+   * `from` has whole multiples of 16 as sizes; a tensor is bf16 and seen as [rows, columns]. `scale` is that of an earlier
+   * conversion of the same values, or has a bound on them at 0.
    */
   constructor(
     device: Device,
-    from: Tensor | Fp8Source,
+    from: Tensor | Fp8Source | Fp8Writer,
     format: Fp8Format,
     layouts: { readonly straight?: boolean; readonly transposed?: boolean },
     scale: Tensor | null = null,
   ) {
-    const cuda = cudaRuntime(device)!;
-    const source: Fp8Source = from instanceof Tensor ? { kind: 'Plain', x: from } : from;
-    const { x, dy = null, inverseRms = null, weight = null } = source;
-    this.columns = x.shape[x.shape.length - 1];
-    this.rows = x.size / this.columns;
+    const source = from instanceof Tensor ? ({ kind: 'Plain', x: from } as const) : from;
+    const writer = 'write' in source ? source : conversion(device, source);
     this.format = format;
-    this.scale = scale ?? largest(cuda, device, source);
-    this.straight = layouts.straight ? codes(device, x.size) : null;
-    this.transposed = layouts.transposed ? codes(device, x.size) : null;
-    fp8Code(cuda, source.kind).launch(
-      `fp8_${format}`,
-      tiles(this.rows, this.columns),
-      ...[x, dy, inverseRms, weight, this.scale],
-      ...[this.straight && this.rowMajor, this.transposed && this.columnMajor, this.rows, this.columns],
-    );
+    this.rows = writer.rows;
+    this.columns = writer.columns;
+    this.scale = scale ?? writer.scale();
+    this.straight = layouts.straight ? codes(device, this.rows * this.columns) : null;
+    this.transposed = layouts.transposed ? codes(device, this.rows * this.columns) : null;
+    writer.write(this);
   }
 
   /** What codes are multiplied by, one f32 on the device. */
@@ -175,10 +173,24 @@ function tiles(rows: number, columns: number) {
   return { grid: [Math.ceil(columns / TILE), Math.ceil(rows / TILE)] as const, block: 256 };
 }
 
-function largest(cuda: CudaRuntime, device: Device, { kind, x, dy = null }: Fp8Source): Tensor {
-  const scale = Tensor.zeros(device, [8]);
-  fp8Code(cuda, kind).launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
-  return scale;
+function conversion(device: Device, { kind, x, dy = null }: Fp8Source): Fp8Writer {
+  const cuda = cudaRuntime(device)!;
+  const code = fp8Code(cuda, kind);
+  const columns = x.shape[x.shape.length - 1];
+  const rows = x.size / columns;
+  return {
+    rows,
+    columns,
+    scale: () => {
+      const scale = Tensor.zeros(device, [8]);
+      code.launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
+      return scale;
+    },
+    write: (matrix) => {
+      const into = [matrix.straight && matrix.rowMajor, matrix.transposed && matrix.columnMajor];
+      code.launch(`fp8_${matrix.format}`, tiles(rows, columns), x, dy, matrix.scale, ...into, rows, columns);
+    },
+  };
 }
 
 /** Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows]. */

@@ -61,7 +61,6 @@ rmsnorm_forward(const T* x, const float* weight, T* y, float* inverse_rms, i64 r
     const float scale = 1.0f / sqrtf(team_sum(squares) / (float)dim + epsilon);
     if (!present) continue;
     if (place == 0) inverse_rms[r] = scale;
-    if (y == nullptr) continue;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const int column = (v * TEAM + place) * N;
@@ -162,7 +161,6 @@ rmsnorm_forward(const T* x, const float* weight, T* y, float* inverse_rms, i64 r
     for (int i = threadIdx.x; i < dim; i += BLOCK) squares += read_one(row + i) * read_one(row + i);
     const float scale = 1.0f / sqrtf(block_sum(squares, room) / (float)dim + epsilon);
     if (threadIdx.x == 0) inverse_rms[r] = scale;
-    if (y == nullptr) continue;
     for (int i = threadIdx.x; i < dim; i += BLOCK) write_one(y + r * dim + i, read_one(row + i) * scale * weight[i]);
   }
 }

@@ -1,10 +1,11 @@
 /** RMSNorm over the last dimension: y = x / sqrt(mean(x²) + epsilon) * weight. */
+import { cudaRuntime } from '../../device/cuda/runtime.js';
 import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
-import { type Fp8Input, Fp8Matrix, normScale } from '../linear/fp8.js';
-import { CUDA_ROWS_PER_PARTIAL, launchers } from './cuda.js';
+import { type Fp8Input, Fp8Matrix, type Fp8Writer, normScale } from '../linear/fp8.js';
+import { CUDA_ROWS_PER_PARTIAL, launchers, MOST_CODED_COLUMNS, writeNormCodes } from './cuda.js';
 
 export const signatures = {
   rmsnorm_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32'],
@@ -25,22 +26,32 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
  * magnitude. `x` is bf16, its sizes multiples of 16.
  */
 export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Fp8Input {
-  const { y, inverseRms } = normalise(tape, x, weight, epsilon, false);
-  const source = { kind: 'Normalised', x, inverseRms, weight } as const;
+  const { device } = tape;
+  const [rows, columns] = x.shape;
+  const isLong = columns > MOST_CODED_COLUMNS;
+  const { y, inverseRms } = normalise(tape, x, weight, epsilon, isLong);
+  const writer: Fp8Writer = {
+    rows,
+    columns,
+    scale: () => normScale(device, weight),
+    write: (matrix) => writeNormCodes(cudaRuntime(device)!, { x, weight, inverseRms }, matrix, epsilon),
+  };
   const layouts = { straight: true, transposed: tape.recording };
-  const codes = new Fp8Matrix(tape.device, source, 'e4m3', layouts, normScale(tape.device, weight));
+  const codes = isLong
+    ? new Fp8Matrix(device, y, 'e4m3', layouts, writer.scale())
+    : new Fp8Matrix(device, writer, 'e4m3', layouts);
   tape.drop(y);
   return { y, codes };
 }
 
-/** Without `computesResult` y is only allocated. */
+/** Without `computesResult` results are only allocated. */
 function normalise(tape: Tape, x: Tensor, weight: Tensor, epsilon: number, computesResult = true) {
   const [rows, dim] = expectFloats('rmsnorm: x', x, [-1, -1]);
   expectShape('rmsnorm: weight', weight, [dim]);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, dim], x.dtype);
   const inverseRms = tape.empty([rows]);
-  kernel.rmsnorm_forward(x, weight, computesResult ? y : null, inverseRms, rows, dim, epsilon);
+  if (computesResult) kernel.rmsnorm_forward(x, weight, y, inverseRms, rows, dim, epsilon);
   tape.record([x, weight], [y, inverseRms], [x, weight, inverseRms], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
