@@ -208,7 +208,7 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
     [144, 80],
     [80, 768],
     [48, 1040],
-    [16, 2064], // longer than registers hold
+    [16, 2064], // longer than registers hold, so rounded to bf16 before
   ])('has the codes of %i normalised rows of %i in both layouts, with the scale of a bound', (rows, dim) => {
     const [x, weight] = [spread(rows * dim, 1), randomValues(dim, 2)];
     const tape = new Tape(device());
@@ -221,7 +221,7 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
     const values = Float64Array.from(straight, (code) => fp8Value(code, 'e4m3') * inverse);
     // A row's rms in f32 puts a few numbers on the other side of a tie.
     const expected = quantised(rmsnormForward(x, weight, EPSILON), 'e4m3', normBound(weight));
-    expect(relativeError(values, expected)).toBeLessThan(3e-3);
+    expect(relativeError(values, expected)).toBeLessThan(dim > 2048 ? 3e-2 : 3e-3);
     expect([...codes.transposed!.readBytes()]).toEqual(
       straight.map((_, i) => straight[(i % rows) * dim + Math.floor(i / rows)]),
     );
