@@ -25,14 +25,14 @@ import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
-import { type Fp8Input, normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
+import { normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
-import { Tensor } from '../tensor/tensor.js';
+import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, sparseTile } from './prompt-tile.js';
@@ -179,10 +179,9 @@ export class Attention {
   }
 
   /** `x` [T, dim], normalised, in FP8 if `takesFp8` → [T, dim], added to `residual` [T, dim] if given. */
-  forward(tape: Tape, x: Tensor | Fp8Input, context: AttentionContext, residual: Tensor | null = null): Tensor {
-    expectContext(context, (x instanceof Tensor ? x : x.y).shape[0], this.#shape);
-    const attended =
-      x instanceof Tensor && !this.gate ? this.#attendPlain(tape, x, context) : this.#attendSparse(tape, x, context);
+  forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
+    expectContext(context, x.shape[0], this.#shape);
+    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);
     const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
@@ -216,7 +215,7 @@ export class Attention {
     return out;
   }
 
-  #attendSparse(tape: Tape, x: Tensor | Fp8Input, { layout, kernels, observer, cache }: AttentionContext): Tensor {
+  #attendSparse(tape: Tape, x: Tensor, { layout, kernels, observer, cache }: AttentionContext): Tensor {
     const { nsa } = this.#shape;
     const table = this.#rotations;
     const start = cache?.tokens.starts ?? 0;
@@ -296,7 +295,7 @@ export class Attention {
   }
 
   /** Queries, keys and values of `#parts`, and the gates [T, H, 3]. */
-  #project(tape: Tape, x: Tensor | Fp8Input, { tokens }: SparseLayout, rotary: RotaryOptions) {
+  #project(tape: Tape, x: Tensor, { tokens }: SparseLayout, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
     const { weight, bias } = this.gate!;
     if (this.#stack) {
@@ -307,7 +306,6 @@ export class Attention {
       tape.drop(fused);
       return { split, gates: columns.gates };
     }
-    if (!(x instanceof Tensor)) throw new Error('only the stacked projection takes an input in FP8');
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);

@@ -10,14 +10,14 @@ import { validateShapes } from '../ops/attention/shape.js';
 import { operand } from '../ops/cast/op.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
-import { type Fp8Input, usesFp8 } from '../ops/linear/fp8.js';
+import { codesOf, usesFp8 } from '../ops/linear/fp8.js';
 import { feedForwardPays, fp8FeedForward } from '../ops/linear/fp8-mlp.js';
 import { linear } from '../ops/linear/op.js';
 import { fp8Rmsnorm, rmsnorm } from '../ops/rmsnorm/op.js';
 import { dispose } from '../tensor/dispose.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
-import { Tensor } from '../tensor/tensor.js';
+import type { Tensor } from '../tensor/tensor.js';
 import { Attention, type AttentionContext, expectContext } from './attention.js';
 import { ParameterStore } from './parameters.js';
 import { type ComputeDtype, defaultDtype, headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
@@ -64,9 +64,9 @@ export class FeedForward {
    * `x` [T, dim], normalised, in FP8 if `takesFp8` → [T, dim], added to `residual` [T, dim] if given. Drops `x`. With
    * `computesResult` false the result is only allocated: the second run of a checkpointed block does not need its values.
    */
-  forward(tape: Tape, x: Tensor | Fp8Input, residual: Tensor | null = null, computesResult = true): Tensor {
-    if (!(x instanceof Tensor)) {
-      const weights = { up: operand(this.up, x.y), down: operand(this.down, x.y) };
+  forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
+    if (codesOf(x)) {
+      const weights = { up: operand(this.up, x), down: operand(this.down, x) };
       return fp8FeedForward(tape, x, weights, residual, computesResult);
     }
     const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
@@ -101,14 +101,14 @@ export class Block {
   forward(tape: Tape, x: Tensor, context: AttentionContext, computesResult = true): Tensor {
     const attentionInput = this.#normed(tape, x, this.attentionNorm, this.attention);
     const middle = this.attention.forward(tape, attentionInput, context, x);
-    if (attentionInput instanceof Tensor) tape.drop(attentionInput);
+    tape.drop(attentionInput);
     const input = this.#normed(tape, middle, this.feedForwardNorm, this.feedForward);
     const out = this.feedForward.forward(tape, input, middle, computesResult);
     tape.drop(middle);
     return out;
   }
 
-  #normed(tape: Tape, x: Tensor, { value }: Parameter, layer: Attention | FeedForward): Tensor | Fp8Input {
+  #normed(tape: Tape, x: Tensor, { value }: Parameter, layer: Attention | FeedForward): Tensor {
     return layer.takesFp8(tape, x) ? fp8Rmsnorm(tape, x, value, this.#epsilon) : rmsnorm(tape, x, value, this.#epsilon);
   }
 }

@@ -5,7 +5,7 @@
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
-import { type Fp8Input, Fp8Layer, Fp8Matrix, isDivisible, savesTime } from './fp8.js';
+import { codesOf, Fp8Layer, Fp8Matrix, isDivisible, savesTime } from './fp8.js';
 
 /** Products of fewer terms take as long as writing their results, in FP8 as in bf16. */
 const FEWEST_TERMS = 512;
@@ -19,26 +19,26 @@ export function feedForwardPays(rows: number, hidden: number, dim: number): bool
 }
 
 /**
- * Normalised `x` [rows, dim], weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
+ * `x` [rows, dim] of `fp8Rmsnorm`, weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
  * Without `computesResult` the result is not computed: only gradients pass through it.
  */
 export function fp8FeedForward(
   tape: Tape,
-  x: Fp8Input,
+  x: Tensor,
   { up, down }: { readonly up: Tensor; readonly down: Tensor },
   residual: Tensor | null = null,
   computesResult = true,
 ): Tensor {
   const { device } = tape;
   const [hidden, dim] = up.shape;
-  const { rows } = x.codes;
+  const [rows] = x.shape;
   const inner = tape.empty([rows, hidden], 'bf16');
-  const first = new Fp8Layer(tape, x.codes, up, inner, null);
+  const first = new Fp8Layer(tape, codesOf(x)!, up, inner, null);
   const layouts = { straight: computesResult, transposed: tape.recording };
   const active = new Fp8Matrix(device, { kind: 'Silu', x: inner }, 'e4m3', layouts, first.activationScale());
   const y = tape.empty([rows, dim], 'bf16');
   const second = new Fp8Layer(tape, active, down, computesResult ? y : null, residual);
-  tape.record([x.y, up, down, residual], [y], [...first.saved, ...second.saved, inner], () => {
+  tape.record([x, up, down, residual], [y], [...first.saved, ...second.saved, inner], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     if (residual) tape.passGradient(y, residual, (into, value) => addInto(device, into, value));
@@ -50,7 +50,7 @@ export function fp8FeedForward(
     const source = { kind: 'SiluGradient', x: inner, dy: dActive } as const;
     const dInner = new Fp8Matrix(device, source, 'e5m2', both, scale);
     dActive.free();
-    first.backward(dInner, tape.gradientTarget(x.y), tape.gradientTarget(up));
+    first.backward(dInner, tape.gradientTarget(x), tape.gradientTarget(up));
   });
   first.drop(tape);
   second.drop(tape);

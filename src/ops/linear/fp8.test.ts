@@ -10,7 +10,7 @@ import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
 import { fp8Rmsnorm } from '../rmsnorm/op.js';
 import { rmsnormBackward, rmsnormForward } from '../rmsnorm/reference.js';
-import { Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays, normedLayerPays } from './fp8.js';
+import { codesOf, Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays, normedLayerPays } from './fp8.js';
 import { feedForwardPays, fp8FeedForward } from './fp8-mlp.js';
 import {
   type Fp8Format,
@@ -213,7 +213,7 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
     const [x, weight] = [spread(rows * dim, 1), randomValues(dim, 2)];
     const tape = new Tape(device());
     const tx = tape.watch(tape.from(x, [rows, dim], 'bf16'));
-    const { codes } = fp8Rmsnorm(tape, tx, tape.from(weight, [dim]), EPSILON);
+    const codes = codesOf(fp8Rmsnorm(tape, tx, tape.from(weight, [dim]), EPSILON))!;
     expect(codes.scale.item(0)).toBeCloseTo(normBound(weight), 5);
     const inverse = codes.scale.item(INVERSE);
     expect(1 / inverse).toBe(fp8Scale(normBound(weight), 'e4m3'));
@@ -236,7 +236,7 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
       x[3 * dim + 5] = value;
       const tape = new Tape(device(), { record: false });
       const weight = tape.from(new Float64Array(dim).fill(-1.5), [dim]);
-      const { codes } = fp8Rmsnorm(tape, tape.from(x, [rows, dim], 'bf16'), weight, EPSILON);
+      const codes = codesOf(fp8Rmsnorm(tape, tape.from(x, [rows, dim], 'bf16'), weight, EPSILON))!;
       const code = codes.straight!.readBytes()[3 * dim + 5];
       const found = fp8Value(code, 'e4m3') * codes.scale.item(INVERSE);
       if (Number.isFinite(value)) expect(found).toBe(-12);

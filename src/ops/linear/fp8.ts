@@ -64,7 +64,7 @@ export function layerPays(rows: number, outputs: number, inputs: number): boolea
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
-/** The same of a layer whose input is an `Fp8Input`. */
+/** The same of a layer whose input is in FP8 alone (`fp8Rmsnorm`). */
 export function normedLayerPays(rows: number, outputs: number, inputs: number): boolean {
   if (!isDivisible(rows, outputs, inputs)) return false;
   // The codes of x have the bytes of the norm's result in bf16.
@@ -78,14 +78,6 @@ export interface Fp8Source {
   readonly x: Tensor;
   /** The gradient of SiLU's result. */
   readonly dy?: Tensor | null;
-}
-
-/** A normalised input in FP8 alone (`fp8Rmsnorm`). */
-export interface Fp8Input {
-  /** Stands for the input on the tape, which holds its gradient: no values, no memory. */
-  readonly y: Tensor;
-  /** In both layouts, the transposed one if the tape records. At 0 of the scale is a bound on the norms of rows. */
-  readonly codes: Fp8Matrix;
 }
 
 /** How a matrix comes to its codes. */
@@ -151,6 +143,24 @@ export class Fp8Matrix {
     this.transposed?.free();
     this.scale.free();
   }
+}
+
+/** Codes of tensors that have no values of their own. */
+const codesByTensor = new WeakMap<Tensor['storage'], Fp8Matrix>();
+
+/**
+ * Makes `x` a tensor in FP8 alone: it stands for `codes` on the tape, which holds its gradient, and its own memory is given
+ * up. The codes are in both layouts, the transposed one if the tape records; the layer that takes them frees them.
+ */
+export function inFp8Alone(tape: Tape, x: Tensor, codes: Fp8Matrix): Tensor {
+  codesByTensor.set(x.storage, codes);
+  tape.drop(x);
+  return x;
+}
+
+/** The codes of a tensor in FP8 alone; null of any other. */
+export function codesOf(x: Tensor): Fp8Matrix | null {
+  return codesByTensor.get(x.storage) ?? null;
 }
 
 function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
@@ -248,7 +258,7 @@ export class Fp8Layer {
   }
 
   /**
-   * A scale for SiLU of y, from a bound, for an `Fp8Input`: the largest magnitude would cost a pass over y. The bound is
+   * A scale for SiLU of y, from a bound, where x was normalised (`normScale`): the largest magnitude would cost a pass over y. The bound is
    * above it by a factor of 6 or so, and e4m3 keeps its three bits over 15 powers of two.
    */
   activationScale(): Tensor {

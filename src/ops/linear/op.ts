@@ -6,7 +6,7 @@ import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
-import { type Fp8Input, Fp8Layer, fp8Layer } from './fp8.js';
+import { codesOf, Fp8Layer, fp8Layer } from './fp8.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
 export const signatures = {
@@ -59,12 +59,11 @@ export function linear(
 }
 
 /**
- * Several layers of one input x as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32
+ * Several layers of one input as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32
  * (their values) one after another, and zeros where it has more rows; x's gradient is that of all, weights' gradients
  * are the parts'.
  */
-export function stackedLinear(tape: Tape, input: Tensor | Fp8Input, stacked: Tensor, parts: readonly Tensor[]): Tensor {
-  const x = input instanceof Tensor ? input : input.y;
+export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: readonly Tensor[]): Tensor {
   const [outputs, inputs] = expectFloats('stackedLinear: weight', stacked, [-1, -1]);
   const rows = rowsOf(x);
   expectShape('stackedLinear: x', x.reshape([rows, x.shape[x.shape.length - 1]]), [-1, inputs], stacked.dtype);
@@ -72,8 +71,8 @@ export function stackedLinear(tape: Tape, input: Tensor | Fp8Input, stacked: Ten
   const filled = parts.reduce((total, part) => total + part.shape[0], 0);
   if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
   const y = tape.empty([rows, outputs], x.dtype);
-  const fp8 =
-    input instanceof Tensor ? fp8Layer(tape, x, stacked, y) : new Fp8Layer(tape, input.codes, stacked, y, null);
+  const codes = codesOf(x);
+  const fp8 = codes ? new Fp8Layer(tape, codes, stacked, y, null) : fp8Layer(tape, x, stacked, y);
   if (!fp8) linearInto(tape.device, x, stacked, y);
   tape.record([x, ...parts], [y], fp8?.saved ?? [x, stacked], () => {
     const dy = tape.gradient(y);

@@ -4,7 +4,7 @@ import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
-import { type Fp8Input, Fp8Matrix, type Fp8Writer, normScale } from '../linear/fp8.js';
+import { Fp8Matrix, type Fp8Writer, inFp8Alone, normScale } from '../linear/fp8.js';
 import { CUDA_ROWS_PER_PARTIAL, launchers, MOST_CODED_COLUMNS, writeNormCodes } from './cuda.js';
 
 export const signatures = {
@@ -25,7 +25,7 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
  * The same in FP8 alone, on a GPU: the layers of its gradient take it. |y| has a bound, so nothing is read for its largest
  * magnitude. `x` is bf16, its sizes multiples of 16.
  */
-export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Fp8Input {
+export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
   const { device } = tape;
   const [rows, columns] = x.shape;
   const isLong = columns > MOST_CODED_COLUMNS;
@@ -40,8 +40,7 @@ export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5
   const codes = isLong
     ? new Fp8Matrix(device, y, 'e4m3', layouts, writer.scale())
     : new Fp8Matrix(device, writer, 'e4m3', layouts);
-  tape.drop(y);
-  return { y, codes };
+  return inFp8Alone(tape, y, codes);
 }
 
 /** Without `computesResult` results are only allocated. */
