@@ -1,24 +1,37 @@
 // Time to the first token of a long prompt: cold, repeated (from memory), and after a restart (from --prefix-cache-dir).
 //
-//   node bench/prefix-cache.mjs MODEL [--tokens 65536] [--repeats 5]
+//   node bench/prefix-cache.mjs MODEL [--tokens 65536] [--repeats 5] [--text]
+//
+// "first" is the first prompt of a server, which also pays for memory that later ones reuse; "cold" is another one after it.
+// Of every row: milliseconds to the first byte, to the first token, and those of the engine alone (/metrics). With --text
+// the prompt is a text of --tokens bytes instead of a list of tokens. UV_THREADPOOL_SIZE in the environment is the number
+// of threads that read files, 4 by default.
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { setTimeout } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
-  options: { tokens: { type: 'string', default: '65536' }, repeats: { type: 'string', default: '5' } },
+  options: {
+    tokens: { type: 'string', default: '65536' },
+    repeats: { type: 'string', default: '5' },
+    text: { type: 'boolean', default: false },
+  },
 });
 const [model] = positionals;
-if (!model) throw new Error('usage: node bench/prefix-cache.mjs MODEL [--tokens N] [--repeats N]');
+if (!model) throw new Error('usage: node bench/prefix-cache.mjs MODEL [--tokens N] [--repeats N] [--text]');
 const count = Number(values.tokens);
 const repeats = Number(values.repeats);
 const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-prefix-bench-'));
+
+/** Files are written after an answer; the next request is not to wait for a copy to them. */
+const WRITING_MS = 1500;
 
 /** Runs `use` with the URL of a server on the folder. */
 async function withServer(use) {
@@ -33,6 +46,7 @@ async function withServer(use) {
     void ended.then(() => reject(new Error('the server did not start')));
   });
   try {
+    await fetch(`${url}/health`); // a connection that is open, in a client whose code is loaded
     return await use(url);
   } finally {
     server.kill('SIGTERM');
@@ -40,34 +54,56 @@ async function withServer(use) {
   }
 }
 
-/** Seconds to the first token, and the tokens that were cached. */
-async function measure(url) {
-  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91) % 251);
-  const body = JSON.stringify({ prompt, max_tokens: 1, ignore_eos: true });
-  const startedAt = performance.now();
-  const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
-  const { usage } = await response.json();
-  return { seconds: (performance.now() - startedAt) / 1000, cached: usage.prompt_tokens_details.cached_tokens };
+async function engineSeconds(url) {
+  const text = await (await fetch(`${url}/metrics`)).text();
+  const sum = (name) => Number(new RegExp(`^trefoil:${name}_sum(?:{.*})? (.*)$`, 'm').exec(text)?.[1] ?? Number.NaN);
+  return sum('request_queue_time_seconds') + sum('request_prefill_time_seconds');
 }
 
-const median = (times) => [...times].sort((a, b) => a - b)[Math.floor(times.length / 2)];
-const [cold, memory] = await withServer(async (url) => {
-  const first = await measure(url);
+/** Milliseconds to the first byte and token, and the tokens that were cached, for a prompt that begins with `start`. */
+async function measure(url, start) {
+  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start) % 251);
+  const text = Buffer.from(prompt.map((token) => 32 + (token % 95))).toString('latin1');
+  const settings = { max_tokens: 1, ignore_eos: true, stream: true, stream_options: { include_usage: true } };
+  const body = Buffer.from(JSON.stringify({ prompt: values.text ? text : prompt, ...settings }));
+  const before = await engineSeconds(url);
+  const startedAt = performance.now();
+  const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
+  if (response.status !== 200) throw new Error(await response.text());
+  let firstByte = 0;
+  let firstToken = 0;
+  let all = '';
+  for await (const piece of response.body) {
+    firstByte ||= performance.now() - startedAt;
+    all += Buffer.from(piece).toString('utf8');
+    if (firstToken === 0 && all.includes('"choices":[{')) firstToken = performance.now() - startedAt;
+  }
+  const cached = Number(/"cached_tokens":(\d+)/.exec(all)?.[1]);
+  return { firstByte, firstToken, engine: 1000 * ((await engineSeconds(url)) - before), cached };
+}
+
+const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
+const [first, cold, memory] = await withServer(async (url) => {
+  const first = await measure(url, 0);
+  await setTimeout(WRITING_MS);
+  const cold = await measure(url, 1);
+  await setTimeout(WRITING_MS);
   const again = [];
-  for (let i = 0; i < repeats; i++) again.push(await measure(url));
-  return [first, again];
+  for (let i = 0; i < 3 * repeats; i++) again.push(await measure(url, 1));
+  return [first, cold, again];
 });
 const disk = [];
-for (let i = 0; i < repeats; i++) disk.push(await withServer(measure));
+for (let i = 0; i < repeats; i++) disk.push(await withServer((url) => measure(url, i % 2)));
 rmSync(folder, { recursive: true });
 const row = (name, all) => {
-  const seconds = median(all.map((one) => one.seconds));
-  const { cached } = all[0];
+  const of = (key) => median(all.map((one) => one[key])).toFixed(1);
+  const ratio = (cold.firstToken / median(all.map(({ firstToken }) => firstToken))).toFixed(1);
   console.log(
-    `${name.padEnd(8)} ${(1000 * seconds).toFixed(1).padStart(10)} ms ${(cold.seconds / seconds).toFixed(1).padStart(8)}x` +
-      ` ${String(cached).padStart(8)} of ${count} tokens cached`,
+    `${name.padEnd(8)} ${of('firstToken').padStart(10)} ms ${ratio.padStart(8)}x ${String(all[0].cached).padStart(8)} of ` +
+      `${count} tokens cached; first byte ${of('firstByte')} ms, engine ${of('engine')} ms`,
   );
 };
+row('first', [first]);
 row('cold', [cold]);
 row('memory', memory);
 row('disk', disk);

@@ -56,6 +56,16 @@ export interface ServeResult {
   readonly e2e_ms: Percentiles;
 }
 
+interface PreparedRequest {
+  readonly body: Buffer;
+  /** Tokens that it asks for. */
+  readonly tokens: number;
+  /** The client disconnects after this share of the tokens; null if it stays. */
+  readonly leaves: number | null;
+  /** Milliseconds since the request before it. */
+  readonly gap: number;
+}
+
 interface Sample {
   readonly end: 'completed' | 'refused' | 'disconnected' | 'failed';
   readonly startedAt: number;
@@ -71,27 +81,23 @@ export async function loadServer(load: ServeLoad, onDone: (done: number) => void
   const whole = ([least, most]: readonly [number, number]) => least + Math.floor(random() * (most - least + 1));
   const prefix = Array.from({ length: load.sharedPrefix }, () => Math.floor(random() * card.vocabulary));
   // Drawn before the load begins, so that a seed names one load whatever the order of answers.
-  const bodies = Array.from({ length: load.requests }, (_, i) => ({
-    body: {
-      model: card.id,
-      prompt: [
-        ...prefix,
-        ...Array.from({ length: whole(load.promptTokens) }, () => Math.floor(random() * card.vocabulary)),
-      ],
-      max_tokens: whole(load.outputTokens),
-      ignore_eos: true,
-      temperature: 0,
-      seed: i,
-      stream: true,
-      return_token_ids: true,
-    },
-    leaves: random() < load.disconnect ? random() : null,
-    gap: load.rate === null ? 0 : (-1000 * Math.log(1 - random())) / load.rate,
-  }));
+  // Written before it begins, too: otherwise the time to the first byte has the client's time for the requests sent with it.
+  const bodies = Array.from({ length: load.requests }, (_, i): PreparedRequest => {
+    const text = Array.from({ length: whole(load.promptTokens) }, () => Math.floor(random() * card.vocabulary));
+    const tokens = whole(load.outputTokens);
+    const settings = { ignore_eos: true, temperature: 0, seed: i, stream: true, return_token_ids: true };
+    const body = { model: card.id, prompt: [...prefix, ...text], max_tokens: tokens, ...settings };
+    return {
+      body: Buffer.from(JSON.stringify(body)),
+      tokens,
+      leaves: random() < load.disconnect ? random() : null,
+      gap: load.rate === null ? 0 : (-1000 * Math.log(1 - random())) / load.rate,
+    };
+  });
   const samples: Sample[] = [];
   const startedAt = performance.now();
-  const one = async ({ body, leaves }: (typeof bodies)[number]) => {
-    samples.push(await complete(load, agent, body, leaves));
+  const one = async (request: PreparedRequest) => {
+    samples.push(await complete(load, agent, request));
     onDone(samples.length);
   };
   if (load.rate === null) {
@@ -129,23 +135,17 @@ function send(
   agent: Agent,
   method: string,
   path: string,
-  body: object | null,
+  body: Buffer | null,
 ): Promise<IncomingMessage> {
   const headers = load.key === null ? {} : { authorization: `Bearer ${load.key}` };
   return new Promise((resolve, reject) => {
     const request = httpRequest(new URL(path, load.url), { agent, method, headers }, resolve);
     request.on('error', reject);
-    request.end(body === null ? undefined : JSON.stringify(body));
+    request.end(body ?? undefined);
   });
 }
 
-/** `leaves`: the client disconnects after this share of the tokens; null if it stays. */
-async function complete(
-  load: ServeLoad,
-  agent: Agent,
-  body: { readonly max_tokens: number },
-  leaves: number | null,
-): Promise<Sample> {
+async function complete(load: ServeLoad, agent: Agent, { body, tokens, leaves }: PreparedRequest): Promise<Sample> {
   const startedAt = performance.now();
   const tokensAt: number[] = [];
   let firstByteAt = Number.NaN;
@@ -169,11 +169,11 @@ async function complete(
       const frames = rest.split('\n\n');
       rest = frames.pop() ?? '';
       for (const frame of frames) {
-        if (frame === 'data: [DONE]') return sample(tokensAt.length === body.max_tokens ? 'completed' : 'failed');
+        if (frame === 'data: [DONE]') return sample(tokensAt.length === tokens ? 'completed' : 'failed');
         const ids = /"token_ids":\[([\d,]*)\]/.exec(frame)?.[1] ?? '';
         if (ids !== '') for (const _ of ids.split(',')) tokensAt.push(performance.now());
       }
-      if (leaves !== null && tokensAt.length >= leaves * body.max_tokens) {
+      if (leaves !== null && tokensAt.length >= leaves * tokens) {
         response.destroy();
         return sample('disconnected');
       }

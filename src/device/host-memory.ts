@@ -1,4 +1,4 @@
-/** Buffers of the host for large copies to a device. */
+/** Buffers of the host for large copies to a device, and for small results from it. */
 import koffi from 'koffi';
 import { CudaDevice } from './cuda/cuda.js';
 import type { Device } from './device.js';
@@ -6,6 +6,8 @@ import type { Device } from './device.js';
 /** Memory of the host. */
 export interface HostMemory {
   readonly bytes: Uint8Array;
+  /** Of pinned memory; 0 for memory of the JavaScript engine. */
+  readonly address: bigint;
   free(): void;
 }
 
@@ -14,11 +16,66 @@ export interface HostMemory {
  * `Device.upload` returns, so the device must be synchronized before it is changed.
  */
 export function hostMemory(device: Device, bytes: number): HostMemory {
-  if (!(device instanceof CudaDevice)) return { bytes: new Uint8Array(bytes), free: () => {} };
+  if (!(device instanceof CudaDevice)) return { bytes: new Uint8Array(bytes), address: 0n, free: () => {} };
   const { driver } = device;
   const address = driver.get('cuMemAllocHost_v2', bytes);
   return {
     bytes: new Uint8Array(koffi.view(address, bytes)),
+    address,
     free: () => driver.call('cuMemFreeHost', address),
   };
+}
+
+const EVENT_WITHOUT_TIME = 2;
+const RESULT_SLOTS = 2;
+
+interface ResultSlot {
+  readonly memory: HostMemory;
+  readonly event: bigint;
+}
+
+/**
+ * Copies of small results that are made in the order of the device's work: a result can be read after work that overwrites it
+ * was launched. At most two may be unread.
+ */
+export class ResultCopies {
+  readonly bytes: number;
+  readonly #device: Device;
+  readonly #slots: readonly ResultSlot[];
+  #next = 0;
+
+  /** `bytes`: of the largest result. */
+  constructor(device: Device, bytes: number) {
+    this.#device = device;
+    this.bytes = bytes;
+    this.#slots = Array.from({ length: RESULT_SLOTS }, () => ({
+      memory: hostMemory(device, bytes),
+      event: device instanceof CudaDevice ? device.driver.get('cuEventCreate', EVENT_WITHOUT_TIME) : 0n,
+    }));
+  }
+
+  /** Copies what the work launched so far leaves at `address`. Returns a function that waits for it. */
+  start(address: bigint, bytes: number): () => Uint8Array {
+    const { memory, event } = this.#slots[this.#next];
+    this.#next = (this.#next + 1) % RESULT_SLOTS;
+    const device = this.#device;
+    if (!(device instanceof CudaDevice)) {
+      device.download(address, memory.bytes.subarray(0, bytes));
+      return () => memory.bytes.slice(0, bytes);
+    }
+    const { driver, stream } = device;
+    driver.call('cuMemcpyDtoHAsync_v2', memory.address, address, bytes, stream);
+    driver.call('cuEventRecord', event, stream);
+    return () => {
+      driver.call('cuEventSynchronize', event);
+      return memory.bytes.slice(0, bytes);
+    };
+  }
+
+  free(): void {
+    for (const { memory, event } of this.#slots) {
+      memory.free();
+      if (this.#device instanceof CudaDevice) this.#device.driver.call('cuEventDestroy_v2', event);
+    }
+  }
 }

@@ -123,13 +123,14 @@ function expectCache(model: LanguageModel, cache: DecodeCache): void {
 /** Scores of the next token of each context. Valid until the next call of `ContextReader.next`. */
 export interface NextTokenScores {
   logits(): Float32Array[];
-  /** The most probable tokens, if the device computed them; -1 where a logit is not finite. */
-  best?(): number[];
+  /** The next tokens, if the device chose them; negative where the host must choose, as where a logit is not finite. */
+  chosen?(): number[];
 }
 
 /** Reads contexts that grow from call to call, usually by one token. A context is identified by its array. */
 export interface ContextReader {
-  next(contexts: readonly (readonly number[])[]): NextTokenScores;
+  /** `draws`: how the device draws the tokens, a row for each context (`sampleRows`); without it they are the most probable. */
+  next(contexts: readonly (readonly number[])[], draws?: Float64Array | null): NextTokenScores;
   free(): void;
 }
 
@@ -157,11 +158,11 @@ class CachedReader implements ContextReader {
     this.#decoder = deviceDecoderRefusal(model) === null ? new DeviceDecoder(model, this.#cache, { vocabulary }) : null;
   }
 
-  next(contexts: readonly (readonly number[])[]): NextTokenScores {
+  next(contexts: readonly (readonly number[])[], draws: Float64Array | null = null): NextTokenScores {
     const sequences = contexts.map((context) => this.#sequence(context));
     const fresh = contexts.map((context, i) => context.slice(sequences[i].length));
-    const isStep = contexts.every((_, i) => sequences[i].length > 0 && fresh[i].length === 1);
-    if (isStep && this.#decoder?.hasRoom(sequences)) return this.#step(this.#decoder, sequences, fresh);
+    const isStep = fresh.every(({ length }) => length === 1);
+    if (isStep && this.#decoder?.hasRoom(sequences)) return this.#step(this.#decoder, sequences, fresh, draws);
     const logits = isStep
       ? readTokens(this.#model, sequences, fresh, { kernels: this.#kernels })
       : this.#read(sequences, fresh);
@@ -182,12 +183,18 @@ class CachedReader implements ContextReader {
     return sequence;
   }
 
-  #step(decoder: DeviceDecoder, sequences: readonly CachedSequence[], fresh: readonly number[][]): NextTokenScores {
+  #step(
+    decoder: DeviceDecoder,
+    sequences: readonly CachedSequence[],
+    fresh: readonly number[][],
+    draws: Float64Array | null,
+  ): NextTokenScores {
     decoder.launch(
       sequences,
       fresh.map(([token]) => token),
+      draws,
     );
-    return { logits: () => decoder.logits(), best: () => Array.from(decoder.next()) };
+    return { logits: () => decoder.logits(), chosen: () => Array.from(decoder.next()) };
   }
 
   #read(sequences: readonly CachedSequence[], fresh: readonly number[][]): Float32Array[] {

@@ -4,6 +4,7 @@
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
+import { ResultCopies } from '../device/host-memory.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
 import { DecodeStep, type DecodeStepOptions, decodeStepContext, decodeStepRefusal } from '../model/decode-step.js';
 import type { LanguageModel } from '../model/language-model.js';
@@ -18,6 +19,8 @@ const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
 /** Batch sizes whose steps are kept, with their graphs and buffers. */
 const MOST_STEPS = 8;
+/** Pages are allocated for this many tokens ahead, for each sequence once in half as many steps. */
+const AHEAD_TOKENS = 64;
 
 /** The step of one batch size. What it computes for is in device memory, so it serves any sequences. */
 interface RecordedStep {
@@ -41,6 +44,9 @@ export class DeviceDecoder {
   #forks: number[] = [];
   /** Number of further steps that need no upload: all their pages are in the device's tables. */
   #slack = 0;
+  /** The sequence whose pages are allocated ahead next. */
+  #turn = 0;
+  #copies: ResultCopies | null = null;
 
   /** The caller has checked `deviceDecoderRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, options: DeviceDecoderOptions = {}) {
@@ -94,6 +100,25 @@ export class DeviceDecoder {
     return step;
   }
 
+  /**
+   * Allocates pages of tokens to come for a few of the sequences of the last step while the GPU computes it, so that no step
+   * waits until all sequences have their next page. `room`: the most tokens that sequence i may be given ahead.
+   */
+  reserveAhead(room: (i: number) => number): void {
+    const { addresses } = this.#launched();
+    const count = Math.ceil((2 * this.#sequences.length) / AHEAD_TOKENS);
+    for (let n = 0; n < count; n++) {
+      this.#turn = (this.#turn + 1) % this.#sequences.length;
+      const i = this.#turn;
+      const sequence = this.#sequences[i];
+      const tokens = Math.min(AHEAD_TOKENS, room(i));
+      if (tokens < 1) continue;
+      this.#cache.reserve(sequence, tokens);
+      const isMoved = this.#cache.kinds.some((kind) => sequence.table(kind) !== addresses.get(kind)?.[i]);
+      if (isMoved) this.#slack = 0; // the next launch uploads the addresses of the tables
+    }
+  }
+
   /** The step that was launched last; null before the first. */
   get step(): DecodeStep | null {
     return this.#current?.step ?? null;
@@ -102,6 +127,20 @@ export class DeviceDecoder {
   /** The next token of each sequence; negative if the host must choose it from the logits. Synchronizes. */
   next(): Int32Array {
     return this.#launched().step.next.read() as Int32Array;
+  }
+
+  /**
+   * The tokens of `next` of the step that was launched last, to be read after another one was launched. Returns a function that
+   * waits for them. At most two may be unread.
+   */
+  nextLater(): () => Int32Array {
+    const { next } = this.#launched().step;
+    if (!this.#copies || this.#copies.bytes < next.bytes) {
+      this.#copies?.free();
+      this.#copies = new ResultCopies(this.#model.device, Math.max(4096, 2 * next.bytes));
+    }
+    const bytes = this.#copies.start(next.pointer, next.bytes);
+    return () => new Int32Array(bytes().buffer);
   }
 
   /** Logits after each sequence. Synchronizes. */
@@ -121,6 +160,8 @@ export class DeviceDecoder {
 
   free(): void {
     for (const batch of [...this.#steps.keys()]) this.#forget(batch);
+    this.#copies?.free();
+    this.#copies = null;
   }
 
   #launched(): RecordedStep {

@@ -1,5 +1,6 @@
 /** Tokens drawn by a GPU against those of the host's sampler. */
 import { describe, expect, it } from 'vitest';
+import { createTokenizer } from '../data/tokenizer.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
@@ -8,7 +9,11 @@ import { Tensor } from '../tensor/tensor.js';
 import { cuda } from '../testing/devices.js';
 import { EmulatedCuda } from '../testing/emulated-cuda.js';
 import { randomNumbers } from '../testing/random.js';
+import { type ContextReader, contextReader } from './decode.js';
+import { extend } from './generate.js';
+import { GeneratedSequence, StopFilter } from './generated-sequence.js';
 import { createSampler, type SamplingOptions, uniformOfDraw } from './sampler.js';
+import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const emulated = new EmulatedCuda();
 const gpus: [string, () => Device][] = [['an emulated GPU', () => emulated]];
@@ -109,4 +114,45 @@ describe.each(gpus)('drawing on %s', (_, device) => {
     expect(result.next[0]).not.toBe(UNCERTAIN);
     expect(result.next[3]).not.toBe(UNCERTAIN);
   });
+});
+
+it('generated texts are drawn on the GPU, with the tokens of the host', async () => {
+  const shape = { dim: 64, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32 };
+  const config = tinyConfig({ model: shape, nsa: { l: 8, d: 4, l_sel: 32, n_sel: 4, w: 50 } });
+  const model = tinyModel(config, 256, 5, { device: new EmulatedCuda({ multiprocessors: 8 }), dtype: 'bf16' });
+  const tokenizer = createTokenizer('byte');
+  const sampling = { temperature: 0.9, topP: 0.9, seed: 4 };
+  let transfers = 0;
+  const texts = async (wrap: (reader: ContextReader) => ContextReader) => {
+    const reader = contextReader(model, config, 256);
+    // One token: the emulator runs the kernels of decode steps only.
+    const sequences = [65, 66].map(
+      (token, i) => new GeneratedSequence(i, [token], tokenizer.createStreamDecoder(), new StopFilter([])),
+    );
+    const options = { tokenizer, vocabulary: 256, sampling, maxNewTokens: 6, maxContext: 64 };
+    for await (const _ of extend(wrap(reader), sequences, options));
+    reader.free();
+    return sequences.map(({ tokens }) => tokens);
+  };
+  const counted = (scores: ReturnType<ContextReader['next']>) => ({
+    ...scores,
+    logits: () => {
+      transfers += 1;
+      return scores.logits();
+    },
+  });
+  const onDevice = await texts((reader) => ({
+    ...reader,
+    next: (all, draws) => counted(reader.next(all, draws)),
+    free() {},
+  }));
+  expect(transfers).toBe(0);
+  const onHost = await texts((reader) => ({
+    next: (all) => ({ logits: counted(reader.next(all)).logits }),
+    free() {},
+  }));
+  expect(transfers).toBe(6);
+  expect(onDevice).toEqual(onHost);
+  expect(onDevice[0]).not.toEqual(onDevice[1]);
+  model.free();
 });

@@ -9,7 +9,7 @@ import { type ContextReader, contextReader } from './decode.js';
 import type { TokenMask } from './engine/request.js';
 import { type FinishReason, GeneratedSequence, StopFilter } from './generated-sequence.js';
 import type { LoadedModel } from './load-model.js';
-import { createSampler, isArgmax, type SamplingOptions } from './sampler.js';
+import { createSampler, deviceDraws, type SamplingOptions } from './sampler.js';
 import { type ResponseFormat, StructuredOutput } from './structured/structured-output.js';
 
 /** Options of `generate` and `generateAll`. */
@@ -133,7 +133,7 @@ export async function* extend(
 ): AsyncGenerator<TextPiece, void, void> {
   const sample = createSampler(sampling);
   const ends = new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens]);
-  const isGreedy = isArgmax(sampling) && masks.length === 0;
+  const draws = masks.length === 0 ? deviceDraws(sampling) : null;
   for (let active = sequences; active.length > 0; active = active.filter(({ finishReason }) => finishReason === null)) {
     if (signal?.aborted) {
       for (const sequence of active) {
@@ -142,15 +142,19 @@ export async function* extend(
       }
       return;
     }
-    const scores = reader.next(active.map(({ context }) => context));
-    const best = isGreedy ? (scores.best?.() ?? null) : null;
-    // A device returns -1 where logits are not finite: the sampler reports what is wrong with them.
-    const logits = best?.every((token) => token >= 0) ? null : scores.logits();
+    const settings = draws?.isArgmax === false ? active.flatMap(({ drawn }) => draws.settings(drawn)) : null;
+    const scores = reader.next(
+      active.map(({ context }) => context),
+      settings && Float64Array.from(settings),
+    );
+    const chosen = draws ? (scores.chosen?.() ?? null) : null;
+    // The sampler draws what rounding could decide, and reports what is wrong with logits that are not finite.
+    const logits = chosen?.every((token) => token >= 0) ? null : scores.logits();
     for (const [i, sequence] of active.entries()) {
       const mask = masks[sequence.index];
       const candidates = logits?.[i].subarray(0, vocabulary);
       if (candidates) mask?.apply(candidates);
-      let token = candidates ? sample(candidates, sequence.drawn, sequence.seen) : (best?.[i] ?? -1);
+      let token = candidates ? sample(candidates, sequence.drawn, sequence.seen) : (chosen?.[i] ?? -1);
       if (candidates && mask?.narrow?.(token, candidates)) token = sample(candidates, sequence.drawn, sequence.seen);
       mask?.accept(token);
       let text = sequence.add(token, ends.has(token), maxNewTokens, maxContext);

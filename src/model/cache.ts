@@ -281,9 +281,12 @@ export class DecodeCache {
     return pagesOf(this.#kinds, kind, layer, tables);
   }
 
-  /** Allocates pages for one more token, which a device step will write. `CachedSequence.table` may change. */
-  reserve(sequence: CachedSequence): void {
-    makeRoom(sequence, sequence.length + 1, this.#kinds, this.shape, { isFresh: false });
+  /**
+   * Allocates pages for `count` more tokens, which device steps will write. `CachedSequence.table` may change. A fork shares
+   * pages of tokens that are not there yet, too.
+   */
+  reserve(sequence: CachedSequence, count = 1): void {
+    makeRoom(sequence, sequence.length + count, this.#kinds, this.shape, { isFresh: false });
   }
 
   /** Records that the token of `reserve` was written. */

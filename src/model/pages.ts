@@ -2,7 +2,10 @@
 import type { Device } from '../device/device.js';
 import { DTYPE_BYTES, type Dtype, Tensor } from '../tensor/tensor.js';
 
-const ADDRESS_BYTES = 8;
+/** Bytes of a slab on a GPU, where each allocation takes as long as a launch of many kernels. */
+const SLAB_BYTES = 16 * 2 ** 20;
+/** Numbers; kernels load several at once. */
+const ALIGNMENT = 128;
 
 /** A page of cached keys and values. */
 export interface Page {
@@ -11,17 +14,25 @@ export interface Page {
   holders: number;
 }
 
-/** Allocates the pages of one kind; all have the same size. */
+/**
+ * Allocates the pages of one kind; all have the same size. On a GPU they are parts of slabs, which are freed when no page is
+ * in use.
+ */
 export class PageStore {
   readonly device: Device;
   readonly numbers: number;
   readonly dtype: Dtype;
+  readonly #slabPages: number;
+  readonly #slabs: Tensor[] = [];
+  readonly #unused: Tensor[] = [];
   #pages = 0;
 
   constructor(device: Device, numbers: number, dtype: Dtype) {
     this.device = device;
     this.numbers = numbers;
     this.dtype = dtype;
+    const bytes = numbers * DTYPE_BYTES[dtype];
+    this.#slabPages = device.kind === 'cuda' ? Math.max(1, Math.floor(SLAB_BYTES / bytes)) : 1;
   }
 
   /** Bytes of all pages in use; a shared page counts once. */
@@ -31,8 +42,8 @@ export class PageStore {
 
   /** A page of zeros with one owner, or of undefined content that the caller overwrites. */
   take(isZeroed = true): Page {
+    const memory = this.#unused.pop() ?? this.#allocate();
     this.#pages += 1;
-    const memory = Tensor.empty(this.device, [this.numbers], this.dtype);
     if (isZeroed) memory.zero();
     return { memory, holders: 1 };
   }
@@ -41,8 +52,12 @@ export class PageStore {
   release(page: Page): void {
     page.holders -= 1;
     if (page.holders > 0) return;
-    page.memory.free();
     this.#pages -= 1;
+    if (this.#slabPages === 1) page.memory.free();
+    else this.#unused.push(page.memory);
+    if (this.#pages > 0) return;
+    for (const slab of this.#slabs.splice(0)) slab.free();
+    this.#unused.length = 0;
   }
 
   /** An unshared page with the same content. */
@@ -52,6 +67,17 @@ export class PageStore {
     this.release(page);
     return copy;
   }
+
+  #allocate(): Tensor {
+    const count = this.#slabPages;
+    if (count === 1) return Tensor.empty(this.device, [this.numbers], this.dtype);
+    const stride = Math.ceil(this.numbers / ALIGNMENT) * ALIGNMENT;
+    const slab = Tensor.empty(this.device, [count * stride], this.dtype);
+    this.#slabs.push(slab);
+    const page = (i: number) => slab.rows(i * stride, i * stride + this.numbers);
+    for (let i = count - 1; i > 0; i--) this.#unused.push(page(i));
+    return page(0);
+  }
 }
 
 /** The pages of one sequence, in order, and the table of their addresses that kernels read. */
@@ -59,13 +85,14 @@ export class PageList {
   readonly #store: PageStore;
   readonly #pages: (Page | null)[];
   #table: Tensor;
-  /** Whether the host's table differs from the device's. */
-  #changed = true;
+  /** The pages from the first to the last (exclusive) that the device's table does not have yet. */
+  #changed: readonly [first: number, end: number] | null;
 
   constructor(store: PageStore, pages: readonly (Page | null)[] = []) {
     this.#store = store;
     this.#pages = [...pages];
     for (const page of pages) if (page) page.holders += 1;
+    this.#changed = pages.length > 0 ? [0, pages.length] : null;
     this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'f64');
   }
 
@@ -120,25 +147,24 @@ export class PageList {
 
   /** The address of the table on the device, up to date. */
   tableAddress(): bigint {
-    if (this.#changed) this.#upload();
+    if (this.#changed) this.#upload(this.#changed);
     return this.#table.pointer;
   }
 
   #put(index: number, page: Page | null): void {
     this.#pages[index] = page;
-    this.#changed = true;
+    const [first, end] = this.#changed ?? [index, index];
+    this.#changed = [Math.min(first, index), Math.max(end, index + 1)];
   }
 
-  #upload(): void {
+  #upload([first, end]: readonly [number, number]): void {
     if (this.#table.size < this.#pages.length) {
       this.#table.free();
       this.#table = Tensor.empty(this.#store.device, [2 * this.#pages.length], 'f64');
+      [first, end] = [0, this.#pages.length];
     }
-    const addresses = new BigUint64Array(this.#table.size);
-    this.#pages.forEach((page, i) => {
-      addresses[i] = page?.memory.pointer ?? 0n;
-    });
-    this.#table.writeBytes(new Uint8Array(addresses.buffer, 0, this.#table.size * ADDRESS_BYTES));
-    this.#changed = false;
+    const addresses = BigUint64Array.from(this.#pages.slice(first, end), (page) => page?.memory.pointer ?? 0n);
+    this.#table.rows(first, end).writeBytes(new Uint8Array(addresses.buffer));
+    this.#changed = null;
   }
 }

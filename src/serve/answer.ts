@@ -2,11 +2,12 @@
 import type { ServerResponse } from 'node:http';
 import type { Tokenizer } from '../data/tokenizer.js';
 import type { PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
-import { ApiError } from './errors.js';
+import { ApiError, asApiError } from './errors.js';
 import { ChoiceFormat, finishedReason, type Piece, usageOf } from './format.js';
 import type { HostEvent, ModelHost } from './host.js';
 import type { Metrics } from './metrics.js';
 import type { Job } from './protocol.js';
+import type { Turns } from './turns.js';
 
 /** Bytes that a client may leave unread before its request is cancelled. */
 const MOST_UNREAD = 16 * 2 ** 20;
@@ -46,6 +47,8 @@ export interface AnswerOptions {
   readonly tokenizer: Tokenizer;
   readonly host: ModelHost;
   readonly metrics: Metrics;
+  /** When requests go to the model. */
+  readonly turns: Turns;
 }
 
 export class Answer {
@@ -94,7 +97,6 @@ export class Answer {
   }
 
   start(headers: Readonly<Record<string, string>>): void {
-    const { host } = this.#options;
     this.#response.on('close', () => this.#finish());
     this.#response.on('drain', () => {
       this.#isWaiting = false;
@@ -106,8 +108,18 @@ export class Answer {
       if (this.#job.kind === 'chat') this.#send(this.#choices.flatMap(({ format }) => this.#frame([format.role()])));
       else this.#send([': accepted\n\n']);
     } else for (const [name, value] of Object.entries(headers)) this.#response.setHeader(name, value);
-    for (const [index, choice] of this.#choices.entries())
-      this.#cancels.push(host.submit(this.#job.request(index), (events) => this.#take(choice, events)));
+    this.#options.turns.add(() => this.#submit());
+  }
+
+  #submit(): void {
+    const { host } = this.#options;
+    if (this.#isOver) return; // the client is gone
+    try {
+      for (const [index, choice] of this.#choices.entries())
+        this.#cancels.push(host.submit(this.#job.request(index), (events) => this.#take(choice, events)));
+    } catch (error) {
+      this.#fail(asApiError(error)); // a text whose tokens do not fit
+    }
   }
 
   /** A comment if nothing was written for `seconds`, so that proxies and people know the stream is alive. */
@@ -134,7 +146,7 @@ export class Answer {
     const frames: string[] = [];
     for (const event of events) {
       if (event.type === 'error') {
-        this.#fail(event);
+        this.#fail(new ApiError(event.isBusy ? 429 : 500, event.message));
         return;
       }
       if (event.type === 'progress') frames.push(...this.#progress(event));
@@ -241,9 +253,8 @@ export class Answer {
     }
   }
 
-  #fail({ message, isBusy }: Extract<HostEvent, { type: 'error' }>): void {
+  #fail(error: ApiError): void {
     this.cancel();
-    const error = new ApiError(isBusy ? 429 : 500, message);
     if (this.#job.stream) this.#send([`data: ${JSON.stringify(error.body)}\n\n`, 'data: [DONE]\n\n'], true);
     else {
       this.#response.writeHead(error.status, { 'content-type': 'application/json' });

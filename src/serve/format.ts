@@ -59,7 +59,8 @@ export class ChoiceFormat {
   /** The prompt as the beginning of the text, for `echo`. */
   echo(logprobs: readonly PositionLogprobs[]): Piece {
     const { tokens, text } = this.prompt;
-    const positions = tokens.map((token, i) => ({ token, logprobs: i === 0 ? null : (logprobs[i - 1] ?? null) }));
+    const logprobsAt = (i: number) => (i === 0 ? null : (logprobs[i - 1] ?? null));
+    const positions = Array.from(tokens, (token, i) => ({ token, logprobs: logprobsAt(i) }));
     return { text: text ?? this.#tokenizer.decode(tokens), positions, finish: null };
   }
 
@@ -92,7 +93,7 @@ export class ChoiceFormat {
   #ids({ positions }: Piece, isWhole: boolean): object {
     if (!this.#job.returnTokenIds) return {};
     const token_ids = positions.map(({ token }) => token);
-    return isWhole ? { token_ids, prompt_token_ids: this.prompt.tokens } : { token_ids };
+    return isWhole ? { token_ids, prompt_token_ids: Array.from(this.prompt.tokens) } : { token_ids };
   }
 
   #logprobs({ positions }: Piece): object | null {

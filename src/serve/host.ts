@@ -242,7 +242,7 @@ export class WorkerHost implements ModelHost {
     const id = this.#lastId;
     this.#listeners.set(id, listener);
     const { prompt, ...rest } = request;
-    this.#send({ type: 'submit', id, prompt: Int32Array.from(prompt), request: rest });
+    this.#send({ type: 'submit', id, prompt: new Int32Array(prompt), request: rest });
     return () => this.#send({ type: 'cancel', id });
   }
 
@@ -350,7 +350,7 @@ export function serveThread(
     if (message.type === 'cancel') cancels.get(message.id)?.();
     else if (message.type === 'submit') {
       const { id, request } = message;
-      const cancel = host.submit({ ...request, prompt: [...message.prompt] }, (events) => {
+      const cancel = host.submit({ ...request, prompt: message.prompt }, (events) => {
         const plain = events.flatMap((event) =>
           event.type === 'token' && !event.logprobs ? [id, event.token, event.text] : [],
         );

@@ -18,9 +18,10 @@ const isToken = (value: unknown) => Number.isSafeInteger(value) && (value as num
 const isListOf = (value: unknown, isOne: (one: unknown) => boolean) =>
   Array.isArray(value) && value.length > 0 && value.every(isOne);
 /** Not arrays of zod: those take a microsecond for every one of 100,000 tokens. */
-const prompt = z.custom<string | string[] | number[] | number[][]>(
+const prompt = z.custom<string | string[] | number[] | number[][] | Int32Array>(
   (value) =>
     typeof value === 'string' ||
+    value instanceof Int32Array || // parseBody has checked it
     isListOf(value, (one) => typeof one === 'string') ||
     isListOf(value, isToken) ||
     isListOf(value, (one) => isListOf(one, isToken)),
@@ -106,15 +107,23 @@ const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
 
 /** One prompt: its tokens, and its text if it was given as text. */
 export interface Prompt {
-  readonly tokens: readonly number[];
+  /** Of a text they are computed when they are first read, which may throw an `ApiError`. */
+  readonly tokens: readonly number[] | Int32Array;
   readonly text: string | null;
 }
+
+/** Texts of more characters are accepted before their tokens are computed, if their bytes are fewer than the tokens that fit. */
+const LONG_TEXT = 4096;
+/** Bytes of a token of an ordinary text, for an estimate. */
+const TOKEN_BYTES = 4;
 
 /** A checked request for completions, of a prompt or of a chat. */
 export interface Job {
   readonly kind: 'completion' | 'chat';
   readonly prompts: readonly Prompt[];
   readonly n: number;
+  /** Tokens of all choices' prompts, estimated for texts whose tokens are not computed yet. */
+  readonly promptTokens: number;
   readonly stream: boolean;
   readonly includeUsage: boolean;
   readonly echo: boolean;
@@ -183,17 +192,27 @@ function jobOf(
   const { unknown, logprobs, echo, maxNewTokens } = details;
   if (prompts.length * n > MOST_CHOICES)
     throw new ApiError(400, `${prompts.length * n} choices were asked for; at most ${MOST_CHOICES}`, { param: 'n' });
-  for (const prompt of prompts) expectRoom(prompt.tokens, kind, model.info, maxNewTokens);
   const format = responseFormatOf(known);
-  if (format) for (const { tokens } of prompts) expectDocument(format, tokens, model, maxNewTokens);
+  const most = Math.min(model.info.maxContext, model.info.maxTokens) - maxNewTokens;
+  const isLater = ({ text }: Prompt) =>
+    stream && !format && text !== null && text.length > LONG_TEXT && Buffer.byteLength(text) < most;
+  const fitting = (prompt: Prompt) => {
+    expectRoom(prompt.tokens.length, kind, model.info, maxNewTokens);
+    return prompt;
+  };
+  for (const prompt of prompts) if (!isLater(prompt)) fitting(prompt);
+  if (format) for (const { tokens } of prompts) expectDocument(format, tokens.length, model, maxNewTokens);
   const seed = known.seed ?? randomInt(2 ** 32);
   const topK = Math.max(0, known.top_k);
   const stop = typeof known.stop === 'string' ? [known.stop] : known.stop;
   const listed = logprobs === null ? {} : { logprobs };
+  const sizeOf = (prompt: Prompt) =>
+    isLater(prompt) ? Math.ceil((prompt.text ?? '').length / TOKEN_BYTES) : prompt.tokens.length;
   return {
     kind,
     prompts,
     n,
+    promptTokens: n * prompts.reduce((sum, prompt) => sum + sizeOf(prompt), 0),
     stream,
     includeUsage: known.stream_options?.include_usage ?? false,
     echo,
@@ -202,7 +221,7 @@ function jobOf(
     returnProgress: known.return_progress,
     unknown,
     request: (index) => ({
-      prompt: prompts[Math.floor(index / n)].tokens,
+      prompt: fitting(prompts[Math.floor(index / n)]).tokens,
       maxNewTokens,
       minNewTokens: known.min_tokens,
       stop,
@@ -218,19 +237,19 @@ function jobOf(
 }
 
 /** Refuses at once what can never be answered. */
-function expectRoom(tokens: readonly number[], kind: Job['kind'], info: ModelInfo, maxNewTokens: number): void {
+function expectRoom(tokens: number, kind: Job['kind'], info: ModelInfo, maxNewTokens: number): void {
   const param = kind === 'chat' ? 'messages' : 'prompt';
   const most = Math.min(info.maxContext, info.maxTokens);
-  if (tokens.length >= most)
-    throw new ApiError(400, `the prompt has ${tokens.length} tokens; at most ${most - 1} fit`, {
+  if (tokens >= most)
+    throw new ApiError(400, `the prompt has ${tokens} tokens; at most ${most - 1} fit`, {
       param,
       code: 'context_length_exceeded',
     });
   // Beyond the context a text ends by length; memory for all of it is reserved before it starts.
-  if (Math.min(info.maxContext, tokens.length + maxNewTokens) > info.maxTokens)
+  if (Math.min(info.maxContext, tokens + maxNewTokens) > info.maxTokens)
     throw new ApiError(
       400,
-      `the prompt has ${tokens.length} tokens and max_tokens is ${maxNewTokens}: memory is there for ${info.maxTokens} together`,
+      `the prompt has ${tokens} tokens and max_tokens is ${maxNewTokens}: memory is there for ${info.maxTokens} together`,
       { param: 'max_tokens', code: 'context_length_exceeded' },
     );
 }
@@ -253,19 +272,15 @@ function responseFormatOf(known: Sampling): ResponseFormat | null {
 }
 
 /** Refuses a format that is not supported, or whose shortest document does not fit. */
-function expectDocument(
-  format: ResponseFormat,
-  prompt: readonly number[],
-  model: ServedModel,
-  maxNewTokens: number,
-): void {
-  const budget = Math.min(maxNewTokens, model.info.maxContext - prompt.length);
+function expectDocument(format: ResponseFormat, promptTokens: number, model: ServedModel, maxNewTokens: number): void {
+  const budget = Math.min(maxNewTokens, model.info.maxContext - promptTokens);
   asBadRequest('response_format', () => model.structured.check(format, budget));
 }
 
 function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedModel): Prompt[] {
   if (typeof prompt === 'string') return [textPrompt(prompt, model)];
-  if (typeof prompt[0] === 'number') return [tokenPrompt(prompt as number[], model)];
+  if (prompt instanceof Int32Array || typeof prompt[0] === 'number')
+    return [tokenPrompt(prompt as number[] | Int32Array, model)];
   return (prompt as (string | number[])[]).map((one) =>
     typeof one === 'string' ? textPrompt(one, model) : tokenPrompt(one, model),
   );
@@ -273,13 +288,21 @@ function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedMo
 
 function textPrompt(text: string, model: ServedModel): Prompt {
   const { tokenizer, info } = model;
-  return { tokens: asBadRequest('prompt', () => encodePrompt(text, tokenizer, info.vocabulary)), text };
+  let tokens: readonly number[] | null = null;
+  return {
+    text,
+    get tokens() {
+      tokens ??= asBadRequest('prompt', () => encodePrompt(text, tokenizer, info.vocabulary));
+      return tokens;
+    },
+  };
 }
 
-function tokenPrompt(tokens: readonly number[], { info }: ServedModel): Prompt {
-  const wrong = tokens.find((id) => id >= info.vocabulary);
-  if (wrong !== undefined)
-    throw new ApiError(400, `${wrong} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
+function tokenPrompt(tokens: readonly number[] | Int32Array, { info }: ServedModel): Prompt {
+  let largest = 0;
+  for (let i = 0; i < tokens.length; i++) largest = Math.max(largest, tokens[i]);
+  if (largest >= info.vocabulary)
+    throw new ApiError(400, `${largest} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
       param: 'prompt',
     });
   return { tokens, text: null };
@@ -366,7 +389,7 @@ export function parseReading(body: unknown, model: ServedModel): readonly number
   if (!parsed.success) throw invalid(parsed.error);
   const { prompt, messages } = parsed.data;
   if ((prompt === undefined) === (messages === undefined)) throw new ApiError(400, 'give either prompt or messages');
-  if (prompt !== undefined) return textPrompt(prompt, model).tokens;
+  if (prompt !== undefined) return Array.from(textPrompt(prompt, model).tokens);
   return chatTokens(contents(messages ?? []), model, false);
 }
 

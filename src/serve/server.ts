@@ -6,6 +6,7 @@ import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { StructuredOutput } from '../infer/structured/structured-output.js';
 import { Answer, type Outcome } from './answer.js';
+import { parseBody } from './body.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
 import { Metrics } from './metrics.js';
@@ -19,6 +20,7 @@ import {
   tokenize,
 } from './protocol.js';
 import { Readings } from './reading.js';
+import { Turns } from './turns.js';
 
 /** Options of a server. */
 export interface ServerOptions {
@@ -113,6 +115,7 @@ class ModelServer {
   readonly #keys: readonly Buffer[];
   readonly #created = Math.floor(Date.now() / 1000);
   readonly #answers = new Set<Answer>();
+  readonly #turns = new Turns();
   /** Choices and tokens of prompts that were accepted and have not ended. */
   #load = { choices: 0, tokens: 0 };
   #isDraining = false;
@@ -138,6 +141,7 @@ class ModelServer {
         : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
     const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
     const model = { id, info, tokenizer, chat, structured };
+    warmUp(model);
     this.#served = { host, model, readings: new Readings(host, id) };
   }
 
@@ -311,7 +315,7 @@ class ModelServer {
     this.#expectHealthy();
     const load = {
       choices: job.prompts.length * job.n,
-      tokens: job.n * job.prompts.reduce((sum, { tokens }) => sum + tokens.length, 0),
+      tokens: job.promptTokens,
     };
     this.#expectCapacity(load);
     const prefix = job.kind === 'chat' ? 'chatcmpl' : 'cmpl';
@@ -322,6 +326,7 @@ class ModelServer {
       tokenizer,
       host: this.#host,
       metrics: this.#metrics,
+      turns: this.#turns,
     });
     this.#load = { choices: this.#load.choices + load.choices, tokens: this.#load.tokens + load.tokens };
     this.#answers.add(answer);
@@ -365,6 +370,14 @@ class ModelServer {
       headers: { 'www-authenticate': 'Bearer' },
     });
   }
+}
+
+/** Checks a request of its own: the first one of a process takes 50 ms, most of it for compiling the schema. */
+function warmUp(model: ServedModel): void {
+  const { maxContext, maxTokens } = model.info;
+  const prompt = new Array(Math.min(16_384, maxContext - 1, maxTokens - 1)).fill(0);
+  const body = Buffer.from(JSON.stringify({ prompt, max_tokens: 1, stream: true }));
+  for (let i = 0; i < 3 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
 }
 
 /**
@@ -411,7 +424,7 @@ async function readBody(request: IncomingMessage): Promise<unknown> {
     pieces.push(piece);
   }
   try {
-    return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(Buffer.concat(pieces)));
+    return parseBody(pieces.length === 1 ? pieces[0] : Buffer.concat(pieces));
   } catch {
     throw new ApiError(400, 'the body is not JSON in UTF-8');
   }

@@ -463,7 +463,7 @@ describe('on an emulated GPU', () => {
   const model = tinyModel(config, 256, 5, { device, dtype: 'bf16' });
   models.push(model);
   const gpu: TextSource = { model, config, tokenizer: createTokenizer('byte') };
-  const ONE = { tile: 1, prefixCacheBytes: 0 }; // prompts token by token: the emulator runs the decode kernels only
+  const ONE = { tile: 1, idleTile: 1, prefixCacheBytes: 0 }; // prompts token by token: the emulator runs the decode kernels only
   const greedy = (prompt: number[], more: Partial<EngineRequest> = {}): EngineRequest => ({
     prompt,
     maxNewTokens: 12,
@@ -498,6 +498,39 @@ describe('on an emulated GPU', () => {
       vi.restoreAllMocks();
     },
   );
+
+  it('two steps are computed at once: a token that ends the text, and a block that is kept', async () => {
+    const prompt = [65, 66];
+    let all: number[] = [];
+    // Blocks of 64 tokens: the largest page.
+    await withEngine(gpu, { ...ONE, prefixCacheBytes: 2 ** 30 }, async (engine) => {
+      const started: number[] = [];
+      const launch = vi.spyOn(DeviceDecoder.prototype, 'nextLater').mockImplementation(function later(
+        this: DeviceDecoder,
+      ) {
+        started.push(started.length);
+        const tokens = this.next();
+        return () => {
+          unread.push(started.length - read);
+          read += 1;
+          return tokens;
+        };
+      });
+      let read = 0;
+      const unread: number[] = [];
+      all = answer(await events(engine, greedy(prompt, { maxNewTokens: 66 }))).tokens;
+      expect(Math.max(...unread)).toBe(2);
+      launch.mockRestore();
+      const again = await events(engine, greedy([...prompt, ...all.slice(0, 63)], { maxNewTokens: 3 }));
+      expect(answer(again).tokens).toEqual(all.slice(63));
+      expect(again.at(-1)).toMatchObject({ usage: { cachedTokens: 64 } });
+    });
+    const last = all.findIndex((token, i) => i > 2 && !all.slice(0, i).includes(token));
+    await withEngine({ ...gpu, endTokens: [all[last]] }, ONE, async (engine) => {
+      const ended = answer(await events(engine, greedy(prompt, { ignoreSeparator: false })));
+      expect(ended).toMatchObject({ finish: 'separator', tokens: all.slice(0, last) });
+    });
+  }, 120_000);
 
   it('requests join, end early and are cancelled while a step is computed', async () => {
     const requests = [

@@ -15,6 +15,7 @@ import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
 import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
+import { UnusableLogits } from '../sampler.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Channel } from './channel.js';
 import { drawSettings, warmUpSteps } from './device-steps.js';
@@ -28,6 +29,8 @@ import { type CheckedRequest, checkRequest, type EngineEvent, type EngineRequest
 import type { Share, Slot } from './slot.js';
 
 const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
+/** Tiles that a step reads while no request generates, which would wait: a GPU is faster with fewer passes. */
+const IDLE_TILES = { cpu: 1, cuda: 4 };
 const GIB = 2 ** 30;
 /** Freed activations that the pool keeps for the next step, and the share of a GPU's free memory: allocating is slow there. */
 const POOL_SLACK = 256 * 2 ** 20;
@@ -57,8 +60,8 @@ class BatchEngine implements Engine {
   #running: Slot[] = [];
   #waitingTokens = 0;
   #reserved = 0;
-  /** What the GPU computes now, launched before the tokens of the step before it went to their requests. */
-  #inFlight: readonly Share[] | null = null;
+  /** Steps that the GPU computes now and whose tokens were not read yet, the oldest first; at most two. */
+  readonly #inFlight: { readonly shares: readonly Share[]; readonly tokens: () => Int32Array }[] = [];
   #loop: Promise<void> | null = null;
   #failure: unknown = null;
   #isClosed = false;
@@ -86,7 +89,8 @@ class BatchEngine implements Engine {
         : null;
     const { maxBatch = 32, maxContext = DEFAULT_MAX_CONTEXT, maxQueued = 256 } = options;
     const { tile = DEFAULT_TILE[model.device.kind], maxQueuedTokens = 8 * maxContext } = options;
-    for (const [name, value] of Object.entries({ maxBatch, maxContext, tile }))
+    const { idleTile = tile * IDLE_TILES[model.device.kind] } = options;
+    for (const [name, value] of Object.entries({ maxBatch, maxContext, tile, idleTile }))
       if (!Number.isSafeInteger(value) || value < 1)
         throw new UsageError(`${name}: ${value} is not a positive integer`);
     this.maxContext = maxContext;
@@ -98,7 +102,7 @@ class BatchEngine implements Engine {
     this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
     if (this.maxTokens < 2)
       throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
-    this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes, speculate };
+    this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, idleTile, cacheBytes, speculate };
     this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
     if (!this.#prefixes && options.prefixCacheDir !== undefined)
       throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
@@ -110,7 +114,8 @@ class BatchEngine implements Engine {
     if (prefixCacheDir === undefined) return new PrefixCache(this.#cache, block, bytes);
     const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
     const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
-    return new PrefixCache(this.#cache, block, bytes, { files, fingerprint });
+    const isReading = () => this.#waiting.length > 0 || this.#running.some(({ readAt }) => readAt === 0);
+    return new PrefixCache(this.#cache, block, bytes, { files, fingerprint, isReading });
   }
 
   get failure(): string | null {
@@ -157,14 +162,14 @@ class BatchEngine implements Engine {
   }
 
   warmUp(): void {
-    const { tile } = this.#options;
+    const { tile, idleTile } = this.#options;
     const isGpu = this.#source.model.device.kind === 'cuda';
     const sequence = this.#cache.sequence();
     try {
-      // A tile of a prompt, one that continues it, and the end of a prompt; then steps, of which the second is recorded.
-      // A GPU chooses kernels by the number of tokens, and its pool gets the memory of a tile.
-      for (const count of isGpu ? [tile, tile, 1] : [8, 1])
-        this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
+      // Tiles of a prompt, the first one and others, and its end; then steps, of which the second is recorded. A GPU chooses
+      // kernels by the number of tokens, and its pool gets the memory of a tile.
+      const counts = isGpu ? [idleTile, idleTile, tile, 1] : [8, 1];
+      for (const count of counts) this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
       if (this.#decoder) warmUpSteps(this.#decoder, sequence, this.maxBatch);
       this.#source.model.device.synchronize();
     } finally {
@@ -206,7 +211,7 @@ class BatchEngine implements Engine {
   #newSlot(request: CheckedRequest, reserved: number, sink: EventSink): Slot {
     const { speculate } = this.#options;
     const decoder = this.#source.tokenizer.createStreamDecoder();
-    const sequence = new GeneratedSequence(0, [...request.prompt], decoder, new StopFilter(request.stop));
+    const sequence = new GeneratedSequence(0, plainArray(request.prompt), decoder, new StopFilter(request.stop));
     return {
       request,
       reserved,
@@ -230,7 +235,7 @@ class BatchEngine implements Engine {
   async #run(): Promise<void> {
     await setImmediate(); // requests that are submitted together start together
     try {
-      while (this.#waiting.length + this.#running.length > 0 || this.#inFlight) {
+      while (this.#waiting.length + this.#running.length + this.#inFlight.length > 0) {
         this.#step();
         const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
         await (isIdle ? setTimeout(1) : setImmediate());
@@ -246,6 +251,7 @@ class BatchEngine implements Engine {
     this.#failure = error;
     for (const slot of [...this.#waiting.splice(0), ...this.#running]) this.#release(slot, error);
     this.#running = [];
+    this.#inFlight.length = 0;
     this.#waitingTokens = 0;
   }
 
@@ -253,11 +259,12 @@ class BatchEngine implements Engine {
     if (this.#failure) throw this.#failure;
     this.#dropCancelled();
     this.#admit();
-    const shares = this.#inFlight ?? this.#plan();
+    const isLaunched = this.#inFlight.length > 0;
+    const shares = isLaunched ? this.#inFlight[0].shares : this.#plan();
     if (shares.length === 0) return;
     // On a GPU the tokens of requests that generate go first, and do not wait for a tile of a prompt.
     const single = shares.filter(({ tokens }) => tokens.length === 1);
-    const decoder = this.#inFlight ? this.#decoder : this.#decoderFor(single);
+    const decoder = isLaunched ? this.#decoder : this.#decoderFor(single);
     if (decoder) this.#decode(decoder, single);
     const others = decoder ? shares.filter(({ tokens }) => tokens.length > 1) : shares;
     if (others.length > 0) this.#read(others);
@@ -326,16 +333,20 @@ class BatchEngine implements Engine {
     this.#progress(slot);
   }
 
-  /** A token of every request that generates, and at most `tile` tokens of prompts, the oldest request first. */
+  /**
+   * A token of every request that generates, and at most `tile` tokens of prompts, or `idleTile` if none generates, the oldest
+   * request first.
+   */
   #plan(): Share[] {
-    let left = this.#options.tile;
+    const isGenerating = this.#running.some(({ readAt }) => readAt > 0);
+    let left = this.#options[isGenerating ? 'tile' : 'idleTile'];
     const shares: Share[] = [];
     for (const slot of this.#running) {
       const { cached, request, sequence } = slot;
       if (!cached || slot.isLoading) continue;
       const unread = sequence.context.length - cached.length;
       const isPrompt = cached.length < request.prompt.length;
-      const count = isPrompt ? Math.min(left, this.#untilKept(slot, cached)) : 1;
+      const count = isPrompt ? this.#untilKept(slot, cached, left) : 1;
       if (count === 0) continue;
       if (isPrompt) left -= count;
       const isLast = count === unread;
@@ -349,12 +360,12 @@ class BatchEngine implements Engine {
     return shares;
   }
 
-  /** Tokens of a prompt up to the next length at which it is kept, or its end. */
-  #untilKept({ request, sequence }: Slot, { length }: CachedSequence): number {
+  /** At most `most` tokens of a prompt, up to a length at which it is kept or to its end. */
+  #untilKept({ request, sequence }: Slot, { length }: CachedSequence, most: number): number {
     const unread = sequence.context.length - length;
-    if (!this.#prefixes) return unread;
+    if (!this.#prefixes) return Math.min(unread, most);
     const isEndKept = unread > 1 && this.#keepsEnd(request);
-    return Math.min(unread - (isEndKept ? 1 : 0), this.#prefixes.untilBlock(length));
+    return this.#prefixes.untilKept(length, Math.min(unread - (isEndKept ? 1 : 0), most));
   }
 
   #keepsEnd({ prompt, promptLogprobs }: CheckedRequest): boolean {
@@ -379,35 +390,65 @@ class BatchEngine implements Engine {
 
   /**
    * One token of every share on the GPU, which also draws the next ones where it can. Then nothing but these tokens is read
-   * back, and if all requests go on, the next step is launched before the host deals with them.
+   * back, and the next step is launched before the host deals with them, or even before it has them: the row of a request
+   * that ends meanwhile is wasted.
    */
   #decode(decoder: DeviceDecoder, shares: readonly Share[]): void {
-    if (!this.#inFlight)
-      decoder.launch(
-        shares.map(({ cached }) => cached),
-        shares.map(({ tokens }) => tokens[0]),
-        drawSettings(shares, 0),
-      );
-    this.#inFlight = null;
-    // The GPU waits until the next launch: what can be done after it is done after it.
-    const best = decoder.next();
+    if (this.#inFlight.length === 0) this.#launch(decoder, shares, 0);
+    const isAhead = this.#goesOnAnyway(decoder, shares);
+    if (isAhead) {
+      for (const share of shares) this.#keep(share);
+      this.#launch(decoder, shares, 1);
+    }
+    const best = this.#inFlight.shift()?.tokens() ?? decoder.next();
     const logits: (Float32Array | null)[] = [];
-    let allGoOn = this.#waiting.length === 0 && this.#running.length === shares.length;
+    let allGoOn = !isAhead && this.#waiting.length === 0 && this.#running.length === shares.length;
     for (const [i, share] of shares.entries()) {
       logits.push(null);
       // A request may have ended while its next token was computed.
       if (share.slot.cached === null) allGoOn = false;
-      else if (best[i] < 0 || this.#needsLogits(share)) logits[i] = decoder.logitsOf(i);
+      else if (!isAhead && (best[i] < 0 || this.#needsLogits(share))) logits[i] = decoder.logitsOf(i);
       if (logits[i] !== null || !this.#goesOn(share, best[i])) allGoOn = false;
-      if (share.slot.cached !== null) this.#keep(share);
+      if (share.slot.cached !== null && !isAhead) this.#keep(share);
     }
-    const sequences = allGoOn ? shares.map(({ cached }) => cached) : [];
-    if (allGoOn && decoder.hasRoom(sequences)) {
-      decoder.launch(sequences, null, drawSettings(shares, 1));
-      this.#inFlight = shares; // one token each, which is on the device
-    }
+    // Until the next launch the GPU waits: what can be done after it is done after it.
+    if (allGoOn && decoder.hasRoom(shares.map(({ cached }) => cached))) this.#launch(decoder, shares, 1);
     for (const [i, share] of shares.entries())
       if (share.slot.cached !== null) this.#advance(share, logits[i] === null ? best[i] : [logits[i]]);
+  }
+
+  /** Launches the step of the shares' tokens, or with `ahead` 1 of the tokens that follow them on the device. */
+  #launch(decoder: DeviceDecoder, shares: readonly Share[], ahead: 0 | 1): void {
+    decoder.launch(
+      shares.map(({ cached }) => cached),
+      ahead === 0 ? shares.map(({ tokens }) => tokens[0]) : null,
+      drawSettings(shares, ahead),
+    );
+    this.#inFlight.push({ shares, tokens: decoder.nextLater() });
+    decoder.reserveAhead((i) => this.#roomAhead(shares[i]));
+  }
+
+  /** Tokens for which the request has memory, up to the next length at which a fork of its pages is kept. */
+  #roomAhead({ slot: { cached, request } }: Share): number {
+    if (!cached) return 0;
+    const { length } = cached;
+    const end = Math.min(this.maxContext, request.prompt.length + request.maxNewTokens);
+    const isPrompt = length < request.prompt.length;
+    return isPrompt ? 0 : Math.min(end - length, this.#options.tile, this.#prefixes?.untilBlock(length) ?? end);
+  }
+
+  /** Whether all requests have a token after the next one, unless that one ends them, and the GPU can choose both. */
+  #goesOnAnyway(decoder: DeviceDecoder, shares: readonly Share[]): boolean {
+    if (this.#waiting.length > 0 || this.#running.length !== shares.length) return false;
+    // The host draws the tokens that the GPU cannot draw with certainty, and the step after them depends on them.
+    const isCertain = shares.every(
+      (share) =>
+        share.slot.cached !== null &&
+        share.slot.request.draws?.isArgmax &&
+        !this.#needsLogits(share) &&
+        this.#hasNext(share),
+    );
+    return isCertain && decoder.hasRoom(shares.map(({ cached }) => cached));
   }
 
   /** Whether more than the token that the GPU has chosen is wanted. */
@@ -420,10 +461,14 @@ class BatchEngine implements Engine {
   }
 
   /** Whether a request needs a token after `token`; a stop string may still end it. */
-  #goesOn({ slot: { request, sequence }, rows }: Share, token: number): boolean {
+  #goesOn(share: Share, token: number): boolean {
+    return this.#hasNext(share) && (share.slot.request.ignoreSeparator || !this.#endTokens.includes(token));
+  }
+
+  /** Whether there may be a token after the one that is being computed. */
+  #hasNext({ slot: { request, sequence }, rows }: Share): boolean {
     const { drawn, context } = sequence;
-    if (rows === 0 || (this.#endTokens.includes(token) && !request.ignoreSeparator)) return false;
-    return drawn + 1 < request.maxNewTokens && context.length + 1 < this.maxContext;
+    return rows > 0 && drawn + 1 < request.maxNewTokens && context.length + 1 < this.maxContext;
   }
 
   /** Reads the tokens of the shares in one pass of the model. */
@@ -472,8 +517,9 @@ class BatchEngine implements Engine {
       return;
     }
     try {
-      if (typeof next === 'number') this.#accept(slot, next, null);
-      else this.#drawShare(share, next.slice(-1 - share.drafts));
+      if (typeof next !== 'number') this.#drawShare(share, next.slice(-1 - share.drafts));
+      else if (next >= 0) this.#accept(slot, next, null);
+      else throw new UnusableLogits(`a logit of token ${cached.length} is not finite`);
     } catch (error) {
       this.#release(slot, error); // logits that are not finite: this request's, not the engine's
     }
@@ -589,6 +635,13 @@ function longestWithin(bytes: number, most: number, bytesOf: (length: number) =>
     else high = middle - 1;
   }
   return low;
+}
+
+/** Several times as fast as `Array.from` of a typed array. */
+function plainArray(values: ArrayLike<number>): number[] {
+  const result = new Array<number>(values.length);
+  for (let i = 0; i < values.length; i++) result[i] = values[i];
+  return result;
 }
 
 function mib(bytes: number): string {

@@ -13,6 +13,8 @@ export interface EngineOptions {
   readonly maxQueuedTokens?: number;
   /** Tokens of prompts that one step reads. Default 256 on the CPU, 2048 on CUDA. */
   readonly tile?: number;
+  /** The same while no request generates. Default: `tile` on the CPU, 4 times `tile` on CUDA. */
+  readonly idleTile?: number;
   /** Device memory for the pages of requests. Default: what `maxBatch` requests can need, at most half of what is free. */
   readonly cacheBytes?: number;
   /** Memory for prefixes of earlier requests; 0 disables the prefix cache. Default 1 GiB, at most a quarter of the free memory. */

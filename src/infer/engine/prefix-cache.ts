@@ -2,25 +2,28 @@
  * Prefixes of earlier requests, to be continued without reading them again.
  *
  * A node holds a fork of a sequence at a multiple of `block` tokens, or before the last token of a prompt, which repeats
- * and continues of that prompt begin with. Forks share pages, so a node costs the pages that its own block added: keys of
- * the selected and the compressed branch, the window, and the raw rows at the end of the block. Nodes form a tree, named
- * by a hash over the salt and all tokens from the start. Only leaves are evicted, the least recently used first, so that
- * the cost of a node stays the cost of at most one block.
+ * and continues of that prompt begin with. Forks share pages, so a node costs the pages of the blocks since its parent: keys
+ * of the selected and the compressed branch, the window, and the raw rows at its end. Nodes form a tree, named by a hash over
+ * the salt and all tokens from the start. Only leaves are evicted, the least recently used first, so that the cost of a node
+ * stays what it was.
  *
- * With files, every node of whole blocks is also written to disk in the background, a file holding the pages of its own block. The device
- * verifies what was read before it is used; copies are made between steps, a block at a time.
+ * With files, every node of whole blocks is also written to disk in the background, a file holding the pages since its parent.
+ * The device verifies what was read before it is used; copies are made between steps, a piece at a time.
  */
 import { createHash } from 'node:crypto';
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
+import type { HostMemory } from '../../device/host-memory.js';
 import type { CachedSequence, DecodeCache } from '../../model/cache.js';
 import { checksums } from '../../ops/checksum/op.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { HEAD_BYTES, type PrefixFiles } from './prefix-files.js';
+import type { OpenPrefixFile, PrefixFiles } from './prefix-files.js';
 import { ReadBuffers } from './read-buffers.js';
 
 interface Node {
   readonly key: string;
   readonly parent: Node | null;
+  /** Blocks since the parent, the last one perhaps not whole. */
+  readonly blocks: number;
   readonly sequence: CachedSequence;
   /** Whether it is before the last token of a prompt. Such nodes have no children and no files. */
   readonly isEnd: boolean;
@@ -37,6 +40,8 @@ export interface PrefixStorage {
   readonly files: PrefixFiles;
   /** Identifies everything that the content of pages depends on besides tokens, as hex digits. */
   readonly fingerprint: string;
+  /** Whether a prompt is being read, which copies to the host would delay. */
+  isReading(): boolean;
 }
 
 /** Tokens of a block: a multiple of the page sizes, so that a node shares whole pages, and at least `tile`. */
@@ -49,10 +54,13 @@ export function prefixBlock(cache: DecodeCache, tile: number): number {
 const DEPTH_TIME = 1e-5;
 /** The time of use of a file is exact to this [s]. */
 const TIME_RESOLUTION = 60;
-/** Files that are read at the same time. */
-const READ_AHEAD = 8;
-/** Bytes that are copied to the host at once, between two steps. */
+/** Pieces of files that are read at the same time, by as many threads as the runtime has (UV_THREADPOOL_SIZE). */
+const READ_AHEAD = 24;
+/** Bytes that are copied from or to the host at once, between two steps. */
 const PIECE = 4 * 2 ** 20;
+/** A file waits until no prompt is read, which is looked at every few milliseconds, but at most so long [ms]. */
+const LOOK_MS = 2;
+const MOST_WAIT_MS = 1000;
 
 export class PrefixCache {
   /** Tokens looked up, tokens found, and those of them that came from files. */
@@ -65,6 +73,8 @@ export class PrefixCache {
   readonly #storage: PrefixStorage | null;
   readonly #buffers: ReadBuffers | null;
   readonly #nodes = new Map<string, Node>();
+  /** Blocks of all nodes; at most `#most`. */
+  #blocks = 0;
   readonly #unwritten = new Set<Node>();
   #writer: Promise<void> | null = null;
   /** Number of calls of `load` that have not ended, and what is called when the last has. */
@@ -78,17 +88,22 @@ export class PrefixCache {
     this.#block = block;
     this.#most = Math.floor(bytes / cache.blockBytes(block));
     this.#storage = storage;
-    const fileBytes = HEAD_BYTES + cache.blockBytes(block) + 1;
-    this.#buffers = storage ? new ReadBuffers(cache.device, READ_AHEAD, fileBytes) : null;
+    this.#buffers = storage ? new ReadBuffers(cache.device, READ_AHEAD, PIECE) : null;
   }
 
   get files(): PrefixFiles | null {
     return this.#storage?.files ?? null;
   }
 
-  /** Tokens from `length` to the end of its block: a pass ends there, so that the prefix can be kept. */
+  /** Tokens from `length` to the end of its block. */
   untilBlock(length: number): number {
     return this.#block - (length % this.#block);
+  }
+
+  /** At most `most` tokens after `length`, to the end of a block if there is one: a pass ends there, so that it can be kept. */
+  untilKept(length: number, most: number): number {
+    const behind = (length + most) % this.#block;
+    return behind < most ? most - behind : most;
   }
 
   /** The name of the prefixes of a text that may grow. */
@@ -104,17 +119,21 @@ export class PrefixCache {
   /** A fork of the longest cached prefix with fewer than `length` tokens; null if none is cached in memory. */
   longest(name: PrefixName, length: number): CachedSequence | null {
     this.queries += length;
-    let found: Node | null = null;
-    for (let end = this.#block; end < length; end += this.#block) {
-      const node = this.#nodes.get(name.key(end));
-      if (!node) break;
-      found = node;
-    }
-    if (!found) return null;
-    found = this.#endAfter(found, name, length) ?? found;
+    const whole = this.#longestWhole(name, length);
+    if (!whole) return null;
+    const found = this.#endAfter(whole, name, length) ?? whole;
     this.#touch(found);
     this.hits += found.sequence.length;
     return found.sequence.fork();
+  }
+
+  /** The longest node of whole blocks with fewer than `length` tokens. */
+  #longestWhole(name: PrefixName, length: number): Node | null {
+    for (let end = Math.ceil(length / this.#block - 1) * this.#block; end > 0; end -= this.#block) {
+      const node = this.#nodes.get(name.key(end));
+      if (node) return node;
+    }
+    return null;
   }
 
   /** The longest end of a prompt after a node's block. */
@@ -141,30 +160,66 @@ export class PrefixCache {
 
   async #load(name: PrefixName, length: number, sequence: CachedSequence, isWanted: () => boolean): Promise<void> {
     const { files } = this;
-    if (!files) return;
-    const start = sequence.length;
-    const keys: string[] = [];
-    for (let end = start + this.#block; end < length; end += this.#block) keys.push(name.key(end));
-    const reads: Promise<BlockFile | null>[] = [];
+    const buffers = this.#buffers;
+    if (!files || !buffers) return;
+    const chain = await this.#chain(files, name, length, sequence.length);
+    const pieces = chain.flatMap((file) =>
+      Array.from({ length: Math.ceil(file.size / PIECE) }, (_, i) => ({ file, offset: i * PIECE })),
+    );
+    const reads: Promise<HostMemory | null>[] = [];
     let isOver = false;
-    for (let i = 0; i < keys.length && !isOver; i++) {
-      for (let next = reads.length; next < keys.length && next < i + READ_AHEAD; next++)
-        reads.push(this.#read(files, keys[next], start + next * this.#block, () => isOver));
-      const file = await reads[i];
-      isOver = !file || !isWanted() || !this.#append(sequence, file);
-      if (file) file.release();
-      if (isOver) {
-        if (file && isWanted()) await files.discard(keys[i]);
+    let taken = 0;
+    let packed: Tensor | null = null;
+    const { device } = this.#cache;
+    try {
+      while (taken < pieces.length) {
+        while (reads.length < Math.min(pieces.length, taken + READ_AHEAD))
+          reads.push(readPiece(buffers, pieces[reads.length], () => isOver));
+        const { file, offset } = pieces[taken];
+        const memory = await reads[taken];
+        if (!memory || !isWanted()) break;
+        taken += 1;
+        packed ??= Tensor.empty(device, [file.size / 2], 'bf16');
+        const bytes = Math.min(PIECE, file.size - offset);
+        device.upload(packed.pointer + BigInt(offset), memory.bytes.subarray(0, bytes));
+        device.synchronize(); // the buffer is free after it
+        buffers.give(memory);
+        if (offset + bytes < file.size) continue;
+        const isSound = this.#append(sequence, name, file, packed);
+        packed.free();
+        packed = null;
+        if (isSound) continue;
+        await files.discard(file.key);
         break;
       }
-      this.hits += this.#block;
-      this.fileHits += this.#block;
-      this.keep(name, sequence);
-      await setImmediate(); // steps of other requests come first
-      isOver = !isWanted();
+    } finally {
+      isOver = true;
+      packed?.free();
+      for (const read of reads.slice(taken)) {
+        const memory = await read;
+        if (memory) buffers.give(memory);
+      }
+      for (const file of chain) await file.close();
     }
-    isOver = true;
-    for (const read of reads) (await read)?.release();
+  }
+
+  /** Files that continue a prefix of `start` tokens as far as possible, each the one before it. */
+  async #chain(files: PrefixFiles, name: PrefixName, length: number, start: number): Promise<OpenPrefixFile[]> {
+    const ends: number[] = [];
+    for (let end = start + this.#block; end < length; end += this.#block) ends.push(end);
+    const sizeFrom = (end: number) => (from: number) =>
+      from < end && from % this.#block === 0 ? this.#cache.blockPageBytes(from, end) : Number.NaN;
+    const found = await Promise.all(ends.map((end) => files.open(name.key(end), sizeFrom(end))));
+    const chains = new Map<number, readonly OpenPrefixFile[]>([[start, []]]);
+    let longest: readonly OpenPrefixFile[] = [];
+    for (const [i, file] of found.entries()) {
+      const before = file ? chains.get(file.from) : undefined;
+      if (!file || !before) continue;
+      longest = [...before, file];
+      chains.set(ends[i], longest);
+    }
+    for (const file of found) if (file && !longest.includes(file)) await file.close();
+    return [...longest];
   }
 
   /** Keeps the prefix that `sequence` holds if it ends with a block, or anyway if it `isEnd` of a prompt. */
@@ -172,25 +227,24 @@ export class PrefixCache {
     const { length } = sequence;
     const isWhole = length % this.#block === 0;
     if (!(isWhole || isEnd) || this.#most === 0) return;
-    let parent: Node | null = null;
-    for (let end = this.#block; end < length; end += this.#block) {
-      const node = this.#nodes.get(name.key(end));
-      if (!node) return; // an evicted ancestor: its pages would be charged to this node
-      parent = node;
-    }
     const key = isWhole ? name.key(length) : name.endKey(length);
     const known = this.#nodes.get(key);
     if (known) {
       this.#touch(known);
       return;
     }
+    const parent = this.#longestWhole(name, length);
+    const blocks = Math.ceil((length - (parent?.sequence.length ?? 0)) / this.#block);
     if (parent) this.#touch(parent);
-    if (this.#nodes.size >= this.#most && !this.#evict(parent)) return;
+    if (blocks > this.#most) return;
+    while (this.#blocks + blocks > this.#most) if (!this.#evict(parent)) return;
+    this.#blocks += blocks;
     if (parent) parent.children += 1;
     if (!isWhole) parent?.ends.set(length, (parent.ends.get(length) ?? 0) + 1);
     const fork = sequence.fork();
     const usedAt = this.#clock;
-    const node = { key, parent, sequence: fork, isEnd: !isWhole, children: 0, ends: new Map(), usedAt, fileTime: 0 };
+    const state = { children: 0, ends: new Map(), usedAt, fileTime: 0 };
+    const node = { key, parent, blocks, sequence: fork, isEnd: !isWhole, ...state };
     this.#nodes.set(key, node);
     this.#store(node);
   }
@@ -219,9 +273,10 @@ export class PrefixCache {
     for (const node of this.#nodes.values())
       if (node.children === 0 && node !== spared && (!oldest || node.usedAt < oldest.usedAt)) oldest = node;
     if (!oldest) return false;
-    const { key, sequence, parent } = oldest;
+    const { key, sequence, parent, blocks } = oldest;
     const { length } = sequence;
     sequence.free();
+    this.#blocks -= blocks;
     if (parent) parent.children -= 1;
     const same = (parent?.ends.get(length) ?? 0) - 1;
     if (same > 0) parent?.ends.set(length, same);
@@ -253,7 +308,8 @@ export class PrefixCache {
     try {
       await setImmediate();
       for (const node of this.#unwritten) {
-        this.#unwritten.delete(node);
+        await this.#untilPromptsAreRead();
+        if (!this.#unwritten.delete(node)) continue; // evicted meanwhile
         await this.#writeNode(files, node);
       }
     } catch (error) {
@@ -263,12 +319,17 @@ export class PrefixCache {
     }
   }
 
-  async #writeNode(files: PrefixFiles, { key, sequence, fileTime }: Node): Promise<void> {
-    const from = sequence.length - this.#block;
+  async #untilPromptsAreRead(): Promise<void> {
+    const startedAt = performance.now();
+    while (this.#storage?.isReading() && performance.now() - startedAt < MOST_WAIT_MS) await setTimeout(LOOK_MS);
+  }
+
+  async #writeNode(files: PrefixFiles, { key, sequence, blocks, fileTime }: Node): Promise<void> {
+    const from = sequence.length - blocks * this.#block;
     const held = sequence.fork(); // the node may be evicted while it is written
     try {
       const bytes = this.#cache.blockPageBytes(from, held.length);
-      await files.write(key, bytes, fileTime, (content) => this.#copy(held, from, content));
+      await files.write(key, from, bytes, fileTime, (content) => this.#copy(held, from, content));
     } finally {
       held.free();
     }
@@ -295,49 +356,35 @@ export class PrefixCache {
     }
   }
 
-  /** Starts to read a block into a buffer, unless `isOver` by the time there is one. */
-  async #read(files: PrefixFiles, key: string, from: number, isOver: () => boolean): Promise<BlockFile | null> {
-    const buffers = this.#buffers;
-    const memory = await buffers?.take();
-    if (!buffers || !memory) return null;
-    const size = this.#cache.blockPageBytes(from, from + this.#block);
-    const sum = isOver() ? null : await files.read(key, size, memory.bytes);
-    let isHeld = true;
-    const release = () => {
-      if (isHeld) buffers.give(memory);
-      isHeld = false;
-    };
-    if (sum !== null) return { content: memory.bytes.subarray(HEAD_BYTES, HEAD_BYTES + size), sum, release };
-    release();
-    return null;
-  }
-
-  /** Adds a block to a sequence; false if its content is not what was written. */
-  #append(sequence: CachedSequence, { content, sum }: BlockFile): boolean {
+  /** Adds the content of a file to a sequence and keeps it; false if the content is not what was written. */
+  #append(sequence: CachedSequence, name: PrefixName, { key, from, sum }: OpenPrefixFile, packed: Tensor): boolean {
     const { device } = this.#cache;
-    const packed = Tensor.empty(device, [content.length / 2], 'bf16');
-    packed.writeBytes(content);
-    const isSound = checksums(device, [packed])[0] === sum; // waits for the copy: the buffer is free after it
-    if (isSound) {
-      const from = sequence.length;
-      this.#cache.append(sequence, this.#block);
-      let offset = 0;
-      for (const page of this.#cache.blockPages(sequence, from)) {
-        device.copy(page.pointer, packed.pointer + BigInt(offset), page.bytes);
-        offset += page.bytes;
-      }
+    if (checksums(device, [packed])[0] !== sum) return false;
+    const count = name.lengthOf(key) - from;
+    this.#cache.append(sequence, count);
+    let offset = 0;
+    for (const page of this.#cache.blockPages(sequence, from)) {
+      device.copy(page.pointer, packed.pointer + BigInt(offset), page.bytes);
+      offset += page.bytes;
     }
-    packed.free();
-    return isSound;
+    this.hits += count;
+    this.fileHits += count;
+    this.keep(name, sequence);
+    return true;
   }
 }
 
-/** The content of a file in a buffer, and the checksum that it must have. */
-interface BlockFile {
-  readonly content: Uint8Array;
-  readonly sum: bigint;
-  /** Gives the buffer back; no-op if that was done. */
-  release(): void;
+/** Reads a piece of a file into a buffer, unless `isOver` by the time there is one. */
+async function readPiece(
+  buffers: ReadBuffers,
+  { file, offset }: { readonly file: OpenPrefixFile; readonly offset: number },
+  isOver: () => boolean,
+): Promise<HostMemory | null> {
+  const memory = await buffers.take();
+  if (!isOver() && (await file.read(memory.bytes.subarray(0, Math.min(PIECE, file.size - offset)), offset)))
+    return memory;
+  buffers.give(memory);
+  return null;
 }
 
 /** The chain of hashes that names the prefixes of a text. */
@@ -363,6 +410,11 @@ export class PrefixName {
     return this.#keys[count];
   }
 
+  /** The length of the prefix of this name, which is one of whole blocks. */
+  lengthOf(key: string): number {
+    return this.#keys.indexOf(key) * this.#block;
+  }
+
   /** The name of a prefix of any length. Differs from that of a prefix of whole blocks. */
   endKey(length: number): string {
     const whole = Math.floor(length / this.#block);
@@ -372,7 +424,7 @@ export class PrefixName {
 
   /** The hash of the tokens from block `count` up to `end`, and of the name of those before. */
   #after(count: number, end: number): string {
-    const tokens = Int32Array.from(this.#tokens.slice(count * this.#block, end));
+    const tokens = new Int32Array(this.#tokens.slice(count * this.#block, end));
     return createHash('sha256').update(this.#keys[count]).update(new Uint8Array(tokens.buffer)).digest('hex');
   }
 }

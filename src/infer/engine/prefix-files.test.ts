@@ -114,6 +114,28 @@ describe('after a restart', () => {
     expect(files()).toHaveLength(2 + 1 + 2);
   });
 
+  it('files of several blocks and of one continue each other', async () => {
+    const request = { prompt: text(700, 1), sampling: { seed: 3 } };
+    const long = { ...request, prompt: [...request.prompt, ...text(700, 2)] };
+    const [small, large] = [{ idleTile: 128 }, { idleTile: 512 }];
+    const cold = await asked(request, small);
+    rmSync(folder, { recursive: true });
+    expect(await asked(request, large)).toMatchObject({ cached: 0, tokens: cold.tokens });
+    expect(files()).toHaveLength(2); // up to 512 and 640 tokens
+    for (const options of [small, large])
+      expect(await asked(request, options)).toMatchObject({ cached: 640, tokens: cold.tokens });
+    const rest = await asked(long, large); // 640 to 1152, 1280
+    expect(rest.cached).toBe(640);
+    expect(files()).toHaveLength(4);
+    expect(await asked(long, small)).toMatchObject({ cached: 1280, tokens: rest.tokens });
+    const memory = await restart(async (engine) => ({
+      first: await ask(engine, long),
+      again: await ask(engine, { ...long, prompt: long.prompt.slice(0, 1200) }),
+    }));
+    expect([memory.first.cached, memory.again.cached]).toEqual([1280, 1152]);
+    expect(memory.stats.prefixFileHits).toBe(1280);
+  });
+
   it('a part in memory is continued from files', async () => {
     const prompt = text(700, 1);
     const cold = await asked({ prompt });
@@ -274,7 +296,7 @@ describe('the folder', () => {
       const other = new PrefixFiles(folder, 100_000);
       const key = createHash('sha256').update(String(seeds)).digest('hex');
       for (let i = 0; i < 20; i++)
-        await other.write(key.replace(/../, String(10 + i)), 30_000, Date.now(), async () => 0n);
+        await other.write(key.replace(/../, String(10 + i)), 0, 30_000, Date.now(), async () => 0n);
       return other.stats;
     };
     const alone = await run([1, 2, 3]);
@@ -296,7 +318,7 @@ describe('the folder', () => {
     const { now } = Date;
     try {
       Date.now = () => later;
-      await new PrefixFiles(folder, 1000).write('c'.repeat(64), 10, 5, async () => 0n);
+      await new PrefixFiles(folder, 1000).write('c'.repeat(64), 0, 10, 5, async () => 0n);
     } finally {
       Date.now = now;
     }

@@ -1,7 +1,8 @@
 /**
- * Blocks of cached prefixes in a folder, one file each, named by the key of the prefix that the block ends.
+ * Parts of cached prefixes in a folder, one file each, named by the key of the prefix that the part ends.
  *
- * A file holds a mark of its format, the key, the checksum of its content, and the content. It is written aside and
+ * A file holds a mark of its format, the key, the checksum of its content, the length of the prefix that the content
+ * continues, and the content. It is written aside and
  * renamed, so several processes can use one folder; a file that is not sound is deleted and never used. The time of
  * modification is the time of the last use: beyond the limit the least recently used files are deleted first, also those
  * of other processes. All is asynchronous: files are read and written by the threads of the runtime.
@@ -13,11 +14,12 @@ import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, errorCode, fileError } from '../../files.js';
 
-const MARK = Buffer.from('TREFOIL PREFIX 2', 'latin1');
+const MARK = Buffer.from('TREFOIL PREFIX 3', 'latin1');
 const KEY_BYTES = 32;
 const SUM_AT = MARK.length + KEY_BYTES;
-/** Bytes before the content: the mark, the key, the checksum, and 8 zeros. */
-export const HEAD_BYTES = 64;
+const FROM_AT = SUM_AT + 8;
+/** Bytes before the content: the mark, the key, the checksum, and the number of tokens before those of the content. */
+const HEAD_BYTES = 64;
 const EXTENSION = '.prefix';
 /** Unfinished files of this age [ms] were left by a process that was killed. */
 const ABANDONED = 3_600_000;
@@ -32,6 +34,19 @@ export interface PrefixFileStats {
   readonly damaged: number;
   /** Reads and writes that the file system refused. */
   readonly errors: number;
+}
+
+/** A file that is open. Its content is not verified. */
+export interface OpenPrefixFile {
+  readonly key: string;
+  /** Tokens of the prefix that the content continues. */
+  readonly from: number;
+  /** Bytes of the content, and the checksum that it must have. */
+  readonly size: number;
+  readonly sum: bigint;
+  /** Fills `into` with the content from `offset` on; false if the file system refuses. */
+  read(into: Uint8Array, offset: number): Promise<boolean>;
+  close(): Promise<void>;
 }
 
 export class PrefixFiles {
@@ -62,18 +77,25 @@ export class PrefixFiles {
     return { bytes: this.#bytes, damaged: this.#damaged, errors: this.#errors };
   }
 
-  /**
-   * Reads the file of this key (64 hex digits) with a content of `size` bytes into `into`, from `HEAD_BYTES` on the
-   * content. Returns the checksum that the content must have; null if there is no such file.
-   */
-  async read(key: string, size: number, into: Uint8Array): Promise<bigint | null> {
-    const bytes = HEAD_BYTES + size;
-    const count = await this.#attempt(() => readWhole(this.#path(key), into.subarray(0, bytes + 1)));
-    if (count === null) return null;
-    const head = Buffer.from(into.buffer, into.byteOffset, HEAD_BYTES);
+  /** Opens the file of this key (64 hex digits); null if there is none. `sizeFrom`: bytes of a content that continues `from` tokens. */
+  async open(key: string, sizeFrom: (from: number) => number): Promise<OpenPrefixFile | null> {
+    const handle = await this.#attempt(() => open(this.#path(key), 'r'));
+    if (!handle) return null;
+    const head = Buffer.alloc(HEAD_BYTES);
+    const facts = await this.#attempt(async () => {
+      await readFully(handle, head, 0);
+      return handle.stat();
+    });
     const sum = head.readBigUInt64LE(SUM_AT);
-    if (count === bytes && headOf(key, sum).equals(head)) return sum;
-    await this.discard(key);
+    const from = Number(head.readBigUInt64LE(FROM_AT));
+    const close = () => handle.close();
+    if (facts && headOf(key, from, sum).equals(head) && facts.size === HEAD_BYTES + sizeFrom(from)) {
+      const read = async (into: Uint8Array, offset: number) =>
+        (await this.#attempt(() => readFully(handle, into, HEAD_BYTES + offset))) ?? false;
+      return { key, from, size: facts.size - HEAD_BYTES, sum, read, close };
+    }
+    await close();
+    if (facts) await this.discard(key);
     return null;
   }
 
@@ -84,11 +106,12 @@ export class PrefixFiles {
   }
 
   /**
-   * Stores `size` bytes that `fill` provides with their checksum, unless they are stored already. `usedAt`: seconds since
-   * 1970. Nothing is written if more recently used files leave no room.
+   * Stores `size` bytes that `fill` provides with their checksum, which continue a prefix of `from` tokens, unless there is
+   * such a file already. `usedAt`: seconds since 1970. Nothing is written if more recently used files leave no room.
    */
   async write(
     key: string,
+    from: number,
     size: number,
     usedAt: number,
     fill: (content: Uint8Array) => Promise<bigint>,
@@ -98,7 +121,7 @@ export class PrefixFiles {
     const bytes = HEAD_BYTES + size;
     if (!(await this.#makeRoom(bytes, usedAt))) return;
     const file = new Uint8Array(bytes);
-    file.set(headOf(key, await fill(file.subarray(HEAD_BYTES))));
+    file.set(headOf(key, from, await fill(file.subarray(HEAD_BYTES))));
     const aside = join(this.#folder, `.${key}-${randomBytes(8).toString('hex')}`);
     const isWritten = await this.#attempt(async () => {
       try {
@@ -166,17 +189,14 @@ export class PrefixFiles {
   }
 }
 
-/** Reads a file of at most `into.length` bytes; returns its size, or `into.length` if it is larger. */
-async function readWhole(path: string, into: Uint8Array): Promise<number> {
-  return withHandle(await open(path, 'r'), async (handle) => {
-    let offset = 0;
-    while (offset < into.length) {
-      const { bytesRead } = await handle.read(into, offset, into.length - offset, offset);
-      if (bytesRead === 0) break;
-      offset += bytesRead;
-    }
-    return offset;
-  });
+/** Fills `into` from byte `from` on; false if the file ends before. */
+async function readFully(handle: FileHandle, into: Uint8Array, from: number): Promise<boolean> {
+  for (let done = 0; done < into.length; ) {
+    const { bytesRead } = await handle.read(into, done, into.length - done, from + done);
+    if (bytesRead === 0) return false;
+    done += bytesRead;
+  }
+  return true;
 }
 
 async function withHandle<T>(handle: FileHandle, use: (handle: FileHandle) => Promise<T>): Promise<T> {
@@ -187,10 +207,11 @@ async function withHandle<T>(handle: FileHandle, use: (handle: FileHandle) => Pr
   }
 }
 
-function headOf(key: string, sum: bigint): Buffer {
+function headOf(key: string, from: number, sum: bigint): Buffer {
   const head = Buffer.alloc(HEAD_BYTES);
   MARK.copy(head);
   head.write(key, MARK.length, 'hex');
   head.writeBigUInt64LE(sum, SUM_AT);
+  head.writeBigUInt64LE(BigInt(from), FROM_AT);
   return head;
 }

@@ -24,7 +24,7 @@ export interface TokenMask {
 /** One text to continue. */
 export interface EngineRequest {
   /** Tokens of the prompt, at least one. */
-  readonly prompt: readonly number[];
+  readonly prompt: readonly number[] | Int32Array;
   /** Maximum number of generated tokens; 0 reads the prompt only. Default 128. */
   readonly maxNewTokens?: number;
   /** Number of tokens before one that ends the text may be drawn. Default 0. */
@@ -102,7 +102,7 @@ export class RequestRefused extends TrefoilError {
 
 /** A request with its defaults. */
 export interface CheckedRequest {
-  readonly prompt: readonly number[];
+  readonly prompt: readonly number[] | Int32Array;
   readonly maxNewTokens: number;
   readonly minNewTokens: number;
   readonly sample: Sampler;
@@ -122,7 +122,9 @@ const DEFAULT_NEW_TOKENS = 128;
 export function checkRequest(request: EngineRequest, vocabulary: number): CheckedRequest {
   const { prompt, stop = [], maxNewTokens = DEFAULT_NEW_TOKENS, minNewTokens = 0 } = request;
   if (prompt.length === 0) throw new UsageError('prompt: at least one token is needed; begin with the separator');
-  const wrong = prompt.find((token) => !(Number.isInteger(token) && token >= 0 && token < vocabulary));
+  let wrong: number | undefined;
+  for (let i = 0; i < prompt.length && wrong === undefined; i++)
+    if (!(Number.isInteger(prompt[i]) && prompt[i] >= 0 && prompt[i] < vocabulary)) wrong = prompt[i];
   if (wrong !== undefined)
     throw new UsageError(`prompt: ${wrong} is not a token; the model has the tokens 0 to ${vocabulary - 1}`);
   expectCount('maxNewTokens', maxNewTokens);

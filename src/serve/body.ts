@@ -1,0 +1,107 @@
+/** Bodies of requests from bytes. */
+import { randomUUID } from 'node:crypto';
+
+/** Below this number of bytes `JSON.parse` alone is as fast. */
+const LARGE = 4096;
+/** Stands for the tokens in the text that `JSON.parse` reads; no client can know it. */
+const TOKENS = `tokens ${randomUUID()}`;
+const [QUOTE, BACKSLASH, COMMA, COLON, ZERO, NINE] = Buffer.from('"\\,:09');
+const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = Buffer.from('[]{}');
+const SPACE = 0x20;
+const MOST = 2 ** 31 - 1;
+
+/**
+ * The value of a JSON text in UTF-8; throws if it is not one. A list of tokens in the field `prompt` of a large object, up to
+ * 2^31 - 1 each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
+ * otherwise takes most of the time until a request with a long prompt is accepted.
+ */
+export function parseBody(bytes: Buffer): unknown {
+  const prompt = bytes.length < LARGE ? null : findTokens(bytes);
+  if (prompt) {
+    const { tokens, from, to } = prompt;
+    const rest = [bytes.subarray(0, from), Buffer.from(JSON.stringify(TOKENS)), bytes.subarray(to)];
+    const body = parseText(Buffer.concat(rest)) as { prompt?: unknown };
+    if (body.prompt === TOKENS) return { ...body, prompt: tokens };
+    // The field is given twice, and the last one counts.
+  }
+  return parseText(bytes);
+}
+
+function parseText(bytes: Buffer): unknown {
+  return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes));
+}
+
+interface FoundTokens {
+  readonly tokens: Int32Array;
+  /** Bytes of the list. */
+  readonly from: number;
+  readonly to: number;
+}
+
+/** The list of tokens in the field `prompt` of the outermost object; null if there is none, or if the text is not JSON. */
+function findTokens(bytes: Buffer): FoundTokens | null {
+  let at = afterSpace(bytes, 0);
+  if (bytes[at] !== OPEN_OBJECT) return null;
+  do {
+    const key = afterSpace(bytes, at + 1);
+    if (bytes[key] !== QUOTE) return null;
+    const colon = afterSpace(bytes, afterString(bytes, key));
+    if (bytes[colon] !== COLON) return null;
+    const value = afterSpace(bytes, colon + 1);
+    if (bytes[value] === OPEN_LIST && bytes.toString('latin1', key, key + 8) === '"prompt"')
+      return readTokens(bytes, value);
+    at = afterSpace(bytes, afterValue(bytes, value));
+  } while (bytes[at] === COMMA);
+  return null;
+}
+
+/** Reads `[12,345]`, with spaces or without; null if it is not a list of tokens. */
+function readTokens(bytes: Buffer, from: number): FoundTokens | null {
+  const tokens = new Int32Array((bytes.length - from) >> 1); // a digit and a comma, or a bracket, each
+  let count = 0;
+  let at = from;
+  let byte: number;
+  do {
+    at += 1;
+    if (bytes[at] <= SPACE) at = afterSpace(bytes, at);
+    const first = at;
+    byte = bytes[at];
+    let token = 0;
+    while (byte >= ZERO && byte <= NINE) {
+      token = 10 * token + byte - ZERO;
+      byte = bytes[++at];
+    }
+    const isNumber = at > first && (bytes[first] !== ZERO || at === first + 1);
+    if (!isNumber || token > MOST) return null;
+    tokens[count++] = token;
+    if (byte <= SPACE) at = afterSpace(bytes, at);
+    byte = bytes[at];
+  } while (byte === COMMA);
+  return byte === CLOSE_LIST ? { tokens: tokens.slice(0, count), from, to: at + 1 } : null;
+}
+
+/** The first byte from `at` on that is not white space of JSON. */
+function afterSpace(bytes: Buffer, at: number): number {
+  while (bytes[at] === SPACE || bytes[at] === 0x0a || bytes[at] === 0x0d || bytes[at] === 0x09) at++;
+  return at;
+}
+
+/** The byte after the string that begins at `at`. */
+function afterString(bytes: Buffer, at: number): number {
+  let end = at + 1;
+  while (end < bytes.length && bytes[end] !== QUOTE) end += bytes[end] === BACKSLASH ? 2 : 1;
+  return end + 1;
+}
+
+/** The byte after the value that begins at `at`, if the text is JSON. */
+function afterValue(bytes: Buffer, at: number): number {
+  let depth = 0;
+  while (at < bytes.length) {
+    const byte = bytes[at];
+    if (depth === 0 && (byte === COMMA || byte === CLOSE_OBJECT || byte === CLOSE_LIST)) break;
+    if (byte === OPEN_LIST || byte === OPEN_OBJECT) depth += 1;
+    else if (byte === CLOSE_LIST || byte === CLOSE_OBJECT) depth -= 1;
+    at = byte === QUOTE ? afterString(bytes, at) : at + 1;
+  }
+  return at;
+}
