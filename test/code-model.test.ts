@@ -119,7 +119,16 @@ describe('retrieval.mjs', () => {
     expect(trained.code, trained.stderr).toBe(0);
     const { code, stderr } = await runNode([
       ...[program('retrieval.mjs'), '--model', inside('model'), '--train', inside('tokens'), '--val', inside('tokens')],
-      ...['--out', inside('retrieval'), '--stages', '256:50@512,128+256:2@512', '--search-steps', '2', '--search-from', '0'],
+      ...[
+        '--out',
+        inside('retrieval'),
+        '--stages',
+        '256:50@512,128+256:2@512',
+        '--search-steps',
+        '2',
+        '--search-from',
+        '0',
+      ],
       ...['--lengths', '256,512', '--depths', '3', '--trials', '2', '--device', 'cpu'],
     ]);
     expect(code, stderr).toBe(0);
