@@ -26,6 +26,7 @@ import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
+import { normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
@@ -177,7 +178,14 @@ export class Attention {
     this.#sparse = sparseShapeOf(shape);
   }
 
-  /** `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. */
+  /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
+  takesFp8(tape: Tape, x: Tensor): boolean {
+    if (!this.#stack || !usesFp8(tape, x)) return false;
+    const [outputs, inputs] = stackedOperand(this.#stack).shape;
+    return normedLayerPays(x.shape[0], outputs, inputs);
+  }
+
+  /** `x` [T, dim], normalised, in FP8 if `takesFp8` → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
     expectContext(context, x.shape[0], this.#shape);
     const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);

@@ -12,7 +12,7 @@ import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
 import { shapeRefusal } from '../ops/attention/fused/plan.js';
 import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
-import { layerPays } from '../ops/linear/fp8.js';
+import { layerPays, MULTIPLE, normedLayerPays } from '../ops/linear/fp8.js';
 import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
@@ -228,13 +228,16 @@ function fp8Layers(
   const { dim, vocabSize } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = train.seq_len * train.batch_size;
-  const gate = shape.attention === 'nsa' && !shape.qkvBias ? 3 * heads : 0;
+  const isStacked = shape.attention === 'nsa' && !shape.qkvBias;
+  const gate = isStacked ? 3 * heads : 0;
   const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
   const hidden = hiddenSize(shape);
   const isFused = shape.mlp === 'silu' && !shape.mlpBias;
   const both = isFused && feedForwardPays(tokens, hidden, dim);
   return {
-    projection: layerPays(tokens, columns, dim),
+    projection: isStacked
+      ? normedLayerPays(tokens, MULTIPLE * Math.ceil(columns / MULTIPLE), dim)
+      : layerPays(tokens, columns, dim),
     output: layerPays(tokens, dim, heads * dv),
     up: both || layerPays(tokens, upSize(shape), dim),
     down: both || layerPays(tokens, dim, hidden),

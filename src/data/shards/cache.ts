@@ -177,6 +177,8 @@ function folderBytes(path: string): number {
  * process that reads a removed entry keeps its open files.
  */
 export function shrinkCache(root: string, limitBytes: number, keep?: string): CacheEntry[] {
+  // Most builds leave the cache below its limit, and listing it reads the index of every entry.
+  if (folderBytes(root) <= limitBytes) return [];
   const shards = listCache(root).filter(({ kind }) => kind === 'shards');
   let total = shards.reduce((sum, { bytes }) => sum + bytes, 0);
   const removed: CacheEntry[] = [];

@@ -39,6 +39,7 @@ export class RecordedRun {
   readonly rank: number;
   /** Seconds since 1970; the test moves it. */
   now: number;
+  readonly #start: number;
   readonly #writer: Log<HeartbeatFields>;
   #sections: ReturnType<typeof openSection> | undefined;
 
@@ -46,6 +47,7 @@ export class RecordedRun {
     this.dir = dir;
     this.rank = rank;
     this.now = now;
+    this.#start = now;
     this.#writer = openHeartbeats(runPaths(dir).heartbeat(rank), rank, {
       clock: () => this.now * 1000,
       now: () => 0, // a write that takes long on a busy machine must not hold lines back: the test reads them at once
@@ -77,11 +79,11 @@ export class RecordedRun {
     this.#sections.write({ section: name, step });
   }
 
-  /** A lock as a process of this machine would hold it: this test's own, or one that is gone. */
-  lock(owner: 'alive' | 'dead'): void {
+  /** A lock as a process of this machine would hold it since `start`: this test's own, or one that is gone. */
+  lock(owner: 'alive' | 'dead', start = this.#start): void {
     const own = ownIdentity();
     const identity = owner === 'alive' ? own : { ...own, process_start: (own.process_start ?? 1) + 1 };
-    const lock = { ...identity, run_start: new Date(this.now * 1000).toISOString(), nonce: 'recorded' };
+    const lock = { ...identity, run_start: new Date(start * 1000).toISOString(), nonce: 'recorded' };
     writeFileSync(runPaths(this.dir).lock, `${JSON.stringify(lock)}\n`);
   }
 
