@@ -1,4 +1,45 @@
+import { tmpdir } from 'node:os';
+import { join, relative } from 'node:path';
 import { defineConfig } from 'vitest/config';
+import { BaseSequencer, type TestSpecification } from 'vitest/node';
+
+/** Files that take longer than 20 s, the longest first. Begun last, one of them would leave the other cores idle. */
+const LONGEST = [
+  'test/package.test.ts',
+  'test/guides.test.ts',
+  'test/ranks.test.ts',
+  'test/contract.test.ts',
+  'test/chaos.test.ts',
+  'test/operations.test.ts',
+  'src/dashboard/browser.test.ts',
+  'src/train/train.test.ts',
+  'src/train/ranks-faults.test.ts',
+  'test/ranks-hosts.test.ts',
+  'test/crash.test.ts',
+  'test/readme.test.ts',
+  'test/code-model.test.ts',
+  'src/infer/engine/engine.test.ts',
+  'test/train-cli.test.ts',
+  'test/terminal.test.ts',
+  'test/commands.test.ts',
+  'src/train/ranks/pulse.test.ts',
+  'src/train/streaming.test.ts',
+  'test/cuda-sources.test.ts',
+  'test/image.test.ts',
+  'src/train/ranks/store.test.ts',
+  'src/data/pipeline/memory.test.ts',
+  'src/infer/emulated-step.test.ts',
+];
+
+class LongestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const place = ({ moduleId }: TestSpecification) => {
+      const at = LONGEST.indexOf(relative(this.ctx.config.root, moduleId));
+      return at < 0 ? LONGEST.length : at;
+    };
+    return (await super.sort(files)).sort((a, b) => place(a) - place(b));
+  }
+}
 
 export default defineConfig({
   test: {
@@ -7,9 +48,13 @@ export default defineConfig({
     testTimeout: 900_000,
     hookTimeout: 900_000,
     expect: { poll: { timeout: 300_000, interval: 20 } },
+    globalSetup: ['src/testing/global-setup.ts'],
     setupFiles: ['src/testing/setup.ts'],
+    env: { TREFOIL_CACHE: join(tmpdir(), `trefoil-test-cache-${process.pid}`) },
+    sequence: { sequencer: LongestFirst },
     pool: 'forks',
-    maxWorkers: 2,
+    // One more than the cores of a small machine: many tests wait for time limits and for other processes.
+    maxWorkers: 3,
     minWorkers: 1,
   },
 });

@@ -169,6 +169,7 @@ describe('CUDA sources', () => {
     const wanted = new Map<string, { source: string; macros: Macros }>([
       ['products', { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } }],
       ['activation', { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } }],
+      ['norm', { source: source('rmsnorm/fp8.cu'), macros: { VECTORS: 3, ROWS: 64 } }],
       ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
     ]);
     await compileAll(wanted, architecture === 90 || architecture === 80, architecture);

@@ -87,7 +87,7 @@ function measure(S, batch, cluster) {
     for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
     return {
       ...{ S, batch, cluster, ms, tokens_per_s: (1000 * batch) / ms },
-      ...{ attention_layer_us: (1000 * parts.attention) / shape.n_layers, parts },
+      ...{ attention_layer_us: (1000 * parts.attention) / shape.nLayers, parts },
     };
   } finally {
     decoder.free();

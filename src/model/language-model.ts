@@ -10,10 +10,10 @@ import { validateShapes } from '../ops/attention/shape.js';
 import { operand } from '../ops/cast/op.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
-import { usesFp8 } from '../ops/linear/fp8.js';
+import { codesOf, usesFp8 } from '../ops/linear/fp8.js';
 import { feedForwardPays, fp8FeedForward } from '../ops/linear/fp8-mlp.js';
 import { linear } from '../ops/linear/op.js';
-import { rmsnorm } from '../ops/rmsnorm/op.js';
+import { fp8Rmsnorm, rmsnorm } from '../ops/rmsnorm/op.js';
 import { dispose } from '../tensor/dispose.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
@@ -53,18 +53,21 @@ export class FeedForward {
       : null;
   }
 
-  /**
-   * `x` [T, dim], normalised → [T, dim], added to `residual` [T, dim] if given. Drops `x`. With `computesResult` false the
-   * result is only allocated: the second run of a checkpointed block does not need its values.
-   */
-  forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
+  /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
+  takesFp8(tape: Tape, x: Tensor): boolean {
     const [hidden, dim] = this.up.value.shape;
     const isPlain = this.#activation === 'silu' && !this.biases;
-    if (isPlain && usesFp8(tape, x) && feedForwardPays(x.shape[0], hidden, dim)) {
+    return isPlain && usesFp8(tape, x) && feedForwardPays(x.shape[0], hidden, dim);
+  }
+
+  /**
+   * `x` [T, dim], normalised, in FP8 if `takesFp8` → [T, dim], added to `residual` [T, dim] if given. Drops `x`. With
+   * `computesResult` false the result is only allocated: the second run of a checkpointed block does not need its values.
+   */
+  forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
+    if (codesOf(x)) {
       const weights = { up: operand(this.up, x), down: operand(this.down, x) };
-      const out = fp8FeedForward(tape, x, weights, residual, computesResult);
-      tape.drop(x);
-      return out;
+      return fp8FeedForward(tape, x, weights, residual, computesResult);
     }
     const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
     tape.drop(x);
@@ -96,13 +99,17 @@ export class Block {
 
   /** `x` [T, dim] → [T, dim]. `computesResult`: see `FeedForward.forward`. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, computesResult = true): Tensor {
-    const attentionInput = rmsnorm(tape, x, this.attentionNorm.value, this.#epsilon);
+    const attentionInput = this.#normed(tape, x, this.attentionNorm, this.attention);
     const middle = this.attention.forward(tape, attentionInput, context, x);
     tape.drop(attentionInput);
-    const input = rmsnorm(tape, middle, this.feedForwardNorm.value, this.#epsilon);
+    const input = this.#normed(tape, middle, this.feedForwardNorm, this.feedForward);
     const out = this.feedForward.forward(tape, input, middle, computesResult);
     tape.drop(middle);
     return out;
+  }
+
+  #normed(tape: Tape, x: Tensor, { value }: Parameter, layer: Attention | FeedForward): Tensor {
+    return layer.takesFp8(tape, x) ? fp8Rmsnorm(tape, x, value, this.#epsilon) : rmsnorm(tape, x, value, this.#epsilon);
   }
 }
 

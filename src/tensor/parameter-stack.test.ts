@@ -14,14 +14,14 @@ const recording = () => new RecordingCuda(exportedBy(SHAPE));
 const absence = cudaAbsence();
 
 describe('a stack of parameters', () => {
-  it('lays rounded copies one after another, rows filled up to a multiple of 8', () => {
+  it('lays rounded copies one after another, rows filled up to a multiple of 16', () => {
     const device = recording();
     const [first, second] = [new Parameter(device, 'a', [5, 4]), new Parameter(device, 'b', [2, 4])];
     const stack = new ParameterStack(device, [first, second], 'bf16');
     const rounded: string[] = [];
     const operand = () => stack.operand((from) => void rounded.push(`${from.shape}`));
     const memory = operand();
-    expect(memory.shape).toEqual([8, 4]);
+    expect(memory.shape).toEqual([16, 4]);
     expect(memory.storage.leaf).toBeNull();
     expect(first.rounded!.pointer).toBe(memory.pointer);
     expect(second.rounded!.pointer).toBe(memory.pointer + 40n);
@@ -63,7 +63,7 @@ describe('a stack of parameters on CUDA', () => {
     const stack = new ParameterStack(device, [first, second], 'bf16');
     made.push(first, second, stack);
     const round = (from: Parameter['value'], into: Parameter['value']) => castInto(device, from, into);
-    expect([...stack.operand(round).read()]).toEqual([1, 2, 3, 4, 5, 6, 7, 8, ...new Array(8).fill(0)]);
+    expect([...stack.operand(round).read()]).toEqual([1, 2, 3, 4, 5, 6, 7, 8, ...new Array(24).fill(0)]);
     second.value.write([9, 10]);
     second.changed();
     expect([...stack.operand(round).read()].slice(6, 8)).toEqual([9, 10]);

@@ -7,8 +7,8 @@ import type { Device } from '../device/device.js';
 import type { Parameter } from './parameter.js';
 import { type Dtype, Tensor } from './tensor.js';
 
-/** Rows are filled up to a multiple of this: rows of the product's result then begin at multiples of 16 bytes in bf16. */
-const ROWS = 8;
+/** Rows are filled up to a multiple of this, the sizes of FP8 products; rows of the result then begin at whole sectors. */
+const ROWS = 16;
 
 /** Matrices of one input that are multiplied as one. */
 export class ParameterStack {

@@ -20,30 +20,48 @@ constexpr int64_t panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
 enum class Into { kOverwrite, kAdd };
 
-// While a tile is computed, a cache line of `ahead` (the next panel of B, or null) is prefetched every kAheadStep steps of k.
-// It is in L3; without the prefetch linear layers take a quarter longer.
+// While a tile is computed, the next operands are prefetched a few cache lines at a time, every kAheadStep steps of k: many at
+// once would hold up the loads of B.
 constexpr int64_t kAheadStep = 8, kLineFloats = 16;
+
+// What a tile prefetches.
+struct Ahead {
+  const float* panel = nullptr;  // the next panel of B, in L3: without the prefetch linear layers take a quarter longer
+  bool rows = false;             // the rows of A that the next tile reads for the first time
+};
 
 // Floats of `ahead` that one tile prefetches.
 constexpr int64_t ahead_of_tile(int64_t depth) { return (depth + kAheadStep - 1) / kAheadStep * kLineFloats; }
 
-// C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows.
+// The prefetches of one tile at step k. `below` is the first row of A of the next tile, or null.
+template <int Rows, int V>
+inline __attribute__((always_inline)) void prefetch_at(int64_t k, const float* panel, const float* below, int64_t row,
+                                                       const float* c, int64_t ldc) {
+  const int64_t line = k / kAheadStep;
+  __builtin_prefetch(panel + line * kLineFloats, 0, 2);
+  // A large C is in L3 too. A small one is in L1 or L2, where prefetching only costs: it comes without a panel.
+  if (line < Rows * V) __builtin_prefetch(c + line / V * ldc + line % V * kLanes, 1);
+  if (below == nullptr) return;
+  constexpr int kHalf = (Rows + 1) / 2;  // a line holds two steps: half of the rows in each
+  const float* first = below + k / kLineFloats * kLineFloats + (line % 2 == 0 ? 0 : kHalf * row);
+#pragma GCC unroll 8
+  for (int r = 0; r < kHalf; ++r) __builtin_prefetch(first + r * row, 0, 2);
+}
+
+// C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows; then `plus` is added unless null.
 template <int Rows, int V, Into into>
 inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row, int64_t col, const float* b,
                                                      int64_t ldb, float* c, int64_t ldc, int64_t depth,
-                                                     const float* ahead) {
+                                                     const Ahead& ahead, const float* plus) {
   vec acc[Rows][V];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      acc[r][v] = vec{};
-      // A large C is in L3 too and is prefetched. A small one is in L1 or L2, where prefetching only costs.
-      if (ahead != nullptr) __builtin_prefetch(c + r * ldc + v * kLanes, 1);
-    }
-  const int64_t step = ahead == nullptr ? depth : kAheadStep;
+    for (int v = 0; v < V; ++v) acc[r][v] = vec{};
+  const float* below = ahead.rows ? a + Rows * row : nullptr;
+  const int64_t step = ahead.panel == nullptr ? depth : kAheadStep;
   for (int64_t k0 = 0; k0 < depth; k0 += step) {
-    if (ahead != nullptr) __builtin_prefetch(ahead + k0 / kAheadStep * kLineFloats, 0, 2);
+    if (ahead.panel != nullptr) prefetch_at<Rows, V>(k0, ahead.panel, below, row, c, ldc);
     const int64_t k1 = k0 + step < depth ? k0 + step : depth;
     for (int64_t k = k0; k < k1; ++k) {
       vec bv[V];
@@ -64,7 +82,8 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* to = c + r * ldc + v * kLanes;
-      store(to, into == Into::kAdd ? load(to) + acc[r][v] : acc[r][v]);
+      const vec total = into == Into::kAdd ? load(to) + acc[r][v] : acc[r][v];
+      store(to, plus == nullptr ? total : total + load(plus + r * ldc + v * kLanes));
     }
 }
 
@@ -72,13 +91,14 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
 // results do not depend on how many rows are computed together.
 template <int V, Into into>
 inline void tile(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
-                 int64_t ldc, int64_t depth, const float* ahead) {
+                 int64_t ldc, int64_t depth, Ahead ahead = {}, const float* plus = nullptr) {
   constexpr int kTall = V == kPanelVectors ? kTileRows : (V * 8 <= kTileRows * kPanelVectors ? 8 : kTileRows);
   const auto step = [&](auto height) {
     constexpr int kRows = decltype(height)::value;
     for (; rows >= kRows; rows -= kRows, a += kRows * row, c += kRows * ldc) {
-      tile_rows<kRows, V, into>(a, row, col, b, ldb, c, ldc, depth, ahead);
-      if (ahead != nullptr) ahead += ahead_of_tile(depth);
+      tile_rows<kRows, V, into>(a, row, col, b, ldb, c, ldc, depth, ahead, plus);
+      if (ahead.panel != nullptr) ahead.panel += ahead_of_tile(depth);
+      if (plus != nullptr) plus += kRows * ldc;
     }
   };
   step(std::integral_constant<int, kTall>{});
@@ -92,12 +112,12 @@ template <Into into>
 inline void multiply(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
                      int64_t ldc, int64_t depth, int64_t columns) {
   for (; columns >= kPanel; columns -= kPanel, b += kPanel, c += kPanel)
-    tile<kPanelVectors, into>(rows, a, row, col, b, ldb, c, ldc, depth, nullptr);
+    tile<kPanelVectors, into>(rows, a, row, col, b, ldb, c, ldc, depth);
   if constexpr (kPanelVectors > 2) {
-    if (columns >= 3 * kLanes) return tile<3, into>(rows, a, row, col, b, ldb, c, ldc, depth, nullptr);
-    if (columns >= 2 * kLanes) return tile<2, into>(rows, a, row, col, b, ldb, c, ldc, depth, nullptr);
+    if (columns >= 3 * kLanes) return tile<3, into>(rows, a, row, col, b, ldb, c, ldc, depth);
+    if (columns >= 2 * kLanes) return tile<2, into>(rows, a, row, col, b, ldb, c, ldc, depth);
   }
-  if (columns >= kLanes) tile<1, into>(rows, a, row, col, b, ldb, c, ldc, depth, nullptr);
+  if (columns >= kLanes) tile<1, into>(rows, a, row, col, b, ldb, c, ldc, depth);
 }
 
 // Packs one panel of a row-major matrix read transposed: out[k][j] = source[j*ld + k], columns past n become zero.

@@ -24,12 +24,16 @@ namespace {
 
 using Body = void (*)(void*, int64_t);
 
+// A launch in one word: its number, whether helpers may still join it, and how many have joined and not left it.
+constexpr uint64_t kJoined = 0xFFFF, kOpen = 1 << 16;
+constexpr int kNumberShift = 17;
+constexpr uint64_t number_of(uint64_t launch) { return launch >> kNumberShift; }
+
 struct Pool {
   std::atomic_flag taken = ATOMIC_FLAG_INIT;  // one launch at a time: worker threads of Node share this pool
   std::mutex mutex;
   std::condition_variable wake;
-  std::atomic<uint64_t> generation{0};
-  std::atomic<int> busy{0};
+  std::atomic<uint64_t> launch{0};
   std::atomic<int64_t> next{0};
   int64_t count = 0;
   Body body = nullptr;
@@ -62,21 +66,32 @@ void drain(Pool& p) {
   }
 }
 
+// Joins a launch that is open. On a busy machine a helper wakes late. If the caller has done all the work by then, the launch
+// is closed, and the caller has not waited for this helper.
+bool join(Pool& p, uint64_t& launch) {
+  while (launch & kOpen)
+    if (p.launch.compare_exchange_weak(launch, launch + 1, std::memory_order_acquire)) return true;
+  return false;
+}
+
 void helper(int id, uint64_t seen) {
   Pool& p = pool();
   for (;;) {
     int spins = 0;
-    while (p.generation.load(std::memory_order_acquire) == seen) {
+    uint64_t launch;
+    while (number_of(launch = p.launch.load(std::memory_order_acquire)) == seen) {
       if (++spins < kSpins) {
         spin_hint();
       } else {
         std::unique_lock<std::mutex> lock(p.mutex);
-        p.wake.wait(lock, [&] { return p.generation.load(std::memory_order_acquire) != seen; });
+        p.wake.wait(lock, [&] { return number_of(p.launch.load(std::memory_order_acquire)) != seen; });
       }
     }
-    seen = p.generation.load(std::memory_order_acquire);
-    if (id < p.threads) drain(p);
-    p.busy.fetch_sub(1, std::memory_order_release);
+    if (id < p.threads && join(p, launch)) {
+      drain(p);
+      p.launch.fetch_sub(1, std::memory_order_release);
+    }
+    seen = number_of(launch);
   }
 }
 
@@ -128,15 +143,16 @@ void trefoil_parallel(int64_t count, Body body, void* context) {
   p.body = body;
   p.context = context;
   p.next.store(0, std::memory_order_relaxed);
-  p.busy.store(p.started, std::memory_order_relaxed);
   {
     std::lock_guard<std::mutex> lock(p.mutex);
-    p.generation.fetch_add(1, std::memory_order_release);
+    const uint64_t number = number_of(p.launch.load(std::memory_order_relaxed)) + 1;
+    p.launch.store(number << kNumberShift | kOpen, std::memory_order_release);
   }
   p.wake.notify_all();
   drain(p);
+  p.launch.fetch_and(~kOpen, std::memory_order_relaxed);
   int spins = 0;
-  while (p.busy.load(std::memory_order_acquire) > 0) {
+  while ((p.launch.load(std::memory_order_acquire) & kJoined) > 0) {
     if (++spins < kSpins) spin_hint();
     else std::this_thread::yield();
   }
@@ -149,7 +165,7 @@ void trefoil_set_threads(int threads) {
   if (threads < 1) threads = 1;
   while (p.started < threads - 1) {
     try {
-      std::thread(helper, p.started + 1, p.generation.load()).detach();
+      std::thread(helper, p.started + 1, number_of(p.launch.load())).detach();
     } catch (const std::system_error&) {  // no more threads available: fewer compute the same result
       threads = p.started + 1;
       break;

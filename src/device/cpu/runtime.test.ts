@@ -5,10 +5,12 @@ import { join } from 'node:path';
 import koffi from 'koffi';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
+import { addInto } from '../../ops/add/op.js';
 import { nativeSparseAttention, sparseLayout } from '../../ops/attention/nsa.js';
 import { Sequences } from '../../ops/common/sequences.js';
 import { linear } from '../../ops/linear/op.js';
 import { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
 import { randomInputs, upload } from '../../testing/attention.js';
 import { buildChild, startChild } from '../../testing/child.js';
 import { cpu } from '../../testing/devices.js';
@@ -107,6 +109,24 @@ describe('threads', () => {
     expect(() => new CpuDevice({ threads })).toThrow(UsageError);
     expect(() => new CpuDevice({ threads })).toThrow('threads must be an integer from 1 to 1024, not');
   });
+
+  it('that wake too late for a short launch neither miss a task nor take one of the next launch', () => {
+    const device = cpu();
+    const { threads } = device;
+    device.threads = 16; // more than there are cores
+    const [launches, task] = [2000, 1 << 14];
+    const size = 3 * task + 1;
+    const total = Tensor.zeros(device, [size]);
+    const one = Tensor.from(device, new Float32Array(size).fill(1), [size]);
+    try {
+      for (let i = 0; i < launches; i++) addInto(device, total, one);
+      expect(new Set(total.read())).toEqual(new Set([launches]));
+    } finally {
+      device.threads = threads;
+      total.free();
+      one.free();
+    }
+  });
 });
 
 describe('a process', () => {
@@ -145,6 +165,7 @@ const PROGRAM = `
   import { isMainThread, Worker } from 'node:worker_threads';
   import { linear } from '../../ops/linear/op.js';
   import { Tape } from '../../tensor/tape.js';
+import { Tensor } from '../../tensor/tensor.js';
   import { CpuDevice } from './cpu.js';
 
   const device = new CpuDevice({ threads: 4 });

@@ -46,3 +46,13 @@ template <class F> __device__ __forceinline__ int scale_exponent(u32 most) {
   const int s = F::TOP - ((int)(most >> 23) - 127) - ((most & 0x7fffffu) > 0x600000u ? 1 : 0);
   return s < 126 ? s : 126;
 }
+
+constexpr int INVERSE = 4;  // index in a scale of what codes are multiplied by (fp8.ts has the same)
+
+// The byte b of four words as one word, for b = 0 ... 3.
+__device__ __forceinline__ void transpose_bytes(u32 (&to)[4], u32 a, u32 b, u32 c, u32 d) {
+  const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+  const u32 upper_ab = __byte_perm(a, b, 0x7362), upper_cd = __byte_perm(c, d, 0x7362);
+  to[0] = __byte_perm(ab, cd, 0x5410), to[1] = __byte_perm(ab, cd, 0x7632);
+  to[2] = __byte_perm(upper_ab, upper_cd, 0x5410), to[3] = __byte_perm(upper_ab, upper_cd, 0x7632);
+}

@@ -9,7 +9,7 @@ import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
 import { fp8Refusal } from '../linear/fp8.js';
 import { quantised, roundToFp8 } from '../linear/fp8-reference.js';
-import { linearBackward } from '../linear/reference.js';
+import { linearBackward, linearForward } from '../linear/reference.js';
 import { Fp8Head, headPays } from './fp8.js';
 import { IGNORED, linearCrossEntropy } from './op.js';
 import { crossEntropyBackward, crossEntropyForward } from './reference.js';
@@ -41,7 +41,13 @@ describe.each([{ name: 'the emulator', device: (): Device => emulated }, ...GPU]
     const dw = tape.from(new Float64Array(vocab * dim).fill(1e-3), [vocab, dim]);
     const inverseCount = tape.from([1 / counted], [1]);
     const chunk = { logits: tLogits, targets: tape.from(targets, [rows], 'i32'), inverseCount, losses };
-    head.backward(chunk, tape.from(x, [rows, dim], 'bf16'), dx, { gradient: dw, accumulate: true });
+    const computed = tape.empty([rows, vocab], 'bf16');
+    const x8 = head.forward(tape.from(x, [rows, dim], 'bf16'), computed);
+    const rounded8 = [x, w].map((values) => quantised(values, 'e4m3'));
+    expect(relativeError(computed.read(), linearForward(rounded8[0], rounded8[1], rows, vocab, dim))).toBeLessThan(
+      3e-3,
+    );
+    head.backward(chunk, x8, dx, { gradient: dw, accumulate: true });
 
     expect(relativeError(losses.read(), crossEntropyForward(logits, targets, vocab).losses)).toBeLessThan(2e-5);
     const one = 2 ** 15;
@@ -78,7 +84,8 @@ describe.each([{ name: 'the emulator', device: (): Device => emulated }, ...GPU]
       const chunk = { logits: tape.from(logits, [rows, vocab], 'bf16'), targets: tape.from(targets, [rows], 'i32') };
       const x = tape.from(bf16(rows * dim, 3, 1), [rows, dim], 'bf16');
       const rest = { inverseCount: tape.from([1 / rows], [1]), losses };
-      head.backward({ ...chunk, ...rest }, x, dx, { gradient: dw, accumulate: false });
+      const x8 = head.forward(x, tape.empty([rows, vocab], 'bf16'));
+      head.backward({ ...chunk, ...rest }, x8, dx, { gradient: dw, accumulate: false });
       expect(losses.item(5)).toBeNaN();
       expect(dx.item(5 * dim)).toBeNaN();
       expect(dx.item(0)).not.toBeNaN();
@@ -90,7 +97,7 @@ describe.each([{ name: 'the emulator', device: (): Device => emulated }, ...GPU]
 });
 
 describe.each(GPU)('linearCrossEntropy on $name', ({ device }) => {
-  it('differs from bf16 by the rounding of the gradient only', () => {
+  it('differs from bf16 by the rounding to FP8', () => {
     const [tokens, vocab, dim] = [4096, 8192, 768];
     const [x, w] = [bf16(tokens * dim, 1, 2), bf16(vocab * dim, 2, 0.05)];
     const targets = Int32Array.from({ length: tokens }, (_, i) => (i * 7919) % vocab);
@@ -104,7 +111,7 @@ describe.each(GPU)('linearCrossEntropy on $name', ({ device }) => {
       tape.end();
       return result;
     });
-    expect(fp8.loss).toBe(exact.loss);
+    expect(Math.abs(fp8.loss - exact.loss)).toBeLessThan(0.02); // logits of size 2.8 are 0.1 off, the loss half the square
     for (const of of ['dx', 'dw'] as const) {
       expect(relativeError(fp8[of], exact[of])).toBeLessThan(0.08);
       expect(relativeError(fp8[of], exact[of])).toBeGreaterThan(1e-3); // FP8 was used

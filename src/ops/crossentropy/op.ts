@@ -94,16 +94,17 @@ export function linearCrossEntropy(
   const fp8 = dx && dWeight ? fp8Head(tape, x, weight, chunk) : null;
   eachChunk(x, vocab, chunk, (logits, from, to) => {
     const [rows, ids, into] = [x.rows(from, to), targets.rows(from, to), losses.rows(from, to)];
-    linearInto(device, rows, weight, logits);
-    if (!dx && !dWeight) {
-      kernel.crossentropy_forward(logits, ids, into, null, to - from, vocab);
-      return;
-    }
     if (fp8?.fits(logits)) {
-      fp8.backward({ logits, targets: ids, inverseCount, losses: into }, rows, dx!.rows(from, to), {
+      const x8 = fp8.forward(rows, logits);
+      fp8.backward({ logits, targets: ids, inverseCount, losses: into }, x8, dx!.rows(from, to), {
         gradient: dWeight!,
         accumulate: from > 0,
       });
+      return;
+    }
+    linearInto(device, rows, weight, logits);
+    if (!dx && !dWeight) {
+      kernel.crossentropy_forward(logits, ids, into, null, to - from, vocab);
       return;
     }
     kernel.crossentropy_in_place(logits, ids, inverseCount, into, to - from, vocab);

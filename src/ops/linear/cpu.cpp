@@ -38,20 +38,26 @@ void pack_rows(const float* a, int64_t ld, int64_t rows, int64_t depth, float* o
 // One slab of depth for one block of rows and one panel. Columns past n go through a buffer: C has no padding.
 template <Into into>
 void multiply_panel(int64_t rows, const float* a, int64_t row, int64_t col, bool packed, const float* b, float* c,
-                    int64_t ldc, int64_t n, int64_t depth, const float* ahead) {
-  if (n == kPanel && !packed) return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth, ahead);
+                    int64_t ldc, int64_t n, int64_t depth, Ahead ahead, const float* plus) {
+  if (n == kPanel && !packed)
+    return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth, ahead, plus);
   float buffer[kTileRows * kPanel];
-  for (int64_t r = 0; r < rows; r += kTileRows, c += kTileRows * ldc, ahead += ahead_of_tile(depth)) {
+  for (int64_t r = 0; r < rows; r += kTileRows, c += kTileRows * ldc, ahead.panel += ahead_of_tile(depth)) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - r);
     const bool whole = n == kPanel;
     float* to = whole ? c : buffer;
     const int64_t ld = whole ? ldc : kPanel;
     if (!whole && into == Into::kAdd)
       for (int64_t i = 0; i < count; ++i) std::memcpy(buffer + i * kPanel, c + i * ldc, sizeof(float) * n);
-    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, to, ld, depth, ahead);
-    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, to, ld, depth, ahead);
-    if (!whole)
-      for (int64_t i = 0; i < count; ++i) std::memcpy(c + i * ldc, buffer + i * kPanel, sizeof(float) * n);
+    const float* added = whole && plus != nullptr ? plus + r * ldc : nullptr;
+    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, to, ld, depth, ahead, added);
+    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, to, ld, depth, ahead, added);
+    if (whole) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      if (plus != nullptr)
+        for (int64_t j = 0; j < n; ++j) buffer[i * kPanel + j] += plus[(r + i) * ldc + j];
+      std::memcpy(c + i * ldc, buffer + i * kPanel, sizeof(float) * n);
+    }
   }
 }
 
@@ -62,10 +68,20 @@ int64_t block_rows(int64_t m) {
   return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
 
-void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate) {
+// y += x, number by number.
+void add(const float* x, float* y, int64_t count) {
+  parallel_chunks(count, 1 << 15, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) y[i] += x[i];
+  });
+}
+
+// C [m, n] (+)= A B, then `plus` [m, n] is added unless null.
+void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate,
+             const float* plus = nullptr) {
   if (m == 0 || n == 0) return;
   if (depth == 0) {
     if (!accumulate) std::memset(c, 0, sizeof(float) * m * n);
+    if (plus != nullptr) add(plus, c, m * n);
     return;
   }
   const int64_t slabs = (depth + kDepthBlock - 1) / kDepthBlock;
@@ -102,11 +118,13 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
       }
       for (int64_t p = p0; p < p1; ++p) {
         const auto panel = [&](int64_t number, int64_t from) { return packed + (number * depth + from) * kPanel; };
-        const float* ahead = p + 1 < p1 ? panel(p + 1, k0) : panel(p0, k0 + size < depth ? k0 + size : 0);
+        const bool is_last = k0 + size == depth;
+        const Ahead ahead = {p + 1 < p1 ? panel(p + 1, k0) : panel(p0, is_last ? 0 : k0 + size), p == p0 && !pack_a};
         float* out = c + r0 * n + p * kPanel;
+        const float* added = plus != nullptr && is_last ? plus + r0 * n + p * kPanel : nullptr;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
         const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
-        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, ahead);
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, ahead, added);
       }
     }
   });
@@ -148,12 +166,9 @@ extern "C" {
 void linear_forward(const float* x, const float* w, float* y, int64_t rows, int64_t outputs, int64_t inputs,
                     int64_t accumulate, const float* residual) {
   const bool few = rows > 0 && rows <= kFewRows && inputs > 0 && outputs % kLanes == 0 && accumulate == 0;
-  if (few) product_few(x, w, y, rows, outputs, inputs);
-  else product({x, inputs, 1}, {w, 1, inputs}, y, rows, outputs, inputs, accumulate != 0);
-  if (residual == nullptr) return;
-  parallel_chunks(rows * outputs, 1 << 15, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) y[i] += residual[i];
-  });
+  if (!few) return product({x, inputs, 1}, {w, 1, inputs}, y, rows, outputs, inputs, accumulate != 0, residual);
+  product_few(x, w, y, rows, outputs, inputs);
+  if (residual != nullptr) add(residual, y, rows * outputs);
 }
 
 // dx [rows, inputs] (+)= dy [rows, outputs] w [outputs, inputs]

@@ -5,21 +5,21 @@
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
-import { Fp8Layer, Fp8Matrix, MULTIPLE, savesTime } from './fp8.js';
+import { codesOf, Fp8Layer, Fp8Matrix, isDivisible, savesTime } from './fp8.js';
 
 /** Products of fewer terms take as long as writing their results, in FP8 as in bf16. */
 const FEWEST_TERMS = 512;
 
 /** Whether the six products of `rows` rows save more time than the conversions around them take. */
 export function feedForwardPays(rows: number, hidden: number, dim: number): boolean {
-  if (![rows, hidden, dim].every((size) => size > 0 && size % MULTIPLE === 0) || dim < FEWEST_TERMS) return false;
-  // x and dy as in `layerPays`; SiLU is read once more in the forward pass.
-  const bytes = 12 * rows * dim + 2 * rows * hidden + 16 * hidden * dim;
+  if (!isDivisible(rows, hidden, dim) || dim < FEWEST_TERMS) return false;
+  // x as in `normedLayerPays`, dy as in `layerPays`; `up` is read once more for its rows' norms.
+  const bytes = 6 * rows * dim + 18 * hidden * dim;
   return savesTime(12 * rows * hidden * dim, bytes);
 }
 
 /**
- * `x` [rows, dim] bf16, weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
+ * `x` [rows, dim] of `fp8Rmsnorm`, weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
  * Without `computesResult` the result is not computed: only gradients pass through it.
  */
 export function fp8FeedForward(
@@ -31,11 +31,11 @@ export function fp8FeedForward(
 ): Tensor {
   const { device } = tape;
   const [hidden, dim] = up.shape;
-  const rows = x.size / dim;
+  const [rows] = x.shape;
   const inner = tape.empty([rows, hidden], 'bf16');
-  const first = new Fp8Layer(tape, x, up, inner, null);
+  const first = new Fp8Layer(tape, codesOf(x)!, up, inner, null);
   const layouts = { straight: computesResult, transposed: tape.recording };
-  const active = new Fp8Matrix(device, { kind: 'Silu', x: inner }, 'e4m3', layouts);
+  const active = new Fp8Matrix(device, { kind: 'Silu', x: inner }, 'e4m3', layouts, first.activationScale());
   const y = tape.empty([rows, dim], 'bf16');
   const second = new Fp8Layer(tape, active, down, computesResult ? y : null, residual);
   tape.record([x, up, down, residual], [y], [...first.saved, ...second.saved, inner], () => {

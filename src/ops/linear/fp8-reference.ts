@@ -52,12 +52,28 @@ export function fp8Scale(most: number, format: Fp8Format): number {
   return 2 ** Math.min(126, exact);
 }
 
-/** The values as a product sees them: rounded with one scale for all. NaN for all if one is not finite. */
-export function quantised(values: Float64Array, format: Fp8Format): Float64Array {
-  const most = values.reduce((top, value) => Math.max(top, Math.abs(value)), 0);
+/**
+ * The values as a product sees them: rounded with one scale for all, that of the largest magnitude or of a bound on it. NaN
+ * for all if one is not finite.
+ */
+export function quantised(values: Float64Array, format: Fp8Format, bound?: number): Float64Array {
+  const most = bound ?? values.reduce((top, value) => Math.max(top, Math.abs(value)), 0);
   if (!Number.isFinite(most)) return values.map(() => Number.NaN);
   const scale = fp8Scale(most, format);
   return values.map((value) => roundToFp8(value * scale, format) / scale);
+}
+
+/** A bound on the norms of rows [dim] that were divided by their rms and multiplied by `weight` [dim]. */
+export function normBound(weight: Float64Array): number {
+  return 1.001 * Math.sqrt(weight.length) * Math.max(...weight.map(Math.abs));
+}
+
+/** A bound on the magnitudes of silu(x wᵀ), for rows of x with norms up to `norm` and the rows of `w`, both in e4m3. */
+export function siluBound(norm: number, w: Float64Array, inputs: number): number {
+  let largest = 0;
+  for (let row = 0; row < w.length; row += inputs)
+    largest = Math.max(largest, Math.hypot(...w.subarray(row, row + inputs)));
+  return Math.max(0.28, 1.2 * norm * largest);
 }
 
 /** y = x wᵀ of a layer in FP8, and its two gradients, whose products have dy in e5m2. */

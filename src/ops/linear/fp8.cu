@@ -1,6 +1,6 @@
-// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix, or of SiLU and its gradient, its conversion
-// to e4m3 or e5m2, and the transposed copy that a product over the rows needs, because cuBLASLt multiplies FP8 only along
-// contiguous terms.
+// Matrices in FP8 for the tensor cores: the largest magnitude of a bf16 matrix and bounds on that of other matrices, the
+// conversion of a matrix, of SiLU and of its gradient to e4m3 or e5m2, and the transposed copy that a product over the rows
+// needs, because cuBLASLt multiplies FP8 only along contiguous terms.
 #include "fp8.cuh"
 
 // What is converted, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them. SOURCE is
@@ -74,16 +74,41 @@ extern "C" __global__ void fp8_slope_bound(const float* a, const float* b, float
   scale[0] = 1.65f * terms * a[0] * b[0];
 }
 
-constexpr int INVERSE = 4;  // index in a scale (fp8.ts has the same)
-constexpr int TILE = 128;  // rows and columns of a block's tile (fp8.ts has the same)
-
-// The byte b of four words as one word, for b = 0 ... 3.
-__device__ __forceinline__ void transpose_bytes(u32 (&to)[4], u32 a, u32 b, u32 c, u32 d) {
-  const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-  const u32 upper_ab = __byte_perm(a, b, 0x7362), upper_cd = __byte_perm(c, d, 0x7362);
-  to[0] = __byte_perm(ab, cd, 0x5410), to[1] = __byte_perm(ab, cd, 0x7632);
-  to[2] = __byte_perm(upper_ab, upper_cd, 0x5410), to[3] = __byte_perm(upper_ab, upper_cd, 0x7632);
+// scale[0] = a bound on the magnitudes of rows of `dim` numbers divided by their rms, times `weight` [dim], and on the
+// norm of such a row: the largest weight times the square root of dim. One warp.
+extern "C" __global__ void fp8_norm_bound(const float* weight, int dim, float* scale) {
+  u32 top = 0;
+  for (int i = threadIdx.x; i < dim; i += 32) {
+    const u32 size = __float_as_uint(weight[i]) & 0x7fffffffu;
+    if (size > top) top = size;
+  }
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) {
+    const u32 other = __shfl_xor_sync(~0u, top, s);
+    if (other > top) top = other;
+  }
+  if (threadIdx.x == 0) scale[0] = 1.001f * sqrtf((float)dim) * __uint_as_float(top);
 }
+
+// scale[0] = a bound on the magnitudes of silu(x wᵀ), for rows of x whose norms are at most x_scale[0] and w [rows, columns]:
+// the largest norm of a row of w times that of x. Codes of both round up by less than 1.07 each. Zero before; a warp takes
+// a row, and columns are a multiple of 8. |silu(u)| is at most |u| for positive u and 0.2785 for negative u.
+extern "C" __global__ void __launch_bounds__(256)
+fp8_silu_bound(const bf16* w, const float* x_scale, float* scale, i64 rows, i64 columns) {
+  const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  float squares = 0.0f;
+  for (i64 c = 8 * (threadIdx.x % 32); c < columns; c += 256) {
+    float v[8];
+    load(v, w + row * columns + c);
+#pragma unroll
+    for (int k = 0; k < 8; k++) squares += v[k] * v[k];
+  }
+  const float bound = 1.2f * x_scale[0] * sqrtf(warp_sum(squares));
+  if (threadIdx.x % 32 == 0) atomicMax((u32*)scale, __float_as_uint(bound < 0.28f ? 0.28f : bound));
+}
+
+constexpr int TILE = 128;  // rows and columns of a block's tile (fp8.ts has the same)
 
 // A tile of codes [rows, columns], written to `straight` as it is and to `transposed` [columns, rows], unless null. Rows
 // and columns are multiples of 16; read(row, column) fetches 8 columns of a row, code(that) has their codes. Four rows of
@@ -131,7 +156,7 @@ __device__ __forceinline__ void write_tile(i64 rows, i64 columns, u8* straight, 
   }
 }
 
-// The source [rows, columns] in codes. scale[0] is its largest magnitude; scale[INVERSE] = what codes are to be multiplied
+// The source [rows, columns] in codes. scale[0] is its largest magnitude or a bound on it; scale[INVERSE] = what codes are to be multiplied
 // by, NaN if the source holds an infinity or a NaN, so that the product shows it.
 template <class F>
 __device__ __forceinline__ void convert(const SOURCE& source, float* scale, u8* straight, u8* transposed, i64 rows,

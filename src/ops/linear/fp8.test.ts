@@ -8,12 +8,24 @@ import { cpu, cuda, rounded } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
-import { Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays } from './fp8.js';
+import { fp8Rmsnorm } from '../rmsnorm/op.js';
+import { rmsnormBackward, rmsnormForward } from '../rmsnorm/reference.js';
+import { codesOf, Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays, normedLayerPays } from './fp8.js';
 import { feedForwardPays, fp8FeedForward } from './fp8-mlp.js';
-import { type Fp8Format, fp8Linear, fp8Scale, fp8Value, quantised, roundToFp8 } from './fp8-reference.js';
+import {
+  type Fp8Format,
+  fp8Linear,
+  fp8Scale,
+  fp8Value,
+  normBound,
+  quantised,
+  roundToFp8,
+  siluBound,
+} from './fp8-reference.js';
 import { linear, stackedLinear } from './op.js';
 import { linearBackward, linearForward } from './reference.js';
 
+const EPSILON = 1e-5;
 const FORMATS: readonly Fp8Format[] = ['e4m3', 'e5m2'];
 
 describe.each(FORMATS)('%s', (format) => {
@@ -191,24 +203,99 @@ describe.each(DEVICES)('the bound of a slope on $name', ({ device }) => {
   });
 });
 
+describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
+  it.each([
+    [144, 80],
+    [80, 768],
+    [48, 1040],
+    [16, 2064], // longer than registers hold, so rounded to bf16 before
+  ])('has the codes of %i normalised rows of %i in both layouts, with the scale of a bound', (rows, dim) => {
+    const [x, weight] = [spread(rows * dim, 1), randomValues(dim, 2)];
+    const tape = new Tape(device());
+    const tx = tape.watch(tape.from(x, [rows, dim], 'bf16'));
+    const codes = codesOf(fp8Rmsnorm(tape, tx, tape.from(weight, [dim]), EPSILON))!;
+    expect(codes.scale.item(0)).toBeCloseTo(normBound(weight), 5);
+    const inverse = codes.scale.item(INVERSE);
+    expect(1 / inverse).toBe(fp8Scale(normBound(weight), 'e4m3'));
+    const straight = [...codes.straight!.readBytes()];
+    const values = Float64Array.from(straight, (code) => fp8Value(code, 'e4m3') * inverse);
+    // A row's rms in f32 puts a few numbers on the other side of a tie.
+    const expected = quantised(rmsnormForward(x, weight, EPSILON), 'e4m3', normBound(weight));
+    expect(relativeError(values, expected)).toBeLessThan(dim > 2048 ? 3e-2 : 3e-3);
+    expect([...codes.transposed!.readBytes()]).toEqual(
+      straight.map((_, i) => straight[(i % rows) * dim + Math.floor(i / rows)]),
+    );
+    codes.free();
+    tape.end();
+  });
+
+  it('reaches its bound where one number is all of a row, and shows what is not finite', () => {
+    const [rows, dim] = [16, 64];
+    for (const value of [1e4, Number.POSITIVE_INFINITY, Number.NaN]) {
+      const x = new Float64Array(rows * dim);
+      x[3 * dim + 5] = value;
+      const tape = new Tape(device(), { record: false });
+      const weight = tape.from(new Float64Array(dim).fill(-1.5), [dim]);
+      const codes = codesOf(fp8Rmsnorm(tape, tape.from(x, [rows, dim], 'bf16'), weight, EPSILON))!;
+      const code = codes.straight!.readBytes()[3 * dim + 5];
+      const found = fp8Value(code, 'e4m3') * codes.scale.item(INVERSE);
+      if (Number.isFinite(value)) expect(found).toBe(-12);
+      else expect(found).toBeNaN();
+      expect(codes.transposed).toBeNull();
+      codes.free();
+      tape.end();
+    }
+  });
+
+  it('is the input of a stacked layer, and gives the gradients of all', () => {
+    const [rows, outputs, inputs] = [32, 48, 64];
+    const [x, w, dy] = [spread(rows * inputs, 1), spread(outputs * inputs, 2), spread(rows * outputs, 3)];
+    const weight = randomValues(inputs, 4);
+    const before = device().pool.bytesInUse;
+    const tape = new Tape(device());
+    const tx = tape.watch(tape.from(x, [rows, inputs], 'bf16'));
+    const tn = tape.watch(tape.from(weight, [inputs]));
+    const part = tape.watch(tape.from(w, [outputs, inputs]));
+    const stacked = tape.from(w, [outputs, inputs], 'bf16');
+    const y = stackedLinear(tape, fp8Rmsnorm(tape, tx, tn, EPSILON), stacked, [part]);
+    const x8 = quantised(rmsnormForward(x, weight, EPSILON), 'e4m3', normBound(weight));
+    const [w8, dy8] = [quantised(w, 'e4m3'), quantised(dy, 'e5m2')];
+    expect(relativeError(y.read(), linearForward(x8, w8, rows, outputs, inputs))).toBeLessThan(5e-3);
+    tape.backward(y, dy);
+    const gradients = linearBackward(x8, w8, dy8, rows, outputs, inputs);
+    const normed = rmsnormBackward(x, weight, EPSILON, gradients.dx);
+    expect(relativeError(tape.gradient(part)!.read(), gradients.dw)).toBeLessThan(5e-3);
+    expect(relativeError(tape.gradient(tx)!.read(), normed.dx)).toBeLessThan(5e-3);
+    expect(relativeError(tape.gradient(tn)!.read(), normed.dWeight)).toBeLessThan(5e-3);
+    tape.end();
+    expect(device().pool.bytesInUse).toBe(before);
+  });
+});
+
 describe.each(DEVICES)('a feed-forward layer in FP8 on $name', ({ device }) => {
   it.each([false, true])('computes its result and all gradients (checkpointed: %s)', (isCheckpointed) => {
     const [rows, hidden, dim] = [144, 80, 48];
     const [x, r, dy] = [1, 2, 3].map((seed) => spread(rows * dim, seed));
     const [up, down] = [4, 5].map((seed) => rounded(randomValues(hidden * dim, seed), 'bf16'));
+    const norm = randomValues(dim, 6);
     const before = device().pool.bytesInUse;
     const tape = new Tape(device());
     const tx = tape.watch(tape.from(x, [rows, dim], 'bf16'));
     const tr = tape.watch(tape.from(r, [rows, dim], 'bf16'));
+    const tn = tape.watch(tape.from(norm, [dim]));
     const weights = {
       up: tape.watch(tape.from(up, [hidden, dim], 'bf16')),
       down: tape.watch(tape.from(down, [dim, hidden], 'bf16')),
     };
-    const layer = (inner: Tape) => fp8FeedForward(inner, tx, weights, tr, inner.computesResult);
+    const layer = (inner: Tape) =>
+      fp8FeedForward(inner, fp8Rmsnorm(inner, tx, tn, EPSILON), weights, tr, inner.computesResult);
     const y = isCheckpointed ? tape.checkpoint([tx, tr], layer) : layer(tape);
-    const [x8, up8, down8] = [x, up, down].map((values) => quantised(values, 'e4m3'));
+    const bound = normBound(norm);
+    const x8 = quantised(rmsnormForward(x, norm, EPSILON), 'e4m3', bound);
+    const [up8, down8] = [up, down].map((values) => quantised(values, 'e4m3'));
     const inner = rounded(linearForward(x8, up8, rows, hidden, dim), 'bf16');
-    const active = quantised(inner.map(silu), 'e4m3');
+    expect(siluBound(bound, up, dim)).toBeGreaterThan(Math.max(...inner.map((value) => Math.abs(silu(value)))));
+    const active = quantised(inner.map(silu), 'e4m3', siluBound(bound, up, dim));
     const expected = linearForward(active, down8, rows, dim, hidden).map((value, i) => value + r[i]);
     // A rounding of the inner result to the other side of a tie changes a code: 6 % of one number of many.
     expect(relativeError(y.read(), expected)).toBeLessThan(8e-3);
@@ -218,7 +305,9 @@ describe.each(DEVICES)('a feed-forward layer in FP8 on $name', ({ device }) => {
     const gradients = linearBackward(x8, up8, quantised(dInner, 'e5m2'), rows, hidden, dim);
     expect(relativeError(tape.gradient(weights.down)!.read(), outer.dw)).toBeLessThan(8e-3);
     expect(relativeError(tape.gradient(weights.up)!.read(), gradients.dw)).toBeLessThan(1.5e-2);
-    expect(relativeError(tape.gradient(tx)!.read(), gradients.dx)).toBeLessThan(1.5e-2);
+    const normed = rmsnormBackward(x, norm, EPSILON, gradients.dx);
+    expect(relativeError(tape.gradient(tx)!.read(), normed.dx)).toBeLessThan(1.5e-2);
+    expect(relativeError(tape.gradient(tn)!.read(), normed.dWeight)).toBeLessThan(1.5e-2);
     expect([...tape.gradient(tr)!.read()]).toEqual([...dy]);
     tape.end();
     expect(device().pool.bytesInUse).toBe(before);
@@ -244,6 +333,9 @@ describe('runtime.fp8', () => {
     expect(layerPays(65_536, 8192, 2048)).toBe(true);
     expect(layerPays(65_536, 2048, 2048)).toBe(true);
     expect(layerPays(65_536, 768, 768)).toBe(false);
+    expect(normedLayerPays(65_536, 1584, 768)).toBe(true);
+    expect(normedLayerPays(65_536, 1576, 768)).toBe(false); // not a multiple of 16
+    expect(normedLayerPays(65_536, 512, 512)).toBe(false);
     expect(feedForwardPays(65_536, 3072, 768)).toBe(true);
     expect(feedForwardPays(65_536, 1024, 256)).toBe(false);
     expect(feedForwardPays(65_528, 3072, 768)).toBe(false); // not a multiple of 16
@@ -267,7 +359,8 @@ describe('runtime.fp8', () => {
   }
 
   const FORWARD = ['e4m3 e4m3 fast', 'e4m3 e4m3 fast'];
-  const BACKWARD = new Array(4).fill('e5m2 e4m3');
+  /** The sums of a weight's gradient are long, those of an input's gradient have a term for every output. */
+  const BACKWARD = ['e5m2 e4m3 fast', 'e5m2 e4m3', 'e5m2 e4m3 fast', 'e5m2 e4m3'];
 
   it('is used in the forward and in the backward pass', () => {
     expect(products(new Products(), {})).toEqual([...FORWARD, ...BACKWARD]);

@@ -15,6 +15,13 @@ const ARCHITECTURE = 89;
 export const MULTIPLE = 16;
 /** Rows and columns of a block's tile (fp8.cu has the same). */
 const TILE = 128;
+/**
+ * Sums of more terms than this are added up exactly in the backward pass. Fast accumulation keeps about 14 bits: an error
+ * of 1e-3, far below that of e5m2's two bits, but it grows with the terms and is always towards zero.
+ */
+const MOST_FAST_TERMS = 2048;
+/** Rows of a weight that a block takes at a time to bound their norms, one per warp. */
+const ROWS_PER_BLOCK = 8;
 /** Index in a scale of what codes are multiplied by: cuBLASLt refuses products whose factor is not aligned to 16 bytes. */
 export const INVERSE = 4;
 
@@ -44,11 +51,24 @@ export function savesTime(operations: number, bytes: number): boolean {
   return operations * (1 / BF16_RATE - 1 / FP8_RATE) > (WORTH * bytes) / BANDWIDTH;
 }
 
+/** Whether all sizes of a product suit FP8. */
+export function isDivisible(...sizes: readonly number[]): boolean {
+  return sizes.every((size) => size > 0 && size % MULTIPLE === 0);
+}
+
 /** Whether a layer [outputs, inputs] over `rows` rows is computed in FP8: all three products or none. */
 export function layerPays(rows: number, outputs: number, inputs: number): boolean {
-  if (![rows, outputs, inputs].every((size) => size > 0 && size % MULTIPLE === 0)) return false;
+  if (!isDivisible(rows, outputs, inputs)) return false;
   // x and dy are read for their maximum, read again and written in both layouts; the weight once more.
   const bytes = 6 * rows * (outputs + inputs) + 8 * outputs * inputs;
+  return savesTime(6 * rows * outputs * inputs, bytes);
+}
+
+/** The same of a layer whose input is in FP8 alone (`fp8Rmsnorm`). */
+export function normedLayerPays(rows: number, outputs: number, inputs: number): boolean {
+  if (!isDivisible(rows, outputs, inputs)) return false;
+  // The codes of x have the bytes of the norm's result in bf16.
+  const bytes = 6 * rows * outputs + 8 * outputs * inputs;
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
@@ -58,6 +78,16 @@ export interface Fp8Source {
   readonly x: Tensor;
   /** The gradient of SiLU's result. */
   readonly dy?: Tensor | null;
+}
+
+/** How a matrix comes to its codes. */
+export interface Fp8Writer {
+  readonly rows: number;
+  readonly columns: number;
+  /** A new scale with the largest magnitude, or a bound on it, at 0. */
+  scale(): Tensor;
+  /** Writes the codes in the layouts that the matrix has, and `INVERSE` of its scale. */
+  write(matrix: Fp8Matrix): void;
 }
 
 /** Codes [rows, columns] of one byte, in the layouts that were asked for, and their scale. */
@@ -72,31 +102,25 @@ export class Fp8Matrix {
   readonly transposed: Tensor<'i32'> | null;
 
   /**
-   * Converts a bf16 tensor, seen as [rows, columns], of whole multiples of 16. `scale` is that of an earlier conversion of
-   * the same values, or has a bound on them at 0.
+   * `from` has whole multiples of 16 as sizes; a tensor is bf16 and seen as [rows, columns]. `scale` is that of an earlier
+   * conversion of the same values, or has a bound on them at 0.
    */
   constructor(
     device: Device,
-    from: Tensor | Fp8Source,
+    from: Tensor | Fp8Source | Fp8Writer,
     format: Fp8Format,
     layouts: { readonly straight?: boolean; readonly transposed?: boolean },
     scale: Tensor | null = null,
   ) {
-    const cuda = cudaRuntime(device)!;
-    const source: Fp8Source = from instanceof Tensor ? { kind: 'Plain', x: from } : from;
-    const { x, dy = null } = source;
-    this.columns = x.shape[x.shape.length - 1];
-    this.rows = x.size / this.columns;
+    const source = from instanceof Tensor ? ({ kind: 'Plain', x: from } as const) : from;
+    const writer = 'write' in source ? source : conversion(device, source);
     this.format = format;
-    this.scale = scale ?? largest(cuda, device, source);
-    this.straight = layouts.straight ? codes(device, x.size) : null;
-    this.transposed = layouts.transposed ? codes(device, x.size) : null;
-    fp8Code(cuda, source.kind).launch(
-      `fp8_${format}`,
-      tiles(this.rows, this.columns),
-      ...[x, dy, this.scale, this.straight && this.rowMajor, this.transposed && this.columnMajor],
-      ...[this.rows, this.columns],
-    );
+    this.rows = writer.rows;
+    this.columns = writer.columns;
+    this.scale = scale ?? writer.scale();
+    this.straight = layouts.straight ? codes(device, this.rows * this.columns) : null;
+    this.transposed = layouts.transposed ? codes(device, this.rows * this.columns) : null;
+    writer.write(this);
   }
 
   /** What codes are multiplied by, one f32 on the device. */
@@ -121,6 +145,24 @@ export class Fp8Matrix {
   }
 }
 
+/** Codes of tensors that have no values of their own. */
+const codesByTensor = new WeakMap<Tensor['storage'], Fp8Matrix>();
+
+/**
+ * Makes `x` a tensor in FP8 alone: it stands for `codes` on the tape, which holds its gradient, and its own memory is given
+ * up. The codes are in both layouts, the transposed one if the tape records; the layer that takes them frees them.
+ */
+export function inFp8Alone(tape: Tape, x: Tensor, codes: Fp8Matrix): Tensor {
+  codesByTensor.set(x.storage, codes);
+  tape.drop(x);
+  return x;
+}
+
+/** The codes of a tensor in FP8 alone; null of any other. */
+export function codesOf(x: Tensor): Fp8Matrix | null {
+  return codesByTensor.get(x.storage) ?? null;
+}
+
 function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
   return cuda.compile(new URL('./fp8.cu', import.meta.url), { SOURCE: source });
 }
@@ -130,14 +172,35 @@ export function codes(device: Device, count: number): Tensor<'i32'> {
   return Tensor.empty(device, [count / 4], 'i32');
 }
 
+/** A scale with a bound on rows of `dim` numbers that have been normalised with `weight` f32 [dim]. */
+export function normScale(device: Device, weight: Tensor): Tensor {
+  const scale = Tensor.empty(device, [8]);
+  fp8Code(cudaRuntime(device)!).launch('fp8_norm_bound', { grid: 1, block: 32 }, weight, weight.size, scale);
+  return scale;
+}
+
 function tiles(rows: number, columns: number) {
   return { grid: [Math.ceil(columns / TILE), Math.ceil(rows / TILE)] as const, block: 256 };
 }
 
-function largest(cuda: CudaRuntime, device: Device, { kind, x, dy = null }: Fp8Source): Tensor {
-  const scale = Tensor.zeros(device, [8]);
-  fp8Code(cuda, kind).launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
-  return scale;
+function conversion(device: Device, { kind, x, dy = null }: Fp8Source): Fp8Writer {
+  const cuda = cudaRuntime(device)!;
+  const code = fp8Code(cuda, kind);
+  const columns = x.shape[x.shape.length - 1];
+  const rows = x.size / columns;
+  return {
+    rows,
+    columns,
+    scale: () => {
+      const scale = Tensor.zeros(device, [8]);
+      code.launch('fp8_largest', strided(cuda, x.size / 8), x, dy, scale, x.size);
+      return scale;
+    },
+    write: (matrix) => {
+      const into = [matrix.straight && matrix.rowMajor, matrix.transposed && matrix.columnMajor];
+      code.launch(`fp8_${matrix.format}`, tiles(rows, columns), x, dy, matrix.scale, ...into, rows, columns);
+    },
+  };
 }
 
 /** Codes [rows, columns], whose rows begin `stride` bytes apart, as [columns, rows]. */
@@ -195,6 +258,19 @@ export class Fp8Layer {
   }
 
   /**
+   * A scale for SiLU of y, from a bound, where x was normalised (`normScale`): the largest magnitude would cost a pass over y. The bound is
+   * above it by a factor of 6 or so, and e4m3 keeps its three bits over 15 powers of two.
+   */
+  activationScale(): Tensor {
+    const { outputs, inputs } = this.#sizes;
+    const scale = Tensor.zeros(this.#device, [8]);
+    const shape = { grid: Math.ceil(outputs / ROWS_PER_BLOCK), block: 32 * ROWS_PER_BLOCK };
+    const code = fp8Code(cudaRuntime(this.#device)!);
+    code.launch('fp8_silu_bound', shape, this.#weight, this.#x.scale, scale, outputs, inputs);
+    return scale;
+  }
+
+  /**
    * A scale for SiLU's gradient of dx = dy w, from a bound: `dy` and the weight are known, and e5m2 has range to spare.
    * The largest magnitude would cost a pass over dx and over SiLU's input.
    */
@@ -220,7 +296,7 @@ export class Fp8Layer {
       const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
       cuda.matrixProduct({
         ...{ a: dy8.rowMajor, b: w.columnMajor, d: dx.gradient, m: rows, n: inputs, k: outputs, transposeB: true },
-        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: false } },
+        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: outputs <= MOST_FAST_TERMS } },
       });
       w.transposed!.free();
     }

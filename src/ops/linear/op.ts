@@ -6,7 +6,7 @@ import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
-import { fp8Layer } from './fp8.js';
+import { codesOf, Fp8Layer, fp8Layer } from './fp8.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
 export const signatures = {
@@ -71,7 +71,8 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   const filled = parts.reduce((total, part) => total + part.shape[0], 0);
   if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
   const y = tape.empty([rows, outputs], x.dtype);
-  const fp8 = fp8Layer(tape, x, stacked, y);
+  const codes = codesOf(x);
+  const fp8 = codes ? new Fp8Layer(tape, codes, stacked, y, null) : fp8Layer(tape, x, stacked, y);
   if (!fp8) linearInto(tape.device, x, stacked, y);
   tape.record([x, ...parts], [y], fp8?.saved ?? [x, stacked], () => {
     const dy = tape.gradient(y);

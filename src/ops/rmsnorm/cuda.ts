@@ -1,6 +1,7 @@
 import { aligned, byDtype, partialSums, wide } from '../../device/cuda/elements.js';
 import { type CudaCode, type CudaRuntime, f32 } from '../../device/cuda/runtime.js';
 import type { Addressable, Kernels } from '../../device/device.js';
+import type { Fp8Matrix } from '../linear/fp8.js';
 import type { signatures } from './op.js';
 
 /** Rows that one partial sum of the weight's gradient covers at least; a block of the backward pass makes one. */
@@ -14,6 +15,11 @@ const SMALLEST_BLOCK = 256;
 const REGISTERS_FOR_THREE = 60;
 /** Many more blocks than run at once: the last ones then end close together. */
 const MOST_FORWARD_BLOCKS = 64;
+
+/** The longest rows whose codes are written as they are normalised: four of them are in a warp's registers. */
+export const MOST_CODED_COLUMNS = 2048;
+/** Rows of a block by the length of rows: their codes are in shared memory. */
+const codedRows = (columns: number) => (columns <= 1024 ? 64 : 32);
 
 interface Variant {
   readonly code: CudaCode;
@@ -72,4 +78,21 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
       if (dWeight) code.launch('rmsnorm_weight', partialSums(dim), partial, partials, dWeight, dim, accumulateWeight);
     },
   };
+}
+
+/** The normalised rows of x bf16 in codes (fp8.cu), and their `inverseRms`; a bound is in the scale. */
+export function writeNormCodes(
+  cuda: CudaRuntime,
+  { x, weight, inverseRms }: Record<'x' | 'weight' | 'inverseRms', Addressable>,
+  matrix: Fp8Matrix,
+  epsilon: number,
+): void {
+  const { rows, columns, scale } = matrix;
+  const together = codedRows(columns);
+  const macros = { VECTORS: Math.ceil(columns / 256), ROWS: together };
+  const shape = { grid: Math.ceil(rows / together), block: 256, shared: columns * together };
+  const into = [matrix.straight && matrix.rowMajor, matrix.transposed && matrix.columnMajor];
+  cuda
+    .compile(new URL('./fp8.cu', import.meta.url), macros)
+    .launch('rmsnorm_codes', shape, x, weight, scale, inverseRms, ...into, rows, columns, f32(epsilon));
 }

@@ -1,9 +1,11 @@
 /** RMSNorm over the last dimension: y = x / sqrt(mean(x²) + epsilon) * weight. */
+import { cudaRuntime } from '../../device/cuda/runtime.js';
 import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
-import { CUDA_ROWS_PER_PARTIAL, launchers } from './cuda.js';
+import { Fp8Matrix, type Fp8Writer, inFp8Alone, normScale } from '../linear/fp8.js';
+import { CUDA_ROWS_PER_PARTIAL, launchers, MOST_CODED_COLUMNS, writeNormCodes } from './cuda.js';
 
 export const signatures = {
   rmsnorm_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32'],
@@ -16,12 +18,39 @@ const ROWS_PER_PARTIAL = { cpu: 256, cuda: CUDA_ROWS_PER_PARTIAL };
 
 /** `x` [rows, dim], `weight` f32 [dim]. */
 export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
+  return normalise(tape, x, weight, epsilon).y;
+}
+
+/**
+ * The same in FP8 alone, on a GPU: the layers of its gradient take it. |y| has a bound, so nothing is read for its largest
+ * magnitude. `x` is bf16, its sizes multiples of 16.
+ */
+export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
+  const { device } = tape;
+  const [rows, columns] = x.shape;
+  const isLong = columns > MOST_CODED_COLUMNS;
+  const { y, inverseRms } = normalise(tape, x, weight, epsilon, isLong);
+  const writer: Fp8Writer = {
+    rows,
+    columns,
+    scale: () => normScale(device, weight),
+    write: (matrix) => writeNormCodes(cudaRuntime(device)!, { x, weight, inverseRms }, matrix, epsilon),
+  };
+  const layouts = { straight: true, transposed: tape.recording };
+  const codes = isLong
+    ? new Fp8Matrix(device, y, 'e4m3', layouts, writer.scale())
+    : new Fp8Matrix(device, writer, 'e4m3', layouts);
+  return inFp8Alone(tape, y, codes);
+}
+
+/** Without `computesResult` results are only allocated. */
+function normalise(tape: Tape, x: Tensor, weight: Tensor, epsilon: number, computesResult = true) {
   const [rows, dim] = expectFloats('rmsnorm: x', x, [-1, -1]);
   expectShape('rmsnorm: weight', weight, [dim]);
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, dim], x.dtype);
   const inverseRms = tape.empty([rows]);
-  kernel.rmsnorm_forward(x, weight, y, inverseRms, rows, dim, epsilon);
+  if (computesResult) kernel.rmsnorm_forward(x, weight, y, inverseRms, rows, dim, epsilon);
   tape.record([x, weight], [y, inverseRms], [x, weight, inverseRms], () => {
     const dy = tape.gradient(y);
     if (!dy) return;
@@ -43,5 +72,5 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
     );
     partial.free();
   });
-  return y;
+  return { y, inverseRms };
 }

@@ -25,6 +25,20 @@ const BATCH_TILE = 16;
 const MOST_BATCH_TILES = 2;
 /** Rows of w in a tile of linear.cu. */
 const WEIGHT_TILE = 8;
+/** Tiles of a block in large batches at most, and 16-byte pieces of w in the registers of a thread at most. */
+const MOST_TILES = 4;
+const MOST_PIECES = 24;
+
+/**
+ * Tiles of a block in batches that several blocks share out. Each block reads its rows of x anew, which with few tiles is
+ * most of the traffic; sums do not depend on it.
+ */
+function largeBatchTiles(inputs: number): number {
+  const pieces = Math.ceil(inputs / 256);
+  let tiles = MOST_TILES;
+  while (tiles > 1 && tiles * pieces > MOST_PIECES) tiles /= 2;
+  return tiles;
+}
 
 /** Heads that a block of `step_heads` takes, a warp for each. */
 const WARPS_OF_HEADS = 4;
@@ -41,7 +55,7 @@ export interface StepLinear {
   readonly residual?: Tensor;
   /** A second layer over the same x; its result is f32. */
   readonly also?: { readonly weight: Tensor; readonly y: Tensor };
-  /** Tiles per block: more for weights with many rows. */
+  /** Tiles per block in small batches: more for weights with many rows. */
   readonly tiles: number;
 }
 
@@ -220,9 +234,11 @@ export class StepKernels {
     );
   }
 
-  linear({ x, weight, y, norm, activation = 'none', residual, also, tiles }: StepLinear): void {
+  linear({ x, weight, y, norm, activation = 'none', residual, also, tiles: fewest }: StepLinear): void {
     const [rows, inputs] = weight.shape;
     const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
+    const isLarge = this.#batch > MOST_BATCH_TILES * BATCH_TILE;
+    const tiles = isLarge ? Math.max(fewest, largeBatchTiles(inputs)) : fewest;
     const results = activation === 'swiglu' ? rows / 2 : rows;
     const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
     const all = count(results) * (activation === 'swiglu' ? 2 : 1) + count(also?.weight.shape[0] ?? 0);
