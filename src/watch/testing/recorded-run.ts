@@ -1,7 +1,8 @@
 /** Runs made for tests: heartbeats written by the real writer with a clock of the test's own. */
 import { writeFileSync } from 'node:fs';
 import { ownIdentity } from '../../process-identity.js';
-import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../../run/logs/heartbeat.js';
+import type { HeartbeatFields, SectionName } from '../../run/logs/heartbeat.js';
+import { type Log, openHeartbeats, openSection } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
 
 /** A step of a healthy run at the given number. */
@@ -39,15 +40,15 @@ export class RecordedRun {
   /** Seconds since 1970; the test moves it. */
   now: number;
   readonly #start: number;
-  readonly #writer: HeartbeatWriter;
-  #sections: SectionWriter | undefined;
+  readonly #writer: Log<HeartbeatFields>;
+  #sections: ReturnType<typeof openSection> | undefined;
 
   constructor(dir: string, { now = 1_700_000_000, rank = 0 } = {}) {
     this.dir = dir;
     this.rank = rank;
     this.now = now;
     this.#start = now;
-    this.#writer = new HeartbeatWriter(runPaths(dir).heartbeat(rank), rank, {
+    this.#writer = openHeartbeats(runPaths(dir).heartbeat(rank), rank, {
       clock: () => this.now * 1000,
       now: () => 0, // a write that takes long on a busy machine must not hold lines back: the test reads them at once
     });
@@ -72,10 +73,10 @@ export class RecordedRun {
 
   /** Enters a section now. */
   section(name: SectionName, step: number): void {
-    this.#sections ??= new SectionWriter(runPaths(this.dir).section(this.rank), this.rank, {
+    this.#sections ??= openSection(runPaths(this.dir).section(this.rank), this.rank, {
       clock: () => this.now * 1000,
     });
-    this.#sections.enter(name, step);
+    this.#sections.write({ section: name, step });
   }
 
   /** A lock as a process of this machine would hold it since `start`: this test's own, or one that is gone. */
