@@ -34,7 +34,7 @@ export function openEventFile(folder: string, at: number): AppendFile {
 }
 
 /** `ts` in seconds since 1970. */
-export function encodeEvent(event: TensorboardEvent, ts: number): Buffer {
+export function encodeEvent(event: TensorboardEvent, ts: number): Uint8Array {
   return frame(Buffer.concat([double(EVENT_WALL_TIME, ts), varintField(EVENT_STEP, event.step), content(event)]));
 }
 
