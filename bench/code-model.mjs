@@ -55,6 +55,13 @@ function collect(folder) {
     tokens_per_s: median(rows.map((row) => row[3])),
     training_loss: rows.filter((_, i) => i % every === 0 || i === rows.length - 1).map(([step, loss]) => [step, loss]),
     validation_loss: csv('val.csv').map(([step, loss]) => [step, loss]),
+    short_sequences: existsSync(path('short-val.csv'))
+      ? {
+          train: parse(readFileSync(path('short-config.yaml'), 'utf8')).train,
+          tokens_per_s: median(csv('short-training.csv').map((row) => row[3])),
+          validation_loss: csv('short-val.csv').map(([step, loss]) => [step, loss]),
+        }
+      : undefined,
     stopped_and_resumed: existsSync(path('train-1.txt'))
       ? /stopped after step \d+ by SIGTERM/.exec(readFileSync(path('train-1.txt'), 'utf8'))?.[0]
       : undefined,
@@ -100,6 +107,7 @@ function page(isCheck) {
   const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
   const parts = {
     corpus: corpusTable(run),
+    short: shortTable(run),
     training: trainingTable(run),
     seeds: seedTable(seeds),
     positions: positionTable(run),
@@ -218,10 +226,25 @@ function trainingTable({ validation_loss: rows, steps, tokens, tokens_per_s: spe
   return [
     `${count(parameters)} parameters, ${count(steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
     '',
-    table(
-      ['step', 'tokens', 'validation loss'],
-      thinned(rows, 8).map(([step, loss]) => [count(step), `${((step * perStep) / 1e6).toFixed(0)}M`, loss.toFixed(3)]),
-    ),
+    lossTable(rows, perStep),
+  ].join('\n');
+}
+
+function lossTable(rows, perStep) {
+  return table(
+    ['step', 'tokens', 'validation loss'],
+    thinned(rows, 8).map(([step, loss]) => [count(step), `${((step * perStep) / 1e6).toFixed(0)}M`, loss.toFixed(3)]),
+  );
+}
+
+function shortTable({ short_sequences: short }) {
+  if (!short) return 'Not measured yet.';
+  const { train, validation_loss: rows, tokens_per_s: speed } = short;
+  const perStep = train.batch_size * train.seq_len;
+  return [
+    `${count(train.steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
+    '',
+    lossTable(rows, perStep),
   ].join('\n');
 }
 
@@ -248,15 +271,16 @@ function seedTable({ runs }) {
   return table(['seed', 'NSA', 'dense', 'difference'], rows);
 }
 
-function positionTable({ branches: [positions], settings }) {
+function positionTable({ branches: [positions], positions_after_fine_tune: after, settings }) {
   const trained = Number(settings.train.seq_len);
+  const later = after?.by_position ?? [];
   return table(
-    ['tokens of context', 'targets', 'loss'],
+    ['tokens of context', 'targets', 'loss', 'after the fine-tune'],
     positions.by_position
       .filter(({ to }) => to >= FIRST_POSITION)
       .map(({ from, to, targets, loss }) => [
         `${count(from)} to ${count(to)}${from > trained ? ' (longer than trained)' : ''}`,
-        ...[count(targets), loss.toFixed(3)],
+        ...[count(targets), loss.toFixed(3), later.find((row) => row.to === to)?.loss.toFixed(3) ?? ''],
       ]),
   );
 }

@@ -3,8 +3,9 @@
 //   npm run build && node scripts/files-crossed.mjs [--functions]
 //
 // A file counts if one of its functions ran in the span, on the main thread, on the CPU, after a warm-up. The span of a step
-// is from one record of a step to the next, files of the run included. Operations are counted apart: a step and a token
-// call each of them, so `ops`, `tensor` and `device` are as many files as a model has operations.
+// is from one record of a step to the next, until records are handed to the log thread; its formats and files
+// (src/run/logs) are not counted. Operations are counted apart: a step and a token call each of them, so `ops`, `tensor`
+// and `device` are as many files as a model has operations.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { Session } from 'node:inspector';
 import { tmpdir } from 'node:os';

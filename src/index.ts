@@ -127,7 +127,7 @@ export type { AttentionStatistics, Observed as StepObservations } from './train/
 export type { RunCallbacks, TrainOptions, TrainResult, TrainStatus } from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
 export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export type { SignalSource } from './train/signals.js';
+export type { SignalSource } from './train/requests.js';
 export type { GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,

@@ -35,8 +35,3 @@ export function indexOfMax(values: ArrayLike<number>): number {
   for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;
   return best;
 }
-
-/** The memory of a typed array as bytes, without a copy. */
-export function bytesOf(array: ArrayBufferView): Uint8Array {
-  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
-}

@@ -1,7 +1,10 @@
 // The retrieval task of retrieval.mjs: code with assignments in it, and questions for their values further on.
 //
-//   # key: amber48213      an assignment of the value 48213 to the key amber, between two lines of the code
-//   # again: amber48213    a question: the digits are the answer
+//   # key: amber482      an assignment of the value 482 to the key amber, between two lines of the code
+//   # again: amber482    a question: the digits are the answer
+//
+// Values are the numbers of three digits that are one token, where the tokenizer has such: a second token would have to be
+// found by the name two tokens back, which is a search of its own.
 //
 // A passkey is the only assignment of a sequence. Training sequences also repeat pieces of their own code.
 
@@ -9,12 +12,14 @@
 const NAMES = 2048;
 const PASSKEY = 'password';
 /** Largest share of a training sequence that is assignments and questions. */
-const MOST_LINES = 0.35;
+const MOST_LINES = 0.45;
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
-const REPEATED = 0.2;
+const REPEATED = 0.1;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
-/** Shortest distance between an assignment and its question, in tokens of the code. */
-const NEAREST = 32;
+/** Sequences shorter than this have no room for repeated code. */
+const SHORTEST_REPEATED = 512;
+/** Shortest distance between an assignment and its question, in tokens of the code: as a share of the sequence, and at most. */
+const NEAREST = { share: 1 / 16, most: 32 };
 /** Share of training sequences with few assignments. */
 const SPARSE_SHARE = 0.25;
 
@@ -33,6 +38,8 @@ export function random(seed) {
 export class RetrievalTask {
   #tokenizer;
   #names;
+  /** Tokens of each value. */
+  #values;
   /** By token: whether its text ends a line. */
   #endsLine;
   #newline;
@@ -45,6 +52,9 @@ export class RetrievalTask {
     this.#tokenizer = tokenizer;
     this.#names = names;
     this.#newline = this.#encode('\n');
+    const values = Array.from({ length: 900 }, (_, i) => this.#encode(String(100 + i)));
+    const shortest = Math.min(...values.map((value) => value.length));
+    this.#values = values.filter((value) => value.length === shortest);
     const { assignment, question } = this.#pair(names[0], () => 0.5);
     this.#tokensPerPair = assignment.length + 2 * question.length;
     this.#endsLine = Uint8Array.from({ length: tokenizer.vocabSize }, (_, id) =>
@@ -52,34 +62,40 @@ export class RetrievalTask {
     );
   }
 
+  /** Largest number of assignments in a training sequence. */
+  mostPairs(length) {
+    return Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+  }
+
   /**
    * A training sequence of `length` tokens and one more: assignments anywhere, each asked for twice or more, at distances
    * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens.
    */
   trainingSequence(code, length, textShare, draw) {
-    const most = Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+    const most = this.mostPairs(length);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
     const pairs = this.#pairs(count - 1, draw);
     pairs.push(this.#pair(PASSKEY, draw));
     const lines = [];
-    const pieces = Array.from(
-      { length: Math.max(1, Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most))) },
-      () => Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
+    const nearest = Math.min(NEAREST.most, NEAREST.share * length);
+    const repeated = length < SHORTEST_REPEATED ? 0 : Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most));
+    const pieces = Array.from({ length: repeated }, () =>
+      Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
     );
     const inserted =
       pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0) +
       pieces.reduce((sum, size) => sum + size, 0);
     const room = length + 1 - inserted;
     for (const pair of pairs) {
-      const at = draw() * (room - 2 * NEAREST);
+      const at = draw() * (room - 2 * nearest);
       lines.push({ at, tokens: pair.assignment, pair });
-      for (const distance of distances(room - at, draw))
+      for (const distance of distances(nearest, room - at, draw))
         lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
     }
     for (const size of pieces) {
-      const from = Math.floor(draw() * (room - size - NEAREST));
-      const [, distance] = distances(room - from - size, draw);
+      const from = Math.floor(draw() * (room - size - nearest));
+      const [, distance] = distances(nearest, room - from - size, draw);
       const tokens = [...code.subarray(from, from + size - 1), ...this.#newline];
       lines.push({ at: from + size + distance, tokens, answer: size - 1 - PIECE.uncounted });
     }
@@ -157,7 +173,7 @@ export class RetrievalTask {
   }
 
   #pair(name, draw) {
-    const value = this.#encode(String(10_000 + Math.floor(draw() * 90_000)));
+    const value = this.#values[Math.floor(draw() * this.#values.length)];
     const line = (start) => [...this.#encode(start), ...value, ...this.#newline];
     return { assignment: line(`# key: ${name}`), question: line(`# again: ${name}`), answerLength: value.length };
   }
@@ -184,9 +200,9 @@ export function namesOf(tokenizer) {
   return [...words];
 }
 
-/** Two distances of at most `farthest` tokens: one anywhere, one of any order of magnitude. */
-function distances(farthest, draw) {
-  return [NEAREST + draw() * (farthest - NEAREST), NEAREST * (farthest / NEAREST) ** draw()];
+/** Two distances from `nearest` to `farthest` tokens: one anywhere, one of any order of magnitude. */
+function distances(nearest, farthest, draw) {
+  return [nearest + draw() * (farthest - nearest), nearest * (farthest / nearest) ** draw()];
 }
 
 /** `count` different elements of a list, in random order. */

@@ -1,15 +1,16 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 256:800@16384,…,65536:200] [--advance 0.95] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw]
-//     [--search-steps 0] [--search-every 2]
+//     [--stages 512:3000@8192,…,65536:1000] [--advance 0.95] [--end-at 2] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw] [--muon-lr-ratio 2]
+//     [--search-steps 0] [--search-every 2] [--search-from 1]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
 // LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
-// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left. In the first
-// --search-steps, and in every --search-every-th step behind them (0: none), the selected branch is off, so that the compressed
-// branch learns to find the block (docs/guide/long-context.md). --stages none evaluates RUN as it is.
+// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left, and ends the
+// fine-tune when it finds the share --end-at. Search steps are the first --search-steps and every --search-every-th one behind
+// them (0: none) from stage --search-from on, counted from 0: only the compressed branch can find what they ask for, so that it
+// learns to (docs/guide/long-context.md). --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
 // Writes DIR/model.safetensors and DIR/retrieval.json.
 import { mkdirSync, writeFileSync } from 'node:fs';
@@ -20,7 +21,8 @@ import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
 const STAGES =
-  '256:800@16384,512:500@16384,1024:300@16384,2048:150@32768,4096:150@32768,8192:80,16384:80,32768:60,65536:200';
+  '512:3000@8192,128+256+512+1024:600@16384,512+1024+2048+4096:700@32768,1024+2048+4096+8192:400,' +
+  '2048+4096+8192+16384:300,16384+32768:200,65536:1000';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -31,9 +33,12 @@ const { values } = parseArgs({
     lr: { type: 'string', default: '1e-3' },
     seconds: { type: 'string', default: '100000' },
     advance: { type: 'string', default: '0.95' },
+    'end-at': { type: 'string', default: '2' },
     optimizer: { type: 'string', default: 'muon' },
+    'muon-lr-ratio': { type: 'string', default: '2' },
     'search-steps': { type: 'string', default: '0' },
     'search-every': { type: 'string', default: '2' },
+    'search-from': { type: 'string', default: '1' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
@@ -48,14 +53,19 @@ for (const name of ['model', 'train', 'val', 'out'])
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
 const TEXT_SHARE = 0.02;
-/** Questions at the end of a key-value case, and tokens per assignment (at most 256 assignments). */
+/** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
+const MOST_ASSIGNMENTS = 256;
 const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
 /** Steps between checks of what was learned, and cases of a check. */
-const CHECK_EVERY = 25;
+const CHECK_EVERY = 50;
 const CHECK_CASES = 64;
+/** Share of values to be found by search alone before the next stage, where every block is selected. */
+const SEARCHED = 0.7;
+/** Share of the layers, the first ones, whose window stays on in a search step. */
+const LOCAL_LAYERS = 1 / 6;
 const WARMUP_STEPS = 20;
 /** Share of the fine-tune in which the learning rate decays. */
 const DECAY_SHARE = 0.3;
@@ -76,6 +86,7 @@ const result = {
   stages: values.stages,
   lr: number('lr'),
   optimizer: values.optimizer,
+  muon_lr_ratio: number('muon-lr-ratio'),
   search_steps: number('search-steps'),
   search_every: number('search-every'),
   seed,
@@ -111,7 +122,7 @@ async function fineTune() {
   const config = parseConfig({
     ...{ model: modelKeys, nsa, data: { ...data, source: 'synthetic', path: null, val_path: null } },
     runtime: { ...runtime, precision: model.dtype === 'bf16' ? 'bf16' : 'fp32' },
-    train: { steps, optimizer: values.optimizer, weight_decay: 0.01 },
+    train: { steps, optimizer: values.optimizer, muon_lr_ratio: number('muon-lr-ratio'), weight_decay: 0.01 },
   });
   const source = startBatches({
     ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps },
@@ -124,29 +135,35 @@ async function fineTune() {
     return number('lr') * Math.min(1, step / WARMUP_STEPS, Math.max(0.02, left / DECAY_SHARE));
   };
   const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
-  const isSearch = (step) =>
-    step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0);
   const curve = [];
   let stage = 0;
+  const isSearch = (step) =>
+    stage >= number('search-from') &&
+    (step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0));
   let stepsOfStage = 0;
-  let switchOn = isSearch(1) ? switchOff('sel') : undefined;
+  let switchOn = isSearch(1) ? switchOff(isOffInSearch) : undefined;
   let sum = 0;
   for await (const { step, loss, tokensPerSecond } of trainer) {
     sum += loss;
     stepsOfStage++;
-    const isLast = step === steps || elapsed() > number('seconds');
+    let isLast = step === steps || elapsed() > number('seconds');
     if (switchOn !== undefined && (!isSearch(step + 1) || step % CHECK_EVERY === 0 || isLast)) switchOn = switchOn();
     if (step % CHECK_EVERY === 0 || isLast) {
       const length = Math.max(...stages[stage].lengths);
-      const found = await check(length);
+      const { found, selected } = await check(length);
+      // Where every block is selected, what is found says nothing of the search.
+      const isAllSelected = stage >= number('search-from') && length <= nsa.l_sel * nsa.n_sel;
+      const searched = isAllSelected ? await searchCheck(length) : null;
       const mean = sum / (step % CHECK_EVERY || CHECK_EVERY);
       sum = 0;
-      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)) });
+      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)), searched, selected });
       console.log(
-        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} % | ` +
+        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} %${searched === null ? '' : `, by search ${(100 * searched).toFixed(0)} %`}, selected ${selected.join(' ')} | ` +
           `${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
       );
-      const isLearned = found >= number('advance') || stepsOfStage >= stages[stage].steps;
+      isLast ||= stage + 1 === stages.length && found >= number('end-at');
+      const isFound = found >= number('advance') && (searched ?? 1) >= SEARCHED;
+      const isLearned = isFound || stepsOfStage >= stages[stage].steps;
       if (stage + 1 < stages.length && isLearned) {
         stage++;
         stepsOfStage = 0;
@@ -154,7 +171,7 @@ async function fineTune() {
       }
     }
     if (isLast) break;
-    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff('sel');
+    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff(isOffInSearch);
   }
   await source.close();
   trainer.free();
@@ -165,40 +182,61 @@ async function fineTune() {
   return curve;
 }
 
-/** Share of values found in other training code of this length: decides when the next stage begins. */
+/** Share of values found in other training code of this length, which decides when the next stage begins; by layer, the percentage of blocks selected. */
 async function check(length) {
   const draw = random(seed + 1);
   const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
-  const cell = { cases: 0, correct: 0, selected: 0 };
+  const cell = { cases: 0, correct: 0, selected: 0, layers: new Array(model.shape.nLayers).fill(0) };
   const sequences = [];
-  const asked = Math.min(ASKED, assignmentsIn(length));
+  // As many as in training, more than in the evaluation: with few of them any value is a good guess.
+  const count = Math.min(MOST_ASSIGNMENTS, task.mostPairs(length));
+  const asked = Math.min(ASKED, count);
   while (sequences.length * asked < CHECK_CASES) {
-    const { tokens, cases } = task.keyValue(loader.next().inputs, length, assignmentsIn(length), asked, draw);
+    const { tokens, cases } = task.keyValue(loader.next().inputs, length, count, asked, draw);
     sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
   }
   loader.close();
   answerAll(sequences);
-  return cell.correct / cell.cases;
+  return {
+    found: cell.correct / cell.cases,
+    selected: cell.layers.map((count) => Math.round((100 * count) / cell.cases)),
+  };
+}
+
+/** Share of values found as in a search step. */
+async function searchCheck(length) {
+  const switchOn = switchOff(isOffInSearch);
+  const { found } = await check(length);
+  switchOn();
+  return found;
 }
 
 function assignmentsIn(length) {
-  return Math.min(256, Math.floor(length / TOKENS_PER_ASSIGNMENT));
+  return Math.min(MOST_ASSIGNMENTS, Math.floor(length / TOKENS_PER_ASSIGNMENT));
 }
 
-/** Sets the gate of a branch to 0 in every layer; returns the function that restores it. */
-function switchOff(branch) {
-  const column = BRANCHES.indexOf(branch);
+/** Sets the gates of the branches for which `isOff(branch, layer)` to 0; returns the function that restores them. */
+function switchOff(isOff) {
   const biases = model.parameters.filter(({ name }) => name.endsWith('.gate.bias'));
   const before = biases.map(({ value }) => Float32Array.from(value.read()));
   const set = (valueAt) => {
-    for (const [i, parameter] of biases.entries()) {
+    for (const [layer, parameter] of biases.entries()) {
       const now = Float32Array.from(parameter.value.read());
-      parameter.value.write(now.map((bias, at) => (at % BRANCHES.length === column ? valueAt(i, at) : bias)));
+      const column = (at) => BRANCHES[at % BRANCHES.length];
+      parameter.value.write(now.map((bias, at) => (isOff(column(at), layer) ? valueAt(layer, at) : bias)));
       parameter.changed();
     }
   };
   set(() => -1e30);
-  return () => set((i, at) => before[i][at]);
+  return () => set((layer, at) => before[layer][at]);
+}
+
+/**
+ * What is off in a search step: the selected branch, and in the layers behind the first ones the window too. The first layers
+ * tell a token what stands before it, the others can find it by the compressed branch alone, at any distance.
+ */
+function isOffInSearch(branch, layer) {
+  return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
 }
 
 async function evaluateAll() {
@@ -206,7 +244,7 @@ async function evaluateAll() {
   const lengths = values.lengths.split(',').map(Number);
   const found = [];
   for (const without of [null, ...(values.without === '' ? [] : values.without.split(','))]) {
-    const switchOn = without === null ? undefined : switchOff(without);
+    const switchOn = without === null ? undefined : switchOff((branch) => branch === without);
     for (const length of lengths) found.push(...(await evaluateLength(length, without)));
     switchOn?.();
   }
@@ -277,11 +315,13 @@ function answer(sequences) {
   const rows = all.flatMap(({ start, at, length }) => Array.from({ length }, (_, i) => start + at - 1 + i));
   const hasSelected = new Array(all.length).fill(false);
   const observer = {
-    selected: (_layer, selected) => {
-      for (const [i, { start, at, factAt }] of all.entries()) {
-        if (hasSelected[i]) continue;
+    selected: (layer, selected) => {
+      for (const [i, { start, at, factAt, cell }] of all.entries()) {
+        if (hasSelected[i] && cell.layers === undefined) continue;
         const blocks = selected.rows(start + at - 1, start + at).read(); // [1, G, n_sel]
-        hasSelected[i] = blocks.includes(Math.floor(factAt / model.shape.nsa.lSel));
+        if (!blocks.includes(Math.floor(factAt / model.shape.nsa.lSel))) continue;
+        hasSelected[i] = true;
+        if (cell.layers !== undefined) cell.layers[layer]++;
       }
     },
   };

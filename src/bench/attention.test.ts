@@ -1,11 +1,11 @@
 import { describe, expect, it } from 'vitest';
+import { compressedPairs, densePairs, pairsOfBlocks, scorePairs, selectedPairs, windowPairs } from '../model/pairs.js';
 import { range } from '../ops/attention/branch-reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { cpu } from '../testing/devices.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type AttentionBench, type AttentionRow, benchLength, benchLinear, localBlocks } from './attention.js';
 import { countChoices } from './attention-fused.js';
-import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
 import { measure, median } from './timing.js';
 
 const SPARSE = { l: 8, d: 4, lSel: 16, nSel: 3, w: 24 };
@@ -24,17 +24,19 @@ describe('pairs', () => {
     expect(scorePairs(length, SPARSE)).toBe(
       sum(length, (t) => (Math.floor(t / 16) + 1 > 3 ? compressedCount(t + 1, 8, 4) : 0)),
     );
+    expect(selectedPairs(length, SPARSE)).toBe(sum(length, (t) => Math.min(2, Math.floor(t / 16)) * 16 + (t % 16) + 1));
+    expect(pairsOfBlocks(localBlocks(length, 1, SPARSE), 1, SPARSE)).toBe(selectedPairs(length, SPARSE));
   });
 
   it('of selected blocks stop at the token', () => {
     // Token 20 in block 1: all of block 0, five tokens of block 1; the second group has block 1 only.
     const selected = new Int32Array(21 * 2 * 3).fill(-1);
     selected.set([0, 1, -1, 1, -1, -1], 20 * 6);
-    expect(selectedPairs(selected, 2, SPARSE)).toBe((16 + 5 + 5) / 2);
+    expect(pairsOfBlocks(selected, 2, SPARSE)).toBe((16 + 5 + 5) / 2);
   });
 
   it('of local blocks are those of dense attention while all blocks fit', () => {
-    expect(selectedPairs(localBlocks(48, 2, SPARSE), 2, SPARSE)).toBe(densePairs(48));
+    expect(pairsOfBlocks(localBlocks(48, 2, SPARSE), 2, SPARSE)).toBe(densePairs(48));
     expect([...localBlocks(101, 1, SPARSE).subarray(-3)]).toEqual([0, 5, 6]);
     expect([...localBlocks(20, 1, SPARSE).subarray(-3)]).toEqual([0, 1, -1]);
   });

@@ -4,6 +4,7 @@
  * scores are computed again), 2 dk for the scores that rank blocks, where there are more blocks than slots.
  */
 import type { Device } from '../device/device.js';
+import { compressedPairs, densePairs, pairsOfBlocks, scorePairs, windowPairs } from '../model/pairs.js';
 import type { AttentionInputs } from '../ops/attention/branch.js';
 import { combine } from '../ops/attention/combine/op.js';
 import { compressedAttention } from '../ops/attention/compressed/op.js';
@@ -27,7 +28,6 @@ import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { fusedSubjects } from './attention-fused.js';
-import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
 import { type AttentionRow, benchSubject, type Subject, tapeSubject, type What } from './subject.js';
 import type { Budget } from './timing.js';
 
@@ -292,6 +292,6 @@ function pairsOfAll(selected: ArrayLike<number>, sequences: number, groups: numb
   const each = selected.length / sequences;
   const values = Int32Array.from(selected);
   let pairs = 0;
-  for (let i = 0; i < sequences; i++) pairs += selectedPairs(values.subarray(i * each, (i + 1) * each), groups, sparse);
+  for (let i = 0; i < sequences; i++) pairs += pairsOfBlocks(values.subarray(i * each, (i + 1) * each), groups, sparse);
   return pairs;
 }

@@ -3,12 +3,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
 import { type BaselineTask, type FromWorker, WORKER_MODULE } from '../data/pipeline/messages.js';
-import { createStreamLoader } from '../data/pipeline/stream-loader.js';
+import { StreamLoader } from '../data/pipeline/stream-loader.js';
 import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
-import { FetchTimes } from '../train/records.js';
+import { FetchTimes } from '../train/report.js';
 import { workerFile } from '../worker-file.js';
 
 export interface Rate {
@@ -35,7 +35,7 @@ export function openPrepared(folder: string, tokenizer: string, shape: BatchShap
 }
 
 export function openPipeline(spec: CorpusSpec, tokenizer: string, workers: number, shape: BatchShape) {
-  return createStreamLoader({
+  return new StreamLoader({
     spec,
     tokenizer,
     workers,

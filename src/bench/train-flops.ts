@@ -1,7 +1,6 @@
 /** FLOP of single kernel calls for the profile: what the kernel multiplies, recomputed scores included. */
+import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from '../model/pairs.js';
 import { headShapeOf, type ModelShape, sparseShapeOf } from '../model/shape.js';
-import { localBlocks } from './attention.js';
-import { compressedPairs, densePairs, scorePairs, selectedPairs, windowPairs } from './pairs.js';
 import type { CallFlops } from './train-profile.js';
 
 /** Attention has the same lengths in every call; linear layers have their sizes as arguments. */
@@ -22,8 +21,7 @@ export function kernelFlops(shape: ModelShape, lengths: readonly number[]): Call
     ...attention('dense', densePairs),
     ...attention('window', (length) => windowPairs(length, sparse.w)),
     ...attention('compressed', (length) => compressedPairs(length, sparse)),
-    // Independent of which blocks are selected: the current one is seen in part, all others whole.
-    ...attention('selected', (length) => selectedPairs(localBlocks(length, 1, sparse), 1, sparse)),
+    ...attention('selected', (length) => selectedPairs(length, sparse)),
     ['select_forward', 2 * dk * heads * total((length) => scorePairs(length, sparse))],
   ]);
   return (kernel, values) => {

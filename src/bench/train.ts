@@ -10,6 +10,7 @@ import type { Device } from '../device/device.js';
 import { trainingFlops } from '../model/flops.js';
 import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
+import { computeDtype } from '../model/shape.js';
 import { BatchUploader } from '../train/batches.js';
 import { createStepper } from '../train/device-stepper.js';
 import { createOptimizer, localContext, type Stepper } from '../train/step.js';
@@ -95,7 +96,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
   const shape = caseShape(benchCase);
   device.pool.trim();
   device.pool.resetPeak();
-  const dtype = runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
+  const dtype = computeDtype(runtime, device.kind);
   const model = new LanguageModel(device, shape, train.seed, dtype);
   const optimizer = createOptimizer(model, { trained: model.parameters }, config);
   const uploader = new BatchUploader(device, config.nsa);

@@ -1,40 +1,24 @@
 /** `trefoil dashboard`: serves the web application over the files of runs, and the playground of a model. */
 import { basename, resolve } from 'node:path';
-import { type Command, Option } from 'commander';
 import { isLoopback } from '../dashboard/security.js';
 import { startDashboard } from '../dashboard/server.js';
 import { WorkerHost } from '../serve/host.js';
 import { resolveThresholds } from '../watch/thresholds.js';
-import { type DeviceChoice, deviceOption } from './shared/device.js';
+import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
-import { threadsOption, wholeNumber } from './shared/options.js';
-
-interface Options {
-  readonly dir: string;
-  readonly host: string;
-  readonly port: number;
-  readonly model?: string;
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-}
+import { configured, flag, type OptionValues, parsed, threadsOption, wholeNumber } from './shared/options.js';
 
 export const DEFAULT_PORT = 7070;
 
-export function configure(command: Command, io: Io): void {
-  command
-    .addOption(new Option('--dir <folder>', 'run folder, or a folder that contains runs').default('artifacts'))
-    .addOption(
-      new Option('--port <n>', 'port to listen on; 0 = any free port').argParser(wholeNumber(0)).default(DEFAULT_PORT),
-    )
-    .addOption(
-      new Option('--host <address>', 'address to listen on; any but loopback needs the token').default('127.0.0.1'),
-    )
-    .option('--model <path>', 'a model for the playground: run folder, checkpoint or model.safetensors')
-    .addOption(deviceOption('where the model computes'))
-    .addOption(threadsOption())
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
+const OPTIONS = {
+  dir: parsed('--dir <folder>', 'run folder, or a folder that contains runs', String, 'artifacts'),
+  port: parsed('--port <n>', 'port to listen on; 0 = any free port', wholeNumber(0), DEFAULT_PORT),
+  host: parsed('--host <address>', 'address to listen on; any but loopback needs the token', String, '127.0.0.1'),
+  model: flag('--model <path>', 'a model for the playground: run folder, checkpoint or model.safetensors'),
+  device: deviceOption('where the model computes'),
+  threads: threadsOption(),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 The dashboard only reads the files of runs: it cannot slow or stop a training,
@@ -46,6 +30,8 @@ Reach it on another machine through a tunnel:
   ssh -L 7070:127.0.0.1:7070 MACHINE
 then open http://localhost:7070 here.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 async function run(options: Options, io: Io): Promise<void> {
   const { dir, host, port } = options;

@@ -1,7 +1,7 @@
 /** `trefoil generate`: generates text with a trained model and prints it token by token. */
 import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
 import { requireChatTemplate } from '../data/chat.js';
 import { UsageError } from '../errors.js';
@@ -23,93 +23,72 @@ import type { ResponseFormat } from '../infer/structured/structured-output.js';
 import { inFile } from '../model/model-config.js';
 import { visible } from '../text.js';
 import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
-import { type DeviceChoice, deviceOption, openDevice } from './shared/device.js';
+import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
-import { jsonOption, threadsOption, wholeNumber } from './shared/options.js';
+import {
+  addOptions,
+  choice,
+  flag,
+  jsonOption,
+  modelOption,
+  type OptionValues,
+  parsed,
+  repeated,
+  threadsOption,
+  wholeNumber,
+} from './shared/options.js';
 
 /** The standard input. */
 export type Input = AsyncIterable<Uint8Array | string> & { readonly isTTY?: boolean };
 
-interface Options {
-  readonly model: string;
-  readonly prompt?: readonly string[];
-  readonly promptFile?: string;
-  readonly chat?: boolean;
-  readonly system?: string;
-  readonly maxNewTokens?: number;
-  readonly maxContext: number;
-  readonly temperature: number;
-  readonly topK: number;
-  readonly topP: number;
-  readonly minP: number;
-  readonly repetitionPenalty: number;
-  readonly seed?: number;
-  readonly greedy?: boolean;
-  readonly stop?: readonly string[];
-  readonly jsonSchema?: string;
-  readonly device: DeviceChoice;
-  readonly precision?: 'fp32' | 'bf16';
-  readonly threads?: number;
-  readonly json?: boolean;
-}
+/** Answers are longer than continuations, and end by themselves. */
+const CHAT_NEW_TOKENS = 1024;
+
+const OPTIONS = {
+  model: modelOption(),
+  prompt: repeated('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch').conflicts(
+    'promptFile',
+  ),
+  promptFile: flag('--prompt-file <file>', 'read the prompt from a file, without its last newline'),
+  chat: flag('--chat', 'prompts are messages to a chat model, written through its chat template'),
+  system: flag('--system <text>', 'first message of a chat: how the model should behave'),
+  maxNewTokens: parsed(
+    '--max-new-tokens <n>',
+    `maximum number of generated tokens (default: ${DEFAULT_NEW_TOKENS}, ${CHAT_NEW_TOKENS} with --chat)`,
+    wholeNumber(1),
+  ),
+  maxContext: parsed(
+    '--max-context <n>',
+    'maximum number of tokens, prompt included',
+    wholeNumber(2),
+    DEFAULT_MAX_CONTEXT,
+  ),
+  temperature: parsed('--temperature <t>', 'divides the logits; 0 = greedy', temperature, 0.8),
+  topK: parsed('--top-k <k>', 'sample from the k most probable tokens; 0 = all', wholeNumber(0), 0),
+  topP: parsed('--top-p <p>', 'sample from the most probable tokens with total probability p', share, 1),
+  minP: parsed('--min-p <p>', 'sample from tokens at least p times as probable as the best', fraction, 0),
+  repetitionPenalty: parsed(
+    '--repetition-penalty <x>',
+    'above 1, tokens of the context become less probable',
+    positive,
+    1,
+  ),
+  seed: parsed('--seed <n>', 'random seed (default: a random one, printed)', wholeNumber(0)),
+  greedy: flag('--greedy', 'always choose the most probable token').conflicts('temperature'),
+  stop: repeated('--stop <text>', 'end before this text; repeatable'),
+  jsonSchema: flag('--json-schema <file>', 'the text is a JSON document of this schema').conflicts('stop'),
+  device: deviceOption('where to compute'),
+  precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  threads: threadsOption(),
+  json: jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io, stdin: Input = process.stdin): void {
-  const whole = (flags: string, meaning: string, least: number) =>
-    new Option(flags, meaning).argParser(wholeNumber(least));
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .addOption(
-      new Option('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch')
-        .argParser((text: string, all: readonly string[] = []) => [...all, text])
-        .conflicts('promptFile'),
-    )
-    .option('--prompt-file <file>', 'read the prompt from a file, without its last newline')
-    .option('--chat', 'prompts are messages to a chat model, written through its chat template')
-    .option('--system <text>', 'first message of a chat: how the model should behave')
-    .addOption(
-      whole(
-        '--max-new-tokens <n>',
-        `maximum number of generated tokens (default: ${DEFAULT_NEW_TOKENS}, ${CHAT_NEW_TOKENS} with --chat)`,
-        1,
-      ),
-    )
-    .addOption(whole('--max-context <n>', 'maximum number of tokens, prompt included', 2).default(DEFAULT_MAX_CONTEXT))
-    .addOption(new Option('--temperature <t>', 'divides the logits; 0 = greedy').argParser(temperature).default(0.8))
-    .addOption(whole('--top-k <k>', 'sample from the k most probable tokens; 0 = all', 0).default(0))
-    .addOption(
-      new Option('--top-p <p>', 'sample from the most probable tokens with total probability p')
-        .argParser(share)
-        .default(1),
-    )
-    .addOption(
-      new Option('--min-p <p>', 'sample from tokens at least p times as probable as the best')
-        .argParser(fraction)
-        .default(0),
-    )
-    .addOption(
-      new Option('--repetition-penalty <x>', 'above 1, tokens of the context become less probable')
-        .argParser(positive)
-        .default(1),
-    )
-    .addOption(whole('--seed <n>', 'random seed (default: a random one, printed)', 0))
-    .addOption(new Option('--greedy', 'always choose the most probable token').conflicts('temperature'))
-    .option('--stop <text>', 'end before this text; repeatable', (text, all: string[] = []) => [...all, text])
-    .addOption(new Option('--json-schema <file>', 'the text is a JSON document of this schema').conflicts('stop'))
-    .addOption(deviceOption('where to compute'))
-    .addOption(
-      new Option('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
-        'fp32',
-        'bf16',
-      ]),
-    )
-    .addOption(threadsOption())
-    .addOption(jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'))
+  addOptions(command, OPTIONS)
     .addHelpText('after', HELP)
     .action((options: Options) => run(options, io, stdin));
 }
-
-/** Answers are longer than continuations, and end by themselves. */
-const CHAT_NEW_TOKENS = 1024;
 
 const HELP = `
 Without --prompt and --prompt-file the prompt is read from stdin if it is

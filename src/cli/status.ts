@@ -1,7 +1,7 @@
 /** `trefoil status`: the progress of runs. */
 import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
-import { duration } from '../train/records.js';
+import { duration } from '../train/report.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
 import { configured, flag, jsonOption, type OptionValues } from './shared/options.js';

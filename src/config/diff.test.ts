@@ -29,6 +29,8 @@ describe('checkResume', () => {
     ['model', { mlp_hidden: 2048 }],
     ['model', { qkv_bias: true }],
     ['model', { qk_norm: true }],
+    ['model', { out_bias: true }],
+    ['model', { mlp_bias: true }],
     ['model', { tie_embeddings: true }],
     ['model', { attention: 'dense' }],
     ['model', { vocab_size: 300 }],

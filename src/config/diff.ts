@@ -1,8 +1,6 @@
 /** Differences between the config of a checkpoint and that of the run which resumes it. */
 import { UsageError } from '../errors.js';
-import { configKeys } from './keys.js';
 import { show } from './parse.js';
-import { configValue } from './print.js';
 import type { Config } from './schema.js';
 
 export interface ConfigChange {
@@ -29,6 +27,8 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'model.mlp_hidden',
   'model.qkv_bias',
   'model.qk_norm',
+  'model.out_bias',
+  'model.mlp_bias',
   'model.tie_embeddings',
   'model.attention',
   'model.layer_pattern',
@@ -51,11 +51,16 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
 ]);
 
 export function diffConfigs(before: Config, after: Config): ConfigChange[] {
-  return configKeys.flatMap(({ path }) => {
-    const [old, now] = [configValue(before, path), configValue(after, path)];
-    const same = JSON.stringify(old) === JSON.stringify(now);
-    return same ? [] : [{ key: path, before: old, after: now, shape: SHAPE_KEYS.has(path) }];
-  });
+  const changes: ConfigChange[] = [];
+  for (const [section, keys] of Object.entries(after)) {
+    const saved: Record<string, unknown> = before[section as keyof Config];
+    for (const [name, now] of Object.entries(keys)) {
+      const key = `${section}.${name}`;
+      if (JSON.stringify(saved[name]) !== JSON.stringify(now))
+        changes.push({ key, before: saved[name], after: now, shape: SHAPE_KEYS.has(key) });
+    }
+  }
+  return changes;
 }
 
 /** `train.lr: 0.0002 -> 0.0001` */

@@ -2,7 +2,8 @@
 import { UsageError } from '../errors.js';
 import { configSections, findKey } from './keys.js';
 import { applyAlias, retiredKey } from './legacy/aliases.js';
-import { type ConfigProblem, problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
+import { problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
+import type { ConfigProblem } from './rules.js';
 
 export interface Setting {
   value: unknown;

@@ -116,7 +116,8 @@ function insidePackage(path: string, root: string): string {
   return path.startsWith(PACKAGE_PREFIX) ? join(root, path.slice(PACKAGE_PREFIX.length)) : path;
 }
 
-function treeOf(settings: ReadonlyMap<string, Setting>, root: string): Record<string, Record<string, unknown>> {
+/** The settings by section and name, as the schema takes them. */
+function sectionsOf(settings: ReadonlyMap<string, Setting>, root: string): Record<string, Record<string, unknown>> {
   const tree: Record<string, Record<string, unknown>> = {};
   for (const [path, { value }] of settings) {
     const [section, name] = path.split('.');
@@ -126,13 +127,15 @@ function treeOf(settings: ReadonlyMap<string, Setting>, root: string): Record<st
   return tree;
 }
 
+/** The config of some settings. A problem is reported with the place of its key. */
 function check(settings: ReadonlyMap<string, Setting>, root: string): Config {
-  const checked = checkConfig(treeOf(settings, root));
+  const checked = checkConfig(sectionsOf(settings, root));
   if ('config' in checked) return checked.config;
   const lines = checked.problems.map((problem) => problemLine(problem, settings.get(problem.path)?.where));
   throw new UsageError(lines.join('\n'));
 }
 
+/** The config of a command. Throws a UsageError that lists every problem with the file, flag or variable it came from. */
 export function loadConfig(options: LoadOptions): ResolvedConfig {
   const root = options.root ?? packageRoot;
   const flags = options.flags ?? EMPTY;

@@ -3,14 +3,9 @@ import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { impliedSource } from './data-sources.js';
 import { configSections, findKey, keysOf } from './keys.js';
+import type { ConfigProblem } from './rules.js';
 import { type Config, type ConfigInput, configSchema } from './schema.js';
 import { hint } from './suggest.js';
-
-export interface ConfigProblem {
-  /** The key, as `section.name`; empty for the config as a whole. */
-  path: string;
-  message: string;
-}
 
 /** Formats a value for a message: shortened, with its type recognizable. */
 export function show(value: unknown): string {

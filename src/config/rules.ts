@@ -3,7 +3,8 @@ import { greatestCommonDivisor } from '../numbers.js';
 import { isOneOf, readsPath, VALIDATION_PATH_SOURCES } from './data-sources.js';
 import type { Config } from './schema.js';
 
-export interface RelationProblem {
+export interface ConfigProblem {
+  /** The key, as `section.name`; empty for the config as a whole. */
   path: string;
   message: string;
 }
@@ -32,8 +33,8 @@ function groupCounts(heads: number): number[] {
 
 const oneOf = (values: readonly number[]) => (values.length === 1 ? `${values[0]}` : `one of ${values.join(', ')}`);
 
-function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']): RelationProblem[] {
-  const problems: RelationProblem[] = [];
+function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']): ConfigProblem[] {
+  const problems: ConfigProblem[] = [];
   const perGroup = n_heads / n_kv_groups;
   if (!Number.isInteger(perGroup) || perGroup > MAX_HEADS_PER_GROUP) {
     const reason = Number.isInteger(perGroup)
@@ -54,8 +55,8 @@ function headProblems({ n_heads, n_kv_groups, d_k, ...model }: Config['model']):
   return problems;
 }
 
-function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config['nsa']): RelationProblem[] {
-  const problems: RelationProblem[] = [];
+function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config['nsa']): ConfigProblem[] {
+  const problems: ConfigProblem[] = [];
   const missed = [
     ...(l % d === 0 ? [] : [`nsa.l ${l}`]),
     // The stride must divide both block sizes; else a compression block would cross selection blocks within a stride.
@@ -76,7 +77,7 @@ function blockProblems({ l, d, l_sel, n_sel, init_blocks, local_blocks }: Config
 }
 
 /** A model of window layers alone would select nothing anywhere: what reports on the selection needs one sparse layer. */
-function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }: Config['model']): RelationProblem[] {
+function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }: Config['model']): ConfigProblem[] {
   const path = 'model.layer_pattern';
   const written = `[${pattern.join(', ')}]`;
   if (!pattern.includes('window')) return [];
@@ -86,9 +87,9 @@ function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }
 }
 
 /** The schedule from dense to sparse attention. */
-function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
+function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   const { gate_release_steps: gateSteps, n_sel_from: from } = train;
-  const problems: RelationProblem[] = [];
+  const problems: ConfigProblem[] = [];
   const add = (path: string, message: string) => void problems.push({ path, message });
   if (gateSteps > 0) {
     const path = 'train.gate_release_steps';
@@ -104,7 +105,7 @@ function sparseStartProblems({ model, nsa, train }: Config): RelationProblem[] {
   return problems;
 }
 
-export function relationProblems(config: Config): RelationProblem[] {
+export function relationProblems(config: Config): ConfigProblem[] {
   const problems = [
     ...headProblems(config.model),
     ...patternProblems(config.model),

@@ -321,6 +321,7 @@ const train = {
 };
 
 /** The sections, without the rules between keys. keys.ts reads names, defaults and limits from it. */
+/** The keys of a config with their types and defaults, without the rules between keys. */
 export const configShape = z.strictObject({
   model: z.strictObject(model).prefault({}),
   nsa: z.strictObject(nsa).prefault({}),
@@ -354,6 +355,7 @@ export type ConfigInput = {
   [S in keyof Config]?: { [K in keyof Config[S]]?: Config[S][K] | undefined } | undefined;
 };
 
+/** A config that also obeys the rules between keys (rules.ts). */
 export const configSchema = configShape.superRefine((config, context) => {
   for (const problem of relationProblems(config)) {
     context.addIssue({ code: 'custom', path: problem.path.split('.'), message: problem.message });

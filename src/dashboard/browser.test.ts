@@ -10,7 +10,7 @@ import { createTokenizer } from '../data/tokenizer.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { traceText, writeTrace } from '../infer/trace.js';
 import { acquireLock, type RunLock } from '../run/lock.js';
-import { HeartbeatWriter } from '../run/logs/heartbeat.js';
+import { openHeartbeats } from '../run/logs/log.js';
 import { runPaths } from '../run/paths.js';
 import { LocalHost } from '../serve/host.js';
 import { type RunningServer, startServer } from '../serve/server.js';
@@ -172,7 +172,7 @@ describe.skipIf(reason !== undefined)('the pages', () => {
     const plot = loss.locator('.plot');
     await loss.locator('canvas').waitFor();
     expect(await page.locator('.chart').count()).toBe(8);
-    const writer = new HeartbeatWriter(runPaths(live()).heartbeat(0), 0);
+    const writer = openHeartbeats(runPaths(live()).heartbeat(0), 0);
     await page.locator('.live.on').waitFor();
     const started = Date.now();
     writer.write({ step: 3001, msg: 'progress', loss: 1.2345, toks_per_s: 100 });

@@ -18,7 +18,7 @@ import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { traceText, writeTrace } from '../infer/trace.js';
 import type { TraceReaders, TraceText, TraceToken } from '../infer/trace-view.js';
 import { acquireLock } from '../run/lock.js';
-import { HeartbeatWriter } from '../run/logs/heartbeat.js';
+import { openHeartbeats } from '../run/logs/log.js';
 import { runPaths } from '../run/paths.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import type { Overview, Table } from './answers.js';
@@ -147,7 +147,7 @@ describe('streams', () => {
   it('send new rows with byte offsets as ids, and resume after the last one', async () => {
     const path = runPaths(join(folder, 'ranks')).heartbeat(0);
     const start = readFileSync(path).length;
-    const writer = new HeartbeatWriter(path, 0);
+    const writer = openHeartbeats(path, 0);
     const first = events(`/api/stream?run=ranks&from=${start}`, (text) => text.includes('"rows":[['));
     writer.write({ step: 41, msg: 'progress', loss: 1.5 });
     const text = await first;
@@ -172,7 +172,7 @@ describe('streams', () => {
     const heard = events(`/api/stream?run=ranks&run=ranks&rank=1&rank=2&from=${ends.join('-')}`, (text) =>
       text.includes('"alert"'),
     );
-    const writer = new HeartbeatWriter(paths.heartbeat(2), 2);
+    const writer = openHeartbeats(paths.heartbeat(2), 2);
     writer.write({ step: 43, msg: 'progress', loss: 1.3, fb_spike: 3 });
     writer.write({ step: 44, msg: 'progress', loss: 1.3, fb_spike: 5 });
     writer.close();

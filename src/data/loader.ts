@@ -12,7 +12,7 @@ import type { Batch } from './batch.js';
 import { NumberedLoader } from './pipeline/numbered-loader.js';
 import { openNumberedSource } from './pipeline/numbered-source.js';
 import type { LoaderState } from './pipeline/position.js';
-import { createStreamLoader } from './pipeline/stream-loader.js';
+import { StreamLoader } from './pipeline/stream-loader.js';
 import { corpusOptions, describeFiles, openCorpus } from './sources/corpus.js';
 
 /** Counters of a loader that reads ahead. */
@@ -27,6 +27,8 @@ export interface LoaderTelemetry {
 /** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
+  /** The name of what the batches come from now, if it may differ from `data.source`: `synthetic` replaces a failed source. */
+  readonly source?: string | undefined;
   /** Training tokens; Infinity for streamed and generated data, as is samplesPerEpoch. */
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
@@ -139,7 +141,7 @@ export async function openLoader(
   const count = (value: number, name: string) => `${value} ${name}${value === 1 ? '' : 's'}`;
   options.onNotice?.(`data: ${count(spec.lanes, 'lane')}, ${count(data.workers, 'worker')}`);
   const notice = options.onNotice ?? (() => {});
-  return createStreamLoader({
+  return new StreamLoader({
     spec,
     tokenizer: data.tokenizer,
     seq_len: train.seq_len,

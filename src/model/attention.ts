@@ -21,6 +21,7 @@ import {
   type SparseOptions,
   type SparseOutputs,
 } from '../ops/attention/nsa.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
@@ -35,7 +36,7 @@ import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep, Kind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
-import { denseTile, sparseTile } from './prompt-tile.js';
+import { denseTile, LEAST_TILE_TOKENS, sparseTile } from './prompt-tile.js';
 import {
   headShapeOf,
   type LayerShape,
@@ -117,6 +118,9 @@ export class Attention {
   /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
   #shape: ModelShape;
+  /** `#shape` as the attention kernels take it. */
+  readonly #heads: HeadShape;
+  #sparse: SparseShape;
   readonly #layer: number;
   readonly #kind: LayerShape['attention'];
   readonly #parts: readonly Part[];
@@ -129,7 +133,9 @@ export class Attention {
 
   /** `name` prefixes the parameters; `layer` is the index in the cache and in calls of the observer. */
   constructor(store: ParameterStore, name: string, shape: ModelShape, layer = 0) {
-    const { heads, groups, dk, dv } = headShapeOf(shape);
+    this.#heads = headShapeOf(shape);
+    this.#sparse = sparseShapeOf(shape);
+    const { heads, groups, dk, dv } = this.#heads;
     const own = layerShape(shape, layer);
     const isSparse = own.attention === 'nsa';
     const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
@@ -169,6 +175,7 @@ export class Attention {
   /** Replaces the shape by one that has the same parameters (`LanguageModel.setSelectedBlocks`). */
   setShape(shape: ModelShape): void {
     this.#shape = shape;
+    this.#sparse = sparseShapeOf(shape);
   }
 
   /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
@@ -205,12 +212,13 @@ export class Attention {
   }
 
   #attendPlainCached(tape: Tape, q: Tensor, cache: CacheStep, kernels: SparseOptions | undefined): Tensor {
-    const place = { cache, layer: this.#layer, shape: this.#shape, kernels };
-    const tile = this.#kind === 'dense' ? denseTile(tape, q, place) : null;
-    if (tile) return tile;
+    if (this.#kind === 'dense' && q.shape[0] >= LEAST_TILE_TOKENS) {
+      const tile = denseTile(tape, q, { cache, layer: this.#layer, heads: this.#heads, kernels });
+      if (tile) return tile;
+    }
     const pages = cache.pages('win', this.#layer);
     const w = this.#kind === 'window' ? this.#shape.nsa.w : Number.POSITIVE_INFINITY;
-    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, headShapeOf(this.#shape), w);
+    const { out, lse } = pagedWindow(tape, q, pages, cache.tokens, this.#heads, w);
     tape.drop(lse);
     return out;
   }
@@ -245,7 +253,7 @@ export class Attention {
     const { out, selected, ...branches } =
       cache && !cache.isFresh
         ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
-        : nativeSparseAttention(tape, inputs, layout, sparseShapeOf(this.#shape), kernels);
+        : nativeSparseAttention(tape, inputs, layout, this.#sparse, kernels);
     observer?.selected?.(this.#layer, selected);
     const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
@@ -260,18 +268,20 @@ export class Attention {
     cache: CacheStep,
     { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
   ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
-    const place = { cache, layer: this.#layer, shape: this.#shape, kernels };
-    const tile = observer?.reads ? null : sparseTile(tape, { q, gates }, place);
-    if (tile) return tile;
-    const count = () => tape.empty([q.shape[0], this.#shape.nKvGroups], 'i32');
+    const [heads, sparse, { sharedKv }] = [this.#heads, this.#sparse, this.#shape.nsa];
+    if (q.shape[0] >= LEAST_TILE_TOKENS && !observer?.reads) {
+      const place = { cache, layer: this.#layer, heads, kernels };
+      const tile = sparseTile(tape, { q, gates }, place, { ...sparse, sharedKv });
+      if (tile) return tile;
+    }
+    const count = () => tape.empty([q.shape[0], heads.groups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
-    const [heads, sparse] = [headShapeOf(this.#shape), sparseShapeOf(this.#shape)];
     const { tokens } = cache;
     const pages = (kind: Kind) => cache.pages(kind, this.#layer);
     const cmp = pagedCompressed(tape, q, pages('cmp'), tokens, heads, sparse, reads?.cmp);
     const { selected } = cmp;
     const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
-    const windowPages = pages(this.#shape.nsa.sharedKv ? 'sel' : 'win');
+    const windowPages = pages(sharedKv ? 'sel' : 'win');
     const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
     const out = combine(tape, gates, cmp.out, sel.out, win.out);
     for (const { lse } of [cmp, sel, win]) tape.drop(lse);

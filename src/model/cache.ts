@@ -426,7 +426,7 @@ export class CacheStep {
 
   /** Throws unless the cache was made for a model of this shape. */
   expectShape(shape: ModelShape): void {
-    const difference = shapeDifference(this.#shape, shape);
+    const difference = shape === this.#shape ? null : shapeDifference(this.#shape, shape);
     if (difference !== null)
       throw new UsageError(`the DecodeCache was made for another model than the one that reads (${difference})`);
   }
@@ -439,8 +439,8 @@ export class CacheStep {
   /** The raw keys or values of a layer. */
   tail(part: 'keys' | 'values', layer: number): Pages {
     const { tables, place, size } = this.pages('tail', layer);
-    const { groups, dk } = headShapeOf(this.#shape);
-    return { tables, place: place + (part === 'keys' ? 0 : size * groups * dk), size };
+    const { nKvGroups, dK } = this.#shape;
+    return { tables, place: place + (part === 'keys' ? 0 : size * nKvGroups * dK), size };
   }
 
   /** Adds the tokens of the pass to the sequences. Called after it has run. */

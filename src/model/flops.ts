@@ -6,44 +6,24 @@
  */
 import { compressedCount } from '../ops/common/sequences.js';
 import { ITERATIONS } from '../ops/muon/reference.js';
-import { weightMatrices } from './memory.js';
-import {
-  headShapeOf,
-  hiddenSize,
-  type LayerShape,
-  layerShapes,
-  type ModelShape,
-  phiHiddenSize,
-  projectionPairs,
-  sparseShapeOf,
-} from './shape.js';
+import { blockMatrices, phiMatrices, weightMatrices } from './memory.js';
+import { compressedPairs, densePairs, selectedPairs, windowPairs } from './pairs.js';
+import { headShapeOf, type LayerShape, layerShapes, type ModelShape, phiHiddenSize, sparseShapeOf } from './shape.js';
 
-/** Parameters that take part in matrix products: not the embedding table (a look-up), not norms. */
-export function matrixParameters(shape: ModelShape): number {
-  const { dim, vocabSize, mlp } = shape;
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
-  const layers = layerShapes(shape).map((layer) => {
-    const projections = dim * (heads * dk + projectionPairs(layer) * groups * (dk + dv) + heads * dv);
-    const gate = layer.attention === 'nsa' ? 3 * heads * dim : 0;
-    return projections + gate + feedForward;
-  });
-  return layers.reduce((sum, count) => sum + count, 0) + vocabSize * dim;
+/** Parameters that take part in the matrix products of every token: not the embedding table (a look-up), norms or phi. */
+function matrixParameters(shape: ModelShape): number {
+  const layers = layerShapes(shape).map((layer) => blockMatrices(layer) - phiMatrices(layer));
+  return layers.reduce((sum, count) => sum + count, 0) + shape.vocabSize * shape.dim;
 }
 
 /** (query, key) pairs of one sequence and head. */
 function attentionPairs(shape: LayerShape, length: number): number {
-  if (shape.attention === 'dense') return (length * (length + 1)) / 2;
-  const { l, d, lSel, nSel, w } = sparseShapeOf(shape);
-  let pairs = 0;
-  for (let t = 0; t < length; t++) {
-    pairs += Math.min(t + 1, w); // window
-    if (shape.attention === 'window') continue;
-    const current = Math.floor(t / lSel);
-    pairs += compressedCount(t + 1, l, d) * 1; // compressed
-    pairs += current < nSel ? t + 1 : (nSel - 1) * lSel + (t % lSel) + 1; // selected
-  }
-  return pairs;
+  const sparse = sparseShapeOf(shape);
+  if (shape.attention === 'dense') return densePairs(length);
+  const window = windowPairs(length, sparse.w);
+  return shape.attention === 'window'
+    ? window
+    : window + compressedPairs(length, sparse) + selectedPairs(length, sparse);
 }
 
 /** Operations of the Newton-Schulz iterations of one step of Muon: X Xᵀ, its square, and their product with X. */

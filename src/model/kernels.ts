@@ -6,7 +6,7 @@ import { denseRefusal } from '../ops/attention/fused/dense.js';
 import { fusedBuild, fusedPath, fusedRefusal } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
 import { chooseSelectionKernel, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { headShapeOf, modelShape, sparseShapeOf } from './shape.js';
+import { computeDtype, headShapeOf, modelShape, sparseShapeOf } from './shape.js';
 
 /** `use_sel_pack: false` means no sharing between queries: v1. */
 export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptions {
@@ -39,7 +39,7 @@ function problemOf({ runtime, model, nsa }: KernelConfig, device: Device, longes
   return {
     heads: headShapeOf(shape),
     sparse: sparseShapeOf(shape),
-    dtype: runtime.precision === 'bf16' && device.kind === 'cuda' ? ('bf16' as const) : ('f32' as const),
+    dtype: computeDtype(runtime, device.kind),
     tokens: { total: longest, longest },
   };
 }

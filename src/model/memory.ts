@@ -17,6 +17,7 @@ import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
 import {
+  computeDtype,
   countedLayers,
   headShapeOf,
   hiddenSize,
@@ -83,51 +84,59 @@ function phiTensors(shape: LayerShape, size: number): number[] {
   return phi === 'conv' ? [position] : [position, hidden * l * size, size * hidden];
 }
 
-/** Number of elements of the matrices of a block, which have a bf16 copy. */
-function blockMatrices(shape: LayerShape): number {
+/** Equal matrices: rows, columns, and how many there are. */
+type Matrices = readonly [rows: number, columns: number, count: number];
+
+/** The weight matrices of a block (`Parameter.matrices`), without the gate's. */
+function layerMatrices(shape: LayerShape): Matrices[] {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const sparse = shape.attention === 'nsa';
-  const projection = dim * (heads * dk + (sparse ? 3 : 1) * groups * (dk + dv));
-  const gate = sparse ? 3 * heads * dim : 0;
-  const output = dim * heads * dv;
-  const feedForward = (mlp === 'swiglu' ? 3 : 2) * dim * hiddenSize(shape);
-  return projection + gate + output + feedForward + phiMatrices(shape);
-}
-
-function phiMatrices(shape: LayerShape): number {
-  const { phi, l } = shape.nsa;
-  const { dk, dv } = headShapeOf(shape);
-  return shape.attention === 'nsa' && phi === 'mlp' ? phiHiddenSize(shape) * (l + 1) * (dk + dv) : 0;
-}
-
-/** The weight matrices of all blocks (`Parameter.matrices`), which Muon trains: each shape once, with their number. */
-export function weightMatrices(shape: ModelShape): { rows: number; columns: number; count: number }[] {
-  const { dim, mlp, nsa } = shape;
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const [hidden, phiHidden] = [hiddenSize(shape), phiHiddenSize(shape)];
-  const phi = [dk, dv].flatMap((size) => [
-    [phiHidden, nsa.l * size, 1],
-    [size, phiHidden, 1],
-  ]);
-  const blocks = layerShapes(shape).flatMap((layer) => [
+  const hidden = hiddenSize(shape);
+  return [
     [heads * dk, dim, 1],
-    [groups * dk, dim, projectionPairs(layer)],
-    [groups * dv, dim, projectionPairs(layer)],
+    [groups * dk, dim, projectionPairs(shape)],
+    [groups * dv, dim, projectionPairs(shape)],
     [dim, heads * dv, 1],
     [hidden, dim, mlp === 'swiglu' ? 2 : 1],
     [dim, hidden, 1],
-    ...(layer.attention === 'nsa' && nsa.phi === 'mlp' ? phi : []),
-  ]);
-  const counts = new Map<string, number>();
-  for (const [rows, columns, count] of blocks) {
+    ...phiLayers(shape),
+  ];
+}
+
+/** Those of phi mlp. */
+function phiLayers(shape: LayerShape): Matrices[] {
+  const { attention, nsa, dK, dV } = shape;
+  if (attention !== 'nsa' || nsa.phi !== 'mlp') return [];
+  const hidden = phiHiddenSize(shape);
+  const keysOrValues = (size: number): Matrices[] => [
+    [hidden, nsa.l * size, 1],
+    [size, hidden, 1],
+  ];
+  return [...keysOrValues(dK), ...keysOrValues(dV)];
+}
+
+function elements(matrices: readonly Matrices[]): number {
+  return sum(matrices.map(([rows, columns, count]) => rows * columns * count));
+}
+
+/** Number of elements of the matrices of a block, which have a bf16 copy: also the gate's. */
+export function blockMatrices(shape: LayerShape): number {
+  return elements(layerMatrices(shape)) + (shape.attention === 'nsa' ? 3 * shape.nHeads * shape.dim : 0);
+}
+
+/** The part of phi in them. */
+export function phiMatrices(shape: LayerShape): number {
+  return elements(phiLayers(shape));
+}
+
+/** The weight matrices of all blocks, which Muon trains: each shape once, with their number. */
+export function weightMatrices(shape: ModelShape): { rows: number; columns: number; count: number }[] {
+  const found = new Map<string, { rows: number; columns: number; count: number }>();
+  for (const [rows, columns, count] of layerShapes(shape).flatMap(layerMatrices)) {
     const key = `${rows} ${columns}`;
-    counts.set(key, (counts.get(key) ?? 0) + count);
+    found.set(key, { rows, columns, count: (found.get(key)?.count ?? 0) + count });
   }
-  return Array.from(counts, ([key, count]) => {
-    const [rows, columns] = key.split(' ').map(Number);
-    return { rows, columns, count };
-  });
+  return [...found.values()];
 }
 
 /** Estimated bytes of a training step. Allocates nothing. */
@@ -136,7 +145,7 @@ export function estimateMemory(
   config: Pick<Config, 'train' | 'runtime'>,
   on: Device['kind'] = config.runtime.device === 'cuda' ? 'cuda' : 'cpu',
 ): MemoryEstimate {
-  const rounds = on === 'cuda' && config.runtime.precision === 'bf16';
+  const rounds = computeDtype(config.runtime, on) === 'bf16';
   const weights = FLOAT * parameterCount(shape);
   const matrices = sum(layerShapes(shape).map(blockMatrices)) + shape.vocabSize * shape.dim;
   const trained = config.train.optimizer === 'muon' ? weightMatrices(shape) : [];

@@ -6,13 +6,13 @@ import { loadPages } from '../ops/attention/decode/paged/op.js';
 import { denseRefusal, fusedDenseAttentionFrom } from '../ops/attention/fused/dense.js';
 import { fusedRefusal, fusedSparseAttentionFrom } from '../ops/attention/fused/op.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
+import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
 import type { CacheStep, Kind, WholeSequence } from './cache.js';
-import { headShapeOf, type ModelShape, sparseShapeOf } from './shape.js';
 
 /** Fewer new tokens, or more cached ones for each of them, are faster from the pages. */
-const LEAST_TOKENS = 64;
+export const LEAST_TILE_TOKENS = 64;
 const MOST_CACHED_PER_TOKEN = 512;
 /** Rows before the new tokens that tiles of the kernels may reach back to. */
 const BEFORE = 256;
@@ -21,11 +21,11 @@ const BEFORE = 256;
 export function sparseTile(
   tape: Tape,
   { q, gates }: { readonly q: Tensor; readonly gates: Tensor },
-  { cache, layer, shape, kernels = {} }: TilePlace,
+  { cache, layer, heads: shape, kernels = {} }: TilePlace,
+  { sharedKv, ...sparse }: SparseShape & { readonly sharedKv: boolean },
 ): { out: Tensor; selected: Tensor } | null {
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const sparse = sparseShapeOf(shape);
-  const problem = { heads: headShapeOf(shape), sparse, dtype: q.dtype };
+  const { heads, groups, dk, dv } = shape;
+  const problem = { heads: shape, sparse, dtype: q.dtype };
   const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
     fusedRefusal({ ...problem, tokens }, tape.device, kernels),
   );
@@ -38,7 +38,7 @@ export function sparseTile(
     const load = (kind: Kind, of = whole.tokens) =>
       loadPages(tape, whole.pages(kind, layer), of, { groups, dk, dv }, 'bf16');
     const [cmp, sel] = [load('cmp', whole.blocks), load('sel')];
-    const win = shape.nsa.sharedKv ? sel : load('win');
+    const win = sharedKv ? sel : load('win');
     const inputs = {
       q: placed(tape, q, whole),
       gates: placed(tape, gates, whole),
@@ -53,9 +53,13 @@ export function sparseTile(
 }
 
 /** The same for a model with dense attention. */
-export function denseTile(tape: Tape, q: Tensor, { cache, layer, shape, kernels = {} }: TilePlace): Tensor | null {
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const problem = { heads: headShapeOf(shape), dtype: q.dtype };
+export function denseTile(
+  tape: Tape,
+  q: Tensor,
+  { cache, layer, heads: shape, kernels = {} }: TilePlace,
+): Tensor | null {
+  const { heads, groups, dk, dv } = shape;
+  const problem = { heads: shape, dtype: q.dtype };
   const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
     denseRefusal({ ...problem, tokens }, tape.device, kernels),
   );
@@ -72,10 +76,10 @@ export function denseTile(tape: Tape, q: Tensor, { cache, layer, shape, kernels 
 }
 
 /** Where a tile is computed. */
-export interface TilePlace {
+interface TilePlace {
   readonly cache: CacheStep;
   readonly layer: number;
-  readonly shape: ModelShape;
+  readonly heads: HeadShape;
   readonly kernels?: SparseOptions | undefined;
 }
 
@@ -84,8 +88,8 @@ function wholesFor(
   cache: CacheStep,
   refusal: (whole: WholeSequence) => string | null,
 ): readonly WholeSequence[] | null {
-  const { total } = cache.tokens.sequences;
-  if (cache.tokens.sequences.device.kind !== 'cuda' || total < LEAST_TOKENS) return null;
+  const { total, device } = cache.tokens.sequences;
+  if (device.kind !== 'cuda') return null;
   const wholes = cache.wholes();
   const cached = wholes.reduce((sum, { start }) => sum + start, 0);
   if (cached > total * MOST_CACHED_PER_TOKEN || wholes.some((whole) => refusal(whole) !== null)) return null;

@@ -12,6 +12,11 @@ export function defaultDtype(device: Device): ComputeDtype {
   return device.kind === 'cuda' ? 'bf16' : 'f32';
 }
 
+/** What `runtime.precision` means on a device: bf16 is for CUDA, and the CPU computes in f32. */
+export function computeDtype({ precision }: Pick<Config['runtime'], 'precision'>, on: Device['kind']): ComputeDtype {
+  return precision === 'bf16' && on === 'cuda' ? 'bf16' : 'f32';
+}
+
 /** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
 export interface ModelShape {
   /** Width of the residual stream. */

@@ -7,8 +7,8 @@ import { afterEach, beforeEach, expect, type TestContext, test } from 'vitest';
 import { writeFileAtomic } from '../files.js';
 import { findCheckpoint } from './checkpoint/read.js';
 import { SaveFailed, saveCheckpoint } from './checkpoint/save.js';
-import { CsvWriter, readCsv, TRAINING_CSV } from './logs/csv.js';
-import { HeartbeatWriter } from './logs/heartbeat.js';
+import { readCsv, TRAINING_CSV } from './logs/csv.js';
+import { openCsv, openHeartbeats } from './logs/log.js';
 import { AppendFile } from './logs/log-file.js';
 
 let folder: string;
@@ -74,12 +74,12 @@ test('rows that do not fit wait in memory, no half row is left, and none is lost
   const problems: string[] = [];
   const options = { now: () => time, onProblem: (text: string) => problems.push(text) };
   const path = join(disk, 'training.csv');
-  const writer = new CsvWriter(path, TRAINING_CSV, options);
-  const heartbeat = new HeartbeatWriter(join(disk, 'heartbeat_rank0.jsonl'), 0, options);
-  writer.append({ step: 1, loss: 1, lr: 1, toks_per_s: 1 });
+  const writer = openCsv(path, TRAINING_CSV, options);
+  const heartbeat = openHeartbeats(join(disk, 'heartbeat_rank0.jsonl'), 0, options);
+  writer.write({ step: 1, loss: 1, lr: 1, toks_per_s: 1 });
   fill();
   for (let step = 2; step <= 2000; step++) {
-    writer.append({ step, loss: 1 / step, lr: 1, toks_per_s: 1 });
+    writer.write({ step, loss: 1 / step, lr: 1, toks_per_s: 1 });
     heartbeat.write({ step, msg: 'progress' });
     time += 10;
   }

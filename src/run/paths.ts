@@ -2,7 +2,7 @@
  * Where each file of a run lies, and the marks that control it. Apart from the folder's writer, because a watchdog that looks
  * at a run should not load a YAML library for it.
  */
-import { existsSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { readdirSync, readFileSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { errorCode, writeFileAtomic } from '../files.js';
 
@@ -71,9 +71,8 @@ export function clearSections(outDir: string): void {
 
 const SECTION_NAME = /^\.section_rank\d+$/;
 
-/** The text of a small control file without its label; looked at every step, so a missing file is the fast path. */
-function readMark(path: string): string | undefined {
-  if (!existsSync(path)) return undefined;
+/** The text of a small control file without its label; undefined if there is none. */
+export function readMark(path: string): string | undefined {
   try {
     return (
       readFileSync(path, 'utf8')

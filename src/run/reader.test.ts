@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { temporaryFolder } from '../testing/run.js';
 import { readCsv, TRAINING_CSV, tailCsv } from './logs/csv.js';
-import { HeartbeatWriter, SectionWriter } from './logs/heartbeat.js';
+import { openHeartbeats, openSection } from './logs/log.js';
 import { writeHalt } from './paths.js';
 import { findRuns, readJsonFile, readRun } from './reader.js';
 
@@ -17,12 +17,12 @@ describe('readRun', () => {
   it('sees ranks, heartbeats, sections, rows and marks', () => {
     const { paths } = readRun(folder.path);
     for (const rank of [0, 2]) {
-      const writer = new HeartbeatWriter(paths.heartbeat(rank), rank);
+      const writer = openHeartbeats(paths.heartbeat(rank), rank);
       for (let step = 1; step <= 300; step++) writer.write({ step, msg: 'progress', loss: 1 });
       writer.close();
     }
-    const section = new SectionWriter(paths.section(2), 2);
-    section.enter('eval', 300);
+    const section = openSection(paths.section(2), 2);
+    section.write({ section: 'eval', step: 300 });
     writeFileSync(paths.training, 'step,loss,lr,toks_per_s\n1,2.5,0.001,100\n2,2.4,0.001,100\n3,2.');
     writeHalt(folder.path, 'lunch');
     const view = readRun(folder.path, { beats: 10 });
@@ -40,7 +40,7 @@ describe('readRun', () => {
   it('takes an empty folder, truncated and rotated files as they come, and names what cannot be read', () => {
     expect(readRun(folder.path).ranks).toEqual([{ rank: 0, beats: [], section: undefined }]);
     const { paths } = readRun(folder.path);
-    const writer = new HeartbeatWriter(paths.heartbeat(0), 0);
+    const writer = openHeartbeats(paths.heartbeat(0), 0);
     writer.write({ step: 1, msg: 'progress' });
     writer.write({ step: 2, msg: 'progress' });
     truncateSync(paths.heartbeat(0), statSync(paths.heartbeat(0)).size - 5); // inside the second line

@@ -3,7 +3,6 @@
 import { type Block, type Device, expectDevice } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
-import { bytesOf } from '../numbers.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
 import { dispose } from './dispose.js';
 
@@ -270,6 +269,11 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     this.device.download(this.pointer, bytesOf(into));
     return into;
   }
+}
+
+/** The memory of a typed array as bytes, without a copy. */
+export function bytesOf(array: ArrayBufferView): Uint8Array {
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }
 
 function encode(values: ArrayLike<number>, dtype: Dtype): ArrayBufferView {

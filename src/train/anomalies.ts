@@ -9,47 +9,34 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { World } from './ranks/world.js';
 import type { StepGradients } from './step.js';
 
-export interface SpikeState {
-  readonly count: number;
-  readonly mean: number;
-  readonly variance: number;
+/**
+ * What the detection of spikes remembers of earlier steps: running mean and variance with exponential decay. Plain data, so
+ * that a checkpoint holds it as it is, and a resumed run detects the same spikes.
+ */
+export interface Spikes {
+  readonly loss: { count: number; mean: number; variance: number };
+  readonly gradient: { count: number; mean: number; variance: number };
 }
+
+type RunningStatistics = Spikes['loss'];
 
 /** Values needed before a z-score is meaningful. */
 const WARMUP = 20;
 /** Weight of the past in the running statistics. */
 const MEMORY = 0.98;
 
-/** Running mean and variance with exponential decay. Checkpoints hold the state, so a resumed run detects the same spikes. */
-export class SpikeDetector {
-  #count = 0;
-  #mean = 0;
-  #variance = 0;
+/** The z-score of a value against the values before it; 0 until there are enough of them. */
+export function zScore({ count, mean, variance }: RunningStatistics, value: number): number {
+  return count < WARMUP || variance === 0 ? 0 : (value - mean) / Math.sqrt(variance);
+}
 
-  /** The z-score of a value against the values before it; 0 until there are enough of them. */
-  score(value: number): number {
-    if (this.#count < WARMUP || this.#variance === 0) return 0;
-    return (value - this.#mean) / Math.sqrt(this.#variance);
-  }
-
-  /** Adds a value to the statistics. Spikes are added too; otherwise a new level would stay a spike for ever. */
-  add(value: number): void {
-    this.#count += 1;
-    const weight = Math.max(1 - MEMORY, 1 / this.#count);
-    const difference = value - this.#mean;
-    this.#mean += weight * difference;
-    this.#variance = (1 - weight) * (this.#variance + weight * difference * difference);
-  }
-
-  get state(): SpikeState {
-    return { count: this.#count, mean: this.#mean, variance: this.#variance };
-  }
-
-  restore(state: SpikeState): void {
-    this.#count = state.count;
-    this.#mean = state.mean;
-    this.#variance = state.variance;
-  }
+/** Adds a value. Spikes are added too; otherwise a new level would stay a spike for ever. */
+export function addValue(statistics: RunningStatistics, value: number): void {
+  statistics.count += 1;
+  const weight = Math.max(1 - MEMORY, 1 / statistics.count);
+  const difference = value - statistics.mean;
+  statistics.mean += weight * difference;
+  statistics.variance = (1 - weight) * (statistics.variance + weight * difference * difference);
 }
 
 /** A spike of the loss or of the gradient norm. */
@@ -59,18 +46,12 @@ export interface Spike {
   readonly gradient: number;
 }
 
-/** Detects spikes of the loss and of the gradient norm. */
-export class Spikes {
-  readonly loss = new SpikeDetector();
-  readonly gradient = new SpikeDetector();
-
-  /** Adds a step; returns its z-scores if one of them is at least `threshold`. */
-  add({ loss, norm }: StepGradients, threshold: number): Spike | null {
-    const scores = { loss: this.loss.score(loss), gradient: this.gradient.score(norm) };
-    this.loss.add(loss);
-    this.gradient.add(norm);
-    return Math.max(scores.loss, scores.gradient) < threshold ? null : scores;
-  }
+/** Adds a step; returns its z-scores if one of them is at least `threshold`. */
+export function detectSpike(spikes: Spikes, { loss, norm }: StepGradients, threshold: number): Spike | null {
+  const scores = { loss: zScore(spikes.loss, loss), gradient: zScore(spikes.gradient, norm) };
+  addValue(spikes.loss, loss);
+  addValue(spikes.gradient, norm);
+  return Math.max(scores.loss, scores.gradient) < threshold ? null : scores;
 }
 
 /** Writes the dump of a non-finite step, and on rank 0 .anomaly_type and .HALT; returns one line for a person. */
@@ -98,18 +79,37 @@ export function reportNonFinite(
   return `${reason}; the update was not applied, batch ids and gradient norms are in ${dump}`;
 }
 
-/** Compares the weights of all ranks by a hash of all bits. Null if they are equal, else a line that names the ranks. */
-export function differingWeights(world: World, parameters: readonly Parameter[]): string | null {
-  if (world.size === 1) return null;
+/**
+ * Compares the weights of all ranks. If they differ, writes .anomaly_type and .HALT on rank 0 and returns one line for a
+ * person; null if they are equal.
+ */
+export function reportDifferingWeights(
+  outDir: string,
+  step: number,
+  parameters: readonly Parameter[],
+  world: World,
+): string | null {
+  const ranks = differingRanks(parameters, world);
+  if (ranks.length === 0) return null;
+  const line =
+    `the weights differ between ranks: ${ranks.join(', ')} not as the others, ` +
+    `after step ${step}; the last checkpoint is from before`;
+  if (world.isFirst) {
+    writeAnomaly(outDir, 'ranks_differ');
+    writeHalt(outDir, line);
+  }
+  return line;
+}
+
+/** The ranks whose weights, by a hash of all bits, are not those of most ranks. */
+function differingRanks(parameters: readonly Parameter[], world: World): string[] {
+  if (world.size === 1) return [];
   const hash = createHash('sha1');
   for (const { value } of parameters) hash.update(value.readBytes());
   const hashes = world.agreement.gather(hash.digest('hex'));
   const count = (value: string) => hashes.filter((one) => one === value).length;
   const usual = hashes.reduce((best, value) => (count(value) > count(best) ? value : best));
-  const others = hashes.flatMap((one, rank) => (one === usual ? [] : [`${rank} on ${world.members[rank].host}`]));
-  return others.length === 0
-    ? null
-    : `the weights differ between ranks: rank ${others.join(', rank ')} not as the others`;
+  return hashes.flatMap((one, rank) => (one === usual ? [] : [`rank ${rank} on ${world.members[rank].host}`]));
 }
 
 /** SIGUSR1: writes where the run is, as Node's report without its environment section, which may hold credentials. */

@@ -9,8 +9,7 @@
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
-import { parseSavedConfig } from '../config/parse.js';
-import type { Config } from '../config/schema.js';
+import { type Config, configShape } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
@@ -82,7 +81,8 @@ const savedState = z.strictObject({
   tokens_seen: z.number(),
   spike_count: z.int(),
   skipped_updates: z.int(),
-  config: z.unknown(),
+  /** The rules between keys were checked when the run began; keys that are newer than the checkpoint have their defaults. */
+  config: configShape,
   /** Number of ranks; absent for one. */
   ranks: z.int().min(2).optional(),
 });
@@ -95,7 +95,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     ...(optimizer.name !== DEFAULT_OPTIMIZER && { optimizer: optimizer.name }),
     optimizer_steps: optimizer.steps,
     loader: joinedPosition(loader, world),
-    spikes: { loss: spikes.loss.state, gradient: spikes.gradient.state },
+    spikes,
     first_loss: progress.firstLoss,
     last_loss: progress.lastLoss,
     last_val_loss: progress.lastValLoss,
@@ -152,14 +152,14 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
   if (path === '') return null;
   const found = own ?? openCheckpoint(path, true);
   const parsed = savedState.safeParse(found.state);
-  if (!parsed.success)
-    throw new UsageError(
-      `${join(found.path, CHECKPOINT_FILES.state)}: is not the state of a training run: ${parsed.error.issues[0].message}`,
-    );
+  if (!parsed.success) {
+    const [{ path: key, message }] = parsed.error.issues;
+    const place = join(found.path, CHECKPOINT_FILES.state);
+    throw new UsageError(`${place}: is not the state of a training run: ${[...key, message].join(': ')}`);
+  }
   const saved = parsed.data;
-  const before = parseSavedConfig(saved.config);
-  const changes = checkResume(before, config).map(changeLine);
-  return { found, saved, changes: [...changes, ...rankChanges(before, saved.ranks ?? 1, config, world.size)] };
+  const changes = checkResume(saved.config, config).map(changeLine);
+  return { found, saved, changes: [...changes, ...rankChanges(saved.config, saved.ranks ?? 1, config, world.size)] };
 }
 
 /** Restores everything from a checkpoint. */
@@ -171,8 +171,8 @@ export function restoreTrainingState({ found, saved }: ResumePoint, state: Train
   loadOptimizer(found.path, optimizerFiles(found.manifest), optimizer, exchange.trained, model.parameters);
   optimizer.steps = saved.optimizer_steps;
   state.loader.restore(saved.loader);
-  state.spikes.loss.restore(saved.spikes.loss);
-  state.spikes.gradient.restore(saved.spikes.gradient);
+  Object.assign(state.spikes.loss, saved.spikes.loss);
+  Object.assign(state.spikes.gradient, saved.spikes.gradient);
   Object.assign(state.progress, {
     step: saved.step,
     firstLoss: saved.first_loss,

@@ -12,12 +12,12 @@ import type { CudaGraph } from '../device/cuda/stream.js';
 import type { Device } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
-import { bytesOf } from '../numbers.js';
+import { kernelOptions } from '../model/kernels.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { fp8Refusal } from '../ops/linear/fp8.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
-import { Tensor } from '../tensor/tensor.js';
+import { bytesOf, Tensor } from '../tensor/tensor.js';
 import { BatchUploader, type DeviceBatch } from './batches.js';
 import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
 import {
@@ -203,11 +203,13 @@ export class DeviceStepper implements Stepper {
   #launch(weights: readonly number[]): Outputs {
     const { optimizer, config, exchange, model } = this.#context;
     // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
-    const telemetry = config.runtime.aux_stats ? new StepTelemetry(this.#device, model.shape, true) : null;
+    const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
+    telemetry?.begin(true);
     const counters = this.#counters;
     const before = counters.portable;
-    const extras = { observer: telemetry ?? undefined, counters };
-    const means = launchGradients(this.#context, this.#inputs, weights, extras);
+    const kernels = { ...kernelOptions(config), counters };
+    const observer = telemetry ?? undefined;
+    const means = launchGradients(this.#context, this.#inputs, weights, { observer, kernels });
     this.#refusedPerStep = counters.portable - before;
     const sums = this.#norms.launch(exchange.gradients);
     exchange.reduceSums(sums);

@@ -89,7 +89,7 @@ export async function evaluateSource(
 ): Promise<SourceEvaluation> {
   const { data } = config;
   const part = data.val_fraction > 0 || data.val_path !== null ? 'validation' : 'all';
-  const { loader } = await openTrainingData(config, say, warn, {
+  const loader = await openTrainingData(config, say, warn, {
     environment,
     evaluate: part,
     ...(terminal && { terminal }),

@@ -26,37 +26,40 @@ export const NOTHING_OBSERVED: Observed = { gates: null, selection: null, attent
 const SAMPLED_PAIRS = 128;
 
 /**
- * Collects during the forward passes of one step. Nine numbers per layer stay on the device for the gates, and, if `sampled`,
- * a few kilobytes per layer for the selection of the first micro-batch.
+ * Collects during the forward passes of a step. Nine numbers per layer stay on the device for the gates, and in a sampled
+ * step a few kilobytes per layer for the selection of the first micro-batch. Usable again after `free`.
  */
 export class StepTelemetry implements Observer {
-  readonly #device: Device;
+  readonly #model: { readonly device: Device; readonly shape: ModelShape };
   readonly #gateSums: Tensor[] = [];
-  readonly #shape: ModelShape;
-  readonly #isSampled: boolean;
   readonly #samples: Tensor[] = [];
   /** Indices of the layers that have gates and a selection. */
   readonly #layers: readonly number[];
+  #isSampled = false;
   #selection: Tensor | null = null;
 
-  constructor(device: Device, shape: ModelShape, isSampled: boolean) {
-    this.#device = device;
-    this.#shape = shape;
+  /** The number of selected blocks in the model's shape may change between steps. */
+  constructor(model: { readonly device: Device; readonly shape: ModelShape }) {
+    this.#model = model;
+    this.#layers = sparseLayers(model.shape);
+  }
+
+  /** Before the forward passes of a step. */
+  begin(isSampled: boolean): void {
     this.#isSampled = isSampled;
-    this.#layers = sparseLayers(shape);
   }
 
   gates(_layer: number, gates: Tensor): void {
-    this.#gateSums.push(gateSums(this.#device, gates));
+    this.#gateSums.push(gateSums(this.#model.device, gates));
   }
 
   /** The number of selected blocks depends on sequence lengths only, so one layer stands for all. */
   selected(layer: number, selected: Tensor): void {
     const index = this.#layers.indexOf(layer);
-    if (index === 0) this.#selection ??= selectionCounts(this.#device, selected);
+    if (index === 0) this.#selection ??= selectionCounts(this.#model.device, selected);
     // Recomputed layers and later micro-batches call again: the first call of each layer counts.
     if (this.#isSampled && index === this.#samples.length)
-      this.#samples.push(sampleSelection(this.#device, selected, SAMPLED_PAIRS));
+      this.#samples.push(sampleSelection(this.#model.device, selected, SAMPLED_PAIRS));
   }
 
   /**
@@ -72,11 +75,11 @@ export class StepTelemetry implements Observer {
   }
 
   #byLayer(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
-    const { nKvGroups: groups, nsa } = this.#shape;
+    const { nKvGroups: groups, nsa, nLayers } = this.#model.shape;
     const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
     const sampled = { groups, slots: nsa.nSel, blockSize: nsa.lSel, ...forcedBlocks(nsa) };
     const statistics = attentionStatistics(layers, sampled, batch);
-    const isWhole = this.#layers.length === this.#shape.nLayers;
+    const isWhole = this.#layers.length === nLayers;
     return isWhole ? statistics : { ...statistics, sparse_layers: this.#layers };
   }
 

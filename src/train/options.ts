@@ -5,7 +5,7 @@ import type { Terminal } from '../live-line.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
 import type { World } from './ranks/world.js';
 import type { CheckpointRecord, EvaluationRecord, StepRecord } from './records.js';
-import type { SignalSource } from './signals.js';
+import type { SignalSource } from './requests.js';
 
 /** How a run ended. */
 export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';

@@ -1,18 +1,17 @@
-/** What a run writes about its steps: CSV files, heartbeats, TensorBoard events, and lines on the terminal. */
+/** What a run writes about its steps: CSV files, heartbeats, TensorBoard events. Lines for a person are in report.ts. */
 import type { Config } from '../config/schema.js';
 import type { LoaderTelemetry } from '../data/loader.js';
 import type { SparseStartState } from '../model/sparse-start.js';
 import type { GateStatistics } from '../ops/attention/gate/op.js';
 import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
-import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
-import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../run/logs/heartbeat.js';
-import { JsonLinesWriter } from '../run/logs/log-file.js';
+import { type CsvRow, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import type { HeartbeatFields, SectionName } from '../run/logs/heartbeat.js';
+import { type Log, openCsv, openHeartbeats, openJsonLines, openSection, openTensorboard } from '../run/logs/log.js';
 import type { LogThread } from '../run/logs/log-thread.js';
-import { TensorboardWriter } from '../run/logs/tensorboard.js';
+import type { TensorboardEvent } from '../run/logs/tensorboard.js';
 import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 import type { AttentionStatistics } from './observers.js';
-import type { TrainingStep } from './trainer.js';
 
 /** The facts of one optimizer step, as a run records them. */
 export interface StepRecord {
@@ -57,17 +56,19 @@ export interface CheckpointRecord {
 export class RunRecords {
   #position: { readonly section: SectionName; readonly step: number } = { section: 'boot', step: 0 };
   readonly #logThread: LogThread;
-  readonly #heartbeat: HeartbeatWriter;
-  readonly #section: SectionWriter;
-  readonly #training: CsvWriter<typeof TRAINING_CSV> | null = null;
-  readonly #val: CsvWriter<typeof VAL_CSV> | null = null;
-  readonly #kStats: CsvWriter<typeof K_STATS_CSV> | null = null;
-  readonly #counters: CsvWriter<typeof FALLBACK_COUNTERS_CSV> | null = null;
+  readonly #heartbeat: Log<HeartbeatFields>;
+  readonly #section: Log<{ section: SectionName; step: number }>;
+  readonly #training: Log<CsvRow<typeof TRAINING_CSV>> | null = null;
+  readonly #val: Log<CsvRow<typeof VAL_CSV>> | null = null;
+  readonly #kStats: Log<CsvRow<typeof K_STATS_CSV>> | null = null;
+  readonly #counters: Log<CsvRow<typeof FALLBACK_COUNTERS_CSV>> | null = null;
   readonly #paths: RunPaths;
-  #attention: JsonLinesWriter | null = null;
-  #samples: JsonLinesWriter | null = null;
-  readonly #tensorboard: TensorboardWriter | null = null;
-  readonly #writers: { flush(): boolean; close(): void; readonly drops: number }[];
+  readonly #rank: number;
+  #attention: Log<{ step: number } & AttentionStatistics> | null = null;
+  #samples: Log<{ step: number; text: string }> | null = null;
+  readonly #tensorboard: Log<TensorboardEvent> | null = null;
+  /** All but the section, which is not worth waiting for. */
+  readonly #logs: Pick<Log<unknown>, 'drops' | 'flush' | 'close'>[];
 
   /** Rows after `resumedFrom` are removed: the resumed run writes them again. `logThread` does the writing. */
   constructor(
@@ -79,27 +80,28 @@ export class RunRecords {
   ) {
     this.#logThread = logThread;
     this.#paths = paths;
-    this.#section = new SectionWriter(paths.section(rank), rank, { logThread });
-    this.#heartbeat = new HeartbeatWriter(paths.heartbeat(rank), rank, { logThread, world: size });
-    this.#writers = [this.#heartbeat];
+    this.#rank = rank;
+    this.#section = openSection(paths.section(rank), rank, { logThread });
+    this.#heartbeat = openHeartbeats(paths.heartbeat(rank), rank, { logThread, world: size });
+    this.#logs = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {
       const options = { logThread, keepThrough: resumedFrom };
-      this.#training = new CsvWriter(paths.training, TRAINING_CSV, options);
-      this.#val = new CsvWriter(paths.val, VAL_CSV, options);
-      this.#kStats = new CsvWriter(paths.kStats, K_STATS_CSV, options);
-      this.#counters = new CsvWriter(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
-      this.#writers.push(this.#training, this.#val, this.#kStats, this.#counters);
+      this.#training = openCsv(paths.training, TRAINING_CSV, options);
+      this.#val = openCsv(paths.val, VAL_CSV, options);
+      this.#kStats = openCsv(paths.kStats, K_STATS_CSV, options);
+      this.#counters = openCsv(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
+      this.#logs.push(this.#training, this.#val, this.#kStats, this.#counters);
     }
     if (config.runtime.tb) {
-      this.#tensorboard = new TensorboardWriter(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
-      this.#writers.push(this.#tensorboard);
+      this.#tensorboard = openTensorboard(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
+      this.#logs.push(this.#tensorboard);
     }
   }
 
   /** Records that were dropped because the file system failed or hung. */
   get drops(): number {
-    return this.#writers.reduce((total, { drops }) => total + drops, 0);
+    return this.#logs.reduce((total, { drops }) => total + drops, 0);
   }
 
   /** At the end of a run: dropped records, and those that a hung file system still holds up. */
@@ -115,13 +117,13 @@ export class RunRecords {
   /** Records what the rank does from now on, for watchdogs. */
   enter(section: SectionName, step: number): void {
     this.#position = { section, step };
-    this.#section.enter(section, step);
+    this.#section.write({ section, step });
   }
 
   /** Records that the rank waits for others, and that it continues. */
   wait(isWaiting: boolean): void {
     const { section, step } = this.#position;
-    this.#section.enter(isWaiting ? 'wait' : section, step);
+    this.#section.write({ section: isWaiting ? 'wait' : section, step });
   }
 
   /** A heartbeat besides those of steps: start, checkpoint, halt and the like. */
@@ -129,9 +131,9 @@ export class RunRecords {
     this.#heartbeat.write(fields);
   }
 
-  /** The heartbeat of a step: every step has one. */
-  writeHeartbeat(record: StepRecord): void {
-    const { gates, selection, sparseStart } = record;
+  /** The heartbeat of a step: every step has one. Rank 0 also records the attention by layer, where that was observed. */
+  writeStep(record: StepRecord): void {
+    const { gates, selection, sparseStart, attention } = record;
     this.#heartbeat.write({
       step: record.step,
       msg: 'progress',
@@ -162,155 +164,76 @@ export class RunRecords {
       ...(record.loader && { docs_seen: record.loader.documents, queue_fill: record.loader.queueFill }),
       data: record.data,
     });
-  }
-
-  /** A line of attention.jsonl. */
-  writeAttention(step: number, statistics: AttentionStatistics): void {
+    if (attention === null || this.#rank !== 0) return;
     this.#attention ??= this.#open(this.#paths.attention);
-    this.#attention.write(step, statistics);
+    this.#attention.write({ step: record.step, ...attention });
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
   writeSample(step: number, text: string): void {
     this.#samples ??= this.#open(this.#paths.samples);
-    this.#samples.write(step, { text });
+    this.#samples.write({ step, text });
   }
 
   /** Opens a file that only some runs have. */
-  #open(path: string): JsonLinesWriter {
-    const writer = new JsonLinesWriter(path, { logThread: this.#logThread });
-    this.#writers.push(writer);
-    return writer;
+  #open(path: string): Log<{ step: number }> {
+    const log = openJsonLines(path, { logThread: this.#logThread });
+    this.#logs.push(log);
+    return log;
   }
 
   /** CSV rows and TensorBoard events of a logged step (train.log_every). */
   writeRow(record: StepRecord): void {
     const { step, loss, learningRate, tokensPerSecond, gates, selection, sparseStart, counters } = record;
-    this.#training?.append({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
+    this.#training?.write({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
     if (selection) {
       const { mean, max, percentAtMax } = selection;
-      this.#kStats?.append({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
+      this.#kStats?.write({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
     }
-    for (const [counter, count] of Object.entries(counters)) this.#counters?.append({ step, counter, count });
-    this.#tensorboard?.scalars(step, {
-      'train/loss': loss,
-      'train/lr': learningRate,
-      'train/toks_per_s': tokensPerSecond,
-      'train/grad_norm': record.gradientNorm,
-      ...(gates && {
-        'gate/entropy_mean': gates.entropyMean,
-        'gate/entropy_min': gates.entropyMin,
-        'gate/max_gate_mean': gates.maxMean,
-        'gate/max_gate': gates.max,
-        'gate/collapse_frac': gates.collapseFraction,
-        'gate/share_cmp': gates.shares[0],
-        'gate/share_sel': gates.shares[1],
-        'gate/share_win': gates.shares[2],
-      }),
-      ...(selection && {
-        'sel/k_mean': selection.mean,
-        'sel/k_max': selection.max,
-        'sel/pct_at_max': selection.percentAtMax,
-      }),
-      ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
-      'mem/allocated_mib': record.memoryMib.allocated,
-      'mem/reserved_mib': record.memoryMib.reserved,
+    for (const [counter, count] of Object.entries(counters)) this.#counters?.write({ step, counter, count });
+    this.#tensorboard?.write({
+      step,
+      scalars: {
+        'train/loss': loss,
+        'train/lr': learningRate,
+        'train/toks_per_s': tokensPerSecond,
+        'train/grad_norm': record.gradientNorm,
+        ...(gates && {
+          'gate/entropy_mean': gates.entropyMean,
+          'gate/entropy_min': gates.entropyMin,
+          'gate/max_gate_mean': gates.maxMean,
+          'gate/max_gate': gates.max,
+          'gate/collapse_frac': gates.collapseFraction,
+          'gate/share_cmp': gates.shares[0],
+          'gate/share_sel': gates.shares[1],
+          'gate/share_win': gates.shares[2],
+        }),
+        ...(selection && {
+          'sel/k_mean': selection.mean,
+          'sel/k_max': selection.max,
+          'sel/pct_at_max': selection.percentAtMax,
+        }),
+        ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
+        'mem/allocated_mib': record.memoryMib.allocated,
+        'mem/reserved_mib': record.memoryMib.reserved,
+      },
     });
   }
 
   /** Row, TensorBoard events and heartbeat of an evaluation. */
   writeEvaluation(step: number, { loss, perplexity }: Evaluation): void {
-    this.#val?.append({ step, val_loss: loss, ppl: perplexity });
-    this.#tensorboard?.scalars(step, { 'val/loss': loss, 'val/ppl': perplexity });
+    this.#val?.write({ step, val_loss: loss, ppl: perplexity });
+    this.#tensorboard?.write({ step, scalars: { 'val/loss': loss, 'val/ppl': perplexity } });
     this.#heartbeat.write({ step, msg: 'eval', loss });
   }
 
   /** Before a checkpoint, whose rows must be on the disk first. False if the disk did not take them all. */
   flush(): boolean {
-    return this.#writers.map((writer) => writer.flush()).every((isThere) => isThere);
+    return this.#logs.map((log) => log.flush()).every((isThere) => isThere);
   }
 
   close(): void {
-    for (const writer of this.#writers) writer.close();
+    for (const log of this.#logs) log.close();
     this.#section.close();
   }
-}
-
-/** Fetches that the percentiles cover. */
-const KEPT = 256;
-
-/** Percentiles of the time that fetching recent batches took. */
-export class FetchTimes {
-  readonly #recent: number[] = [];
-
-  add(seconds: number): void {
-    this.#recent.push(seconds);
-    if (this.#recent.length > KEPT) this.#recent.shift();
-  }
-
-  /** A percentile in milliseconds; `share` 0.5 is the median. */
-  percentileMs(share: number): number {
-    if (this.#recent.length === 0) return 0;
-    const sorted = [...this.#recent].sort((a, b) => a - b);
-    return 1000 * sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-  }
-}
-
-/** `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form that runbooks parse; `dropped` are log records. */
-export function stepLine(record: StepRecord, dropped = 0): string {
-  return [
-    `step ${String(record.step).padStart(4, '0')}`,
-    `loss ${record.loss.toFixed(4)}`,
-    `lr ${exponent(record.learningRate)}`,
-    `toks/s ${record.tokensPerSecond.toFixed(0)}`,
-    ...(record.mfu === null ? [] : [`mfu ${(100 * record.mfu).toFixed(1)}%`]),
-    `grad_norm ${record.gradientNorm.toFixed(2)}`,
-    `fetch ${(1000 * record.fetchSeconds).toFixed(0)}ms`,
-    `fetch_p50 ${record.fetchP50Ms.toFixed(0)}ms`,
-    `fetch_p95 ${record.fetchP95Ms.toFixed(0)}ms`,
-    ...sparseStartText(record.sparseStart),
-    ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
-  ].join(' | ');
-}
-
-/** The warning about a step whose loss or gradient norm was unusual. */
-export function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
-  const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
-  return (
-    `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
-    (isSkipped ? '; update skipped' : '')
-  );
-}
-
-/** runtime.debug_timing: how a step's time was spent. */
-export function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
-  const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
-  return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
-}
-
-function sparseStartText(state: SparseStartState | null): string[] {
-  return state ? [`n_sel ${state.nSel}`, `gate_released ${(100 * state.releasedShare).toFixed(1)}%`] : [];
-}
-
-/** 3.00e-04: two digits of exponent, as C prints it. */
-function exponent(value: number): string {
-  return value.toExponential(2).replace(/e([+-])(\d)$/, 'e$10$2');
-}
-
-/** h:mm:ss or m:ss. */
-export function duration(seconds: number): string {
-  if (!Number.isFinite(seconds)) return '?';
-  const whole = Math.round(seconds);
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
-  const two = (value: number) => String(value).padStart(2, '0');
-  return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
-}
-
-const BAR_WIDTH = 24;
-
-/** The live line of a run. */
-export function progressText(step: number, steps: number, loss: number, rate: number, secondsLeft: number): string {
-  const filled = Math.round((BAR_WIDTH * step) / steps);
-  const bar = `${'█'.repeat(filled)}${'░'.repeat(BAR_WIDTH - filled)}`;
-  return `${bar} ${step}/${steps}  loss ${loss.toFixed(3)}  ${rate.toFixed(0)} tok/s  ${duration(secondsLeft)} left`;
 }

@@ -12,9 +12,9 @@ import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
-import type { ModelShape } from '../model/shape.js';
+import { computeDtype, type ModelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
-import type { AttentionCounters } from '../ops/attention/counters.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
 import { Muon } from '../ops/muon/op.js';
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
@@ -102,7 +102,7 @@ export function createOptimizer(
     ...adamw,
     momentum: train.muon_momentum,
     learningRateRatio: train.muon_lr_ratio,
-    dtype: runtime.precision === 'bf16' && model.device.kind === 'cuda' ? 'bf16' : 'f32',
+    dtype: computeDtype(runtime, model.device.kind),
   });
 }
 
@@ -173,32 +173,32 @@ export interface Stepper {
 /** Runs training steps from the host. */
 export class HostStepper implements Stepper {
   readonly #context: StepContext;
+  readonly #kernels: SparseOptions;
+  readonly #telemetry: StepTelemetry | null;
   #inputs: StepInputs | null = null;
   #norm = 0;
-  #telemetry: StepTelemetry | null = null;
   #comparisons: number[] = [];
   #held: readonly DeviceBatch[] = [];
   #means: readonly Tensor[] = [];
 
   constructor(context: StepContext) {
+    const { runtime } = context.config;
+    const onCompare = (error: number) => void this.#comparisons.push(error);
     this.#context = context;
+    this.#kernels = { ...kernelOptions(context.config), ...(runtime.debug_compare && { onCompare }) };
+    this.#telemetry = runtime.aux_stats ? new StepTelemetry(context.model) : null;
   }
 
   launch(inputs: StepInputs): void {
     const { model, config, uploader } = this.#context;
-    const { runtime } = config;
     this.#inputs = inputs;
     this.#comparisons = [];
-    this.#telemetry = runtime.aux_stats
-      ? new StepTelemetry(model.device, model.shape, inputs.isDetailed ?? false)
-      : null;
+    this.#telemetry?.begin(inputs.isDetailed ?? false);
     const telemetry = this.#telemetry ?? undefined;
+    const observer = config.runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry;
     this.#held = inputs.batches.map((batch) => uploader.upload(batch));
-    const options: ForwardExtras = {
-      observer: runtime.strict_asserts ? strictObserver(model.shape, telemetry) : telemetry,
-      ...(runtime.debug_compare && { onCompare: (error: number) => void this.#comparisons.push(error) }),
-    };
-    this.#means = launchGradients(this.#context, this.#held, targetWeights(inputs.batches, inputs.targets), options);
+    const weights = targetWeights(inputs.batches, inputs.targets);
+    this.#means = launchGradients(this.#context, this.#held, weights, { observer, kernels: this.#kernels });
   }
 
   read(): StepResult {
@@ -245,21 +245,12 @@ export function weightedLoss(means: readonly Tensor[], weights: readonly number[
   return means.reduce((loss, mean, i) => loss + mean.item() * weights[i], 0);
 }
 
-/** What one step adds to the options of its forward passes. */
-export interface ForwardExtras {
-  readonly observer: ForwardOptions['observer'];
-  /** Receives the relative error of every comparison with the reference (runtime.debug_compare). */
-  readonly onCompare?: (relativeError: number) => void;
-  /** Counts which attention kernels ran. */
-  readonly counters?: AttentionCounters;
-}
-
 /** Forward and backward over the micro-batches, without waiting; returns their mean losses, which the caller frees. */
 export function launchGradients(
   { model, config, exchange, loss }: Pick<StepContext, 'model' | 'config' | 'exchange' | 'loss'>,
   batches: readonly DeviceBatch[],
   weights: readonly number[],
-  { observer, ...kernels }: ForwardExtras = { observer: undefined },
+  { observer, kernels = kernelOptions(config) }: Pick<ForwardOptions, 'observer' | 'kernels'> = {},
 ): Tensor[] {
   for (const parameter of model.parameters) parameter.clearGradient();
   const means = batches.map((batch, i) => {
@@ -267,7 +258,7 @@ export function launchGradients(
     const tape = new Tape(model.device, { fp8: config.runtime.fp8 });
     const options: ForwardOptions = {
       layout: batch.layout,
-      kernels: { ...kernelOptions(config), ...kernels },
+      kernels,
       checkpointing: config.runtime.gradient_checkpointing,
       observer,
     };

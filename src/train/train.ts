@@ -13,11 +13,10 @@ import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device } from '../device/device.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { type LocatedModel, locateModel } from '../infer/load-model.js';
-import { LiveLine } from '../live-line.js';
 import { auditKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
-import { type ModelShape, modelShape } from '../model/shape.js';
+import { computeDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
 import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
@@ -32,8 +31,9 @@ import { expectFp8 } from './device-stepper.js';
 import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RunRecords } from './records.js';
-import { isEvaluationDue, type RankLogger, Run } from './run.js';
-import { watchSignals } from './signals.js';
+import { RankLogger } from './report.js';
+import { RequestWatch } from './requests.js';
+import { isEvaluationDue, Run } from './run.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
@@ -69,7 +69,7 @@ async function openAndRun(
 ): Promise<TrainResult> {
   const { config, device, resume = null } = options;
   const { agreement, rank, isFirst } = world;
-  const log = rankLogger(options, world);
+  const log = new RankLogger(options, world);
   checkSupported(config, device, world, log);
   if (resume === null && isFirst) refuseUsedFolder(config.train.out_dir);
   const folder = await agreement.firstThenOthers(() => new RunFolder(config.train.out_dir, rank));
@@ -88,12 +88,12 @@ async function openAndRun(
   // One rank per machine tokenises; the others find the result in the cache.
   const opened = await agreement.firstThenOthers(open, world.isFirstOfHost);
   // With a GPU the host has time to prepare the next batches while the device computes.
-  const loader = device.kind === 'cuda' ? new AheadLoader(opened.loader) : opened.loader;
+  const loader = device.kind === 'cuda' ? new AheadLoader(opened) : opened;
   onEnd(() => loader.close());
 
   device.pool.resetPeak(); // the run reports its own memory
   const shape = modelShape(config, loader.vocabSize);
-  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config, device));
+  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config.runtime, device.kind));
   onEnd(() => model.free());
   if (initial !== null) {
     expectShape(initial, shape);
@@ -126,43 +126,21 @@ async function openAndRun(
   else if (resume !== null) log.say('no checkpoint yet: starting from step 0');
   if (isFirst) writeDescription(folder, config, device, world);
 
-  const dump = () => {
+  const dump = (): void => {
     const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank${rank}`);
     writeStackDump(path, records.position);
     log.warnOwn(`SIGUSR1: wrote ${path}`);
   };
-  const signals = watchSignals(dump, options.signals ?? null);
-  onEnd(() => signals.end());
+  const halt = isFirst ? folder.paths.halt : null;
+  const requests = new RequestWatch({ signals: options.signals ?? null, abort: options.signal, halt, dump });
+  onEnd(() => requests.end());
   records.enter('boot', step);
   records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
   await warmUp(loader, config, log.warnOwn);
-  records.writeEvent({ step, msg: 'loader_ready', data: opened.data() });
+  records.writeEvent({ step, msg: 'loader_ready', data: loader.source ?? config.data.source });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
-  const run = new Run({
-    options,
-    config,
-    world,
-    folder,
-    model,
-    trainer,
-    records,
-    log,
-    data: opened.data,
-    live: new LiveLine(isFirst ? (options.terminal ?? null) : null),
-    requests: signals.requests,
-    resumedFrom: point?.found.step ?? null,
-  });
+  const run = new Run({ folder, model, trainer, records, log, requests, options });
   return await run.execute(isEvaluationMissing(point, folder, config, world));
-}
-
-function rankLogger({ say = () => {}, warn = warnOnStderr }: TrainOptions, { isFirst, rank }: World): RankLogger {
-  const ignore = () => {};
-  if (isFirst) return { say, warn, warnOwn: warn };
-  return { say: ignore, warn: ignore, warnOwn: (line) => warn(`rank ${rank}: ${line}`) };
-}
-
-function warnOnStderr(line: string): void {
-  console.warn(`warning: ${line}`);
 }
 
 function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
@@ -261,10 +239,6 @@ function kernelSettings(runtime: Config['runtime']): string[] {
   const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
   const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
   return [...switches, ...lengths];
-}
-
-function computeDtype({ runtime }: Config, device: Device): 'f32' | 'bf16' {
-  return runtime.precision === 'bf16' && device.kind === 'cuda' ? 'bf16' : 'f32';
 }
 
 /** The model of `train.init_from`: its files are checked before data is read. */

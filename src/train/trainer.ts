@@ -8,7 +8,7 @@ import { type SparseStart, type SparseStartState, sparseStartOf } from '../model
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import type { Optimizer } from '../tensor/optimizer.js';
-import { type Spike, Spikes } from './anomalies.js';
+import { detectSpike, type Spike, type Spikes } from './anomalies.js';
 import { BatchUploader } from './batches.js';
 import {
   findResumePoint,
@@ -134,7 +134,10 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly world: World;
   readonly optimizer: Optimizer;
   readonly exchange: GradientExchange;
-  readonly spikes = new Spikes();
+  readonly spikes: Spikes = {
+    loss: { count: 0, mean: 0, variance: 0 },
+    gradient: { count: 0, mean: 0, variance: 0 },
+  };
   readonly steps: number;
   readonly progress: Progress = {
     step: 0,
@@ -242,7 +245,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     if (!this.#loader && isConfig(data)) {
       const rank = { rank: this.world.rank, world: this.world.size };
       const ignore = () => {};
-      ({ loader: this.#loader } = await openTrainingData(data, ignore, ignore, { rank }));
+      this.#loader = await openTrainingData(data, ignore, ignore, { rank });
     }
     return this.loader;
   }
@@ -289,7 +292,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const result = stepper.read();
     const updating = performance.now();
     if (!result.finite) throw new NonFiniteStep(step, result, batches);
-    const spike = this.spikes.add(result, config.train.spike_z);
+    const spike = detectSpike(this.spikes, result, config.train.spike_z);
     const isSkipped = spike !== null && config.train.spike_skip;
     if (!isSkipped) stepper.update();
     const ended = performance.now();

@@ -14,7 +14,7 @@ writeFileSync(path, 'some words of text '.repeat(200));
 async function open(isTTY: boolean, data: object = {}) {
   const [written, said]: [string[], string[]] = [[], []];
   const config = parseConfig({ data: { path, ...data }, train: { seq_len: 16 } });
-  const { loader } = await openTrainingData(
+  const loader = await openTrainingData(
     config,
     (line) => said.push(line),
     () => {},

@@ -4,17 +4,12 @@ import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { type BuildProgress, type Loader, type LoaderTelemetry, openLoader } from '../data/loader.js';
-import { MORE_TIME } from '../data/sources/http.js';
+import { silentSource } from '../data/sources/http.js';
 import type { Environment } from '../environment.js';
-import { ExitCode, TrefoilError } from '../errors.js';
+import { TrefoilError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
 
 type Say = (line: string) => void;
-export interface TrainingData {
-  readonly loader: Loader;
-  /** The source of the tokens: `synthetic` after a fallback. */
-  readonly data: () => string;
-}
 
 /** This process among the ranks of a run. */
 export interface Rank {
@@ -37,7 +32,7 @@ export async function openTrainingData(
   say: Say,
   warn: Say,
   options: OpenDataOptions = {},
-): Promise<TrainingData> {
+): Promise<Loader> {
   const { source, path, synthetic_on_fail: mayReplace } = config.data;
   const openSynthetic = () =>
     openLoader({ ...config, data: { ...config.data, source: 'synthetic', path: null } }, { ...options.rank });
@@ -48,13 +43,12 @@ export async function openTrainingData(
     say(
       `data: ${source}${path ? ` ${path}` : ''}, ${tokens}${known ? `, ${loader.validationSamples} validation samples` : ''}`,
     );
-    if (!mayReplace || source === 'synthetic') return { loader, data: () => source };
-    const fallback = new FallbackLoader(loader, await openSynthetic(), (error) => warn(replacedLine(error)));
-    return { loader: fallback, data: () => (fallback.replaced ? 'synthetic' : source) };
+    if (!mayReplace || source === 'synthetic') return loader;
+    return new FallbackLoader(loader, await openSynthetic(), (error) => warn(replacedLine(error)));
   } catch (error) {
     if (!(error instanceof TrefoilError) || !mayReplace || source === 'synthetic') throw error;
     warn(replacedLine(error));
-    return { loader: await openSynthetic(), data: () => 'synthetic' };
+    return await openSynthetic();
   }
 }
 
@@ -151,9 +145,7 @@ class StallLimit {
     this.exceeded.catch(() => {}); // no-op handler, so that an unawaited rejection does not crash the process
     this.#timer = setInterval(
       () => {
-        if (performance.now() - this.#last < seconds * 1000) return;
-        const remedy = `check the source, or ${MORE_TIME}`;
-        fail(new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource));
+        if (performance.now() - this.#last >= seconds * 1000) fail(silentSource(seconds));
       },
       Math.min(1000, seconds * 250),
     );
@@ -172,7 +164,7 @@ class StallLimit {
  * Switches to synthetic tokens when its source fails (--synthetic-on-fail). The position is always that of the real source,
  * so a run that is resumed later continues where real data ended.
  */
-export class FallbackLoader implements Loader {
+class FallbackLoader implements Loader {
   readonly vocabSize: number;
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
@@ -190,9 +182,8 @@ export class FallbackLoader implements Loader {
     this.samplesPerEpoch = real.samplesPerEpoch;
   }
 
-  /** Whether batches are synthetic now. */
-  get replaced(): boolean {
-    return this.#replaced;
+  get source(): string | undefined {
+    return this.#replaced ? this.#standIn.source : this.#real.source;
   }
 
   /** 0 while the source is replaced: a loss on random tokens would look like a measurement. */

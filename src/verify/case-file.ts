@@ -4,7 +4,6 @@
  */
 
 import { UsageError } from '../errors.js';
-import { bytesOf } from '../numbers.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { validateShapes } from '../ops/attention/shape.js';
 import {
@@ -14,6 +13,7 @@ import {
   type TensorToWrite,
   toFloat64,
 } from '../run/safetensors.js';
+import { bytesOf } from '../tensor/tensor.js';
 import {
   FILE_NAMES,
   gradientName,

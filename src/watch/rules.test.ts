@@ -207,6 +207,12 @@ describe('rules of time', () => {
     expect(levelOf('memory')).toBe('yellow');
   });
 
+  it('memory: what the first evaluation and the first checkpoint add once is no leak', () => {
+    const grow = (step: number) => ({ gpu_mem_reserved: step < 100 ? 1000 : step < 150 ? 1500 : 1800 });
+    run.steps(1, 200, 10, grow);
+    expect(levelOf('memory')).toBe('green');
+  });
+
   it('marks: .HALT is a warning, .anomaly_type an alarm', () => {
     run.steps(1, 5, 1);
     expect([levelOf('halt'), levelOf('anomaly')]).toEqual(['green', 'green']);
@@ -345,5 +351,19 @@ describe('the watchdog', () => {
     run.write({ step: 0, msg: 'boot', detail: 'resumed' });
     run.steps(31, 40, 1);
     expect(watchdog.tick().rows.find(({ rule }) => rule === 'loss')!.level).toBe('green');
+  });
+
+  it('does not judge a new process, before it has written anything, by what a killed one left behind', () => {
+    const watchdog = watchdogOf(run, true);
+    run.lock('dead');
+    run.steps(1, 30, 1, last(71, { loss: Number.NaN }));
+    run.section('step', 31);
+    run.now += LIMITS.deadlineStep + LIMITS.heartbeatStall + 1;
+    run.lock('alive', run.now);
+    expect(watchdog.tick().alerts).toEqual([]);
+    expect(readHalt(folder.path)).toBeUndefined();
+    // It has as long as any other to write its first heartbeat.
+    run.now += LIMITS.heartbeatStall + 1;
+    expect(watchdog.tick().alerts.map(({ rule }) => rule)).toEqual(['heartbeat']);
   });
 });

@@ -33,6 +33,8 @@ const SAMPLES = 64;
 const SLOW_SHARE = 0.9;
 const MEMORY_GROWTH = 1.1;
 const MEMORY_FLOOR_MIB = 64;
+/** A leak grows again and again; the first evaluation and the first checkpoint each grow the memory once. */
+const MEMORY_RISES = 4;
 /** Allowed difference in steps: ranks do not write their heartbeats at the same moment. */
 const RANK_STEPS = 2;
 
@@ -41,10 +43,14 @@ export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf):
   const first = view.ranks[0].rank;
   const ofRun = [...processRows(state, limits), ...markRows(view), ...rankRows(view)];
   const several = view.ranks.length > 1;
+  const start = startOf(view);
   return [
     ...ofRun.map((row) => ({ ...row, rank: first, anomaly: row.rule })),
     ...view.ranks.flatMap((rankView) => {
-      const rows = [...livenessRows(rankView, state, limits, ageOf), ...numberRows(view, rankView, limits)];
+      const rows = [
+        ...livenessRows(rankView, state, limits, ageOf, start),
+        ...numberRows(view, rankView, limits, start),
+      ];
       const suffix = several ? ` rank${rankView.rank}` : '';
       return rows.map((row) => ({
         ...row,
@@ -54,6 +60,15 @@ export function healthFindings(view: RunView, limits: Thresholds, ageOf: AgeOf):
       }));
     }),
   ];
+}
+
+/**
+ * When the process that owns the folder took it, in seconds since 1970. What was written before is of a process that was
+ * killed: the owner must not be judged by it.
+ */
+function startOf({ owner }: RunView): number {
+  const start = owner ? Date.parse(owner.run_start) / 1000 : 0;
+  return Number.isFinite(start) ? start : 0;
 }
 
 const ANOMALY_NAMES: Readonly<Record<string, string>> = {
@@ -106,7 +121,13 @@ function rankRows({ ranks }: RunView): Row[] {
   return [judge('ranks', first - last > RANK_STEPS, 'yellow', value, limit)];
 }
 
-function livenessRows({ rank, beats, section }: RankView, state: RunState, limits: Thresholds, ageOf: AgeOf): Row[] {
+function livenessRows(
+  { rank, beats, section }: RankView,
+  state: RunState,
+  limits: Thresholds,
+  ageOf: AgeOf,
+  start: number,
+): Row[] {
   const last = beats.at(-1);
   if (state.kind === 'ended') return last ? [green('heartbeat', `step ${last.step}, not running`, null)] : [];
   const deadline = section && deadlineOf(section.section, limits);
@@ -114,12 +135,13 @@ function livenessRows({ rank, beats, section }: RankView, state: RunState, limit
   const isOwn =
     state.kind === 'running' &&
     section !== undefined &&
+    section.ts >= start &&
     (last === undefined || section.pid === last.pid || section.ts >= last.ts);
   const inside = isOwn && section ? Math.max(0, ageOf(`section ${rank}`, section.ts)) : 0;
   const isLate = isOwn && deadline !== undefined && inside > deadline;
   const rows: Row[] = [];
   if (last) {
-    const age = ageOf(`beat ${rank}`, last.ts);
+    const age = ageOf(`beat ${rank}`, Math.max(last.ts, start));
     const isSilent = isOwn && section && SILENT_SECTIONS.has(section.section) && !isLate;
     const limit = limits.heartbeatStall;
     if (age < -limit) rows.push(judge('heartbeat', true, 'yellow', `${Math.round(-age)} s in the future`, limit));
@@ -153,9 +175,9 @@ function deadlineOf(section: string, limits: Thresholds): number | undefined {
   }
 }
 
-function numberRows(view: RunView, { rank, beats }: RankView, limits: Thresholds): Row[] {
+function numberRows(view: RunView, { rank, beats }: RankView, limits: Thresholds, start: number): Row[] {
   const path = view.paths.heartbeat(rank);
-  const current = sinceBoot(beats);
+  const current = sinceBoot(beats).filter(({ ts }) => ts >= start);
   const steps = current.filter(({ msg }) => msg === 'progress');
   const last = steps.at(-1);
   return [
@@ -302,7 +324,8 @@ function memoryRow(path: string, last: Heartbeat): Row {
   );
   const after = last.gpu_mem_reserved ?? 0;
   const before = sizes.length >= ENOUGH ? median(sizes.slice(0, sizes.length / 4)) : after;
-  const isGrowing = after > before * MEMORY_GROWTH && after - before > MEMORY_FLOOR_MIB;
+  const rises = sizes.filter((size, i) => i > 0 && size > Math.max(...sizes.slice(0, i))).length;
+  const isGrowing = after > before * MEMORY_GROWTH && after - before > MEMORY_FLOOR_MIB && rises >= MEMORY_RISES;
   return judge('memory', isGrowing, 'yellow', after, `flat (${before} MiB before)`);
 }
 

@@ -33,7 +33,7 @@ async function smoke(options: Options, io: Io): Promise<void> {
   });
   const started = performance.now();
   const opening = openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
-  const { loader } = await whileWaiting(io, `waiting for ${config.data.source}`, opening);
+  const loader = await whileWaiting(io, `waiting for ${config.data.source}`, opening);
   try {
     const times: number[] = [];
     let tokens = 0;

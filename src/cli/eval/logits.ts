@@ -1,38 +1,22 @@
 /** `trefoil eval logits`: the logits of given tokens, for comparisons with other programs. */
-import { type Command, Option } from 'commander';
 import { UsageError } from '../../errors.js';
 import { loadModel } from '../../infer/load-model.js';
 import { sequenceLogits } from '../../infer/logits.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { readSafetensors, toFloat64, writeSafetensors } from '../../run/safetensors.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine } from '../shared/io.js';
-import { threadsOption } from '../shared/options.js';
+import { choice, configured, modelOption, type OptionValues, required, threadsOption } from '../shared/options.js';
 
-interface Options {
-  readonly model: string;
-  readonly in: string;
-  readonly out: string;
-  readonly precision: 'fp32' | 'bf16';
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-}
-
-export function configure(command: Command, io: Io): void {
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .requiredOption('--in <file>', 'safetensors with input_ids, I32 or I64, [S] or [B, S]')
-    .requiredOption('--out <file>', 'safetensors to write: logits F32 [S, vocab] or [B, S, vocab]')
-    .addOption(
-      new Option('--precision <name>', 'type of activations; bf16 needs CUDA')
-        .choices(['fp32', 'bf16'])
-        .default('fp32'),
-    )
-    .addOption(deviceOption('where to compute'))
-    .addOption(threadsOption())
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
+const OPTIONS = {
+  model: modelOption(),
+  in: required('--in <file>', 'safetensors with input_ids, I32 or I64, [S] or [B, S]'),
+  out: required('--out <file>', 'safetensors to write: logits F32 [S, vocab] or [B, S, vocab]'),
+  precision: choice('--precision <name>', 'type of activations; bf16 needs CUDA', ['fp32', 'bf16'], 'fp32'),
+  device: deviceOption('where to compute'),
+  threads: threadsOption(),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 Positions start at 0 in every row. Nothing is padded or masked but by causality.
@@ -41,6 +25,8 @@ The model needs no tokenizer.
 Example:
   trefoil eval logits --model llama --in ids.safetensors --out out.safetensors
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 function run(options: Options, io: Io): void {
   const { shape, rows } = readIds(options.in);

@@ -1,5 +1,4 @@
 /** `trefoil eval loss`: measures the loss of a model on a data source. */
-import { type Command, Option } from 'commander';
 import { DATA_SOURCES } from '../../config/data-sources.js';
 import { parseTrainFlags } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
@@ -13,57 +12,46 @@ import { type LoadedModel, loadModel } from '../../infer/load-model.js';
 import { switchOffBranch } from '../../infer/without-branch.js';
 import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { evaluateSource, type PositionLoss } from '../../train/evaluate.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';
-import { csvOption, jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
+import {
+  configured,
+  csvOption,
+  Flag,
+  flag,
+  jsonOption,
+  modelOption,
+  type OptionValues,
+  parsed,
+  repeated,
+  threadsOption,
+  wholeNumber,
+} from '../shared/options.js';
 import { formatCsv, formatTable, right } from '../shared/table.js';
 
-interface Options {
-  readonly model: string;
-  readonly dataset?: string;
-  readonly localPath?: string;
-  readonly seqLen: number;
-  readonly batchSize: number;
-  readonly batches: number;
-  readonly set?: string[];
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-  readonly byPosition?: boolean;
-  readonly compare?: string[];
-  readonly without?: Branch[];
-  readonly svg?: string;
-  readonly csv?: boolean;
-  readonly json?: boolean;
-}
-
-export function configure(command: Command, io: Io): void {
-  const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .option('--dataset <source>', `data.source: one of ${DATA_SOURCES.join(', ')} (default: implied by the path)`)
-    .option('--local-path <path>', 'data.path: file, folder or pattern of a local source')
-    .addOption(whole('--seq-len <n>', 'tokens of a sample').default(1024))
-    .addOption(whole('--batch-size <n>', 'samples of a batch').default(1))
-    .addOption(whole('--batches <n>', 'at most this many batches').default(64))
-    .option('--set <key=value>', 'set any key of data; may be repeated', (text: string, all: string[] = []) => [
-      ...all,
-      text,
-    ])
-    .addOption(deviceOption('where to compute'))
-    .addOption(threadsOption())
-    .option('--by-position', 'also the loss by the length of the context, in powers of two')
-    .option('--compare <path...>', 'further models to evaluate on the same data')
-    .addOption(new Option('--without <branch...>', 'also with this branch of attention switched off').choices(BRANCHES))
-    .option('--svg <file>', 'with --by-position: write a chart')
-    .addOption(csvOption())
-    .addOption(
-      jsonOption(
-        '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}]}, or {models: [{…, without}]} with --compare or --without',
-      ),
-    )
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
+const OPTIONS = {
+  model: modelOption(),
+  dataset: flag('--dataset <source>', `data.source: one of ${DATA_SOURCES.join(', ')} (default: implied by the path)`),
+  localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
+  seqLen: parsed('--seq-len <n>', 'tokens of a sample', wholeNumber(1), 1024),
+  batchSize: parsed('--batch-size <n>', 'samples of a batch', wholeNumber(1), 1),
+  batches: parsed('--batches <n>', 'at most this many batches', wholeNumber(1), 64),
+  set: repeated('--set <key=value>', 'set any key of data; may be repeated'),
+  device: deviceOption('where to compute'),
+  threads: threadsOption(),
+  byPosition: flag('--by-position', 'also the loss by the length of the context, in powers of two'),
+  compare: flag('--compare <path...>', 'further models to evaluate on the same data'),
+  without: new Flag<Branch[] | undefined>(
+    '--without <branch...>',
+    'also with this branch of attention switched off',
+  ).choices(BRANCHES),
+  svg: flag('--svg <file>', 'with --by-position: write a chart'),
+  csv: csvOption(),
+  json: jsonOption(
+    '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}]}, or {models: [{…, without}]} with --compare or --without',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 The tokenizer is the model's. The source is read from its start, each target
@@ -75,6 +63,8 @@ bpb: bits of loss per byte of UTF-8 text, comparable between tokenizers.
 --without cmp sel win shows what each branch contributes: its gate is set to 0
 in every layer; a softmax gate gives its weight to the other two.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 /** The result for one model, as `--json` prints it. */
 interface Row {

@@ -1,6 +1,6 @@
 /** `trefoil eval needle`: measures retrieval from the context by depth and length. */
 import { join } from 'node:path';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { InvalidArgumentError } from 'commander';
 import { heatMap, percent } from '../../dashboard/report/heat-map.js';
 import { UsageError } from '../../errors.js';
 import { ensureFolder, writeFileAtomic } from '../../files.js';
@@ -9,22 +9,23 @@ import { loadModel } from '../../infer/load-model.js';
 import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
 import { withoutBranch } from '../../infer/without-branch.js';
 import { kernelOptions } from '../../model/kernels.js';
-import type { Branch } from '../../ops/attention/gate/op.js';
+import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { runBlocking } from '../shared/blocking.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber, wholeNumbers } from '../shared/options.js';
+import {
+  choice,
+  configured,
+  flag,
+  jsonOption,
+  modelOption,
+  type OptionValues,
+  parsed,
+  threadsOption,
+  wholeNumber,
+  wholeNumbers,
+} from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
-
-interface Options extends NeedleGrid {
-  readonly model: string;
-  readonly without?: Branch;
-  readonly outDir?: string;
-  readonly device: DeviceChoice;
-  readonly precision?: 'fp32' | 'bf16';
-  readonly threads?: number;
-  readonly json?: boolean;
-}
 
 /** A cell of the grid, with the branch that was disabled. */
 interface Row extends NeedleCell {
@@ -33,48 +34,24 @@ interface Row extends NeedleCell {
 
 const DEPTHS = Array.from({ length: 11 }, (_, i) => 10 * i);
 
-export function configure(command: Command, io: Io): void {
-  const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .addOption(
-      new Option('--lengths <list>', 'context lengths in tokens')
-        .argParser(wholeNumbers(1))
-        .default([4096, 16_384, 65_536]),
-    )
-    .addOption(
-      new Option('--depths <list>', 'positions of the needle, in percent of the context')
-        .argParser(percentages)
-        .default(DEPTHS),
-    )
-    .addOption(whole('--trials <n>', 'cases per length and depth').default(20))
-    .addOption(whole('--records <n>', 'records per case, including the needle').default(16))
-    .addOption(whole('--facts <n>', 'facts per record').default(4))
-    .addOption(new Option('--seed <n>', 'seed of the cases').argParser(wholeNumber(0)).default(1))
-    .addOption(
-      new Option('--without <branch>', 'also measure with the gate of this branch set to zero').choices([
-        'cmp',
-        'sel',
-        'win',
-      ]),
-    )
-    .option('--out-dir <folder>', 'write needle.json and needle.svg')
-    .addOption(deviceOption('where to compute'))
-    .addOption(
-      new Option('--precision <type>', 'type of activations (default: bf16 on CUDA, else fp32)').choices([
-        'fp32',
-        'bf16',
-      ]),
-    )
-    .addOption(threadsOption())
-    .addOption(
-      jsonOption(
-        '{model, step, device, precision, trials, records, facts, seed, seconds, rows: [{without, length, depth, trials, correct, accuracy, recall: {any, layers}}]}',
-      ),
-    )
-    .addHelpText('after', HELP)
-    .action((options: Options) => run(options, io));
-}
+const OPTIONS = {
+  model: modelOption(),
+  lengths: parsed('--lengths <list>', 'context lengths in tokens', wholeNumbers(1), [4096, 16_384, 65_536]),
+  depths: parsed('--depths <list>', 'positions of the needle, in percent of the context', percentages, DEPTHS),
+  trials: parsed('--trials <n>', 'cases per length and depth', wholeNumber(1), 20),
+  records: parsed('--records <n>', 'records per case, including the needle', wholeNumber(1), 16),
+  facts: parsed('--facts <n>', 'facts per record', wholeNumber(1), 4),
+  seed: parsed('--seed <n>', 'seed of the cases', wholeNumber(0), 1),
+  without: choice('--without <branch>', 'also measure with the gate of this branch set to zero', BRANCHES),
+  outDir: flag('--out-dir <folder>', 'write needle.json and needle.svg'),
+  device: deviceOption('where to compute'),
+  precision: choice('--precision <type>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  threads: threadsOption(),
+  json: jsonOption(
+    '{model, step, device, precision, trials, records, facts, seed, seconds, rows: [{without, length, depth, trials, correct, accuracy, recall: {any, layers}}]}',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 For models trained with data.source needle: the cases come from the same
@@ -83,6 +60,8 @@ context, so the argmax of the next token is what greedy decoding would produce.
 The last row is the share of cases in which some layer selected the block that
 holds the answer.
 `;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 function percentages(text: string): number[] {
   const values = wholeNumbers(0)(text);

@@ -1,7 +1,6 @@
 /** `trefoil eval selection`: which blocks a model selects while it reads a text, as numbers, charts and a map. */
 import { existsSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { type Command, Option } from 'commander';
 import { densityMap } from '../../dashboard/report/heat-map.js';
 import { lineChart } from '../../dashboard/report/svg.js';
 import { UsageError } from '../../errors.js';
@@ -13,49 +12,45 @@ import { traceText, writeTrace } from '../../infer/trace.js';
 import { kernelOptions } from '../../model/kernels.js';
 import { runPaths } from '../../run/paths.js';
 import { runBlocking } from '../shared/blocking.js';
-import { type DeviceChoice, deviceOption, openDevice } from '../shared/device.js';
+import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption, threadsOption, wholeNumber } from '../shared/options.js';
+import {
+  configured,
+  Flag,
+  flag,
+  jsonOption,
+  modelOption,
+  type OptionValues,
+  parsed,
+  required,
+  threadsOption,
+  wholeNumber,
+} from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
-interface Options {
-  readonly model: string;
-  readonly textFile: string;
-  readonly maxTokens: number;
-  readonly outDir?: string;
-  readonly trace?: string | true;
-  readonly layer?: number;
-  readonly device: DeviceChoice;
-  readonly threads?: number;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  model: modelOption(),
+  textFile: required('--text-file <file>', 'text for the model to read'),
+  maxTokens: parsed('--max-tokens <n>', 'read at most this many tokens of it', wholeNumber(1), 8192),
+  outDir: flag('--out-dir <folder>', 'write selection.json, selection.svg, selection-map.svg and gates.svg'),
+  trace: new Flag<string | true | undefined>(
+    '--trace [file]',
+    'save what every token read, for the dashboard (default: traces/TEXT.safetensors in the run)',
+  ),
+  layer: parsed(
+    '--layer <n>',
+    'layer of the printed map (default: the one with the largest sel share)',
+    wholeNumber(0),
+  ),
+  device: deviceOption('where to compute'),
+  threads: threadsOption(),
+  json: jsonOption(
+    '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
+  ),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
-export function configure(command: Command, io: Io): void {
-  command
-    .requiredOption('--model <path>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .requiredOption('--text-file <file>', 'text for the model to read')
-    .addOption(
-      new Option('--max-tokens <n>', 'read at most this many tokens of it').argParser(wholeNumber(1)).default(8192),
-    )
-    .option('--out-dir <folder>', 'write selection.json, selection.svg, selection-map.svg and gates.svg')
-    .option(
-      '--trace [file]',
-      'save what every token read, for the dashboard (default: traces/TEXT.safetensors in the run)',
-    )
-    .addOption(
-      new Option('--layer <n>', 'layer of the printed map (default: the one with the largest sel share)').argParser(
-        wholeNumber(0),
-      ),
-    )
-    .addOption(deviceOption('where to compute'))
-    .addOption(threadsOption())
-    .addOption(
-      jsonOption(
-        '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
-      ),
-    )
-    .action((options: Options) => run(options, io));
-}
+export const configure = configured(OPTIONS, run);
 
 function run(options: Options, io: Io): void {
   const text = readGivenText(options.textFile);

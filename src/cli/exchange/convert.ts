@@ -1,39 +1,41 @@
 /** `trefoil convert`: a dense model as a sparse one. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { parseTrainFlags } from '../../config/flags.js';
 import type { NsaConfig } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import { convertToSparse, TRAIN_CONFIG } from '../../exchange/convert.js';
 import { locateModel } from '../../infer/load-model.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption, wholeNumber } from '../shared/options.js';
+import {
+  addOptions,
+  jsonOption,
+  MODEL_PATH,
+  type OptionValues,
+  parsed,
+  repeated,
+  required,
+  wholeNumber,
+} from '../shared/options.js';
 import { byteProgress } from './progress.js';
 
-interface Options {
-  readonly out: string;
-  readonly context?: number;
-  readonly set?: string[];
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  sparse: required('--sparse', 'make its attention sparse'),
+  out: required('--out <folder>', 'new folder for the model'),
+  context: parsed(
+    '--context <tokens>',
+    'raise nsa.n_sel so that this many tokens have the logits of the dense model',
+    wholeNumber(1),
+  ),
+  set: repeated('--set <key=value>', 'set a size of nsa, such as nsa.n_sel=32; may be repeated'),
+  json: jsonOption('{folder, parameters, bytes, seconds, exact_tokens, nsa, companions}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .argument('<model>', 'dense model: run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .requiredOption('--sparse', 'make its attention sparse')
-    .requiredOption('--out <folder>', 'new folder for the model')
-    .addOption(
-      new Option(
-        '--context <tokens>',
-        'raise nsa.n_sel so that this many tokens have the logits of the dense model',
-      ).argParser(wholeNumber(1)),
-    )
-    .option('--set <key=value>', 'set a size of nsa, such as nsa.n_sel=32; may be repeated', collect)
-    .addOption(jsonOption('{folder, parameters, bytes, seconds, exact_tokens, nsa, companions}'))
+  addOptions(command.argument('<model>', `dense model: ${MODEL_PATH}`), OPTIONS)
     .addHelpText('after', HELP)
     .action((model: string, options: Options) => run(model, options, io));
 }
-
-const collect = (text: string, all: string[] = []) => [...all, text];
 
 const HELP = `
 Keys and values are copied to the three branches (phi avg, cmp_rope before), and

@@ -1,28 +1,35 @@
 /** `trefoil export hf`: a model as a folder that transformers loads. */
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { exportHf } from '../../exchange/export-hf.js';
 import { locateModel } from '../../infer/load-model.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption, wholeNumber } from '../shared/options.js';
+import {
+  addOptions,
+  choice,
+  jsonOption,
+  MODEL_PATH,
+  type OptionValues,
+  parsed,
+  required,
+  wholeNumber,
+} from '../shared/options.js';
 import { byteProgress } from './progress.js';
 
-interface Options {
-  readonly out: string;
-  readonly dtype?: 'f32' | 'bf16';
-  readonly maxPositions?: number;
-  readonly shardMb?: number;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  out: required('--out <folder>', 'new folder for config.json, weights and tokenizer'),
+  dtype: choice('--dtype <name>', 'type of the weights (default: as stored)', ['f32', 'bf16']),
+  maxPositions: parsed(
+    '--max-positions <n>',
+    'max_position_embeddings (default: as imported, else train.seq_len)',
+    wholeNumber(1),
+  ),
+  shardMb: parsed('--shard-mb <n>', 'largest file of weights in MB (default: 5000)', wholeNumber(1)),
+  json: jsonOption('{folder, architecture, bytes, files, seconds, companions}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  const whole = (flags: string, meaning: string) => new Option(flags, meaning).argParser(wholeNumber(1));
-  command
-    .argument('<model>', 'run folder, checkpoint, model.safetensors, or Hugging Face folder')
-    .requiredOption('--out <folder>', 'new folder for config.json, weights and tokenizer')
-    .addOption(new Option('--dtype <name>', 'type of the weights (default: as stored)').choices(['f32', 'bf16']))
-    .addOption(whole('--max-positions <n>', 'max_position_embeddings (default: as imported, else train.seq_len)'))
-    .addOption(whole('--shard-mb <n>', 'largest file of weights in MB (default: 5000)'))
-    .addOption(jsonOption('{folder, architecture, bytes, files, seconds, companions}'))
+  addOptions(command.argument('<model>', MODEL_PATH), OPTIONS)
     .addHelpText('after', HELP)
     .action((model: string, options: Options) => run(model, options, io));
 }

@@ -2,19 +2,17 @@
 import type { Command } from 'commander';
 import { importHf } from '../../exchange/import-hf.js';
 import { type Io, printJson } from '../shared/io.js';
-import { jsonOption } from '../shared/options.js';
+import { addOptions, jsonOption, type OptionValues, required } from '../shared/options.js';
 import { byteProgress } from './progress.js';
 
-interface Options {
-  readonly out: string;
-  readonly json?: boolean;
-}
+const OPTIONS = {
+  out: required('--out <folder>', 'new folder for the model'),
+  json: jsonOption('{folder, architecture, parameters, bytes, seconds, companions}'),
+};
+type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  command
-    .argument('<folder>', 'config.json, *.safetensors and, for text, tokenizer.json')
-    .requiredOption('--out <folder>', 'new folder for the model')
-    .addOption(jsonOption('{folder, architecture, parameters, bytes, seconds, companions}'))
+  addOptions(command.argument('<folder>', 'config.json, *.safetensors and, for text, tokenizer.json'), OPTIONS)
     .addHelpText('after', HELP)
     .action((folder: string, options: Options) => run(folder, options, io));
 }

@@ -61,6 +61,18 @@ export function choice(text: string, meaning: string, names: readonly string[], 
   return new Flag(text, meaning).choices(names).default(otherwise);
 }
 
+/** An option that may be given several times: all its values. */
+export function repeated(text: string, meaning: string): Flag<string[] | undefined> {
+  return new Flag<string[] | undefined>(text, meaning).argParser((one, all: string[] = []) => [...all, one]);
+}
+
+/** The model that a command reads. */
+export function modelOption(): Flag<string> {
+  return required('--model <path>', MODEL_PATH);
+}
+
+export const MODEL_PATH = 'run folder, checkpoint, model.safetensors, or Hugging Face folder';
+
 type Optional<Flags> = { [Name in keyof Flags]: Flags[Name] extends Flag<infer Value> ? Value : never };
 
 /** The values that the action of a command with these options receives. */

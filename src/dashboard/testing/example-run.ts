@@ -3,8 +3,9 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseConfig } from '../../config/parse.js';
 import { toYaml } from '../../config/print.js';
-import { CsvWriter, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
-import { type HeartbeatFields, HeartbeatWriter } from '../../run/logs/heartbeat.js';
+import { TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
+import type { HeartbeatFields } from '../../run/logs/heartbeat.js';
+import { openCsv, openHeartbeats } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
 
 export interface ExampleOptions {
@@ -50,13 +51,13 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
   writeFileSync(paths.env, JSON.stringify({ machine, versions: { trefoil: '0.1.0', node: '20.19.0' } }));
   const clock = () => now * 1000;
   const beats = Array.from({ length: ranks }, (_, rank) => {
-    return new HeartbeatWriter(paths.heartbeat(rank), rank, { clock, world: ranks });
+    return openHeartbeats(paths.heartbeat(rank), rank, { clock, world: ranks });
   });
   const write = (fields: HeartbeatFields) => {
     for (const writer of beats) writer.write(fields);
   };
-  const training = new CsvWriter(paths.training, TRAINING_CSV);
-  const val = new CsvWriter(paths.val, VAL_CSV);
+  const training = openCsv(paths.training, TRAINING_CSV);
+  const val = openCsv(paths.val, VAL_CSV);
   const attention: string[] = [];
   const samples: string[] = [];
   write({ step: 0, msg: 'boot', detail: 'new run' });
@@ -97,11 +98,11 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
       fb_spike: options.spikeAt !== undefined && step >= options.spikeAt ? 1 : 0,
     });
     if (step === 1 || step % 20 === 0) {
-      training.append({ step, loss, lr, toks_per_s: 39_000 });
+      training.write({ step, loss, lr, toks_per_s: 39_000 });
       attention.push(JSON.stringify(attentionRecord(step, share, layers, random)));
     }
     if (step % Math.ceil(planned / 10) === 0) {
-      val.append({ step, val_loss: smooth + 0.06, ppl: Math.exp(smooth + 0.06) });
+      val.write({ step, val_loss: smooth + 0.06, ppl: Math.exp(smooth + 0.06) });
       write({ step, msg: 'checkpoint', detail: `checkpoints/step-${step}` });
       write({ step, msg: 'eval', loss: smooth + 0.06 });
       samples.push(JSON.stringify({ step, ts: now, text: SAMPLES[Math.min(SAMPLES.length - 1, samples.length)] }));

@@ -10,7 +10,7 @@ import { hubOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import { writeShards } from '../testing/shards.js';
 import { AheadLoader } from './ahead-loader.js';
-import { createStreamLoader } from './stream-loader.js';
+import { StreamLoader } from './stream-loader.js';
 
 const folder = testFolder();
 const shards = folder.path('bytes');
@@ -79,7 +79,7 @@ describe('a loader that looks ahead', () => {
     writeFileSync(file, `${lines.join('\n')}\n`);
     const spec = await openCorpus(hubOptions('', { source: 'jsonl', path: file, valFraction: 0.1 }));
     const open = () =>
-      createStreamLoader({
+      new StreamLoader({
         spec,
         tokenizer: 'byte',
         seq_len: 32,

@@ -28,6 +28,10 @@ export class AheadLoader implements Loader {
     if (loader.telemetry) this.telemetry = () => loader.telemetry!();
   }
 
+  get source(): string | undefined {
+    return this.#loader.source;
+  }
+
   get validationSamples(): number {
     return this.#loader.validationSamples;
   }

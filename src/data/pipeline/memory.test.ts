@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { openCorpus } from '../sources/corpus.js';
 import { localOptions } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import { createStreamLoader } from './stream-loader.js';
+import { StreamLoader } from './stream-loader.js';
 
 const long = process.env['TREFOIL_LONG'] === '1';
 const DOCUMENTS = long ? 10_000_000 : 4_000_000;
@@ -16,7 +16,7 @@ describe('memory', () => {
   it(`stays flat over ${DOCUMENTS} documents`, async () => {
     const lines = Array.from({ length: 100_000 }, (_, index) => `{"text":"${String(index).repeat(8)}"}\n`);
     const spec = await openCorpus(localOptions('jsonl', folder.write('a.jsonl', lines.join('')), { shuffle: true }));
-    const loader = await createStreamLoader({
+    const loader = new StreamLoader({
       spec,
       tokenizer: 'byte',
       seq_len: 1024,

@@ -16,6 +16,7 @@ import { type LoaderState, readLoaderState, type SampleSettings } from './positi
 
 export class NumberedLoader implements Loader {
   readonly vocabSize: number;
+  readonly source: string;
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
   readonly validationSamples: number;
@@ -37,6 +38,7 @@ export class NumberedLoader implements Loader {
     this.#packing = { sequenceLength: config.train.seq_len, documentMask };
     this.#isSpread = evaluate !== 'all' && Number.isFinite(source.validationSamples);
     this.vocabSize = source.vocabSize;
+    this.source = config.data.source;
     this.tokensPerEpoch = source.tokensPerEpoch;
     this.samplesPerEpoch = source.train.perEpoch;
     this.validationSamples = source.validationSamples;

@@ -1,6 +1,8 @@
-import { ExitCode, TrefoilError } from '../../errors.js';
+/** The trainer's side of a streamed corpus: grants room to the worker threads, waits for samples, takes them in order. */
+
+import { TrefoilError } from '../../errors.js';
 import type { Cursor } from '../sources/documents.js';
-import { MORE_TIME } from '../sources/http.js';
+import { silentSource } from '../sources/http.js';
 import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 
@@ -12,7 +14,7 @@ export interface TakenSample {
   readonly epoch: number;
 }
 
-/** The trainer's side of the rings and the threads that fill them. */
+/** The rings of a rank's lanes and the threads that fill them. `place` is the number of a lane's ring. */
 export class Pipeline {
   readonly #ring: Ring;
   readonly #workers: PipelineWorkers;
@@ -54,7 +56,7 @@ export class Pipeline {
       const failure = this.#workers.failure();
       if (failure !== undefined) throw failure;
       const left = end - performance.now();
-      if (left <= 0) throw timeOut(timeoutSeconds);
+      if (left <= 0) throw silentSource(timeoutSeconds);
       await this.#workers.news(left, () => {
         this.#ring.announceWait(wanted);
         return isReady();
@@ -79,7 +81,7 @@ export class Pipeline {
       const failure = this.#ring.failed ? this.#workers.failure() : undefined;
       if (failure !== undefined) throw failure;
       const left = end - performance.now();
-      if (left <= 0) throw timeOut(timeoutSeconds);
+      if (left <= 0) throw silentSource(timeoutSeconds);
       this.#ring.waitForNews(seen, left);
     }
     const sample = this.#taken[place]++;
@@ -89,9 +91,4 @@ export class Pipeline {
   close(): void {
     this.#workers.close();
   }
-}
-
-function timeOut(seconds: number): TrefoilError {
-  const remedy = `check the source, or ${MORE_TIME}`;
-  return new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource);
 }

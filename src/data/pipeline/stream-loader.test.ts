@@ -6,7 +6,7 @@ import { testFolder } from '../testing/folder.js';
 import { type Fault, type HubServer, startHub } from '../testing/hub-server.js';
 import { parquetFile } from '../testing/parquet.js';
 import { mergeStreamStates, type StreamState } from './position.js';
-import { createStreamLoader, type StreamLoader, type StreamLoaderOptions } from './stream-loader.js';
+import { StreamLoader, type StreamLoaderOptions } from './stream-loader.js';
 
 const long = process.env['TREFOIL_LONG'] === '1';
 const folder = testFolder();
@@ -75,14 +75,14 @@ describe('a dataset on a hub', () => {
 
   it('gives the stream of a plain reading', async () => {
     expect(spec.lanes).toBeGreaterThan(1);
-    const loader = await createStreamLoader(options(spec));
+    const loader = new StreamLoader(options(spec));
     expectPlain(await take(loader, 200), lanes, 0, 400);
     loader.close();
   });
 
   it('gives the same without reading ahead, with one worker, with any size of document batches', async () => {
     for (const overrides of [{ prefetch: false }, { workers: 1, documentBatch: 1 }, { queue: 1, workers: 5 }]) {
-      const loader = await createStreamLoader(options(spec, overrides));
+      const loader = new StreamLoader(options(spec, overrides));
       expectPlain(await take(loader, 40), lanes, 0, 80);
       loader.close();
     }
@@ -91,7 +91,7 @@ describe('a dataset on a hub', () => {
   it('reads in the order of the files when not shuffled', async () => {
     const plain = await openCorpus(hubOptions(hub.endpoint, { shuffle: false }));
     expect(plain.lanes).toBe(1);
-    const loader = await createStreamLoader(options(plain));
+    const loader = new StreamLoader(options(plain));
     const text = Buffer.from([...(await take(loader, 20)).values()].flatMap((row) => row.slice(0, S))).toString();
     loader.close();
     const expected = numberedDocuments(95, 'a')
@@ -113,7 +113,7 @@ describe('a dataset on a hub', () => {
     };
     // A stalled answer is given up soon, so that the test is short.
     const hasty = { ...spec, http: { ...spec.http!, stallMs: 150, firstPauseMs: 10 } };
-    const loader = await createStreamLoader(options(hasty));
+    const loader = new StreamLoader(options(hasty));
     const batches = long ? 400 : 60;
     try {
       expectPlain(await take(loader, batches), lanes, 0, 2 * batches);
@@ -126,7 +126,7 @@ describe('a dataset on a hub', () => {
 
   it('ends with code 6 and a line that says why when the source stays dead', async () => {
     const hasty = { ...spec, http: { ...spec.http!, giveUpAfterMs: 3000, stallMs: 1000, firstPauseMs: 10 } };
-    const loader = await createStreamLoader(options(hasty));
+    const loader = new StreamLoader(options(hasty));
     await take(loader, 2);
     hub.dead = true;
     try {
@@ -137,7 +137,7 @@ describe('a dataset on a hub', () => {
       // What was ready is used up before: the position is behind the last batch, not behind what was lost.
       const state = loader.state();
       hub.dead = false;
-      const resumed = await createStreamLoader(options(spec));
+      const resumed = new StreamLoader(options(spec));
       resumed.restore(JSON.parse(JSON.stringify(state)));
       expectPlain(await take(resumed, 5), lanes, state.sample, state.sample + 10);
       resumed.close();
@@ -162,9 +162,7 @@ describe('a dataset on a hub', () => {
       const batches = 1 + random(6);
       const states: StreamState[] = [];
       for (let rank = 0; rank < world; rank++) {
-        const loader = await createStreamLoader(
-          options(spec, { rank, world, workers: 1, batch_size: 1 + (point % 2) }),
-        );
+        const loader = new StreamLoader(options(spec, { rank, world, workers: 1, batch_size: 1 + (point % 2) }));
         if (state) loader.restore(JSON.parse(JSON.stringify(state)));
         for (const [id, row] of await take(loader, batches)) {
           expect(all.has(id), `sample ${id} twice`).toBe(false);
@@ -183,12 +181,12 @@ describe('a dataset on a hub', () => {
   it('resumes in constant time: what it fetches does not grow with the position', async () => {
     const cost = async (batches: number): Promise<number> => {
       // Without prefetching: what it had asked for and not got when it is closed would count as the other's.
-      const first = await createStreamLoader(options(spec, { prefetch: false }));
+      const first = new StreamLoader(options(spec, { prefetch: false }));
       await take(first, batches);
       const state = first.state();
       first.close();
       const before = hub.bytes;
-      const loader = await createStreamLoader(options(spec, { prefetch: false }));
+      const loader = new StreamLoader(options(spec, { prefetch: false }));
       loader.restore(state);
       await take(loader, 1);
       loader.close();
@@ -202,7 +200,7 @@ describe('a dataset on a hub', () => {
   it('reads only its own lanes on each rank', async () => {
     const states: number[][] = [];
     for (const rank of [0, 1]) {
-      const loader = await createStreamLoader(options(spec, { rank, world: 2 }));
+      const loader = new StreamLoader(options(spec, { rank, world: 2 }));
       await take(loader, 2);
       states.push(loader.state().lanes.flatMap((cursor, lane) => (cursor === null ? [] : [lane])));
       loader.close();
@@ -212,7 +210,7 @@ describe('a dataset on a hub', () => {
 
   it('sets documents aside for validation that training never sees', async () => {
     const split = await openCorpus(hubOptions(hub.endpoint, { valFraction: 0.2 }));
-    const loader = await createStreamLoader(options(split, { document_mask: true }));
+    const loader = new StreamLoader(options(split, { document_mask: true }));
     await loader.readyToEvaluate(4);
     const first = [...loader.evalBatches(4)];
     const second = [...loader.evalBatches(4)];
@@ -233,7 +231,7 @@ describe('a dataset on a hub', () => {
   });
 
   it('marks document starts for masks', async () => {
-    const loader = await createStreamLoader(options(spec, { document_mask: true }));
+    const loader = new StreamLoader(options(spec, { document_mask: true }));
     let boundaries = 0;
     for (let batch = 0; batch < 40; batch++) {
       await loader.ready(1);
@@ -250,7 +248,7 @@ describe('a dataset on a hub', () => {
   });
 
   it('refuses a position of other data, other settings, or of too few ranks', async () => {
-    const loader = await createStreamLoader(options(spec));
+    const loader = new StreamLoader(options(spec));
     const state = loader.state();
     expect(() => loader.restore({ ...state, dataset: 'x' })).toThrow(/holds other data than this run was trained on/);
     expect(() => loader.restore({ ...state, seq_len: 7 })).toThrow(/seq_len is 48, but was 7/);
@@ -264,7 +262,7 @@ describe('a dataset on a hub', () => {
     const withCache = await openCorpus(hubOptions(hub.endpoint, cached));
     const run = async () => {
       const before = hub.requests.length;
-      const loader = await createStreamLoader(options(withCache));
+      const loader = new StreamLoader(options(withCache));
       await take(loader, 60);
       loader.close();
       return hub.requests.length - before;

@@ -48,13 +48,6 @@ export interface StreamLoaderOptions {
   readonly report?: { readonly every: number; readonly say: (documents: number, bytes: number) => void } | undefined;
 }
 
-export async function createStreamLoader(options: StreamLoaderOptions): Promise<StreamLoader> {
-  const tokenizer = createTokenizer(options.tokenizer);
-  checkVocabulary(options.tokenizer, tokenizer, options.vocab_size);
-  const identity = corpusIdentity(options.spec, tokenizer.identity);
-  return new StreamLoader(options, options.vocab_size ?? tokenizer.vocabSize, identity);
-}
-
 export class StreamLoader implements Loader {
   readonly vocabSize: number;
   readonly tokensPerEpoch = Number.POSITIVE_INFINITY;
@@ -75,10 +68,13 @@ export class StreamLoader implements Loader {
   #reported = 0;
   #closed = false;
 
-  constructor(options: StreamLoaderOptions, vocabSize: number, identity: string) {
+  /** Reads nothing yet: `ready` starts the workers. */
+  constructor(options: StreamLoaderOptions) {
+    const tokenizer = createTokenizer(options.tokenizer);
+    checkVocabulary(options.tokenizer, tokenizer, options.vocab_size);
     this.#options = options;
-    this.vocabSize = vocabSize;
-    this.#identity = identity;
+    this.vocabSize = options.vocab_size ?? tokenizer.vocabSize;
+    this.#identity = corpusIdentity(options.spec, tokenizer.identity);
     this.#rank = options.rank ?? 0;
     this.#world = options.world ?? 1;
     const { lanes } = options.spec;

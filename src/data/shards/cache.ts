@@ -18,7 +18,7 @@ import type { Tokenizer } from '../tokenizer.js';
 import { type BuildOptions, buildShards } from './build.js';
 import { buildAside, discard, isPartialName, listFolder, removeAbandoned, renameDurably } from './folders.js';
 import { DamagedShards, readIndex } from './format.js';
-import { type OpenOptions, ShardReader } from './reader.js';
+import { type ShardOptions, ShardReader } from './reader.js';
 
 /** Changes when the same files would give other shards: another cut of documents, another encoder. */
 const CACHE_VERSION = 2;
@@ -33,7 +33,7 @@ const Report = z.object({
   replaced: z.array(z.object({ file: z.string(), count: z.number() })),
 });
 
-export interface CacheOptions extends OpenOptions {
+export interface CacheOptions extends ShardOptions {
   readonly folder?: string | undefined;
   readonly environment?: NodeJS.ProcessEnv | undefined;
   /** The cache is kept below this after a build; the entry in use always stays. Default: no limit. */
@@ -80,7 +80,7 @@ function cacheKey({ files, textField }: CorpusSpec, tokenizer: Tokenizer): strin
 }
 
 /** Undefined when there is no entry, or a damaged one. */
-function openIfSound(entry: string, options: OpenOptions): ShardReader | undefined {
+function openIfSound(entry: string, options: ShardOptions): ShardReader | undefined {
   if (!existsSync(entry)) return undefined;
   try {
     const reader = ShardReader.open(entry, options);

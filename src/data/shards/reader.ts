@@ -4,7 +4,15 @@ import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
-import { bytesPerToken, DamagedShards, readIndex, type ShardFile, type ShardIndex, tokenView } from './format.js';
+import {
+  bytesPerToken,
+  DamagedShards,
+  readIndex,
+  type ShardFile,
+  type ShardIndex,
+  type TokenArray,
+  tokenView,
+} from './format.js';
 
 /** Size of a sequential read. A larger one gains nothing; a smaller one costs system calls. */
 const READ_AHEAD_BYTES = 1 << 18;
@@ -18,7 +26,7 @@ interface OpenShard {
   readonly end: number;
 }
 
-export interface OpenOptions {
+export interface ShardOptions {
   /** Read every file once and compare its SHA-256. Sizes and the index are always checked. Default true. */
   verify?: boolean;
 }
@@ -29,8 +37,7 @@ export class ShardReader {
   /** Position of the first token of each document, ascending: 8 bytes per document. */
   readonly documentStarts: Float64Array;
   readonly #shards: readonly OpenShard[];
-  readonly #width: number;
-  #buffer: ArrayBuffer;
+  readonly #buffer: TokenArray;
   /** The tokens in the buffer: [#from, #to) of the stream. */
   #from = 0;
   #to = 0;
@@ -42,11 +49,11 @@ export class ShardReader {
     this.index = index;
     this.documentStarts = documentStarts;
     this.#shards = shards;
-    this.#width = bytesPerToken(index.dtype);
-    this.#buffer = new ArrayBuffer(READ_AHEAD_BYTES);
+    const capacity = READ_AHEAD_BYTES / bytesPerToken(index.dtype);
+    this.#buffer = tokenView(index.dtype, new ArrayBuffer(READ_AHEAD_BYTES), capacity);
   }
 
-  static open(folder: string, options: OpenOptions = {}): ShardReader {
+  static open(folder: string, options: ShardOptions = {}): ShardReader {
     const index = readIndex(folder);
     const verify = options.verify ?? true;
     const documentStarts = readDocumentStarts(folder, index, verify);
@@ -91,9 +98,8 @@ export class ShardReader {
     for (let position = from; position < end; ) {
       if (position < this.#from || position >= this.#to) this.#fill(position, end - position, sequential);
       const taken = Math.min(end, this.#to) - position;
-      const view = tokenView(this.index.dtype, this.#buffer, this.#to - this.#from);
       const first = position - this.#from;
-      target.set(view.subarray(first, first + taken), at + position - from);
+      target.set(this.#buffer.subarray(first, first + taken), at + position - from);
       position += taken;
     }
     this.#expected = end;
@@ -116,12 +122,12 @@ export class ShardReader {
   /** Fills the buffer from `position` on: with the wanted tokens, or completely if reads are sequential. */
   #fill(position: number, wanted: number, sequential: boolean): void {
     const shard = this.#shards.find((candidate) => position < candidate.end)!;
-    const capacity = this.#buffer.byteLength / this.#width;
+    const { length: capacity, BYTES_PER_ELEMENT: width } = this.#buffer;
     const count = Math.min(sequential ? capacity : Math.min(wanted, capacity), shard.end - position);
-    const bytes = new Uint8Array(this.#buffer, 0, count * this.#width);
+    const bytes = new Uint8Array(this.#buffer.buffer, 0, count * width);
     // After a failed read the buffer must count as empty.
     this.#from = this.#to = 0;
-    readFully(shard.path, shard.descriptor, bytes, (position - shard.start) * this.#width);
+    readFully(shard.path, shard.descriptor, bytes, (position - shard.start) * width);
     this.#from = position;
     this.#to = position + count;
   }

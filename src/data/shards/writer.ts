@@ -5,7 +5,6 @@ import { closeSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
 import { writeFully } from '../../files.js';
-import { bytesOf } from '../../numbers.js';
 import type { Tokenizer } from '../tokenizer.js';
 import {
   bytesPerToken,
@@ -129,8 +128,8 @@ export class ShardWriter {
     const number = String(this.#shards.length).padStart(5, '0');
     this.#tokenFile ??= new HashedFile(this.#folder, `tokens-${number}.bin`);
     this.#documentFile ??= new HashedFile(this.#folder, `docs-${number}.bin`);
-    this.#tokenFile.write(bytesOf(this.#buffer.subarray(0, this.#buffered)));
-    this.#documentFile.write(bytesOf(this.#starts.subarray(0, this.#bufferedStarts)));
+    this.#tokenFile.write(this.#buffer.subarray(0, this.#buffered));
+    this.#documentFile.write(this.#starts.subarray(0, this.#bufferedStarts));
     this.#buffered = 0;
     this.#bufferedStarts = 0;
   }
@@ -157,7 +156,8 @@ class HashedFile {
     this.#descriptor = openSync(join(folder, name), 'wx');
   }
 
-  write(bytes: Uint8Array): void {
+  write({ buffer, byteOffset, byteLength }: ArrayBufferView): void {
+    const bytes = new Uint8Array(buffer, byteOffset, byteLength);
     this.#hash.update(bytes);
     this.#bytes += bytes.length;
     writeFully(this.#descriptor, bytes);

@@ -29,7 +29,13 @@ const LONGEST_PAUSE_MS = 20_000;
 const JSON_LIMIT = 64 << 20;
 
 /** Remedy in messages about timeouts. */
-export const MORE_TIME = 'allow more with data.loader_timeout (--loader-timeout of train, --timeout of data smoke)';
+const MORE_TIME = 'allow more with data.loader_timeout (--loader-timeout of train, --timeout of data smoke)';
+
+/** The error of a source that delivered nothing for some seconds. */
+export function silentSource(seconds: number): TrefoilError {
+  const remedy = `check the source, or ${MORE_TIME}`;
+  return new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource);
+}
 
 /** The source failed for good. A run saves a checkpoint and ends with its own exit code. */
 export class SourceGaveUp extends TrefoilError {

@@ -1,7 +1,7 @@
 import { spawnSync } from 'node:child_process';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, it } from 'vitest';
-import { createStreamLoader } from '../pipeline/stream-loader.js';
+import { StreamLoader } from '../pipeline/stream-loader.js';
 import { hubOptions, numberedDocuments, plainLanes, plainSample, rowsOf } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import { parquetFile } from '../testing/parquet.js';
@@ -52,7 +52,7 @@ describe('a folder of files', () => {
     expect((await firstEpoch(spec)).sort()).toEqual(expected.sort());
 
     const lanes = await plainLanes(spec, 'byte', 3000);
-    const loader = await createStreamLoader({
+    const loader = new StreamLoader({
       spec,
       tokenizer: 'byte',
       seq_len: 32,
@@ -99,7 +99,7 @@ describe('a folder of files', () => {
     ['empty documents only', ['', '', null], /only empty documents/],
   ])('with %s is refused instead of searched for ever', async (_, documents, message) => {
     const path = folder.write('hollow.parquet', parquetFile({ documents: documents as string[] }));
-    const loader = await createStreamLoader({
+    const loader = new StreamLoader({
       spec: await local(path),
       tokenizer: 'byte',
       seq_len: 8,

@@ -20,17 +20,20 @@ constexpr int64_t panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
 enum class Into { kOverwrite, kAdd };
 
-// While a tile is computed, the next operands are prefetched a few cache lines at a time, every kAheadStep steps of k: many at
-// once would hold up the loads of B.
+// While a tile of a large product is computed, the next operands are prefetched a few cache lines at a time, every kAheadStep
+// steps of k: many at once would hold up the loads of B.
 constexpr int64_t kAheadStep = 8, kLineFloats = 16;
 
-// What a tile prefetches.
-struct Ahead {
-  const float* panel = nullptr;  // the next panel of B, in L3: without the prefetch linear layers take a quarter longer
-  bool rows = false;             // the rows of A that the next tile reads for the first time
+// What is particular to large products.
+struct Large {
+  const float* panel;  // the next panel of B, in L3: without its prefetch linear layers take a quarter longer
+  bool rows;           // prefetch the rows of A of the next tile, which reads them for the first time
+  const float* plus;   // added to the finished C, with the strides of C; or null
 };
+// Of small ones, whose operands are in L1 or L2: prefetching would only cost.
+struct Small {};
 
-// Floats of `ahead` that one tile prefetches.
+// Floats of the next panel that one tile prefetches.
 constexpr int64_t ahead_of_tile(int64_t depth) { return (depth + kAheadStep - 1) / kAheadStep * kLineFloats; }
 
 // The prefetches of one tile at step k. `below` is the first row of A of the next tile, or null.
@@ -39,7 +42,6 @@ inline __attribute__((always_inline)) void prefetch_at(int64_t k, const float* p
                                                        const float* c, int64_t ldc) {
   const int64_t line = k / kAheadStep;
   __builtin_prefetch(panel + line * kLineFloats, 0, 2);
-  // A large C is in L3 too. A small one is in L1 or L2, where prefetching only costs: it comes without a panel.
   if (line < Rows * V) __builtin_prefetch(c + line / V * ldc + line % V * kLanes, 1);
   if (below == nullptr) return;
   constexpr int kHalf = (Rows + 1) / 2;  // a line holds two steps: half of the rows in each
@@ -48,20 +50,22 @@ inline __attribute__((always_inline)) void prefetch_at(int64_t k, const float* p
   for (int r = 0; r < kHalf; ++r) __builtin_prefetch(first + r * row, 0, 2);
 }
 
-// C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows; then `plus` is added unless null.
-template <int Rows, int V, Into into>
+// C[r][0..V vectors) (+)= sum over k of A[r*row + k*col] * B[k*ldb ...], for Rows rows.
+template <int Rows, int V, Into into, class Size>
 inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row, int64_t col, const float* b,
                                                      int64_t ldb, float* c, int64_t ldc, int64_t depth,
-                                                     const Ahead& ahead, const float* plus) {
+                                                     const Size& size) {
+  constexpr bool kLarge = std::is_same_v<Size, Large>;
   vec acc[Rows][V];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = vec{};
-  const float* below = ahead.rows ? a + Rows * row : nullptr;
-  const int64_t step = ahead.panel == nullptr ? depth : kAheadStep;
+  const float* below = nullptr;
+  if constexpr (kLarge) below = size.rows ? a + Rows * row : nullptr;
+  const int64_t step = kLarge ? kAheadStep : depth;
   for (int64_t k0 = 0; k0 < depth; k0 += step) {
-    if (ahead.panel != nullptr) prefetch_at<Rows, V>(k0, ahead.panel, below, row, c, ldc);
+    if constexpr (kLarge) prefetch_at<Rows, V>(k0, size.panel, below, row, c, ldc);
     const int64_t k1 = k0 + step < depth ? k0 + step : depth;
     for (int64_t k = k0; k < k1; ++k) {
       vec bv[V];
@@ -82,23 +86,27 @@ inline __attribute__((always_inline)) void tile_rows(const float* a, int64_t row
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* to = c + r * ldc + v * kLanes;
-      const vec total = into == Into::kAdd ? load(to) + acc[r][v] : acc[r][v];
-      store(to, plus == nullptr ? total : total + load(plus + r * ldc + v * kLanes));
+      vec total = into == Into::kAdd ? load(to) + acc[r][v] : acc[r][v];
+      if constexpr (kLarge)
+        if (size.plus != nullptr) total += load(size.plus + r * ldc + v * kLanes);
+      store(to, total);
     }
 }
 
 // The same for any number of rows, in decreasing tile heights. The sum of a row runs over k in order in every tile height, so
 // results do not depend on how many rows are computed together.
-template <int V, Into into>
+template <int V, Into into, class Size = Small>
 inline void tile(int64_t rows, const float* a, int64_t row, int64_t col, const float* b, int64_t ldb, float* c,
-                 int64_t ldc, int64_t depth, Ahead ahead = {}, const float* plus = nullptr) {
+                 int64_t ldc, int64_t depth, Size size = {}) {
   constexpr int kTall = V == kPanelVectors ? kTileRows : (V * 8 <= kTileRows * kPanelVectors ? 8 : kTileRows);
   const auto step = [&](auto height) {
     constexpr int kRows = decltype(height)::value;
     for (; rows >= kRows; rows -= kRows, a += kRows * row, c += kRows * ldc) {
-      tile_rows<kRows, V, into>(a, row, col, b, ldb, c, ldc, depth, ahead, plus);
-      if (ahead.panel != nullptr) ahead.panel += ahead_of_tile(depth);
-      if (plus != nullptr) plus += kRows * ldc;
+      tile_rows<kRows, V, into>(a, row, col, b, ldb, c, ldc, depth, size);
+      if constexpr (std::is_same_v<Size, Large>) {
+        size.panel += ahead_of_tile(depth);
+        if (size.plus != nullptr) size.plus += kRows * ldc;
+      }
     }
   };
   step(std::integral_constant<int, kTall>{});

@@ -38,20 +38,20 @@ void pack_rows(const float* a, int64_t ld, int64_t rows, int64_t depth, float* o
 // One slab of depth for one block of rows and one panel. Columns past n go through a buffer: C has no padding.
 template <Into into>
 void multiply_panel(int64_t rows, const float* a, int64_t row, int64_t col, bool packed, const float* b, float* c,
-                    int64_t ldc, int64_t n, int64_t depth, Ahead ahead, const float* plus) {
-  if (n == kPanel && !packed)
-    return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth, ahead, plus);
+                    int64_t ldc, int64_t n, int64_t depth, Large size) {
+  if (n == kPanel && !packed) return tile<kPanelVectors, into>(rows, a, row, col, b, kPanel, c, ldc, depth, size);
+  const float* plus = size.plus;
   float buffer[kTileRows * kPanel];
-  for (int64_t r = 0; r < rows; r += kTileRows, c += kTileRows * ldc, ahead.panel += ahead_of_tile(depth)) {
+  for (int64_t r = 0; r < rows; r += kTileRows, c += kTileRows * ldc, size.panel += ahead_of_tile(depth)) {
     const int64_t count = std::min<int64_t>(kTileRows, rows - r);
     const bool whole = n == kPanel;
     float* to = whole ? c : buffer;
     const int64_t ld = whole ? ldc : kPanel;
     if (!whole && into == Into::kAdd)
       for (int64_t i = 0; i < count; ++i) std::memcpy(buffer + i * kPanel, c + i * ldc, sizeof(float) * n);
-    const float* added = whole && plus != nullptr ? plus + r * ldc : nullptr;
-    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, to, ld, depth, ahead, added);
-    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, to, ld, depth, ahead, added);
+    size.plus = whole && plus != nullptr ? plus + r * ldc : nullptr;
+    if (packed) tile<kPanelVectors, into>(count, a + r * depth, 1, kTileRows, b, kPanel, to, ld, depth, size);
+    else tile<kPanelVectors, into>(count, a + r * row, row, col, b, kPanel, to, ld, depth, size);
     if (whole) continue;
     for (int64_t i = 0; i < count; ++i) {
       if (plus != nullptr)
@@ -119,12 +119,12 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
       for (int64_t p = p0; p < p1; ++p) {
         const auto panel = [&](int64_t number, int64_t from) { return packed + (number * depth + from) * kPanel; };
         const bool is_last = k0 + size == depth;
-        const Ahead ahead = {p + 1 < p1 ? panel(p + 1, k0) : panel(p0, is_last ? 0 : k0 + size), p == p0 && !pack_a};
+        const float* next = p + 1 < p1 ? panel(p + 1, k0) : panel(p0, is_last ? 0 : k0 + size);
         float* out = c + r0 * n + p * kPanel;
-        const float* added = plus != nullptr && is_last ? plus + r0 * n + p * kPanel : nullptr;
+        const float* added = plus != nullptr && is_last ? plus + (out - c) : nullptr;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
         const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
-        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, ahead, added);
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, {next, p == p0 && !pack_a, added});
       }
     }
   });

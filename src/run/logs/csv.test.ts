@@ -3,7 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
-import { CsvWriter, FALLBACK_COUNTERS_CSV, K_STATS_CSV, readCsv, TRAINING_CSV, VAL_CSV } from './csv.js';
+import { FALLBACK_COUNTERS_CSV, K_STATS_CSV, readCsv, TRAINING_CSV, VAL_CSV } from './csv.js';
+import { openCsv } from './log.js';
 
 let folder: string;
 let path: string;
@@ -25,7 +26,7 @@ function text(): string {
 const steady = { now: () => 0 };
 
 test('the files have the columns of the contract', () => {
-  new CsvWriter(path, TRAINING_CSV).close();
+  openCsv(path, TRAINING_CSV).close();
   expect(text()).toBe('step,loss,lr,toks_per_s\n');
   expect(Object.keys(VAL_CSV).join()).toBe('step,val_loss,ppl');
   expect(Object.keys(K_STATS_CSV).join()).toBe('step,sel_k_mean,sel_k_max,sel_pct_at_max');
@@ -33,8 +34,8 @@ test('the files have the columns of the contract', () => {
 
 test('a row is there as soon as it was appended, and the header only once', () => {
   for (const step of [1, 2]) {
-    const writer = new CsvWriter(path, TRAINING_CSV, steady);
-    writer.append(row(step, Math.fround(1 / 3)));
+    const writer = openCsv(path, TRAINING_CSV, steady);
+    writer.write(row(step, Math.fround(1 / 3)));
     expect(text().endsWith(`${step},0.33333334,0.0003,51234.6\n`)).toBe(true);
     writer.close();
   }
@@ -43,8 +44,8 @@ test('a row is there as soon as it was appended, and the header only once', () =
 
 test('a loss reads back as the same float32, NaN and infinity too', () => {
   const losses = [Math.fround(Math.PI), Math.fround(1e-30), Number.NaN, Infinity, -Infinity, 0];
-  const writer = new CsvWriter(path, TRAINING_CSV);
-  for (const [index, loss] of losses.entries()) writer.append(row(index, loss));
+  const writer = openCsv(path, TRAINING_CSV);
+  for (const [index, loss] of losses.entries()) writer.write(row(index, loss));
   writer.close();
   const { rows, badLines } = readCsv(path, TRAINING_CSV);
   expect(rows.map(({ loss }) => Math.fround(loss))).toEqual(losses);
@@ -52,11 +53,11 @@ test('a loss reads back as the same float32, NaN and infinity too', () => {
 });
 
 test('resuming removes the rows after the checkpoint and goes on from there', () => {
-  const writer = new CsvWriter(path, TRAINING_CSV);
-  for (let step = 1; step <= 12; step++) writer.append(row(step));
+  const writer = openCsv(path, TRAINING_CSV);
+  for (let step = 1; step <= 12; step++) writer.write(row(step));
   writer.close();
-  const resumed = new CsvWriter(path, TRAINING_CSV, { keepThrough: 10 });
-  resumed.append(row(11, 9));
+  const resumed = openCsv(path, TRAINING_CSV, { keepThrough: 10 });
+  resumed.write(row(11, 9));
   resumed.close();
   const { rows } = readCsv(path, TRAINING_CSV);
   expect(rows.map(({ step }) => step)).toEqual([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
@@ -64,43 +65,43 @@ test('resuming removes the rows after the checkpoint and goes on from there', ()
 });
 
 test('a resumed file equals that of an undisturbed run byte for byte', () => {
-  const undisturbed = new CsvWriter(join(folder, 'other.csv'), TRAINING_CSV);
-  for (let step = 1; step <= 9; step++) undisturbed.append(row(step, Math.fround(1 / step)));
+  const undisturbed = openCsv(join(folder, 'other.csv'), TRAINING_CSV);
+  for (let step = 1; step <= 9; step++) undisturbed.write(row(step, Math.fround(1 / step)));
   undisturbed.close();
-  const first = new CsvWriter(path, TRAINING_CSV);
-  for (let step = 1; step <= 7; step++) first.append(row(step, Math.fround(1 / step)));
+  const first = openCsv(path, TRAINING_CSV);
+  for (let step = 1; step <= 7; step++) first.write(row(step, Math.fround(1 / step)));
   first.close();
   appendFileSync(path, '8,0.1');
-  const second = new CsvWriter(path, TRAINING_CSV, { keepThrough: 4 });
-  for (let step = 5; step <= 9; step++) second.append(row(step, Math.fround(1 / step)));
+  const second = openCsv(path, TRAINING_CSV, { keepThrough: 4 });
+  for (let step = 5; step <= 9; step++) second.write(row(step, Math.fround(1 / step)));
   second.close();
   expect(text()).toBe(readFileSync(join(folder, 'other.csv'), 'utf8'));
 });
 
 test('truncating to the beginning keeps the header; truncating beyond the end keeps all', () => {
-  const writer = new CsvWriter(path, TRAINING_CSV, steady);
-  writer.append(row(1));
+  const writer = openCsv(path, TRAINING_CSV, steady);
+  writer.write(row(1));
   writer.close();
   const before = text();
-  new CsvWriter(path, TRAINING_CSV, { keepThrough: 100 }).close();
+  openCsv(path, TRAINING_CSV, { keepThrough: 100 }).close();
   expect(text()).toBe(before);
-  new CsvWriter(path, TRAINING_CSV, { keepThrough: 0 }).close();
+  openCsv(path, TRAINING_CSV, { keepThrough: 0 }).close();
   expect(text()).toBe('step,loss,lr,toks_per_s\n');
 });
 
 test('a half row, and a half header, of a crash are repaired', () => {
   writeFileSync(path, 'step,loss,lr,toks_per_s\n1,2,3,4\n2,2.');
-  new CsvWriter(path, TRAINING_CSV).close();
+  openCsv(path, TRAINING_CSV).close();
   expect(text()).toBe('step,loss,lr,toks_per_s\n1,2,3,4\n');
   writeFileSync(path, 'step,lo');
-  new CsvWriter(path, TRAINING_CSV).close();
+  openCsv(path, TRAINING_CSV).close();
   expect(text()).toBe('step,loss,lr,toks_per_s\n');
 });
 
 test('a file with other columns is refused, by name, and left alone', () => {
   writeFileSync(path, 'a,b\n1,2\n');
-  expect(() => new CsvWriter(path, TRAINING_CSV)).toThrow(UsageError);
-  expect(() => new CsvWriter(path, TRAINING_CSV)).toThrow(`${path}: its columns are "a,b"`);
+  expect(() => openCsv(path, TRAINING_CSV)).toThrow(UsageError);
+  expect(() => openCsv(path, TRAINING_CSV)).toThrow(`${path}: its columns are "a,b"`);
   expect(text()).toBe('a,b\n1,2\n');
   expect(() => readCsv(path, TRAINING_CSV)).toThrow('no column step');
 });
@@ -123,16 +124,16 @@ test('columns are found by name', () => {
 
 test('text cannot break out of its cell', () => {
   const counters = join(folder, 'fallback_counters.csv');
-  const writer = new CsvWriter(counters, FALLBACK_COUNTERS_CSV);
-  writer.append({ step: 1, counter: 'a,b\n9,"c', count: 2 });
+  const writer = openCsv(counters, FALLBACK_COUNTERS_CSV);
+  writer.write({ step: 1, counter: 'a,b\n9,"c', count: 2 });
   writer.close();
   expect(readCsv(counters, FALLBACK_COUNTERS_CSV).rows).toEqual([{ step: 1, counter: 'a_b_9__c', count: 2 }]);
 });
 
 test('a reader during the writing never sees half a row', () => {
-  const writer = new CsvWriter(path, TRAINING_CSV, steady);
+  const writer = openCsv(path, TRAINING_CSV, steady);
   for (let step = 1; step <= 200; step++) {
-    writer.append(row(step));
+    writer.write(row(step));
     expect(text().endsWith('\n')).toBe(true);
     expect(readCsv(path, TRAINING_CSV).rows).toHaveLength(step);
   }

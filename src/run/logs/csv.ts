@@ -1,7 +1,7 @@
-/** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. */
+/** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. Written by log.ts. */
 import { UsageError } from '../../errors.js';
 import { readFully, readText, withFile, writeFileAtomic } from '../../files.js';
-import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
+import { AppendFile } from './log-file.js';
 
 /** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
 export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
@@ -28,34 +28,22 @@ export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 
 /** Enough for some hundred rows. */
 const TAIL_BYTES = 64 * 1024;
 
-export class CsvWriter<Schema extends CsvSchema> extends LogWriter {
-  readonly #schema: Schema;
-
-  /**
-   * Opens or creates the file, removes an incomplete last row, and refuses a file with other columns. Rows of steps after
-   * `keepThrough` are removed: a resumed run writes them again. A crash leaves the old content or the new.
-   */
-  constructor(path: string, schema: Schema, options: WriterOptions & { readonly keepThrough?: number } = {}) {
-    const { keepThrough = Number.POSITIVE_INFINITY, ...writer } = options;
-    let file = openCsv(path, schema);
-    const lines = wholeLines(readText(path) ?? '');
-    const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > keepThrough));
-    if (kept.length < lines.length) {
-      file.close();
-      writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
-      file = openCsv(path, schema);
-    }
-    super(file, writer);
-    this.#schema = schema;
-  }
-
-  append(row: CsvRow<Schema>): void {
-    this.put(Buffer.from(formatRow(this.#schema, row)));
-  }
+/**
+ * Opens or creates a file for appending, removes an incomplete last row, and refuses a file with other columns. Rows of
+ * steps after `keepThrough` are removed. A crash leaves the old content or the new.
+ */
+export function openCsvFile(path: string, schema: CsvSchema, keepThrough = Number.POSITIVE_INFINITY): AppendFile {
+  const file = openWithHeader(path, schema);
+  const lines = wholeLines(readText(path) ?? '');
+  const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > keepThrough));
+  if (kept.length === lines.length) return file;
+  file.close();
+  writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
+  return openWithHeader(path, schema);
 }
 
 /** Writes the header of a new file; refuses another header. */
-function openCsv(path: string, schema: CsvSchema): AppendFile {
+function openWithHeader(path: string, schema: CsvSchema): AppendFile {
   const header = headerOf(schema);
   const file = new AppendFile(path);
   try {
@@ -134,7 +122,8 @@ function headerOf(schema: CsvSchema): string {
   return Object.keys(schema).join(',');
 }
 
-function formatRow<Schema extends CsvSchema>(schema: Schema, row: CsvRow<Schema>): string {
+/** A row as a line. */
+export function formatRow<Schema extends CsvSchema>(schema: Schema, row: CsvRow<Schema>): string {
   const cells = Object.entries(schema).map(([name, kind]) => formatCell(kind, row[name] as number | string));
   return `${cells.join(',')}\n`;
 }

@@ -5,7 +5,8 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
 import fc from '../../testing/properties.js';
-import { HeartbeatWriter, parseHeartbeat, readHeartbeats, tailHeartbeats } from './heartbeat.js';
+import { parseHeartbeat, readHeartbeats, tailHeartbeats } from './heartbeat.js';
+import { openHeartbeats } from './log.js';
 
 let folder: string;
 let path: string;
@@ -24,7 +25,7 @@ function steps(count: number): number[] {
 }
 
 test('a line has the identity of the writer and the fields of the step', () => {
-  const writer = new HeartbeatWriter(path, 3, { clock: () => 1_700_000_000_500, now: () => 0 });
+  const writer = openHeartbeats(path, 3, { clock: () => 1_700_000_000_500, now: () => 0 });
   writer.write({ step: 1, msg: 'boot', data: 'jsonl' });
   writer.write({
     step: 2,

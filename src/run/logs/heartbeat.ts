@@ -1,15 +1,13 @@
 /**
  * The signs of life of a rank, for people, watchdogs and dashboards. heartbeat_rank{r}.jsonl has a line per step with the
  * state of the run. .section_rank{r} names what the rank is doing at this moment, which a heartbeat cannot: it is written
- * after the step.
+ * after the step. Both are written by log.ts.
  */
 
 import { constants, openSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
 import { fileError, readFully, readText, statOrUndefined, withFile } from '../../files.js';
-import { asNumber, parseObject, toJson } from '../json.js';
-import { AppendFile, InPlaceFile, LogWriter, type RecordSink, type WriterOptions } from './log-file.js';
-import type { LogThread } from './log-thread.js';
+import { asNumber, parseObject } from '../json.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =
@@ -88,27 +86,6 @@ const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
 const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
-
-export class HeartbeatWriter extends LogWriter {
-  readonly #rank: number;
-  readonly #world: number | undefined;
-  readonly #clock: () => number;
-
-  /** `clock` gives milliseconds since 1970; `world` is how many ranks there are, where that is known. */
-  constructor(path: string, rank: number, options: WriterOptions & { clock?: () => number; world?: number } = {}) {
-    super(new AppendFile(path), options);
-    this.#rank = rank;
-    this.#world = options.world;
-    this.#clock = options.clock ?? Date.now;
-  }
-
-  write(fields: HeartbeatFields): void {
-    const milliseconds = this.#clock();
-    const identity = { ts: milliseconds / 1000, iso: new Date(milliseconds).toISOString(), pid: process.pid };
-    const world = this.#world === undefined ? {} : { world: this.#world };
-    this.put(Buffer.from(`${toJson({ ...identity, rank: this.#rank, ...world, ...fields })}\n`));
-  }
-}
 
 /**
  * The last `count` heartbeats, oldest first. Reads only the end of the file, however long it is. A missing file has none;
@@ -203,45 +180,19 @@ const RECORD_BYTES = 160;
 /** A read may coincide with a write; the next attempt then finds a whole line. */
 const READ_ATTEMPTS = 3;
 
-export interface SectionOptions {
-  /** Milliseconds since 1970. */
-  readonly clock?: () => number;
-  readonly onProblem?: (message: string) => void;
-  /** Takes over the writing; by default the file is written on this thread. */
-  readonly logThread?: LogThread | undefined;
+/** Opens .section_rank{r}: one line of fixed length, overwritten in place with one call and never fsynced. */
+export function openSectionFile(path: string): { path: string; descriptor: number } {
+  const facts = statOrUndefined(path);
+  if (facts && !facts.isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
+  try {
+    return { path, descriptor: openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o644) };
+  } catch (error) {
+    throw fileError('open', path, error);
+  }
 }
 
-/** Writes .section_rank{r}: one line of fixed length, overwritten in place with one call and never fsynced. */
-export class SectionWriter {
-  readonly #rank: number;
-  readonly #file: RecordSink;
-  readonly #clock: () => number;
-
-  constructor(path: string, rank: number, options: SectionOptions = {}) {
-    this.#rank = rank;
-    this.#clock = options.clock ?? Date.now;
-    const facts = statOrUndefined(path);
-    if (facts && !facts.isFile()) throw new UsageError(`${path}: is not a regular file; remove it`);
-    let descriptor: number;
-    try {
-      descriptor = openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o644);
-    } catch (error) {
-      throw fileError('open', path, error);
-    }
-    this.#file =
-      options.logThread?.open('replace', { path, descriptor }) ??
-      new InPlaceFile(path, descriptor, options.onProblem ?? (() => {}));
-  }
-
-  /** Never throws: if the disk refuses the record, only the name of the section is lost. */
-  enter(section: SectionName, step: number): void {
-    const record = { ts: this.#clock() / 1000, pid: process.pid, rank: this.#rank, step, section };
-    this.#file.write(Buffer.from(`${JSON.stringify(record).padEnd(RECORD_BYTES - 1)}\n`));
-  }
-
-  close(): void {
-    this.#file.close();
-  }
+export function sectionLine({ ts, pid, rank, step, section }: Section): string {
+  return `${JSON.stringify({ ts, pid, rank, step, section }).padEnd(RECORD_BYTES - 1)}\n`;
 }
 
 /** The section a rank is in; undefined if there is no file or no whole line in it. */

@@ -17,8 +17,6 @@ import {
 } from 'node:fs';
 import { UsageError } from '../../errors.js';
 import { explainFileError, fileError } from '../../files.js';
-import { toJson } from '../json.js';
-import type { LogThread } from './log-thread.js';
 
 const NEWLINE = 0x0a;
 const REPAIR_CHUNK_BYTES = 64 * 1024;
@@ -104,8 +102,8 @@ export class AppendFile {
   }
 }
 
-/** Takes the records of one file; in a run the log thread (logs/log-thread.ts), elsewhere a `Sink`. */
-export interface RecordSink {
+/** Takes the bytes of records for one file. */
+interface RecordSink {
   /** Records that were dropped. */
   readonly drops: number;
   write(record: Uint8Array): void;
@@ -156,11 +154,6 @@ export class Sink implements RecordSink {
   /** Records dropped because too many were pending, or at the end. */
   get drops(): number {
     return this.#drops;
-  }
-
-  /** Whether the last attempt to write failed. */
-  get failing(): boolean {
-    return this.#failures > 0;
   }
 
   write(record: Uint8Array): void {
@@ -254,52 +247,4 @@ export class InPlaceFile implements RecordSink {
 
 function message(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
-}
-
-/** Options of the writers of growing log files. */
-export interface WriterOptions extends SinkOptions {
-  /** Takes over the writing; by default records are written on this thread. */
-  readonly logThread?: LogThread | undefined;
-}
-
-/** A growing log file: a subclass gives its records a form. Nothing throws because of the disk. */
-export abstract class LogWriter {
-  readonly path: string;
-  readonly #sink: RecordSink;
-
-  /** Hands the open file to the log thread, or wraps it for writing on this thread. */
-  constructor(file: AppendFile, { logThread, ...options }: WriterOptions) {
-    this.path = file.path;
-    this.#sink = logThread?.open('append', file) ?? new Sink(file, options);
-  }
-
-  /** Records that could not be written. */
-  get drops(): number {
-    return this.#sink.drops;
-  }
-
-  /** Waits until the records are on the disk; false if they are not. */
-  flush(): boolean {
-    return this.#sink.flush();
-  }
-
-  close(): void {
-    this.#sink.close();
-  }
-
-  /** Appends a record with one write call. */
-  protected put(record: Uint8Array): void {
-    this.#sink.write(record);
-  }
-}
-
-export class JsonLinesWriter extends LogWriter {
-  constructor(path: string, options: WriterOptions = {}) {
-    super(new AppendFile(path), options);
-  }
-
-  /** `ts` of the line is in seconds since 1970. */
-  write(step: number, record: object): void {
-    this.put(Buffer.from(`${toJson({ step, ts: Date.now() / 1000, ...record })}\n`));
-  }
 }

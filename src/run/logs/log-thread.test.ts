@@ -4,8 +4,9 @@ import { constants, mkdtempSync, openSync, readSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { CsvWriter, readCsv, TRAINING_CSV } from './csv.js';
-import { readSection, SectionWriter } from './heartbeat.js';
+import { readCsv, TRAINING_CSV } from './csv.js';
+import { readSection } from './heartbeat.js';
+import { openCsv, openSection } from './log.js';
 import { LogThread } from './log-thread.js';
 
 let folder: string;
@@ -14,7 +15,9 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(folder, { recursive: true, force: true }));
 
-const record = (text: string, bytes: number) => Buffer.from(`${text.padEnd(bytes - 1)}\n`);
+const schema = { step: 'integer', filler: 'text' } as const;
+/** A record whose row has 1000 bytes. */
+const record = (i: number) => ({ step: 10_000 + i, filler: 'x'.repeat(993) });
 
 /** A FIFO that the worker can write until the pipe is full (64 KiB on Linux), and that `drain` empties. */
 function hangingFile() {
@@ -27,14 +30,14 @@ function hangingFile() {
 
 test('writes rows and sections from another thread, and a flush waits for them', async () => {
   const logThread = await LogThread.start();
-  const csv = new CsvWriter(join(folder, 'training.csv'), TRAINING_CSV, { logThread });
-  const section = new SectionWriter(join(folder, '.section'), 0, { logThread });
-  for (let step = 1; step <= 500; step++) csv.append({ step, loss: 1 / step, lr: 1, toks_per_s: 1 });
-  section.enter('step', 500);
+  const csv = openCsv(join(folder, 'training.csv'), TRAINING_CSV, { logThread });
+  const section = openSection(join(folder, '.section'), 0, { logThread });
+  for (let step = 1; step <= 500; step++) csv.write({ step, loss: 1 / step, lr: 1, toks_per_s: 1 });
+  section.write({ section: 'step', step: 500 });
   expect(csv.flush()).toBe(true);
   expect(readCsv(csv.path, TRAINING_CSV)).toMatchObject({ badLines: 0, rows: { length: 500 } });
   expect(readSection(join(folder, '.section'))).toMatchObject({ section: 'step', step: 500 });
-  csv.append({ step: 501, loss: 1, lr: 1, toks_per_s: 1 });
+  csv.write({ step: 501, loss: 1, lr: 1, toks_per_s: 1 });
   csv.close();
   section.close();
   logThread.close();
@@ -47,10 +50,10 @@ test('a hung file blocks neither writes nor flushes; what exceeds the queue is d
   const problems: string[] = [];
   const logThread = await LogThread.start({ onProblem: (line) => problems.push(line), waitMs: 2000 });
   const { file, drain } = hangingFile();
-  const hung = logThread.open('append', file);
+  const hung = logThread.open<ReturnType<typeof record>>(file, { kind: 'csv', schema });
   const started = performance.now();
-  const count = 6000; // 6 MB: more than the pipe and the queue hold
-  for (let i = 0; i < count; i++) hung.write(record(`r${i}`, 1000));
+  const count = 7000; // more than the pipe and the queue hold
+  for (let i = 0; i < count; i++) hung.write(record(i));
   const firstFlush = performance.now();
   expect(hung.flush()).toBe(false);
   expect(performance.now() - firstFlush).toBeGreaterThan(1900);

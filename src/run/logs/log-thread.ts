@@ -1,16 +1,16 @@
 /**
  * A worker thread that writes the log files of a run, so that a slow or hung file system never stops the training thread.
  *
- * Files are opened on the training thread, where a wrong file can still be refused, and their descriptors are handed to
- * the worker (log-worker.ts). Records go there as messages; a record that the worker does not get to is dropped and counted
- * once `QUEUE_BYTES` are waiting. All waits for the worker are bounded by `WAIT_MS`, and after one has timed out nothing
- * waits again until the worker has made progress.
+ * Files are opened on the training thread (log.ts), and their descriptors are handed to the worker (log-worker.ts). Records
+ * go there as messages and get their form there; once `QUEUE_RECORDS` are waiting, more are dropped and counted. All waits
+ * for the worker are bounded by `WAIT_MS`, and after one has timed out nothing waits again until the worker has made
+ * progress.
  */
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import koffi from 'koffi';
 import { workerFile } from '../../worker-file.js';
-import type { RecordSink } from './log-file.js';
-import { type FileMode, type LogTask, type LogWorkerData, MAX_FILES, WORDS } from './log-tasks.js';
+import type { Log, LogFormat, OpenFile } from './log.js';
+import { type LogTask, type LogWorkerData, MAX_FILES, WORDS } from './log-tasks.js';
 
 export interface LogThreadOptions {
   /** Receives one line when writing starts to fail or stall, and one when it works again. */
@@ -19,8 +19,8 @@ export interface LogThreadOptions {
   readonly waitMs?: number;
 }
 
-/** About 6000 heartbeats. */
-const QUEUE_BYTES = 4 * 2 ** 20;
+/** About 4 MiB. */
+const QUEUE_RECORDS = 5000;
 const WAIT_MS = 5_000;
 /** Without progress for this long, a person is told. */
 const STALL_MS = 5_000;
@@ -69,18 +69,19 @@ export class LogThread {
   }
 
   /** Hands a file over to the worker, which closes it. */
-  open(mode: FileMode, { path, descriptor }: { readonly path: string; readonly descriptor: number }): RecordSink {
+  open<Item>({ path, descriptor }: OpenFile, format: LogFormat): Log<Item> {
     if (this.#files === MAX_FILES) throw new RangeError(`a log thread takes at most ${MAX_FILES} files`);
     const file = this.#files++;
     const words = this.#words;
     let refused = 0;
-    this.#post({ kind: 'open', file, mode, descriptor, path });
+    this.#post({ kind: 'open', file, opened: { path, descriptor }, format });
     return {
+      path,
       get drops() {
         return refused + Atomics.load(words, WORDS.drops + file);
       },
-      write: (bytes) => {
-        if (!this.#write(file, bytes)) refused += 1;
+      write: (record) => {
+        if (!this.#write(file, record)) refused += 1;
       },
       flush: () => {
         this.#post({ kind: 'flush', file });
@@ -93,7 +94,7 @@ export class LogThread {
   /** Records held up by a write that does not return; 0 while the worker makes progress. */
   get stuck(): number {
     this.#report();
-    return this.#isStalled ? Atomics.load(this.#words, WORDS.queuedRecords) : 0;
+    return this.#isStalled ? Atomics.load(this.#words, WORDS.queued) : 0;
   }
 
   /** Waits, at most `waitMs`, until everything posted is done. A worker that is stuck in a system call is left behind. */
@@ -108,19 +109,17 @@ export class LogThread {
   }
 
   /** False if the record was dropped. */
-  #write(file: number, bytes: Uint8Array): boolean {
+  #write(file: number, record: unknown): boolean {
     this.#report();
-    if (Atomics.load(this.#words, WORDS.queuedBytes) + bytes.length > QUEUE_BYTES) return false;
-    Atomics.add(this.#words, WORDS.queuedRecords, 1);
-    Atomics.add(this.#words, WORDS.queuedBytes, bytes.length);
-    // Small Buffers share one large allocation, all of which would be sent: copy the record out of it.
-    this.#post({ kind: 'write', file, bytes: new Uint8Array(bytes) });
+    if (Atomics.load(this.#words, WORDS.queued) >= QUEUE_RECORDS) return false;
+    Atomics.add(this.#words, WORDS.queued, 1);
+    this.#post({ kind: 'write', file, record, at: Date.now() });
     return true;
   }
 
   #post(task: LogTask): void {
     this.#posted += 1;
-    this.#worker.postMessage(task, task.kind === 'write' ? [task.bytes.buffer as ArrayBuffer] : []);
+    this.#worker.postMessage(task);
   }
 
   /** Waits until the worker has done everything; false after `waitMs`, or at once if it is known to be stuck. */
@@ -157,8 +156,8 @@ export class LogThread {
     if (this.#isStalled) return;
     this.#isStalled = true;
     this.#onProblem(
-      'log files: a write does not return; training goes on, records are kept up to ' +
-        `${QUEUE_BYTES / 2 ** 20} MiB and then dropped. Check the file system of the run folder`,
+      'log files: a write does not return; training goes on, up to ' +
+        `${QUEUE_RECORDS} records are kept and more are dropped. Check the file system of the run folder`,
     );
   }
 }

@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { TensorboardWriter } from './tensorboard.js';
+import { openTensorboard } from './log.js';
 
 let folder: string;
 beforeEach(() => {
@@ -81,9 +81,9 @@ function find(fields: Field[], field: number): Field['value'] | undefined {
 }
 
 test('the file begins with its version and holds the scalars by tag', () => {
-  const writer = new TensorboardWriter(join(folder, 'tb'), { clock: () => 1_700_000_000_250 });
-  writer.scalars(300, { 'train/loss': 2.5, 'sel/größe': Number.NaN });
-  writer.scalars(2 ** 40, { 'val/loss': -1 });
+  const writer = openTensorboard(join(folder, 'tb'), { clock: () => 1_700_000_000_250 });
+  writer.write({ step: 300, scalars: { 'train/loss': 2.5, 'sel/größe': Number.NaN } });
+  writer.write({ step: 2 ** 40, scalars: { 'val/loss': -1 } });
   writer.close();
   const events = decodeRecords(readFileSync(writer.path)).map(decodeMessage);
   expect(events).toHaveLength(3);
@@ -103,13 +103,13 @@ test('the file begins with its version and holds the scalars by tag', () => {
 });
 
 test('the name is one that TensorBoard looks for', () => {
-  const writer = new TensorboardWriter(folder, { clock: () => 1_700_000_000_250 });
+  const writer = openTensorboard(folder, { clock: () => 1_700_000_000_250 });
   writer.close();
   expect(readdirSync(folder)).toEqual([`events.out.tfevents.1700000000.${hostname()}.${process.pid}.0`]);
 });
 
 test('a resumed run tells TensorBoard from which step it begins again', () => {
-  const writer = new TensorboardWriter(folder, { resumedFromStep: 500 });
+  const writer = openTensorboard(folder, { resumedFromStep: 500 });
   writer.close();
   const [, start] = decodeRecords(readFileSync(writer.path)).map(decodeMessage);
   expect(find(start, 2)).toBe(501n);
@@ -118,9 +118,9 @@ test('a resumed run tells TensorBoard from which step it begins again', () => {
 
 test('each event is on disk as a whole when the call returns', () => {
   // A clock that stands still: a busy machine must not look like a slow disk, after which writers pause.
-  const writer = new TensorboardWriter(folder, { now: () => 0 });
+  const writer = openTensorboard(folder, { now: () => 0 });
   for (let step = 1; step <= 20; step++) {
-    writer.scalars(step, { loss: step });
+    writer.write({ step, scalars: { loss: step } });
     expect(decodeRecords(readFileSync(writer.path))).toHaveLength(step + 1);
   }
   expect(writer.flush()).toBe(true);

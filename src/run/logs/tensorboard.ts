@@ -2,14 +2,13 @@
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { ensureFolder, fileError } from '../../files.js';
-import { AppendFile, LogWriter, type WriterOptions } from './log-file.js';
+import { AppendFile } from './log-file.js';
 
-export interface TensorboardOptions extends WriterOptions {
-  /** A resumed run starts after this step: TensorBoard then hides what an earlier file holds beyond it. */
-  resumedFromStep?: number;
-  /** Milliseconds since 1970. */
-  clock?: () => number;
-}
+/** The values of one step by tag, or one of the marks at the beginning of a file. */
+export type TensorboardEvent = { readonly step: number } & (
+  | { readonly scalars: Readonly<Record<string, number>> }
+  | { readonly mark: 'version' | 'start' }
+);
 
 // Field numbers of tensorflow/core/util/event.proto and framework/summary.proto.
 const EVENT_WALL_TIME = 1;
@@ -23,39 +22,31 @@ const SUMMARY_VALUE = 1;
 const VALUE_TAG = 1;
 const VALUE_SIMPLE = 2;
 
-export class TensorboardWriter extends LogWriter {
-  readonly #clock: () => number;
-
-  /** Each start of a run has a file of its own; TensorBoard joins the files of a folder. */
-  constructor(folder: string, options: TensorboardOptions = {}) {
-    const { clock = Date.now, resumedFromStep } = options;
-    const name = `events.out.tfevents.${Math.floor(clock() / 1000)}.${hostname()}.${process.pid}.0`;
-    try {
-      ensureFolder(folder);
-    } catch (error) {
-      throw fileError('create', folder, error);
-    }
-    super(new AppendFile(join(folder, name), 'binary'), options);
-    this.#clock = clock;
-    this.#event(0, text(EVENT_FILE_VERSION, 'brain.Event:2'));
-    if (resumedFromStep !== undefined) {
-      const status = message(EVENT_SESSION_LOG, varintField(SESSION_LOG_STATUS, SESSION_START));
-      this.#event(resumedFromStep + 1, status);
-    }
+/** Creates a file for a start of a run. `at`: the time in milliseconds since 1970. */
+export function openEventFile(folder: string, at: number): AppendFile {
+  const name = `events.out.tfevents.${Math.floor(at / 1000)}.${hostname()}.${process.pid}.0`;
+  try {
+    ensureFolder(folder);
+  } catch (error) {
+    throw fileError('create', folder, error);
   }
+  return new AppendFile(join(folder, name), 'binary');
+}
 
-  /** Writes the values of one step, by tag, as one event. */
-  scalars(step: number, values: Readonly<Record<string, number>>): void {
-    const entries = Object.entries(values).map(([tag, value]) =>
-      message(SUMMARY_VALUE, Buffer.concat([text(VALUE_TAG, tag), float(VALUE_SIMPLE, value)])),
-    );
-    this.#event(step, message(EVENT_SUMMARY, Buffer.concat(entries)));
-  }
+/** `ts` in seconds since 1970. */
+export function encodeEvent(event: TensorboardEvent, ts: number): Uint8Array {
+  return frame(Buffer.concat([double(EVENT_WALL_TIME, ts), varintField(EVENT_STEP, event.step), content(event)]));
+}
 
-  #event(step: number, content: Buffer): void {
-    const wallTime = double(EVENT_WALL_TIME, this.#clock() / 1000);
-    this.put(frame(Buffer.concat([wallTime, varintField(EVENT_STEP, step), content])));
-  }
+function content(event: TensorboardEvent): Buffer {
+  if ('mark' in event)
+    return event.mark === 'version'
+      ? text(EVENT_FILE_VERSION, 'brain.Event:2')
+      : message(EVENT_SESSION_LOG, varintField(SESSION_LOG_STATUS, SESSION_START));
+  const entries = Object.entries(event.scalars).map(([tag, value]) =>
+    message(SUMMARY_VALUE, Buffer.concat([text(VALUE_TAG, tag), float(VALUE_SIMPLE, value)])),
+  );
+  return message(EVENT_SUMMARY, Buffer.concat(entries));
 }
 
 /** A record: length, checksum of the length, data, checksum of the data. */

@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { build } from 'esbuild';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { SectionWriter } from '../../run/logs/heartbeat.js';
+import { openSection } from '../../run/logs/log.js';
 import { readAnomaly, runPaths } from '../../run/paths.js';
 import { ended } from '../../testing/cli.js';
 
@@ -85,7 +85,7 @@ describe.concurrent('the guard of a blocked process', () => {
 
   it('names the section of the lost rank from the files of the run, and records the anomaly', async () => {
     const paths = runPaths(folder);
-    new SectionWriter(paths.section(1), 1).enter('save', 12);
+    openSection(paths.section(1), 1).write({ section: 'save', step: 12 });
     const watch = `guard.watch(${JSON.stringify(paths)});`;
     const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).result;
     expect(signal).toBe('SIGKILL');

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { pidExists, processState } from '../../process-identity.js';
-import { SectionWriter } from '../../run/logs/heartbeat.js';
+import { openSection } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { RankLost, RankMonitor } from './monitor.js';
@@ -30,7 +30,7 @@ function monitor(pids: readonly number[] = [process.pid, process.pid, process.pi
 
 function section(rank: number, name: 'step' | 'wait' | 'fetch', secondsAgo = 0): void {
   const path = runPaths(folder.path).section(rank);
-  new SectionWriter(path, rank, { clock: () => NOW - 1000 * secondsAgo }).enter(name, 7);
+  openSection(path, rank, { clock: () => NOW - 1000 * secondsAgo }).write({ section: name, step: 7 });
 }
 
 test('records repeatedly that it waits, and when it has stopped waiting', () => {

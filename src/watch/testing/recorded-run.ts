@@ -1,7 +1,8 @@
 /** Runs made for tests: heartbeats written by the real writer with a clock of the test's own. */
 import { writeFileSync } from 'node:fs';
 import { ownIdentity } from '../../process-identity.js';
-import { type HeartbeatFields, HeartbeatWriter, type SectionName, SectionWriter } from '../../run/logs/heartbeat.js';
+import type { HeartbeatFields, SectionName } from '../../run/logs/heartbeat.js';
+import { type Log, openHeartbeats, openSection } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
 
 /** A step of a healthy run at the given number. */
@@ -38,14 +39,16 @@ export class RecordedRun {
   readonly rank: number;
   /** Seconds since 1970; the test moves it. */
   now: number;
-  readonly #writer: HeartbeatWriter;
-  #sections: SectionWriter | undefined;
+  readonly #start: number;
+  readonly #writer: Log<HeartbeatFields>;
+  #sections: ReturnType<typeof openSection> | undefined;
 
   constructor(dir: string, { now = 1_700_000_000, rank = 0 } = {}) {
     this.dir = dir;
     this.rank = rank;
     this.now = now;
-    this.#writer = new HeartbeatWriter(runPaths(dir).heartbeat(rank), rank, {
+    this.#start = now;
+    this.#writer = openHeartbeats(runPaths(dir).heartbeat(rank), rank, {
       clock: () => this.now * 1000,
       now: () => 0, // a write that takes long on a busy machine must not hold lines back: the test reads them at once
     });
@@ -70,17 +73,17 @@ export class RecordedRun {
 
   /** Enters a section now. */
   section(name: SectionName, step: number): void {
-    this.#sections ??= new SectionWriter(runPaths(this.dir).section(this.rank), this.rank, {
+    this.#sections ??= openSection(runPaths(this.dir).section(this.rank), this.rank, {
       clock: () => this.now * 1000,
     });
-    this.#sections.enter(name, step);
+    this.#sections.write({ section: name, step });
   }
 
-  /** A lock as a process of this machine would hold it: this test's own, or one that is gone. */
-  lock(owner: 'alive' | 'dead'): void {
+  /** A lock as a process of this machine would hold it since `start`: this test's own, or one that is gone. */
+  lock(owner: 'alive' | 'dead', start = this.#start): void {
     const own = ownIdentity();
     const identity = owner === 'alive' ? own : { ...own, process_start: (own.process_start ?? 1) + 1 };
-    const lock = { ...identity, run_start: new Date(this.now * 1000).toISOString(), nonce: 'recorded' };
+    const lock = { ...identity, run_start: new Date(start * 1000).toISOString(), nonce: 'recorded' };
     writeFileSync(runPaths(this.dir).lock, `${JSON.stringify(lock)}\n`);
   }
 

@@ -1,7 +1,7 @@
 import { Writable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { LiveLine } from '../live-line.js';
-import { duration, progressText, stepLine } from './records.js';
+import { duration, progressText, stepLine } from './report.js';
 
 const line = {
   step: 20,
@@ -50,7 +50,7 @@ describe('progress', () => {
     new LiveLine(stream).show('nothing');
     expect(written).toEqual([]);
     const live = new LiveLine(Object.assign(stream, { isTTY: true }));
-    live.show(progressText(1, 2, 3, 400, 65));
+    live.show(progressText({ step: 1, loss: 3, tokensPerSecond: 400 }, 2, 65));
     expect(written.join('')).toContain('1/2  loss 3.000  400 tok/s  1:05 left');
     live.clear();
     live.clear();
