@@ -51,14 +51,14 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
       const assigned = new Map<string, string>();
       let questions = 0;
       for (const line of text.split('\n').slice(0, -1)) {
-        const [, key, value] = /^# key: ([a-z]+)(\d{3})$/.exec(line) ?? [];
+        const [, key, value] = /^# set ([a-z ]+): \1(\d{3})$/.exec(line) ?? [];
         if (key) assigned.set(key, value);
-        const [, asked, answer] = /^# again: ([a-z]+)(\d{3})$/.exec(line) ?? [];
+        const [, asked, answer] = /^# get ([a-z ]+): \1(\d{3})$/.exec(line) ?? [];
         if (!asked) continue;
         questions++;
         expect(assigned.get(asked), line).toBe(answer);
       }
-      expect(assigned.has('password')).toBe(true);
+      expect(assigned.has('the secret password')).toBe(true);
       expect(questions).toBeGreaterThan(0);
       // With a text share of 0 the targets are the answers and repeated code, and nothing else.
       const runs: number[][] = [[]];
@@ -84,8 +84,8 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
     const single = task.passkey(code, 2000, 0.5, draw);
     const [asked] = single.cases;
     expect(single.tokens).toHaveLength(2000);
-    expect(tokenizer.decode(single.tokens)).toMatch(/\n# again: password\d{3}\n$/);
-    expect(tokenizer.decode(single.tokens).match(/password/g)).toHaveLength(2);
+    expect(tokenizer.decode(single.tokens)).toMatch(/\n# get the secret password: the secret password\d{3}\n$/);
+    expect(tokenizer.decode(single.tokens).match(/password/g)).toHaveLength(4);
     expect(valueAt(single.tokens, asked.factAt, asked)).toBe(valueAt(single.tokens, asked.at, asked));
     expect(asked.factAt / 2000).toBeCloseTo(0.5, 1);
 
@@ -147,7 +147,7 @@ describe('retrieval.mjs', () => {
     ]);
     // The fine-tuned model can be loaded.
     const { code: generated } = await trefoil([
-      ...['generate', '--model', inside('retrieval'), '--prompt', '# key: ', '--max-new-tokens', '4', '--greedy'],
+      ...['generate', '--model', inside('retrieval'), '--prompt', '# set ', '--max-new-tokens', '4', '--greedy'],
     ]);
     expect(generated).toBe(0);
   });

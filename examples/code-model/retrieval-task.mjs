@@ -1,23 +1,24 @@
 // The retrieval task of retrieval.mjs: code with assignments in it, and questions for their values further on.
 //
-//   # key: amber482      an assignment of the value 482 to the key amber, between two lines of the code
-//   # again: amber482    a question: the digits are the answer
+//   # set amber river stone: amber river stone482    an assignment of the value 482, between two lines of the code
+//   # get amber river stone: amber river stone482    a question: the digits are the answer
 //
-// Values are the numbers of three digits that are one token, where the tokenizer has such: a second token would have to be
-// found by the name two tokens back, which is a search of its own.
+// A name is three words, no word of which is in another name of the sequence, and a line has it twice: a compressed key is the
+// mean of its block, and one word would hardly show in it. The value stands directly behind the name. It is a number of three
+// digits that is one token, where the tokenizer has such: a second token would have to be found by the name two tokens back,
+// which is a search of its own.
 //
 // A passkey is the only assignment of a sequence. Training sequences also repeat pieces of their own code.
 
-/** Number of different names. */
-const NAMES = 2048;
-const PASSKEY = 'password';
-/** Largest share of a training sequence that is assignments and questions. */
-const MOST_LINES = 0.45;
+/** Number of different words, and of words in a name. */
+const WORDS = 2048;
+const WORDS_PER_NAME = 3;
+const PASSKEY = 'the secret password';
+/** Largest share of a training sequence that is assignments and questions: of one up to `short` tokens, and of longer ones. */
+const MOST_LINES = { short: 1024, ofShort: 0.8, ofLong: 0.45 };
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
 const REPEATED = 0.1;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
-/** Sequences shorter than this have no room for repeated code. */
-const SHORTEST_REPEATED = 512;
 /** Shortest distance between an assignment and its question, in tokens of the code: as a share of the sequence, and at most. */
 const NEAREST = { share: 1 / 16, most: 32 };
 /** Share of training sequences with few assignments. */
@@ -37,7 +38,7 @@ export function random(seed) {
 /** Writes assignments and questions into code, as tokens of one tokenizer. */
 export class RetrievalTask {
   #tokenizer;
-  #names;
+  #words;
   /** Tokens of each value. */
   #values;
   /** By token: whether its text ends a line. */
@@ -45,17 +46,15 @@ export class RetrievalTask {
   #newline;
   /** Tokens of an assignment and two questions for it. */
   #tokensPerPair;
-  /** Tokens of texts that occur again and again. */
-  #encoded = new Map();
 
-  constructor(tokenizer, names = namesOf(tokenizer)) {
+  constructor(tokenizer, words = wordsOf(tokenizer)) {
     this.#tokenizer = tokenizer;
-    this.#names = names;
-    this.#newline = this.#encode('\n');
-    const values = Array.from({ length: 900 }, (_, i) => this.#encode(String(100 + i)));
+    this.#words = words;
+    this.#newline = this.#tokenizer.encode('\n');
+    const values = Array.from({ length: 900 }, (_, i) => this.#tokenizer.encode(String(100 + i)));
     const shortest = Math.min(...values.map((value) => value.length));
     this.#values = values.filter((value) => value.length === shortest);
-    const { assignment, question } = this.#pair(names[0], () => 0.5);
+    const { assignment, question } = this.#pair(nameOf(words), () => 0.5);
     this.#tokensPerPair = assignment.length + 2 * question.length;
     this.#endsLine = Uint8Array.from({ length: tokenizer.vocabSize }, (_, id) =>
       Number(tokenizer.decode([id]).endsWith('\n')),
@@ -64,7 +63,9 @@ export class RetrievalTask {
 
   /** Largest number of assignments in a training sequence. */
   mostPairs(length) {
-    return Math.min(this.#names.length, Math.max(1, Math.floor((MOST_LINES * length) / this.#tokensPerPair)));
+    const share = length <= MOST_LINES.short ? MOST_LINES.ofShort : MOST_LINES.ofLong;
+    const fitting = Math.max(1, Math.floor((share * length) / this.#tokensPerPair));
+    return Math.min(Math.floor(this.#words.length / WORDS_PER_NAME), fitting);
   }
 
   /**
@@ -79,14 +80,16 @@ export class RetrievalTask {
     pairs.push(this.#pair(PASSKEY, draw));
     const lines = [];
     const nearest = Math.min(NEAREST.most, NEAREST.share * length);
-    const repeated = length < SHORTEST_REPEATED ? 0 : Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most));
-    const pieces = Array.from({ length: repeated }, () =>
-      Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least)),
-    );
-    const inserted =
-      pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0) +
-      pieces.reduce((sum, size) => sum + size, 0);
-    const room = length + 1 - inserted;
+    const asked = pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0);
+    const pieces = [];
+    let room = length + 1 - asked;
+    for (let i = Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most)); i > 0; i--) {
+      const size = Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least));
+      // What is left must hold the longest piece and the distance to its repetition.
+      if (room - size < PIECE.most + nearest) break;
+      pieces.push(size);
+      room -= size;
+    }
     for (const pair of pairs) {
       const at = draw() * (room - 2 * nearest);
       lines.push({ at, tokens: pair.assignment, pair });
@@ -169,34 +172,31 @@ export class RetrievalTask {
   }
 
   #pairs(count, draw) {
-    return sample(this.#names, count, draw).map((name) => this.#pair(name, draw));
+    const words = sample(this.#words, WORDS_PER_NAME * count, draw);
+    return Array.from({ length: count }, (_, i) => this.#pair(nameOf(words.slice(WORDS_PER_NAME * i)), draw));
   }
 
   #pair(name, draw) {
     const value = this.#values[Math.floor(draw() * this.#values.length)];
-    const line = (start) => [...this.#encode(start), ...value, ...this.#newline];
-    return { assignment: line(`# key: ${name}`), question: line(`# again: ${name}`), answerLength: value.length };
-  }
-
-  #encode(text) {
-    let tokens = this.#encoded.get(text);
-    if (tokens === undefined) {
-      tokens = this.#tokenizer.encode(text);
-      this.#encoded.set(text, tokens);
-    }
-    return tokens;
+    const line = (start) => [...this.#tokenizer.encode(`# ${start} ${name}: ${name}`), ...value, ...this.#newline];
+    return { assignment: line('set'), question: line('get'), answerLength: value.length };
   }
 }
 
+/** The first words of a list as a name. */
+function nameOf(words) {
+  return words.slice(0, WORDS_PER_NAME).join(' ');
+}
+
 /** Lower-case words that are one token with the space before them; syllables where there are no such words. */
-export function namesOf(tokenizer) {
+function wordsOf(tokenizer) {
   const words = new Set();
-  for (let id = 0; id < tokenizer.vocabSize && words.size < NAMES; id++) {
+  for (let id = 0; id < tokenizer.vocabSize && words.size < WORDS; id++) {
     const [, word] = /^ ([a-z]{4,8})$/.exec(tokenizer.decode([id])) ?? [];
-    if (word !== undefined && word !== PASSKEY) words.add(word);
+    if (word !== undefined && !PASSKEY.includes(word)) words.add(word);
   }
   const syllables = [...'bdfgklmnprstvz'].flatMap((consonant) => [...'aeiou'].map((vowel) => consonant + vowel));
-  for (const first of syllables) for (const second of syllables) if (words.size < NAMES) words.add(first + second);
+  for (const first of syllables) for (const second of syllables) if (words.size < WORDS) words.add(first + second);
   return [...words];
 }
 
