@@ -1,6 +1,7 @@
 // Figures of docs/explain/code-model.md: gathers the files of a run of examples/code-model, and writes tables and charts.
 //
 //   node bench/code-model.mjs collect FOLDER   FOLDER holds what docs/explain/code-model.md says: writes bench/results/code-model-run-h200.json
+//   node bench/code-model.mjs collect-retrieval FOLDER   the same for a model and its fine-tune: bench/results/code-model-retrieval-h200.json
 //   node bench/code-model.mjs page [--check]   fills the parts of the page between <!-- figures: NAME --> and <!-- end -->, and
 //                                              writes docs/images/code-model-*.svg; with --check only says whether they are current
 // Needs `npm run build`.
@@ -13,6 +14,7 @@ import { lineChart } from '../dist/dashboard/report/svg.js';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const RESULTS = join(root, 'bench', 'results', 'code-model-run-h200.json');
+const RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-h200.json');
 const SEEDS = join(root, 'bench', 'results', 'code-model-h200.json');
 const PAGE = join(root, 'docs', 'explain', 'code-model.md');
 const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
@@ -20,52 +22,80 @@ const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
 const POINTS = 100;
 /** Shorter contexts are not shown: a power of two of tokens each. */
 const FIRST_POSITION = 1024;
+const TASKS = ['passkey', 'key-value'];
 const BRANCH_NAMES = { cmp: 'the compressed branch', sel: 'the selected branch', win: 'the window' };
 
 const [command, argument] = process.argv.slice(2);
 if (command === 'collect' && argument) collect(argument);
+else if (command === 'collect-retrieval' && argument) collectRetrieval(argument);
 else if (command === 'page') page(argument === '--check');
-else throw new Error('usage: node bench/code-model.mjs collect FOLDER | page [--check]');
+else throw new Error('usage: node bench/code-model.mjs collect FOLDER | collect-retrieval FOLDER | page [--check]');
+
+/** Readers of the files in a folder. */
+function filesOf(folder) {
+  const path = (...names) => join(folder, ...names);
+  return {
+    path,
+    json: (name) => (existsSync(path(name)) ? JSON.parse(readFileSync(path(name), 'utf8')) : undefined),
+    csv: (name) =>
+      readFileSync(path(name), 'utf8')
+        .trim()
+        .split('\n')
+        .slice(1)
+        .map((line) => line.split(',').map(Number)),
+    lines: (name) =>
+      readFileSync(path(name), 'utf8')
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line)),
+    settings: () =>
+      (({ model, nsa, train }) => ({ model, nsa, train }))(parse(readFileSync(path('config.yaml'), 'utf8'))),
+  };
+}
+
+/** Writes results without the paths of the machine. */
+function write(file, result) {
+  const kept = JSON.parse(
+    JSON.stringify(result, (key, value) => (key === 'out_dir' || value?.startsWith?.('/') ? undefined : value)),
+  );
+  writeFileSync(file, `${compact(kept)}\n`);
+  console.log(`wrote ${file}`);
+}
+
+function collectRetrieval(folder) {
+  const { json, csv, lines, settings } = filesOf(folder);
+  const retrieval = json('retrieval.json');
+  write(RETRIEVAL, {
+    machine: retrieval.device,
+    settings: settings(),
+    tokens_per_s: median(csv('training.csv').map((row) => row[3])),
+    validation_loss: csv('val.csv').map(([step, loss]) => [step, loss]),
+    attention: thinned(lines('attention.jsonl'), 5).map(({ ts: _ts, ...line }) => line),
+    retrieval,
+  });
+}
 
 function collect(folder) {
-  const path = (...names) => join(folder, ...names);
-  const json = (name) => (existsSync(path(name)) ? JSON.parse(readFileSync(path(name), 'utf8')) : undefined);
-  const csv = (name) =>
-    readFileSync(path(name), 'utf8')
-      .trim()
-      .split('\n')
-      .slice(1)
-      .map((line) => line.split(',').map(Number));
+  const { path, json, csv, lines, settings } = filesOf(folder);
   const corpus = json('corpus.json');
   const metrics = json('metrics.json');
   const rows = csv('training.csv');
   const every = Math.max(1, Math.ceil(rows.length / POINTS));
-  const telemetry = readFileSync(path('attention.jsonl'), 'utf8')
-    .trim()
-    .split('\n')
-    .map((line) => JSON.parse(line));
   const { validation: val } = corpus;
   const result = {
     machine: metrics.device_name,
     corpus: { ...corpus, validation: { ...val, names: undefined, projects: val.names.length } },
-    settings: (({ model, nsa, train }) => ({ model, nsa, train }))(parse(readFileSync(path('config.yaml'), 'utf8'))),
+    settings: settings(),
     parameters: metrics.parameters,
     steps: metrics.step,
     tokens: metrics.tokens_seen,
     tokens_per_s: median(rows.map((row) => row[3])),
     training_loss: rows.filter((_, i) => i % every === 0 || i === rows.length - 1).map(([step, loss]) => [step, loss]),
     validation_loss: csv('val.csv').map(([step, loss]) => [step, loss]),
-    short_sequences: existsSync(path('short-val.csv'))
-      ? {
-          train: parse(readFileSync(path('short-config.yaml'), 'utf8')).train,
-          tokens_per_s: median(csv('short-training.csv').map((row) => row[3])),
-          validation_loss: csv('short-val.csv').map(([step, loss]) => [step, loss]),
-        }
-      : undefined,
     stopped_and_resumed: existsSync(path('train-1.txt'))
       ? /stopped after step \d+ by SIGTERM/.exec(readFileSync(path('train-1.txt'), 'utf8'))?.[0]
       : undefined,
-    attention: thinned(telemetry, 12).map(({ ts: _ts, ...line }) => line),
+    attention: thinned(lines('attention.jsonl'), 12).map(({ ts: _ts, ...line }) => line),
     branches: json('branches.json')?.models,
     positions_after_fine_tune: json('positions-after.json'),
     retrieval: json('retrieval.json'),
@@ -78,12 +108,7 @@ function collect(folder) {
       : undefined,
     faults: json('faults.json'),
   };
-  // Paths of the machine are left out.
-  const kept = JSON.parse(
-    JSON.stringify(result, (key, value) => (key === 'out_dir' || value?.startsWith?.('/') ? undefined : value)),
-  );
-  writeFileSync(RESULTS, `${compact(kept)}\n`);
-  console.log(`wrote ${RESULTS}`);
+  write(RESULTS, result);
 }
 
 function thinned(list, count) {
@@ -104,17 +129,18 @@ function compact(value) {
 
 function page(isCheck) {
   const run = JSON.parse(readFileSync(RESULTS, 'utf8'));
+  const found = JSON.parse(readFileSync(RETRIEVAL, 'utf8'));
   const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
   const parts = {
     corpus: corpusTable(run),
-    short: shortTable(run),
     training: trainingTable(run),
     seeds: seedTable(seeds),
     positions: positionTable(run),
     branches: branchTable(run),
     gates: gateTable(run),
-    retrieval: retrievalTable(run),
-    stages: stageTable(run),
+    retrieval: retrievalTable(found),
+    stages: stageTable(found),
+    earlier: earlierTable(run, found),
     faults: faultTable(run),
   };
   const before = readFileSync(PAGE, 'utf8');
@@ -124,7 +150,7 @@ function page(isCheck) {
   });
   const files = new Map([
     [PAGE, after],
-    ...Object.entries(charts(run)).map(([name, svg]) => [image(name), `${svg}\n`]),
+    ...Object.entries(charts(run, found)).map(([name, svg]) => [image(name), `${svg}\n`]),
   ]);
   const stale = [...files].filter(([path, text]) => !existsSync(path) || readFileSync(path, 'utf8') !== text);
   for (const [path, text] of isCheck ? [] : stale) writeFileSync(path, text);
@@ -132,8 +158,8 @@ function page(isCheck) {
   if (isCheck && stale.length > 0) process.exitCode = 1;
 }
 
-function charts(run) {
-  const found = {
+function charts(run, { retrieval }) {
+  return {
     loss: lineChart({
       title: 'Loss during training',
       x: 'step',
@@ -163,12 +189,8 @@ function charts(run) {
         points: run.attention.map((line) => [line.step, mean(line[branch])]),
       })),
     }),
-  };
-  if (!run.retrieval) return found;
-  return {
-    ...found,
-    passkey: retrievalChart(run.retrieval, 'passkey'),
-    'key-value': retrievalChart(run.retrieval, 'key-value'),
+    passkey: retrievalChart(retrieval, 'passkey'),
+    'key-value': retrievalChart(retrieval, 'key-value'),
   };
 }
 
@@ -226,25 +248,10 @@ function trainingTable({ validation_loss: rows, steps, tokens, tokens_per_s: spe
   return [
     `${count(parameters)} parameters, ${count(steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
     '',
-    lossTable(rows, perStep),
-  ].join('\n');
-}
-
-function lossTable(rows, perStep) {
-  return table(
-    ['step', 'tokens', 'validation loss'],
-    thinned(rows, 8).map(([step, loss]) => [count(step), `${((step * perStep) / 1e6).toFixed(0)}M`, loss.toFixed(3)]),
-  );
-}
-
-function shortTable({ short_sequences: short }) {
-  if (!short) return 'Not measured yet.';
-  const { train, validation_loss: rows, tokens_per_s: speed } = short;
-  const perStep = train.batch_size * train.seq_len;
-  return [
-    `${count(train.steps)} steps of ${count(perStep)} tokens, ${count(speed)} tokens/s (median).`,
-    '',
-    lossTable(rows, perStep),
+    table(
+      ['step', 'tokens', 'validation loss'],
+      thinned(rows, 8).map(([step, loss]) => [count(step), `${((step * perStep) / 1e6).toFixed(0)}M`, loss.toFixed(3)]),
+    ),
   ].join('\n');
 }
 
@@ -271,16 +278,15 @@ function seedTable({ runs }) {
   return table(['seed', 'NSA', 'dense', 'difference'], rows);
 }
 
-function positionTable({ branches: [positions], positions_after_fine_tune: after, settings }) {
+function positionTable({ branches: [positions], settings }) {
   const trained = Number(settings.train.seq_len);
-  const later = after?.by_position ?? [];
   return table(
-    ['tokens of context', 'targets', 'loss', 'after the fine-tune'],
+    ['tokens of context', 'targets', 'loss'],
     positions.by_position
       .filter(({ to }) => to >= FIRST_POSITION)
       .map(({ from, to, targets, loss }) => [
         `${count(from)} to ${count(to)}${from > trained ? ' (longer than trained)' : ''}`,
-        ...[count(targets), loss.toFixed(3), later.find((row) => row.to === to)?.loss.toFixed(3) ?? ''],
+        ...[count(targets), loss.toFixed(3)],
       ]),
   );
 }
@@ -308,42 +314,51 @@ function gateTable({ attention }) {
   );
 }
 
-function retrievalTable({ retrieval, retrieval_before_fine_tune: before }) {
-  if (!retrieval) return 'Not measured yet.';
-  const lengths = [...new Set(retrieval.rows.map(({ length }) => length))];
-  const cell = (rows, task, length, without) => {
-    const these = (rows ?? []).filter((row) => row.task === task && row.length === length && row.without === without);
-    const cases = these.reduce((sum, row) => sum + row.cases, 0);
-    if (cases === 0) return undefined;
-    const share = (value) => these.reduce((sum, row) => sum + value(row), 0) / cases;
-    return {
-      cases,
-      accuracy: share(({ correct }) => correct),
-      selected: share((row) => row.selected * row.cases),
-      worst: Math.min(...these.map(({ accuracy }) => accuracy)),
-    };
+function lengthsOf({ rows }) {
+  return [...new Set(rows.map(({ length }) => length))];
+}
+
+/** All depths of a task at a length together. */
+function allDepths({ rows }, task, length, without) {
+  const these = rows.filter((row) => row.task === task && row.length === length && row.without === without);
+  const cases = these.reduce((sum, row) => sum + row.cases, 0);
+  const share = (value) => these.reduce((sum, row) => sum + value(row), 0) / cases;
+  return {
+    cases,
+    accuracy: share(({ correct }) => correct),
+    selected: share((row) => row.selected * row.cases),
+    worst: Math.min(...these.map(({ accuracy }) => accuracy)),
   };
+}
+
+function retrievalTable({ retrieval }) {
   return table(
-    [
-      'task',
-      'tokens',
-      'cases',
-      'found',
-      'worst depth',
-      'block selected',
-      'without the selected branch',
-      'before the fine-tune',
-    ],
-    ['passkey', 'key-value'].flatMap((task) =>
-      lengths.map((length) => {
-        const all = cell(retrieval.rows, task, length, null);
-        const without = cell(retrieval.rows, task, length, 'sel');
-        const earlier = cell(before?.rows, task, length, null);
+    ['task', 'tokens', 'cases', 'found', 'worst depth', 'block selected', 'without the selected branch'],
+    TASKS.flatMap((task) =>
+      lengthsOf(retrieval).map((length) => {
+        const all = allDepths(retrieval, task, length, null);
+        const without = allDepths(retrieval, task, length, 'sel');
         return [
           ...[task, count(length), count(all.cases), percent(all.accuracy), percent(all.worst), percent(all.selected)],
-          ...[without ? percent(without.accuracy) : '', earlier ? percent(earlier.accuracy) : ''],
+          percent(without.accuracy),
         ];
       }),
+    ),
+  );
+}
+
+/** The recipe of the long run beside the present one. */
+function earlierTable({ retrieval: earlier }, { retrieval }) {
+  return table(
+    ['task', 'recipe', ...lengthsOf(retrieval).map((length) => `${count(length)} tokens`)],
+    TASKS.flatMap((task) =>
+      [
+        ['first', earlier],
+        ['present', retrieval],
+      ].map(([name, result]) => [
+        ...[task, name],
+        ...lengthsOf(retrieval).map((length) => percent(allDepths(result, task, length, null).accuracy)),
+      ]),
     ),
   );
 }
@@ -353,8 +368,10 @@ function stageTable({ retrieval }) {
   const { curve } = retrieval;
   const lasts = curve.filter(({ length }, i) => curve[i + 1]?.length !== length);
   return table(
-    ['tokens', 'last step', 'loss', 'found'],
-    lasts.map(({ step, length, loss, found }) => [count(length), count(step), loss.toFixed(2), percent(found)]),
+    ['tokens', 'last step', 'loss', 'found', 'block selected in the best layer'],
+    lasts.map(({ step, length, loss, found, selected }) => [
+      ...[count(length), count(step), loss.toFixed(2), percent(found), `${Math.max(...selected)} %`],
+    ]),
   );
 }
 
