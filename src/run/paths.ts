@@ -71,7 +71,7 @@ export function clearSections(outDir: string): void {
 
 const SECTION_NAME = /^\.section_rank\d+$/;
 
-/** The text of a small control file without its label; undefined if there is none. */
+/** The text of a control file such as `.HALT`, without its label; undefined if the file does not exist. */
 export function readMark(path: string): string | undefined {
   try {
     return (

@@ -38,7 +38,7 @@ interface FoundTokens {
   readonly to: number;
 }
 
-/** The list of tokens in the field `prompt` of the outermost object; null if there is none, or if the text is not JSON. */
+/** The list of tokens in the field `prompt` of the outermost object; null if the field is no such list or the text is not JSON. */
 function findTokens(bytes: Buffer): FoundTokens | null {
   let at = afterSpace(bytes, 0);
   if (bytes[at] !== OPEN_OBJECT) return null;

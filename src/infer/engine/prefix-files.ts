@@ -77,7 +77,7 @@ export class PrefixFiles {
     return { bytes: this.#bytes, damaged: this.#damaged, errors: this.#errors };
   }
 
-  /** Opens the file of this key (64 hex digits); null if there is none. `sizeFrom`: bytes of a content that continues `from` tokens. */
+  /** Opens the file of a key (64 hex digits); null if it does not exist. `sizeFrom(from)`: its size if it continues `from` tokens. */
   async open(key: string, sizeFrom: (from: number) => number): Promise<OpenPrefixFile | null> {
     const handle = await this.#attempt(() => open(this.#path(key), 'r'));
     if (!handle) return null;

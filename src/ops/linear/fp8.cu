@@ -42,8 +42,16 @@ struct SiluGradient {  // dy silu'(x)
   }
 };
 
-// scale[0] = the largest magnitude, NaN above infinity above all numbers, as their bits are ordered; it must be zero
-// before. `count` is a multiple of 8; dy is SiluGradient's alone.
+// The bits of a magnitude, whose order is that of the numbers: NaN above infinity above all others.
+__device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+__device__ __forceinline__ u32 largest_of_warp(u32 top) {
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) top = max(top, __shfl_xor_sync(~0u, top, s));
+  return top;
+}
+
+// scale[0] = the largest magnitude; it must be zero before. `count` is a multiple of 8; dy is SiluGradient's alone.
 extern "C" __global__ void __launch_bounds__(256)
 fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
   const SOURCE source{x, dy};
@@ -54,16 +62,9 @@ fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
     float v[8];
     source.values(v, source.read(i));
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-      const u32 size = __float_as_uint(v[k]) & 0x7fffffffu;
-      if (size > top) top = size;
-    }
+    for (int k = 0; k < 8; k++) top = max(top, magnitude(v[k]));
   }
-#pragma unroll
-  for (int s = 16; s > 0; s >>= 1) {
-    const u32 other = __shfl_xor_sync(~0u, top, s);
-    if (other > top) top = other;
-  }
+  top = largest_of_warp(top);
   if (threadIdx.x % 32 == 0 && top > 0) atomicMax((u32*)scale, top);
 }
 
@@ -78,15 +79,8 @@ extern "C" __global__ void fp8_slope_bound(const float* a, const float* b, float
 // norm of such a row: the largest weight times the square root of dim. One warp.
 extern "C" __global__ void fp8_norm_bound(const float* weight, int dim, float* scale) {
   u32 top = 0;
-  for (int i = threadIdx.x; i < dim; i += 32) {
-    const u32 size = __float_as_uint(weight[i]) & 0x7fffffffu;
-    if (size > top) top = size;
-  }
-#pragma unroll
-  for (int s = 16; s > 0; s >>= 1) {
-    const u32 other = __shfl_xor_sync(~0u, top, s);
-    if (other > top) top = other;
-  }
+  for (int i = threadIdx.x; i < dim; i += 32) top = max(top, magnitude(weight[i]));
+  top = largest_of_warp(top);
   if (threadIdx.x == 0) scale[0] = 1.001f * sqrtf((float)dim) * __uint_as_float(top);
 }
 

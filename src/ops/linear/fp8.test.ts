@@ -220,8 +220,9 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
     const straight = [...codes.straight!.readBytes()];
     const values = Float64Array.from(straight, (code) => fp8Value(code, 'e4m3') * inverse);
     // A row's rms in f32 puts a few numbers on the other side of a tie.
-    const expected = quantised(rmsnormForward(x, weight, EPSILON), 'e4m3', normBound(weight));
-    expect(relativeError(values, expected)).toBeLessThan(dim > 2048 ? 3e-2 : 3e-3);
+    const normed = rmsnormForward(x, weight, EPSILON);
+    const expected = quantised(dim > 2048 ? rounded(normed, 'bf16') : normed, 'e4m3', normBound(weight));
+    expect(relativeError(values, expected)).toBeLessThan(3e-3);
     expect([...codes.transposed!.readBytes()]).toEqual(
       straight.map((_, i) => straight[(i % rows) * dim + Math.floor(i / rows)]),
     );
