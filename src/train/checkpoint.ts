@@ -35,10 +35,10 @@ import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../ru
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
-import type { Spikes } from './anomalies.js';
 import { ParameterPart } from './data-parallel.js';
 import type { World } from './ranks/world.js';
 import type { GradientExchange, TrainableModel } from './step.js';
+import type { Spikes } from './trainer.js';
 
 /** Everything that changes during a training, and what is needed to save it. `Trainer` is one. */
 export interface TrainingState {
