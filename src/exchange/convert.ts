@@ -13,9 +13,14 @@ import { parameterCount } from '../model/memory.js';
 import { type ModelOrigin, writeModelConfig } from '../model/model-config.js';
 import { type ModelShape, modelShape, projectionPairs } from '../model/shape.js';
 import { closedGateBias } from '../model/sparse-start.js';
-import type { TensorSource } from '../model/weights.js';
 import { runPaths } from '../run/paths.js';
-import { dtypeBytes, type SafeDtype, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
+import {
+  dtypeBytes,
+  type SafeDtype,
+  type TensorSource,
+  type TensorToWrite,
+  writeSafetensors,
+} from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { copyTokenizer, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';

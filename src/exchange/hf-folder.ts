@@ -10,13 +10,13 @@ import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
 import { inFile, type ModelOrigin, readJson } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
-import type { TensorSource } from '../model/weights.js';
 import {
   dtypeBytes,
   openSafetensors,
   type SafeDtype,
   type SafeTensor,
   type SafetensorsFile,
+  type TensorSource,
 } from '../run/safetensors.js';
 import { isHfConfig, parseHfConfig } from './hf-config.js';
 import { type HfParameter, hfParameters, isIgnored } from './hf-names.js';
