@@ -305,7 +305,7 @@ class BatchEngine implements Engine {
   #start(slot: Slot): void {
     const { prompt, promptLogprobs, cacheSalt } = slot.request;
     this.#reserved += slot.reserved;
-    slot.name = this.#prefixes?.name(cacheSalt, slot.sequence.context) ?? null;
+    slot.name = this.#prefixes?.name(cacheSalt, prompt, slot.sequence.context) ?? null;
     const found = promptLogprobs === null && slot.name ? this.#prefixes?.longest(slot.name, prompt.length) : null;
     slot.cached = found ?? this.#cache.sequence();
     slot.cachedTokens = slot.cached.length;

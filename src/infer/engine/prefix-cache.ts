@@ -106,9 +106,9 @@ export class PrefixCache {
     return behind < most ? most - behind : most;
   }
 
-  /** The name of the prefixes of a text that may grow. */
-  name(salt: string, tokens: readonly number[]): PrefixName {
-    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, tokens, this.#block);
+  /** The name of the prefixes of a text that begins with a prompt and may grow. */
+  name(salt: string, prompt: readonly number[] | Int32Array, text: readonly number[]): PrefixName {
+    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, prompt, text, this.#block);
   }
 
   /** Whether the end of a prompt of `length` tokens is kept; then its last token is read in a pass of its own. */
@@ -389,13 +389,15 @@ async function readPiece(
 
 /** The chain of hashes that names the prefixes of a text. */
 export class PrefixName {
-  readonly #tokens: readonly number[];
+  readonly #prompt: Int32Array;
+  readonly #text: readonly number[];
   readonly #block: number;
   /** Of the empty prefix, of one block, of two, … as far as they were needed. */
   readonly #keys: string[];
 
-  constructor(start: string, tokens: readonly number[], block: number) {
-    this.#tokens = tokens;
+  constructor(start: string, prompt: readonly number[] | Int32Array, text: readonly number[], block: number) {
+    this.#prompt = prompt instanceof Int32Array ? prompt : new Int32Array(prompt);
+    this.#text = text;
     this.#block = block;
     this.#keys = [createHash('sha256').update(start).digest('hex')];
   }
@@ -424,7 +426,10 @@ export class PrefixName {
 
   /** The hash of the tokens from block `count` up to `end`, and of the name of those before. */
   #after(count: number, end: number): string {
-    const tokens = new Int32Array(this.#tokens.slice(count * this.#block, end));
-    return createHash('sha256').update(this.#keys[count]).update(new Uint8Array(tokens.buffer)).digest('hex');
+    const from = count * this.#block;
+    const tokens =
+      end <= this.#prompt.length ? this.#prompt.subarray(from, end) : new Int32Array(this.#text.slice(from, end));
+    const bytes = new Uint8Array(tokens.buffer, tokens.byteOffset, tokens.byteLength);
+    return createHash('sha256').update(this.#keys[count]).update(bytes).digest('hex');
   }
 }
