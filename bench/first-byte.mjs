@@ -88,7 +88,9 @@ for (let i = 0; i < Number(values.rounds); i++) {
   rounds.push(await round(i * requests));
   await setTimeout(500);
 }
-console.log(JSON.stringify({ requests, prompt_tokens: count, as: values.text ? 'text' : 'tokens', first_byte_ms: rounds }));
+console.log(
+  JSON.stringify({ requests, prompt_tokens: count, as: values.text ? 'text' : 'tokens', first_byte_ms: rounds }),
+);
 if (server) {
   server.kill('SIGTERM');
   await once(server, 'exit');
