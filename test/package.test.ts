@@ -87,7 +87,7 @@ describe('the package', () => {
 
   it('verifies its mathematics where it is installed', async () => {
     const main = join(user, 'node_modules', 'trefoil', 'dist', 'cli', 'main.js');
-    const child = spawn(process.execPath, [main, 'verify', '--json'], { cwd: user });
+    const child = spawn(process.execPath, [main, 'verify', '--json', '--jobs', '2'], { cwd: user });
     const [stdout, stderr, { code }] = await Promise.all([text(child.stdout), text(child.stderr), ended(child)]);
     const { passed, failed, skipped, rows } = JSON.parse(stdout);
     expect(rows.filter((row: { ok: boolean | null }) => row.ok === false)).toEqual([]);

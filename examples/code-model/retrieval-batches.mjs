@@ -16,7 +16,8 @@ export function openCode(path, tokenizer, length, seed) {
 /**
  * Starts the thread. `batches` yields `steps` batches of the current stage, each length of the stage with an equal share of
  * the stage's `tokens`; `advance` changes to the next stage, after the batches that are already written. `path`: token
- * shards of `tokenizer`; `textShare` of the tokens that are neither answers nor repeated count for the loss too.
+ * shards of `tokenizer`; `textShare` of the tokens that are neither answers nor repeated count for the loss too. Stages before
+ * the `repeatedUntil`-th repeat pieces of their code.
  */
 export function startBatches(options) {
   const worker = new Worker(fileURLToPath(import.meta.url), { workerData: options });
@@ -47,7 +48,7 @@ export function startBatches(options) {
   };
 }
 
-async function work({ path, tokenizer, stages, steps, textShare, seed }) {
+async function work({ path, tokenizer, stages, steps, textShare, repeatedUntil, seed }) {
   const task = new RetrievalTask(createTokenizer(tokenizer));
   const draw = random(seed);
   const loaders = new Map();
@@ -65,17 +66,22 @@ async function work({ path, tokenizer, stages, steps, textShare, seed }) {
         wake = resolve;
       });
     credit--;
-    parentPort.postMessage(await batchOf(stages[stage]));
+    parentPort.postMessage(await batchOf(stages[stage], stage < repeatedUntil));
     await new Promise(setImmediate); // let messages in
   }
 
-  async function batchOf({ lengths, tokens }) {
+  async function batchOf({ lengths, tokens }, isRepeated) {
     const [inputs, targets, starts] = [new Int32Array(tokens), new Int32Array(tokens), [0]];
     for (const length of lengths) {
       if (!loaders.has(length)) loaders.set(length, await openCode(path, tokenizer, length, seed));
       for (let row = 0; row < tokens / lengths.length / length; row++) {
         const at = starts.at(-1);
-        const sequence = task.trainingSequence(loaders.get(length).next().inputs, length, textShare, draw);
+        const sequence = task.trainingSequence(
+          loaders.get(length).next().inputs,
+          length,
+          { textShare, isRepeated },
+          draw,
+        );
         inputs.set(sequence.inputs, at);
         targets.set(sequence.targets, at);
         starts.push(at + length);

@@ -8,7 +8,7 @@
 // digits that is one token, where the tokenizer has such: a second token would have to be found by the name two tokens back,
 // which is a search of its own.
 //
-// A passkey is the only assignment of a sequence. Training sequences also repeat pieces of their own code.
+// A passkey is the only assignment of a sequence. Training sequences may also repeat pieces of their own code.
 
 /** Number of different words, and of words in a name. */
 const WORDS = 2048;
@@ -70,9 +70,10 @@ export class RetrievalTask {
 
   /**
    * A training sequence of `length` tokens and one more: assignments anywhere, each asked for twice or more, at distances
-   * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens.
+   * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens. If `isRepeated`,
+   * pieces of the code come a second time, and count as answers.
    */
-  trainingSequence(code, length, textShare, draw) {
+  trainingSequence(code, length, { textShare, isRepeated }, draw) {
     const most = this.mostPairs(length);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
@@ -83,7 +84,8 @@ export class RetrievalTask {
     const asked = pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0);
     const pieces = [];
     let room = length + 1 - asked;
-    for (let i = Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most)); i > 0; i--) {
+    const mostPieces = isRepeated ? Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most)) : 0;
+    for (let i = 0; i < mostPieces; i++) {
       const size = Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least));
       // What is left must hold the longest piece and the distance to its repetition.
       if (room - size < PIECE.most + nearest) break;

@@ -1,18 +1,18 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 512:3000@8192,…,65536:1000] [--advance 0.95] [--end-at 2] [--seconds N] [--lr 1e-3] [--optimizer muon|adamw] [--muon-lr-ratio 2]
-//     [--search-steps 0] [--search-every 2] [--search-from 1]
+//     [--stages 512:15%@8192,…,65536:100%] [--seconds 560] [--advance 0.95] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
+//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
-// LENGTH[+LENGTH…]:STEPS[@TOKENS], each length with an equal share of the TOKENS of a step (65536). A stage ends after its
-// steps, or when a check finds the share --advance of the values; the last one has all the steps that are left, and ends the
-// fine-tune when it finds the share --end-at. Search steps are the first --search-steps and every --search-every-th one behind
-// them (0: none) from stage --search-from on, counted from 0: only the compressed branch can find what they ask for, so that it
-// learns to (docs/guide/long-context.md). --stages none evaluates RUN as it is.
+// LENGTH[+LENGTH…]:LIMIT[@TOKENS], each length with an equal share of the TOKENS of a step (65536). LIMIT is a number of steps,
+// or with % a share of --seconds. A stage ends at its limit, or when a check finds the share --advance of the values, and
+// enough of them by search alone; the last one has all that is left, and ends the fine-tune when it finds the share --end-at.
+// The share --search of the steps from stage --search-from on, counted from 0, are search steps: only the compressed branch
+// can find what they ask for, so that it learns to (docs/guide/long-context.md). --stages none evaluates RUN as it is.
 // Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
-// Writes DIR/model.safetensors and DIR/retrieval.json.
+// Writes DIR/model.safetensors, before the last stage and behind it, and DIR/retrieval.json after every length.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -20,9 +20,7 @@ import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trai
 import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
-const STAGES =
-  '512:3000@8192,128+256+512+1024:600@16384,512+1024+2048+4096:700@32768,1024+2048+4096+8192:400,' +
-  '2048+4096+8192+16384:300,16384+32768:200,65536:1000';
+const STAGES = '512:15%@8192,128+256+512+1024:25%@16384,1024+4096:12%@32768,4096+16384:15%,65536:100%';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -31,13 +29,12 @@ const { values } = parseArgs({
     out: { type: 'string' },
     stages: { type: 'string', default: STAGES },
     lr: { type: 'string', default: '1e-3' },
-    seconds: { type: 'string', default: '100000' },
+    seconds: { type: 'string', default: '560' },
     advance: { type: 'string', default: '0.95' },
     'end-at': { type: 'string', default: '2' },
     optimizer: { type: 'string', default: 'muon' },
     'muon-lr-ratio': { type: 'string', default: '2' },
-    'search-steps': { type: 'string', default: '0' },
-    'search-every': { type: 'string', default: '2' },
+    search: { type: 'string', default: '0.5' },
     'search-from': { type: 'string', default: '1' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
@@ -52,20 +49,23 @@ for (const name of ['model', 'train', 'val', 'out'])
 
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
-const TEXT_SHARE = 0.02;
+const TEXT_SHARE = 0.01;
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
 const MOST_ASSIGNMENTS = 256;
 const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
-/** Steps between checks of what was learned, and cases of a check. */
-const CHECK_EVERY = 50;
+/** Steps between checks of what was learned, of up to 32768 tokens and of more, and cases of a check. */
+const CHECK_EVERY = [50, 25];
 const CHECK_CASES = 64;
-/** Share of values to be found by search alone before the next stage, where every block is selected. */
-const SEARCHED = 0.7;
-/** Share of the layers, the first ones, whose window stays on in a search step. */
-const LOCAL_LAYERS = 1 / 6;
+/** Share of values to be found by search alone before the next stage. */
+const SEARCHED = 0.3;
+/** Share of the layers, the first ones, whose window stays on in a search step: in turn, and in a check. */
+const LOCAL_LAYERS = [1 / 6, 1 / 2];
+const CHECKED_LOCAL_LAYERS = 1 / 6;
+/** Share of the trials for the evaluation without a branch. */
+const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;
 /** Share of the fine-tune in which the learning rate decays. */
 const DECAY_SHARE = 0.3;
@@ -77,26 +77,32 @@ const task = new RetrievalTask(tokenizer);
 mkdirSync(values.out, { recursive: true });
 const stages = values.stages === 'none' ? [] : values.stages.split(',').map(stageOf);
 const seconds = { fineTune: 0, evaluation: 0 };
-const curve = stages.length > 0 ? await fineTune() : [];
-const rows = await evaluateAll();
-const result = {
-  model: values.model,
-  pretraining_steps: pretrained,
-  device: device.name,
-  stages: values.stages,
-  lr: number('lr'),
-  optimizer: values.optimizer,
-  muon_lr_ratio: number('muon-lr-ratio'),
-  search_steps: number('search-steps'),
-  search_every: number('search-every'),
-  seed,
-  trials: number('trials'),
-  seconds,
-  curve,
-  rows,
-};
-writeFileSync(join(values.out, 'retrieval.json'), `${JSON.stringify(result, null, 1)}\n`);
-report();
+/** Sequences of `check` by length. */
+const checks = new Map();
+const curve = [];
+const rows = [];
+if (stages.length > 0) await fineTune();
+await evaluateAll();
+console.log(`\nwrote ${join(values.out, 'retrieval.json')}; evaluated in ${seconds.evaluation.toFixed(0)} s`);
+
+function writeResult() {
+  const result = {
+    model: values.model,
+    pretraining_steps: pretrained,
+    device: device.name,
+    stages: values.stages,
+    lr: number('lr'),
+    optimizer: values.optimizer,
+    muon_lr_ratio: number('muon-lr-ratio'),
+    search: number('search'),
+    seed,
+    trials: number('trials'),
+    seconds,
+    curve,
+    rows,
+  };
+  writeFileSync(join(values.out, 'retrieval.json'), `${JSON.stringify(result, null, 1)}\n`);
+}
 
 function number(name) {
   const value = Number(values[name]);
@@ -105,12 +111,17 @@ function number(name) {
 }
 
 function stageOf(text) {
-  const [, lengths, steps, tokens = '65536'] = /^([\d+]+):(\d+)(?:@(\d+))?$/.exec(text) ?? [];
-  const stage = { lengths: (lengths ?? '').split('+').map(Number), steps: Number(steps), tokens: Number(tokens) };
+  const [, lengths, limit, percent, tokens = '65536'] = /^([\d+]+):(\d+)(%?)(?:@(\d+))?$/.exec(text) ?? [];
+  const stage = {
+    lengths: (lengths ?? '').split('+').map(Number),
+    steps: percent === '' ? Number(limit) : Number.POSITIVE_INFINITY,
+    seconds: percent === '%' ? (Number(limit) / 100) * number('seconds') : Number.POSITIVE_INFINITY,
+    tokens: Number(tokens),
+  };
   const share = stage.tokens / stage.lengths.length;
-  if (!(stage.steps > 0) || !stage.lengths.every((length) => Number.isInteger(share / length)))
+  if (!(Number(limit) > 0) || !stage.lengths.every((length) => Number.isInteger(share / length)))
     throw new Error(
-      `--stages ${text}: want LENGTH[+LENGTH…]:STEPS[@TOKENS], each length a divisor of its share of TOKENS`,
+      `--stages ${text}: want LENGTH[+LENGTH…]:STEPS[@TOKENS] or …:SHARE%[@TOKENS], each length a divisor of its share of TOKENS`,
     );
   return stage;
 }
@@ -122,11 +133,12 @@ async function fineTune() {
   const config = parseConfig({
     ...{ model: modelKeys, nsa, data: { ...data, source: 'synthetic', path: null, val_path: null } },
     runtime: { ...runtime, precision: model.dtype === 'bf16' ? 'bf16' : 'fp32' },
-    train: { steps, optimizer: values.optimizer, muon_lr_ratio: number('muon-lr-ratio'), weight_decay: 0.01 },
+    train: { optimizer: values.optimizer, muon_lr_ratio: number('muon-lr-ratio'), weight_decay: 0.01 },
   });
+  const searchFrom = number('search-from');
   const source = startBatches({
     ...{ path: values.train, tokenizer: loaded.data.tokenizer, stages, steps },
-    ...{ textShare: TEXT_SHARE, seed },
+    ...{ textShare: TEXT_SHARE, repeatedUntil: searchFrom, seed },
   });
   const elapsed = () => (performance.now() - started) / 1000;
   // Constant, then a linear decay at the end of the steps or of the time, whichever comes first.
@@ -135,77 +147,82 @@ async function fineTune() {
     return number('lr') * Math.min(1, step / WARMUP_STEPS, Math.max(0.02, left / DECAY_SHARE));
   };
   const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
-  const curve = [];
   let stage = 0;
-  const isSearch = (step) =>
-    stage >= number('search-from') &&
-    (step <= number('search-steps') || (number('search-every') > 0 && step % number('search-every') === 0));
-  let stepsOfStage = 0;
-  let switchOn = isSearch(1) ? switchOff(isOffInSearch) : undefined;
-  let sum = 0;
+  let stageStart = { step: 0, seconds: 0 };
+  /** How many search steps there are up to this one. */
+  const searchesUpTo = (step) => Math.floor(step * number('search'));
+  const isSearch = (step) => stage >= searchFrom && searchesUpTo(step) > searchesUpTo(step - 1);
+  const enterSearch = (step) => switchOff(isOffInSearch(LOCAL_LAYERS[searchesUpTo(step) % LOCAL_LAYERS.length]));
+  let switchOn = isSearch(1) ? enterSearch(1) : undefined;
+  const losses = [];
   for await (const { step, loss, tokensPerSecond } of trainer) {
-    sum += loss;
-    stepsOfStage++;
+    losses.push(loss);
+    switchOn = switchOn?.();
     let isLast = step === steps || elapsed() > number('seconds');
-    if (switchOn !== undefined && (!isSearch(step + 1) || step % CHECK_EVERY === 0 || isLast)) switchOn = switchOn();
-    if (step % CHECK_EVERY === 0 || isLast) {
+    if (step % CHECK_EVERY[Number(stages[stage].tokens > 32768)] === 0 || isLast) {
       const length = Math.max(...stages[stage].lengths);
       const { found, selected } = await check(length);
-      // Where every block is selected, what is found says nothing of the search.
-      const isAllSelected = stage >= number('search-from') && length <= nsa.l_sel * nsa.n_sel;
-      const searched = isAllSelected ? await searchCheck(length) : null;
-      const mean = sum / (step % CHECK_EVERY || CHECK_EVERY);
-      sum = 0;
-      curve.push({ step, length, loss: Number(mean.toFixed(4)), found: Number(found.toFixed(3)), searched, selected });
+      const searched = stage >= searchFrom ? await searchCheck(length) : null;
+      const mean = losses.reduce((sum, one) => sum + one, 0) / losses.length;
+      losses.length = 0;
+      const rounded = (value) => (value === null ? null : Number(value.toFixed(3)));
+      const line = { step, seconds: Number(elapsed().toFixed(1)), length, loss: rounded(mean) };
+      curve.push({ ...line, found: rounded(found), searched: rounded(searched), selected });
+      const percent = (share) => `${(100 * share).toFixed(0)} %`;
       console.log(
-        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${(100 * found).toFixed(0)} %${searched === null ? '' : `, by search ${(100 * searched).toFixed(0)} %`}, selected ${selected.join(' ')} | ` +
-          `${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
+        `step ${step} length ${length} loss ${mean.toFixed(4)} found ${percent(found)}${searched === null ? '' : `, by search ${percent(searched)}`}, ` +
+          `selected ${selected.join(' ')} | ${Math.round(tokensPerSecond)} tokens/s, ${elapsed().toFixed(0)} s`,
       );
       isLast ||= stage + 1 === stages.length && found >= number('end-at');
       const isFound = found >= number('advance') && (searched ?? 1) >= SEARCHED;
-      const isLearned = isFound || stepsOfStage >= stages[stage].steps;
-      if (stage + 1 < stages.length && isLearned) {
+      const { steps: mostSteps, seconds: mostSeconds } = stages[stage];
+      const isOver = step - stageStart.step >= mostSteps || elapsed() - stageStart.seconds >= mostSeconds;
+      if (!isLast && stage + 1 < stages.length && (isFound || isOver)) {
         stage++;
-        stepsOfStage = 0;
+        stageStart = { step, seconds: elapsed() };
         source.advance();
+        if (stage + 1 === stages.length) writeFinalModel(values.out, model, config, { step: pretrained + step });
       }
     }
     if (isLast) break;
-    if (switchOn === undefined && isSearch(step + 1)) switchOn = switchOff(isOffInSearch);
+    if (isSearch(step + 1)) switchOn = enterSearch(step + 1);
   }
   await source.close();
   trainer.free();
   const trained = curve.at(-1).step;
   writeFinalModel(values.out, model, config, { step: pretrained + trained });
   seconds.fineTune = elapsed();
+  writeResult();
   console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
-  return curve;
 }
 
 /** Share of values found in other training code of this length, which decides when the next stage begins; by layer, the percentage of blocks selected. */
 async function check(length) {
-  const draw = random(seed + 1);
-  const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
+  if (!checks.has(length)) checks.set(length, await checkSequences(length));
   const cell = { cases: 0, correct: 0, selected: 0, layers: new Array(model.shape.nLayers).fill(0) };
-  const sequences = [];
-  // As many as in training, more than in the evaluation: with few of them any value is a good guess.
-  const count = Math.min(MOST_ASSIGNMENTS, task.mostPairs(length));
-  const asked = Math.min(ASKED, count);
-  while (sequences.length * asked < CHECK_CASES) {
-    const { tokens, cases } = task.keyValue(loader.next().inputs, length, count, asked, draw);
-    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
-  }
-  loader.close();
-  answerAll(sequences);
+  answerAll(checks.get(length).map(({ tokens, cases }) => ({ tokens, cases: cases.map((one) => ({ ...one, cell })) })));
   return {
     found: cell.correct / cell.cases,
     selected: cell.layers.map((count) => Math.round((100 * count) / cell.cases)),
   };
 }
 
+async function checkSequences(length) {
+  const draw = random(seed + 1);
+  const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
+  const sequences = [];
+  // As many as in training, more than in the evaluation: with few of them any value is a good guess.
+  const count = Math.min(MOST_ASSIGNMENTS, task.mostPairs(length));
+  const asked = Math.min(ASKED, count);
+  while (sequences.length * asked < CHECK_CASES)
+    sequences.push(task.keyValue(loader.next().inputs, length, count, asked, draw));
+  loader.close();
+  return sequences;
+}
+
 /** Share of values found as in a search step. */
 async function searchCheck(length) {
-  const switchOn = switchOff(isOffInSearch);
+  const switchOn = switchOff(isOffInSearch(CHECKED_LOCAL_LAYERS));
   const { found } = await check(length);
   switchOn();
   return found;
@@ -235,29 +252,30 @@ function switchOff(isOff) {
  * What is off in a search step: the selected branch, and in the layers behind the first ones the window too. The first layers
  * tell a token what stands before it, the others can find it by the compressed branch alone, at any distance.
  */
-function isOffInSearch(branch, layer) {
-  return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
+function isOffInSearch(localLayers) {
+  return (branch, layer) => branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * localLayers);
 }
 
 async function evaluateAll() {
   const started = performance.now();
   const lengths = values.lengths.split(',').map(Number);
-  const found = [];
   for (const without of [null, ...(values.without === '' ? [] : values.without.split(','))]) {
     const switchOn = without === null ? undefined : switchOff((branch) => branch === without);
-    for (const length of lengths) found.push(...(await evaluateLength(length, without)));
+    const trials = Math.ceil(number('trials') * (without === null ? 1 : TRIALS_WITHOUT));
+    for (const length of lengths) {
+      rows.push(...(await evaluateLength(length, without, trials)));
+      seconds.evaluation = (performance.now() - started) / 1000;
+      writeResult();
+    }
     switchOn?.();
   }
-  seconds.evaluation = (performance.now() - started) / 1000;
-  return found;
 }
 
-/** The same cases with all branches and without one: the code and the values depend on seed and length alone. */
-async function evaluateLength(length, without) {
+/** The code and the values depend on seed, length and number of trials alone. */
+async function evaluateLength(length, without, trials) {
   const draw = random(seed + length);
   const loader = await openCode(values.val, loaded.data.tokenizer, length, seed);
   const depths = number('depths');
-  const trials = number('trials');
   const cells = ['passkey', 'key-value'].flatMap((name) =>
     Array.from({ length: depths }, (_, i) => ({
       ...{ task: name, length, depth: depths === 1 ? 0 : i / (depths - 1), without, cases: 0, correct: 0, selected: 0 },
@@ -360,8 +378,4 @@ function summary(rows, name, length, without) {
     `${name.padEnd(9)} ${String(length).padStart(6)} ${without === null ? 'all branches' : `without ${without}`}: ` +
     `${percent(total('correct') / cases)} of ${cases}, worst depth ${percent(worst)}, block selected ${percent(total('selected') / cases)}`
   );
-}
-
-function report() {
-  console.log(`\nwrote ${join(values.out, 'retrieval.json')}; evaluated in ${seconds.evaluation.toFixed(0)} s`);
 }

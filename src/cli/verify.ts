@@ -1,15 +1,31 @@
 /** `trefoil verify`: checks every invariant of the attention mathematics on every device of this machine. */
+
+import type { Device } from '../device/device.js';
 import { ExitCode } from '../errors.js';
+import { defaultJobs, verifyInProcesses } from '../verify/jobs.js';
 import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
 import { runBlocking } from './shared/blocking.js';
 import { deviceOption, listDevices } from './shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
-import { configured, flag, jsonOption, type OptionValues, threadsOption } from './shared/options.js';
+import {
+  configured,
+  flag,
+  jsonOption,
+  type OptionValues,
+  parsed,
+  threadsOption,
+  wholeNumber,
+} from './shared/options.js';
 import { formatTable, right, wrapped } from './shared/table.js';
 
 const OPTIONS = {
   device: deviceOption('device to check; auto = all of this machine'),
   full: flag('--full', 'add sequences of 64k tokens and a longer training run; minutes and 8 GB'),
+  jobs: parsed(
+    '--jobs <n>',
+    'checks at the same time (default: CPU 1, CUDA as cores and memory allow)',
+    wholeNumber(1),
+  ),
   threads: threadsOption(),
   json: jsonOption('{passed, failed, skipped, rows: [{device, invariant, case, ok, error, limit, reason}]}'),
 };
@@ -38,19 +54,29 @@ async function verify(options: Options, io: Io): Promise<void> {
   const { present, absent } = listDevices(options);
   const progress = new ProgressLine(io);
   const rows: Row[] = [];
-  for (const device of present) {
-    const checks = checksFor(device, options.full ?? false);
-    for (const [index, check] of checks.entries()) {
-      progress.show(`${device.kind} ${index + 1}/${checks.length} ${check.invariant}: ${check.case}`);
-      await yieldToSignals();
-      rows.push(...runBlocking(() => verifyDevice(device, [check])));
-    }
-  }
+  for (const device of present) rows.push(...(await verifyOne(device, options, progress)));
   progress.clear();
   const summary = summarize([...rows, ...absent.map(({ kind, reason }) => absentRow(kind, reason))]);
   if (options.json) printJson(io, summary);
   else io.out(verifyReport(summary, performance.now() - started, io));
   if (summary.failed > 0) io.exitCode = ExitCode.failed;
+}
+
+async function verifyOne(device: Device, options: Options, progress: ProgressLine): Promise<Row[]> {
+  const { full = false, threads } = options;
+  const checks = checksFor(device, full);
+  const show = (count: number, { invariant, case: name }: Pick<Row, 'invariant' | 'case'>) =>
+    progress.show(`${device.kind} ${count}/${checks.length} ${invariant}: ${name}`);
+  const jobs = options.jobs ?? defaultJobs(device);
+  if (jobs > 1)
+    return verifyInProcesses(checks, jobs, { device: device.kind, full, threads }, (row, done) => show(done, row));
+  const rows: Row[] = [];
+  for (const [index, check] of checks.entries()) {
+    show(index + 1, check);
+    await yieldToSignals();
+    rows.push(...runBlocking(() => verifyDevice(device, [check])));
+  }
+  return rows;
 }
 
 /** The table and a summary line. */

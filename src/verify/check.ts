@@ -80,6 +80,11 @@ export function absentRow(device: string, reason: string): Row {
   return { device, invariant: 'all', case: 'all checks', ok: null, error: null, limit: null, reason };
 }
 
+/** The row of a check that could not be run to its end. */
+export function unfinishedRow({ invariant, case: name, limit }: Check, device: string, reason: string): Row {
+  return { device, invariant, case: name, ok: false, error: null, limit, reason };
+}
+
 /** Counts of passed, failed and skipped checks. */
 export interface Summary {
   readonly passed: number;
