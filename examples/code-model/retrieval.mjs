@@ -20,7 +20,7 @@ import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trai
 import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
-const STAGES = '512:15%@8192,128+256+512+1024:35%@16384,1024+4096:12%@32768,4096+16384:12%,65536:100%';
+const STAGES = '512:15%@8192,128+256+512+1024:25%@16384,1024+4096:12%@32768,4096+16384:15%,65536:100%';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -49,7 +49,7 @@ for (const name of ['model', 'train', 'val', 'out'])
 
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
-const TEXT_SHARE = 0.02;
+const TEXT_SHARE = 0.01;
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
 const MOST_ASSIGNMENTS = 256;
@@ -60,10 +60,10 @@ const KEY_VALUE_CASES = 4;
 const CHECK_EVERY = [50, 25];
 const CHECK_CASES = 64;
 /** Share of values to be found by search alone before the next stage. */
-const SEARCHED = 0.7;
-/** Share of the layers, the first ones, whose window stays on in a search step: of one search step after the other, and of a check. */
-const LOCAL_LAYERS = [1 / 6, 1 / 2, 1];
-const CHECKED_LOCAL_LAYERS = 1 / 2;
+const SEARCHED = 0.3;
+/** Share of the layers, the first ones, whose window stays on in a search step: in turn, and in a check. */
+const LOCAL_LAYERS = [1 / 6, 1 / 2];
+const CHECKED_LOCAL_LAYERS = 1 / 6;
 /** Share of the trials for the evaluation without a branch. */
 const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;

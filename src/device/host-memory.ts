@@ -8,25 +8,43 @@ export interface HostMemory {
   readonly bytes: Uint8Array;
   /** Of pinned memory; 0 for memory of the JavaScript engine. */
   readonly address: bigint;
+  /** Starts to copy its first bytes to the device; returns a function that waits until it may be changed. */
+  upload(to: bigint, bytes: number): () => void;
   free(): void;
 }
 
-/**
- * Memory from which the device copies at full speed: pinned for a GPU. An upload from it may still run when
- * `Device.upload` returns, so the device must be synchronized before it is changed.
- */
-export function hostMemory(device: Device, bytes: number): HostMemory {
-  if (!(device instanceof CudaDevice)) return { bytes: new Uint8Array(bytes), address: 0n, free: () => {} };
-  const { driver } = device;
-  const address = driver.get('cuMemAllocHost_v2', bytes);
+const EVENT_WITHOUT_TIME = 2;
+
+/** Memory from which the device copies at full speed: pinned for a GPU. */
+export function hostMemory(device: Device, size: number): HostMemory {
+  if (!(device instanceof CudaDevice)) return plainMemory(device, size);
+  const { driver, stream } = device;
+  const address = driver.get('cuMemAllocHost_v2', size);
+  const event = driver.get('cuEventCreate', EVENT_WITHOUT_TIME);
   return {
-    bytes: new Uint8Array(koffi.view(address, bytes)),
+    bytes: new Uint8Array(koffi.view(address, size)),
     address,
-    free: () => driver.call('cuMemFreeHost', address),
+    upload: (to, bytes) => {
+      driver.call('cuMemcpyHtoDAsync_v2', to, address, bytes, stream);
+      driver.call('cuEventRecord', event, stream);
+      return () => driver.call('cuEventSynchronize', event);
+    },
+    free: () => {
+      driver.call('cuMemFreeHost', address);
+      driver.call('cuEventDestroy_v2', event);
+    },
   };
 }
 
-const EVENT_WITHOUT_TIME = 2;
+function plainMemory(device: Device, size: number): HostMemory {
+  const memory = new Uint8Array(size);
+  const upload = (to: bigint, bytes: number) => {
+    device.upload(to, memory.subarray(0, bytes));
+    return () => {};
+  };
+  return { bytes: memory, address: 0n, upload, free: () => {} };
+}
+
 const RESULT_SLOTS = 2;
 
 interface ResultSlot {

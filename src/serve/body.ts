@@ -5,14 +5,15 @@ import { randomUUID } from 'node:crypto';
 const LARGE = 4096;
 /** Stands for the tokens in the text that `JSON.parse` reads; no client can know it. */
 const TOKENS = `tokens ${randomUUID()}`;
-const [QUOTE, BACKSLASH, COMMA, COLON, ZERO, NINE] = Buffer.from('"\\,:09');
+const [QUOTE, BACKSLASH, COMMA, COLON, ZERO] = Buffer.from('"\\,:0');
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = Buffer.from('[]{}');
 const SPACE = 0x20;
-const MOST = 2 ** 31 - 1;
+/** Of a token; longer numbers are left to `JSON.parse`. */
+const MOST_DIGITS = 9;
 
 /**
  * The value of a JSON text in UTF-8; throws if it is not one. A list of tokens in the field `prompt` of a large object, up to
- * 2^31 - 1 each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
+ * nine digits each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
  * otherwise takes most of the time until a request with a long prompt is accepted.
  */
 export function parseBody(bytes: Buffer): unknown {
@@ -55,29 +56,34 @@ function findTokens(bytes: Buffer): FoundTokens | null {
   return null;
 }
 
+/** Tokens of the list that is being read, unless it may have more: not allocated for each body. */
+const scratch = new Int32Array(2 ** 18);
+
 /** Reads `[12,345]`, with spaces or without; null if it is not a list of tokens. */
 function readTokens(bytes: Buffer, from: number): FoundTokens | null {
-  const tokens = new Int32Array((bytes.length - from) >> 1); // a digit and a comma, or a bracket, each
+  const most = (bytes.length - from) >> 1; // a digit and a comma, or a bracket, each
+  const tokens = most > scratch.length ? new Int32Array(most) : scratch;
   let count = 0;
   let at = from;
-  let byte: number;
+  let next: number;
   do {
     at += 1;
     if (bytes[at] <= SPACE) at = afterSpace(bytes, at);
     const first = at;
-    byte = bytes[at];
     let token = 0;
-    while (byte >= ZERO && byte <= NINE) {
-      token = 10 * token + byte - ZERO;
-      byte = bytes[++at];
+    let digit = bytes[at] - ZERO;
+    while (digit >= 0 && digit <= 9) {
+      token = (Math.imul(token, 10) + digit) | 0;
+      at += 1;
+      digit = bytes[at] - ZERO;
     }
-    const isNumber = at > first && (bytes[first] !== ZERO || at === first + 1);
-    if (!isNumber || token > MOST) return null;
+    const digits = at - first;
+    if (digits === 0 || digits > MOST_DIGITS || (digits > 1 && bytes[first] === ZERO)) return null;
     tokens[count++] = token;
-    if (byte <= SPACE) at = afterSpace(bytes, at);
-    byte = bytes[at];
-  } while (byte === COMMA);
-  return byte === CLOSE_LIST ? { tokens: tokens.slice(0, count), from, to: at + 1 } : null;
+    if (bytes[at] <= SPACE) at = afterSpace(bytes, at);
+    next = bytes[at];
+  } while (next === COMMA);
+  return next === CLOSE_LIST ? { tokens: tokens.slice(0, count), from, to: at + 1 } : null;
 }
 
 /** The first byte from `at` on that is not white space of JSON. */

@@ -242,7 +242,8 @@ export class WorkerHost implements ModelHost {
     const id = this.#lastId;
     this.#listeners.set(id, listener);
     const { prompt, ...rest } = request;
-    this.#send({ type: 'submit', id, prompt: new Int32Array(prompt), request: rest });
+    const copy = new Int32Array(prompt);
+    this.#worker.postMessage({ type: 'submit', id, prompt: copy, request: rest } satisfies ToWorker, [copy.buffer]);
     return () => this.#send({ type: 'cancel', id });
   }
 

@@ -4,6 +4,7 @@ import { z } from 'zod';
 import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
 import type { ChatTemplates, Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
+import { tokenBeyond } from '../infer/engine/request.js';
 import { encodePrompt } from '../infer/generate.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
 import type { ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
@@ -299,10 +300,9 @@ function textPrompt(text: string, model: ServedModel): Prompt {
 }
 
 function tokenPrompt(tokens: readonly number[] | Int32Array, { info }: ServedModel): Prompt {
-  let largest = 0;
-  for (let i = 0; i < tokens.length; i++) largest = Math.max(largest, tokens[i]);
-  if (largest >= info.vocabulary)
-    throw new ApiError(400, `${largest} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
+  const wrong = tokenBeyond(tokens, info.vocabulary);
+  if (wrong !== undefined)
+    throw new ApiError(400, `${wrong} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
       param: 'prompt',
     });
   return { tokens, text: null };

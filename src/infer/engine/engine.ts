@@ -6,7 +6,7 @@
  * only, in an order that does not depend on the batch or the tile. A request gets memory for its longest possible text
  * before it starts, so a request that runs never lacks pages.
  */
-import { setImmediate, setTimeout } from 'node:timers/promises';
+import { setImmediate } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
@@ -63,6 +63,8 @@ class BatchEngine implements Engine {
   /** Steps that the GPU computes now and whose tokens were not read yet, the oldest first; at most two. */
   readonly #inFlight: { readonly shares: readonly Share[]; readonly tokens: () => Int32Array }[] = [];
   #loop: Promise<void> | null = null;
+  /** Ends the wait for files, if no request can do anything else. */
+  #wake: () => void = () => {};
   #failure: unknown = null;
   #isClosed = false;
   #draftTokens = 0;
@@ -114,7 +116,8 @@ class BatchEngine implements Engine {
     if (prefixCacheDir === undefined) return new PrefixCache(this.#cache, block, bytes);
     const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
     const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
-    const isReading = () => this.#waiting.length > 0 || this.#running.some(({ readAt }) => readAt === 0);
+    const isReading = () =>
+      this.#waiting.length > 0 || this.#running.some(({ readAt, isLoading }) => readAt === 0 || isLoading);
     return new PrefixCache(this.#cache, block, bytes, { files, fingerprint, isReading });
   }
 
@@ -152,12 +155,14 @@ class BatchEngine implements Engine {
     const slot = this.#newSlot(mask ? { ...checked, mask: () => mask } : checked, reserved, sink);
     const cancel = () => {
       slot.isCancelled = true;
+      this.#wake();
     };
     request.signal?.addEventListener('abort', cancel, { once: true });
     if (request.signal?.aborted) cancel();
     this.#waiting.push(slot);
     this.#waitingTokens += length;
     this.#loop ??= this.#run();
+    this.#wake();
     return cancel;
   }
 
@@ -203,6 +208,7 @@ class BatchEngine implements Engine {
   async close(): Promise<void> {
     this.#isClosed = true;
     for (const slot of [...this.#waiting, ...this.#running]) slot.isCancelled = true;
+    this.#wake();
     await this.#loop;
     await this.#prefixes?.close();
     this.#decoder?.free();
@@ -225,6 +231,7 @@ class BatchEngine implements Engine {
       cachedTokens: 0,
       isCancelled: false,
       isLoading: false,
+      storesLogits: false,
       sequence,
       lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null,
       sink,
@@ -238,7 +245,7 @@ class BatchEngine implements Engine {
       while (this.#waiting.length + this.#running.length + this.#inFlight.length > 0) {
         this.#step();
         const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
-        await (isIdle ? setTimeout(1) : setImmediate());
+        await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : setImmediate());
       }
     } catch (error) {
       this.#fail(error);
@@ -305,32 +312,67 @@ class BatchEngine implements Engine {
   #start(slot: Slot): void {
     const { prompt, promptLogprobs, cacheSalt } = slot.request;
     this.#reserved += slot.reserved;
-    slot.name = this.#prefixes?.name(cacheSalt, slot.sequence.context) ?? null;
+    slot.name = this.#prefixes?.name(cacheSalt, prompt, slot.sequence.context) ?? null;
     const found = promptLogprobs === null && slot.name ? this.#prefixes?.longest(slot.name, prompt.length) : null;
     slot.cached = found ?? this.#cache.sequence();
     slot.cachedTokens = slot.cached.length;
     slot.startedAt = performance.now();
     this.#running.push(slot);
     if (slot.cachedTokens > 0) this.#progress(slot);
-    const prefixes = promptLogprobs === null && this.#prefixes?.files ? this.#prefixes : null;
     const { length } = slot.cached;
-    if (prefixes && length + prefixes.untilBlock(length) < prompt.length) void this.#load(prefixes, slot, slot.cached);
+    const prefixes = promptLogprobs === null && this.#prefixes?.files ? this.#prefixes : null;
+    if (!prefixes?.isLong(prompt.length) || length >= prompt.length - 1) return;
+    slot.storesLogits = true;
+    void this.#load(prefixes, slot, slot.cached);
   }
 
-  /** Continues the cached part of a prompt with blocks from files; the request takes part in steps again after that. */
+  /**
+   * Begins the answer with the logits of a file if the whole prompt is a repeat, and continues the cached part of the prompt
+   * with blocks from files; the request takes part in steps again after that.
+   */
   async #load(prefixes: PrefixCache, slot: Slot, cached: CachedSequence): Promise<void> {
     const isWanted = () => slot.cached === cached;
     const { name, request } = slot;
+    const { length } = request.prompt;
+    if (!name) return;
     slot.isLoading = true;
     try {
-      if (name) await prefixes.load(name, request.prompt.length, cached, isWanted);
+      const logits = await prefixes.loadLogits(name, length, this.#vocabulary);
+      if (logits && isWanted()) this.#beginWith(slot, logits);
+      if (isWanted()) await prefixes.load(name, length, cached, isWanted);
     } catch (error) {
       this.#failure ??= error;
     }
     slot.isLoading = false;
-    if (!isWanted() || cached.length === slot.cachedTokens) return;
+    this.#wake();
+    if (!isWanted() || (slot.readAt === 0 && cached.length === slot.cachedTokens)) return;
     slot.cachedTokens = cached.length;
-    this.#progress(slot);
+    if (slot.readAt === 0) this.#progress(slot);
+  }
+
+  /** The logits after the prompt are known before its pages are there. */
+  #beginWith(slot: Slot, logits: Float32Array): void {
+    slot.storesLogits = false;
+    slot.cachedTokens = slot.request.prompt.length;
+    this.#endPrompt(slot, slot.cachedTokens);
+    if (slot.request.maxNewTokens === 0) this.#end(slot, 'length');
+    else this.#orRelease(slot, () => this.#draw(slot, logits));
+  }
+
+  /** The prompt is read, or what follows it is known. */
+  #endPrompt(slot: Slot, processed: number): void {
+    slot.readAt = performance.now();
+    this.#progress(slot, processed);
+    slot.sink.push({ type: 'prompt', logprobs: slot.promptLogprobs });
+  }
+
+  /** Logits that are not finite end their request, not the engine. */
+  #orRelease(slot: Slot, work: () => void): void {
+    try {
+      work();
+    } catch (error) {
+      this.#release(slot, error);
+    }
   }
 
   /**
@@ -362,10 +404,10 @@ class BatchEngine implements Engine {
 
   /** At most `most` tokens of a prompt, up to a length at which it is kept or to its end. */
   #untilKept({ request, sequence }: Slot, { length }: CachedSequence, most: number): number {
-    const unread = sequence.context.length - length;
-    if (!this.#prefixes) return Math.min(unread, most);
-    const isEndKept = unread > 1 && this.#keepsEnd(request);
-    return this.#prefixes.untilKept(length, Math.min(unread - (isEndKept ? 1 : 0), most));
+    const isEndKept = length < request.prompt.length - 1 && this.#keepsEnd(request);
+    const end = isEndKept ? request.prompt.length - 1 : sequence.context.length;
+    const count = Math.min(end - length, most);
+    return this.#prefixes?.untilKept(length, count) ?? count;
   }
 
   #keepsEnd({ prompt, promptLogprobs }: CheckedRequest): boolean {
@@ -455,6 +497,7 @@ class BatchEngine implements Engine {
   #needsLogits({ slot, cached, rows }: Share): boolean {
     const { request, sequence, mask } = slot;
     if (rows === 0) return false;
+    if (slot.storesLogits && slot.readAt === 0) return true;
     if (request.promptLogprobs !== null && cached.length <= request.prompt.length) return true;
     const { logprobs, draws, minNewTokens } = request;
     return draws === null || logprobs !== null || mask !== null || sequence.drawn < minNewTokens;
@@ -499,30 +542,29 @@ class BatchEngine implements Engine {
   /** The share's tokens were read; `next` is the most probable token after them, or the logits of its rows. */
   #advance(share: Share, next: number | readonly Float32Array[]): void {
     const { slot, cached, tokens } = share;
-    const { request, sink } = slot;
+    const { request } = slot;
     const hasPrompt = cached.length >= request.prompt.length;
     if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
       this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
     if (!hasPrompt) {
-      this.#progress(slot);
+      if (slot.readAt === 0) this.#progress(slot);
       return;
     }
     if (slot.readAt === 0) {
-      slot.readAt = performance.now();
-      this.#progress(slot);
-      sink.push({ type: 'prompt', logprobs: slot.promptLogprobs });
+      const last = typeof next === 'number' ? undefined : next.at(-1);
+      if (slot.name && slot.storesLogits && last)
+        this.#prefixes?.keepLogits(slot.name, request.prompt.length, last.subarray(0, this.#vocabulary));
+      this.#endPrompt(slot, request.prompt.length);
     }
     if (request.maxNewTokens === 0) {
       this.#end(slot, 'length');
       return;
     }
-    try {
+    this.#orRelease(slot, () => {
       if (typeof next !== 'number') this.#drawShare(share, next.slice(-1 - share.drafts));
       else if (next >= 0) this.#accept(slot, next, null);
       else throw new UnusableLogits(`a logit of token ${cached.length} is not finite`);
-    } catch (error) {
-      this.#release(slot, error); // logits that are not finite: this request's, not the engine's
-    }
+    });
   }
 
   #addPromptLogprobs({ request, promptLogprobs }: Slot, first: number, logits: readonly Float32Array[]): void {
@@ -583,9 +625,8 @@ class BatchEngine implements Engine {
     if (sequence.finishReason !== null) this.#end(slot, sequence.finishReason, '');
   }
 
-  #progress({ request, cached, cachedTokens, sink }: Slot): void {
-    const total = request.prompt.length;
-    sink.push({ type: 'progress', total, cached: cachedTokens, processed: Math.min(total, cached?.length ?? 0) });
+  #progress({ request, cached, cachedTokens, sink }: Slot, processed = cached?.length ?? 0): void {
+    sink.push({ type: 'progress', total: request.prompt.length, cached: cachedTokens, processed });
   }
 
   /** `text`: the last text, if the sequence has already finished. */

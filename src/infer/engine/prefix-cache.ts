@@ -7,17 +7,18 @@
  * the salt and all tokens from the start. Only leaves are evicted, the least recently used first, so that the cost of a node
  * stays what it was.
  *
- * With files, every node of whole blocks is also written to disk in the background, a file holding the pages since its parent.
- * The device verifies what was read before it is used; copies are made between steps, a piece at a time.
+ * With files, every node of whole blocks is also written to disk in the background, a file holding the pages since its parent;
+ * copies are made between steps, a piece at a time. Another file holds the logits after a prompt: a repeat begins its answer
+ * with them, before its pages are there.
  */
 import { createHash } from 'node:crypto';
 import { setImmediate, setTimeout } from 'node:timers/promises';
-import type { HostMemory } from '../../device/host-memory.js';
 import type { CachedSequence, DecodeCache } from '../../model/cache.js';
 import { checksums } from '../../ops/checksum/op.js';
 import { Tensor } from '../../tensor/tensor.js';
-import type { OpenPrefixFile, PrefixFiles } from './prefix-files.js';
-import { ReadBuffers } from './read-buffers.js';
+import type { PrefixFiles } from './prefix-files.js';
+import { PrefixName } from './prefix-name.js';
+import { joined, PrefixReader } from './prefix-reader.js';
 
 interface Node {
   readonly key: string;
@@ -33,6 +34,15 @@ interface Node {
   usedAt: number;
   /** Time of use of its file [s since 1970]; 0 before the first. */
   fileTime: number;
+}
+
+/** The logits after a prompt, to be written. */
+interface Logits {
+  readonly key: string;
+  /** Tokens of the prompt. */
+  readonly length: number;
+  readonly logits: Float32Array;
+  readonly fileTime: number;
 }
 
 /** Where prefixes are stored besides memory. */
@@ -54,9 +64,7 @@ export function prefixBlock(cache: DecodeCache, tile: number): number {
 const DEPTH_TIME = 1e-5;
 /** The time of use of a file is exact to this [s]. */
 const TIME_RESOLUTION = 60;
-/** Pieces of files that are read at the same time, by as many threads as the runtime has (UV_THREADPOOL_SIZE). */
-const READ_AHEAD = 24;
-/** Bytes that are copied from or to the host at once, between two steps. */
+/** Bytes that are copied to the host at once, between two steps. */
 const PIECE = 4 * 2 ** 20;
 /** A file waits until no prompt is read, which is looked at every few milliseconds, but at most so long [ms]. */
 const LOOK_MS = 2;
@@ -71,11 +79,11 @@ export class PrefixCache {
   readonly #block: number;
   readonly #most: number;
   readonly #storage: PrefixStorage | null;
-  readonly #buffers: ReadBuffers | null;
+  readonly #reader: PrefixReader | null;
   readonly #nodes = new Map<string, Node>();
   /** Blocks of all nodes; at most `#most`. */
   #blocks = 0;
-  readonly #unwritten = new Set<Node>();
+  readonly #unwritten = new Set<Node | Logits>();
   #writer: Promise<void> | null = null;
   /** Number of calls of `load` that have not ended, and what is called when the last has. */
   #loading = 0;
@@ -88,7 +96,7 @@ export class PrefixCache {
     this.#block = block;
     this.#most = Math.floor(bytes / cache.blockBytes(block));
     this.#storage = storage;
-    this.#buffers = storage ? new ReadBuffers(cache.device, READ_AHEAD, PIECE) : null;
+    this.#reader = storage ? new PrefixReader(cache, storage.files, block) : null;
   }
 
   get files(): PrefixFiles | null {
@@ -106,14 +114,19 @@ export class PrefixCache {
     return behind < most ? most - behind : most;
   }
 
-  /** The name of the prefixes of a text that may grow. */
-  name(salt: string, tokens: readonly number[]): PrefixName {
-    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, tokens, this.#block);
+  /** The name of the prefixes of a text that begins with a prompt and may grow. */
+  name(salt: string, prompt: readonly number[] | Int32Array, text: readonly number[]): PrefixName {
+    return new PrefixName((this.#storage?.fingerprint ?? '') + salt, prompt, text, this.#block);
+  }
+
+  /** Whether a prompt of `length` tokens has a block before its last token. */
+  isLong(length: number): boolean {
+    return length > this.#block;
   }
 
   /** Whether the end of a prompt of `length` tokens is kept; then its last token is read in a pass of its own. */
   keepsEnd(length: number): boolean {
-    return length > this.#block && this.#most > 1;
+    return this.isLong(length) && this.#most > 1;
   }
 
   /** A fork of the longest cached prefix with fewer than `length` tokens; null if none is cached in memory. */
@@ -151,75 +164,48 @@ export class PrefixCache {
   async load(name: PrefixName, length: number, sequence: CachedSequence, isWanted: () => boolean): Promise<void> {
     this.#loading += 1;
     try {
-      await this.#load(name, length, sequence, isWanted);
+      await this.#reader?.load({
+        name,
+        length,
+        sequence,
+        isWanted,
+        onFile: (count) => {
+          this.hits += count;
+          this.fileHits += count;
+          this.keep(name, sequence);
+        },
+      });
     } finally {
       this.#loading -= 1;
       if (this.#loading === 0) this.#onLoaded();
     }
   }
 
-  async #load(name: PrefixName, length: number, sequence: CachedSequence, isWanted: () => boolean): Promise<void> {
+  /** The logits after a prompt of `length` tokens from their file, the first `count` of them; null if there is none. */
+  async loadLogits(name: PrefixName, length: number, count: number): Promise<Float32Array | null> {
     const { files } = this;
-    const buffers = this.#buffers;
-    if (!files || !buffers) return;
-    const chain = await this.#chain(files, name, length, sequence.length);
-    const pieces = chain.flatMap((file) =>
-      Array.from({ length: Math.ceil(file.size / PIECE) }, (_, i) => ({ file, offset: i * PIECE })),
-    );
-    const reads: Promise<HostMemory | null>[] = [];
-    let isOver = false;
-    let taken = 0;
-    let packed: Tensor | null = null;
-    const { device } = this.#cache;
-    try {
-      while (taken < pieces.length) {
-        while (reads.length < Math.min(pieces.length, taken + READ_AHEAD))
-          reads.push(readPiece(buffers, pieces[reads.length], () => isOver));
-        const { file, offset } = pieces[taken];
-        const memory = await reads[taken];
-        if (!memory || !isWanted()) break;
-        taken += 1;
-        packed ??= Tensor.empty(device, [file.size / 2], 'bf16');
-        const bytes = Math.min(PIECE, file.size - offset);
-        device.upload(packed.pointer + BigInt(offset), memory.bytes.subarray(0, bytes));
-        device.synchronize(); // the buffer is free after it
-        buffers.give(memory);
-        if (offset + bytes < file.size) continue;
-        const isSound = this.#append(sequence, name, file, packed);
-        packed.free();
-        packed = null;
-        if (isSound) continue;
-        await files.discard(file.key);
-        break;
-      }
-    } finally {
-      isOver = true;
-      packed?.free();
-      for (const read of reads.slice(taken)) {
-        const memory = await read;
-        if (memory) buffers.give(memory);
-      }
-      for (const file of chain) await file.close();
+    const logits = new Float32Array(count);
+    const bytes = new Uint8Array(logits.buffer);
+    const key = name.promptKey;
+    const file = await files?.open(key, (from) => (from === length ? bytes.length : Number.NaN));
+    if (!files || !file) return null;
+    const isRead = await file.read(bytes, 0);
+    await file.close();
+    if (isRead && hostChecksum(bytes) === file.sum) {
+      this.keepLogits(name, length, logits); // notes the time of use
+      return logits;
     }
+    if (isRead) await files.discard(key);
+    return null;
   }
 
-  /** Files that continue a prefix of `start` tokens as far as possible, each the one before it. */
-  async #chain(files: PrefixFiles, name: PrefixName, length: number, start: number): Promise<OpenPrefixFile[]> {
-    const ends: number[] = [];
-    for (let end = start + this.#block; end < length; end += this.#block) ends.push(end);
-    const sizeFrom = (end: number) => (from: number) =>
-      from < end && from % this.#block === 0 ? this.#cache.blockPageBytes(from, end) : Number.NaN;
-    const found = await Promise.all(ends.map((end) => files.open(name.key(end), sizeFrom(end))));
-    const chains = new Map<number, readonly OpenPrefixFile[]>([[start, []]]);
-    let longest: readonly OpenPrefixFile[] = [];
-    for (const [i, file] of found.entries()) {
-      const before = file ? chains.get(file.from) : undefined;
-      if (!file || !before) continue;
-      longest = [...before, file];
-      chains.set(ends[i], longest);
-    }
-    for (const file of found) if (file && !longest.includes(file)) await file.close();
-    return [...longest];
+  /** Has the logits after a prompt of `length` tokens written. */
+  keepLogits(name: PrefixName, length: number, logits: Float32Array): void {
+    if (!this.files) return;
+    // Used up before the pages, without which the logits are worth little.
+    const fileTime = Date.now() / 1000 - DEPTH_TIME * (1 + length / this.#block);
+    this.#unwritten.add({ key: name.promptKey, length, logits: logits.slice(), fileTime });
+    this.#writer ??= this.#write(this.files);
   }
 
   /** Keeps the prefix that `sequence` holds if it ends with a block, or anyway if it `isEnd` of a prompt. */
@@ -256,7 +242,7 @@ export class PrefixCache {
       await new Promise<void>((resolve) => {
         this.#onLoaded = resolve;
       });
-    this.#buffers?.free();
+    this.#reader?.free();
     for (const { sequence } of this.#nodes.values()) sequence.free();
     this.#nodes.clear();
   }
@@ -310,7 +296,8 @@ export class PrefixCache {
       for (const node of this.#unwritten) {
         await this.#untilPromptsAreRead();
         if (!this.#unwritten.delete(node)) continue; // evicted meanwhile
-        await this.#writeNode(files, node);
+        if ('logits' in node) await this.#writeLogits(files, node);
+        else await this.#writeNode(files, node);
       }
     } catch (error) {
       this.#failure = error; // not of the file system: thrown by the next use of the cache
@@ -335,13 +322,21 @@ export class PrefixCache {
     }
   }
 
+  #writeLogits(files: PrefixFiles, { key, length, logits, fileTime }: Logits): Promise<void> {
+    const bytes = new Uint8Array(logits.buffer, logits.byteOffset, logits.byteLength);
+    return files.write(key, length, bytes.length, fileTime, async (content) => {
+      content.set(bytes);
+      return hostChecksum(bytes);
+    });
+  }
+
   /** Copies the pages of a block to the host; returns their checksum. */
   async #copy(sequence: CachedSequence, from: number, into: Uint8Array): Promise<bigint> {
     const { device } = this.#cache;
     const packed = Tensor.empty(device, [into.length / 2], 'bf16');
     try {
       let offset = 0;
-      for (const page of this.#cache.blockPages(sequence, from)) {
+      for (const page of joined(this.#cache.blockPages(sequence, from))) {
         device.copy(packed.pointer + BigInt(offset), page.pointer, page.bytes);
         offset += page.bytes;
       }
@@ -355,76 +350,8 @@ export class PrefixCache {
       packed.free();
     }
   }
-
-  /** Adds the content of a file to a sequence and keeps it; false if the content is not what was written. */
-  #append(sequence: CachedSequence, name: PrefixName, { key, from, sum }: OpenPrefixFile, packed: Tensor): boolean {
-    const { device } = this.#cache;
-    if (checksums(device, [packed])[0] !== sum) return false;
-    const count = name.lengthOf(key) - from;
-    this.#cache.append(sequence, count);
-    let offset = 0;
-    for (const page of this.#cache.blockPages(sequence, from)) {
-      device.copy(page.pointer, packed.pointer + BigInt(offset), page.bytes);
-      offset += page.bytes;
-    }
-    this.hits += count;
-    this.fileHits += count;
-    this.keep(name, sequence);
-    return true;
-  }
 }
 
-/** Reads a piece of a file into a buffer, unless `isOver` by the time there is one. */
-async function readPiece(
-  buffers: ReadBuffers,
-  { file, offset }: { readonly file: OpenPrefixFile; readonly offset: number },
-  isOver: () => boolean,
-): Promise<HostMemory | null> {
-  const memory = await buffers.take();
-  if (!isOver() && (await file.read(memory.bytes.subarray(0, Math.min(PIECE, file.size - offset)), offset)))
-    return memory;
-  buffers.give(memory);
-  return null;
-}
-
-/** The chain of hashes that names the prefixes of a text. */
-export class PrefixName {
-  readonly #tokens: readonly number[];
-  readonly #block: number;
-  /** Of the empty prefix, of one block, of two, … as far as they were needed. */
-  readonly #keys: string[];
-
-  constructor(start: string, tokens: readonly number[], block: number) {
-    this.#tokens = tokens;
-    this.#block = block;
-    this.#keys = [createHash('sha256').update(start).digest('hex')];
-  }
-
-  /** The name of the prefix of `length` tokens, a multiple of the block. */
-  key(length: number): string {
-    const count = length / this.#block;
-    while (this.#keys.length <= count) {
-      const end = this.#keys.length * this.#block;
-      this.#keys.push(this.#after(this.#keys.length - 1, end));
-    }
-    return this.#keys[count];
-  }
-
-  /** The length of the prefix of this name, which is one of whole blocks. */
-  lengthOf(key: string): number {
-    return this.#keys.indexOf(key) * this.#block;
-  }
-
-  /** The name of a prefix of any length. Differs from that of a prefix of whole blocks. */
-  endKey(length: number): string {
-    const whole = Math.floor(length / this.#block);
-    this.key(whole * this.#block);
-    return `end ${this.#after(whole, length)}`;
-  }
-
-  /** The hash of the tokens from block `count` up to `end`, and of the name of those before. */
-  #after(count: number, end: number): string {
-    const tokens = new Int32Array(this.#tokens.slice(count * this.#block, end));
-    return createHash('sha256').update(this.#keys[count]).update(new Uint8Array(tokens.buffer)).digest('hex');
-  }
+function hostChecksum(bytes: Uint8Array): bigint {
+  return createHash('sha256').update(bytes).digest().readBigUInt64LE();
 }

@@ -81,10 +81,15 @@ async function ask(engine: Engine, request: EngineRequest) {
 }
 const asked = (request: EngineRequest, options: EngineOptions = {}, of = sparse) =>
   restart((engine) => ask(engine, request), options, of);
-const files = () =>
+const allFiles = () =>
   readdirSync(folder)
     .sort()
     .map((name) => join(folder, name));
+/** Logits of the 256 tokens, and a head. */
+const LOGITS_BYTES = 64 + 4 * 256;
+/** Files of pages, and of logits. */
+const files = () => allFiles().filter((path) => statSync(path).size !== LOGITS_BYTES);
+const logitsFiles = () => allFiles().filter((path) => statSync(path).size === LOGITS_BYTES);
 
 describe('after a restart', () => {
   it.each<[string, Parameters<typeof tinyConfig>[0]]>([
@@ -163,6 +168,22 @@ describe('after a restart', () => {
     }
   });
 
+  it('the first token of a repeated prompt is drawn before its pages are there', async () => {
+    const request = { prompt: text(700, 1), sampling: { seed: 3 } };
+    const cold = await asked(request);
+    expect(logitsFiles()).toHaveLength(1);
+    const one = await asked({ ...request, maxNewTokens: 1 });
+    expect(one.tokens).toEqual(cold.tokens.slice(0, 1));
+    expect(one).toMatchObject({ cached: 700, stats: { prefixFileHits: 0 } });
+    expect(await asked({ ...request, maxNewTokens: 0 })).toMatchObject({ tokens: [], cached: 700 });
+    const schema = { ...request, responseFormat: { type: 'json_object' } as const, ignoreSeparator: false };
+    const structured = await restart((engine) => ask(engine, schema), { prefixCacheDir: `${folder}-structured` });
+    expect((await asked(schema)).tokens).toEqual(structured.tokens);
+    for (const path of files()) rmSync(path); // the prompt is read, and the answer goes on
+    expect(await asked(request)).toMatchObject({ tokens: cold.tokens, cached: 0 });
+    expect(files()).toHaveLength(5);
+  });
+
   it('requests that leave while files are read free their pages', async () => {
     await asked({ prompt: text(2000, 1) });
     await restart(async (engine) => {
@@ -223,6 +244,17 @@ describe('files are not used', () => {
     expect([again.cached, again.stats.prefixFilesDamaged]).toEqual([640, 0]); // written anew
   });
 
+  it('that hold damaged logits', async () => {
+    const cold = await asked({ prompt });
+    flip(logitsFiles()[0], 100);
+    const warm = await asked({ prompt });
+    expect(warm).toMatchObject({ tokens: cold.tokens, cached: 640, stats: { prefixFilesDamaged: 1 } });
+    expect((await asked({ prompt, maxNewTokens: 1 })).stats).toMatchObject({
+      prefixFilesDamaged: 0,
+      prefixFileHits: 0,
+    });
+  });
+
   it('if the file system refuses: the request is computed and the refusal counted', async () => {
     await asked({ prompt });
     const [first] = byTime();
@@ -262,7 +294,7 @@ describe('the folder', () => {
     expect(files().length).toBeLessThanOrEqual(7);
     for (const seed of [1, 3, 4]) expect((await asked({ prompt: text(300, seed) }, options)).cached).toBe(256);
     expect((await asked({ prompt: text(300, 2) }, options)).cached).toBe(0);
-    expect(files().reduce((sum, path) => sum + statSync(path).size, 0)).toBeLessThanOrEqual(7 * size);
+    expect(allFiles().reduce((sum, path) => sum + statSync(path).size, 0)).toBeLessThanOrEqual(7 * size);
   });
 
   it('keeps the beginning of a prompt that is larger than the folder', async () => {

@@ -122,9 +122,7 @@ const DEFAULT_NEW_TOKENS = 128;
 export function checkRequest(request: EngineRequest, vocabulary: number): CheckedRequest {
   const { prompt, stop = [], maxNewTokens = DEFAULT_NEW_TOKENS, minNewTokens = 0 } = request;
   if (prompt.length === 0) throw new UsageError('prompt: at least one token is needed; begin with the separator');
-  let wrong: number | undefined;
-  for (let i = 0; i < prompt.length && wrong === undefined; i++)
-    if (!(Number.isInteger(prompt[i]) && prompt[i] >= 0 && prompt[i] < vocabulary)) wrong = prompt[i];
+  const wrong = tokenBeyond(prompt, vocabulary);
   if (wrong !== undefined)
     throw new UsageError(`prompt: ${wrong} is not a token; the model has the tokens 0 to ${vocabulary - 1}`);
   expectCount('maxNewTokens', maxNewTokens);
@@ -146,6 +144,16 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
     cacheSalt: request.cacheSalt ?? '',
     mask: request.mask ?? null,
   };
+}
+
+/** The first of the values that is not an integer from 0 to `vocabulary` - 1; undefined if all are. */
+export function tokenBeyond(values: readonly number[] | Int32Array, vocabulary: number): number | undefined {
+  // A loop of its own for typed numbers: one for both kinds is ten times as slow.
+  if (values instanceof Int32Array) {
+    for (let i = 0; i < values.length; i++) if (values[i] < 0 || values[i] >= vocabulary) return values[i];
+    return undefined;
+  }
+  return values.find((value) => !(Number.isInteger(value) && value >= 0 && value < vocabulary));
 }
 
 /** A structured text ends where its document ends, and nowhere else. */

@@ -3,7 +3,7 @@ import type { CachedSequence } from '../../model/cache.js';
 import type { GeneratedSequence } from '../generated-sequence.js';
 import type { PromptLookup } from './drafts.js';
 import type { EventSink } from './interface.js';
-import type { PrefixName } from './prefix-cache.js';
+import type { PrefixName } from './prefix-name.js';
 import type { CheckedRequest, PositionLogprobs, TokenMask } from './request.js';
 
 /** A request in the engine. */
@@ -26,6 +26,8 @@ export interface Slot {
   isCancelled: boolean;
   /** While the beginning of the prompt is read from files. */
   isLoading: boolean;
+  /** Whether the logits after the prompt, which no file has yet, are to be stored. */
+  storesLogits: boolean;
 }
 
 /** What a step reads for one request. */
