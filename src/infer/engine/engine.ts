@@ -167,6 +167,7 @@ class BatchEngine implements Engine {
   }
 
   warmUp(): void {
+    this.#warmUpHost();
     const { tile, idleTile } = this.#options;
     const isGpu = this.#source.model.device.kind === 'cuda';
     const sequence = this.#cache.sequence();
@@ -179,6 +180,16 @@ class BatchEngine implements Engine {
       this.#source.model.device.synchronize();
     } finally {
       sequence.free();
+    }
+  }
+
+  /** What the host does with a long prompt, until it is compiled: a first request would take ten times as long. */
+  #warmUpHost(): void {
+    const prompt = new Int32Array(Math.min(16_384, this.maxContext - 1));
+    for (let i = 0; i < 20; i++) {
+      checkRequest({ prompt }, this.#vocabulary);
+      const text = plainArray(prompt);
+      this.#prefixes?.name('', prompt, text).endKey(text.length);
     }
   }
 
