@@ -67,7 +67,9 @@ async function measure(url, start, isOther = false) {
   const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start + (i < end ? 0 : 5)) % 251);
   const text = Buffer.from(prompt.map((token) => 32 + (token % 95))).toString('latin1');
   const settings = { max_tokens: 2, ignore_eos: true, stream: true, return_token_ids: true };
-  const body = Buffer.from(JSON.stringify({ prompt: values.text ? text : prompt, ...settings, stream_options: { include_usage: true } }));
+  const body = Buffer.from(
+    JSON.stringify({ prompt: values.text ? text : prompt, ...settings, stream_options: { include_usage: true } }),
+  );
   const before = await engineSeconds(url);
   const startedAt = performance.now();
   const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
@@ -79,7 +81,11 @@ async function measure(url, start, isOther = false) {
   for await (const piece of response.body) {
     firstByte ||= performance.now() - startedAt;
     all += Buffer.from(piece).toString('utf8');
-    const tokens = all.match(/"token_ids":\[\d+(,\d+)?\]/g)?.join().match(/\d+/g)?.length ?? 0;
+    const tokens =
+      all
+        .match(/"token_ids":\[\d+(,\d+)?\]/g)
+        ?.join()
+        .match(/\d+/g)?.length ?? 0;
     if (tokens > 0) firstToken ||= performance.now() - startedAt;
     if (tokens > 1) secondToken ||= performance.now() - startedAt;
   }

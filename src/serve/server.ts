@@ -439,9 +439,11 @@ function bodyBytes(request: IncomingMessage): Promise<Buffer> {
       if (expectFitting(bytes)) pieces.push(piece);
     });
     request.on('end', () => resolve(pieces.length === 1 ? pieces[0] : Buffer.concat(pieces, bytes)));
-    const isGone = () => reject(new ApiError(400, 'the body ended early'));
-    request.on('error', isGone);
-    request.on('close', isGone);
+    const leave = () => {
+      if (!request.complete) reject(new ApiError(400, 'the body ended early'));
+    };
+    request.on('error', leave);
+    request.on('close', leave);
   });
 }
 
