@@ -19,6 +19,7 @@ import {
   fileError,
   isDiskError,
   isFileSystemError,
+  isPlainObject,
   openRegularFile,
   readFully,
   writeFileAtomic,
@@ -109,4 +110,8 @@ test('creating a folder throws where a file is in the way, and where the system 
   expect(() => ensureFolder(join(folder, 'file'))).toThrow();
   expect(() => ensureFolder(join(folder, 'file', 'below'))).toThrow();
   if (existsSync('/proc/self')) expect(() => ensureFolder('/proc/trefoil/below')).toThrow('ENOENT');
+});
+
+test('lists and null are no objects', () => {
+  expect([{}, [], null, 1, 'x'].map(isPlainObject)).toEqual([true, false, false, false, false]);
 });

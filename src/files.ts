@@ -1,4 +1,7 @@
-/** Files and folders: errors in one line, whole transfers, replacing a file so that a crash leaves the old content or the new. */
+/**
+ * Files and folders: errors in one line, whole transfers, replacing a file so that a crash leaves the old content or the new,
+ * and content that may be garbage.
+ */
 import {
   closeSync,
   fsyncSync,
@@ -262,4 +265,19 @@ function isFolder(path: string): boolean {
 export function cacheFolder(environment: Environment): string {
   // An empty variable counts as unset: a relative folder would follow the working directory.
   return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
+}
+
+/** The object in JSON text of a file or a line; undefined if it is not one: after a crash of the machine, garbage is expected. */
+export function parseObject(text: string): Record<string, unknown> | undefined {
+  try {
+    const parsed: unknown = JSON.parse(text);
+    return isPlainObject(parsed) ? parsed : undefined;
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    return undefined;
+  }
+}
+
+export function isPlainObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
 }

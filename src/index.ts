@@ -118,17 +118,23 @@ export type { GradientTarget } from './tensor/tape.js';
 export { type OutputGradient, Tape, type TapeOptions, withTape } from './tensor/tape.js';
 export type { GradientSlot, Storage } from './tensor/tensor.js';
 export { type Dtype, type HostArrays, type Shape, Tensor } from './tensor/tensor.js';
-export type { Spike as LossSpike, Spikes } from './train/anomalies.js';
-export type { BatchUploader, DeviceBatch } from './train/batches.js';
+export { NonFiniteStep, SourceFailed } from './train/anomalies.js';
 export type { Progress as TrainingProgress, TrainingState } from './train/checkpoint.js';
 export type { Evaluation } from './train/evaluate.js';
 export type { TokenBatch } from './train/iterable-loader.js';
 export type { AttentionStatistics, Observed as StepObservations } from './train/observers.js';
-export type { RunCallbacks, TrainOptions, TrainResult, TrainStatus } from './train/options.js';
+export type {
+  CheckpointRecord,
+  EvaluationRecord,
+  RunCallbacks,
+  StepRecord,
+  TrainOptions,
+  TrainResult,
+  TrainStatus,
+} from './train/options.js';
 export type { Agreement } from './train/ranks/agreement.js';
-export type { CheckpointRecord, EvaluationRecord, StepRecord } from './train/records.js';
-export type { SignalSource } from './train/requests.js';
-export type { GradientExchange, StepGradients } from './train/step.js';
+export type { SignalSource } from './train/signals.js';
+export type { BatchUploader, DeviceBatch, GradientExchange, StepGradients } from './train/step.js';
 export {
   HostStepper,
   type LossFunction,
@@ -139,10 +145,9 @@ export {
   type TrainableModel,
 } from './train/step.js';
 export { train } from './train/train.js';
+export type { Spike as LossSpike, Spikes } from './train/trainer.js';
 export {
   type BatchSource,
-  NonFiniteStep,
-  SourceFailed,
   Trainer,
   type TrainerOptions,
   type TrainingStep,

@@ -16,8 +16,7 @@ import { DecodeCache } from '../src/model/cache.js';
 import type { LanguageModel } from '../src/model/language-model.js';
 import { AdamW } from '../src/ops/adamw/op.js';
 import { cpu } from '../src/testing/devices.js';
-import { BatchUploader } from '../src/train/batches.js';
-import { HostStepper, localContext } from '../src/train/step.js';
+import { BatchUploader, HostStepper, localContext } from '../src/train/step.js';
 
 const options = defaultCompilerOptions(process.env);
 const { version } = findCompiler(options.candidates);

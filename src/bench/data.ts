@@ -8,7 +8,7 @@ import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
 import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
-import { FetchTimes } from '../train/report.js';
+import { quantile } from '../numbers.js';
 import { workerFile } from '../worker-file.js';
 
 export interface Rate {
@@ -164,8 +164,7 @@ function cpuSeconds(since: NodeJS.CpuUsage): number {
 
 /** Time that a trainer of a given speed waits for batches. Its computation is simulated by sleeping. */
 export async function measureWaits(loader: Loader, tokensPerSecond: number, seconds: number): Promise<Wait> {
-  const times = new FetchTimes();
-  let longest = 0;
+  const waitedMs: number[] = [];
   const end = performance.now() + 1000 * seconds;
   await loader.ready?.(1);
   let due = performance.now();
@@ -173,13 +172,11 @@ export async function measureWaits(loader: Loader, tokensPerSecond: number, seco
     const asked = performance.now();
     await loader.ready?.(1);
     const { inputs } = loader.next();
-    const taken = (performance.now() - asked) / 1000;
-    times.add(taken);
-    longest = Math.max(longest, taken);
+    waitedMs.push(performance.now() - asked);
     // A consumer that is behind does not pause, so its mean speed stays as given.
     due += (1000 * inputs.length) / tokensPerSecond;
     const pause = due - performance.now();
     if (pause > 1) await sleep(pause);
   }
-  return { p50Ms: times.percentileMs(0.5), p95Ms: times.percentileMs(0.95), maxMs: 1000 * longest };
+  return { p50Ms: quantile(waitedMs, 0.5), p95Ms: quantile(waitedMs, 0.95), maxMs: quantile(waitedMs, 1) };
 }

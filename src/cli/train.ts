@@ -14,7 +14,7 @@ import { shellQuote, wrapText } from '../text.js';
 import type { TrainResult } from '../train/options.js';
 import { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
-import type { SignalSource } from '../train/requests.js';
+import type { SignalSource } from '../train/signals.js';
 import { EXIT_CODES, train } from '../train/train.js';
 import { withDashboard } from './shared/dashboard-process.js';
 import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';

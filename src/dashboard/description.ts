@@ -3,8 +3,7 @@ import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
-import { errorCode, fileError } from '../files.js';
-import { isPlainObject, parseObject } from '../run/json.js';
+import { errorCode, fileError, isPlainObject, parseObject } from '../files.js';
 import { runPaths } from '../run/paths.js';
 import { PIECE_BYTES, readLines, readSmallFile } from './log-reader.js';
 

@@ -1,6 +1,7 @@
 /** A log of a run as buckets for charts, read incrementally: heartbeats of a rank, training.csv or val.csv. */
 import { setImmediate, setTimeout } from 'node:timers/promises';
-import { asNumber, parseObject } from '../run/json.js';
+import { parseObject } from '../files.js';
+import { asNumber } from '../run/json.js';
 import { fallbackCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';

@@ -25,8 +25,6 @@ export const HEARTBEAT_COLUMNS = [
   'sel_pct_at_max',
 ] as const;
 
-export type HeartbeatColumn = (typeof HEARTBEAT_COLUMNS)[number];
-
 /** Columns of training.csv and val.csv beside the step. */
 export const TRAINING_COLUMNS = ['loss', 'lr', 'toks_per_s'] as const;
 export const VAL_COLUMNS = ['val_loss', 'ppl'] as const;

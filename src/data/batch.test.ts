@@ -1,6 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { IGNORED_TARGET, packBatch } from './batch.js';
-import type { Samples } from './shards/samples.js';
+import { IGNORED_TARGET, packBatch, type Samples } from './batch.js';
 
 /** Sample i is i*100, i*100 + 1, …; documents begin at fixed offsets. */
 function samplesWith(starts: Record<number, number[]>): Samples {

@@ -13,12 +13,11 @@ import { parameterCount } from '../model/memory.js';
 import { type ModelOrigin, writeModelConfig } from '../model/model-config.js';
 import { type ModelShape, modelShape, projectionPairs } from '../model/shape.js';
 import { closedGateBias } from '../model/sparse-start.js';
-import type { TensorSource } from '../model/weights.js';
 import { runPaths } from '../run/paths.js';
-import { dtypeBytes, type SafeDtype, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
+import { dtypeBytes, type TensorSource, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { copyTokenizer, writeFolder } from './folder.js';
-import { HF_FILES } from './hf-folder.js';
+import { bytesOf, HF_FILES } from './hf-folder.js';
 import type { OnProgress } from './import-hf.js';
 
 /** The dense model: what `locateModel` finds. */
@@ -149,8 +148,4 @@ function sparseTensors({ shape, weights }: DenseModel, pairs: number): TensorToW
 /** The pieces from each of the offsets to the end. */
 function* inOrder(pieces: (from: number) => Iterable<Uint8Array>, offsets: readonly number[]): Generator<Uint8Array> {
   for (const from of offsets) yield* pieces(from);
-}
-
-function bytesOf({ dtype, shape }: { readonly dtype: SafeDtype; readonly shape: readonly number[] }): number {
-  return shape.reduce((product, extent) => product * extent, dtypeBytes(dtype));
 }

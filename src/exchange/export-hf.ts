@@ -5,8 +5,14 @@ import { UsageError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { hiddenSize, type ModelShape } from '../model/shape.js';
-import type { TensorSource } from '../model/weights.js';
-import { dtypeBytes, type SafeDtype, type TensorToWrite, toFloat32, writeSafetensors } from '../run/safetensors.js';
+import {
+  dtypeBytes,
+  type SafeDtype,
+  type TensorSource,
+  type TensorToWrite,
+  toFloat32,
+  writeSafetensors,
+} from '../run/safetensors.js';
 import { float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { copyTokenizer, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';

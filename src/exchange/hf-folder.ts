@@ -10,13 +10,13 @@ import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
 import { inFile, type ModelOrigin, readJson } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
-import type { TensorSource } from '../model/weights.js';
 import {
   dtypeBytes,
   openSafetensors,
   type SafeDtype,
   type SafeTensor,
   type SafetensorsFile,
+  type TensorSource,
 } from '../run/safetensors.js';
 import { isHfConfig, parseHfConfig } from './hf-config.js';
 import { type HfParameter, hfParameters, isIgnored } from './hf-names.js';
@@ -105,7 +105,7 @@ export class HfWeights implements TensorSource {
 
   read(name: string): SafeTensor {
     const { dtype, shape } = this.#entry(name);
-    const data = new Uint8Array(bytesOf(dtype, shape));
+    const data = new Uint8Array(bytesOf({ dtype, shape }));
     let at = 0;
     for (const piece of this.pieces(name, 0, data.length)) {
       data.set(piece, at);
@@ -120,7 +120,7 @@ export class HfWeights implements TensorSource {
     if (parts.length === 0) yield new Uint8Array(to - from);
     let begin = 0;
     for (const part of parts) {
-      const end = begin + bytesOf(dtype, part.shape);
+      const end = begin + bytesOf({ dtype, shape: part.shape });
       const [first, last] = [Math.max(from, begin), Math.min(to, end)];
       if (first < last) yield* this.#file(part.name).pieces(part.name, first - begin, last - begin);
       begin = end;
@@ -174,7 +174,8 @@ export class HfWeights implements TensorSource {
   }
 }
 
-function bytesOf(dtype: SafeDtype, shape: readonly number[]): number {
+/** Bytes of a tensor. */
+export function bytesOf({ dtype, shape }: { readonly dtype: SafeDtype; readonly shape: readonly number[] }): number {
   return shape.reduce((product, extent) => product * extent, dtypeBytes(dtype));
 }
 

@@ -18,7 +18,6 @@ import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
 import { type ComputeDtype, defaultDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
-import { loadWeights, modelTensors, type TensorSource } from '../model/weights.js';
 import {
   CHECKPOINT_FILES,
   type FoundCheckpoint,
@@ -30,7 +29,7 @@ import {
   verifyFiles,
 } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
-import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
+import { loadWeights, modelTensors, openSafetensors, type TensorSource, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { dispose } from '../tensor/dispose.js';
 

@@ -8,6 +8,7 @@ import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
 import { Tape } from '../tensor/tape.js';
+import { bytesOf } from '../tensor/tensor.js';
 
 /** What a reader of traces checks first. */
 export const TRACE_FORMAT = 'trefoil-trace-1';
@@ -100,8 +101,6 @@ export function writeTrace(path: string, { shape }: LanguageModel, trace: Trace,
     end += bytes;
     return end;
   });
-  const bytesOf = ({ buffer, byteOffset, byteLength }: ArrayBufferView) =>
-    new Uint8Array(buffer as ArrayBuffer, byteOffset, byteLength);
   const tensors: TensorToWrite[] = [
     { name: 'token_ids', dtype: 'I32', shape: [length], data: bytesOf(Int32Array.from(trace.tokens)) },
     { name: 'piece_ends', dtype: 'I32', shape: [length], data: bytesOf(ends) },

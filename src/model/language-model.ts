@@ -131,6 +131,8 @@ export class LanguageModel implements Disposable {
   readonly norm: Parameter;
   /** Output matrix [vocabSize, dim]; the embedding when tied. */
   readonly head: Parameter;
+  /** All parameters, in the order of the model's files. */
+  readonly parameters: readonly Parameter[];
   readonly #store: ParameterStore;
   #shape: ModelShape;
 
@@ -149,6 +151,7 @@ export class LanguageModel implements Disposable {
     );
     this.norm = this.#store.constant('norm', [shape.dim], 1);
     this.head = shape.tieEmbeddings ? this.embedding : this.#store.matrix('head', [shape.vocabSize, shape.dim]);
+    this.parameters = this.#store.parameters;
   }
 
   /** Sizes of the model. */
@@ -163,11 +166,6 @@ export class LanguageModel implements Disposable {
     validateShapes(headShapeOf(shape), sparseShapeOf(shape));
     this.#shape = shape;
     for (const { attention } of this.blocks) attention.setShape(shape);
-  }
-
-  /** All parameters, in the order of the model's files. */
-  get parameters(): readonly Parameter[] {
-    return this.#store.parameters;
   }
 
   /** Number of trained values. */

@@ -2,9 +2,8 @@
 import { randomUUID } from 'node:crypto';
 import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { errorCode, fileError } from '../files.js';
+import { errorCode, fileError, isPlainObject, parseObject } from '../files.js';
 import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
-import { isPlainObject, parseObject } from './json.js';
 
 export interface LockOwner extends ProcessIdentity {
   /** When the run took the lock, ISO 8601. */

@@ -5,8 +5,7 @@
  */
 import { basename, join, resolve } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
-import { namesIn, readText, statOrUndefined } from '../files.js';
-import { parseObject } from './json.js';
+import { namesIn, parseObject, readText, statOrUndefined } from '../files.js';
 import { type LockOwner, readLockOwner } from './lock.js';
 import { type CsvRow, type CsvSchema, TRAINING_CSV, tailCsv, VAL_CSV } from './logs/csv.js';
 import { type Heartbeat, readSection, type Section, tailHeartbeats } from './logs/heartbeat.js';

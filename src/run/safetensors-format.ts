@@ -1,7 +1,7 @@
 /** The safetensors format: element types and their conversions, and the header of a file, checked before anything is read. */
 import { UsageError } from '../errors.js';
+import { isPlainObject } from '../files.js';
 import { bfloat16ToFloat32 } from '../tensor/bfloat16.js';
-import { isPlainObject } from './json.js';
 
 const DTYPE_BYTES = {
   F64: 8,

@@ -1,8 +1,13 @@
-/** Reading and writing safetensors files: the only form in which weights are stored. No file is ever held as one buffer. */
+/**
+ * Reading and writing safetensors files, the only form in which weights are stored, and filling a model from them. No file is
+ * ever held as one buffer.
+ */
 import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
+import type { Parameter } from '../tensor/parameter.js';
+import type { Tensor } from '../tensor/tensor.js';
 import { HashThread } from './hash-thread.js';
 import {
   checkHeaderLength,
@@ -16,6 +21,7 @@ import {
   type SafeDtype,
   type SafeTensor,
   type TensorEntry,
+  toFloat32,
 } from './safetensors-format.js';
 
 export { dtypeBytes, type SafeDtype, type SafeTensor, toFloat32, toFloat64 } from './safetensors-format.js';
@@ -80,14 +86,9 @@ export class SafetensorsFile {
   /** Reads the bytes of a tensor into `target`, which must have exactly their size. */
   readInto(name: string, target: Uint8Array): void {
     const { begin, end } = this.entry(name);
-    if (target.length !== end - begin) {
+    if (target.length !== end - begin)
       throw new UsageError(`${this.path}: tensor ${quote(name)} has ${end - begin} bytes, expected ${target.length}`);
-    }
-    try {
-      if (readFully(this.#descriptor, target, this.#dataStart + begin) < target.length) throw changed(this.path);
-    } catch (error) {
-      throw fileError('read', this.path, error);
-    }
+    this.readPart(name, 0, target);
   }
 
   /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
@@ -186,6 +187,54 @@ export function writeSafetensors(
   } finally {
     if (hash instanceof HashThread) hash.free();
   }
+}
+
+/** Tensors by name: a safetensors file, or files of another program seen under the names of a model. */
+export interface TensorSource {
+  /** For messages. */
+  readonly path: string;
+  readonly entries: ReadonlyMap<string, { readonly dtype: SafeDtype; readonly shape: readonly number[] }>;
+  /** Reads one tensor into memory of its own. */
+  read(name: string): SafeTensor;
+  /** Bytes `from` to `to` of a tensor, piece by piece; a piece is valid until the next. */
+  pieces(name: string, from: number, to: number): Iterable<Uint8Array>;
+  close(): void;
+}
+
+/** What has weights: a model. */
+interface Weighted {
+  readonly parameters: readonly Parameter[];
+}
+
+/** The weights of a model as a file holds them, read from the device one by one. */
+export function modelTensors({ parameters }: Weighted): Generator<TensorToWrite> {
+  return namedTensors(parameters.map(({ name, value }) => [name, value]));
+}
+
+/** Tensors on a device as a file holds them. */
+export function* namedTensors(named: Iterable<readonly [string, Tensor]>): Generator<TensorToWrite> {
+  for (const [name, tensor] of named)
+    yield { name, dtype: 'F32', shape: [...tensor.shape], data: () => tensor.readBytes() };
+}
+
+/** Fills the weights of a model from a source that must hold exactly these, with these shapes. */
+export function loadWeights(source: TensorSource, { parameters }: Weighted): void {
+  const { path, entries } = source;
+  const names = new Set(parameters.map(({ name }) => name));
+  for (const name of entries.keys())
+    if (!names.has(name))
+      throw new UsageError(`${path}: holds ${name}, which this model does not have; check the config`);
+  for (const { name, value } of parameters) {
+    const entry = entries.get(name);
+    if (!entry) throw new UsageError(`${path}: has no ${name}, which this model needs; check the config`);
+    const values = entry.shape.join() === value.shape.join() ? toFloat32(source.read(name)) : null;
+    if (!values)
+      throw new UsageError(
+        `${path}: ${name} is ${entry.dtype} [${entry.shape.join(', ')}], this model needs F32, BF16 or F16 [${value.shape.join(', ')}]`,
+      );
+    value.writeBytes(new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
+  }
+  for (const parameter of parameters) parameter.changed();
 }
 
 function changed(path: string): UsageError {

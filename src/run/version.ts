@@ -1,8 +1,7 @@
 /** The version of this package, for the files of a run. */
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { readText } from '../files.js';
-import { isPlainObject } from './json.js';
+import { isPlainObject, readText } from '../files.js';
 
 /** Looks upward from this file, because sources, the compiled package and bundles lie at different depths. */
 export function trefoilVersion(): string {

@@ -1,58 +1,34 @@
-/** What can go wrong in a step, and what is written about it: spikes, non-finite numbers, weights that differ, stack dumps. */
+/** What can stop a training, and what is written about it: non-finite numbers, a failed source, weights that differ, stack dumps. */
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Batch } from '../data/batch.js';
+import { ExitCode, TrefoilError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
 import { toJson } from '../run/json.js';
 import { writeAnomaly, writeHalt } from '../run/paths.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { World } from './ranks/world.js';
-import type { StepGradients } from './step.js';
+import type { StepGradients, StepResult } from './step.js';
 
-/**
- * What the detection of spikes remembers of earlier steps: running mean and variance with exponential decay. Plain data, so
- * that a checkpoint holds it as it is, and a resumed run detects the same spikes.
- */
-export interface Spikes {
-  readonly loss: { count: number; mean: number; variance: number };
-  readonly gradient: { count: number; mean: number; variance: number };
+/** A step with a loss or gradient that is not finite. Nothing was changed. */
+export class NonFiniteStep extends TrefoilError {
+  readonly step: number;
+  readonly result: StepResult;
+  readonly batches: readonly Batch[];
+
+  constructor(step: number, result: StepResult, batches: readonly Batch[]) {
+    super(
+      `step ${step}: loss ${result.loss}, gradient norm ${result.norm}; the update was not applied`,
+      ExitCode.nonFinite,
+    );
+    this.step = step;
+    this.result = result;
+    this.batches = batches;
+  }
 }
 
-type RunningStatistics = Spikes['loss'];
-
-/** Values needed before a z-score is meaningful. */
-const WARMUP = 20;
-/** Weight of the past in the running statistics. */
-const MEMORY = 0.98;
-
-/** The z-score of a value against the values before it; 0 until there are enough of them. */
-export function zScore({ count, mean, variance }: RunningStatistics, value: number): number {
-  return count < WARMUP || variance === 0 ? 0 : (value - mean) / Math.sqrt(variance);
-}
-
-/** Adds a value. Spikes are added too; otherwise a new level would stay a spike for ever. */
-export function addValue(statistics: RunningStatistics, value: number): void {
-  statistics.count += 1;
-  const weight = Math.max(1 - MEMORY, 1 / statistics.count);
-  const difference = value - statistics.mean;
-  statistics.mean += weight * difference;
-  statistics.variance = (1 - weight) * (statistics.variance + weight * difference * difference);
-}
-
-/** A spike of the loss or of the gradient norm. */
-export interface Spike {
-  /** z-scores of the loss and of the gradient norm. */
-  readonly loss: number;
-  readonly gradient: number;
-}
-
-/** Adds a step; returns its z-scores if one of them is at least `threshold`. */
-export function detectSpike(spikes: Spikes, { loss, norm }: StepGradients, threshold: number): Spike | null {
-  const scores = { loss: zScore(spikes.loss, loss), gradient: zScore(spikes.gradient, norm) };
-  addValue(spikes.loss, loss);
-  addValue(spikes.gradient, norm);
-  return Math.max(scores.loss, scores.gradient) < threshold ? null : scores;
-}
+/** The data source failed. The position is that before the step, so a checkpoint can still be saved. */
+export class SourceFailed extends TrefoilError {}
 
 /** Writes the dump of a non-finite step, and on rank 0 .anomaly_type and .HALT; returns one line for a person. */
 export function reportNonFinite(

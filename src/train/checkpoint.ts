@@ -14,7 +14,6 @@ import type { Loader } from '../data/loader.js';
 import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
 import { explainFileError, isFileSystemError } from '../files.js';
-import { loadTensors, namedTensors } from '../model/weights.js';
 import {
   CHECKPOINT_FILES,
   type FileDigest,
@@ -31,14 +30,21 @@ import {
   saveCheckpoint,
   writeTensorFile,
 } from '../run/checkpoint/save.js';
-import { openSafetensors, type SafetensorsFile, type TensorToWrite } from '../run/safetensors.js';
+import {
+  loadWeights,
+  modelTensors,
+  namedTensors,
+  openSafetensors,
+  type SafetensorsFile,
+  type TensorToWrite,
+} from '../run/safetensors.js';
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
-import type { Spikes } from './anomalies.js';
 import { ParameterPart } from './data-parallel.js';
 import type { World } from './ranks/world.js';
 import type { GradientExchange, TrainableModel } from './step.js';
+import type { Spikes } from './trainer.js';
 
 /** Everything that changes during a training, and what is needed to save it. `Trainer` is one. */
 export interface TrainingState {
@@ -119,7 +125,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     return collect(texts.map((text) => JSON.parse(text)));
   };
   const parts = {
-    model: namedTensors(namedValues(model)),
+    model: modelTensors(model),
     optimizer: exchange.isSharded ? writeShards : namedTensors(optimizer.state),
   };
   const outcome = attempt(() => saveCheckpoint(outDir, progress.step, parts, saved, options));
@@ -166,8 +172,12 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
 export function restoreTrainingState({ found, saved }: ResumePoint, state: TrainingState): void {
   const { model, optimizer, exchange } = state;
   expectOptimizer(found.path, saved.optimizer ?? DEFAULT_OPTIMIZER, optimizer.name);
-  loadTensors(join(found.path, CHECKPOINT_FILES.model), namedValues(model));
-  for (const parameter of model.parameters) parameter.changed();
+  const weights = openSafetensors(join(found.path, CHECKPOINT_FILES.model));
+  try {
+    loadWeights(weights, model);
+  } finally {
+    weights.close();
+  }
   loadOptimizer(found.path, optimizerFiles(found.manifest), optimizer, exchange.trained, model.parameters);
   optimizer.steps = saved.optimizer_steps;
   state.loader.restore(saved.loader);
@@ -189,10 +199,6 @@ function expectOptimizer(path: string, before: string, now: string): void {
   if (before === now) return;
   const remedy = `set train.optimizer ${before}, or start a new run from its weights with train.init_from`;
   throw new UsageError(`${path}: was saved with the optimizer ${before}, this training uses ${now}; ${remedy}`);
-}
-
-function namedValues({ parameters }: TrainableModel): Map<string, Tensor> {
-  return new Map(parameters.map(({ name, value }) => [name, value]));
 }
 
 /** The effect of another number of ranks: the batch of a step is what all ranks take together. */

@@ -13,9 +13,8 @@ import { tailHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
-import { BatchUploader } from './batches.js';
 import { DeviceStepper } from './device-stepper.js';
-import { localContext } from './step.js';
+import { BatchUploader, localContext } from './step.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {

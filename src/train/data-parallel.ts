@@ -128,10 +128,6 @@ export class DataParallel implements GradientExchange {
     });
   }
 
-  get bucketCount(): number {
-    return this.#buckets.length;
-  }
-
   get isSharded(): boolean {
     return this.#options.zero;
   }

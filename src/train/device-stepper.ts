@@ -18,9 +18,10 @@ import { GradientNorms } from '../ops/gradnorm/op.js';
 import { fp8Refusal } from '../ops/linear/fp8.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { bytesOf, Tensor } from '../tensor/tensor.js';
-import { BatchUploader, type DeviceBatch } from './batches.js';
 import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
 import {
+  BatchUploader,
+  type DeviceBatch,
   HostStepper,
   launchGradients,
   type StepContext,

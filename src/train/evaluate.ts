@@ -8,9 +8,8 @@ import type { Terminal } from '../live-line.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { Tape } from '../tensor/tape.js';
-import { BatchUploader } from './batches.js';
-import { type Agreement, SingleAgreement } from './ranks/agreement.js';
-import type { LossFunction, TrainableModel } from './step.js';
+import type { Agreement } from './ranks/agreement.js';
+import { BatchUploader, type LossFunction, SingleAgreement, type TrainableModel } from './step.js';
 import { openTrainingData } from './training-data.js';
 
 /** The result of an evaluation. */

@@ -1,11 +1,16 @@
-/** Options and result of `train`. */
+/** Options of `train`, what its callbacks receive, and its result. */
 import type { Config } from '../config/schema.js';
+import type { LoaderTelemetry } from '../data/loader.js';
 import type { Device } from '../device/device.js';
 import type { Terminal } from '../live-line.js';
+import type { SparseStartState } from '../model/sparse-start.js';
+import type { GateStatistics } from '../ops/attention/gate/op.js';
+import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
+import type { Evaluation } from './evaluate.js';
+import type { AttentionStatistics } from './observers.js';
 import type { World } from './ranks/world.js';
-import type { CheckpointRecord, EvaluationRecord, StepRecord } from './records.js';
-import type { SignalSource } from './requests.js';
+import type { SignalSource } from './signals.js';
 
 /** How a run ended. */
 export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
@@ -19,6 +24,46 @@ export interface TrainResult {
   readonly firstLoss: number | null;
   readonly lastLoss: number | null;
   readonly valLoss: number | null;
+}
+
+/** The facts of one optimizer step, as a run records them. */
+export interface StepRecord {
+  readonly step: number;
+  /** Mean loss per target in nats, over all ranks. */
+  readonly loss: number;
+  readonly learningRate: number;
+  readonly tokensPerSecond: number;
+  /** Before clipping. */
+  readonly gradientNorm: number;
+  readonly fetchSeconds: number;
+  readonly fetchP50Ms: number;
+  readonly fetchP95Ms: number;
+  readonly mfu: number | null;
+  readonly gates: GateStatistics | null;
+  readonly selection: SelectionStatistics | null;
+  /** By layer; null for dense attention and in most steps. */
+  readonly attention: AttentionStatistics | null;
+  /** The schedule from dense to sparse attention; null without one. */
+  readonly sparseStart: SparseStartState | null;
+  readonly memoryMib: { readonly allocated: number; readonly reserved: number };
+  /** Counters of failures, fallbacks and attention kernels since the start, by name. */
+  readonly counters: Readonly<Record<string, number>>;
+  /** The source of the batch: `synthetic` if that replaces a source that failed. */
+  readonly data: string;
+  /** State of a loader that reads ahead. */
+  readonly loader?: LoaderTelemetry | undefined;
+}
+
+/** A completed evaluation. */
+export interface EvaluationRecord extends Evaluation {
+  readonly step: number;
+}
+
+/** An attempt to save a checkpoint. */
+export interface CheckpointRecord {
+  readonly step: number;
+  /** The checkpoint's folder; null if the disk did not take it, in which case training continues. */
+  readonly path: string | null;
 }
 
 /** Functions that a program can pass to `train`. */

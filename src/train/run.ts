@@ -2,6 +2,7 @@
  * `Run`: a training with its files. It iterates over the trainer's steps and records them, saves and evaluates when due,
  * and acts on signals and .HALT between steps. What a resumed run needs is in the trainer; this class only adds cadence.
  */
+import { existsSync } from 'node:fs';
 import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import { createTokenizer } from '../data/tokenizer.js';
@@ -10,15 +11,23 @@ import { writeFinalModel } from '../infer/load-model.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { SaveFailed } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
-import { writeAnomaly } from '../run/paths.js';
-import { reportDifferingWeights, reportNonFinite } from './anomalies.js';
-import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
+import { readMark, writeAnomaly } from '../run/paths.js';
+import { NonFiniteStep, reportDifferingWeights, reportNonFinite, SourceFailed } from './anomalies.js';
+import type { StepRecord, TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { RankLost } from './ranks/monitor.js';
 import type { World } from './ranks/world.js';
-import type { RunRecords, StepRecord } from './records.js';
-import { comparisonLine, progressText, type RankLogger, StepMeter, spikeLine, stepLine, timingLine } from './report.js';
-import type { Requests, RequestWatch } from './requests.js';
-import { NonFiniteStep, SourceFailed, type Trainer, type TrainingStep } from './trainer.js';
+import {
+  comparisonLine,
+  progressText,
+  type RankLogger,
+  type RunRecords,
+  StepMeter,
+  spikeLine,
+  stepLine,
+  timingLine,
+} from './report.js';
+import type { SignalWatch } from './signals.js';
+import type { Trainer, TrainingStep } from './trainer.js';
 
 /** Everything a run works with. */
 export interface RunParts {
@@ -27,10 +36,19 @@ export interface RunParts {
   readonly trainer: Trainer;
   readonly records: RunRecords;
   readonly log: RankLogger;
-  readonly requests: RequestWatch;
+  readonly signals: SignalWatch;
   readonly options: TrainOptions;
 }
 
+/** What is requested of a run between two steps, by a signal, the calling program's AbortSignal or .HALT. */
+interface Requests {
+  /** The reason in .HALT. */
+  readonly halt: string | undefined;
+  readonly stop: (typeof STOPS)[number] | null;
+  readonly save: boolean;
+}
+
+const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 const MIB = 2 ** 20;
 const SAMPLE_TOKENS = 64;
 
@@ -42,14 +60,14 @@ export class Run {
   readonly #trainer: Trainer;
   readonly #records: RunRecords;
   readonly #log: RankLogger;
-  readonly #requests: RequestWatch;
+  readonly #signals: SignalWatch;
   readonly #options: TrainOptions;
   readonly #meter: StepMeter;
   #failedSaves = 0;
   /** The step of the newest checkpoint. A training that does not begin at step 0 was resumed from one. */
   #savedAt: number | null;
 
-  constructor({ folder, model, trainer, records, log, requests, options }: RunParts) {
+  constructor({ folder, model, trainer, records, log, signals, options }: RunParts) {
     this.#config = trainer.config;
     this.#world = trainer.world;
     this.#folder = folder;
@@ -57,7 +75,7 @@ export class Run {
     this.#trainer = trainer;
     this.#records = records;
     this.#log = log;
-    this.#requests = requests;
+    this.#signals = signals;
     this.#options = options;
     this.#meter = new StepMeter(model, options.peakFlops ?? null);
     this.#savedAt = trainer.progress.step || null;
@@ -99,7 +117,7 @@ export class Run {
         if (sampleEvery > 0 && step % sampleEvery === 0) await this.#sample();
         this.#records.enter('between', step);
         await setImmediate(); // signals arrive here
-        const requests = this.#requests.take(this.#world.agreement);
+        const requests = this.#takeRequests();
         if (requests.save) await this.#saveOnRequest(step);
         const ending = await this.#ending(step, requests);
         if (ending) return ending;
@@ -154,6 +172,23 @@ export class Run {
       },
       data: loader.source ?? this.#config.data.source,
       loader: loader.telemetry?.(),
+    };
+  }
+
+  /** What was requested since the last step. Ranks must act alike: a request to one of them is a request to all. */
+  #takeRequests(): Requests {
+    const { agreement, isFirst } = this.#world;
+    const { pending } = this.#signals;
+    const { halt: path } = this.#folder.paths;
+    const halt = isFirst && existsSync(path) ? readMark(path) : undefined;
+    const stop = pending.stop ?? (this.#options.signal?.aborted ? 'abort' : null);
+    const own = [Number(halt !== undefined), stop === null ? 0 : 1 + STOPS.indexOf(stop), Number(pending.save)];
+    pending.save = false;
+    const [halts, stops, saves] = agreement.max(own);
+    return {
+      halt: halts > 0 ? agreement.share(halt ?? '') : undefined,
+      stop: stops > 0 ? STOPS[stops - 1] : null,
+      save: saves > 0,
     };
   }
 
@@ -223,7 +258,7 @@ export class Run {
     if (halt === undefined && stop === null) return null;
     const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
     this.#log.live?.clear();
-    await this.#requests.echoed;
+    await this.#signals.echoed;
     if (this.#savedAt !== step) await this.#save();
     this.#records.writeEvent({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
     this.#log.say(`stopped after step ${step} by ${reason}`);

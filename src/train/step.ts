@@ -4,8 +4,9 @@
  * Micro-batches are weighted by their number of targets, so accumulated gradients equal those of one large batch. A step
  * whose loss or gradient is not finite changes nothing.
  *
- * This file holds the step that the host controls. `DeviceStepper` (device-stepper.ts) launches everything, the update
- * included, without waiting for the GPU.
+ * This file holds the step that the host controls (`HostStepper`), batches on the device, and a step's view of the other
+ * ranks for a run of one process. `DeviceStepper` (device-stepper.ts) launches everything, the update included, without
+ * waiting for the GPU.
  */
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
@@ -14,16 +15,16 @@ import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
 import { computeDtype, type ModelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
-import type { SparseOptions } from '../ops/attention/nsa.js';
+import { type SparseLayout, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { clipFactor, GradientNorms } from '../ops/gradnorm/op.js';
 import { Muon } from '../ops/muon/op.js';
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
-import type { Tensor } from '../tensor/tensor.js';
-import type { BatchUploader, DeviceBatch } from './batches.js';
+import { Tensor } from '../tensor/tensor.js';
 import { NOTHING_OBSERVED, type Observed, StepTelemetry, strictObserver } from './observers.js';
-import { type Agreement, SingleAgreement } from './ranks/agreement.js';
+import type { Agreement } from './ranks/agreement.js';
 
 /** What training needs of a model; `LanguageModel` is one. */
 export interface TrainableModel {
@@ -83,6 +84,104 @@ export class LocalGradients implements GradientExchange {
   reduceSums(): void {}
   shareValues(): void {}
   free(): void {}
+}
+
+/** The agreement of a run of one process: every rank knows what this one knows. */
+export class SingleAgreement implements Agreement {
+  sum(values: readonly number[]): number[] {
+    return [...values];
+  }
+  max(values: readonly number[]): number[] {
+    return [...values];
+  }
+  wait(): void {}
+  gather(text: string): string[] {
+    return [text];
+  }
+  share(text: string): string {
+    return text;
+  }
+  async firstThenOthers<Result>(action: () => Result | Promise<Result>): Promise<Result> {
+    return await action();
+  }
+}
+
+/** A batch on the device. */
+export interface DeviceBatch {
+  readonly ids: Tensor;
+  readonly targets: Tensor;
+  readonly layout: SparseLayout;
+}
+
+interface HeldLayout {
+  readonly layout: SparseLayout;
+  holders: number;
+}
+
+/**
+ * Uploads batches. A layout is kept while a batch uses it. The newest is also kept afterwards, because without document
+ * masks all batches share one layout.
+ */
+export class BatchUploader {
+  readonly #device: Device;
+  readonly #block: { readonly l: number; readonly d: number };
+  /** The last one is the newest. */
+  #layouts: HeldLayout[] = [];
+
+  constructor(device: Device, block: { readonly l: number; readonly d: number }) {
+    this.#device = device;
+    this.#block = block;
+  }
+
+  /** The tensors are valid until `release`. */
+  upload({ inputs, targets, cuSeqlens }: Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'>): DeviceBatch {
+    const layout = this.#layoutOf(cuSeqlens);
+    return {
+      ids: Tensor.from(this.#device, inputs, [inputs.length], 'i32'),
+      targets: Tensor.from(this.#device, targets, [targets.length], 'i32'),
+      layout,
+    };
+  }
+
+  /** Gives the memory of a batch back for the next one. */
+  release({ ids, targets, layout }: DeviceBatch): void {
+    ids.free();
+    targets.free();
+    const held = this.#layouts.find((one) => one.layout === layout);
+    if (held) held.holders -= 1;
+    this.#forgetUnused();
+  }
+
+  /** Frees all memory of the uploader. */
+  free(): void {
+    for (const { layout } of this.#layouts) freeLayout(layout);
+    this.#layouts = [];
+  }
+
+  #layoutOf(offsets: Int32Array): SparseLayout {
+    const isSame = ({ layout }: HeldLayout) =>
+      layout.tokens.starts.length === offsets.length && layout.tokens.starts.every((start, i) => start === offsets[i]);
+    const held = this.#layouts.find(isSame) ?? {
+      layout: sparseLayout(Sequences.fromOffsets(this.#device, offsets), this.#block),
+      holders: 0,
+    };
+    held.holders += 1;
+    this.#layouts = [...this.#layouts.filter((one) => one !== held), held];
+    this.#forgetUnused();
+    return held.layout;
+  }
+
+  #forgetUnused(): void {
+    const newest = this.#layouts.at(-1);
+    const isUnused = (one: HeldLayout) => one.holders === 0 && one !== newest;
+    for (const { layout } of this.#layouts.filter(isUnused)) freeLayout(layout);
+    this.#layouts = this.#layouts.filter((one) => !isUnused(one));
+  }
+}
+
+function freeLayout({ tokens, blocks }: SparseLayout): void {
+  tokens.free();
+  blocks.free();
 }
 
 /** The optimizer of what this rank trains, with the config's settings. Only tensors with two or more dimensions decay. */

@@ -9,7 +9,7 @@ import { runPaths } from '../run/paths.js';
 import { readSafetensors } from '../run/safetensors.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
-import type { CheckpointRecord, EvaluationRecord, StepRecord } from './records.js';
+import type { CheckpointRecord, EvaluationRecord, StepRecord } from './options.js';
 import { train } from './train.js';
 
 let folder: { path: string; remove: () => void };

@@ -3,7 +3,7 @@
  *
  * The way of a step through this folder: `Run` (run.ts) asks `Trainer` (trainer.ts) for the next step; that fetches the
  * batches, launches a `Stepper` (step.ts from the host, device-stepper.ts as a graph of the GPU), judges the result and
- * applies the update. Of the `TrainingStep` that comes back, `Run` makes the `StepRecord` that records.ts writes.
+ * applies the update. Of the `TrainingStep` that comes back, `Run` makes the `StepRecord` that report.ts writes and prints.
  */
 import { existsSync } from 'node:fs';
 import { parseConfig } from '../config/parse.js';
@@ -18,22 +18,21 @@ import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { computeDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
-import { loadWeights } from '../model/weights.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import { RunFolder } from '../run/folder.js';
 import { refuseLiveOwner } from '../run/lock.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
 import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
+import { loadWeights } from '../run/safetensors.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
 import { expectFp8 } from './device-stepper.js';
 import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
-import { RunRecords } from './records.js';
-import { RankLogger } from './report.js';
-import { RequestWatch } from './requests.js';
+import { RankLogger, RunRecords } from './report.js';
 import { isEvaluationDue, Run } from './run.js';
+import { SignalWatch } from './signals.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 
@@ -131,15 +130,14 @@ async function openAndRun(
     writeStackDump(path, records.position);
     log.warnOwn(`SIGUSR1: wrote ${path}`);
   };
-  const halt = isFirst ? folder.paths.halt : null;
-  const requests = new RequestWatch({ signals: options.signals ?? null, abort: options.signal, halt, dump });
-  onEnd(() => requests.end());
+  const signals = new SignalWatch(options.signals ?? null, dump);
+  onEnd(() => signals.end());
   records.enter('boot', step);
   records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
   await warmUp(loader, config, log.warnOwn);
   records.writeEvent({ step, msg: 'loader_ready', data: loader.source ?? config.data.source });
   if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
-  const run = new Run({ folder, model, trainer, records, log, requests, options });
+  const run = new Run({ folder, model, trainer, records, log, signals, options });
   return await run.execute(isEvaluationMissing(point, folder, config, world));
 }
 

@@ -8,9 +8,10 @@ import { AdamW } from '../ops/adamw/op.js';
 import { Muon } from '../ops/muon/op.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { NonFiniteStep, SourceFailed } from './anomalies.js';
 import type { TokenBatch } from './iterable-loader.js';
 import { HostStepper, type Stepper } from './step.js';
-import { learningRate, NonFiniteStep, SourceFailed, Trainer, type TrainerOptions } from './trainer.js';
+import { detectSpike, learningRate, Trainer, type TrainerOptions } from './trainer.js';
 
 let folder: { path: string; remove: () => void };
 const cleanups: (() => void)[] = [];
@@ -254,5 +255,46 @@ describe('learning rate', () => {
     expect(learningRate(10, short)).toBe(1);
     expect(learningRate(20, short)).toBeCloseTo(0.1);
     expect(learningRate(1, { ...base, steps: 1 })).toBeCloseTo(0.1);
+  });
+});
+
+describe('spike detection', () => {
+  const values = Array.from({ length: 60 }, (_, i) => 3 + Math.sin(i) * 0.1);
+
+  const noSpikes = () => ({
+    loss: { count: 0, mean: 0, variance: 0 },
+    gradient: { count: 0, mean: 0, variance: 0 },
+  });
+
+  /** Adds steps with these losses; returns the z-score of the last one. */
+  function scoreOfLast(losses: readonly number[], spikes = noSpikes()): number {
+    const [last] = losses.map((loss) => detectSpike(spikes, { loss, norm: 1 }, Number.NEGATIVE_INFINITY)).slice(-1);
+    return last!.loss;
+  }
+
+  it('scores 0 until it has seen enough values', () => {
+    expect(scoreOfLast([...values.slice(0, 10), 1000])).toBe(0);
+  });
+
+  it('scores a value in standard deviations above the running mean', () => {
+    expect(Math.abs(scoreOfLast([...values, 3]))).toBeLessThan(1);
+    expect(scoreOfLast([...values, 3 + 0.1 * 7])).toBeGreaterThan(6);
+    expect(scoreOfLast([...values, 1])).toBeLessThan(-6);
+  });
+
+  it('reports a step from the threshold on', () => {
+    const detected = (threshold: number) => {
+      const spikes = noSpikes();
+      return [...values, 3 + 0.1 * 7].map((loss) => detectSpike(spikes, { loss, norm: 1 }, threshold) !== null);
+    };
+    expect(detected(6)).toEqual([...values.map(() => false), true]);
+    expect(detected(100)).not.toContain(true);
+  });
+
+  it('gives the same scores after a restore', () => {
+    const spikes = noSpikes();
+    scoreOfLast(values.slice(0, 30), spikes);
+    const restored = JSON.parse(JSON.stringify(spikes));
+    expect(scoreOfLast([...values.slice(30), 5], restored)).toBe(scoreOfLast([...values, 5]));
   });
 });

@@ -8,8 +8,7 @@ import { type SparseStart, type SparseStartState, sparseStartOf } from '../model
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import type { Optimizer } from '../tensor/optimizer.js';
-import { detectSpike, type Spike, type Spikes } from './anomalies.js';
-import { BatchUploader } from './batches.js';
+import { NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
   findResumePoint,
   type Progress,
@@ -23,11 +22,13 @@ import { type Evaluation, evaluate } from './evaluate.js';
 import { completeBatch, DataEnded, IterableLoader, type TokenBatch } from './iterable-loader.js';
 import { singleWorld, type World } from './ranks/world.js';
 import {
+  BatchUploader,
   countTargets,
   createOptimizer,
   type GradientExchange,
   type LossFunction,
   type StepContext,
+  type StepGradients,
   type Stepper,
   type StepResult,
   type TrainableModel,
@@ -36,6 +37,22 @@ import { openTrainingData } from './training-data.js';
 
 /** Batches from anywhere: an iterable, a loader, or the data source of a config. */
 export type BatchSource = AsyncIterable<TokenBatch> | Iterable<TokenBatch> | Loader | Config;
+
+/**
+ * What the detection of spikes remembers of earlier steps: running mean and variance with exponential decay. Plain data, so
+ * that a checkpoint holds it as it is, and a resumed run detects the same spikes.
+ */
+export interface Spikes {
+  readonly loss: { count: number; mean: number; variance: number };
+  readonly gradient: { count: number; mean: number; variance: number };
+}
+
+/** A spike of the loss or of the gradient norm. */
+export interface Spike {
+  /** z-scores of the loss and of the gradient norm. */
+  readonly loss: number;
+  readonly gradient: number;
+}
 
 /** Options of `Trainer`. */
 export interface TrainerOptions {
@@ -87,28 +104,8 @@ export interface TrainingStep {
   readonly sparseStart: SparseStartState | null;
 }
 
-/** A step with a loss or gradient that is not finite. Nothing was changed. */
-export class NonFiniteStep extends TrefoilError {
-  readonly step: number;
-  readonly result: StepResult;
-  readonly batches: readonly Batch[];
-
-  constructor(step: number, result: StepResult, batches: readonly Batch[]) {
-    super(
-      `step ${step}: loss ${result.loss}, gradient norm ${result.norm}; the update was not applied`,
-      ExitCode.nonFinite,
-    );
-    this.step = step;
-    this.result = result;
-    this.batches = batches;
-  }
-}
-
 /** Steps between statistics of the attention by layer, which cost a copy from the device. */
 const DETAIL_EVERY = 20;
-
-/** The data source failed. The position is that before the step, so a checkpoint can still be saved. */
-export class SourceFailed extends TrefoilError {}
 
 interface Fetched {
   readonly batches: readonly Batch[];
@@ -352,4 +349,37 @@ function share(kind: ScheduleConfig['lr_schedule'], progress: number, decay: num
     case 'wsd': // warm-up, stable, decay
       return decay === 0 ? 1 : Math.min(1, (1 - progress) / decay);
   }
+}
+
+type RunningStatistics = Spikes['loss'];
+
+/** Values needed before a z-score is meaningful. */
+const WARMUP = 20;
+/** Weight of the past in the running statistics. */
+const MEMORY = 0.98;
+
+/** The z-score of a value against the values before it; 0 until there are enough of them. */
+function zScore({ count, mean, variance }: RunningStatistics, value: number): number {
+  return count < WARMUP || variance === 0 ? 0 : (value - mean) / Math.sqrt(variance);
+}
+
+/** Adds a value. Spikes are added too; otherwise a new level would stay a spike for ever. */
+function addValue(statistics: RunningStatistics, value: number): void {
+  statistics.count += 1;
+  const weight = Math.max(1 - MEMORY, 1 / statistics.count);
+  const difference = value - statistics.mean;
+  statistics.mean += weight * difference;
+  statistics.variance = (1 - weight) * (statistics.variance + weight * difference * difference);
+}
+
+/** Adds a step; returns its z-scores if one of them is at least `threshold`. */
+export function detectSpike(
+  spikes: Spikes,
+  { loss, norm }: Pick<StepGradients, 'loss' | 'norm'>,
+  threshold: number,
+): Spike | null {
+  const scores = { loss: zScore(spikes.loss, loss), gradient: zScore(spikes.gradient, norm) };
+  addValue(spikes.loss, loss);
+  addValue(spikes.gradient, norm);
+  return Math.max(scores.loss, scores.gradient) < threshold ? null : scores;
 }

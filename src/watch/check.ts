@@ -1,9 +1,8 @@
 /** Smoke checks on the files of a run (learning, speed, health), and comparison with a baseline. */
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { explainFileError, writeFileAtomic } from '../files.js';
+import { explainFileError, isPlainObject, writeFileAtomic } from '../files.js';
 import { mean, median, quantile, round } from '../numbers.js';
-import { isPlainObject } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';

@@ -8,9 +8,8 @@
 
 import type { Config } from '../../config/schema.js';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { type Batch, type Packing, packBatch } from '../batch.js';
+import { type Batch, type Packing, packBatch, type Samples } from '../batch.js';
 import type { Loader, OpenOptions } from '../loader.js';
-import type { Samples } from '../shards/samples.js';
 import type { NumberedSource } from './numbered-source.js';
 import { type LoaderState, readLoaderState, type SampleSettings } from './position.js';
 

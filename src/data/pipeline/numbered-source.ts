@@ -2,10 +2,6 @@
 
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
-import { Purpose } from '../hash.js';
-import type { OpenOptions } from '../loader.js';
-import { openCached } from '../shards/cache.js';
-import { ShardReader } from '../shards/reader.js';
 import {
   RangeStream,
   rangesLength,
@@ -14,7 +10,11 @@ import {
   singleRange,
   type TokenRanges,
   WholeStream,
-} from '../shards/samples.js';
+} from '../batch.js';
+import { Purpose } from '../hash.js';
+import type { OpenOptions } from '../loader.js';
+import { openCached } from '../shards/cache.js';
+import { ShardReader } from '../shards/reader.js';
 import { splitCorpus } from '../shards/split.js';
 import { openChats } from '../sources/chats/source.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';

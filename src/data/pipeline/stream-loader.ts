@@ -9,9 +9,8 @@
 
 import { TrefoilError, UsageError } from '../../errors.js';
 import { greatestCommonDivisor } from '../../numbers.js';
-import { type Batch, IGNORED_TARGET, packBatch } from '../batch.js';
+import { type Batch, IGNORED_TARGET, packBatch, type SampleAddress, type Samples } from '../batch.js';
 import type { Loader, LoaderTelemetry } from '../loader.js';
-import type { SampleAddress, Samples } from '../shards/samples.js';
 import { type Cursor, START } from '../sources/documents.js';
 import { corpusIdentity } from '../sources/order.js';
 import type { CorpusSpec } from '../sources/spec.js';

@@ -9,6 +9,7 @@ import { type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { ensureFolder } from '../../files.js';
 import { workerFile } from '../../worker-file.js';
+import { firstAtLeast } from '../batch.js';
 import type { BuildProgress } from '../loader.js';
 import { type FromWorker, type PrepareTask, WORKER_MODULE } from '../pipeline/messages.js';
 import { failureOf } from '../pipeline/workers.js';
@@ -22,7 +23,6 @@ import { createTokenizer, type Tokenizer } from '../tokenizer.js';
 import { partialName, renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { ShardReader } from './reader.js';
-import { firstAtLeast } from './samples.js';
 import { ShardWriter } from './writer.js';
 
 export interface BuildOptions {

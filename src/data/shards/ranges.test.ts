@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import fc from '../../testing/properties.js';
-import { type Corpus, firstAtLeast, RangeStream, singleRange, type TokenRanges } from './samples.js';
+import { type Corpus, firstAtLeast, RangeStream, singleRange, type TokenRanges } from '../batch.js';
 
 /** A corpus whose token at position p is p. */
 function countingCorpus(documentStarts: number[]): Corpus {

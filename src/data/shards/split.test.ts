@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
 import fc from '../../testing/properties.js';
-import { rangesLength, type TokenRanges } from './samples.js';
+import { rangesLength, type TokenRanges } from '../batch.js';
 import { type Split, type SplitRequest, splitCorpus } from './split.js';
 
 function request(lengths: number[], valFraction: number, sequenceLength = 8, seed = 1): SplitRequest {

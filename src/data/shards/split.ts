@@ -6,8 +6,8 @@
  */
 
 import { UsageError } from '../../errors.js';
+import { singleRange, type TokenRanges } from '../batch.js';
 import { absorb, Purpose } from '../hash.js';
-import { singleRange, type TokenRanges } from './samples.js';
 
 const LEAST_DOCUMENTS = 50;
 

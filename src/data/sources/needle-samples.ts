@@ -4,9 +4,8 @@
  * sample depends on its number alone.
  */
 import { UsageError } from '../../errors.js';
-import { IGNORED_TARGET } from '../batch.js';
+import { IGNORED_TARGET, type SampleAddress, type Samples } from '../batch.js';
 import { absorb, type Purpose } from '../hash.js';
-import type { SampleAddress, Samples } from '../shards/samples.js';
 import { answerPositions, fitTask, type NeedleTask, NeedleWriter, NumberStream } from './needle.js';
 
 /** Samples before number `until` hold sequences of these lengths, each length in an equal part of the sample. */

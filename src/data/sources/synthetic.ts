@@ -4,8 +4,8 @@
  * keeps samples distinct; it is not cryptographic.
  */
 
+import type { SampleAddress, Samples } from '../batch.js';
 import { absorb, mix32, Purpose } from '../hash.js';
-import type { SampleAddress, Samples } from '../shards/samples.js';
 
 export class SyntheticSamples implements Samples {
   /** Endless: all samples belong to epoch 0. */

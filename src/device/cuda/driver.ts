@@ -11,7 +11,6 @@ const out = 'void *'; // memory that the driver writes to
 /** Function names and argument types. All return a status. */
 const FUNCTIONS = {
   cuInit: ['uint'],
-  cuDriverGetVersion: [out],
   cuDeviceGetCount: [out],
   cuDeviceGet: [out, 'int'],
   cuDeviceGetName: [out, 'int', 'int'],
@@ -48,7 +47,6 @@ const FUNCTIONS = {
   cuEventSynchronize: [handle],
   cuEventElapsedTime: [out, handle, handle],
   cuModuleLoadData: [out, handle],
-  cuModuleUnload: [handle],
   cuModuleGetFunction: [out, handle, 'str'],
   cuModuleGetGlobal_v2: [out, out, handle, 'str'],
   cuFuncSetAttribute: [handle, 'int', 'int'],

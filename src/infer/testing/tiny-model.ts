@@ -1,12 +1,11 @@
 /** A small model with random weights, and the folders that hold one. */
 
-import type { Config } from '../../config/schema.js';
-import { configSchema } from '../../config/schema.js';
+import { type Config, configSchema } from '../../config/schema.js';
 import type { Device } from '../../device/device.js';
 import { LanguageModel } from '../../model/language-model.js';
 import { type ComputeDtype, modelShape } from '../../model/shape.js';
-import { modelTensors } from '../../model/weights.js';
 import { saveCheckpoint } from '../../run/checkpoint/save.js';
+import { modelTensors } from '../../run/safetensors.js';
 import { cpu } from '../../testing/devices.js';
 import { randomValues } from '../../testing/numbers.js';
 

@@ -1,4 +1,4 @@
-// Sums and multiples, number by number. The result may be one of the inputs.
+// Sums, number by number. The result may be one of the inputs.
 #include "runtime.h"
 #include "simd.h"
 
@@ -13,14 +13,6 @@ void add_forward(const float* x, const float* r, float* y, int64_t count) {
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) store(y + i, load(x + i) + load(r + i));
     for (; i < end; ++i) y[i] = x[i] + r[i];
-  });
-}
-
-void add_scale(float* x, float factor, int64_t count) {
-  parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) store(x + i, load(x + i) * splat(factor));
-    for (; i < end; ++i) x[i] *= factor;
   });
 }
 }

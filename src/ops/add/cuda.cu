@@ -1,4 +1,4 @@
-// Sums and multiples, number by number. The result may be one of the inputs.
+// Sums, number by number. The result may be one of the inputs.
 #include "elements.cuh"
 
 typedef DTYPE T;
@@ -14,16 +14,5 @@ extern "C" __global__ void __launch_bounds__(256) add_forward(const T* x, const 
 #pragma unroll
     for (int k = 0; k < N; k++) a[k] += b[k];
     store(y + i, a);
-  });
-}
-
-extern "C" __global__ void __launch_bounds__(256) add_scale(T* x, float factor, i64 count) {
-  each<WIDE<T>>(count, aligned(x), [=](i64 i, auto n) {
-    constexpr int N = decltype(n)::value;
-    float a[N];
-    load(a, x + i);
-#pragma unroll
-    for (int k = 0; k < N; k++) a[k] *= factor;
-    store(x + i, a);
   });
 }

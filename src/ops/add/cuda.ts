@@ -1,5 +1,5 @@
 import { byDtype, strided, wide } from '../../device/cuda/elements.js';
-import { type CudaRuntime, f32 } from '../../device/cuda/runtime.js';
+import type { CudaRuntime } from '../../device/cuda/runtime.js';
 import type { Kernels } from '../../device/device.js';
 import type { signatures } from './op.js';
 
@@ -8,7 +8,5 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   return {
     add_forward: (x, r, y, count) =>
       variant(x!, r!).launch('add_forward', strided(cuda, Math.ceil(count / wide(x!))), x, r, y, count),
-    add_scale: (x, factor, count) =>
-      variant(x!, x!).launch('add_scale', strided(cuda, Math.ceil(count / wide(x!))), x, f32(factor), count),
   };
 }

@@ -1,4 +1,4 @@
-/** The residual sum y = x + r, whose gradient is passed on without a copy, and the two in-place helpers of its kind. */
+/** The residual sum y = x + r, whose gradient is passed on without a copy, and the sum in place. */
 import { type Device, defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
@@ -7,7 +7,6 @@ import { launchers } from './cuda.js';
 
 export const signatures = {
   add_forward: ['ptr', 'ptr', 'ptr', 'i64'],
-  add_scale: ['ptr', 'f32', 'i64'],
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
@@ -30,10 +29,4 @@ export function addInto(device: Device, into: Tensor, value: Tensor): void {
   expectFloats('addInto: into', into, into.shape);
   expectFloats('addInto: value', value.reshape(into.shape), into.shape);
   device.kernels(kernels).add_forward(into, value, into, into.size);
-}
-
-/** tensor *= factor. */
-export function scaleInPlace(device: Device, tensor: Tensor, factor: number): void {
-  expectFloats('scaleInPlace: tensor', tensor, tensor.shape);
-  device.kernels(kernels).add_scale(tensor, factor, tensor.size);
 }

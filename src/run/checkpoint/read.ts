@@ -7,8 +7,16 @@ import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
-import { fileError, leftBehind, namesIn, openRegularFile, readFully, readText, statOrUndefined } from '../../files.js';
-import { isPlainObject } from '../json.js';
+import {
+  fileError,
+  isPlainObject,
+  leftBehind,
+  namesIn,
+  openRegularFile,
+  readFully,
+  readText,
+  statOrUndefined,
+} from '../../files.js';
 
 /** The format of a checkpoint. Raise it with every change that older code would misread; other formats are refused. */
 export const FORMAT_VERSION = 1;

@@ -6,8 +6,8 @@
 
 import { constants, openSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
-import { fileError, readFully, readText, statOrUndefined, withFile } from '../../files.js';
-import { asNumber, parseObject } from '../json.js';
+import { fileError, parseObject, readFully, readText, statOrUndefined, withFile } from '../../files.js';
+import { asNumber } from '../json.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =

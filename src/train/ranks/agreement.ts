@@ -19,26 +19,6 @@ export interface Agreement {
   firstThenOthers<Result>(action: () => Result | Promise<Result>, isFirst?: boolean): Promise<Result>;
 }
 
-/** The agreement of a run of one process. */
-export class SingleAgreement implements Agreement {
-  sum(values: readonly number[]): number[] {
-    return [...values];
-  }
-  max(values: readonly number[]): number[] {
-    return [...values];
-  }
-  wait(): void {}
-  gather(text: string): string[] {
-    return [text];
-  }
-  share(text: string): string {
-    return text;
-  }
-  async firstThenOthers<Result>(action: () => Result | Promise<Result>): Promise<Result> {
-    return await action();
-  }
-}
-
 const WORD = 4;
 
 export class RankAgreement implements Agreement {

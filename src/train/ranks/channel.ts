@@ -13,6 +13,7 @@
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { TrefoilError } from '../../errors.js';
+import { parseObject } from '../../files.js';
 
 /** Incremented when ranks of two versions could not understand each other. */
 const PROTOCOL = 3;
@@ -136,7 +137,7 @@ function accept(socket: Socket, { service, key, admit }: ListenOptions, pending:
       if (peer) return peer.onLine(line);
       const [theirs, text] = [textIn(line, 'nonce'), textIn(line, 'hello')];
       const isTrusted = isProof(prove(key, service, 'client', nonce, theirs, text), textIn(line, 'proof'));
-      const hello = isTrusted ? parseObject(text) : null;
+      const hello = isTrusted ? parseObject(text) : undefined;
       if (!hello) {
         socket.destroy();
         return;
@@ -289,8 +290,8 @@ function readLines(socket: Socket, longest: () => number, onLine: (value: Line) 
     for (let end = pieces.indexOf('\n'); end >= 0; end = pieces.indexOf('\n')) {
       const line = pieces.slice(0, end);
       pieces = pieces.slice(end + 1);
-      const value = line.length <= longest() ? parseObject(line) : null;
-      if (value === null) {
+      const value = line.length <= longest() ? parseObject(line) : undefined;
+      if (value === undefined) {
         socket.destroy();
         return;
       }
@@ -299,17 +300,6 @@ function readLines(socket: Socket, longest: () => number, onLine: (value: Line) 
     }
     if (pieces.length > longest()) socket.destroy();
   });
-}
-
-/** Null if the text is not a JSON object: then it was not sent by a rank. */
-function parseObject(text: string): Line | null {
-  try {
-    const value: unknown = JSON.parse(text);
-    return typeof value === 'object' && value !== null ? (value as Line) : null;
-  } catch (error) {
-    if (error instanceof SyntaxError) return null;
-    throw error;
-  }
 }
 
 function tryPort(server: Server, port: number, address: string): Promise<boolean> {

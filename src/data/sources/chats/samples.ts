@@ -5,9 +5,9 @@
  * in another sample, and attention never crosses from one to the next: each is a document of its own, with positions from
  * 0. Only tokens of the assistant are targets.
  */
-import { IGNORED_TARGET } from '../../batch.js';
+
+import { IGNORED_TARGET, type SampleAddress, type Samples } from '../../batch.js';
 import { createPermutation } from '../../hash.js';
-import type { SampleAddress, Samples } from '../../shards/samples.js';
 import type { EncodedChat } from './encode.js';
 
 export interface ChatSampleOptions {

@@ -2,9 +2,9 @@
  * Training samples of the story grammar: each is filled with whole stories, of as many scenes as fit. With `drills` three of four
  * samples are drills instead, which grow over the first `drills` samples; of a drill only the answers count.
  */
-import { IGNORED_TARGET } from '../../batch.js';
+
+import { IGNORED_TARGET, type SampleAddress, type Samples } from '../../batch.js';
 import { absorb, type Purpose } from '../../hash.js';
-import type { SampleAddress, Samples } from '../../shards/samples.js';
 import type { Tokenizer } from '../../tokenizer.js';
 import { NumberStream } from '../needle.js';
 import { type Story, writeDrill, writeStory } from './grammar.js';

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import fc from '../../testing/properties.js';
-import { RangeStream, StreamSamples, singleRange } from './samples.js';
+import fc from '../testing/properties.js';
+import { RangeStream, StreamSamples, singleRange } from './batch.js';
 
 /** Samples over a stream whose token at position p is p. */
 function samplesOf(length: number, sequenceLength: number, shuffle = true, seed = 3): StreamSamples {
