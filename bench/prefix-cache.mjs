@@ -3,7 +3,8 @@
 //   node bench/prefix-cache.mjs MODEL [--tokens 65536] [--repeats 5] [--text]
 //
 // "first" is the first prompt of a server, which also pays for memory that later ones reuse; "cold" is another one after it.
-// Of every row: milliseconds to the first byte, to the first token, and those of the engine alone (/metrics). With --text
+// "other end" is a prompt whose last 100 tokens differ from those of the prompt in the files. Of every row: milliseconds to the
+// first and to the second token, to the first byte, and those of the engine to the first token (/metrics). With --text
 // the prompt is a text of --tokens bytes instead of a list of tokens. UV_THREADPOOL_SIZE in the environment is the number
 // of threads that read files, 4 by default.
 import { spawn } from 'node:child_process';
@@ -61,25 +62,35 @@ async function engineSeconds(url) {
 }
 
 /** Milliseconds to the first byte and token, and the tokens that were cached, for a prompt that begins with `start`. */
-async function measure(url, start) {
-  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start) % 251);
+async function measure(url, start, isOther = false) {
+  const end = isOther ? count - 100 : count;
+  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start + (i < end ? 0 : 5)) % 251);
   const text = Buffer.from(prompt.map((token) => 32 + (token % 95))).toString('latin1');
-  const settings = { max_tokens: 1, ignore_eos: true, stream: true, stream_options: { include_usage: true } };
-  const body = Buffer.from(JSON.stringify({ prompt: values.text ? text : prompt, ...settings }));
+  const settings = { max_tokens: 2, ignore_eos: true, stream: true, return_token_ids: true };
+  const body = Buffer.from(
+    JSON.stringify({ prompt: values.text ? text : prompt, ...settings, stream_options: { include_usage: true } }),
+  );
   const before = await engineSeconds(url);
   const startedAt = performance.now();
   const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
   if (response.status !== 200) throw new Error(await response.text());
   let firstByte = 0;
   let firstToken = 0;
+  let secondToken = 0;
   let all = '';
   for await (const piece of response.body) {
     firstByte ||= performance.now() - startedAt;
     all += Buffer.from(piece).toString('utf8');
-    if (firstToken === 0 && all.includes('"choices":[{')) firstToken = performance.now() - startedAt;
+    const tokens =
+      all
+        .match(/"token_ids":\[\d+(,\d+)?\]/g)
+        ?.join()
+        .match(/\d+/g)?.length ?? 0;
+    if (tokens > 0) firstToken ||= performance.now() - startedAt;
+    if (tokens > 1) secondToken ||= performance.now() - startedAt;
   }
   const cached = Number(/"cached_tokens":(\d+)/.exec(all)?.[1]);
-  return { firstByte, firstToken, engine: 1000 * ((await engineSeconds(url)) - before), cached };
+  return { firstByte, firstToken, secondToken, engine: 1000 * ((await engineSeconds(url)) - before), cached };
 }
 
 const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
@@ -94,16 +105,20 @@ const [first, cold, memory] = await withServer(async (url) => {
 });
 const disk = [];
 for (let i = 0; i < repeats; i++) disk.push(await withServer((url) => measure(url, i % 2)));
+const other = [];
+for (let i = 0; i < repeats; i++) other.push(await withServer((url) => measure(url, i % 2, true)));
 rmSync(folder, { recursive: true });
 const row = (name, all) => {
   const of = (key) => median(all.map((one) => one[key])).toFixed(1);
   const ratio = (cold.firstToken / median(all.map(({ firstToken }) => firstToken))).toFixed(1);
   console.log(
-    `${name.padEnd(8)} ${of('firstToken').padStart(10)} ms ${ratio.padStart(8)}x ${String(all[0].cached).padStart(8)} of ` +
-      `${count} tokens cached; first byte ${of('firstByte')} ms, engine ${of('engine')} ms`,
+    `${name.padEnd(10)} ${of('firstToken').padStart(9)} ms ${ratio.padStart(8)}x ${String(all[0].cached).padStart(8)} of ` +
+      `${count} tokens cached; second token ${of('secondToken')} ms, first byte ${of('firstByte')} ms, ` +
+      `engine ${of('engine')} ms`,
   );
 };
 row('first', [first]);
 row('cold', [cold]);
 row('memory', memory);
 row('disk', disk);
+row('other end', other);

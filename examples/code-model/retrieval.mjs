@@ -281,8 +281,7 @@ async function evaluateLength(length, without, trials) {
       ...{ task: name, length, depth: depths === 1 ? 0 : i / (depths - 1), without, cases: 0, correct: 0, selected: 0 },
     })),
   );
-  const cellOf = (name, depth) =>
-    cells.find((cell) => cell.task === name && Math.abs(cell.depth - depth) <= 0.5001 / Math.max(1, depths - 1));
+  const cellOf = (name, depth) => cells.filter(({ task: of }) => of === name)[Math.round(depth * (depths - 1))];
   const sequences = [];
   const take = () => loader.next().inputs;
   for (let i = 0; i < depths; i++)

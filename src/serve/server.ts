@@ -372,12 +372,12 @@ class ModelServer {
   }
 }
 
-/** Checks a request of its own: the first one of a process takes 50 ms, most of it for compiling the schema. */
+/** Checks requests of its own: the first ones of a process take 50 ms, until the schema and the loops are compiled. */
 function warmUp(model: ServedModel): void {
   const { maxContext, maxTokens } = model.info;
   const prompt = new Array(Math.min(16_384, maxContext - 1, maxTokens - 1)).fill(0);
   const body = Buffer.from(JSON.stringify({ prompt, max_tokens: 1, stream: true }));
-  for (let i = 0; i < 3 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
+  for (let i = 0; i < 20 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
 }
 
 /**
@@ -439,9 +439,11 @@ function bodyBytes(request: IncomingMessage): Promise<Buffer> {
       if (expectFitting(bytes)) pieces.push(piece);
     });
     request.on('end', () => resolve(pieces.length === 1 ? pieces[0] : Buffer.concat(pieces, bytes)));
-    const isGone = () => reject(new ApiError(400, 'the body ended early'));
-    request.on('error', isGone);
-    request.on('close', isGone);
+    const leave = () => {
+      if (!request.complete) reject(new ApiError(400, 'the body ended early'));
+    };
+    request.on('error', leave);
+    request.on('close', leave);
   });
 }
 

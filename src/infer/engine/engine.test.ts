@@ -208,6 +208,36 @@ describe('the prefix cache', () => {
     });
   });
 
+  it('reads what requests that arrive together have in common once', async () => {
+    await withEngine(sparse, { tile: 128, idleTile: 512 }, async (engine) => {
+      const prompts = [text(700, 1), text(700, 1), [...text(300, 1), ...text(300, 2)], text(700, 3)];
+      const ask = (prompt: number[]) => events(engine, { prompt, maxNewTokens: 3, logprobs: 1, sampling: { seed: 4 } });
+      const together = await Promise.all(prompts.map(ask));
+      const cached = together.map((all) => {
+        const end = all.at(-1);
+        return end?.type === 'end' ? end.usage.cachedTokens : null;
+      });
+      // The third prompt shares 256 tokens, but the first one was read, and is kept, in passes of 512.
+      expect(cached).toEqual([0, 640, 0, 0]);
+      expect(engine.stats().prefixHits).toBe(640);
+      await withEngine(sparse, { prefixCacheBytes: 0 }, async (other) => {
+        const alone = await events(other, { prompt: prompts[1], maxNewTokens: 3, logprobs: 1, sampling: { seed: 4 } });
+        expect(answer(together[1])).toEqual(answer(alone));
+      });
+    });
+    // Without room for more than a block, or when the first one leaves, everyone reads its own.
+    await withEngine(sparse, { tile: 128, prefixCacheBytes: 100_000 }, async (engine) => {
+      const abort = new AbortController();
+      const first = events(engine, { prompt: text(900, 1), maxNewTokens: 3, signal: abort.signal });
+      const others = [1, 2].map(() => events(engine, { prompt: text(900, 1), maxNewTokens: 3, sampling: { seed: 4 } }));
+      await setImmediate();
+      abort.abort();
+      expect(answer(await first).finish).toBe('aborted');
+      const [one, two] = (await Promise.all(others)).map(answer);
+      expect(one).toEqual(two);
+    });
+  });
+
   it('keeps what was generated', async () => {
     await withEngine(sparse, { tile: 128 }, async (engine) => {
       const first = answer(await events(engine, { prompt: text(100, 1), maxNewTokens: 60, ignoreSeparator: true }));

@@ -14,19 +14,20 @@ import type { SparseOptions } from '../../ops/attention/nsa.js';
 import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, type TextSource, usedVocabulary } from '../generate.js';
-import { type FinishReason, GeneratedSequence, StopFilter } from '../generated-sequence.js';
-import { UnusableLogits } from '../sampler.js';
+import { GeneratedSequence, StopFilter } from '../generated-sequence.js';
 import { StructuredOutput } from '../structured/structured-output.js';
+import { Answers } from './answers.js';
 import { Channel } from './channel.js';
-import { drawSettings, warmUpSteps } from './device-steps.js';
+import { warmUpSteps } from './device-steps.js';
 import { PromptLookup } from './drafts.js';
 import { modelFingerprint } from './fingerprint.js';
 import type { Engine, EngineOptions, EngineStats, EventSink } from './interface.js';
-import { positionLogprobs } from './logprobs.js';
 import { PrefixCache, prefixBlock } from './prefix-cache.js';
 import { PrefixFiles } from './prefix-files.js';
 import { type CheckedRequest, checkRequest, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
-import type { Share, Slot } from './slot.js';
+import type { Slot } from './slot.js';
+import { StepPlanner } from './step-planner.js';
+import { StepRunner } from './step-runner.js';
 
 const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
 /** Tiles that a step reads while no request generates, which would wait: a GPU is faster with fewer passes. */
@@ -53,6 +54,9 @@ class BatchEngine implements Engine {
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
+  readonly #planner: StepPlanner;
+  readonly #runner: StepRunner;
+  readonly #answers: Answers;
   /** Most bytes of unused memory between steps. */
   readonly #slack: number;
   readonly #options: Required<Omit<EngineOptions, `prefixCache${string}`>>;
@@ -60,15 +64,11 @@ class BatchEngine implements Engine {
   #running: Slot[] = [];
   #waitingTokens = 0;
   #reserved = 0;
-  /** Steps that the GPU computes now and whose tokens were not read yet, the oldest first; at most two. */
-  readonly #inFlight: { readonly shares: readonly Share[]; readonly tokens: () => Int32Array }[] = [];
   #loop: Promise<void> | null = null;
   /** Ends the wait for files, if no request can do anything else. */
   #wake: () => void = () => {};
   #failure: unknown = null;
   #isClosed = false;
-  #draftTokens = 0;
-  #acceptedTokens = 0;
 
   constructor(source: TextSource, options: EngineOptions) {
     const { model, config } = source;
@@ -108,6 +108,22 @@ class BatchEngine implements Engine {
     this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
     if (!this.#prefixes && options.prefixCacheDir !== undefined)
       throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
+    const prefixes = this.#prefixes;
+    this.#planner = new StepPlanner({ prefixes, tile, idleTile, maxContext });
+    const limits = { prefixes, maxContext, endTokens: this.#endTokens };
+    const onFreed = ({ reserved }: Slot) => {
+      this.#reserved -= reserved;
+    };
+    this.#answers = new Answers({ ...limits, vocabulary: this.#vocabulary, onFreed });
+    this.#runner = new StepRunner({
+      ...limits,
+      model,
+      kernels: this.#kernels,
+      decoder: this.#decoder,
+      planner: this.#planner,
+      answers: this.#answers,
+      tile,
+    });
   }
 
   #createPrefixes(bytes: number, tile: number, options: EngineOptions): PrefixCache {
@@ -167,6 +183,7 @@ class BatchEngine implements Engine {
   }
 
   warmUp(): void {
+    this.#warmUpHost();
     const { tile, idleTile } = this.#options;
     const isGpu = this.#source.model.device.kind === 'cuda';
     const sequence = this.#cache.sequence();
@@ -179,6 +196,16 @@ class BatchEngine implements Engine {
       this.#source.model.device.synchronize();
     } finally {
       sequence.free();
+    }
+  }
+
+  /** What the host does with a long prompt, until it is compiled: a first request would take ten times as long. */
+  #warmUpHost(): void {
+    const prompt = new Int32Array(Math.min(16_384, this.maxContext - 1));
+    for (let i = 0; i < 20; i++) {
+      checkRequest({ prompt }, this.#vocabulary);
+      const text = plainArray(prompt);
+      this.#prefixes?.name('', prompt, text).endKey(text.length);
     }
   }
 
@@ -200,8 +227,8 @@ class BatchEngine implements Engine {
       prefixFileBytes: files?.bytes ?? 0,
       prefixFilesDamaged: files?.damaged ?? 0,
       prefixFileErrors: files?.errors ?? 0,
-      draftTokens: this.#draftTokens,
-      acceptedTokens: this.#acceptedTokens,
+      draftTokens: this.#answers.draftTokens,
+      acceptedTokens: this.#answers.acceptedTokens,
     };
   }
 
@@ -242,7 +269,7 @@ class BatchEngine implements Engine {
   async #run(): Promise<void> {
     await setImmediate(); // requests that are submitted together start together
     try {
-      while (this.#waiting.length + this.#running.length + this.#inFlight.length > 0) {
+      while (this.#waiting.length + this.#running.length > 0 || this.#runner.launched) {
         this.#step();
         const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
         await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : setImmediate());
@@ -256,9 +283,9 @@ class BatchEngine implements Engine {
 
   #fail(error: unknown): void {
     this.#failure = error;
-    for (const slot of [...this.#waiting.splice(0), ...this.#running]) this.#release(slot, error);
+    for (const slot of [...this.#waiting.splice(0), ...this.#running]) this.#answers.release(slot, error);
     this.#running = [];
-    this.#inFlight.length = 0;
+    this.#runner.clear();
     this.#waitingTokens = 0;
   }
 
@@ -266,15 +293,9 @@ class BatchEngine implements Engine {
     if (this.#failure) throw this.#failure;
     this.#dropCancelled();
     this.#admit();
-    const isLaunched = this.#inFlight.length > 0;
-    const shares = isLaunched ? this.#inFlight[0].shares : this.#plan();
+    const shares = this.#runner.launched ?? this.#planner.plan(this.#running);
     if (shares.length === 0) return;
-    // On a GPU the tokens of requests that generate go first, and do not wait for a tile of a prompt.
-    const single = shares.filter(({ tokens }) => tokens.length === 1);
-    const decoder = isLaunched ? this.#decoder : this.#decoderFor(single);
-    if (decoder) this.#decode(decoder, single);
-    const others = decoder ? shares.filter(({ tokens }) => tokens.length > 1) : shares;
-    if (others.length > 0) this.#read(others);
+    this.#runner.run(shares, this.#running.length + this.#waiting.length);
     this.#running = this.#running.filter(({ cached }) => cached !== null);
     const { pool } = this.#source.model.device;
     if (pool.bytesReserved - pool.bytesInUse > this.#slack) pool.trim();
@@ -285,9 +306,9 @@ class BatchEngine implements Engine {
       if (this.#waiting[i].isCancelled) {
         const [slot] = this.#waiting.splice(i, 1);
         this.#waitingTokens -= slot.request.prompt.length;
-        this.#end(slot, 'aborted');
+        this.#answers.end(slot, 'aborted');
       }
-    for (const slot of this.#running) if (slot.isCancelled) this.#end(slot, 'aborted');
+    for (const slot of this.#running) if (slot.isCancelled) this.#answers.end(slot, 'aborted');
     this.#running = this.#running.filter(({ cached }) => cached !== null);
   }
 
@@ -302,7 +323,7 @@ class BatchEngine implements Engine {
       try {
         slot.mask = slot.request.mask?.() ?? null;
       } catch (error) {
-        this.#release(slot, error); // the caller's function: its request fails, not the engine
+        this.#answers.release(slot, error); // the caller's function: its request fails, not the engine
         continue;
       }
       this.#start(slot);
@@ -318,7 +339,7 @@ class BatchEngine implements Engine {
     slot.cachedTokens = slot.cached.length;
     slot.startedAt = performance.now();
     this.#running.push(slot);
-    if (slot.cachedTokens > 0) this.#progress(slot);
+    if (slot.cachedTokens > 0) this.#answers.progress(slot);
     const { length } = slot.cached;
     const prefixes = promptLogprobs === null && this.#prefixes?.files ? this.#prefixes : null;
     if (!prefixes?.isLong(prompt.length) || length >= prompt.length - 1) return;
@@ -338,7 +359,7 @@ class BatchEngine implements Engine {
     slot.isLoading = true;
     try {
       const logits = await prefixes.loadLogits(name, length, this.#vocabulary);
-      if (logits && isWanted()) this.#beginWith(slot, logits);
+      if (logits && isWanted()) this.#answers.beginWith(slot, logits);
       if (isWanted()) await prefixes.load(name, length, cached, isWanted);
     } catch (error) {
       this.#failure ??= error;
@@ -347,313 +368,7 @@ class BatchEngine implements Engine {
     this.#wake();
     if (!isWanted() || (slot.readAt === 0 && cached.length === slot.cachedTokens)) return;
     slot.cachedTokens = cached.length;
-    if (slot.readAt === 0) this.#progress(slot);
-  }
-
-  /** The logits after the prompt are known before its pages are there. */
-  #beginWith(slot: Slot, logits: Float32Array): void {
-    slot.storesLogits = false;
-    slot.cachedTokens = slot.request.prompt.length;
-    this.#endPrompt(slot, slot.cachedTokens);
-    if (slot.request.maxNewTokens === 0) this.#end(slot, 'length');
-    else this.#orRelease(slot, () => this.#draw(slot, logits));
-  }
-
-  /** The prompt is read, or what follows it is known. */
-  #endPrompt(slot: Slot, processed: number): void {
-    slot.readAt = performance.now();
-    this.#progress(slot, processed);
-    slot.sink.push({ type: 'prompt', logprobs: slot.promptLogprobs });
-  }
-
-  /** Logits that are not finite end their request, not the engine. */
-  #orRelease(slot: Slot, work: () => void): void {
-    try {
-      work();
-    } catch (error) {
-      this.#release(slot, error);
-    }
-  }
-
-  /**
-   * A token of every request that generates, and at most `tile` tokens of prompts, or `idleTile` if none generates, the oldest
-   * request first.
-   */
-  #plan(): Share[] {
-    const isGenerating = this.#running.some(({ readAt }) => readAt > 0);
-    let left = this.#options[isGenerating ? 'tile' : 'idleTile'];
-    const shares: Share[] = [];
-    for (const slot of this.#running) {
-      const { cached, request, sequence } = slot;
-      if (!cached || slot.isLoading) continue;
-      const unread = sequence.context.length - cached.length;
-      const isPrompt = cached.length < request.prompt.length;
-      const count = isPrompt ? this.#untilKept(slot, cached, left) : 1;
-      if (count === 0) continue;
-      if (isPrompt) left -= count;
-      const isLast = count === unread;
-      const wantsAll = isPrompt && request.promptLogprobs !== null;
-      const tokens = sequence.context.slice(cached.length, cached.length + count);
-      const draft = isPrompt ? [] : this.#draft(slot, cached, left);
-      left -= draft.length;
-      const rows = wantsAll ? count : isLast ? 1 + draft.length : 0;
-      shares.push({ slot, cached, tokens: [...tokens, ...draft], drafts: draft.length, rows });
-    }
-    return shares;
-  }
-
-  /** At most `most` tokens of a prompt, up to a length at which it is kept or to its end. */
-  #untilKept({ request, sequence }: Slot, { length }: CachedSequence, most: number): number {
-    const isEndKept = length < request.prompt.length - 1 && this.#keepsEnd(request);
-    const end = isEndKept ? request.prompt.length - 1 : sequence.context.length;
-    const count = Math.min(end - length, most);
-    return this.#prefixes?.untilKept(length, count) ?? count;
-  }
-
-  #keepsEnd({ prompt, promptLogprobs }: CheckedRequest): boolean {
-    return promptLogprobs === null && (this.#prefixes?.keepsEnd(prompt.length) ?? false);
-  }
-
-  /** Guesses for the tokens after the next one; fewer than `left`. */
-  #draft({ lookup, request, sequence }: Slot, { length }: CachedSequence, left: number): number[] {
-    if (!lookup) return [];
-    const { context, drawn } = sequence;
-    const unwritten = Math.min(request.maxNewTokens - drawn, this.maxContext - context.length);
-    // The last token of a block is read without drafts, so that the prefix cache keeps no rows of drafts.
-    const room = (this.#prefixes?.untilBlock(length) ?? Number.POSITIVE_INFINITY) - 2;
-    return lookup.next(Math.min(unwritten - 1, left - 1, room));
-  }
-
-  /** The decoder, if it can read the shares, of one token each. */
-  #decoderFor(shares: readonly Share[]): DeviceDecoder | null {
-    if (!this.#decoder || shares.length === 0) return null;
-    return this.#decoder.hasRoom(shares.map(({ cached }) => cached)) ? this.#decoder : null;
-  }
-
-  /**
-   * One token of every share on the GPU, which also draws the next ones where it can. Then nothing but these tokens is read
-   * back, and the next step is launched before the host deals with them, or even before it has them: the row of a request
-   * that ends meanwhile is wasted.
-   */
-  #decode(decoder: DeviceDecoder, shares: readonly Share[]): void {
-    if (this.#inFlight.length === 0) this.#launch(decoder, shares, 0);
-    const isAhead = this.#goesOnAnyway(decoder, shares);
-    if (isAhead) {
-      for (const share of shares) this.#keep(share);
-      this.#launch(decoder, shares, 1);
-    }
-    const best = this.#inFlight.shift()?.tokens() ?? decoder.next();
-    const logits: (Float32Array | null)[] = [];
-    let allGoOn = !isAhead && this.#waiting.length === 0 && this.#running.length === shares.length;
-    for (const [i, share] of shares.entries()) {
-      logits.push(null);
-      // A request may have ended while its next token was computed.
-      if (share.slot.cached === null) allGoOn = false;
-      else if (!isAhead && (best[i] < 0 || this.#needsLogits(share))) logits[i] = decoder.logitsOf(i);
-      if (logits[i] !== null || !this.#goesOn(share, best[i])) allGoOn = false;
-      if (share.slot.cached !== null && !isAhead) this.#keep(share);
-    }
-    // Until the next launch the GPU waits: what can be done after it is done after it.
-    if (allGoOn && decoder.hasRoom(shares.map(({ cached }) => cached))) this.#launch(decoder, shares, 1);
-    for (const [i, share] of shares.entries())
-      if (share.slot.cached !== null) this.#advance(share, logits[i] === null ? best[i] : [logits[i]]);
-  }
-
-  /** Launches the step of the shares' tokens, or with `ahead` 1 of the tokens that follow them on the device. */
-  #launch(decoder: DeviceDecoder, shares: readonly Share[], ahead: 0 | 1): void {
-    decoder.launch(
-      shares.map(({ cached }) => cached),
-      ahead === 0 ? shares.map(({ tokens }) => tokens[0]) : null,
-      drawSettings(shares, ahead),
-    );
-    this.#inFlight.push({ shares, tokens: decoder.nextLater() });
-    decoder.reserveAhead((i) => this.#roomAhead(shares[i]));
-  }
-
-  /** Tokens for which the request has memory, up to the next length at which a fork of its pages is kept. */
-  #roomAhead({ slot: { cached, request } }: Share): number {
-    if (!cached) return 0;
-    const { length } = cached;
-    const end = Math.min(this.maxContext, request.prompt.length + request.maxNewTokens);
-    const isPrompt = length < request.prompt.length;
-    return isPrompt ? 0 : Math.min(end - length, this.#options.tile, this.#prefixes?.untilBlock(length) ?? end);
-  }
-
-  /** Whether all requests have a token after the next one, unless that one ends them, and the GPU can choose both. */
-  #goesOnAnyway(decoder: DeviceDecoder, shares: readonly Share[]): boolean {
-    if (this.#waiting.length > 0 || this.#running.length !== shares.length) return false;
-    // The host draws the tokens that the GPU cannot draw with certainty, and the step after them depends on them.
-    const isCertain = shares.every(
-      (share) =>
-        share.slot.cached !== null &&
-        share.slot.request.draws?.isArgmax &&
-        !this.#needsLogits(share) &&
-        this.#hasNext(share),
-    );
-    return isCertain && decoder.hasRoom(shares.map(({ cached }) => cached));
-  }
-
-  /** Whether more than the token that the GPU has chosen is wanted. */
-  #needsLogits({ slot, cached, rows }: Share): boolean {
-    const { request, sequence, mask } = slot;
-    if (rows === 0) return false;
-    if (slot.storesLogits && slot.readAt === 0) return true;
-    if (request.promptLogprobs !== null && cached.length <= request.prompt.length) return true;
-    const { logprobs, draws, minNewTokens } = request;
-    return draws === null || logprobs !== null || mask !== null || sequence.drawn < minNewTokens;
-  }
-
-  /** Whether a request needs a token after `token`; a stop string may still end it. */
-  #goesOn(share: Share, token: number): boolean {
-    return this.#hasNext(share) && (share.slot.request.ignoreSeparator || !this.#endTokens.includes(token));
-  }
-
-  /** Whether there may be a token after the one that is being computed. */
-  #hasNext({ slot: { request, sequence }, rows }: Share): boolean {
-    const { drawn, context } = sequence;
-    return rows > 0 && drawn + 1 < request.maxNewTokens && context.length + 1 < this.maxContext;
-  }
-
-  /** Reads the tokens of the shares in one pass of the model. */
-  #read(shares: readonly Share[]): void {
-    let end = 0;
-    const rows = shares.flatMap(({ tokens, rows }) => {
-      end += tokens.length;
-      return Array.from({ length: rows }, (_, i) => end - rows + i);
-    });
-    const sequences = shares.map(({ cached }) => cached);
-    const tokens = shares.map((share) => share.tokens);
-    const drafts = shares.map((share) => share.drafts);
-    const logits = readRows(this.#source.model, sequences, tokens, rows, { kernels: this.#kernels, drafts });
-    let row = 0;
-    for (const share of shares) {
-      this.#keep(share);
-      this.#advance(share, logits.slice(row, row + share.rows));
-      row += share.rows;
-    }
-  }
-
-  #keep({ slot, cached }: Share): void {
-    const { name, request } = slot;
-    const isEnd = cached.length === request.prompt.length - 1 && this.#keepsEnd(request);
-    if (name) this.#prefixes?.keep(name, cached, isEnd);
-  }
-
-  /** The share's tokens were read; `next` is the most probable token after them, or the logits of its rows. */
-  #advance(share: Share, next: number | readonly Float32Array[]): void {
-    const { slot, cached, tokens } = share;
-    const { request } = slot;
-    const hasPrompt = cached.length >= request.prompt.length;
-    if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
-      this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
-    if (!hasPrompt) {
-      if (slot.readAt === 0) this.#progress(slot);
-      return;
-    }
-    if (slot.readAt === 0) {
-      const last = typeof next === 'number' ? undefined : next.at(-1);
-      if (slot.name && slot.storesLogits && last)
-        this.#prefixes?.keepLogits(slot.name, request.prompt.length, last.subarray(0, this.#vocabulary));
-      this.#endPrompt(slot, request.prompt.length);
-    }
-    if (request.maxNewTokens === 0) {
-      this.#end(slot, 'length');
-      return;
-    }
-    this.#orRelease(slot, () => {
-      if (typeof next !== 'number') this.#drawShare(share, next.slice(-1 - share.drafts));
-      else if (next >= 0) this.#accept(slot, next, null);
-      else throw new UnusableLogits(`a logit of token ${cached.length} is not finite`);
-    });
-  }
-
-  #addPromptLogprobs({ request, promptLogprobs }: Slot, first: number, logits: readonly Float32Array[]): void {
-    for (const [i, row] of logits.entries()) {
-      const next = request.prompt[first + i + 1];
-      if (next !== undefined)
-        promptLogprobs.push(positionLogprobs(row, next, request.promptLogprobs ?? 0, this.#vocabulary));
-    }
-  }
-
-  /** Draws a token after the last certain one, and after every draft while the drafts are what was drawn. */
-  #drawShare({ slot, cached, tokens, drafts }: Share, logits: readonly Float32Array[]): void {
-    const { context } = slot.sequence;
-    const certain = tokens.length - drafts;
-    let accepted = 0;
-    for (const [i, row] of logits.entries()) {
-      this.#draw(slot, row);
-      if (slot.cached === null || i === drafts || context[context.length - 1] !== tokens[certain + i]) break;
-      accepted += 1;
-    }
-    if (drafts === 0) return;
-    this.#draftTokens += drafts;
-    this.#acceptedTokens += accepted;
-    slot.lookup?.checked(drafts, accepted);
-    if (slot.cached) cached.truncate(context.length - 1);
-  }
-
-  #draw(slot: Slot, logits: Float32Array): void {
-    const { request, sequence, mask } = slot;
-    const isEarly = sequence.drawn < request.minNewTokens;
-    let candidates = logits.subarray(0, this.#vocabulary);
-    if (mask || isEarly) {
-      candidates = candidates.slice();
-      mask?.apply(candidates);
-      if (isEarly) for (const token of this.#endTokens) candidates[token] = Number.NEGATIVE_INFINITY;
-    }
-    let token = request.sample(candidates, sequence.drawn, sequence.seen);
-    if (mask?.narrow?.(token, candidates)) token = request.sample(candidates, sequence.drawn, sequence.seen);
-    this.#accept(slot, token, logits);
-  }
-
-  /** The next token of a request is `token`. */
-  #accept(slot: Slot, token: number, logits: Float32Array | null): void {
-    const { request, sequence, mask, sink } = slot;
-    mask?.accept(token);
-    const isEnd = this.#endTokens.includes(token) && !request.ignoreSeparator;
-    let text = sequence.add(token, isEnd, request.maxNewTokens, this.maxContext);
-    if (mask?.isComplete || (isEnd && mask?.isCut)) text += sequence.complete(mask.isCut ?? false);
-    if (isEnd) {
-      this.#end(slot, 'separator', text);
-      return;
-    }
-    const logprobs =
-      request.logprobs === null || logits === null
-        ? {}
-        : { logprobs: positionLogprobs(logits, token, request.logprobs, this.#vocabulary) };
-    sink.push({ type: 'token', token, text, ...logprobs });
-    if (sequence.finishReason !== null) this.#end(slot, sequence.finishReason, '');
-  }
-
-  #progress({ request, cached, cachedTokens, sink }: Slot, processed = cached?.length ?? 0): void {
-    sink.push({ type: 'progress', total: request.prompt.length, cached: cachedTokens, processed });
-  }
-
-  /** `text`: the last text, if the sequence has already finished. */
-  #end(slot: Slot, reason: FinishReason, text = slot.sequence.finish(reason)): void {
-    const now = performance.now();
-    const { request, sequence, submittedAt, cachedTokens } = slot;
-    const startedAt = slot.startedAt || now;
-    const readAt = slot.readAt || now;
-    const usage = {
-      promptTokens: request.prompt.length,
-      cachedTokens,
-      newTokens: sequence.drawn,
-      queueSeconds: (startedAt - submittedAt) / 1000,
-      prefillSeconds: (readAt - startedAt) / 1000,
-      decodeSeconds: (now - readAt) / 1000,
-    };
-    slot.sink.push({ type: 'end', text, finishReason: sequence.finishReason ?? reason, usage });
-    this.#release(slot);
-  }
-
-  #release(slot: Slot, error: unknown = null): void {
-    if (slot.cached) {
-      slot.cached.free();
-      slot.cached = null;
-      this.#reserved -= slot.reserved;
-    }
-    slot.sink.end(error);
+    if (slot.readAt === 0) this.#answers.progress(slot);
   }
 }
 

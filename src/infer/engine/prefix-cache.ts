@@ -140,6 +140,16 @@ export class PrefixCache {
     return found.sequence.fork();
   }
 
+  /** The same if it is longer than `than` tokens, for a prompt that was looked up before. */
+  longer(name: PrefixName, length: number, than: number): CachedSequence | null {
+    const whole = this.#longestWhole(name, length);
+    const found = whole && (this.#endAfter(whole, name, length) ?? whole);
+    if (!found || found.sequence.length <= than) return null;
+    this.#touch(found);
+    this.hits += found.sequence.length - than;
+    return found.sequence.fork();
+  }
+
   /** The longest node of whole blocks with fewer than `length` tokens. */
   #longestWhole(name: PrefixName, length: number): Node | null {
     for (let end = Math.ceil(length / this.#block - 1) * this.#block; end > 0; end -= this.#block) {

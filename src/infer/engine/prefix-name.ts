@@ -26,6 +26,11 @@ export class PrefixName {
     return this.#keys[count];
   }
 
+  /** Whether `length` is one of whole blocks, and both texts begin with the same ones. */
+  isSame(other: PrefixName, length: number): boolean {
+    return length % this.#block === 0 && this.key(length) === other.key(length);
+  }
+
   /** The length of the prefix of this name, which is one of whole blocks. */
   lengthOf(key: string): number {
     return this.#keys.indexOf(key) * this.#block;
