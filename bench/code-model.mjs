@@ -15,6 +15,7 @@ import { lineChart } from '../dist/dashboard/report/svg.js';
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const RESULTS = join(root, 'bench', 'results', 'code-model-run-h200.json');
 const RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-h200.json');
+const SECOND_RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-second-h200.json');
 const SEEDS = join(root, 'bench', 'results', 'code-model-h200.json');
 const PAGE = join(root, 'docs', 'explain', 'code-model.md');
 const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
@@ -130,6 +131,7 @@ function compact(value) {
 function page(isCheck) {
   const run = JSON.parse(readFileSync(RESULTS, 'utf8'));
   const found = JSON.parse(readFileSync(RETRIEVAL, 'utf8'));
+  const second = JSON.parse(readFileSync(SECOND_RETRIEVAL, 'utf8'));
   const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
   const parts = {
     corpus: corpusTable(run),
@@ -140,7 +142,7 @@ function page(isCheck) {
     gates: gateTable(run),
     retrieval: retrievalTable(found),
     stages: stageTable(found),
-    earlier: earlierTable(run, found),
+    earlier: earlierTable(run, second, found),
     faults: faultTable(run),
   };
   const before = readFileSync(PAGE, 'utf8');
@@ -195,7 +197,7 @@ function charts(run, { retrieval }) {
 }
 
 function retrievalChart({ rows }, task) {
-  const lengths = [...new Set(rows.map(({ length }) => length))];
+  const lengths = lengthsOf({ rows });
   const depths = [...new Set(rows.map(({ depth }) => depth))].sort((a, b) => a - b);
   const tables = [null, 'sel'].map((without) => ({
     title: without === null ? 'all branches' : `without ${without}`,
@@ -315,7 +317,7 @@ function gateTable({ attention }) {
 }
 
 function lengthsOf({ rows }) {
-  return [...new Set(rows.map(({ length }) => length))];
+  return [...new Set(rows.map(({ length }) => length))].sort((a, b) => a - b);
 }
 
 /** All depths of a task at a length together. */
@@ -347,13 +349,14 @@ function retrievalTable({ retrieval }) {
   );
 }
 
-/** The recipe of the long run beside the present one. */
-function earlierTable({ retrieval: earlier }, { retrieval }) {
+/** The recipe of the long run and the one after it beside the present one. */
+function earlierTable({ retrieval: first }, { retrieval: second }, { retrieval }) {
   return table(
     ['task', 'recipe', ...lengthsOf(retrieval).map((length) => `${count(length)} tokens`)],
     TASKS.flatMap((task) =>
       [
-        ['first', earlier],
+        ['first', first],
+        ['second', second],
         ['present', retrieval],
       ].map(([name, result]) => [
         ...[task, name],
@@ -368,9 +371,10 @@ function stageTable({ retrieval }) {
   const { curve } = retrieval;
   const lasts = curve.filter(({ length }, i) => curve[i + 1]?.length !== length);
   return table(
-    ['tokens', 'last step', 'loss', 'found', 'block selected in the best layer'],
-    lasts.map(({ step, length, loss, found, selected }) => [
-      ...[count(length), count(step), loss.toFixed(2), percent(found), `${Math.max(...selected)} %`],
+    ['tokens', 'last step', 'seconds', 'loss', 'found', 'by search alone', 'block selected in the best layer'],
+    lasts.map(({ step, seconds, length, loss, found, searched, selected }) => [
+      ...[count(length), count(step), seconds === undefined ? '' : count(seconds), loss.toFixed(2), percent(found)],
+      ...[typeof searched === 'number' ? percent(searched) : '', `${Math.max(...selected)} %`],
     ]),
   );
 }

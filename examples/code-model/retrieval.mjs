@@ -61,9 +61,8 @@ const CHECK_EVERY = [50, 25];
 const CHECK_CASES = 64;
 /** Share of values to be found by search alone before the next stage. */
 const SEARCHED = 0.6;
-/** Share of the layers, the first ones, whose window stays on in a search step: in turn, and in a check. */
-const LOCAL_LAYERS = [1 / 6, 1 / 2];
-const CHECKED_LOCAL_LAYERS = 1 / 6;
+/** Share of the layers, the first ones, whose window stays on in a search step. */
+const LOCAL_LAYERS = 1 / 6;
 /** Share of the trials for the evaluation without a branch. */
 const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;
@@ -149,11 +148,9 @@ async function fineTune() {
   const trainer = new Trainer({ model, data: source.batches, config, steps, schedule });
   let stage = 0;
   let stageStart = { step: 0, seconds: 0 };
-  /** How many search steps there are up to this one. */
   const searchesUpTo = (step) => Math.floor(step * number('search'));
   const isSearch = (step) => stage >= searchFrom && searchesUpTo(step) > searchesUpTo(step - 1);
-  const enterSearch = (step) => switchOff(isOffInSearch(LOCAL_LAYERS[searchesUpTo(step) % LOCAL_LAYERS.length]));
-  let switchOn = isSearch(1) ? enterSearch(1) : undefined;
+  let switchOn = isSearch(1) ? switchOff(isOffInSearch) : undefined;
   const losses = [];
   for await (const { step, loss, tokensPerSecond } of trainer) {
     losses.push(loss);
@@ -185,7 +182,7 @@ async function fineTune() {
       }
     }
     if (isLast) break;
-    if (isSearch(step + 1)) switchOn = enterSearch(step + 1);
+    if (isSearch(step + 1)) switchOn = switchOff(isOffInSearch);
   }
   await source.close();
   trainer.free();
@@ -222,7 +219,7 @@ async function checkSequences(length) {
 
 /** Share of values found as in a search step. */
 async function searchCheck(length) {
-  const switchOn = switchOff(isOffInSearch(CHECKED_LOCAL_LAYERS));
+  const switchOn = switchOff(isOffInSearch);
   const { found } = await check(length);
   switchOn();
   return found;
@@ -252,8 +249,8 @@ function switchOff(isOff) {
  * What is off in a search step: the selected branch, and in the layers behind the first ones the window too. The first layers
  * tell a token what stands before it, the others can find it by the compressed branch alone, at any distance.
  */
-function isOffInSearch(localLayers) {
-  return (branch, layer) => branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * localLayers);
+function isOffInSearch(branch, layer) {
+  return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
 }
 
 async function evaluateAll() {
@@ -281,8 +278,7 @@ async function evaluateLength(length, without, trials) {
       ...{ task: name, length, depth: depths === 1 ? 0 : i / (depths - 1), without, cases: 0, correct: 0, selected: 0 },
     })),
   );
-  const cellOf = (name, depth) =>
-    cells.find((cell) => cell.task === name && Math.abs(cell.depth - depth) <= 0.5001 / Math.max(1, depths - 1));
+  const cellOf = (name, depth) => cells.filter(({ task: of }) => of === name)[Math.round(depth * (depths - 1))];
   const sequences = [];
   const take = () => loader.next().inputs;
   for (let i = 0; i < depths; i++)

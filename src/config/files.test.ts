@@ -45,7 +45,7 @@ describe('findConfig', () => {
   ])('%s is not there', (name, message) => expect(() => findConfig(name)).toThrow(message));
 
   it('lists what is shipped when no name is near', () => {
-    expect(() => findConfig('/nowhere/zzzzzzzzzzzz')).toThrow(/shipped: base, m7c_125m_1xa100_production/);
+    expect(() => findConfig('/nowhere/zzzzzzzzzzzz')).toThrow(/shipped: base, m7c_125m_1m, m7c_125m_1xa100_production/);
     expect(() => findConfig('zzzzzzzz', 'configs/profiles')).toThrow('no shipped profile; shipped: a100, cpu, h200');
   });
 

@@ -15,6 +15,7 @@ const CONFIGS = [
   'm7c_125m_24g',
   'm7c_125m_40g',
   'm7c_125m_80g',
+  'm7c_125m_1m',
   'm7c_125m_fast_log',
   'm7c_125m_2xa100_production',
   'm7c_125m_1xa100_production',
@@ -97,6 +98,12 @@ describe('the 125m configs', () => {
   it.each(['m7c_125m_24g', 'm7c_125m_40g', 'm7c_125m_80g'])('%s takes 16 sequences a step', (name) => {
     const { batch_size, accumulate_grad_batches } = load(name).train;
     expect(batch_size * accumulate_grad_batches).toBe(16);
+  });
+
+  it('m7c_125m_1m takes sequences of a million tokens, in FP8', () => {
+    const { train, runtime } = load('m7c_125m_1m');
+    expect(train).toMatchObject({ seq_len: 2 ** 20, batch_size: 1, accumulate_grad_batches: 1 });
+    expect(runtime.fp8).toBe(true);
   });
 
   it.each([

@@ -68,7 +68,7 @@ export interface ReportRun {
   readonly damaged: number;
   readonly marks: readonly Mark[];
   readonly tokensPerStep: number | null;
-  /** Blocks of the logs (see wire.ts) in base64. */
+  /** The chart data of the logs (chart-data.ts) in base64. */
   readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val', string>>;
   readonly attention: readonly Readonly<Record<string, unknown>>[];
   readonly needle: Readonly<Record<string, unknown>> | null;

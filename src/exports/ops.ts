@@ -35,7 +35,7 @@ export { selectBlocks } from '../ops/attention/select/op.js';
 export { type SelectionKernel, selectedAttention } from '../ops/attention/selected/op.js';
 export { type ForcedBlocks, type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 export { windowAttention } from '../ops/attention/window/op.js';
-export type { FusedColumns } from '../ops/common/fused-columns.js';
+export type { FusedColumns, LargestMagnitude } from '../ops/common/fused-columns.js';
 export { Sequences } from '../ops/common/sequences.js';
 export type { ChunkOptions } from '../ops/crossentropy/op.js';
 export { crossEntropy, crossEntropyLosses, linearCrossEntropy } from '../ops/crossentropy/op.js';

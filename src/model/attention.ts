@@ -26,7 +26,7 @@ import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import type { Sequences } from '../ops/common/sequences.js';
-import { normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
+import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
@@ -310,8 +310,9 @@ export class Attention {
     const { weight, bias } = this.gate!;
     if (this.#stack) {
       const weights = this.#stack.parameters.map(({ value }) => value);
-      const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights);
-      const columns = gateColumns(tape, fused, width(this.#parts), bias.value, options);
+      const largest = largestOfGradient(tape, x);
+      const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights, largest);
+      const columns = gateColumns(tape, fused, width(this.#parts), bias.value, options, largest);
       const split = this.#split(tape, fused, tokens, rotary, columns);
       tape.drop(fused);
       return { split, gates: columns.gates };

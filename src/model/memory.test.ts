@@ -162,6 +162,10 @@ describe('memory estimate on a GPU', () => {
       'checkpointing, a million tokens',
       { runtime: { gradient_checkpointing: true }, train: { seq_len: 2 ** 20, batch_size: 1 } },
     ],
+    [
+      'checkpointing, a million tokens, FP8',
+      { runtime: { gradient_checkpointing: true, fp8: true }, train: { seq_len: 2 ** 20, batch_size: 1 } },
+    ],
     ['deterministic', { runtime: { deterministic: true, gradient_checkpointing: true } }],
     ['query-major selection', { runtime: { selection_kernel: 'v1', gradient_checkpointing: true } }],
     ['a small batch', { train: { batch_size: 1 } }],

@@ -130,6 +130,28 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// The bits of a magnitude, whose order is that of the numbers: NaN above infinity above all others.
+__device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+template <int N> __device__ __forceinline__ u32 magnitude(const float (&x)[N], u32 top) {
+#pragma unroll
+  for (int k = 0; k < N; k++) top = top > magnitude(x[k]) ? top : magnitude(x[k]);
+  return top;
+}
+__device__ __forceinline__ u32 warp_max(u32 x) {
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) {
+    const u32 other = __shfl_xor_sync(~0u, x, s);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+// *to = the largest magnitude of all threads, given as bits; it is zero before the first launch that adds to it. All
+// threads of a warp must call it.
+__device__ __forceinline__ void add_largest(float* to, u32 top) {
+  top = warp_max(top);
+  if (threadIdx.x % 32 == 0 && top > 0) atomicMax((u32*)to, top);
+}
+
 // The same over a quad: four adjacent lanes, which share rows of a tensor-core product.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);

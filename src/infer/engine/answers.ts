@@ -1,5 +1,5 @@
 /** What requests get: tokens are drawn, events are sent, and a request that ends gives its pages back. */
-import type { FinishReason } from '../generated-sequence.js';
+import type { FinishReason } from '../generate.js';
 import { UnusableLogits } from '../sampler.js';
 import { positionLogprobs } from './logprobs.js';
 import type { PrefixCache } from './prefix-cache.js';

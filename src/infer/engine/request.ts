@@ -1,6 +1,6 @@
 /** Requests to the engine, the events that answer them, and the refusals. */
 import { TrefoilError, UsageError } from '../../errors.js';
-import type { FinishReason } from '../generated-sequence.js';
+import type { FinishReason } from '../generate.js';
 import { createSampler, type DeviceDraws, deviceDraws, type Sampler, type SamplingOptions } from '../sampler.js';
 import type { ResponseFormat } from '../structured/structured-output.js';
 

@@ -2,6 +2,14 @@
 import type { GradientTarget } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 
+/** Where the writers of a gradient leave its largest magnitude: finding it afterwards would read all of it again. */
+export interface LargestMagnitude {
+  /** f32 [8], zeros before; the magnitude is at 0. */
+  readonly scale: Tensor;
+  /** Whether all writers have left theirs. */
+  isKnown: boolean;
+}
+
 /** Columns of a fused projection that another operation reads. */
 export interface FusedColumns {
   /** How many of the last columns belong to it. */
@@ -11,6 +19,8 @@ export interface FusedColumns {
   readonly outputs: readonly Tensor[];
   /** What `backward` reads. */
   readonly saved: readonly Tensor[];
-  /** Writes all of its columns of the projection's gradient, or adds to them. */
-  backward(dFused: GradientTarget): void;
+  /** Of the projection's gradient, where it is wanted. */
+  readonly largest?: LargestMagnitude | null;
+  /** Writes all of its columns of the projection's gradient, or adds to them; `largest` as a kernel takes it. */
+  backward(dFused: GradientTarget, largest: Tensor | null): void;
 }

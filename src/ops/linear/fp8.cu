@@ -42,15 +42,6 @@ struct SiluGradient {  // dy silu'(x)
   }
 };
 
-// The bits of a magnitude, whose order is that of the numbers: NaN above infinity above all others.
-__device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
-
-__device__ __forceinline__ u32 largest_of_warp(u32 top) {
-#pragma unroll
-  for (int s = 16; s > 0; s >>= 1) top = max(top, __shfl_xor_sync(~0u, top, s));
-  return top;
-}
-
 // scale[0] = the largest magnitude; it must be zero before. `count` is a multiple of 8; dy is SiluGradient's alone.
 extern "C" __global__ void __launch_bounds__(256)
 fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
@@ -61,11 +52,9 @@ fp8_largest(const bf16* x, const bf16* dy, float* scale, i64 count) {
   for (i64 i = 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); i < count; i += step) {
     float v[8];
     source.values(v, source.read(i));
-#pragma unroll
-    for (int k = 0; k < 8; k++) top = max(top, magnitude(v[k]));
+    top = magnitude(v, top);
   }
-  top = largest_of_warp(top);
-  if (threadIdx.x % 32 == 0 && top > 0) atomicMax((u32*)scale, top);
+  add_largest(scale, top);
 }
 
 // scale[0] = a bound on SiLU's slope times a product of `terms` terms, whose matrices have the largest magnitudes a[0] and
@@ -80,7 +69,7 @@ extern "C" __global__ void fp8_slope_bound(const float* a, const float* b, float
 extern "C" __global__ void fp8_norm_bound(const float* weight, int dim, float* scale) {
   u32 top = 0;
   for (int i = threadIdx.x; i < dim; i += 32) top = max(top, magnitude(weight[i]));
-  top = largest_of_warp(top);
+  top = warp_max(top);
   if (threadIdx.x == 0) scale[0] = 1.001f * sqrtf((float)dim) * __uint_as_float(top);
 }
 

@@ -8,9 +8,22 @@ import { cpu, cuda, rounded } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
+import { gateColumns } from '../attention/gate/op.js';
+import type { LargestMagnitude } from '../common/fused-columns.js';
+import { Sequences } from '../common/sequences.js';
 import { fp8Rmsnorm } from '../rmsnorm/op.js';
 import { rmsnormBackward, rmsnormForward } from '../rmsnorm/reference.js';
-import { codesOf, Fp8Layer, Fp8Matrix, fp8Refusal, INVERSE, layerPays, normedLayerPays } from './fp8.js';
+import { RotaryTable, splitHeads } from '../rope/op.js';
+import {
+  codesOf,
+  Fp8Layer,
+  Fp8Matrix,
+  fp8Refusal,
+  INVERSE,
+  largestOfGradient,
+  layerPays,
+  normedLayerPays,
+} from './fp8.js';
 import { feedForwardPays, fp8FeedForward } from './fp8-mlp.js';
 import {
   type Fp8Format,
@@ -269,6 +282,76 @@ describe.each(DEVICES)('a norm in FP8 on $name', ({ device }) => {
     expect(relativeError(tape.gradient(tx)!.read(), normed.dx)).toBeLessThan(5e-3);
     expect(relativeError(tape.gradient(tn)!.read(), normed.dWeight)).toBeLessThan(5e-3);
     tape.end();
+    expect(device().pool.bytesInUse).toBe(before);
+  });
+});
+
+describe.each(DEVICES)('the largest magnitude of a gradient on $name', ({ device }) => {
+  const [rows, inputs, size] = [48, 64, 16];
+  const parts = [
+    { heads: 2, size, rotate: true },
+    { heads: 1, size, rotate: false },
+  ];
+  const [first, logits, width] = [3 * size, 6, 64];
+  const [x, w] = [spread(rows * inputs, 1), rounded(randomValues(width * inputs, 2), 'bf16')];
+
+  /** Passes gradients back to a projection `fused` [rows, width] that heads and gates are read from. */
+  function passBack(tape: Tape, fused: Tensor, largestIn: string, largest: LargestMagnitude | null): void {
+    const dHeads = parts.map((part, i) => rounded(randomValues(rows * part.heads * size, 3 + i), 'bf16'));
+    const dGates = randomValues(rows * logits, 5).map((value) => value * (largestIn === 'gates' ? 1e3 : 1e-3));
+    if (largestIn === 'infinity') dHeads[1][7] = Number.NEGATIVE_INFINITY;
+    const sequences = new Sequences(device(), [30, 18]);
+    const table = new RotaryTable(device(), { size, theta: 100 });
+    const gate = { kind: 'softmax', temperature: 1 } as const;
+    const columns = gateColumns(tape, fused, first, tape.zeros([logits]), gate, largest);
+    const heads = splitHeads(tape, fused, parts, sequences, { table }, columns);
+    tape.backward([...heads, columns.gates], [...dHeads, dGates]);
+    table.free();
+    sequences.free();
+  }
+
+  it.each(['heads', 'gates', 'infinity'])('is found by what writes it: %s', (largestIn) => {
+    const tape = new Tape(device());
+    const fused = tape.watch(tape.from(randomValues(rows * width, 7), [rows, width], 'bf16'));
+    const largest = { scale: tape.zeros([8]), isKnown: false };
+    passBack(tape, fused, largestIn, largest);
+    const most = Math.max(...tape.gradient(fused)!.read().map(Math.abs));
+    expect(largest.isKnown).toBe(true);
+    if (largestIn === 'infinity') expect([largest.scale.read()[0], most]).toEqual([Infinity, Infinity]);
+    else expect(Math.abs(largest.scale.read()[0] / most - 1)).toBeLessThan(2 ** -8); // `most` is rounded
+    tape.end();
+  });
+
+  it('is not known of a sum', () => {
+    const tape = new Tape(device());
+    const fused = tape.watch(tape.from(randomValues(rows * width, 7), [rows, width], 'bf16'));
+    const part = { heads: 1, size: width, rotate: false };
+    const sequences = new Sequences(device(), [rows]);
+    const largest = { scale: tape.zeros([8]), isKnown: false };
+    const behind = { columns: 0, inputs: [], outputs: [], saved: [], largest, backward: () => {} };
+    const outputs = [behind, null].flatMap((columns) => splitHeads(tape, fused, [part], sequences, null, columns));
+    tape.backward(outputs, [x, x]);
+    expect([largest.isKnown, largest.scale.read()[0]]).toEqual([false, 0]);
+    tape.end();
+    sequences.free();
+  });
+
+  it('is the scale of the layer, with the same gradients', () => {
+    const before = device().pool.bytesInUse;
+    const gradients = [true, false].map((isTold) => {
+      const tape = new Tape(device());
+      const tx = tape.watch(tape.from(x, [rows, inputs], 'bf16'));
+      const part = tape.watch(tape.from(w, [width, inputs]));
+      const normed = fp8Rmsnorm(tape, tx, tape.watch(tape.from(randomValues(inputs, 6), [inputs])), EPSILON);
+      const largest = isTold ? largestOfGradient(tape, normed) : null;
+      const fused = stackedLinear(tape, normed, tape.from(w, [width, inputs], 'bf16'), [part], largest);
+      passBack(tape, fused, 'heads', largest);
+      expect(largest?.isKnown).toBe(isTold || undefined);
+      const bits = [tx, part].map((tensor) => tape.gradient(tensor)!.read());
+      tape.end();
+      return bits;
+    });
+    expect(gradients[0]).toEqual(gradients[1]);
     expect(device().pool.bytesInUse).toBe(before);
   });
 });

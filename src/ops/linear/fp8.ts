@@ -7,6 +7,7 @@ import { type CudaRuntime, cudaRuntime, f32 } from '../../device/cuda/runtime.js
 import type { Addressable, Device } from '../../device/device.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
+import type { LargestMagnitude } from '../common/fused-columns.js';
 import type { Fp8Format } from './fp8-reference.js';
 
 /** First compute capability, times ten, with FP8 tensor cores. */
@@ -139,9 +140,14 @@ export class Fp8Matrix {
   }
 
   free(): void {
+    this.freeCodes();
+    this.scale.free();
+  }
+
+  /** Frees all but the scale. */
+  freeCodes(): void {
     this.straight?.free();
     this.transposed?.free();
-    this.scale.free();
   }
 }
 
@@ -165,6 +171,11 @@ export function codesOf(x: Tensor): Fp8Matrix | null {
 
 function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
   return cuda.compile(new URL('./fp8.cu', import.meta.url), { SOURCE: source });
+}
+
+/** For the gradient of a layer with the input `x`: null unless the layer is in FP8 and has a backward pass. */
+export function largestOfGradient(tape: Tape, x: Tensor): LargestMagnitude | null {
+  return tape.recording && codesOf(x) ? { scale: tape.zeros([8]), isKnown: false } : null;
 }
 
 /** Uninitialised memory for codes. */
@@ -285,13 +296,21 @@ export class Fp8Layer {
     return scale;
   }
 
-  /** dx = dy w and dw = dyᵀ x; a target of null is left out. `dy` in FP8 has both layouts, and is freed. */
-  backward(dy: Tensor | Fp8Matrix, dx: GradientTarget | null, dWeight: GradientTarget | null): void {
+  /**
+   * dx = dy w and dw = dyᵀ x; a target of null is left out. `dy` in FP8 has both layouts, and is freed. `scale` has its
+   * largest magnitude at 0, where that is known; it is not freed.
+   */
+  backward(
+    dy: Tensor | Fp8Matrix,
+    dx: GradientTarget | null,
+    dWeight: GradientTarget | null,
+    scale: Tensor | null = null,
+  ): void {
     const device = this.#device;
     const cuda = cudaRuntime(device)!;
     const { rows, outputs, inputs } = this.#sizes;
     const layouts = { straight: dx !== null, transposed: dWeight !== null };
-    const dy8 = dy instanceof Fp8Matrix ? dy : new Fp8Matrix(device, dy, 'e5m2', layouts);
+    const dy8 = dy instanceof Fp8Matrix ? dy : new Fp8Matrix(device, dy, 'e5m2', layouts, scale);
     if (dx) {
       const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
       cuda.matrixProduct({
@@ -307,7 +326,8 @@ export class Fp8Layer {
         ...{ transposeB: true, accumulate: dWeight.accumulate, fp8: { a: dy8.inverse, b: x.inverse, fast: false } },
       });
     }
-    dy8.free();
+    dy8.freeCodes();
+    if (dy8.scale !== scale) dy8.scale.free();
   }
 }
 

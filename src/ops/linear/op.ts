@@ -4,6 +4,7 @@ import { UsageError } from '../../errors.js';
 import type { GradientTarget, Tape } from '../../tensor/tape.js';
 import { elements, Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
+import type { LargestMagnitude } from '../common/fused-columns.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
 import { codesOf, Fp8Layer, fp8Layer } from './fp8.js';
@@ -61,9 +62,15 @@ export function linear(
 /**
  * Several layers of one input as one product. `stacked` [outputs, inputs] of x's dtype holds the rows of `parts` f32
  * (their values) one after another, and zeros where it has more rows; x's gradient is that of all, weights' gradients
- * are the parts'.
+ * are the parts'. `largest`, of `largestOfGradient`, may be filled by what writes the result's gradient.
  */
-export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: readonly Tensor[]): Tensor {
+export function stackedLinear(
+  tape: Tape,
+  x: Tensor,
+  stacked: Tensor,
+  parts: readonly Tensor[],
+  largest: LargestMagnitude | null = null,
+): Tensor {
   const [outputs, inputs] = expectFloats('stackedLinear: weight', stacked, [-1, -1]);
   const rows = rowsOf(x);
   expectShape('stackedLinear: x', x.reshape([rows, x.shape[x.shape.length - 1]]), [-1, inputs], stacked.dtype);
@@ -74,13 +81,14 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
   const codes = codesOf(x);
   const fp8 = codes ? new Fp8Layer(tape, codes, stacked, y, null) : fp8Layer(tape, x, stacked, y);
   if (!fp8) linearInto(tape.device, x, stacked, y);
-  tape.record([x, ...parts], [y], fp8?.saved ?? [x, stacked], () => {
+  const saved = [...(fp8?.saved ?? [x, stacked]), ...(largest ? [largest.scale] : [])];
+  tape.record([x, ...parts], [y], saved, () => {
     const dy = tape.gradient(y);
     if (!dy) return;
     const dx = tape.gradientTarget(x);
     const gradient = Tensor.empty(tape.device, [outputs, inputs]);
     const whole = { gradient, accumulate: false };
-    if (fp8) fp8.backward(dy, dx, whole);
+    if (fp8) fp8.backward(dy, dx, whole, largest?.isKnown ? largest.scale : null);
     else {
       if (dx) linearInputGradient(tape.device, dy, stacked, dx);
       linearWeightGradient(tape.device, dy, x, whole);
@@ -96,6 +104,7 @@ export function stackedLinear(tape: Tape, x: Tensor, stacked: Tensor, parts: rea
     gradient.free();
   });
   fp8?.drop(tape);
+  if (largest) tape.drop(largest.scale);
   return y;
 }
 

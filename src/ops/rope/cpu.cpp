@@ -138,7 +138,9 @@ void rope_split(const float* fused, const int32_t* offsets, const int32_t* start
 }
 
 // The columns of d_fused (+)= the gradient of every part rotated back; a missing gradient (null) counts as zero.
-void rope_merge(float* d_fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS, int64_t accumulate) {
+// The largest magnitude is for FP8, which a CPU does not have.
+void rope_merge(float* d_fused, const int32_t* offsets, const int32_t* starts, PARTS, POSITIONS, int64_t accumulate,
+                float* /* largest */) {
   Part parts[8] = {};
   const int64_t count = parts_of({p0, p1, p2, p3, p4, p5, p6, p7}, {s0, s1, s2, s3, s4, s5, s6, s7}, column, parts);
   for (Part& part : parts) part.rotate = part.rotate && part.data != nullptr;

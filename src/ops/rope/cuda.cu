@@ -54,7 +54,7 @@ template <bool back> __device__ __forceinline__ void turn(float& x, float& y, fl
 
 template <bool merge>
 __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* starts, PART_PARAMETERS,
-                                     POSITION_PARAMETERS, bool accumulate) {
+                                     POSITION_PARAMETERS, bool accumulate, float* largest) {
   extern __shared__ float4 turns4[];
   float2* const turns = (float2*)turns4;  // [tile][halves]
   __shared__ Part parts[PARTS];
@@ -71,6 +71,7 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
   }
   __syncthreads();
   if (units == 0) return;
+  u32 top = 0;
   // Columns in groups of equal width that a block has threads for; usually there is one, and several tokens side by side.
   const int groups = (units + BLOCK - 1) / BLOCK, most = (units + groups - 1) / groups;
   for (int begin = 0; begin < units; begin += most) {
@@ -131,12 +132,15 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
               turn<merge>(a[0], c[0], angle.x, angle.y);
             }
             store(to + half, c, merge && accumulate);
+            if (merge && largest != nullptr) top = magnitude(c, top);
           }
           store(to, a, merge && accumulate);
+          if (merge && largest != nullptr) top = magnitude(a, top);
         }
       }
     }
   }
+  if (merge && largest != nullptr) add_largest(largest, top);
 }
 
 #define PART_ARGUMENTS p0, p1, p2, p3, p4, p5, p6, p7, s0, s1, s2, s3, s4, s5, s6, s7
@@ -144,10 +148,12 @@ __device__ __forceinline__ void rope(T* fused, const i32* offsets, const i32* st
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
 rope_split(const T* fused, const i32* offsets, const i32* starts, PART_PARAMETERS, POSITION_PARAMETERS) {
-  rope<false>((T*)fused, offsets, starts, PART_ARGUMENTS, POSITION_ARGUMENTS, false);
+  rope<false>((T*)fused, offsets, starts, PART_ARGUMENTS, POSITION_ARGUMENTS, false, nullptr);
 }
 
+// `largest`, unless null: the largest magnitude written, if nothing is accumulated.
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
-rope_merge(T* d_fused, const i32* offsets, const i32* starts, PART_PARAMETERS, POSITION_PARAMETERS, int accumulate) {
-  rope<true>(d_fused, offsets, starts, PART_ARGUMENTS, POSITION_ARGUMENTS, accumulate);
+rope_merge(T* d_fused, const i32* offsets, const i32* starts, PART_PARAMETERS, POSITION_PARAMETERS, int accumulate,
+           float* largest) {
+  rope<true>(d_fused, offsets, starts, PART_ARGUMENTS, POSITION_ARGUMENTS, accumulate, largest);
 }

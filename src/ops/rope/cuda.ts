@@ -63,6 +63,9 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   }
   return {
     rope_split: (...values) => launch('rope_split', values),
-    rope_merge: (...values) => launch('rope_merge', values.slice(0, -1) as Split, values[values.length - 1] as number),
+    rope_merge: (...values) => {
+      const [accumulate, largest] = values.slice(-2) as [number, Addressable | null];
+      launch('rope_merge', values.slice(0, -2) as Split, accumulate, largest);
+    },
   };
 }

@@ -18,7 +18,7 @@ const shapes = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const
 const positions = ['i64', 'i64', 'i64', 'i64', 'ptr', 'f32', 'f32', 'i64', 'i64'] as const;
 export const signatures = {
   rope_split: ['ptr', 'ptr', 'ptr', ...tensors, ...shapes, ...positions],
-  rope_merge: ['ptr', 'ptr', 'ptr', ...tensors, ...shapes, ...positions, 'i64'],
+  rope_merge: ['ptr', 'ptr', 'ptr', ...tensors, ...shapes, ...positions, 'i64', 'ptr'],
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
@@ -99,13 +99,16 @@ export function splitHeads(
   tape.record([fused, ...others], [...outputs, ...besides], saved, () => {
     const dFused = tape.gradientTarget(fused);
     if (!dFused) return;
+    const wanted = dFused.accumulate ? null : (behind?.largest ?? null); // of a sum it is not known
+    const largest = wanted?.scale ?? null;
     const gradients = outputs.map((output) => tape.gradient(output));
     for (const { first, column, shapes } of calls)
       kernel.rope_merge(
         ...[dFused.gradient, offsets, rotary.starts, ...eight(gradients, first, null), ...shapes],
-        ...[column, count, total, width, ...rotary.numbers, Number(dFused.accumulate)],
+        ...[column, count, total, width, ...rotary.numbers, Number(dFused.accumulate), largest],
       );
-    behind?.backward(dFused);
+    behind?.backward(dFused, largest);
+    if (wanted) wanted.isKnown = true;
   });
   return outputs;
 }

@@ -130,7 +130,7 @@ void gate_columns_forward(const float* fused, const float* bias, float* gates, i
 // gradient is zero.
 void gate_columns_backward(const float* gates, const float* d_gates, float* d_fused, float* d_bias, int64_t tokens,
                            int64_t heads, int64_t width, int64_t column, int64_t softmax, float temperature,
-                           int64_t accumulate, int64_t accumulate_bias) {
+                           int64_t accumulate, int64_t accumulate_bias, float* /* largest: for FP8 */) {
   const vec inverse = splat(1.0f / temperature);
   const int64_t behind = width - column - 3 * heads;
   const auto gradient = [&](int64_t t, int64_t h) -> Triple {

@@ -90,13 +90,16 @@ extern "C" __global__ void __launch_bounds__(256) gate_columns_forward(const T* 
 
 // The same columns of d_fused, zeros in the columns behind them, and partial[blockIdx.x] [3 * heads] = the sums over
 // the block's tokens for the bias, unless that is null. A thread keeps to one head, so that its sums stay in registers.
+// `largest`, unless null: the largest magnitude written, if nothing is accumulated.
 constexpr int COLUMNS_BLOCK = 256;
 extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backward(const float* gates,
                                                                                   const float* d_gates, T* d_fused,
                                                                                   float* partial, i64 tokens, int heads,
                                                                                   i64 width, i64 column, int softmax,
-                                                                                  float temperature, int accumulate) {
+                                                                                  float temperature, int accumulate,
+                                                                                  float* largest) {
   __shared__ float sums[COLUMNS_BLOCK][3];
+  u32 top = 0;
   const float inverse = 1.0f / temperature;
   const i64 first = (i64)blockIdx.x * TOKENS_PER_PARTIAL;
   const int count = (int)(tokens - first < TOKENS_PER_PARTIAL ? tokens - first : TOKENS_PER_PARTIAL);
@@ -114,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backwar
           gradient_of(d, g, softmax, inverse);
         }
         T* to = d_fused + (first + t) * width + column + 3 * head;
+        top = magnitude(d, top);
 #pragma unroll
         for (int b = 0; b < 3; b++) {
           sum[b] += d[b];
@@ -131,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(COLUMNS_BLOCK) gate_columns_backwar
       partial[(i64)blockIdx.x * 3 * heads + 3 * begin + i] = total;
     }
   }
+  if (largest != nullptr) add_largest(largest, top);
   const i64 behind = width - column - 3 * heads;
   if (accumulate) return;
   for (i64 i = threadIdx.x; i < count * behind; i += COLUMNS_BLOCK) {

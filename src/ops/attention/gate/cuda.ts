@@ -26,7 +26,21 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
         ...[fused, bias, gates, tokens, heads, width, column, softmax, f32(temperature)],
       ),
     gate_columns_backward: (
-      ...[gates, dGates, dFused, dBias, tokens, heads, width, column, softmax, temperature, accumulate, accumulateBias]
+      ...[
+        gates,
+        dGates,
+        dFused,
+        dBias,
+        tokens,
+        heads,
+        width,
+        column,
+        softmax,
+        temperature,
+        accumulate,
+        accumulateBias,
+        largest,
+      ]
     ) => {
       const partials = Math.ceil(tokens / TOKENS_PER_PARTIAL);
       const code = variant(dFused!);
@@ -35,7 +49,7 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
           'gate_columns_backward',
           { grid: partials, block: 256 },
           ...[gates, dGates, dFused, dBias && partial, tokens, heads, width, column],
-          ...[softmax, f32(temperature), accumulate],
+          ...[softmax, f32(temperature), accumulate, largest],
         );
         if (dBias)
           code.launch('gate_bias', partialSums(3 * heads), partial, partials, dBias, 3 * heads, accumulateBias);

@@ -3,7 +3,7 @@ import { type Device, defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import { Tensor } from '../../../tensor/tensor.js';
-import type { FusedColumns } from '../../common/fused-columns.js';
+import type { FusedColumns, LargestMagnitude } from '../../common/fused-columns.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
 import { launchers } from './cuda.js';
 import type { GateStatistics } from './reference.js';
@@ -14,7 +14,7 @@ export const signatures = {
   gate_forward: ['ptr', 'ptr', 'i64', 'i64', 'f32'],
   gate_backward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32', 'i64'],
   gate_columns_forward: ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32'],
-  gate_columns_backward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32', 'i64', 'i64'],
+  gate_columns_backward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64', 'i64', 'f32', 'i64', 'i64', 'ptr'],
   gate_constant: ['ptr', 'i64', 'f32', 'f32', 'f32'],
   gate_sums: ['ptr', 'ptr', 'ptr', 'i64'],
 } as const;
@@ -70,6 +70,7 @@ export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
 /**
  * The gate over logits that are columns of a fused projection, from `column` on; columns after them are padding.
  * It records nothing: the gradient of the projection is one matrix that several operations write, see `splitHeads`.
+ * `largest` is told of that gradient.
  */
 export function gateColumns(
   tape: Tape,
@@ -77,6 +78,7 @@ export function gateColumns(
   column: number,
   bias: Tensor,
   { kind, temperature }: Pick<GateOptions, 'kind' | 'temperature'>,
+  largest: LargestMagnitude | null = null,
 ): FusedColumns & { readonly gates: Tensor } {
   const [tokens, width] = expectFloats('gateColumns: fused', fused, [-1, -1]);
   const [logits] = expectShape('gateColumns: bias', bias, [-1]);
@@ -96,10 +98,12 @@ export function gateColumns(
     inputs: [bias],
     outputs: [gates],
     saved: [gates],
-    backward: ({ gradient, accumulate }) => {
+    largest,
+    backward: ({ gradient, accumulate }, into) => {
       const dBias = tape.gradientTarget(bias);
       const adds = [Number(accumulate), Number(dBias?.accumulate ?? false)] as const;
-      kernel.gate_columns_backward(gates, tape.gradient(gates), gradient, dBias?.gradient ?? null, ...place, ...adds);
+      const gradients = [gradient, dBias?.gradient ?? null] as const;
+      kernel.gate_columns_backward(gates, tape.gradient(gates), ...gradients, ...place, ...adds, into);
     },
   };
 }
