@@ -62,7 +62,8 @@ async function abuse() {
 }
 
 const load = { url, key: null, promptTokens: [4, 300], outputTokens: [4, 60], sharedPrefix: 0 };
-const closed = { ...load, requests: 96, concurrency: 8, rate: null, disconnect: 0, seed: 0 };
+const closed = { ...load, requests: 600, concurrency: 8, rate: null, disconnect: 0, seed: 0 };
+await loadServer({ ...closed, requests: 200 }); // until its code is compiled
 const capacity = await loadServer(closed);
 const perSecond = capacity.completed / capacity.seconds;
 console.log(`capacity ${perSecond.toFixed(1)} requests/s, ${capacity.goodput.toFixed(0)} tok/s`);
