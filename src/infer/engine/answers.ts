@@ -32,7 +32,8 @@ export class Answers {
     const hasPrompt = cached.length >= request.prompt.length;
     if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
       this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
-    if (!hasPrompt) {
+    // Without rows the end of the prompt was read after the answer began, with logits from a file.
+    if (!hasPrompt || share.rows === 0) {
       if (slot.readAt === 0) this.progress(slot);
       return;
     }
