@@ -49,7 +49,7 @@ for (const name of ['model', 'train', 'val', 'out'])
 
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
-const TEXT_SHARE = 0.01;
+const TEXT_SHARE = 0.02;
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
 const MOST_ASSIGNMENTS = 256;
