@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import fc from '../testing/properties.js';
 import { Buckets } from './buckets.js';
-import { decodeBlock, encodeBlock } from './wire.js';
+import { decodeChartData, encodeChartData } from './chart-data.js';
 
 function filled(values: readonly number[], capacity: number): Buckets {
   const buckets = new Buckets(['y'], capacity);
@@ -11,7 +11,7 @@ function filled(values: readonly number[], capacity: number): Buckets {
   return buckets;
 }
 
-const all = (buckets: Buckets) => buckets.block(Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY, 0, 0);
+const all = (buckets: Buckets) => buckets.chartData(Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY, 0, 0);
 
 describe('buckets', () => {
   it('keep the extremes, their order and the last value of every stretch of rows', () => {
@@ -67,9 +67,9 @@ describe('buckets', () => {
   });
 
   it('survive the way to the page', () => {
-    const block = all(filled([3, 1, 2, 9, 4], 3));
-    const bytes = encodeBlock(block);
-    const decoded = decodeBlock(bytes.buffer as ArrayBuffer);
-    expect(decoded).toEqual(block);
+    const data = all(filled([3, 1, 2, 9, 4], 3));
+    const bytes = encodeChartData(data);
+    const decoded = decodeChartData(bytes.buffer as ArrayBuffer);
+    expect(decoded).toEqual(data);
   });
 });

@@ -3,7 +3,7 @@
  * neighbours are merged and every bucket covers twice as many rows. A bucket keeps minimum, maximum and last value of each
  * column, so a single spike in a million rows is never lost.
  */
-import type { Block, ColumnBuckets } from './wire.js';
+import type { ChartData, ColumnBuckets } from './chart-data.js';
 
 interface Column {
   readonly min: Float64Array;
@@ -76,7 +76,7 @@ export class Buckets {
   }
 
   /** The buckets that overlap a range of steps. */
-  block(from: number, to: number, offset: number, size: number): Block {
+  chartData(from: number, to: number, offset: number, size: number): ChartData {
     const [begin, end] = this.range(from, to);
     const part = (array: Float64Array) => array.slice(begin, end);
     const values = new Map<string, ColumnBuckets>();

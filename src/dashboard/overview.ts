@@ -2,7 +2,7 @@
 import { runPaths } from '../run/paths.js';
 import { explainRule } from '../watch/explain.js';
 import type { Overview } from './answers.js';
-import { listTraces, readConfig, readJson, tokensPerStep } from './description.js';
+import { listTraces, readConfig, readJson, tokensPerStep } from './run-files.js';
 import type { FoundRun, Runs } from './runs.js';
 
 const OF_A_BROKEN_RUN = {

@@ -5,12 +5,19 @@ import { asNumber } from '../run/json.js';
 import { fallbackCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
-import { PIECE_BYTES, readLines } from './log-reader.js';
-import { appendRows, type Block, type BlockRow, HEARTBEAT_COLUMNS, TRAINING_COLUMNS, VAL_COLUMNS } from './wire.js';
+import {
+  appendRows,
+  type ChartData,
+  HEARTBEAT_COLUMNS,
+  type LogRow,
+  TRAINING_COLUMNS,
+  VAL_COLUMNS,
+} from './chart-data.js';
+import { PIECE_BYTES, readLines } from './safe-read.js';
 
 /** A line: a row of the charts, a mark, or neither. */
 export interface Parsed {
-  readonly row?: BlockRow;
+  readonly row?: LogRow;
   readonly mark?: Mark;
 }
 
@@ -48,7 +55,7 @@ export class RunLog {
   #inode = -1;
   #damaged = 0;
   /** Rows at evenly spaced positions of a file that is being read. */
-  #sketch: readonly BlockRow[] = [];
+  #sketch: readonly LogRow[] = [];
   #catchingUp: Promise<void> | null = null;
   /** When the log was last used, for eviction. */
   usedAt = 0;
@@ -114,8 +121,8 @@ export class RunLog {
   }
 
   /** Buckets of a range of steps; single rows where the range is small enough to be read again. */
-  block(from = Number.NEGATIVE_INFINITY, to = Number.POSITIVE_INFINITY): Block {
-    const coarse = this.#buckets.block(from, to, this.#position, this.#size);
+  chartData(from = Number.NEGATIVE_INFINITY, to = Number.POSITIVE_INFINITY): ChartData {
+    const coarse = this.#buckets.chartData(from, to, this.#position, this.#size);
     const isInside = (step: number) => step >= from && step <= to;
     const ahead = this.#sketch.filter(({ step }) => step > this.#buckets.lastStep && isInside(step));
     if (ahead.length > 0) return appendRows(coarse, ahead);
@@ -127,7 +134,7 @@ export class RunLog {
       const { row } = parseLine(this.kind, line);
       if (row && isInside(row.step)) detail.add(row.step, row.time, row.values);
     });
-    return detail.block(from, to, this.#position, this.#size);
+    return detail.chartData(from, to, this.#position, this.#size);
   }
 
   /** Values of a column at up to `count` evenly spaced positions of the file, without reading all of it. */
@@ -140,8 +147,8 @@ export class RunLog {
   }
 
   /** Rows of ascending steps from `count` windows of the file; all rows of a small file. */
-  #rowsAt(count: number): BlockRow[] {
-    const rows: BlockRow[] = [];
+  #rowsAt(count: number): LogRow[] {
+    const rows: LogRow[] = [];
     const window = SAMPLE_BYTES[this.kind];
     const size = readLines(this.path, 0, 0, () => {})?.size ?? 0;
     const isSmall = size <= window * count;

@@ -15,7 +15,7 @@ import { healthFindings } from '../watch/rules.js';
 import { runStatus } from '../watch/status.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { RunRow } from './answers.js';
-import { type RunConfig, readConfig } from './description.js';
+import { type RunConfig, readConfig } from './run-files.js';
 import { type LogKind, RunLog } from './run-log.js';
 
 const RUN_FILES = /^(heartbeat_rank\d+\.jsonl|training\.csv|metrics\.json|env\.json|\.lock|config\.yaml)$/;
@@ -43,9 +43,9 @@ interface Known extends FoundRun {
   signature: string;
   lookedAt: number;
   row: RunRow;
-  /** The signature for which `alerts` were computed, and when. */
-  judged: string;
-  judgedAt: number;
+  /** The signature for which the alerts of `row` were computed, and when. */
+  alertsFor: string;
+  alertsAt: number;
 }
 
 export class Runs {
@@ -53,7 +53,7 @@ export class Runs {
   readonly #thresholds: Thresholds;
   readonly #known = new Map<string, Known>();
   readonly #logs = new Map<string, RunLog>();
-  #judging = false;
+  #updatingAlerts = false;
   #listing: Promise<RunRow[]> | null = null;
 
   constructor(dir: string, thresholds: Thresholds) {
@@ -73,21 +73,21 @@ export class Runs {
   async #list(): Promise<RunRow[]> {
     const found: FoundRun[] = [];
     let since = performance.now();
-    const breathe = async () => {
+    const yieldToOthers = async () => {
       if (performance.now() - since < SLICE_MS) return;
       await setImmediate();
       since = performance.now();
     };
     for (const candidate of runCandidates(this.dir)) {
       if (isRunFolder(candidate)) found.push(candidate);
-      await breathe();
+      await yieldToOthers();
     }
     const names = new Set(found.map(({ name }) => name));
     for (const name of [...this.#known.keys()]) if (!names.has(name)) this.#known.delete(name);
     const rows: RunRow[] = [];
     for (const run of found) {
       rows.push(this.#refresh(run).row);
-      await breathe();
+      await yieldToOthers();
     }
     return rows;
   }
@@ -120,17 +120,18 @@ export class Runs {
   }
 
   /** Applies the health rules to runs that changed, one per turn of the event loop; `onChange` is called for each. */
-  async judge(onChange: (row: RunRow) => void = () => {}): Promise<void> {
-    if (this.#judging) return;
-    this.#judging = true;
+  async updateAlerts(onChange: (row: RunRow) => void = () => {}): Promise<void> {
+    if (this.#updatingAlerts) return;
+    this.#updatingAlerts = true;
     try {
       for (const known of [...this.#known.values()]) {
         // Rules about time can turn red while no file changes: a run that hangs writes nothing.
         const isOver = known.row.state !== 'running' && known.row.state !== 'gone';
-        const isFresh = known.judged === known.signature && (isOver || performance.now() - known.judgedAt < REFRESH_MS);
+        const isFresh =
+          known.alertsFor === known.signature && (isOver || performance.now() - known.alertsAt < REFRESH_MS);
         if (isFresh || known.row.state === 'broken') continue;
-        known.judged = known.signature;
-        known.judgedAt = performance.now();
+        known.alertsFor = known.signature;
+        known.alertsAt = performance.now();
         const alerts = this.alerts(known);
         if (JSON.stringify(alerts) !== JSON.stringify(known.row.alerts)) {
           known.row = { ...known.row, alerts };
@@ -139,7 +140,7 @@ export class Runs {
         await setImmediate();
       }
     } finally {
-      this.#judging = false;
+      this.#updatingAlerts = false;
     }
   }
 
@@ -165,7 +166,14 @@ export class Runs {
     const isAlive = known?.row.state === 'running';
     if (known && known.signature === signature && !(isAlive && now - known.lookedAt > REFRESH_MS)) return known;
     const row = { ...this.#read(run), alerts: known?.row.alerts ?? [] };
-    const next = { ...run, signature, lookedAt: now, row, judged: known?.judged ?? '', judgedAt: known?.judgedAt ?? 0 };
+    const next = {
+      ...run,
+      signature,
+      lookedAt: now,
+      row,
+      alertsFor: known?.alertsFor ?? '',
+      alertsAt: known?.alertsAt ?? 0,
+    };
     this.#known.set(run.name, next);
     return next;
   }

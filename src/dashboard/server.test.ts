@@ -23,11 +23,11 @@ import { runPaths } from '../run/paths.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import type { Overview, Table } from './answers.js';
 import { webFolder } from './assets.js';
-import { readRecords } from './description.js';
+import { decodeChartData } from './chart-data.js';
+import { readRecords } from './run-files.js';
 import { RunLog } from './run-log.js';
 import { type Dashboard, startDashboard } from './server.js';
 import { writeExampleRun } from './testing/example-run.js';
-import { decodeBlock } from './wire.js';
 
 const SPIKE = 1234;
 let folder: string;
@@ -47,7 +47,7 @@ afterAll(async () => {
 const get = (path: string, headers: Record<string, string> = {}) => fetch(`${dashboard.url}${path}`, { headers });
 const json = async <Value>(path: string) => (await (await get(path)).json()) as Value;
 const columns = async (query: string) =>
-  decodeBlock(await (await get(`/api/runs/long/columns?${query}`)).arrayBuffer());
+  decodeChartData(await (await get(`/api/runs/long/columns?${query}`)).arrayBuffer());
 
 /** A request with any Host header, which fetch does not allow. */
 function statusFor(host: string): Promise<number | undefined> {
@@ -226,12 +226,12 @@ describe('a long log', () => {
     for (let from = 1; from <= 160_000; from += 20_000) appendFileSync(path, rows(from, from + 19_999));
     const log = new RunLog(path, 'heartbeat');
     expect(log.readSlice()).toBe(true);
-    const sketch = log.block();
+    const sketch = log.chartData();
     expect(sketch.offset).toBeLessThan(sketch.size / 4);
     expect(sketch.steps[1].at(-1)).toBeGreaterThan(159_000);
     expect([...sketch.steps[1]]).toEqual([...sketch.steps[1]].sort((a, b) => a - b));
     await log.catchUp();
-    const whole = log.block();
+    const whole = log.chartData();
     expect(whole.offset).toBe(whole.size);
     expect(Math.max(...whole.values.get('loss')!.second)).toBe(99);
     expect([...whole.steps[0]].slice(1)).toEqual([...whole.steps[1]].slice(0, -1).map((step) => step + 1));
@@ -377,8 +377,8 @@ describe('folders that are not sound runs', () => {
     expect(shown).toMatchObject({ damaged: 3, environment: null });
     expect(shown.row.problems.join()).toContain('config.yaml');
     expect((await json<Overview>('/api/runs/bomb')).row.problems).toEqual(['config.yaml: contains aliases']);
-    const block = decodeBlock(await (await get('/api/runs/bomb/columns?log=training')).arrayBuffer());
-    expect([...block.steps[1]]).toEqual([1]);
+    const data = decodeChartData(await (await get('/api/runs/bomb/columns?log=training')).arrayBuffer());
+    expect([...data.steps[1]]).toEqual([1]);
     expect(JSON.stringify(await json('/api/runs'))).not.toContain('root:');
   });
 

@@ -13,9 +13,10 @@ import { type MountedModel, mountModel } from '../serve/server.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { Table } from './answers.js';
 import { loadAssets } from './assets.js';
+import { encodeChartData } from './chart-data.js';
 import { type Control, requestHalt, requestSave } from './control.js';
-import { listTraces, readJson, readRecords } from './description.js';
 import { readOverview } from './overview.js';
+import { listTraces, readJson, readRecords } from './run-files.js';
 import type { LogKind } from './run-log.js';
 import { type FoundRun, Runs } from './runs.js';
 import {
@@ -29,7 +30,6 @@ import {
   tokenCookie,
 } from './security.js';
 import { parseOffsets, streamRows, streamTable } from './stream.js';
-import { encodeBlock } from './wire.js';
 
 export interface DashboardOptions {
   /** A run, or a folder that holds some. */
@@ -224,7 +224,7 @@ class Handler {
     if (!LOG_KINDS.has(kind) || !Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'log or rank is wrong');
     const log = this.#runs.log(run, kind as LogKind, rank);
     await log.catchUp(READ_MS);
-    const bytes = encodeBlock(log.block(numberOf(query, 'from'), numberOf(query, 'to')));
+    const bytes = encodeChartData(log.chartData(numberOf(query, 'from'), numberOf(query, 'to')));
     response.writeHead(200, { 'Content-Type': 'application/octet-stream', 'Content-Length': bytes.length });
     response.end(bytes);
   }

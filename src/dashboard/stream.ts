@@ -6,9 +6,9 @@ import type { ServerResponse } from 'node:http';
 import { TrefoilError } from '../errors.js';
 import { toJson } from '../run/json.js';
 import type { RunRow } from './answers.js';
-import { PIECE_BYTES, readLines } from './log-reader.js';
 import { CounterWatch, parseLine } from './run-log.js';
 import type { Runs } from './runs.js';
+import { PIECE_BYTES, readLines } from './safe-read.js';
 
 /** A file that a stream follows. */
 export interface Followed {
@@ -62,7 +62,7 @@ export function streamTable(response: ServerResponse, runs: Runs): void {
     for (const row of changed) sent.set(row.name, JSON.stringify(row));
     for (const name of gone) sent.delete(name);
     if (changed.length > 0 || gone.length > 0) send('runs', { changed, gone });
-    await runs.judge((row: RunRow) => {
+    await runs.updateAlerts((row: RunRow) => {
       sent.set(row.name, JSON.stringify(row));
       send('runs', { changed: [row], gone: [] });
     });

@@ -10,26 +10,20 @@ import { isBuiltInTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
 import { parameterCount } from '../model/memory.js';
-import { type ModelOrigin, writeModelConfig } from '../model/model-config.js';
-import { type ModelShape, modelShape, projectionPairs } from '../model/shape.js';
+import { writeModelConfig } from '../model/model-config.js';
+import { modelShape, projectionPairs } from '../model/shape.js';
 import { closedGateBias } from '../model/sparse-start.js';
 import { runPaths } from '../run/paths.js';
-import { dtypeBytes, type TensorSource, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
+import { dtypeBytes, type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
+import type { ExportedModel } from './export-hf.js';
 import { copyTokenizer, writeFolder } from './folder.js';
 import { bytesOf, HF_FILES } from './hf-folder.js';
 import type { OnProgress } from './import-hf.js';
 
 /** The dense model: what `locateModel` finds. */
-export interface DenseModel {
-  /** For messages. */
-  readonly path: string;
-  readonly shape: ModelShape;
-  readonly config: Config;
-  readonly weights: TensorSource;
+export interface DenseModel extends ExportedModel {
   readonly step: number;
-  readonly endTokens: readonly number[];
-  readonly origin: ModelOrigin | null;
 }
 
 export interface ConvertOptions {

@@ -20,7 +20,7 @@ import { type HfPart, hfParameters } from './hf-names.js';
 import type { OnProgress } from './import-hf.js';
 import { isNsa, nsaArchitecture, nsaConfig } from './nsa-config.js';
 
-/** What is exported. */
+/** A model in a folder: what `locateModel` finds. */
 export interface ExportedModel {
   /** For messages. */
   readonly path: string;
@@ -49,13 +49,14 @@ export interface ExportReport {
 }
 
 const SHARD_BYTES = 5e9;
+const TORCH_DTYPES: Readonly<Partial<Record<SafeDtype, string>>> = { F32: 'float32', BF16: 'bfloat16', F16: 'float16' };
 
 export function exportHf(model: ExportedModel, out: string, options: ExportOptions = {}): ExportReport {
-  const { path, shape, config, weights, endTokens, origin } = model;
+  const { path, shape, config, endTokens, origin } = model;
   const found = architectureOf(shape, origin);
-  if ('missing' in found)
+  if ('inexpressible' in found)
     throw new UsageError(
-      `${path}: ${found.missing}, which the formats of ${shape.attention === 'nsa' ? 'fla and LlamaNSA' : 'transformers'} cannot express`,
+      `${path}: ${found.inexpressible}, which the formats of ${shape.attention === 'nsa' ? 'fla and LlamaNSA' : 'transformers'} cannot express`,
     );
   const { architecture } = found;
   const tensors = hfTensors(model, architecture, options.dtype);
@@ -78,15 +79,13 @@ export function exportHf(model: ExportedModel, out: string, options: ExportOptio
     }
     const companions = copyTokenizer(config.data.tokenizer, aside);
     const llama = hfConfig(shape, architecture, origin);
-    const largest = [...weights.entries.values()][0].dtype;
-    const dtype = { f32: 'float32', bf16: 'bfloat16' }[options.dtype ?? 'f32'];
-    const own = { F32: 'float32', BF16: 'bfloat16', F16: 'float16' }[largest as 'F32' | 'BF16' | 'F16'];
+    const dtype = TORCH_DTYPES[tensors[0].dtype]; // of the embedding: the file has one for all
     writeJson(join(aside, HF_FILES.config), {
       ...(isNsa(architecture) ? nsaConfig(shape, architecture, llama) : llama),
       max_position_embeddings: options.maxPositions ?? origin?.max_positions ?? config.train.seq_len,
       eos_token_id: endTokens.length === 1 ? endTokens[0] : endTokens.length === 0 ? null : [...endTokens],
-      torch_dtype: options.dtype ? dtype : own,
-      dtype: options.dtype ? dtype : own,
+      torch_dtype: dtype,
+      dtype,
     });
     return { architecture, bytes: total, files: files.length, companions };
   });
@@ -98,8 +97,8 @@ function writeJson(path: string, value: unknown): void {
   writeFileAtomic(path, `${JSON.stringify(value, null, 2)}\n`);
 }
 
-/** What no model of the other programs has; null if nothing. */
-function inexpressible(shape: ModelShape): string | null {
+/** What no architecture can express; null if nothing. */
+function inexpressibleInAll(shape: ModelShape): string | null {
   if (shape.mlp !== 'swiglu') return `the model has a feed-forward without a gate (model.mlp ${shape.mlp})`;
   if (shape.dK !== shape.dV)
     return `keys of ${shape.dK} and values of ${shape.dV} numbers differ (model.d_k, model.d_v)`;
@@ -114,13 +113,13 @@ function inexpressible(shape: ModelShape): string | null {
   return null;
 }
 
-/** The architecture that expresses a model, or what none does. */
+/** The architecture that expresses a model, or what none can express. */
 function architectureOf(
   shape: ModelShape,
   origin: ModelOrigin | null,
-): { readonly architecture: string } | { readonly missing: string } {
-  const missing = inexpressible(shape);
-  if (missing) return { missing };
+): { readonly architecture: string } | { readonly inexpressible: string } {
+  const common = inexpressibleInAll(shape);
+  if (common) return { inexpressible: common };
   if (shape.attention === 'nsa') return nsaArchitecture(shape);
   if (shape.qkNorm) return { architecture: 'Qwen3ForCausalLM' };
   if (shape.qkvBias && !shape.outBias) return { architecture: 'Qwen2ForCausalLM' };

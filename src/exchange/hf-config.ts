@@ -7,7 +7,7 @@ import type { ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import type { ModelOrigin } from '../model/model-config.js';
 import { yarnAttentionFactor } from '../ops/rope/frequencies.js';
-import { FLA, fromFla, isNsa, LLAMA_NSA, missingInFla, nsaKeys } from './nsa-config.js';
+import { FLA, fromFla, isNsa, LLAMA_NSA, nsaKeys, unsupportedInFla } from './nsa-config.js';
 
 /** What the architectures differ in, and the values that transformers assumes for missing keys. */
 interface Architecture {
@@ -15,7 +15,10 @@ interface Architecture {
   readonly headDim: (hidden: number, heads: number) => number;
   readonly maxPositions: number;
   readonly hasKeyNorm: boolean;
-  /** Biases of q, k, v and of the output: always, never, or as `attention_bias` says. */
+  /**
+   * Which projections have a bias. `qkv`: those of q, k and v. `qkv_bias`: the same, if config.json sets this key.
+   * `attention_bias`: these and the output's, if config.json sets this key.
+   */
   readonly bias: 'qkv' | 'never' | 'attention_bias' | 'qkv_bias';
   readonly slidingWindow: number | null;
 }
@@ -75,8 +78,8 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
 
 const NAMES = Object.keys(ARCHITECTURES).join(', ');
 
-/** What is missing for architectures that people are likely to try, by a part of their names. */
-const MISSING: readonly (readonly [RegExp, string])[] = [
+/** What this program lacks for architectures that people are likely to try, by a part of their names. */
+const UNSUPPORTED: readonly (readonly [RegExp, string])[] = [
   [/moe|mixtral|deepseekv[23]|granitemoe/i, 'layers of experts (MoE)'],
   [/gemma/i, 'norms with an offset, GELU and scaled embeddings'],
   [/phi3/i, 'fused projections and LongRoPE'],
@@ -165,7 +168,7 @@ export function parseHfConfig(path: string, json: unknown, generation: unknown =
   if (typeof name !== 'string') throw refuse(`architectures is missing; ${NAMES} are supported`);
   const architecture = Object.hasOwn(ARCHITECTURES, name) ? ARCHITECTURES[name] : null;
   if (!architecture) {
-    const missing = MISSING.find(([pattern]) => pattern.test(name))?.[1];
+    const missing = UNSUPPORTED.find(([pattern]) => pattern.test(name))?.[1];
     throw refuse(
       `the architecture ${name} is not supported${missing ? ` (missing: ${missing})` : ''}; ${NAMES} are supported`,
     );
@@ -178,11 +181,11 @@ export function parseHfConfig(path: string, json: unknown, generation: unknown =
   }
   const config = parsed.data;
   const sparse = isNsa(name) ? nsaKeys(name, config) : { nsa: {} };
-  const missing =
-    missingFeature(config, architecture) ??
-    (isFla ? missingInFla(config) : null) ??
-    ('missing' in sparse ? sparse.missing : null);
-  if (missing !== null || !('nsa' in sparse)) throw refuse(`${missing} is not supported`);
+  const unsupported =
+    unsupportedFeature(config, architecture) ??
+    (isFla ? unsupportedInFla(config) : null) ??
+    ('unsupported' in sparse ? sparse.unsupported : null);
+  if (unsupported !== null || !('nsa' in sparse)) throw refuse(`${unsupported} is not supported`);
   const heads = config.num_attention_heads;
   const headDim = config.head_dim ?? architecture.headDim(config.hidden_size, heads);
   if (!Number.isInteger(headDim)) throw refuse(`hidden_size ${config.hidden_size} is not a multiple of ${heads} heads`);
@@ -222,7 +225,7 @@ export function parseHfConfig(path: string, json: unknown, generation: unknown =
 }
 
 /** The first feature in the file that is not computed here. */
-function missingFeature(config: HfConfig, architecture: Architecture): string | null {
+function unsupportedFeature(config: HfConfig, architecture: Architecture): string | null {
   const activation = config.hidden_act ?? 'silu';
   if (activation !== 'silu' && activation !== 'swish') return `hidden_act ${activation}`;
   if (config.quantization_config !== undefined && config.quantization_config !== null)

@@ -65,7 +65,7 @@ function layerParameters(shape: ModelShape, layer: number, names: typeof LLAMA_N
       ['attention.q_norm', [attention('q_norm.weight', dK)]],
       ['attention.k_norm', [attention('k_norm.weight', dK)]],
     );
-  // Row 3 * head + branch of both, in the order compressed, selected, window. Their gate has no bias.
+  // Row 3 * head + branch here and there, in the order compressed, selected, window. Theirs has no bias.
   if (shape.attention === 'nsa')
     parameters.push(
       ['attention.gate.weight', [attention('g_proj.weight', 3 * nHeads, dim)]],

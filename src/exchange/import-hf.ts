@@ -5,7 +5,7 @@ import { runPaths } from '../run/paths.js';
 import { type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
 import { trefoilVersion } from '../run/version.js';
 import { copyCompanions, expectTokenizerFits, writeFolder } from './folder.js';
-import { HF_FILES, HfWeights, readHfModel } from './hf-folder.js';
+import { bytesOf, HF_FILES, HfWeights, readHfModel } from './hf-folder.js';
 
 /** Called with the bytes written so far and with all that will be written. */
 export type OnProgress = (done: number, total: number) => void;
@@ -32,7 +32,7 @@ export function importHf(folder: string, out: string, onProgress: OnProgress = (
     const tensors: TensorToWrite[] = [];
     let total = 0;
     for (const [name, { dtype, shape: extents }] of source.entries) {
-      const bytes = extents.reduce((product, extent) => product * extent, dtype === 'F32' ? 4 : 2);
+      const bytes = bytesOf({ dtype, shape: extents });
       total += bytes;
       tensors.push({ name, dtype, shape: extents, data: () => source.pieces(name, 0, bytes) });
     }

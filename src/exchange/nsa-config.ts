@@ -1,6 +1,6 @@
 /**
- * Models with Native Sparse Attention of other codes: fla's NSAForCausalLM and LlamaNSAForCausalLM, which has the names of
- * a Llama. Both have one projection to keys and values for all branches, compress rotated keys by their mean in blocks
+ * Models with Native Sparse Attention of other programs: NSAForCausalLM of fla (flash-linear-attention), and
+ * LlamaNSAForCausalLM, whose tensors have the names of a Llama. Both have one projection to keys and values for all branches, compress rotated keys by their mean in blocks
  * that do not overlap, and weigh the branches with sigmoids.
  */
 import type { ConfigInput } from '../config/schema.js';
@@ -29,8 +29,8 @@ export function isNsa(architecture: string): architecture is keyof typeof FORCED
   return Object.hasOwn(FORCED, architecture);
 }
 
-/** Their kernels round the number of blocks up to a power of two. */
-function rounded(count: number): number {
+/** Their kernels round the number of blocks up like this. */
+function nextPowerOfTwo(count: number): number {
   return 2 ** Math.ceil(Math.log2(count));
 }
 
@@ -47,12 +47,12 @@ function selectionRule(architecture: string, size: number, count: number): 'best
 export function nsaKeys(
   architecture: keyof typeof FORCED,
   fields: NsaFields,
-): { nsa: NonNullable<ConfigInput['nsa']> } | { missing: string } {
+): { nsa: NonNullable<ConfigInput['nsa']> } | { unsupported: string } {
   const { block_size: size, block_counts: counts, window_size: window } = fields;
-  const [block, count, w] = [size ?? 64, rounded(counts ?? 16), window === undefined ? 512 : (window ?? 0)];
-  if (w === 0) return { missing: 'a model without a window (window_size)' };
+  const [block, count, w] = [size ?? 64, nextPowerOfTwo(counts ?? 16), window === undefined ? 512 : (window ?? 0)];
+  if (w === 0) return { unsupported: 'a model without a window (window_size)' };
   const selection = selectionRule(architecture, block, count);
-  if (!selection) return { missing: `block_counts ${count} with block_size ${block}` };
+  if (!selection) return { unsupported: `block_counts ${count} with block_size ${block}` };
   return { nsa: { l: block, d: block, l_sel: block, n_sel: count, w, selection, ...COMMON, ...FORCED[architecture] } };
 }
 
@@ -70,7 +70,7 @@ export function fromFla(json: Record<string, unknown>): Record<string, unknown> 
 }
 
 /** The first setting of fla's config.json that is not computed here. */
-export function missingInFla(json: Record<string, unknown>): string | null {
+export function unsupportedInFla(json: Record<string, unknown>): string | null {
   if ((json['attnres_block_size'] ?? null) !== null) return `attnres_block_size ${json['attnres_block_size']}`;
   if (json['elementwise_affine'] === false) return 'elementwise_affine false';
   return null;
@@ -100,29 +100,31 @@ export function nsaConfig(shape: ModelShape, architecture: string, llama: Record
   };
 }
 
-/** The architecture that expresses a sparse model, or what none of them does. */
-export function nsaArchitecture(shape: ModelShape): { architecture: string } | { missing: string } {
+/** The architecture that expresses a sparse model, or what none of them can express. */
+export function nsaArchitecture(shape: ModelShape): { architecture: string } | { inexpressible: string } {
   const { nsa } = shape;
-  const missing = inexpressible(shape);
-  if (missing) return { missing };
+  const common = inexpressibleInBoth(shape);
+  if (common) return { inexpressible: common };
   const found = Object.entries(FORCED).find(
     ([, forced]) => forced.init_blocks === nsa.initBlocks && forced.local_blocks === nsa.localBlocks,
   );
   if (!found)
     return {
-      missing: `${nsa.initBlocks} first and ${nsa.localBlocks} last blocks are forced (nsa.init_blocks, nsa.local_blocks)`,
+      inexpressible: `${nsa.initBlocks} first and ${nsa.localBlocks} last blocks are forced (nsa.init_blocks, nsa.local_blocks)`,
     };
   const [architecture] = found;
   const isScaled = shape.ropeScale !== 1 || shape.ropeScaling.type !== 'default';
-  if (architecture === FLA && isScaled) return { missing: 'rotary positions are scaled (model.rope_type, rope_scale)' };
+  if (architecture === FLA && isScaled)
+    return { inexpressible: 'rotary positions are scaled (model.rope_type, rope_scale)' };
   if (architecture === LLAMA_NSA && shape.qkvBias !== shape.outBias)
-    return { missing: 'some projections of attention have a bias and others have not' };
+    return { inexpressible: 'some projections of attention have a bias and others have not' };
   if (architecture === FLA && (shape.outBias || shape.mlpBias))
-    return { missing: 'other layers than queries, keys and values have biases (model.out_bias, model.mlp_bias)' };
+    return { inexpressible: 'other layers than queries, keys and values have biases (model.out_bias, model.mlp_bias)' };
   return { architecture };
 }
 
-function inexpressible(shape: ModelShape): string | null {
+/** What neither architecture can express; null if nothing. */
+function inexpressibleInBoth(shape: ModelShape): string | null {
   const { nsa, nHeads, nKvGroups, qkNorm } = shape;
   const { l, d, lSel, nSel } = nsa;
   if (sparseLayers(shape).length < shape.nLayers) return 'some layers have only a window (model.layer_pattern)';
@@ -132,7 +134,7 @@ function inexpressible(shape: ModelShape): string | null {
   if (nsa.gate !== 'sigmoid' || nsa.gateTemp !== 1) return 'the gate is no plain sigmoid (nsa.gate, nsa.gate_temp)';
   if (nsa.forceBranch !== 'none' || nsa.forceUniformGate) return 'the gate is fixed (nsa.force_branch)';
   if (l !== d || l !== lSel) return `nsa.l ${l}, d ${d} and l_sel ${lSel} differ`;
-  if (rounded(nSel) !== nSel) return `nsa.n_sel ${nSel} is not a power of two`;
+  if (nextPowerOfTwo(nSel) !== nSel) return `nsa.n_sel ${nSel} is not a power of two`;
   if (nsa.selection === 'chunked' && nSel !== lSel)
     return `chunks of nsa.n_sel ${nSel} blocks are not as long as nsa.l_sel ${lSel} (nsa.selection chunked)`;
   if (nsa.selection === 'best' && 2 * nSel > lSel) return `nsa.n_sel ${nSel} is more than half of nsa.l_sel ${lSel}`;

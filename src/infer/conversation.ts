@@ -6,13 +6,14 @@ import {
   encodePrompt,
   expectInVocabulary,
   extend,
+  GeneratedSequence,
   type GenerateOptions,
   type Generation,
   promptTooLong,
+  StopFilter,
   type TextSource,
   usedVocabulary,
 } from './generate.js';
-import { GeneratedSequence, StopFilter } from './generated-sequence.js';
 
 export class Conversation {
   readonly #source: TextSource;

@@ -10,8 +10,7 @@ import { cuda } from '../testing/devices.js';
 import { EmulatedCuda } from '../testing/emulated-cuda.js';
 import { randomNumbers } from '../testing/random.js';
 import { type ContextReader, contextReader } from './decode.js';
-import { extend } from './generate.js';
-import { GeneratedSequence, StopFilter } from './generated-sequence.js';
+import { extend, GeneratedSequence, StopFilter } from './generate.js';
 import { createSampler, type SamplingOptions, uniformOfDraw } from './sampler.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 

@@ -8,12 +8,10 @@ const TOKENS = `tokens ${randomUUID()}`;
 const [QUOTE, BACKSLASH, COMMA, COLON, ZERO] = Buffer.from('"\\,:0');
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = Buffer.from('[]{}');
 const SPACE = 0x20;
-/** Of a token; longer numbers are left to `JSON.parse`. */
-const MOST_DIGITS = 9;
 
 /**
  * The value of a JSON text in UTF-8; throws if it is not one. A list of tokens in the field `prompt` of a large object, up to
- * nine digits each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
+ * six digits each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
  * otherwise takes most of the time until a request with a long prompt is accepted.
  */
 export function parseBody(bytes: Buffer): unknown {
@@ -69,16 +67,32 @@ function readTokens(bytes: Buffer, from: number): FoundTokens | null {
   do {
     at += 1;
     if (bytes[at] <= SPACE) at = afterSpace(bytes, at);
-    const first = at;
-    let token = 0;
-    let digit = bytes[at] - ZERO;
-    while (digit >= 0 && digit <= 9) {
-      token = (Math.imul(token, 10) + digit) | 0;
-      at += 1;
-      digit = bytes[at] - ZERO;
+    let token = bytes[at] - ZERO;
+    if (!(token >= 0 && token <= 9)) return null;
+    const isZero = token === 0;
+    // Written out: the processor guesses the end of a number worse in a loop over its digits, which takes twice as long.
+    let digit = bytes[++at] - ZERO;
+    if (digit >= 0 && digit <= 9) {
+      if (isZero) return null;
+      token = 10 * token + digit;
+      digit = bytes[++at] - ZERO;
+      if (digit >= 0 && digit <= 9) {
+        token = 10 * token + digit;
+        digit = bytes[++at] - ZERO;
+        if (digit >= 0 && digit <= 9) {
+          token = 10 * token + digit;
+          digit = bytes[++at] - ZERO;
+          if (digit >= 0 && digit <= 9) {
+            token = 10 * token + digit;
+            digit = bytes[++at] - ZERO;
+            if (digit >= 0 && digit <= 9) {
+              token = 10 * token + digit;
+              at += 1;
+            }
+          }
+        }
+      }
     }
-    const digits = at - first;
-    if (digits === 0 || digits > MOST_DIGITS || (digits > 1 && bytes[first] === ZERO)) return null;
     tokens[count++] = token;
     if (bytes[at] <= SPACE) at = afterSpace(bytes, at);
     next = bytes[at];

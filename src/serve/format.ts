@@ -1,7 +1,7 @@
 /** Answers in the shapes of the OpenAI API: whole completions, chunks of a stream, log-probabilities. */
 import type { StreamDecoder, Tokenizer } from '../data/tokenizer.js';
 import type { PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
-import type { FinishReason } from '../infer/generated-sequence.js';
+import type { FinishReason } from '../infer/generate.js';
 import type { FinishedReason } from './metrics.js';
 import type { Job, Prompt } from './protocol.js';
 

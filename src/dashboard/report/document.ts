@@ -19,7 +19,7 @@ export interface Chart {
   readonly file: string;
 }
 
-export type Block =
+export type DocumentElement =
   | { readonly heading: string; readonly level: 1 | 2 }
   | { readonly paragraph: string; readonly links?: readonly Link[] }
   | { readonly table: { readonly head: readonly string[]; readonly rows: readonly (readonly Cell[])[] } }
@@ -27,20 +27,20 @@ export type Block =
   | { readonly charts: readonly Chart[] };
 
 /** Markdown that refers to the charts by their files. */
-export function toMarkdown(blocks: readonly Block[]): string {
-  return `${blocks.map(markdownBlock).join('\n\n')}\n`;
+export function toMarkdown(elements: readonly DocumentElement[]): string {
+  return `${elements.map(markdownOf).join('\n\n')}\n`;
 }
 
-function markdownBlock(block: Block): string {
-  if ('heading' in block) return `${'#'.repeat(block.level)} ${escapeMarkdown(block.heading)}`;
-  if ('paragraph' in block) {
-    const links = (block.links ?? []).map(({ text, path }) => `[${escapeMarkdown(text)}](${encodePath(path)})`);
-    return escapeMarkdown(block.paragraph) + links.join(', ');
+function markdownOf(element: DocumentElement): string {
+  if ('heading' in element) return `${'#'.repeat(element.level)} ${escapeMarkdown(element.heading)}`;
+  if ('paragraph' in element) {
+    const links = (element.links ?? []).map(({ text, path }) => `[${escapeMarkdown(text)}](${encodePath(path)})`);
+    return escapeMarkdown(element.paragraph) + links.join(', ');
   }
-  if ('list' in block) return block.list.map((item) => `- ${escapeMarkdown(item)}`).join('\n');
-  if ('charts' in block)
-    return block.charts.map(({ title, file }) => `![${escapeMarkdown(title)}](${encodePath(file)})`).join('\n\n');
-  const { head, rows } = block.table;
+  if ('list' in element) return element.list.map((item) => `- ${escapeMarkdown(item)}`).join('\n');
+  if ('charts' in element)
+    return element.charts.map(({ title, file }) => `![${escapeMarkdown(title)}](${encodePath(file)})`).join('\n\n');
+  const { head, rows } = element.table;
   const line = (cells: readonly string[]) => `| ${cells.join(' | ')} |`;
   const cell = (value: Cell) => (typeof value === 'string' ? [value] : value).map(escapeMarkdown).join('<br>');
   return [line(head.map(cell)), line(head.map(() => '---')), ...rows.map((row) => line(row.map(cell)))].join('\n');
@@ -60,24 +60,24 @@ function encodePath(path: string): string {
 }
 
 /** HTML for the body of a page. In place of the charts it has an element that the script of the page fills. */
-export function toHtml(blocks: readonly Block[]): string {
-  return blocks.map(htmlBlock).join('\n');
+export function toHtml(elements: readonly DocumentElement[]): string {
+  return elements.map(htmlOf).join('\n');
 }
 
 const NO_SCRIPT = '<p>The charts need the script in this file. report.md shows them as pictures.</p>';
 
-function htmlBlock(block: Block): string {
-  if ('heading' in block)
-    return block.level === 1
-      ? `<h1>${escapeXml(block.heading)}</h1>`
-      : `<h2 class="section">${escapeXml(block.heading)}</h2>`;
-  if ('paragraph' in block) {
-    const links = (block.links ?? []).map(({ text, path }) => `<a href="${encodePath(path)}">${escapeXml(text)}</a>`);
-    return `<p>${escapeXml(block.paragraph)}${links.join(', ')}</p>`;
+function htmlOf(element: DocumentElement): string {
+  if ('heading' in element)
+    return element.level === 1
+      ? `<h1>${escapeXml(element.heading)}</h1>`
+      : `<h2 class="section">${escapeXml(element.heading)}</h2>`;
+  if ('paragraph' in element) {
+    const links = (element.links ?? []).map(({ text, path }) => `<a href="${encodePath(path)}">${escapeXml(text)}</a>`);
+    return `<p>${escapeXml(element.paragraph)}${links.join(', ')}</p>`;
   }
-  if ('list' in block) return `<ul>${block.list.map((item) => `<li>${escapeXml(item)}</li>`).join('')}</ul>`;
-  if ('charts' in block) return `<div id="curves"><noscript>${NO_SCRIPT}</noscript></div>`;
-  const { head, rows } = block.table;
+  if ('list' in element) return `<ul>${element.list.map((item) => `<li>${escapeXml(item)}</li>`).join('')}</ul>`;
+  if ('charts' in element) return `<div id="curves"><noscript>${NO_SCRIPT}</noscript></div>`;
+  const { head, rows } = element.table;
   const cell = (value: Cell) => (typeof value === 'string' ? [value] : value).map(escapeXml).join('<br>');
   const row = (cells: readonly Cell[], tag: string) =>
     `<tr>${cells.map((one) => `<${tag}>${cell(one)}</${tag}>`).join('')}</tr>`;

@@ -11,11 +11,11 @@ import { runPaths } from '../../run/paths.js';
 import type { Thresholds } from '../../watch/thresholds.js';
 import type { ReportRun } from '../answers.js';
 import { webFolder } from '../assets.js';
-import { readJson, readRecords } from '../description.js';
+import { type ChartData, encodeChartData } from '../chart-data.js';
 import { readOverview } from '../overview.js';
+import { readJson, readRecords } from '../run-files.js';
 import { type LogKind, RunLog } from '../run-log.js';
 import { Runs } from '../runs.js';
-import { type Block, encodeBlock } from '../wire.js';
 import { escapeXml } from './svg.js';
 
 /** Buckets of a log: about 0.5 MB of a report for each long run. */
@@ -43,7 +43,7 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
   const columns = async (kind: LogKind, path: string) => {
     const log = new RunLog(path, kind, CAPACITY);
     await orNothing(() => log.catchUp(), undefined);
-    return Buffer.from(encodeBlock(withoutEmptyColumns(log.block()))).toString('base64');
+    return Buffer.from(encodeChartData(withoutEmptyColumns(log.chartData()))).toString('base64');
   };
   const records = (path: string) => orNothing(async () => thin(await readRecords(path)), []);
   return {
@@ -59,9 +59,9 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
   };
 }
 
-function withoutEmptyColumns(block: Block): Block {
-  const hasValues = (name: string) => block.values.get(name)!.last.some((value) => !Number.isNaN(value));
-  return { ...block, columns: block.columns.filter(hasValues) };
+function withoutEmptyColumns(data: ChartData): ChartData {
+  const hasValues = (name: string) => data.values.get(name)!.last.some((value) => !Number.isNaN(value));
+  return { ...data, columns: data.columns.filter(hasValues) };
 }
 
 /** Evenly spaced records, including the last. */

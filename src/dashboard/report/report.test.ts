@@ -6,7 +6,7 @@ import { temporaryFolder } from '../../testing/run.js';
 import { RecordedRun } from '../../watch/testing/recorded-run.js';
 import { resolveThresholds } from '../../watch/thresholds.js';
 import type { ReportRun } from '../answers.js';
-import { type Block, decodeBlock } from '../wire.js';
+import { type ChartData, decodeChartData } from '../chart-data.js';
 import { buildReport, writeReport } from './report.js';
 
 let folder: { path: string; remove: () => void };
@@ -30,8 +30,8 @@ function embedded(html: string): ReportRun[] {
   return JSON.parse(/<script type="application\/json" id="data">([^<]*)</.exec(html)![1]) as ReportRun[];
 }
 
-function blockOf({ columns }: ReportRun): Block {
-  return decodeBlock(Uint8Array.from(Buffer.from(columns.heartbeat, 'base64')).buffer);
+function chartDataOf({ columns }: ReportRun): ChartData {
+  return decodeChartData(Uint8Array.from(Buffer.from(columns.heartbeat, 'base64')).buffer);
 }
 
 describe('the loss of a report', () => {
@@ -62,9 +62,9 @@ describe('the HTML file', () => {
     expect(html).toMatch(/^<!doctype html>/);
     expect(html).toContain('<h1>My report</h1>');
     const [run] = embedded(html);
-    expect(blockOf(run).buckets).toBe(50);
+    expect(chartDataOf(run).buckets).toBe(50);
     // Columns that the run does not have take no room.
-    expect(blockOf(run).columns).not.toContain('mfu');
+    expect(chartDataOf(run).columns).not.toContain('mfu');
     expect(html).not.toMatch(/<(link|img|iframe|object)|\bsrc="|@import|url\(/i);
     expect(html).toMatch(/default-src 'none'; script-src 'sha256-[^']*'; style-src 'sha256-[^']*'; base-uri 'none'/);
   });
@@ -75,9 +75,9 @@ describe('the HTML file', () => {
     new RecordedRun(dir).steps(1, 3000, 1, (step) => (step === 1501 ? { loss: 99 } : {}));
     const out = join(folder.path, 'long.html');
     await write([dir], 'T', out);
-    const block = blockOf(embedded(readFileSync(out, 'utf8'))[0]);
-    expect(block.buckets).toBeLessThanOrEqual(1024);
-    const { first, second } = block.values.get('loss')!;
+    const data = chartDataOf(embedded(readFileSync(out, 'utf8'))[0]);
+    expect(data.buckets).toBeLessThanOrEqual(1024);
+    const { first, second } = data.values.get('loss')!;
     expect(Math.max(...first, ...second)).toBe(99);
   });
 

@@ -6,7 +6,7 @@ import { toJson } from '../../run/json.js';
 import { runPaths } from '../../run/paths.js';
 import type { Thresholds } from '../../watch/thresholds.js';
 import { collectRun, plain, type RunReport } from './collect.js';
-import { type Block, type Cell, toHtml, toMarkdown } from './document.js';
+import { type Cell, type DocumentElement, toHtml, toMarkdown } from './document.js';
 import { htmlPage, reportRun } from './page.js';
 import { lineChart, type Series } from './svg.js';
 
@@ -67,15 +67,15 @@ export async function writeReport(report: Report, out: string, thresholds: Thres
     throw fileError('create', folder, error);
   }
   const plots = plotsOf(report);
-  const blocks = blocksOf(report, plots, folder);
+  const elements = elementsOf(report, plots, folder);
   const names = uniqueNames(report.runs);
   const runs = await Promise.all(report.runs.map(({ dir }, i) => reportRun(dir, names[i], thresholds)));
-  const html = htmlPage(report.title, toHtml(blocks), runs);
+  const html = htmlPage(report.title, toHtml(elements), runs);
   const files: [string, string][] = isFile
     ? [[out, html]]
     : [
         [join(folder, 'report.html'), html],
-        [join(folder, 'report.md'), toMarkdown(blocks)],
+        [join(folder, 'report.md'), toMarkdown(elements)],
         [join(folder, 'report.json'), `${toJson(report, 2)}\n`],
         ...plots.map(({ file, svg }): [string, string] => [join(folder, file), `${svg}\n`]),
       ];
@@ -130,7 +130,7 @@ function uniqueNames(runs: readonly RunReport[]): string[] {
   });
 }
 
-function blocksOf(report: Report, plots: readonly Plot[], folder: string): Block[] {
+function elementsOf(report: Report, plots: readonly Plot[], folder: string): DocumentElement[] {
   const { title, generated, runs } = report;
   const names = uniqueNames(runs);
   const deviations = [
@@ -176,12 +176,12 @@ function blocksOf(report: Report, plots: readonly Plot[], folder: string): Block
     { charts: plots },
     { heading: 'Deviations', level: 2 },
     deviations.length > 0 ? { list: deviations } : { paragraph: 'None.' },
-    ...runs.flatMap((run, i) => runBlocks(run, names[i], folder)),
+    ...runs.flatMap((run, i) => runElements(run, names[i], folder)),
   ];
 }
 
 /** Environment and config of one run, and links to its files. */
-function runBlocks(run: RunReport, name: string, folder: string): Block[] {
+function runElements(run: RunReport, name: string, folder: string): DocumentElement[] {
   const { environment, config } = run;
   const part = <Value>(key: string) => environment?.[key] as Value | null | undefined;
   const git = part<{ commit: string; branch: string }>('git');
@@ -230,7 +230,7 @@ function runBlocks(run: RunReport, name: string, folder: string): Block[] {
 }
 
 /** One row per length, one column per mode; a cell has a line for each run. */
-function matrixTable(matrix: readonly MatrixRow[]): Block {
+function matrixTable(matrix: readonly MatrixRow[]): DocumentElement {
   const modes = [...new Set(matrix.map(({ mode }) => mode))];
   const lengths = [...new Set(matrix.map(({ S }) => S))];
   if (matrix.length === 0) return { paragraph: 'No run has a config and a heartbeat.' };
@@ -248,7 +248,7 @@ function matrixTable(matrix: readonly MatrixRow[]): Block {
   );
 }
 
-function table(head: readonly string[], rows: readonly (readonly Cell[])[]): Block {
+function table(head: readonly string[], rows: readonly (readonly Cell[])[]): DocumentElement {
   return { table: { head, rows } };
 }
 

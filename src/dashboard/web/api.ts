@@ -1,24 +1,13 @@
-/** Requests to the dashboard's server. Types mirror the server's answers. */
-import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
-import type { Overview, Table } from '../answers.js';
-import { type Block, decodeBlock } from '../wire.js';
+/** Requests to the dashboard's server. */
 
-/** A line of attention.jsonl; arrays are by layer with sparse attention. */
-export interface AttentionRecord {
-  readonly step: number;
-  /** Indices of these layers, if others have only a window. */
-  readonly sparse_layers?: readonly number[];
-  readonly entropy: readonly number[];
-  readonly collapse: readonly number[];
-  readonly cmp: readonly number[];
-  readonly sel: readonly number[];
-  readonly win: readonly number[];
-  readonly forced?: readonly number[];
-  readonly neighbours?: readonly number[];
-  readonly layers?: readonly number[];
-  /** [layer][bin]: selected blocks by distance; bin b holds distances of 2^(b-1) to 2^b - 1 blocks, bin 0 the own block. */
-  readonly distance?: readonly (readonly number[])[];
-}
+import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
+import type { AttentionStatistics } from '../../train/observers.js';
+import type { Overview, Table } from '../answers.js';
+import { type ChartData, decodeChartData } from '../chart-data.js';
+
+/** A line of attention.jsonl. Older runs lack the statistics of the selection. */
+export type AttentionRecord = { readonly step: number } & Partial<AttentionStatistics> &
+  Pick<AttentionStatistics, 'entropy' | 'collapse' | 'cmp' | 'sel' | 'win'>;
 
 export interface NeedleRow {
   readonly without: string | null;
@@ -63,9 +52,9 @@ export const api = {
     json<TraceToken>(runPath(name, 'trace', trace, 'token', String(index))),
   traceReaders: (name: string, trace: string, block: number) =>
     json<TraceReaders>(runPath(name, 'trace', trace, 'block', String(block))),
-  async columns(name: string, query: Readonly<Record<string, string | number>>): Promise<Block> {
+  async columns(name: string, query: Readonly<Record<string, string | number>>): Promise<ChartData> {
     const search = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)]));
-    return decodeBlock(await (await request(`${runPath(name, 'columns')}?${search}`)).arrayBuffer());
+    return decodeChartData(await (await request(`${runPath(name, 'columns')}?${search}`)).arrayBuffer());
   },
   async control(name: string, action: 'halt' | 'save', token: string, reason = ''): Promise<string> {
     const headers = { Authorization: `Bearer ${token}`, 'Content-Type': 'application/json' };

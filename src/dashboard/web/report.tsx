@@ -2,7 +2,7 @@
 import { render } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { ReportRun } from '../answers.js';
-import { decodeBlock } from '../wire.js';
+import { decodeChartData } from '../chart-data.js';
 import type { AttentionRecord, NeedleRow, Sample } from './api.js';
 import { AttentionParts, hasAttention } from './attention-page.js';
 import { Curves } from './curves.js';
@@ -15,7 +15,7 @@ function runData({ name, columns, marks, tokensPerStep }: ReportRun): RunData {
   const run = new RunData(name, {
     columns: (_, { log }) => {
       const bytes = Uint8Array.from(atob(columns[log as LogName]), (character) => character.charCodeAt(0));
-      return Promise.resolve(decodeBlock(bytes.buffer));
+      return Promise.resolve(decodeChartData(bytes.buffer));
     },
   });
   run.marks = [...marks];

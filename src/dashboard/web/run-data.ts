@@ -1,6 +1,6 @@
 /** The curves of one run in the browser: buckets from the server, and rows that arrived since. */
 import type { Mark } from '../answers.js';
-import { type Block, HEARTBEAT_COLUMNS } from '../wire.js';
+import { type ChartData, HEARTBEAT_COLUMNS } from '../chart-data.js';
 import { api } from './api.js';
 
 /** What is on the x axis. */
@@ -35,9 +35,9 @@ export class RunData {
   readonly #columns: typeof api.columns;
   tokensPerStep: number | null = null;
   marks: Mark[] = [];
-  #blocks = new Map<LogName, Block>();
+  #charts = new Map<LogName, ChartData>();
   /** Rows of a zoomed range. */
-  #detail: Block | null = null;
+  #detail: ChartData | null = null;
   #live: StreamRow[] = [];
 
   constructor(name: string, { rank = 0, label = name, columns = api.columns }: RunDataOptions = {}) {
@@ -50,14 +50,14 @@ export class RunData {
   /** Reads all curves. */
   async load(): Promise<void> {
     const logs: LogName[] = ['heartbeat', ...this.#smallLogs];
-    const blocks = await Promise.all(logs.map((log) => this.#columns(this.name, { log, rank: this.rank })));
-    this.#blocks = new Map(logs.map((log, i) => [log, blocks[i]]));
+    const charts = await Promise.all(logs.map((log) => this.#columns(this.name, { log, rank: this.rank })));
+    this.#charts = new Map(logs.map((log, i) => [log, charts[i]]));
     this.#live = [];
   }
 
   /** The small logs, which change rarely. */
   async loadSmall(): Promise<void> {
-    for (const log of this.#smallLogs) this.#blocks.set(log, await this.#columns(this.name, { log }));
+    for (const log of this.#smallLogs) this.#charts.set(log, await this.#columns(this.name, { log }));
   }
 
   /** Rank 0 writes those for all. */
@@ -74,13 +74,13 @@ export class RunData {
 
   /** Byte offset from which a stream continues. */
   get offset(): number {
-    return this.#blocks.get('heartbeat')?.offset ?? 0;
+    return this.#charts.get('heartbeat')?.offset ?? 0;
   }
 
   /** Share of the heartbeat file that the server has read. */
   get progress(): number {
-    const block = this.#blocks.get('heartbeat');
-    return !block || block.size === 0 ? 1 : block.offset / block.size;
+    const data = this.#charts.get('heartbeat');
+    return !data || data.size === 0 ? 1 : data.offset / data.size;
   }
 
   /** Adds streamed rows; returns false if the curves should be loaded anew. */
@@ -99,7 +99,7 @@ export class RunData {
     const at = 2 + (HEARTBEAT_COLUMNS as readonly string[]).indexOf(column);
     const live = this.#live.at(-1)?.[at];
     if (live !== undefined && live !== null) return live;
-    const value = this.#blocks.get('heartbeat')?.values.get(column)?.last.at(-1);
+    const value = this.#charts.get('heartbeat')?.values.get(column)?.last.at(-1);
     return value === undefined || Number.isNaN(value) ? null : value;
   }
 
@@ -108,18 +108,18 @@ export class RunData {
   }
 
   get #lastStep(): number {
-    return this.#blocks.get('heartbeat')?.steps[1].at(-1) ?? 0;
+    return this.#charts.get('heartbeat')?.steps[1].at(-1) ?? 0;
   }
 
   /** The points of a column. In a zoomed range single rows; elsewhere two extremes per bucket in their order. */
   points(log: LogName, column: string, axis: Axis): Points {
-    const base = this.#blocks.get(log);
+    const base = this.#charts.get(log);
     const isBeat = log === 'heartbeat';
-    const block = (isBeat && this.#detail) || base;
-    if (!block) return { x: [], y: [] };
-    const points = expand(block, column, (step, time) => this.#place(step, time, axis));
+    const data = (isBeat && this.#detail) || base;
+    if (!data) return { x: [], y: [] };
+    const points = expand(data, column, (step, time) => this.#place(step, time, axis));
     if (isBeat && !this.#detail) {
-      const at = 2 + block.columns.indexOf(column);
+      const at = 2 + data.columns.indexOf(column);
       for (const row of this.#live) add(points, this.#place(row[0] ?? 0, row[1] ?? Number.NaN, axis), row[at]);
     }
     return points;
@@ -134,22 +134,22 @@ export class RunData {
   stepAt(place: number, axis: Axis): number {
     if (axis === 'step') return place;
     if (axis === 'tokens') return place / (this.tokensPerStep ?? 1);
-    const block = this.#blocks.get('heartbeat');
-    if (!block) return 0;
+    const data = this.#charts.get('heartbeat');
+    if (!data) return 0;
     const time = place + this.#start;
-    return interpolate(block.times[1], block.steps[1], time);
+    return interpolate(data.times[1], data.steps[1], time);
   }
 
   get #start(): number {
-    return this.#blocks.get('heartbeat')?.times[0][0] ?? 0;
+    return this.#charts.get('heartbeat')?.times[0][0] ?? 0;
   }
 
   #place(step: number, time: number, axis: Axis): number {
     if (axis === 'step') return step;
     if (axis === 'tokens') return step * (this.tokensPerStep ?? 1);
-    const block = this.#blocks.get('heartbeat');
+    const data = this.#charts.get('heartbeat');
     // CSV files have no times: take those of the heartbeats.
-    const known = Number.isNaN(time) && block ? interpolate(block.steps[1], block.times[1], step) : time;
+    const known = Number.isNaN(time) && data ? interpolate(data.steps[1], data.times[1], step) : time;
     return known - this.#start;
   }
 }
@@ -159,13 +159,13 @@ interface GrowingPoints {
   readonly y: (number | null)[];
 }
 
-function expand(block: Block, column: string, place: (step: number, time: number) => number): GrowingPoints {
+function expand(data: ChartData, column: string, place: (step: number, time: number) => number): GrowingPoints {
   const points: GrowingPoints = { x: [], y: [] };
-  const values = block.values.get(column);
+  const values = data.values.get(column);
   if (!values) return points;
   const { first, second, last } = values;
-  const [steps, times] = [block.steps, block.times];
-  for (let i = 0; i < block.buckets; i++) {
+  const [steps, times] = [data.steps, data.times];
+  for (let i = 0; i < data.buckets; i++) {
     const begin = place(steps[0][i], times[0][i]);
     const end = place(steps[1][i], times[1][i]);
     if (steps[0][i] === steps[1][i]) add(points, end, last[i]);

@@ -1,5 +1,5 @@
 /** What requests get: tokens are drawn, events are sent, and a request that ends gives its pages back. */
-import type { FinishReason } from '../generated-sequence.js';
+import type { FinishReason } from '../generate.js';
 import { UnusableLogits } from '../sampler.js';
 import { positionLogprobs } from './logprobs.js';
 import type { PrefixCache } from './prefix-cache.js';
@@ -32,7 +32,8 @@ export class Answers {
     const hasPrompt = cached.length >= request.prompt.length;
     if (typeof next !== 'number' && request.promptLogprobs !== null && cached.length <= request.prompt.length)
       this.#addPromptLogprobs(slot, cached.length - tokens.length, next);
-    if (!hasPrompt) {
+    // Without rows the end of the prompt was read after the answer began, with logits from a file.
+    if (!hasPrompt || share.rows === 0) {
       if (slot.readAt === 0) this.progress(slot);
       return;
     }

@@ -1,3 +1,6 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import { createTokenizer } from '../../data/tokenizer.js';
@@ -528,6 +531,22 @@ describe('on an emulated GPU', () => {
       vi.restoreAllMocks();
     },
   );
+
+  it('a prompt that is repeated after a restart begins its answer with the logits of a file', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'trefoil-engine-'));
+    const options = { ...ONE, prefixCacheBytes: 2 ** 30, prefixCacheDir: folder };
+    const request = greedy(text(70, 1), { maxNewTokens: 4 });
+    const run = () => withEngine(gpu, options, async (engine) => events(engine, request));
+    const cold = answer(await run());
+    const launch = vi.spyOn(DeviceDecoder.prototype, 'launch');
+    const again = await run();
+    expect(answer(again)).toEqual(cold);
+    expect(again.at(-1)).toMatchObject({ usage: { cachedTokens: 64 } });
+    // Five tokens up to the last of the prompt, that one with the first of the answer in a pass, and the other two.
+    expect(launch.mock.calls.length).toBeLessThan(12);
+    vi.restoreAllMocks();
+    rmSync(folder, { recursive: true });
+  }, 120_000);
 
   it('two steps are computed at once: a token that ends the text, and a block that is kept', async () => {
     const prompt = [65, 66];

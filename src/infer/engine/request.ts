@@ -1,6 +1,6 @@
 /** Requests to the engine, the events that answer them, and the refusals. */
 import { TrefoilError, UsageError } from '../../errors.js';
-import type { FinishReason } from '../generated-sequence.js';
+import type { FinishReason } from '../generate.js';
 import { createSampler, type DeviceDraws, deviceDraws, type Sampler, type SamplingOptions } from '../sampler.js';
 import type { ResponseFormat } from '../structured/structured-output.js';
 
@@ -150,7 +150,8 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
 export function tokenBeyond(values: readonly number[] | Int32Array, vocabulary: number): number | undefined {
   // A loop of its own for typed numbers: one for both kinds is ten times as slow.
   if (values instanceof Int32Array) {
-    for (let i = 0; i < values.length; i++) if (values[i] < 0 || values[i] >= vocabulary) return values[i];
+    const { length } = values;
+    for (let i = 0; i < length; i++) if (values[i] < 0 || values[i] >= vocabulary) return values[i];
     return undefined;
   }
   return values.find((value) => !(Number.isInteger(value) && value >= 0 && value < vocabulary));

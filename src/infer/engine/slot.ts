@@ -1,6 +1,6 @@
 /** The state of one request in the engine, and its part of a step. */
 import type { CachedSequence } from '../../model/cache.js';
-import type { GeneratedSequence } from '../generated-sequence.js';
+import type { GeneratedSequence } from '../generate.js';
 import type { PromptLookup } from './drafts.js';
 import type { EventSink } from './interface.js';
 import type { PrefixName } from './prefix-name.js';

@@ -5,7 +5,7 @@ import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
 import { errorCode, fileError, isPlainObject, parseObject } from '../files.js';
 import { runPaths } from '../run/paths.js';
-import { PIECE_BYTES, readLines, readSmallFile } from './log-reader.js';
+import { PIECE_BYTES, readLines, readSmallFile } from './safe-read.js';
 
 const SMALL_FILE_BYTES = 1024 * 1024;
 const MOST_KEYS = 2000;

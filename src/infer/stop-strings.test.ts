@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import fc from '../testing/properties.js';
-import { StopFilter } from './generated-sequence.js';
+import { StopFilter } from './generate.js';
 
 function filtered(pieces: readonly string[], stops: readonly string[]): { text: string; stopped: boolean } {
   const filter = new StopFilter(stops);

@@ -1,6 +1,6 @@
 /**
- * The binary form of chart data, shared by the server and the pages: a JSON header, then Float64 columns. Neither side may
- * import Node or browser modules here.
+ * The data of charts, and their binary form between the server and the pages: a JSON header, then Float64 columns. Both sides
+ * import this module, so it uses neither Node nor the browser.
  */
 
 /** Columns of heartbeats. The three shares are those of `gate_branch_shares`. */
@@ -29,8 +29,8 @@ export const HEARTBEAT_COLUMNS = [
 export const TRAINING_COLUMNS = ['loss', 'lr', 'toks_per_s'] as const;
 export const VAL_COLUMNS = ['val_loss', 'ppl'] as const;
 
-/** Describes a block of buckets. */
-export interface BlockHeader {
+/** Everything but the numbers. */
+export interface ChartDataHeader {
   readonly columns: readonly string[];
   readonly buckets: number;
   /** Byte offset in the file up to which rows are included: where a stream continues. */
@@ -45,7 +45,7 @@ export interface BlockHeader {
  * Buckets of consecutive rows. Each has its first and last step and time; each column has two extremes in the order in
  * which they occurred, and the last value. NaN: no finite value in the bucket.
  */
-export interface Block extends BlockHeader {
+export interface ChartData extends ChartDataHeader {
   readonly steps: readonly [first: Float64Array, last: Float64Array];
   readonly times: readonly [first: Float64Array, last: Float64Array];
   readonly values: ReadonlyMap<string, ColumnBuckets>;
@@ -58,42 +58,42 @@ export interface ColumnBuckets {
 }
 
 /** A row of a log; values in the order of its columns. */
-export interface BlockRow {
+export interface LogRow {
   readonly step: number;
   readonly time: number;
   readonly values: readonly number[];
 }
 
-/** A block followed by rows, each a bucket of its own. */
-export function appendRows(block: Block, rows: readonly BlockRow[]): Block {
+/** Chart data with rows added at the end, each as a bucket of its own. */
+export function appendRows(data: ChartData, rows: readonly LogRow[]): ChartData {
   const joined = (array: Float64Array, more: readonly number[]) => Float64Array.from([...array, ...more]);
   const [steps, times] = [rows.map(({ step }) => step), rows.map(({ time }) => time)];
   const values = new Map<string, ColumnBuckets>();
-  block.columns.forEach((name, c) => {
-    const { first, second, last } = block.values.get(name)!;
+  data.columns.forEach((name, c) => {
+    const { first, second, last } = data.values.get(name)!;
     const more = rows.map((row) => (Number.isFinite(row.values[c]) ? row.values[c] : Number.NaN));
     values.set(name, { first: joined(first, more), second: joined(second, more), last: joined(last, more) });
   });
   return {
-    ...block,
-    buckets: block.buckets + rows.length,
+    ...data,
+    buckets: data.buckets + rows.length,
     exact: false,
     values,
-    steps: [joined(block.steps[0], steps), joined(block.steps[1], steps)],
-    times: [joined(block.times[0], times), joined(block.times[1], times)],
+    steps: [joined(data.steps[0], steps), joined(data.steps[1], steps)],
+    times: [joined(data.times[0], times), joined(data.times[1], times)],
   };
 }
 
 const PREFIX_BYTES = 8;
 
 /** Length of the header (u32), the header padded to 8 bytes, then the columns. */
-export function encodeBlock(block: Block): Uint8Array {
-  const { columns, buckets, offset, size, exact } = block;
+export function encodeChartData(data: ChartData): Uint8Array {
+  const { columns, buckets, offset, size, exact } = data;
   const header = new TextEncoder().encode(JSON.stringify({ columns, buckets, offset, size, exact }));
   const start = PREFIX_BYTES + Math.ceil(header.length / 8) * 8;
-  const arrays = [...block.steps, ...block.times];
+  const arrays = [...data.steps, ...data.times];
   for (const name of columns) {
-    const { first, second, last } = block.values.get(name)!;
+    const { first, second, last } = data.values.get(name)!;
     arrays.push(first, second, last);
   }
   const bytes = new Uint8Array(start + arrays.length * buckets * 8);
@@ -105,9 +105,9 @@ export function encodeBlock(block: Block): Uint8Array {
   return bytes;
 }
 
-export function decodeBlock(buffer: ArrayBuffer): Block {
+export function decodeChartData(buffer: ArrayBuffer): ChartData {
   const length = new DataView(buffer).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, PREFIX_BYTES, length))) as BlockHeader;
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, PREFIX_BYTES, length))) as ChartDataHeader;
   const { columns, buckets } = header;
   const start = PREFIX_BYTES + Math.ceil(length / 8) * 8;
   const array = (i: number) => new Float64Array(buffer, start + i * buckets * 8, buckets);
