@@ -97,6 +97,20 @@ describe('modules', () => {
   });
 });
 
+describe('programs beside the package', () => {
+  it('import only modules of dist/ that the sources have', () => {
+    const missing = files
+      .filter((path) => /^(bench|dev|scripts|test)\/.*\.mjs$/.test(path))
+      .flatMap((path) =>
+        [...read(path).matchAll(/\bdist\/([\w/-]+)\.js\b/g)].map(([name, module]) => ({ path, name, module })),
+      )
+      .filter(({ module }) => !files.includes(`src/${module}.ts`))
+      // The web application is bundled.
+      .filter(({ module }) => !module.startsWith('dashboard/web/'));
+    expect(missing).toEqual([]);
+  });
+});
+
 describe('src/ops', () => {
   it('holds folders only', () => {
     const loose = readdirSync(join(root, 'src/ops'), { withFileTypes: true }).filter((entry) => entry.isFile());

@@ -7,24 +7,20 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-
-const dist = (path) => import(new URL(`../../dist/${path}.js`, import.meta.url).href);
-const [{ loadConfig }, { parseConfig }, { packBatch }, { SyntheticSamples }] = await Promise.all(
-  ['config/load', 'config/parse', 'data/batch', 'data/synthetic'].map(dist),
-);
-const [{ LanguageModel }, { modelShape }, { AdamW }] = await Promise.all(
-  ['model/language-model', 'model/shape', 'ops/adamw/op'].map(dist),
-);
-const [{ resolveRank }, { openWorld }, { DataParallel }, { CudaDevice, gpuCount }, { chooseGpu }] = await Promise.all(
-  [
-    'train/ranks/identity',
-    'train/ranks/world',
-    'train/data-parallel',
-    'device/cuda/cuda',
-    'device/cuda/gpu-choice',
-  ].map(dist),
-);
-const [{ BatchUploader }, { DeviceStepper }] = await Promise.all(['train/batches', 'train/device-stepper'].map(dist));
+import { loadConfig } from '../../dist/config/load.js';
+import { parseConfig } from '../../dist/config/parse.js';
+import { packBatch } from '../../dist/data/batch.js';
+import { SyntheticSamples } from '../../dist/data/sources/synthetic.js';
+import { CudaDevice, gpuCount } from '../../dist/device/cuda/cuda.js';
+import { chooseGpu } from '../../dist/device/cuda/gpu-choice.js';
+import { LanguageModel } from '../../dist/model/language-model.js';
+import { modelShape } from '../../dist/model/shape.js';
+import { AdamW } from '../../dist/ops/adamw/op.js';
+import { DataParallel } from '../../dist/train/data-parallel.js';
+import { DeviceStepper } from '../../dist/train/device-stepper.js';
+import { resolveRank } from '../../dist/train/ranks/identity.js';
+import { openWorld } from '../../dist/train/ranks/world.js';
+import { BatchUploader } from '../../dist/train/step.js';
 
 const { values } = parseArgs({
   options: {

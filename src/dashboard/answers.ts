@@ -1,5 +1,6 @@
 /** The JSON answers of the server, as its pages read them. Types only: both sides import this module. */
 import type { Row } from '../watch/row.js';
+import type { RankStatus } from '../watch/status.js';
 
 /** A row of the table of runs. */
 export interface RunRow {
@@ -18,7 +19,7 @@ export interface RunRow {
   readonly checkpoint: number | null;
   readonly section: string | null;
   /** All ranks if there are several, else empty. */
-  readonly ranks: readonly RankRow[];
+  readonly ranks: readonly RankStatus[];
   readonly halt: string | null;
   readonly anomaly: string | null;
   /** Files that cannot be read or are not what they should be. */
@@ -29,14 +30,6 @@ export interface RunRow {
   readonly summary: string;
   /** A few losses over the whole run, for a sparkline. */
   readonly spark: readonly number[];
-}
-
-export interface RankRow {
-  readonly rank: number;
-  readonly step: number | null;
-  readonly section: string | null;
-  readonly section_age_s: number | null;
-  readonly heartbeat_age_s: number | null;
 }
 
 export interface Table {

@@ -6,7 +6,7 @@ import { number, percent, short, whole } from './format.js';
 import { HeatMap } from './heat-map.js';
 import { RunData } from './run-data.js';
 import { lineColour, useTheme } from './theme.js';
-import { Card, Empty, useLoaded } from './ui.js';
+import { Card, Empty, Legend, Select, useLoaded } from './ui.js';
 
 /** Entropy of three equal gates in nats: the most there is. */
 const MOST_ENTROPY = Math.log(3);
@@ -280,17 +280,12 @@ function Distances({ record }: { readonly record: AttentionRecord }) {
   const name = (bin: number) => (bin < 2 ? String(bin) : `${2 ** (bin - 1)}–${2 ** bin - 1}`);
   return (
     <Card title="Distance of selected blocks" note="In blocks before the token's own.">
-      <label class="select">
-        <span class="hidden">Layer</span>
-        <select value={layer} onChange={(event) => setLayer(event.currentTarget.value)}>
-          <option value="all">all layers</option>
-          {all.map((_, i) => (
-            <option key={String(i)} value={String(i)}>
-              layer {layerName(record, i)}
-            </option>
-          ))}
-        </select>
-      </label>
+      <Select
+        label="Layer"
+        value={layer}
+        onChange={setLayer}
+        options={[['all', 'all layers'], ...all.map((_, i) => [`${i}`, `layer ${layerName(record, i)}`] as const)]}
+      />
       <Bars
         rows={counts.map((count, bin) => ({ name: name(bin), parts: [total > 0 ? count / total : 0] }))}
         names={['share']}
@@ -307,16 +302,7 @@ function Bars(props: {
   const theme = useTheme();
   return (
     <div class="bars" data-theme-key={theme}>
-      {names.length > 1 ? (
-        <div class="legend">
-          {names.map((name, i) => (
-            <span key={name} class="legend-item">
-              <i style={{ background: lineColour(i) }} />
-              {name}
-            </span>
-          ))}
-        </div>
-      ) : null}
+      {names.length > 1 ? <Legend names={names} /> : null}
       <ul>
         {rows.map(({ name, parts }) => (
           <li key={name}>

@@ -5,7 +5,7 @@ import type { HealthRow, Mark, Overview, RunRow } from '../answers.js';
 import { api, type Sample } from './api.js';
 import { markColour } from './chart.js';
 import { duration, timestamp, whole } from './format.js';
-import { Card, useLoaded } from './ui.js';
+import { Card, Select, useLoaded } from './ui.js';
 
 /** One line for each rule: ranks that break the same one are listed in it. */
 function groupRanks(rows: readonly HealthRow[]) {
@@ -130,17 +130,12 @@ export function Events({ marks }: { readonly marks: readonly Mark[] }) {
   if (marks.length === 0) return null;
   return (
     <Card title="Events">
-      <label class="select">
-        <span class="hidden">Kind of event</span>
-        <select value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
-          <option value="">all events</option>
-          {kinds.map((one) => (
-            <option key={one} value={one}>
-              {one}
-            </option>
-          ))}
-        </select>
-      </label>
+      <Select
+        label="Kind of event"
+        value={kind}
+        onChange={setKind}
+        options={[['', 'all events'], ...kinds.map((one) => [one, one] as const)]}
+      />
       <ol class="events" tabIndex={0} aria-label="Events, newest first">
         {shown.map((mark, i) => (
           <li key={`${mark.ts} ${mark.kind} ${i}`}>
@@ -188,17 +183,12 @@ export function Configs({
     <Card title={isDiff ? 'Config: differences' : 'Config'} class={isDiff ? 'wide' : ''}>
       <div class="row">
         {names.length === 1 ? (
-          <label class="select">
-            <span class="hidden">Compare the config with</span>
-            <select value={other} onChange={(event) => setOther(event.currentTarget.value)}>
-              <option value="">compare with…</option>
-              {candidates.map((name) => (
-                <option key={name} value={name}>
-                  {name}
-                </option>
-              ))}
-            </select>
-          </label>
+          <Select
+            label="Compare the config with"
+            value={other}
+            onChange={setOther}
+            options={[['', 'compare with…'], ...candidates.map((name) => [name, name] as const)]}
+          />
         ) : null}
         <input
           type="search"

@@ -7,7 +7,7 @@ import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view
 import { api } from './api.js';
 import { percent, whole } from './format.js';
 import { lineColour } from './theme.js';
-import { Card, Empty, runAddress, useLoaded } from './ui.js';
+import { Card, Empty, Legend, runAddress, Select, useLoaded } from './ui.js';
 
 /** Where a trace comes from: a file of a run, or the model of the playground. */
 export interface TraceSource {
@@ -41,19 +41,12 @@ export function ReaderPage({ name, trace }: { readonly name: string; readonly tr
       <div class="page-head">
         <h1>Reader</h1>
         <ReaderHint />
-        <label class="select">
-          <span class="hidden">Trace</span>
-          <select
-            value={chosen}
-            onChange={(event) => location.assign(runAddress(name, 'reader', event.currentTarget.value))}
-          >
-            {traces.map((one) => (
-              <option key={one} value={one}>
-                {one}
-              </option>
-            ))}
-          </select>
-        </label>
+        <Select
+          label="Trace"
+          value={chosen}
+          onChange={(trace) => location.assign(runAddress(name, 'reader', trace))}
+          options={traces.map((one) => [one, one])}
+        />
       </div>
       <Reader key={chosen} source={savedTrace(name, chosen)} />
     </>
@@ -301,14 +294,7 @@ function TokenPanel({ text, index, token, layer, group, setLayer, setGroup, weig
         </dl>
       </Card>
       <Card title="Branches by layer">
-        <div class="legend">
-          {['compressed', 'selected', 'window'].map((name, i) => (
-            <span key={name} class="legend-item">
-              <i style={{ background: lineColour(i) }} />
-              {name}
-            </span>
-          ))}
-        </div>
+        <Legend names={['compressed', 'selected', 'window']} />
         <ul class="bars">
           {(token?.gates ?? []).map((groups, l) => {
             const mean = [0, 1, 2].map(
@@ -337,28 +323,8 @@ function TokenPanel({ text, index, token, layer, group, setLayer, setGroup, weig
       </Card>
       <Card title="Blocks it read">
         <div class="row">
-          <label class="select">
-            <span class="hidden">Layer</span>
-            <select value={layer} onChange={(event) => setLayer(event.currentTarget.value)}>
-              <option value="all">all layers</option>
-              {Array.from({ length: text.layers }, (_, i) => (
-                <option key={String(i)} value={String(i)}>
-                  layer {i}
-                </option>
-              ))}
-            </select>
-          </label>
-          <label class="select">
-            <span class="hidden">Group</span>
-            <select value={group} onChange={(event) => setGroup(event.currentTarget.value)}>
-              <option value="all">all groups</option>
-              {Array.from({ length: text.groups }, (_, i) => (
-                <option key={String(i)} value={String(i)}>
-                  group {i}
-                </option>
-              ))}
-            </select>
-          </label>
+          <Select label="Layer" value={layer} onChange={setLayer} options={choices('layer', text.layers)} />
+          <Select label="Group" value={group} onChange={setGroup} options={choices('group', text.groups)} />
         </div>
         <ol class="blocks-read">
           {blocks.slice(0, 24).map(([block, weight]) => (
@@ -542,4 +508,9 @@ function visible(piece: string): string {
 function meanOf(values: readonly (number | null)[]): number {
   const known = values.filter((value) => value !== null);
   return known.reduce((sum, value) => sum + value, 0) / Math.max(1, known.length);
+}
+
+/** `all`, or one of `count`. */
+function choices(what: string, count: number): (readonly [value: string, text: string])[] {
+  return [['all', `all ${what}s`], ...Array.from({ length: count }, (_, i) => [`${i}`, `${what} ${i}`] as const)];
 }

@@ -8,7 +8,7 @@ import { duration, number, percent, whole } from './format.js';
 import { Configs, Environment, Events, Health, Ranks, Samples } from './panels.js';
 import { follow, RunData } from './run-data.js';
 import { lineColour } from './theme.js';
-import { Empty, StatePill, useNow } from './ui.js';
+import { Empty, Select, StatePill, useNow } from './ui.js';
 
 const SLOW_MS = 5_000;
 
@@ -150,17 +150,17 @@ function RankSelect(props: {
     return `${some[0]}-${some.at(-1)}`;
   });
   return (
-    <label class="select">
-      <span class="hidden">Ranks</span>
-      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
-        <option value="0">rank 0</option>
-        {groups.map((group) => (
-          <option key={group} value={group}>
-            {groups.length === 1 ? 'all ranks' : `ranks ${group.replace('-', ' to ')}`}
-          </option>
-        ))}
-      </select>
-    </label>
+    <Select
+      label="Ranks"
+      value={props.value}
+      onChange={props.onChange}
+      options={[
+        ['0', 'rank 0'],
+        ...groups.map(
+          (group) => [group, groups.length === 1 ? 'all ranks' : `ranks ${group.replace('-', ' to ')}`] as const,
+        ),
+      ]}
+    />
   );
 }
 

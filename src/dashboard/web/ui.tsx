@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { RunRow } from '../answers.js';
-import { toggleTheme, useTheme } from './theme.js';
+import { lineColour, toggleTheme, useTheme } from './theme.js';
 
 export function runAddress(name: string, ...rest: string[]): string {
   return `#/${['run', name, ...rest].map(encodeURIComponent).join('/')}`;
@@ -48,6 +48,41 @@ export function Segmented<Value extends string>(props: {
         </button>
       ))}
     </fieldset>
+  );
+}
+
+/** A drop-down list; its label is for screen readers. */
+export function Select(props: {
+  readonly label: string;
+  readonly value: string;
+  readonly options: readonly (readonly [value: string, text: string])[];
+  readonly onChange: (value: string) => void;
+}) {
+  return (
+    <label class="select">
+      <span class="hidden">{props.label}</span>
+      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+        {props.options.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** Names beside the colours of their lines or bars. */
+export function Legend({ names }: { readonly names: readonly string[] }) {
+  return (
+    <div class="legend">
+      {names.map((name, i) => (
+        <span key={name} class="legend-item">
+          <i style={{ background: lineColour(i) }} />
+          {name}
+        </span>
+      ))}
+    </div>
   );
 }
 
