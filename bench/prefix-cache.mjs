@@ -9,6 +9,7 @@
 // of threads that read files, 4 by default.
 import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
+import { Agent, request as httpRequest } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -29,6 +30,7 @@ if (!model) throw new Error('usage: node bench/prefix-cache.mjs MODEL [--tokens 
 const count = Number(values.tokens);
 const repeats = Number(values.repeats);
 const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
+const agent = new Agent({ keepAlive: true });
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-prefix-bench-'));
 
 /** Files are written after an answer; the next request is not to wait for a copy to them. */
@@ -47,7 +49,6 @@ async function withServer(use) {
     void ended.then(() => reject(new Error('the server did not start')));
   });
   try {
-    await fetch(`${url}/health`); // a connection that is open, in a client whose code is loaded
     return await use(url);
   } finally {
     server.kill('SIGTERM');
@@ -55,8 +56,23 @@ async function withServer(use) {
   }
 }
 
+/** A light client on a connection that stays open: its own time is part of what is measured. */
+function send(url, method, body, onPiece) {
+  return new Promise((resolve, reject) => {
+    const request = httpRequest(url, { method, agent }, (response) => {
+      response.on('data', onPiece);
+      response.on('end', () => resolve(response));
+    });
+    request.on('error', reject);
+    request.end(body);
+  });
+}
+
 async function engineSeconds(url) {
-  const text = await (await fetch(`${url}/metrics`)).text();
+  let text = '';
+  await send(`${url}/metrics`, 'GET', undefined, (piece) => {
+    text += piece;
+  });
   const sum = (name) => Number(new RegExp(`^trefoil:${name}_sum(?:{.*})? (.*)$`, 'm').exec(text)?.[1] ?? Number.NaN);
   return sum('request_queue_time_seconds') + sum('request_prefill_time_seconds');
 }
@@ -72,25 +88,23 @@ async function measure(url, start, isOther = false) {
   );
   const before = await engineSeconds(url);
   const startedAt = performance.now();
-  const response = await fetch(`${url}/v1/completions`, { method: 'POST', body });
-  if (response.status !== 200) throw new Error(await response.text());
-  let firstByte = 0;
-  let firstToken = 0;
-  let secondToken = 0;
+  const times = { firstByte: 0, firstToken: 0, secondToken: 0 };
   let all = '';
-  for await (const piece of response.body) {
-    firstByte ||= performance.now() - startedAt;
-    all += Buffer.from(piece).toString('utf8');
+  const response = await send(`${url}/v1/completions`, 'POST', body, (piece) => {
+    const ms = performance.now() - startedAt;
+    all += piece.toString('utf8');
     const tokens =
       all
         .match(/"token_ids":\[\d+(,\d+)?\]/g)
         ?.join()
         .match(/\d+/g)?.length ?? 0;
-    if (tokens > 0) firstToken ||= performance.now() - startedAt;
-    if (tokens > 1) secondToken ||= performance.now() - startedAt;
-  }
+    times.firstByte ||= ms;
+    if (tokens > 0) times.firstToken ||= ms;
+    if (tokens > 1) times.secondToken ||= ms;
+  });
+  if (response.statusCode !== 200) throw new Error(all);
   const cached = Number(/"cached_tokens":(\d+)/.exec(all)?.[1]);
-  return { firstByte, firstToken, secondToken, engine: 1000 * ((await engineSeconds(url)) - before), cached };
+  return { ...times, engine: 1000 * ((await engineSeconds(url)) - before), cached };
 }
 
 const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
@@ -108,6 +122,7 @@ for (let i = 0; i < repeats; i++) disk.push(await withServer((url) => measure(ur
 const other = [];
 for (let i = 0; i < repeats; i++) other.push(await withServer((url) => measure(url, i % 2, true)));
 rmSync(folder, { recursive: true });
+agent.destroy();
 const row = (name, all) => {
   const of = (key) => median(all.map((one) => one[key])).toFixed(1);
   const ratio = (cold.firstToken / median(all.map(({ firstToken }) => firstToken))).toFixed(1);

@@ -16,8 +16,10 @@ const WORDS_PER_NAME = 3;
 const PASSKEY = 'the secret password';
 /** Largest share of a training sequence that is assignments and questions: of one up to `short` tokens, and of longer ones. */
 const MOST_LINES = { short: 1024, ofShort: 0.8, ofLong: 0.45 };
+/** The same of a sequence with repeated code, which needs room. */
+const MOST_LINES_BESIDE_REPEATED = 0.55;
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
-const REPEATED = 0.1;
+const REPEATED = 0.2;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
 /** Shortest distance between an assignment and its question, in tokens of the code: as a share of the sequence, and at most. */
 const NEAREST = { share: 1 / 16, most: 32 };
@@ -62,8 +64,9 @@ export class RetrievalTask {
   }
 
   /** Largest number of assignments in a training sequence. */
-  mostPairs(length) {
-    const share = length <= MOST_LINES.short ? MOST_LINES.ofShort : MOST_LINES.ofLong;
+  mostPairs(length, isRepeated = false) {
+    const ofAll = length <= MOST_LINES.short ? MOST_LINES.ofShort : MOST_LINES.ofLong;
+    const share = isRepeated ? Math.min(ofAll, MOST_LINES_BESIDE_REPEATED) : ofAll;
     const fitting = Math.max(1, Math.floor((share * length) / this.#tokensPerPair));
     return Math.min(Math.floor(this.#words.length / WORDS_PER_NAME), fitting);
   }
@@ -74,7 +77,7 @@ export class RetrievalTask {
    * pieces of the code come a second time, and count as answers.
    */
   trainingSequence(code, length, { textShare, isRepeated }, draw) {
-    const most = this.mostPairs(length);
+    const most = this.mostPairs(length, isRepeated);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
     const pairs = this.#pairs(count - 1, draw);

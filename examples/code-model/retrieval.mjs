@@ -1,7 +1,7 @@
 // Retrieval in real code: a short fine-tune of a code model, then how often it finds a value, by length and depth.
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
-//     [--stages 512:25%@8192,…,65536:100%] [--seconds 560] [--advance 0.97] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
+//     [--stages 512:20%@8192,…,65536:100%] [--seconds 560] [--advance 0.95] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
 //     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
 //
@@ -20,7 +20,7 @@ import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trai
 import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
-const STAGES = '512:25%@8192,128+256+512+1024:30%@16384,1024+4096:12%@32768,4096+16384:12%,65536:100%';
+const STAGES = '512:20%@8192,128+256+512+1024:30%@16384,1024+4096:12%@32768,4096+16384:12%,65536:100%';
 const { values } = parseArgs({
   options: {
     model: { type: 'string' },
@@ -30,7 +30,7 @@ const { values } = parseArgs({
     stages: { type: 'string', default: STAGES },
     lr: { type: 'string', default: '1e-3' },
     seconds: { type: 'string', default: '560' },
-    advance: { type: 'string', default: '0.97' },
+    advance: { type: 'string', default: '0.95' },
     'end-at': { type: 'string', default: '2' },
     optimizer: { type: 'string', default: 'muon' },
     'muon-lr-ratio': { type: 'string', default: '2' },
@@ -49,7 +49,7 @@ for (const name of ['model', 'train', 'val', 'out'])
 
 const BRANCHES = ['cmp', 'sel', 'win'];
 /** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
-const TEXT_SHARE = 0.01;
+const TEXT_SHARE = 0.02;
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
 const MOST_ASSIGNMENTS = 256;

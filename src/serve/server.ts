@@ -374,8 +374,11 @@ class ModelServer {
 
 /** Checks requests of its own: the first ones of a process take 50 ms, until the schema and the loops are compiled. */
 function warmUp(model: ServedModel): void {
-  const { maxContext, maxTokens } = model.info;
-  const prompt = new Array(Math.min(16_384, maxContext - 1, maxTokens - 1)).fill(0);
+  const { info } = model;
+  const { maxContext, maxTokens } = info;
+  const length = Math.max(0, Math.min(16_384, maxContext - 1, maxTokens - 1));
+  // Numbers of all lengths: code is compiled for what it has seen.
+  const prompt = Array.from({ length }, (_, i) => (i * 7919) % Math.min(10 ** (1 + (i % 5)), info.vocabulary));
   const body = Buffer.from(JSON.stringify({ prompt, max_tokens: 1, stream: true }));
   for (let i = 0; i < 20 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
 }

@@ -16,16 +16,19 @@ function batchSizes(most: number): number[] {
   return sizes;
 }
 
-/** Launches a step, twice for a single sequence so that it is also recorded. */
+/** Launches a step, twice for a single sequence so that it is also recorded, and reads what a step gives back. */
 function warmUpStep(decoder: DeviceDecoder, sequence: CachedSequence, size: number): void {
   const forks = Array.from({ length: size }, () => sequence.fork());
   const settings = new Float64Array(SETTINGS * size).map((_, i) => [1, 0, 0.9, 0, 0.5][i % SETTINGS]);
-  for (let i = 0; i < (size === 1 ? 2 : 1) && decoder.hasRoom(forks); i++)
+  for (let i = 0; i < (size === 1 ? 2 : 1) && decoder.hasRoom(forks); i++) {
     decoder.launch(
       forks,
       forks.map(() => 0),
       settings,
     );
+    decoder.nextLater()();
+    decoder.logitsOf(0);
+  }
   for (const fork of forks) fork.free();
 }
 

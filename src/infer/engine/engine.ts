@@ -14,6 +14,7 @@ import type { SparseOptions } from '../../ops/attention/nsa.js';
 import { readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
 import { DEFAULT_MAX_CONTEXT, GeneratedSequence, StopFilter, type TextSource, usedVocabulary } from '../generate.js';
+import { createSampler } from '../sampler.js';
 import { StructuredOutput } from '../structured/structured-output.js';
 import { Answers } from './answers.js';
 import { Channel } from './channel.js';
@@ -198,13 +199,17 @@ class BatchEngine implements Engine {
     }
   }
 
-  /** What the host does with a long prompt, until it is compiled: a first request would take ten times as long. */
+  /** What the host does with a long prompt and with logits, until it is compiled: a first request would take many times as long. */
   #warmUpHost(): void {
     const prompt = new Int32Array(Math.min(16_384, this.maxContext - 1));
+    const logits = Float32Array.from({ length: this.#vocabulary }, (_, i) => Math.sin(i));
+    const samplers = [{ temperature: 0 }, {}, { topP: 0.9 }].map(createSampler);
     for (let i = 0; i < 20; i++) {
       checkRequest({ prompt }, this.#vocabulary);
       const text = plainArray(prompt);
       this.#prefixes?.name('', prompt, text).endKey(text.length);
+      for (const sample of samplers) sample(logits, i);
+      this.#source.tokenizer.createStreamDecoder().push(i % this.#vocabulary);
     }
   }
 
@@ -358,7 +363,10 @@ class BatchEngine implements Engine {
     slot.isLoading = true;
     try {
       const logits = await prefixes.loadLogits(name, length, this.#vocabulary);
-      if (logits && isWanted()) this.#answers.beginWith(slot, logits);
+      if (logits && isWanted()) {
+        this.#answers.beginWith(slot, logits);
+        await setImmediate(); // the token leaves before files are opened
+      }
       if (isWanted()) await prefixes.load(name, length, cached, isWanted);
     } catch (error) {
       this.#failure ??= error;
