@@ -6,7 +6,13 @@ import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import { ResultCopies } from '../device/host-memory.js';
 import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
-import { DecodeStep, type DecodeStepOptions, decodeStepContext, decodeStepRefusal } from '../model/decode-step.js';
+import {
+  DecodeStep,
+  type DecodeStepOptions,
+  decodeStepContext,
+  decodeStepRefusal,
+  decodeStepSharedContext,
+} from '../model/decode-step.js';
 import type { LanguageModel } from '../model/language-model.js';
 
 export interface DeviceDecoderOptions extends Omit<DecodeStepOptions, 'context'> {
@@ -203,6 +209,9 @@ export class DeviceDecoder {
   #create(sequences: readonly CachedSequence[], longest: number): RecordedStep {
     let context = FIRST_CONTEXT;
     while (context < longest + HEADROOM) context *= 2;
+    // Twice the room is not worth it if only less keeps the scores in shared memory.
+    const shared = decodeStepSharedContext(this.#model, sequences.length, this.#options.cluster);
+    if (longest + HEADROOM <= shared) context = Math.min(context, shared);
     context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
     const { graph: _, ...options } = this.#options;
     const step = new DecodeStep(this.#model, this.#cache, sequences.length, { ...options, context });

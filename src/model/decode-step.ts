@@ -14,6 +14,7 @@ import {
   type StepOptions,
   type StepPages,
   stepContextLimit,
+  stepSharedContext,
 } from '../ops/attention/decode/step/step.js';
 import { operand } from '../ops/cast/op.js';
 import { RotaryTable } from '../ops/rope/op.js';
@@ -52,6 +53,11 @@ export function decodeStepRefusal({ device, shape, dtype }: LanguageModel): stri
 /** Maximum context length of a step with `batch` sequences. */
 export function decodeStepContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
   return stepContextLimit(launcherOf(device), stepShape(shape), batch, cluster);
+}
+
+/** Context length up to which a step with `batch` sequences keeps all scores in shared memory, which is faster. */
+export function decodeStepSharedContext({ device, shape }: LanguageModel, batch: number, cluster?: number): number {
+  return stepSharedContext(launcherOf(device), stepShape(shape), batch, cluster);
 }
 
 /** The CUDA runtime of the device; the caller has checked `decodeStepRefusal`. */

@@ -31,6 +31,43 @@ template <int THREADS, int ROOM> struct Ranking {
   }
 };
 
+// The rare end of `keep_most_important`: many candidates in the bin of the last one that is taken. A function of its
+// own: inside the kernel its code cost 1 % of a step.
+template <int THREADS, int ROOM> __device__ __noinline__ void rank_ties(Ranking<THREADS, ROOM>& s,
+                                                                        const float* importance, u32 most,
+                                                                        const int* ties) {
+  constexpr int BINS = Ranking<THREADS, ROOM>::BINS, BIN_BITS = Ranking<THREADS, ROOM>::BIN_BITS;
+  const int tied = s.tied, above = s.above;
+  const auto key_of = [&](int j) { return (u64)(most - __float_as_uint(importance[j])) << 32 | (u32)j; };
+  constexpr int FIRST_SHIFT = 63 / BIN_BITS * BIN_BITS;  // digits of BIN_BITS bits, the first one shorter
+  u64 prefix = 0;                                        // the digits found so far of the last key that is taken
+  int shift = FIRST_SHIFT, room = ROOM - above;
+#pragma unroll 1
+  for (;; shift -= BIN_BITS) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < tied; i += THREADS) {
+      const u64 key = key_of(ties[i]);
+      if (shift == FIRST_SHIFT || key >> (shift + BIN_BITS) == prefix)
+        atomicAdd(&s.histogram[(int)(key >> shift) & (BINS - 1)], 1);
+    }
+    __syncthreads();
+    s.find_limit(room);
+    room -= s.above;
+    prefix = prefix << BIN_BITS | (u32)s.limit;
+    const bool complete =
+        s.histogram[s.limit] == room;  // the rest of the bin is taken; so at shift 0, where keys differ
+    __syncthreads();
+    if (complete) break;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tied; i += THREADS)
+    if (key_of(ties[i]) >> shift <= prefix) s.best[atomicAdd(&s.held, 1)] = ties[i];
+  __syncthreads();
+}
+
 // Places ranking.best: the ROOM most important of the candidates 1 ... all, the lower index among equals, in any order.
 // importance [all + 1] is not negative, and `most` holds the bits of the largest one: such numbers compare as their
 // bits do. ties: room for `all` numbers. At least ROOM candidates must exist.
@@ -41,7 +78,7 @@ template <int THREADS, int ROOM> struct Ranking {
 template <int THREADS, int ROOM> __device__ __forceinline__ void keep_most_important(Ranking<THREADS, ROOM>& s,
                                                                                      const float* importance, u32 most,
                                                                                      int* ties, int all) {
-  constexpr int BINS = Ranking<THREADS, ROOM>::BINS, BIN_BITS = Ranking<THREADS, ROOM>::BIN_BITS, BIN_SHIFT = 16;
+  constexpr int BINS = Ranking<THREADS, ROOM>::BINS, BIN_SHIFT = 16;
   const auto bin_of = [&](float x) { return min((int)((most - __float_as_uint(x)) >> BIN_SHIFT), BINS - 1); };
   for (int j = 1 + threadIdx.x; j <= all; j += THREADS) atomicAdd(&s.histogram[bin_of(importance[j])], 1);
   __syncthreads();
@@ -67,33 +104,5 @@ template <int THREADS, int ROOM> __device__ __forceinline__ void keep_most_impor
     __syncthreads();
     return;
   }
-  const auto key_of = [&](int j) { return (u64)(most - __float_as_uint(importance[j])) << 32 | (u32)j; };
-  constexpr int FIRST_SHIFT = 63 / BIN_BITS * BIN_BITS;  // digits of BIN_BITS bits, the first one shorter
-  u64 prefix = 0;                                        // the digits found so far of the last key that is taken
-  int shift = FIRST_SHIFT, room = ROOM - above;
-  // Not unrolled: this path is rare, and its code should stay small.
-#pragma unroll 1
-  for (;; shift -= BIN_BITS) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < BINS; i += THREADS) s.histogram[i] = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < tied; i += THREADS) {
-      const u64 key = key_of(ties[i]);
-      if (shift == FIRST_SHIFT || key >> (shift + BIN_BITS) == prefix)
-        atomicAdd(&s.histogram[(int)(key >> shift) & (BINS - 1)], 1);
-    }
-    __syncthreads();
-    s.find_limit(room);
-    room -= s.above;
-    prefix = prefix << BIN_BITS | (u32)s.limit;
-    const bool complete =
-        s.histogram[s.limit] == room;  // the rest of the bin is taken; so at shift 0, where keys differ
-    __syncthreads();
-    if (complete) break;
-  }
-#pragma unroll 1
-  for (int i = threadIdx.x; i < tied; i += THREADS)
-    if (key_of(ties[i]) >> shift <= prefix) s.best[atomicAdd(&s.held, 1)] = ties[i];
-  __syncthreads();
+  rank_ties(s, importance, most, ties);
 }

@@ -3,6 +3,7 @@
 //   step_scores  `splits` blocks per (sequence, group) attend to a share of the compressed keys each and store the
 //                scores. The last one also puts the new token into the cache.
 //   step_rank    as many blocks compute the importance of a share of the selection blocks each, and keep the ROOM best
+#define READ_ONCE 1
 #include "append.cuh"
 #include "importance.cuh"
 

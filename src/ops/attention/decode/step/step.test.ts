@@ -21,7 +21,7 @@ import type { HeadShape, SparseShape } from '../../shape.js';
 import { pageNumbers, storePages } from '../paged/op.js';
 import { type StepHistory, type StepProblem, stepForward, stepImportance } from './reference.js';
 import { type StepShape, stepCluster, stepRefusal } from './shape.js';
-import { StepKernels, stepContextLimit } from './step.js';
+import { StepKernels, stepContextLimit, stepSharedContext } from './step.js';
 
 const absence = cudaAbsence();
 type StepDevice = Device & CudaRuntime;
@@ -51,12 +51,13 @@ const heads = (count: number, groups: number, dk: number, dv = dk): HeadShape =>
 const SHAPE: StepShape = { heads: heads(12, 2, 64), sparse: PAPER, cmpRope: 'after' };
 
 describe('linear layers of a step', () => {
-  const cases = [1, 3, 16, 17, 32, 40].flatMap((batch) => [
+  const cases = [1, 3, 16, 17, 32, 40, 130].flatMap((batch) => [
     { batch, rows: 200, inputs: 768, also: 36, tiles: 1, activation: 'none' as const, norm: true, residual: false },
     { batch, rows: 96, inputs: 3072, also: 0, tiles: 1, activation: 'none' as const, norm: false, residual: true },
     { batch, rows: 120, inputs: 64, also: 0, tiles: 2, activation: 'silu' as const, norm: true, residual: false },
     { batch, rows: 2 * 100, inputs: 96, also: 0, tiles: 2, activation: 'swiglu' as const, norm: true, residual: false },
     { batch, rows: 1003, inputs: 768, also: 0, tiles: 4, activation: 'none' as const, norm: true, residual: false },
+    { batch, rows: 208, inputs: 64, also: 12, tiles: 2, activation: 'none' as const, norm: true, residual: true },
   ]);
   for (const { batch, rows, inputs, also, tiles, activation, norm, residual } of cases)
     onGpu(
@@ -92,7 +93,7 @@ describe('linear layers of a step', () => {
           );
         tape.end();
       },
-      batch === 3 || (batch === 40 && inputs < 100) ? 'always' : batch === 17 ? 'long' : 'never',
+      batch === 3 || (batch >= 40 && inputs < 100) ? 'always' : batch === 17 || batch === 130 ? 'long' : 'never',
     );
 });
 
@@ -342,6 +343,24 @@ describe('attention of a step', () => {
     expect(stepContextLimit(new RecordingCuda(() => 120_000, 86), SHAPE, 1)).toBe(0);
     expect(stepContextLimit(new RecordingCuda(() => 120_000), SHAPE, 1)).toBe(Number.POSITIVE_INFINITY);
     expect(stepContextLimit(new RecordingCuda(() => 0), { ...SHAPE, sparse: null }, 1)).toBe(Number.POSITIVE_INFINITY);
+  });
+
+  it('computes the longest context whose scores stay in shared memory', () => {
+    const device = new RecordingCuda(() => 40_000);
+    const scoresIn = (batch: number, context: number) => {
+      const kernels = new StepKernels(device, SHAPE, 96, batch, { context });
+      const before = device.pool.bytesInUse;
+      kernels.free();
+      return before === device.pool.bytesInUse ? 'shared memory' : 'memory';
+    };
+    for (const batch of [8, 32, 256]) {
+      const most = stepSharedContext(device, SHAPE, batch);
+      expect(most).toBeGreaterThan(100_000);
+      expect(scoresIn(batch, most)).toBe('shared memory');
+      expect(scoresIn(batch, most + 512 * 8)).toBe('memory');
+    }
+    expect(stepSharedContext(new RecordingCuda(() => 232_000), SHAPE, 256)).toBe(0);
+    expect(stepSharedContext(device, { ...SHAPE, sparse: null }, 256)).toBe(Number.POSITIVE_INFINITY);
   });
 
   it('rejects unsupported shapes with a reason', () => {

@@ -16,6 +16,7 @@ import { isSpread, SpreadBranch } from './spread.js';
 const SOURCES = {
   token: new URL('./token.cu', import.meta.url),
   linear: new URL('./linear.cu', import.meta.url),
+  around: new URL('./around.cu', import.meta.url),
   attention: new URL('./attention.cu', import.meta.url),
   dense: new URL('./dense.cu', import.meta.url),
 };
@@ -39,6 +40,16 @@ function largeBatchTiles(inputs: number): number {
   while (tiles > 1 && tiles * pieces > MOST_PIECES) tiles /= 2;
   return tiles;
 }
+
+/**
+ * Batches above these sizes multiply by cuBLASLt, with a norm and an activation of their own around it: logits and
+ * other layers. Measured on an H200.
+ */
+const PRODUCT_BATCH = { logits: 16, layer: 128 };
+/** Results that one thread of `step_activate` computes. */
+const ACTIVATED = 4;
+/** Layers with fewer rows than this keep their tiles in large batches. */
+const FEW_ROWS = 256;
 
 /** Heads that a block of `step_heads` takes, a warp for each. */
 const WARPS_OF_HEADS = 4;
@@ -146,9 +157,32 @@ export function stepContextLimit(
   return isSpread(shape, batch, cluster, most, undefined) ? Number.POSITIVE_INFINITY : most;
 }
 
+/** Shared memory of the scores of a block of threads, two more in a row for the banks. */
+function scoreBytes({ heads, sparse }: StepShape, context: number, cluster: number): number {
+  const units = Math.max(1, Math.ceil(compressedCount(context, sparse!.l, sparse!.d) / UNIT));
+  return 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / cluster) + 2);
+}
+
+/** Tokens of context at most for which all scores stay in shared memory; 0 if there are none. */
+export function stepSharedContext(
+  cuda: CudaRuntime,
+  shape: StepShape,
+  batch: number,
+  cluster: number = stepCluster(shape, batch, cuda),
+): number {
+  if (!shape.sparse) return Number.POSITIVE_INFINITY;
+  const { d, lSel } = shape.sparse;
+  const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+  const fits = (context: number) => rankingBytes(context, lSel) + scoreBytes(shape, context, cluster) <= spare;
+  const step = UNIT * d * cluster; // tokens of a unit in each block
+  let steps = Math.max(0, Math.floor(spare / (4 * UNIT)));
+  while (steps > 0 && !fits(steps * step)) steps -= 1;
+  return steps * step;
+}
+
 export class StepKernels {
   readonly #shape: StepShape;
-  readonly #cuda: CudaRuntime;
+  readonly #cuda: Device & CudaRuntime;
   readonly #batch: number;
   readonly #overlap: boolean;
   readonly #token: CudaCode;
@@ -161,6 +195,7 @@ export class StepKernels {
   readonly #splits: number;
   readonly #partial: Tensor | null;
   readonly #spread: SpreadBranch | null;
+  readonly #scratches = new Map<string, Tensor>();
 
   constructor(
     cuda: Device & CudaRuntime,
@@ -198,8 +233,7 @@ export class StepKernels {
     this.#spread = null;
     const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
     const always = rankingBytes(context, sparse.lSel);
-    // Scores of a block of threads, two more in a row for the banks.
-    const scores = 4 * (heads.heads / heads.groups) * (UNIT * Math.ceil(units / this.#cluster) + 2);
+    const scores = scoreBytes(shape, context, this.#cluster);
     const fixed = compile(true).constant(FIXED_SHARED);
     const limit = sharedLimit(cuda.architecture);
     if (fixed + always > limit)
@@ -214,6 +248,7 @@ export class StepKernels {
   }
 
   free(): void {
+    for (const tensor of this.#scratches.values()) tensor.free();
     this.#partial?.free();
     this.#spread?.free();
   }
@@ -234,10 +269,50 @@ export class StepKernels {
     );
   }
 
-  linear({ x, weight, y, norm, activation = 'none', residual, also, tiles: fewest }: StepLinear): void {
+  linear(layer: StepLinear): void {
+    const { logits, layer: other } = PRODUCT_BATCH;
+    const isProduct = this.#batch > (layer.y.dtype === 'f32' ? logits : other) && layer.y.shape[1] % ACTIVATED === 0;
+    if (isProduct) this.#product(layer);
+    else this.#fused(layer);
+  }
+
+  /** A norm, a product of cuBLASLt and an activation: three launches. */
+  #product({ x, weight, y, norm, activation = 'none', residual, also }: StepLinear): void {
+    const [rows, inputs] = weight.shape;
+    const around = this.#cuda.compile(SOURCES.around, {});
+    const normed = norm ? this.#scratch('normed', inputs) : x;
+    if (norm) {
+      const shape = this.#launched([this.#batch, 1, 1], 128);
+      around.launch('step_norm', shape, x, norm.weight, f32(norm.epsilon), normed, inputs);
+    }
+    const isGated = activation === 'swiglu';
+    const into = isGated ? this.#scratch('gated', rows) : y;
+    const size = { m: this.#batch, n: rows, k: inputs, transposeB: true };
+    this.#cuda.matrixProduct({ a: normed, b: weight, c: residual ?? null, d: into, ...size });
+    if (activation !== 'none') {
+      const results = isGated ? rows / 2 : rows;
+      const count = this.#batch * results;
+      const shape = this.#launched([Math.ceil(count / (256 * ACTIVATED)), 1, 1], 256);
+      around.launch('step_activate', shape, into, y, results, isGated ? 1 : 0, count);
+    }
+    if (also) this.#fused({ x, weight: also.weight, y: also.y, ...(norm ? { norm } : {}), tiles: 1 });
+  }
+
+  /** Numbers between two launches, bf16 [batch, width], allocated at their first use. */
+  #scratch(name: string, width: number): Tensor {
+    const key = `${name} ${width}`;
+    const known = this.#scratches.get(key);
+    if (known) return known;
+    const made = Tensor.empty(this.#cuda, [this.#batch, width], 'bf16');
+    this.#scratches.set(key, made);
+    return made;
+  }
+
+  /** One launch of linear.cu. */
+  #fused({ x, weight, y, norm, activation = 'none', residual, also, tiles: fewest }: StepLinear): void {
     const [rows, inputs] = weight.shape;
     const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
-    const isLarge = this.#batch > MOST_BATCH_TILES * BATCH_TILE;
+    const isLarge = this.#batch > MOST_BATCH_TILES * BATCH_TILE && rows > FEW_ROWS;
     const tiles = isLarge ? Math.max(fewest, largeBatchTiles(inputs)) : fewest;
     const results = activation === 'swiglu' ? rows / 2 : rows;
     const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
