@@ -3,7 +3,7 @@
 // disconnects, slow readers and malformed requests for --minutes. Prints memory, pages and latencies, and fails if pages leak,
 // memory grows, a request fails, or less than 0.97 of the capacity is completed.
 //
-//   node bench/serve-soak.mjs MODEL [--seconds 15] [--disconnects 10000] [--minutes 10]
+//   node bench/serve-soak.mjs MODEL [--seconds 15] [--disconnects 12000] [--minutes 10]
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { connect } from 'node:net';
@@ -16,7 +16,7 @@ const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
     seconds: { type: 'string', default: '15' },
-    disconnects: { type: 'string', default: '10000' },
+    disconnects: { type: 'string', default: '12000' },
     minutes: { type: 'string', default: '10' },
   },
 });

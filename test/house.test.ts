@@ -111,6 +111,22 @@ describe('programs beside the package', () => {
   });
 });
 
+describe('src/train', () => {
+  it('treats one process as a world of size one: at most four places ask whether there are others', () => {
+    const asks =
+      /\b(?:size|ranks) (?:>|<|>=|[!=]==) [12]\b|\bcollectives [!=]== null|\b[wW]orld(?:\?\.| [!=]== (?:null|undefined))/;
+    const found = files
+      .filter((path) => path.startsWith('src/train/') && !path.startsWith('src/train/ranks/') && isProduction(path))
+      .flatMap((path) =>
+        read(path)
+          .split('\n')
+          .map((line) => `${path}: ${line.trim()}`),
+      )
+      .filter((line) => asks.test(line));
+    expect(found.length, found.join('\n')).toBeLessThanOrEqual(4);
+  });
+});
+
 describe('src/ops', () => {
   it('holds folders only', () => {
     const loose = readdirSync(join(root, 'src/ops'), { withFileTypes: true }).filter((entry) => entry.isFile());

@@ -119,7 +119,7 @@ describe('trefoil serve', () => {
     const [first, second] = await Promise.all([run(), run()]);
     expect(texts(second)).toEqual(texts(first));
     const names = readdirSync(cache);
-    expect(names).toHaveLength(4 * 4);
+    expect(names).toHaveLength(4 * (4 + 1)); // four blocks of each prompt, and the logits after it
     expect(names.every((name) => name.endsWith('.prefix'))).toBe(true);
     const { child, end, url } = await serving(...words);
     const third = await askAll(url);

@@ -28,7 +28,7 @@ const MODELS: Readonly<Record<string, ModelShape>> = {
 };
 
 /** Shapes of the fused step. Every block is selected: in bf16 a near tie may go either way. */
-const HEADS = { dim: 64, n_heads: 12, n_kv_groups: 2, d_k: 32, d_v: 32 };
+const HEADS: Partial<ModelShape> = { dim: 64, nHeads: 12, nKvGroups: 2, dK: 32, dV: 32 };
 const GRAPHS: Readonly<Record<string, ModelShape>> = {
   'phi avg': tinyShape({ lSel: 32, nSel: 8 }, HEADS),
   'phi conv, rope before': tinyShape({ lSel: 32, nSel: 8, phi: 'conv', cmpRope: 'before' }, HEADS),

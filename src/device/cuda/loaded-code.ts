@@ -1,3 +1,4 @@
+/** The code of one CUDA module on the GPU: kernels and constants by name. */
 import koffi from 'koffi';
 import { CudaError, type Driver } from './driver.js';
 import type { CudaCode, LaunchArgument, LaunchShape } from './runtime.js';
