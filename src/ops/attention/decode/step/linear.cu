@@ -18,6 +18,8 @@
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int STEPS = INPUTS / 32;                // of 32 columns
 constexpr int OWN = (STEPS + WARPS - 1) / WARPS;  // steps of a warp: every eighth
+// Blocks on a multiprocessor: with few, a thread has registers for all of its loads at once.
+constexpr int RESIDENT = BATCH_TILES > 1 || TILES > 2 || OWN * TILES > 6 ? 2 : 4;
 constexpr int ROWS = 16 * BATCH_TILES, COLUMNS = 8 * TILES;
 
 static_assert(INPUTS % 32 == 0 && (ACTIVATION != 2 || TILES % 2 == 0), "what the pieces need");
@@ -39,7 +41,7 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
 
 // w [rows][INPUTS] gives y [batch][rows]; then also [also_rows][INPUTS] gives also_y, f32 (the gate's logits). With
 // ACTIVATION 2 `rows` counts the results, and w has twice as many rows. norm: f32 [INPUTS].
-extern "C" __global__ void __launch_bounds__(THREADS, TILES > 2 || OWN * TILES > 6 ? 2 : 4) step_linear(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
     const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
     int also_rows, float* also_y, const bf16* residual, int batch) {
   __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];
