@@ -117,12 +117,6 @@ const [first, cold, memory] = await withServer(async (url) => {
   for (let i = 0; i < 3 * repeats; i++) again.push(await measure(url, 1));
   return [first, cold, again];
 });
-const disk = [];
-for (let i = 0; i < repeats; i++) disk.push(await withServer((url) => measure(url, i % 2)));
-const other = [];
-for (let i = 0; i < repeats; i++) other.push(await withServer((url) => measure(url, i % 2, true)));
-rmSync(folder, { recursive: true });
-agent.destroy();
 const row = (name, all) => {
   const of = (key) => median(all.map((one) => one[key])).toFixed(1);
   const ratio = (cold.firstToken / median(all.map(({ firstToken }) => firstToken))).toFixed(1);
@@ -135,5 +129,13 @@ const row = (name, all) => {
 row('first', [first]);
 row('cold', [cold]);
 row('memory', memory);
-row('disk', disk);
-row('other end', other);
+for (const [name, isOther] of [
+  ['disk', false],
+  ['other end', true],
+]) {
+  const all = [];
+  for (let i = 0; i < repeats; i++) all.push(await withServer((url) => measure(url, i % 2, isOther)));
+  row(name, all);
+}
+rmSync(folder, { recursive: true });
+agent.destroy();
